@@ -1,0 +1,186 @@
+"""The words of the tool as types: phases, kinds, sites, layouts, summaries, records.
+
+Capture writes these, the store keeps them, compare reads them; the three meet nowhere else. Nothing here
+imports anything of ours, nor torch, nor numpy.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from enum import Enum
+
+FLOAT_STATS = ("min", "max", "absmin", "mean", "amean", "var", "skew", "kurt")
+"""Stored float statistics, in column order; NaN where absent."""
+
+COUNT_STATS = ("nans", "posinfs", "neginfs", "zeros")
+"""Stored counts, in column order."""
+
+SORTED_STATS = ("med", "mode")
+"""Stored on request only: they need a sort and cannot be merged."""
+
+SKETCH_SIZE = 16
+"""float32 values in a sketch."""
+
+
+class Phase(str, Enum):
+    """Where in a step something was recorded."""
+
+    START = "start"
+    DATA = "data"
+    FORWARD = "forward"
+    LOSS = "loss"
+    BACKWARD = "backward"
+    OPTIMIZER = "optimizer"
+    RECOMPUTE = "recompute"
+    EVAL = "eval"
+
+
+class Kind(str, Enum):
+    """What was observed."""
+
+    BATCH = "batch"
+    RNG = "rng"
+    INPUT = "input"
+    OUTPUT = "output"
+    GRAD_INPUT = "grad_input"
+    GRAD_OUTPUT = "grad_output"
+    LOSS = "loss"
+    PARAM = "param"
+    BUFFER = "buffer"
+    GRAD = "grad"
+    OPTIMIZER_STATE = "optimizer_state"
+    HYPERPARAMETER = "hyperparameter"
+    OP_OUTPUT = "op_output"
+
+
+SETTING_KINDS = frozenset({Kind.HYPERPARAMETER})
+"""Kinds that explain a divergence and never are one; digests leave them out."""
+
+
+class Status(int, Enum):
+    """How much of a value was seen."""
+
+    OBSERVED = 0
+    NOT_OBSERVED = 1
+    PARTIAL = 2
+    VALUE = 3
+
+
+@dataclass(frozen=True, order=True)
+class Site:
+    """What two runs are aligned by, within one step of one rank.
+
+    Attributes:
+        phase: where in the step.
+        kind: what was observed.
+        fqn: fully qualified name, the root named by its class, wrappers removed.
+        call: which call of the module (or backward, batch, optimizer step) within the step, from 0.
+        path: where the value sits inside nested inputs or outputs, as a pytree key string; "" for the value.
+    """
+
+    phase: Phase
+    kind: Kind
+    fqn: str
+    call: int = 0
+    path: str = ""
+
+    def key(self) -> int:
+        """A 64-bit hash of the site that is the same in every process."""
+        text = json.dumps([self.phase.value, self.kind.value, self.fqn, self.call, self.path])
+        return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+@dataclass(frozen=True)
+class SiteInfo:
+    """What is known of a site beside its name; two runs are not aligned by it.
+
+    Attributes:
+        module_class: class of the module (or optimizer, loader) the site belongs to.
+        op: operator name with overload, for `op_output`.
+        source: `file:line` of the user's code that ran it, for `op_output`.
+    """
+
+    module_class: str = ""
+    op: str = ""
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What a tensor is, apart from its values.
+
+    Attributes:
+        shape: sizes.
+        dtype: torch's name without the prefix (`float32`), or `python.int` and so on for a plain value.
+        device: `cpu`, `cuda:0`, ...; "" for a plain value.
+        strides: `contiguous`, `channels_last`, `strided`, `expanded`, `sparse_coo`, ...; "" for a plain value.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    device: str = ""
+    strides: str = ""
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        count = 1
+        for size in self.shape:
+            count *= size
+        return count
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What is kept of a value.
+
+    Attributes:
+        status: how much was seen.
+        layout: shape, dtype, device, strides.
+        checksum: 64 bits over the value's bits, dtype and shape; 0 where not observed.
+        stats: statistics by name, stored and derived; a name is missing where the statistic is absent.
+        sketch: count-sketch values, empty where none was kept.
+        text: a plain value's repr, or why something was not observed.
+    """
+
+    status: Status
+    layout: Layout
+    checksum: int
+    stats: dict[str, float] = field(default_factory=dict)
+    sketch: tuple[float, ...] = ()
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class Record:
+    """A site and its summary, at one step of one rank."""
+
+    step: int
+    rank: int
+    sequence: int
+    site: Site
+    info: SiteInfo
+    summary: Summary
+
+
+@dataclass(frozen=True)
+class ModuleInfo:
+    """One module of the tree.
+
+    Attributes:
+        fqn: fully qualified name, the root named by its class.
+        module_class: class name.
+        source: `file:line` of the class, relative to the project; "" where unknown.
+        parameters: names of its own parameters.
+        buffers: names of its own buffers.
+        aliases: other FQNs of this module or `name=other.fqn.name` of tied parameters.
+    """
+
+    fqn: str
+    module_class: str
+    source: str = ""
+    parameters: tuple[str, ...] = ()
+    buffers: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()
