@@ -1,0 +1,1 @@
+"""Watching a training script: the session, its options and schedule, and one probe a file."""

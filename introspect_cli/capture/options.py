@@ -1,0 +1,181 @@
+"""What a capture was asked to do, as data.
+
+The command line, a configuration file and the manifest of a run all speak of the same options; they meet
+here, checked once, so that nothing downstream meets an unknown name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from introspect_cli.capture.schedule import Schedule
+from introspect_cli.errors import UsageError
+from introspect_cli.records import SORTED_STATS, Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+KINDS: tuple[str, ...] = tuple(kind.value for kind in Kind if kind is not Kind.OP_OUTPUT)
+"""Kinds that can be asked for, all of them recorded by default."""
+
+STATS: tuple[str, ...] = (
+    "shape",
+    "dtype",
+    "infs",
+    "nans",
+    "zeros",
+    "med",
+    "mean",
+    "amean",
+    "std",
+    "var",
+    "uvar",
+    "skew",
+    "kurt",
+    "mode",
+    "min",
+    "max",
+    "absmin",
+    "absmax",
+    "absmean",
+    "l2",
+)
+"""Statistics that can be asked for."""
+
+DEFAULT_STATS: tuple[str, ...] = tuple(name for name in STATS if name not in SORTED_STATS)
+"""Statistics kept unless told otherwise: all that need no sort."""
+
+LAYOUT_STATS = frozenset({"shape", "dtype"})
+"""Statistics that are kept whatever was asked for, since a layout is no measurement."""
+
+
+@dataclass(frozen=True)
+class CaptureOptions:
+    """The options of one capture.
+
+    Attributes:
+        output: directory of the run; None for a fresh one under `introspect-runs/`.
+        force: replace an existing run.
+        record: kinds to record.
+        stats: names of the statistics to keep.
+        sketch: whether to keep a sketch of each tensor.
+        modules: globs over FQNs; only modules that match one are recorded, all where empty.
+        exclude: globs over FQNs of modules that are not recorded.
+        max_depth: deepest level of modules to record, the root being 0; None for no limit.
+        schedule: steps to record.
+        eval: whether to record forward passes outside training; None for what suits the script.
+        seed: seed for python, numpy and torch; None to leave them alone.
+        deterministic: ask torch for deterministic algorithms.
+        env: keep environment variables among the settings.
+        packages: keep the installed packages among the settings.
+        source: keep hashes of the imported source files among the settings.
+        save_tensors: globs over FQNs; values of sites that match one are kept whole.
+        redact: globs over names of environment variables, beside the usual ones, whose values are secret.
+        quiet: say nothing but errors.
+    """
+
+    output: Path | None = None
+    force: bool = False
+    record: frozenset[Kind] = frozenset(Kind(name) for name in KINDS)
+    stats: tuple[str, ...] = DEFAULT_STATS
+    sketch: bool = True
+    modules: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    max_depth: int | None = None
+    schedule: Schedule = field(default_factory=Schedule)
+    eval: bool | None = None
+    seed: int | None = None
+    deterministic: bool = False
+    env: bool = True
+    packages: bool = True
+    source: bool = True
+    save_tensors: tuple[str, ...] = ()
+    redact: tuple[str, ...] = ()
+    quiet: bool = False
+
+    @property
+    def measures(self) -> bool:
+        """Whether any statistic beyond shape and dtype is kept."""
+        return any(name not in LAYOUT_STATS for name in self.stats)
+
+    @property
+    def sorted_stats(self) -> tuple[str, ...]:
+        """The statistics asked for that need a sort, in column order."""
+        return tuple(name for name in SORTED_STATS if name in self.stats)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The options as plain values for the manifest, all but those that only steer this command.
+
+        `output`, `force` and `quiet` say nothing about what is in the run; names of secrets stay out too.
+        """
+        return {
+            "record": [name for name in KINDS if Kind(name) in self.record],
+            "stats": list(self.stats),
+            "sketch": self.sketch,
+            "modules": list(self.modules),
+            "exclude": list(self.exclude),
+            "max_depth": self.max_depth,
+            "steps": str(self.schedule),
+            "eval": self.eval,
+            "seed": self.seed,
+            "deterministic": self.deterministic,
+            "env": self.env,
+            "packages": self.packages,
+            "source": self.source,
+            "save_tensors": list(self.save_tensors),
+        }
+
+
+def parse_kinds(names: Iterable[str]) -> frozenset[Kind]:
+    """Kinds by name.
+
+    Args:
+        names: names of kinds, or `default`, `all` or `none`.
+
+    Raises:
+        UsageError: a name is unknown.
+    """
+    chosen = _choose(names, known=KINDS, default=KINDS, what="kind")
+    return frozenset(Kind(name) for name in chosen)
+
+
+def parse_stats(names: Iterable[str]) -> tuple[str, ...]:
+    """Names of statistics, in the order of `STATS`.
+
+    Args:
+        names: names of statistics, or `default`, `all` or `none`.
+
+    Raises:
+        UsageError: a name is unknown.
+    """
+    chosen = _choose(names, known=STATS, default=DEFAULT_STATS, what="statistic")
+    return tuple(name for name in STATS if name in chosen)
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """` (did you mean "x"?)` where a known name is close to `name`, else nothing."""
+    import difflib  # only for who mistypes
+
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f' (did you mean "{close[0]}"?)' if close else ""
+
+
+def _choose(names: Iterable[str], *, known: tuple[str, ...], default: tuple[str, ...], what: str) -> set[str]:
+    groups = {"default": default, "all": known, "none": ()}
+    asked = [name.strip() for name in names]
+    if "none" in asked and len(set(asked)) > 1:
+        raise UsageError(f'"none" cannot stand beside another {what}: give it alone or leave it out')
+    chosen: set[str] = set()
+    for name in asked:
+        if name in groups:
+            chosen.update(groups[name])
+        elif name in known:
+            chosen.add(name)
+        else:
+            raise UsageError(
+                f'no {what} is called "{name}"{did_you_mean(name, (*known, *groups))}: '
+                f"known are {', '.join(known)}, and default, all, none"
+            )
+    return chosen
