@@ -26,11 +26,7 @@ class Span:
 
     def wants(self, step: int) -> bool:
         """Whether `step` is one of them."""
-        return (
-            step >= self.start
-            and (self.stop is None or step < self.stop)
-            and (step - self.start) % self.stride == 0
-        )
+        return step >= self.start and (self.stop is None or step < self.stop) and (step - self.start) % self.stride == 0
 
     @property
     def last(self) -> int | None:
@@ -78,9 +74,7 @@ class Schedule:
         if every is not None:
             spans = [narrowed for span in spans if (narrowed := _multiples(span, every)) is not None]
             if not spans:
-                raise UsageError(
-                    f"no step of the schedule {text!r} is a multiple of --every {every}: drop one of them"
-                )
+                raise UsageError(f"no step of the schedule {text!r} is a multiple of --every {every}: drop one of them")
         return cls(tuple(dict.fromkeys(spans)))
 
     def wants(self, step: int) -> bool:

@@ -1,0 +1,320 @@
+"""Names for modules and parameters that two runs of a script agree on.
+
+A script never says what its model is called. A module gets its name when it is first called: the topmost module
+that holds it is the root, named by its class, and everything below is named by attribute path, as in
+`state_dict`. Wrappers (DDP, compile, checkpoint) are transparent: what they wrap has the name it would have
+without. A name that belonged to a module that is gone is free again, so a loss module built anew each step keeps
+one name instead of getting a thousand.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from introspect_cli.capture.sources import class_source
+from introspect_cli.records import ModuleInfo, Phase
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+WRAPPED_BY = {
+    "OptimizedModule": "_orig_mod",
+    "DistributedDataParallel": "module",
+    "DataParallel": "module",
+    "FullyShardedDataParallel": "_fsdp_wrapped_module",
+    "CheckpointWrapper": "_checkpoint_wrapped_module",
+    "OffloadWrapper": "_checkpoint_wrapped_module",
+}
+"""Classes that only wrap another module, and the attribute that holds it."""
+
+
+def wrapped(module: nn.Module) -> nn.Module | None:
+    """The module inside a wrapper, None for a module that wraps nothing."""
+    attribute = WRAPPED_BY.get(type(module).__name__)
+    inner = module._modules.get(attribute) if attribute else None  # noqa: SLF001 - `__getattr__` may be the wrapper's
+    return inner if isinstance(inner, nn.Module) else None
+
+
+def unwrap(module: nn.Module) -> nn.Module:
+    """The innermost module under any wrappers."""
+    while (inner := wrapped(module)) is not None:
+        module = inner
+    return module
+
+
+class FreeNames:
+    """Numbers what has no name of its own but its class: `Adam`, `Adam#2`; the number of what is gone is free."""
+
+    def __init__(self) -> None:
+        """Start with every name free."""
+        self._taken: dict[str, weakref.ref[Any]] = {}
+        self._names: dict[int, tuple[weakref.ref[Any], str]] = {}
+
+    def find(self, thing: object) -> str | None:
+        """The name given to this object, None if it has none."""
+        known = self._names.get(id(thing))
+        return known[1] if known is not None and known[0]() is thing else None
+
+    def name(self, thing: object, base: str) -> str:
+        """The object's name: the one it has, else the first free one that begins with `base`."""
+        found = self.find(thing)
+        if found is not None:
+            return found
+        number, name = 1, base
+        while (taken := self._taken.get(name)) is not None and taken() is not None:
+            number += 1
+            name = f"{base}#{number}"
+        key, names = id(thing), self._names
+
+        def forget(reference: weakref.ref[Any]) -> None:
+            known = names.get(key)
+            if known is not None and known[0] is reference:
+                del names[key]
+
+        self._taken[name] = reference = weakref.ref(thing, forget)
+        self._names[key] = (reference, name)
+        return name
+
+
+class NameFilter:
+    """Which FQNs are to be recorded, by globs and depth."""
+
+    def __init__(self, include: tuple[str, ...], exclude: tuple[str, ...], max_depth: int | None) -> None:
+        """Take globs over FQNs; the root itself has depth 0."""
+        self._include = include
+        self._exclude = exclude
+        self._max_depth = max_depth
+
+    def __call__(self, fqn: str) -> bool:
+        """Whether the module of that name is wanted."""
+        if self._max_depth is not None and fqn.count(".") > self._max_depth:
+            return False
+        if self._include and not any(_matches(fqn, glob) for glob in self._include):
+            return False
+        return not any(_matches(fqn, glob) for glob in self._exclude)
+
+
+def _matches(fqn: str, glob: str) -> bool:
+    """A glob names a module with or without its root: `blocks.*` and `GPT.blocks.*` mean the same."""
+    return fnmatch.fnmatchcase(fqn, glob) or fnmatch.fnmatchcase(fqn.partition(".")[2], glob)
+
+
+class ModuleState:
+    """What is known of one module: its name, and its count of calls in the current step."""
+
+    __slots__ = (
+        "__weakref__",
+        "calls",
+        "fqn",
+        "inner",
+        "module_class",
+        "reference",
+        "sites",
+        "step",
+        "watched",
+    )
+
+    def __init__(self, reference: weakref.ref[nn.Module], fqn: str, module_class: str, *, watched: bool) -> None:
+        """Start without calls."""
+        self.reference = reference
+        self.fqn = fqn
+        self.module_class = module_class
+        self.watched = watched
+        self.inner: ModuleState | None = None
+        self.step = -1
+        self.calls: dict[Phase, int] = {}
+        self.sites: dict[tuple[object, ...], int] = {}
+
+    def next_call(self, step: int, phase: Phase) -> int:
+        """Count a call; the count starts anew with each step."""
+        if self.step != step:
+            self.step = step
+            self.calls.clear()
+        number = self.calls.get(phase, 0)
+        self.calls[phase] = number + 1
+        return number
+
+    def called(self, step: int) -> bool:
+        """Whether the module was called in that step."""
+        return self.step == step and bool(self.calls)
+
+
+class ParameterName:
+    """A parameter's or buffer's name and the class of the module that owns it."""
+
+    __slots__ = ("fqn", "module_class", "reference", "watched")
+
+    def __init__(self, tensor: torch.Tensor, fqn: str, module_class: str, *, watched: bool) -> None:
+        """Keep a weak hold of the tensor, to know it from a later one at the same address."""
+        self.reference = weakref.ref(tensor)
+        self.fqn = fqn
+        self.module_class = module_class
+        self.watched = watched
+
+
+class Names:
+    """Gives every module and parameter its name, once."""
+
+    def __init__(self, wanted: NameFilter) -> None:
+        """Start with nothing named."""
+        self._wanted = wanted
+        self._states: dict[int, ModuleState] = {}
+        self._parents: dict[int, tuple[weakref.ref[nn.Module], weakref.ref[nn.Module]]] = {}
+        self._free = FreeNames()
+        self._parameters: dict[int, ParameterName] = {}
+        self._roots: list[weakref.ref[nn.Module]] = []
+        self._trees: list[ModuleInfo] = []
+        self._lock = threading.RLock()
+
+    def registered(self, parent: nn.Module, _name: str, child: nn.Module | None) -> None:
+        """Hear of a module put into another (torch's registration hook)."""
+        if child is not None:
+            self._parents[id(child)] = (weakref.ref(child), weakref.ref(parent))
+
+    def find(self, module: nn.Module) -> ModuleState | None:
+        """The state of a module that has a name already."""
+        state = self._states.get(id(module))
+        return state if state is not None and state.reference() is module else None
+
+    def state(self, module: nn.Module, caller: ModuleState | None) -> ModuleState:
+        """The state of a module that is being called, named now if it was not yet.
+
+        Args:
+            module: the module called.
+            caller: the module in whose forward it is called; None for an outermost call.
+        """
+        state = self.find(module)
+        if state is not None:
+            return state
+        with self._lock:
+            top = self._topmost(module)
+            if top is module and caller is not None:
+                # Held in a plain list or built on the fly: no path leads to it but the call.
+                self._adopt(module, f"{caller.fqn}.{type(unwrap(module)).__name__}")
+            else:
+                self._adopt(top, type(unwrap(top)).__name__)
+                if self.find(module) is None:
+                    self._adopt(module, type(unwrap(module)).__name__)
+            found = self.find(module)
+            assert found is not None
+            return found
+
+    def roots(self) -> list[nn.Module]:
+        """The live roots, in the order in which they were first called."""
+        return [root for reference in self._roots if (root := reference()) is not None]
+
+    def parameter(self, tensor: torch.Tensor) -> ParameterName | None:
+        """The name of a parameter or buffer, None if no module seen so far holds it."""
+        name = self._parameters.get(id(tensor))
+        return name if name is not None and name.reference() is tensor else None
+
+    def name_parameter(self, tensor: torch.Tensor, fqn: str, module_class: str) -> ParameterName:
+        """Give a name to a tensor that no module holds (an optimizer may be given any)."""
+        name = ParameterName(tensor, fqn, module_class, watched=self._wanted(fqn))
+        self._parameters[id(tensor)] = name
+        return name
+
+    def new_modules(self) -> list[ModuleInfo]:
+        """The modules named since this was last asked."""
+        with self._lock:
+            trees, self._trees = self._trees, []
+            return trees
+
+    def refresh(self, root: nn.Module) -> None:
+        """Name what has been added below a root since it was named (adapters, lazy parameters)."""
+        state = self.find(root)
+        if state is not None:
+            with self._lock:
+                self._walk(root, state.fqn)
+
+    def _topmost(self, module: nn.Module) -> nn.Module:
+        seen = {id(module)}
+        while (entry := self._parents.get(id(module))) is not None:
+            child, parent = entry[0](), entry[1]()
+            if child is not module or parent is None or id(parent) in seen:
+                break
+            if not any(held is module for held in parent._modules.values()):  # noqa: SLF001 - the public view copies
+                break  # it was taken out again
+            module = parent
+            seen.add(id(module))
+        return module
+
+    def _adopt(self, root: nn.Module, base: str) -> None:
+        known = self.find(root) or self.find(unwrap(root))
+        fqn = known.fqn if known is not None else self._free.name(root, base)
+        if not any(reference() is root for reference in self._roots):
+            self._roots = [reference for reference in self._roots if reference() is not None]
+            self._roots.append(weakref.ref(root))
+        self._walk(root, fqn)
+
+    def _walk(self, root: nn.Module, fqn: str) -> None:
+        for module, name in _tree(root, fqn, set()):
+            state = self.find(module)
+            if state is None:
+                state = self._new_state(module, name)
+                if wrapped(module) is None:
+                    self._trees.append(self._describe(module, state))
+            self._name_own(module, state)
+        for module, _ in _tree(root, fqn, set()):
+            inner = wrapped(module)
+            state = self.find(module)
+            if inner is not None and state is not None:
+                state.inner = self.find(inner)
+
+    def _new_state(self, module: nn.Module, name: str) -> ModuleState:
+        key = id(module)
+        states = self._states
+
+        def forget(reference: weakref.ref[nn.Module]) -> None:
+            state = states.get(key)
+            if state is not None and state.reference is reference:
+                del states[key]
+
+        reference = weakref.ref(module, forget)
+        state = ModuleState(reference, name, type(unwrap(module)).__name__, watched=self._wanted(name))
+        states[key] = state
+        return state
+
+    def _name_own(self, module: nn.Module, state: ModuleState) -> None:
+        for group in (module._parameters, module._buffers):  # noqa: SLF001 - the public views build strings
+            for name, tensor in group.items():
+                if tensor is not None and self.parameter(tensor) is None:
+                    self._parameters[id(tensor)] = ParameterName(
+                        tensor, f"{state.fqn}.{name}", state.module_class, watched=state.watched
+                    )
+
+    def _describe(self, module: nn.Module, state: ModuleState) -> ModuleInfo:
+        aliases = []
+        for name, tensor in module._parameters.items():  # noqa: SLF001 - as above
+            known = None if tensor is None else self.parameter(tensor)
+            if known is not None and known.fqn != f"{state.fqn}.{name}":
+                aliases.append(f"{name}={known.fqn}")
+        return ModuleInfo(
+            fqn=state.fqn,
+            module_class=state.module_class,
+            source=class_source(type(module)),
+            parameters=tuple(name for name, value in module._parameters.items() if value is not None),  # noqa: SLF001
+            buffers=tuple(name for name, value in module._buffers.items() if value is not None),  # noqa: SLF001
+            aliases=tuple(aliases),
+        )
+
+
+def _tree(module: nn.Module, fqn: str, seen: set[int]) -> Iterator[tuple[nn.Module, str]]:
+    """Every module once with its name, wrappers' inner modules under the wrapper's name."""
+    if id(module) in seen:
+        return
+    seen.add(id(module))
+    yield module, fqn
+    inner = wrapped(module)
+    if inner is not None:
+        yield from _tree(inner, fqn, seen)
+        return
+    for name, child in list(module._modules.items()):  # noqa: SLF001 - `named_children` hides repeated ones
+        if child is not None:
+            yield from _tree(child, f"{fqn}.{name}", seen)

@@ -1,0 +1,53 @@
+"""Every private name of torch that capture leans on, in one place, with what is lost without it.
+
+Each is looked up once, here, with a fallback; `tests/test_private_api.py` notices when one moves. Nothing else
+in the package may touch an underscore of torch's.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_C: Any = torch._C  # noqa: SLF001 - this file is where torch's private names are gathered
+
+
+def _absent_state() -> None:
+    return None
+
+
+def _no_graph_task() -> int:
+    return -1
+
+
+tracing_state: Callable[[], object] = getattr(_C, "_get_tracing_state", _absent_state)
+"""Not None inside `torch.jit.trace`. Without it, tracing would record our kernels' reads as constants."""
+
+graph_task: Callable[[], int] = getattr(_C, "_current_graph_task_id", _no_graph_task)
+"""-1 outside a backward pass of this thread. Without it, recomputed forwards are taken for new ones."""
+
+try:
+    from torch._subclasses.fake_tensor import FakeTensor
+except ImportError:  # pragma: no cover - no torch in the tested range lacks it
+    FakeTensor = ()  # type: ignore[assignment,misc]
+
+FAKE_TENSOR: Any = FakeTensor
+"""Class of shape-only tensors. Without it, tracing by export is counted as module calls."""
+
+try:
+    from torch.utils.data.dataloader import _BaseDataLoaderIter
+except ImportError:  # pragma: no cover - no torch in the tested range lacks it
+    _BaseDataLoaderIter = None  # type: ignore[assignment,misc]
+
+LOADER_ITERATOR: Any = _BaseDataLoaderIter
+"""Class of a DataLoader's iterators. Without it, batches are not observed."""
+
+MODULE_WRAPPED_CALL = "_compiled_call_impl"
+"""Set on a module by `Module.compile()`. Without it, what such a region hides is not marked as unseen."""
+
+DYNAMO_GRAPH_MARK = "compile_subgraph_reason"
+"""Attribute of graph modules that Dynamo runs. Without it, eager backends show an extra `GraphModule`."""

@@ -1,0 +1,97 @@
+"""All probes of a capture, put in together and taken out in reverse order.
+
+This module imports torch; the session imports it only once the script has imported torch itself.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from introspect_cli.capture.context import Context
+from introspect_cli.capture.data import DataProbe
+from introspect_cli.capture.gradients import GradientProbe
+from introspect_cli.capture.loss import LossProbe
+from introspect_cli.capture.modules import ModuleProbe
+from introspect_cli.capture.names import NameFilter, Names
+from introspect_cli.capture.optimizers import OptimizerProbe
+from introspect_cli.capture.recorder import Recorder
+from introspect_cli.capture.rng import RngProbe, numpy_state
+from introspect_cli.capture.state import StateProbe
+from introspect_cli.tensors.summarize import Summarizer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from introspect_cli.capture.guard import Guard
+    from introspect_cli.capture.options import CaptureOptions
+    from introspect_cli.errors import StoreError
+    from introspect_cli.store.writer import StoreWriter
+
+
+class Probes:
+    """Builds the recorder and every probe, and installs and removes them."""
+
+    def __init__(
+        self,
+        options: CaptureOptions,
+        store: StoreWriter,
+        guard: Guard,
+        store_lost: Callable[[StoreError], None],
+        began: dict[str, bytes | None],
+    ) -> None:
+        """Wire everything up; nothing is installed yet.
+
+        Args:
+            options: what to record.
+            store: where to.
+            guard: what catches failures of probes.
+            store_lost: told when the store can no longer be written.
+            began: states of the random generators when the process began.
+        """
+        self.summarizer = Summarizer(stats=options.measures, sketch=options.sketch, sorted_stats=options.sorted_stats)
+        self.rank = store.rank(0, stats=options.measures, sketch=options.sketch, sorted_stats=options.sorted_stats)
+        self.names = Names(NameFilter(options.modules, options.exclude, options.max_depth))
+        self.recorder = Recorder(self.summarizer, self.rank, store, options.schedule, options.save_tensors, store_lost)
+        self.context = Context(self.recorder, self.names, guard, options.record, wants_eval=bool(options.eval))
+        began.setdefault("numpy", None)
+        if began["numpy"] is None:
+            began["numpy"] = numpy_state()
+        gradients = GradientProbe(self.recorder, guard)
+        state = StateProbe(self.context)
+        self.optimizers = OptimizerProbe(self.context, state)
+        self.context.on_tick.append(gradients.forget)
+        self.context.on_tick.append(self._modules_named)
+        self._probes: list[Any] = [
+            RngProbe(self.context, began),
+            state,
+            gradients,
+            DataProbe(self.context),
+            LossProbe(self.context),
+            self.optimizers,
+            ModuleProbe(self.context, gradients),
+        ]
+
+    def _modules_named(self) -> None:
+        modules = self.names.new_modules()
+        if modules and self.recorder.alive:
+            self.rank.modules(modules)
+
+    def install(self) -> None:
+        """Install every probe."""
+        for probe in self._probes:
+            probe.install()
+
+    def remove(self) -> None:
+        """Remove every probe, the last installed first."""
+        for probe in reversed(self._probes):
+            probe.remove()
+
+    def close(self) -> None:
+        """Join the kernels' threads."""
+        self.recorder.stop()
+        self.summarizer.close()
+
+    def forked(self) -> None:
+        """In a forked child: the patches stay, since the child runs the same code, and pass everything through."""
+        self.recorder.stop()
+        self.remove()

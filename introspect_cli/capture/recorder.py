@@ -1,0 +1,190 @@
+"""The hub between probes and the store: what the current step has recorded so far.
+
+Probes fire from the main thread, from autograd's threads, from the script's own threads. Each hands over a site
+and a value; the recorder has the value summarised at once (the script may overwrite it a line later), notes the
+order, and at the end of the step gives everything to the store in one batch. A lock keeps a step's rows and the
+summariser's slots together when threads meet.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import threading
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from introspect_cli.errors import StoreError
+from introspect_cli.records import Site, SiteInfo
+from introspect_cli.store.batch import StepBatch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from introspect_cli.capture.schedule import Schedule
+    from introspect_cli.store.writer import RankWriter, StoreWriter
+    from introspect_cli.tensors.summarize import Summarizer
+
+NO_INFO = SiteInfo()
+
+
+@dataclass(frozen=True)
+class SavedTensor:
+    """A copy, in host memory, of a value to be stored whole once its checksum is known."""
+
+    slot: int
+    value: torch.Tensor
+
+
+class Recorder:
+    """Collects the records of one step at a time and appends them to one rank's streams."""
+
+    def __init__(
+        self,
+        summarizer: Summarizer,
+        rank: RankWriter,
+        store: StoreWriter,
+        schedule: Schedule,
+        save_tensors: tuple[str, ...] = (),
+        store_lost: Callable[[StoreError], None] = lambda _error: None,
+    ) -> None:
+        """Start at step 0.
+
+        Args:
+            summarizer: turns values into slots.
+            rank: where finished steps go.
+            store: where whole tensors go.
+            schedule: which steps are wanted.
+            save_tensors: globs over FQNs of values that are stored whole.
+            store_lost: told once when the store can no longer be written.
+        """
+        self.summarizer = summarizer
+        self.step = 0
+        self.alive = True
+        self.wanted = schedule.wants(0)
+        self.resumed = True
+        self.steps_written = 0
+        self._rank = rank
+        self._store = store
+        self._schedule = schedule
+        self._save_tensors = save_tensors
+        self._store_lost = store_lost
+        self._lock = threading.RLock()
+        self._ids: dict[Site, int] = {}
+        self._sites: list[tuple[Site, SiteInfo, bool]] = []
+        self._rows: list[int] = []
+        self._slots: list[int] = []
+        self._times: dict[int, int] = {}
+        self._saved: list[SavedTensor] = []
+
+    @property
+    def rows(self) -> int:
+        """Rows recorded in the current step so far."""
+        return len(self._rows)
+
+    def site(self, site: Site, info: SiteInfo = NO_INFO) -> int:
+        """The number of a site, the same for the whole run."""
+        known = self._ids.get(site)
+        if known is not None:
+            return known
+        with self._lock:
+            number = self._rank.site(site, info)
+            save = any(fnmatch.fnmatchcase(site.fqn, glob) for glob in self._save_tensors)
+            self._sites.append((site, info, save))
+            self._ids[site] = number
+            return number
+
+    def tensor(self, site: int, value: torch.Tensor) -> int:
+        """Record a tensor; returns its slot, good until the end of the step."""
+        with self._lock:
+            slot = self.summarizer.add(value)
+            self._note(site, slot)
+            if self._sites[site][2]:
+                copy = value.detach().to("cpu", copy=True)
+                self._saved.append(SavedTensor(slot, copy))
+            return slot
+
+    def again(self, site: int, slot: int) -> None:
+        """Record at another site what has just been summarised in `slot`."""
+        with self._lock:
+            self._note(site, slot)
+
+    def value(self, site: int, value: object) -> None:
+        """Record a plain value: a number, a string, a flag."""
+        with self._lock:
+            self._note(site, self.summarizer.value(value))
+
+    def missing(self, site: int, reason: str) -> None:
+        """Record that a site is there and could not be seen."""
+        with self._lock:
+            self._note(site, self.summarizer.missing(reason))
+
+    def _note(self, site: int, slot: int) -> None:
+        times = self._times.get(site, 0)
+        self._times[site] = times + 1
+        if times:
+            # A site names one value a step. Whatever comes again (a second backward through one graph) is
+            # told apart by its count, so that no two records share a site.
+            first, info, _ = self._sites[site]
+            site = self.site(replace(first, path=f"{first.path}@{times}"), info)
+            self._times[site] = self._times.get(site, 0) + 1
+        self._rows.append(site)
+        self._slots.append(slot)
+
+    def tick(self) -> None:
+        """End the current step: write it if it was wanted, and begin the next."""
+        with self._lock:
+            was_wanted = self.wanted
+            self.flush()
+            self.step += 1
+            self.wanted = self.alive and self._schedule.wants(self.step)
+            self.resumed = self.wanted and not was_wanted
+
+    def flush(self) -> None:
+        """Append what the current step has recorded, if anything, as that step."""
+        with self._lock:
+            if not self._rows:
+                return
+            rows, slots, saved = self._rows, self._slots, self._saved
+            self._rows, self._slots, self._saved, self._times = [], [], [], {}
+            table = self.summarizer.take()
+            if not self.alive:
+                return
+            try:
+                self._append(rows, slots, saved, table)
+                self.steps_written += 1
+            except StoreError as error:
+                self.alive = self.wanted = False
+                self._store_lost(error)
+
+    def _append(self, rows: list[int], slots: list[int], saved: list[SavedTensor], table) -> None:  # noqa: ANN001 - summarize.SummaryTable, whose module is imported by the caller
+        pick = np.asarray(slots, dtype=np.int64)
+        layouts = np.asarray([self._rank.layout(layout) for layout in table.layout], dtype=np.uint32)
+        text = table.text
+        batch = StepBatch(
+            site=np.asarray(rows, dtype=np.uint32),
+            sequence=np.arange(len(rows), dtype=np.uint32),
+            layout=layouts[table.layout_index[pick]],
+            status=table.status[pick],
+            checksum=table.checksum[pick],
+            counts={name: column[pick] for name, column in table.counts.items()},
+            floats={name: column[pick] for name, column in table.floats.items()},
+            sketch=None if table.sketch is None else table.sketch[pick],
+            text=[text[slot] for slot in slots],
+        )
+        for item in saved:
+            save_whole(self._store, int(table.checksum[item.slot]), item.value)
+        self._rank.append(self.step, batch)
+
+    def stop(self) -> None:
+        """Take no more records (in a forked child, or when the session ends)."""
+        self.alive = self.wanted = False
+
+
+def save_whole(store: StoreWriter, checksum: int, value: torch.Tensor) -> None:
+    """Store a host tensor of any dtype whole, named by its checksum."""
+    dtype = str(value.dtype).removeprefix("torch.")
+    data = value.contiguous().reshape(-1).view(torch.uint8) if value.numel() else torch.empty(0, dtype=torch.uint8)
+    store.save_tensor(checksum, data.numpy(), dtype, tuple(value.shape))

@@ -1,0 +1,98 @@
+"""States of the random generators, at the start of every step.
+
+A generator that nobody seeded starts from the operating system's entropy, so its state differs between any two
+processes without anything depending on it. As long as nothing has been drawn from it, it is recorded as untouched.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from array import array
+from typing import TYPE_CHECKING
+
+import torch
+
+from introspect_cli.records import Kind, Phase, Site
+
+if TYPE_CHECKING:
+    from introspect_cli.capture.context import Context
+
+UNTOUCHED = "not drawn from nor seeded since the process began"
+
+
+def python_state() -> bytes:
+    """State of python's global generator."""
+    version, words, gauss = random.getstate()
+    return array("Q", words).tobytes() + repr((version, gauss)).encode()
+
+
+def numpy_state() -> bytes | None:
+    """State of numpy's global generator, None while the script has not loaded it."""
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is None:
+        return None
+    state = numpy_random.get_state(legacy=False)
+    inner = state["state"]
+    rest = (state["bit_generator"], inner.get("pos"), state.get("has_gauss"), state.get("gauss"))
+    return bytes(inner["key"].tobytes()) + repr(rest).encode()
+
+
+def baseline() -> dict[str, bytes | None]:
+    """The states that the process began with."""
+    return {"python": python_state(), "numpy": numpy_state()}
+
+
+class RngProbe:
+    """Records generator states. It patches nothing: the clock tells it when."""
+
+    name = "rng"
+
+    def __init__(self, context: Context, began: dict[str, bytes | None]) -> None:
+        """Take what all probes share, and the states the process began with."""
+        self._context = context
+        self._recorder = context.recorder
+        self._began = began
+
+    def install(self) -> None:
+        """Listen for the start of steps."""
+        if Kind.RNG in self._context.kinds:
+            self._context.on_begin.append(self._record)
+
+    def remove(self) -> None:
+        """Stop listening."""
+        if self._record in self._context.on_begin:
+            self._context.on_begin.remove(self._record)
+
+    def _record(self) -> None:
+        try:
+            for name, state in (("python", python_state()), ("numpy", numpy_state())):
+                if state is None:
+                    continue
+                if state == self._began.get(name):
+                    self._recorder.value(self._site(name), UNTOUCHED)
+                else:
+                    self._recorder.tensor(self._site(name), torch.frombuffer(bytearray(state), dtype=torch.uint8))
+            self._recorder.tensor(self._site("torch"), torch.default_generator.get_state())
+            for device, generator in _accelerators():
+                self._recorder.tensor(self._site(device), generator.get_state())
+        except Exception as error:
+            self.remove()
+            self._context.guard.failure(self.name, "states of random generators are", error)
+
+    def _site(self, name: str) -> int:
+        return self._recorder.site(Site(Phase.START, Kind.RNG, name))
+
+
+def _accelerators() -> list[tuple[str, torch.Generator]]:
+    """Default generators of accelerators that the script has begun to use; asking must not begin it."""
+    found = []
+    if torch.cuda.is_initialized():
+        found += [(f"cuda:{number}", generator) for number, generator in enumerate(torch.cuda.default_generators)]
+    xpu = getattr(torch, "xpu", None)
+    if xpu is not None and xpu.is_initialized():
+        found += [(f"xpu:{number}", generator) for number, generator in enumerate(xpu.default_generators)]
+    mps = getattr(torch, "mps", None)
+    if mps is not None and torch.backends.mps.is_available():
+        found.append(("mps", torch.mps._get_default_mps_generator()))  # noqa: SLF001 - mps has no public name for it
+    return found

@@ -1,0 +1,291 @@
+"""One capture, from the directory it writes to the last word it says.
+
+The problem: the script must run as if nobody watched, torch must not be loaded before the script loads it, a fork
+must not write, a failure of ours must not become the script's, and whatever happens the store must say how far it
+goes. The way: the session is opened before the script, its probes are installed when the script's own `import torch`
+has finished, and it is closed when the script's main part is over; everything between is the probes'.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import os
+import random
+import sys
+import weakref
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from introspect_cli import __version__
+from introspect_cli.capture import determinism, redact, sources
+from introspect_cli.capture.guard import Guard
+from introspect_cli.capture.imports import ImportWatch
+from introspect_cli.capture.progress import Progress, human_size
+from introspect_cli.errors import IntrospectError, StoreError
+from introspect_cli.script import Ending, Target, check, leave, run
+from introspect_cli.store.writer import StoreWriter
+
+if TYPE_CHECKING:
+    from introspect_cli.capture.options import CaptureOptions
+    from introspect_cli.capture.probes import Probes
+
+RUNS = "introspect-runs"
+
+
+def run_capture(target: Target, options: CaptureOptions) -> int:
+    """Run a script under capture.
+
+    Args:
+        target: the script or module and its arguments.
+        options: what to record and where.
+
+    Returns:
+        the script's exit code; the caller ends the process with it.
+
+    Raises:
+        UsageError: there is nothing to run.
+        StoreError: the run's directory exists, or cannot be made.
+    """
+    check(target)
+    session = Session(target, options)
+    ending = run(target, started=session.start, ended=session.finish)
+    session.last_word()
+    leave(ending.exit_code)
+
+
+class Session:
+    """Opens the store, installs the probes, and closes both."""
+
+    def __init__(self, target: Target | None, options: CaptureOptions) -> None:
+        """Make the run's directory and take hold of it.
+
+        Args:
+            target: what will run; None where the caller runs it (the Python API).
+            options: what to record and where.
+
+        Raises:
+            StoreError: the directory exists, or cannot be made.
+        """
+        self.options = options
+        self.target = target
+        self.path = options.output or fresh_run(target)
+        self._store = StoreWriter.create(self.path, force=options.force)
+        self._guard = Guard(self._warn)
+        self._progress = Progress(quiet=options.quiet)
+        self._probes: Probes | None = None
+        self._closed = False
+        self._store_lost = ""
+        self._words: list[str] = []
+        self._sources: dict[str, str] = {}
+        self._manifest: dict[str, Any] = {
+            "tool": {"name": "introspect-cli", "version": __version__},
+            "status": "running",
+            "started": _now(),
+            "options": options.to_dict(),
+        }
+        self._began = {"python": None, "numpy": None}
+        script = target.script if target is not None else None
+        sources.set_project(os.path.dirname(os.path.realpath(script)) if script else str(Path.cwd()))  # noqa: PTH120 - realpath first
+        self._imports = ImportWatch({"torch": self._torch_imported, **self._seeders()})
+        if target is not None:
+            self._manifest |= {"script": script, "module": target.module}
+            shown = redact.arguments(target.args, options.redact)
+            self._manifest["argv"] = [script or f"-m {target.module}", *shown]
+        with self._store_errors():
+            self._store.write_manifest(self._manifest)
+
+    def _seeders(self) -> dict[str, Any]:
+        seed = self.options.seed
+        return {} if seed is None else {"numpy": lambda: determinism.seed_numpy(seed)}
+
+    def start(self) -> None:
+        """Be ready for the script's first line."""
+        ref = weakref.ref(self)
+
+        def in_child() -> None:
+            session = ref()
+            if session is not None:
+                session.forked()
+
+        os.register_at_fork(after_in_child=in_child)
+        self._began["python"] = _python_state()
+        if self.options.seed is not None:
+            determinism.seed_python(self.options.seed)
+        if self.options.deterministic:
+            determinism.environment()
+        self._imports.install()
+
+    def _torch_imported(self) -> None:
+        """Install the probes; called inside the script's `import torch`."""
+        try:
+            if self.options.seed is not None:
+                determinism.seed_torch(self.options.seed)
+            if self.options.deterministic:
+                determinism.torch_flags()
+            from introspect_cli.capture.probes import Probes
+
+            probes = Probes(self.options, self._store, self._guard, self._lost, self._began)
+            probes.context.on_tick.append(self._ticked)
+            probes.install()
+            self._probes = probes
+        except Exception as error:
+            self._guard.failure("session", "nothing is", error)
+
+    def _ticked(self) -> None:
+        probes = self._probes
+        if probes is None:
+            return
+        try:
+            if probes.context.ticks == 1 or probes.optimizers.settings_changed:
+                self._write_settings(probes)
+            self._progress.update(probes.recorder.step, probes.rank.rows_written, probes.rank.bytes_written)
+        except StoreError as error:
+            self._lost(error)
+        except Exception as error:
+            self._guard.failure("settings", "settings are", error)
+
+    def _write_settings(self, probes: Probes) -> None:
+        """Keep the settings as soon as a step is complete, so that a run that is killed has them."""
+        store, options = self._store, self.options
+        if probes.optimizers.settings_changed:
+            probes.optimizers.settings_changed = False
+            store.write_settings("optimizers", probes.optimizers.settings)
+        if options.source:
+            # The first hash stands: it is nearest to what was imported.
+            found = sources.imported_sources() | self._sources
+            if found != self._sources:
+                self._sources = found
+                store.write_settings("sources", found)
+        if probes.context.ticks <= 1:
+            self._write_fixed_settings()
+
+    def _write_fixed_settings(self) -> None:
+        from introspect_cli.capture import settings
+
+        store, options, target = self._store, self.options, self.target
+        if target is not None:
+            store.write_settings("command", settings.command(target.args, target.script, target.module, options.redact))
+        store.write_settings("runtime", settings.runtime())
+        store.write_settings("hardware", settings.hardware())
+        store.write_settings("seeds", {"seed": options.seed, "deterministic": options.deterministic})
+        if options.source:
+            store.write_settings("git", settings.git(sources.Project.root))
+        if options.env:
+            store.write_settings("environment", redact.environment(os.environ, options.redact))
+        if options.packages:
+            store.write_settings("packages", settings.packages())
+
+    def finish(self, ending: Ending) -> None:
+        """Take the probes out, write what is left, and close the store."""
+        if self._closed:
+            return
+        self._closed = True
+        self._imports.remove()
+        self._progress.clear()
+        probes = self._probes
+        if probes is not None:
+            probes.remove()
+        with self._store_errors():
+            if probes is not None:
+                probes.recorder.flush()
+                probes.rank.modules(probes.names.new_modules())
+                probes.optimizers.settings_changed |= bool(probes.optimizers.settings)
+                ticks, probes.context.ticks = probes.context.ticks, 0
+                self._write_settings(probes)
+                probes.context.ticks = ticks
+            elif "torch" in sys.modules:
+                self._write_fixed_settings()
+            self._manifest |= {
+                "status": "interrupted" if self._store_lost else "complete",
+                "ended": _now(),
+                "exit_code": ending.exit_code,
+                "how": ending.how,
+                "exception": redact.looks(ending.exception),
+                "observed": sorted(kind.value for kind in self.options.record),
+                "not_observed": self._guard.sentences,
+                "failures": self._guard.details,
+            }
+            if probes is not None:
+                self._manifest["steps"] = probes.recorder.steps_written
+            self._store.write_manifest(self._manifest)
+        if probes is not None:
+            probes.close()
+        with self._store_errors():
+            self._store.close()
+        self._words.append(self._summary())
+
+    def _summary(self) -> str:
+        probes = self._probes
+        if probes is None:
+            return f"the script never imported torch, so nothing was recorded; {self.path} holds its settings only"
+        if self._store_lost:
+            return f"recorded {probes.recorder.steps_written:,} steps in {self.path}, then the store was lost"
+        steps, rows = probes.recorder.steps_written, probes.rank.rows_written
+        if not rows:
+            return f"no module was called and no optimizer stepped while recording; {self.path} has no records"
+        size = human_size(probes.rank.bytes_written)
+        return f"recorded {steps:,} step{'s' * (steps != 1)}, {rows:,} records ({size}) in {self.path}"
+
+    def last_word(self) -> None:
+        """Say where the run is, after the script has said everything it had to say."""
+        for words in self._words:
+            self._say(words)
+        self._words = []
+
+    def forked(self) -> None:
+        """In a child that the script forked: record nothing, write nothing, say nothing."""
+        self._closed = True
+        self._words = []
+        if self._probes is not None:
+            self._probes.forked()
+        self._store.abandon()
+
+    def _lost(self, error: StoreError) -> None:
+        if not self._store_lost:
+            self._store_lost = str(error)
+            self._guard.note(f"{error}; the script goes on, the run ends here")
+
+    @contextlib.contextmanager
+    def _store_errors(self) -> Any:
+        try:
+            yield
+        except (IntrospectError, OSError) as error:
+            self._lost(StoreError(str(error)))
+        except Exception as error:
+            self._guard.failure("session", "the end of the run is", error)
+
+    def _warn(self, sentence: str) -> None:
+        self._progress.clear()
+        self._say(sentence)
+
+    def _say(self, sentence: str) -> None:
+        if self.options.quiet:
+            return
+        with contextlib.suppress(OSError, ValueError, UnicodeError):
+            sys.stderr.write(f"introspect: {sentence}\n")
+            sys.stderr.flush()
+
+
+def fresh_run(target: Target | None) -> Path:
+    """A directory under `introspect-runs/` that does not exist yet, named by the script and the time."""
+    name = "run"
+    if target is not None:
+        name = target.module or Path(target.script or "run").stem or "run"
+    stem = f"{name}-{dt.datetime.now().strftime('%Y%m%d-%H%M%S')}"  # noqa: DTZ005 - the user's own clock, for the user
+    path, number = Path(RUNS) / stem, 1
+    while path.exists():
+        number += 1
+        path = Path(RUNS) / f"{stem}-{number}"
+    return path
+
+
+def _now() -> str:
+    return dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds")
+
+
+def _python_state() -> bytes:
+    from array import array
+
+    version, words, gauss = random.getstate()
+    return array("Q", words).tobytes() + repr((version, gauss)).encode()

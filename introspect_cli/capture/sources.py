@@ -1,0 +1,112 @@
+"""Which files are the user's, and where in them a class is defined.
+
+Two runs that should agree often do not because a file changed. Files of the project are those under its root (the
+git work tree that holds the script, else the script's own directory) that no package manager put there.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+import os
+import sys
+import sysconfig
+from pathlib import Path
+
+_FOREIGN = tuple(
+    {
+        os.path.realpath(path) + os.sep
+        for name in ("stdlib", "platstdlib", "purelib", "platlib")
+        if (path := sysconfig.get_paths().get(name))
+    }
+)
+_OURS = os.path.realpath(Path(__file__).parent.parent) + os.sep
+_LARGEST = 8 * 2**20
+
+
+class Project:
+    """The root of the user's code, to which paths are told relative."""
+
+    root = ""
+
+
+def set_project(script_directory: str) -> None:
+    """Find the project's root: the nearest directory upwards that holds `.git`, else the script's own."""
+    start = Path(os.path.realpath(script_directory))
+    for directory in (start, *start.parents):
+        if (directory / ".git").exists():
+            Project.root = str(directory)
+            return
+    Project.root = str(start)
+
+
+def is_users(path: str) -> bool:
+    """Whether a file is the user's own: not python's, not an installed package's, not ours."""
+    if not path or path.startswith("<"):
+        return False
+    real = os.path.realpath(path)
+    return not real.startswith((*_FOREIGN, _OURS)) and f"{os.sep}site-packages{os.sep}" not in real
+
+
+def relative(path: str) -> str:
+    """A path as it is told to people: relative to the project, or from `site-packages` on."""
+    real = os.path.realpath(path)
+    if Project.root and real.startswith(Project.root + os.sep):
+        return os.path.relpath(real, Project.root)
+    _, marker, rest = real.rpartition(f"{os.sep}site-packages{os.sep}")
+    return rest if marker else Path(real).name
+
+
+def imported_sources() -> dict[str, str]:
+    """Hash of every source file of the user's that has been imported: relative path -> 16 hex digits."""
+    hashes = {}
+    for module in list(sys.modules.values()):
+        path = getattr(module, "__file__", None)
+        if not isinstance(path, str) or not is_users(path):
+            continue
+        if Project.root and not os.path.realpath(path).startswith(Project.root + os.sep):
+            continue
+        try:
+            data = Path(path).read_bytes()
+        except OSError:
+            continue
+        if len(data) <= _LARGEST:
+            hashes[relative(path)] = hashlib.blake2b(data, digest_size=8).hexdigest()
+    return dict(sorted(hashes.items()))
+
+
+def class_source(cls: type) -> str:
+    """`file:line` of a class definition, relative to the project; "" where it has none."""
+    module = sys.modules.get(cls.__module__)
+    path = getattr(module, "__file__", None)
+    if not isinstance(path, str):
+        return ""
+    line = _class_lines(path).get(cls.__qualname__) if is_users(path) else None
+    if line is None:
+        code = getattr(cls.__dict__.get("forward"), "__code__", None)
+        line = getattr(code, "co_firstlineno", None)
+    return relative(path) + (f":{line}" if line else "")
+
+
+@functools.lru_cache(maxsize=256)
+def _class_lines(path: str) -> dict[str, int]:
+    """Line of every class in a file; functions in between are named as `__qualname__` names them."""
+    try:
+        tree = ast.parse(Path(path).read_bytes())
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return {}
+    lines: dict[str, int] = {}
+
+    def visit(node: ast.AST, prefix: str) -> None:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.ClassDef):
+                lines[prefix + child.name] = child.lineno
+                visit(child, f"{prefix}{child.name}.")
+            elif isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                visit(child, f"{prefix}{child.name}.<locals>.")
+            else:
+                visit(child, prefix)
+
+    visit(tree, "")
+    return lines

@@ -1,0 +1,94 @@
+"""Parameters and buffers: as training finds them, and as each optimizer step leaves them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch.nn.parameter import UninitializedTensorMixin
+
+from introspect_cli.records import Kind, Phase
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import torch
+    from torch import nn
+
+    from introspect_cli.capture.context import Context
+
+
+class StateProbe:
+    """Records what a model holds. It patches nothing: other probes tell it when."""
+
+    name = "state"
+
+    def __init__(self, context: Context) -> None:
+        """Take what all probes share."""
+        self._context = context
+        self._recorder = context.recorder
+        self._started: set[str] = set()
+        self._started_step = -1
+
+    def install(self) -> None:
+        """Listen for roots and for optimizer steps."""
+        self._context.on_root.append(self._root_called)
+        self._context.on_after_optimizer.append(self.buffers_after)
+
+    def remove(self) -> None:
+        """Stop listening."""
+        self._context.on_root.remove(self._root_called)
+        self._context.on_after_optimizer.remove(self.buffers_after)
+
+    def _root_called(self, root: nn.Module) -> None:
+        state = self._context.names.find(root)
+        if state is None:
+            return
+        context, step = self._context, self._recorder.step
+        if self._started_step != step:
+            # What the step before left is on record, unless that step was not captured or nobody recorded it.
+            self._started_step = step
+            if self._recorder.resumed or not context.has_optimizer:
+                self._started.clear()
+        if state.fqn in self._started:
+            return
+        self._started.add(state.fqn)
+        context.names.refresh(root)
+        self._record(root, Phase.START, parameters=True)
+
+    def buffers_after(self) -> None:
+        """Record every buffer, and parameters no optimizer holds, after an optimizer step."""
+        for root in self._context.names.roots():
+            self._record(root, Phase.OPTIMIZER, parameters=False)
+
+    def parameters_after(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Record the parameters an optimizer has just stepped."""
+        if Kind.PARAM not in self._context.kinds:
+            return
+        for parameter in parameters:
+            self._tensor(parameter, Phase.OPTIMIZER, Kind.PARAM)
+
+    def _record(self, root: nn.Module, phase: Phase, *, parameters: bool) -> None:
+        seen: set[int] = set()
+        for module in root.modules():
+            groups = []
+            if parameters and Kind.PARAM in self._context.kinds:
+                groups.append((Kind.PARAM, module._parameters))  # noqa: SLF001 - the public views build strings
+            if Kind.BUFFER in self._context.kinds:
+                groups.append((Kind.BUFFER, module._buffers))  # noqa: SLF001 - as above
+            for kind, group in groups:
+                for tensor in group.values():
+                    if tensor is not None and id(tensor) not in seen:
+                        seen.add(id(tensor))
+                        self._tensor(tensor, phase, kind)
+
+    def _tensor(self, tensor: torch.Tensor, phase: Phase, kind: Kind) -> None:
+        if isinstance(tensor, UninitializedTensorMixin):
+            return
+        name = self._context.names.parameter(tensor)
+        if name is None:
+            # A buffer that the module replaced instead of writing into it: name it again.
+            for root in self._context.names.roots():
+                self._context.names.refresh(root)
+            name = self._context.names.parameter(tensor)
+        if name is not None and name.watched:
+            self._recorder.tensor(self._context.state_site(name, phase, kind), tensor)
