@@ -1,0 +1,162 @@
+"""The command: finding a verb, and turning how it went into text and an exit code.
+
+A tool that is asked for `--help` must not import a deep-learning framework first, so verbs are listed in a
+table and imported when called. Errors are raised as sentences wherever they are found and become text here.
+
+A verb is a click command that returns its exit code, or a callable that does the work once click is out of
+the way: `capture` runs a stranger's script, which must not find click below it on the stack, where it would
+turn an EOFError into "Aborted!".
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any, NoReturn
+
+import click
+
+from introspect_cli import __version__
+from introspect_cli.errors import IntrospectError
+from introspect_cli.exit_codes import UNDECIDED
+
+VERBS = {
+    "capture": "Run a training script and record what it computes.",
+    "diff": "Find where two runs first part, and why.",
+    "show": "Tell what is in a run.",
+    "verify": "Check that a run on disk is whole.",
+}
+"""Every verb and its line of help; `introspect_cli/commands/VERB.py` holds the click command `VERB`."""
+
+Work = Callable[[], int]
+
+_REPORTED = ("torch", "numpy", "pyarrow", "numba", "click")
+"""Distributions whose versions a bug report needs."""
+
+
+class _Verbs(click.Group):
+    """The verbs of the table, each imported when it is needed."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's signature
+        if cmd_name not in VERBS:
+            return None
+        command = getattr(import_module(f"introspect_cli.commands.{cmd_name}"), cmd_name)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's signature
+        with formatter.section("Verbs"):
+            formatter.write_dl(list(VERBS.items()))
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if name not in VERBS and not name.startswith("-"):
+            import difflib
+
+            close = difflib.get_close_matches(name, VERBS, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(VERBS)}"
+            raise click.UsageError(f"no verb is called {name!r}: {hint}", ctx)
+        return super().resolve_command(ctx, args)
+
+
+def _print_versions(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
+    if not asked or ctx.resilient_parsing:
+        return
+    import platform
+
+    lines = [f"introspect {__version__}", f"python {platform.python_version()}", *map(_version, _REPORTED)]
+    click.echo("\n".join([*lines, platform.platform()]))
+    ctx.exit()
+
+
+def _version(distribution: str) -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return f"{distribution} {version(distribution)}"
+    except PackageNotFoundError:
+        return f"{distribution} not installed"
+
+
+@click.group(
+    cls=_Verbs,
+    subcommand_metavar="VERB [ARGS]...",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="""\b
+Examples:
+  introspect capture -o runA train.py --lr 3e-4
+  introspect capture -o runB train.py --lr 1e-3
+  introspect diff runA runB
+
+`introspect VERB --help` tells more.""",
+)
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_versions,
+    help="Print the versions a bug report needs and exit.",
+)
+def introspect() -> None:
+    """Capture PyTorch training runs and find where two of them first part."""
+
+
+def main() -> NoReturn:
+    """Run the command line of this process and exit."""
+    outcome = _told(_verb)
+    if callable(outcome):
+        from introspect_cli import script
+
+        script.leave(_told(outcome))
+    sys.exit(outcome)
+
+
+def _verb() -> int | Work:
+    with introspect.make_context("introspect", sys.argv[1:] or ["--help"]) as ctx:
+        outcome: Any = introspect.invoke(ctx)
+    sys.stdout.flush()  # a closed pipe is met here, not when the interpreter ends
+    return outcome if callable(outcome) else int(outcome or 0)
+
+
+def _told(work: Callable[[], Any]) -> Any:
+    """What `work` returns, or, where it raises, the exit code of an error that has been told."""
+    try:
+        return work()
+    except click.exceptions.Exit as leaving:
+        return leaving.exit_code
+    except IntrospectError as error:
+        return _tell(str(error), error.exit_code)
+    except click.ClickException as error:
+        return _tell(_sentence(error), UNDECIDED)
+    except (KeyboardInterrupt, click.Abort):
+        return 130
+    except BrokenPipeError:
+        # whoever read our output has enough of it; nothing is left to be flushed at the end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return UNDECIDED
+    except Exception:
+        import traceback
+
+        traceback.print_exc()
+        return _tell("this is a mistake in introspect itself: please report it with `introspect --version`", UNDECIDED)
+
+
+def _sentence(error: click.ClickException) -> str:
+    message = error.format_message().strip()
+    context = getattr(error, "ctx", None)
+    if context is None or context.command is introspect:
+        return message
+    return f"{message.rstrip('.')} (`{context.command_path} --help` tells more)"
+
+
+def _tell(sentence: str, code: int) -> int:
+    click.echo(f"introspect: {sentence}", err=True)
+    return code

@@ -1,0 +1,197 @@
+"""The options of `capture`: their declarations, their help in groups, their meaning as `CaptureOptions`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.core import ParameterSource
+
+from introspect_cli.capture.options import (
+    DEFAULT_STATS,
+    KINDS,
+    STATS,
+    CaptureOptions,
+    parse_kinds,
+    parse_stats,
+)
+from introspect_cli.capture.schedule import Schedule
+from introspect_cli.config import read_config
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+RUN, WHAT, WHEN, HOW, SETTINGS = (
+    "The run",
+    "What is recorded",
+    "When it is recorded",
+    "How the script runs",
+    "Settings kept beside it",
+)
+
+_NOT_IN_FILE = {"config", "module", "words", "help"}
+
+
+class GroupedOption(click.Option):
+    """An option that says under which heading its help stands."""
+
+    def __init__(self, *args: Any, heading: str, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.heading = heading
+
+
+class CaptureCommand(click.Command):
+    """A command whose help stands under headings, and whose errors name the file a value came from."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options, a section a heading."""
+        headings: dict[str, list[tuple[str, str]]] = {}
+        for param in self.get_params(ctx):
+            line = param.get_help_record(ctx) if isinstance(param, click.Option) else None
+            if line is not None:
+                headings.setdefault(getattr(param, "heading", "Help"), []).append(line)
+        for heading, lines in headings.items():
+            with formatter.section(heading):
+                formatter.write_dl(lines)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse, telling where a bad value was written if not on the command line."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.BadParameter as error:
+            name = error.param.name if error.param is not None else None
+            if name is not None and ctx.get_parameter_source(name) is ParameterSource.DEFAULT_MAP:
+                message = f"{error.message} (in {ctx.meta['config']})"
+                raise click.BadParameter(message, ctx, error.param) from error
+            raise
+
+
+def _read_config(ctx: click.Context, _: click.Parameter, file: Path | None) -> None:
+    if file is None:
+        return
+    options = [param for param in ctx.command.params if param.name not in _NOT_IN_FILE]
+    ctx.meta["config"] = file
+    ctx.default_map = read_config(
+        file,
+        known=[str(param.name) for param in options],
+        lists=[str(param.name) for param in options if isinstance(param, click.Option) and param.multiple],
+    )
+
+
+def _option(heading: str, text: str, *names: str, **settings: Any) -> Callable[[Any], Any]:
+    return click.option(*names, cls=GroupedOption, heading=heading, help=text, **settings)
+
+
+_DECLARATIONS = (
+    _option(
+        RUN,
+        "Directory of the run [default: a fresh one under introspect-runs/, named at the end].",
+        "-o", "--output", metavar="DIR", type=click.Path(path_type=Path),
+    ),
+    _option(RUN, "Replace an existing run.", "--force", is_flag=True),
+    _option(
+        RUN,
+        "YAML file with any of these options by long name; the command line wins.",
+        "--config", metavar="FILE", type=click.Path(path_type=Path),
+        is_eager=True, expose_value=False, callback=_read_config,
+    ),
+    _option(RUN, "Say nothing but errors.", "-q", "--quiet", is_flag=True),
+    _option(
+        WHAT,
+        f"Kinds of values, with commas between: {', '.join(KINDS)}; or default, all, none.",
+        "--record", metavar="KINDS", multiple=True,
+    ),
+    _option(
+        WHAT,
+        f"Statistics of each tensor, with commas between: {', '.join(STATS)}; or default "
+        f"(all but {' and '.join(name for name in STATS if name not in DEFAULT_STATS)}), all, none.",
+        "--stats", metavar="NAMES", multiple=True,
+    ),
+    _option(
+        WHAT,
+        "Keep 16 numbers a tensor that tell how far two tensors are apart [default: yes].",
+        "--sketch/--no-sketch", default=True,
+    ),
+    _option(
+        WHAT,
+        "Record only modules whose name matches, such as '*.attn'; may be repeated.",
+        "--modules", metavar="GLOB", multiple=True,
+    ),
+    _option(
+        WHAT,
+        "Leave out modules whose name matches; may be repeated.",
+        "--exclude", metavar="GLOB", multiple=True,
+    ),
+    _option(
+        WHAT,
+        "Record no module more than N levels below its root.",
+        "--max-depth", metavar="N", type=click.IntRange(min=0),
+    ),
+    _option(
+        WHAT,
+        "Keep whole tensors of what matches by name; may be repeated.",
+        "--save-tensors", metavar="GLOB", multiple=True,
+    ),
+    _option(WHEN, "Steps and python slices, such as 0,5,10:20,100::50.", "--steps", metavar="STEPS"),
+    _option(WHEN, "Of these, only the multiples of N.", "--every", metavar="N", type=int),
+    _option(
+        WHEN,
+        "Record forward passes outside training [default: if the script has no optimizer].",
+        "--eval/--no-eval", default=None,
+    ),
+    _option(HOW, "Run the module named next, as `python -m` does.", "-m", "module", is_flag=True),
+    _option(
+        HOW,
+        "Seed python, numpy and torch before the script starts.",
+        "--seed", metavar="N", type=click.IntRange(min=0, max=2**32 - 1),
+    ),
+    _option(
+        HOW,
+        "Ask torch and its libraries for deterministic algorithms.",
+        "--deterministic", is_flag=True,
+    ),
+    _option(
+        SETTINGS,
+        "Environment variables, secrets redacted [default: yes].",
+        "--env/--no-env", default=True,
+    ),
+    _option(SETTINGS, "Installed packages [default: yes].", "--packages/--no-packages", default=True),
+    _option(
+        SETTINGS,
+        "Hashes of the script's own source files [default: yes].",
+        "--source/--no-source", default=True,
+    ),
+    _option(
+        SETTINGS,
+        "Redact more environment variables, by name, such as 'WANDB_*'; may be repeated.",
+        "--redact", metavar="PATTERN", multiple=True,
+    ),
+)  # fmt: skip
+
+
+def capture_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Declare the options on a command."""
+    for declare in reversed(_DECLARATIONS):
+        command = declare(command)
+    return command
+
+
+def read_options(values: dict[str, Any]) -> CaptureOptions:
+    """The options as given, checked.
+
+    Raises:
+        UsageError: an unknown kind or statistic, a bad schedule.
+    """
+    values = dict(values)
+    record, stats = _parts(values.pop("record")), _parts(values.pop("stats"))
+    schedule = Schedule.parse(values.pop("steps"), values.pop("every"))
+    if record:
+        values["record"] = parse_kinds(record)
+    if stats:
+        values["stats"] = parse_stats(stats)
+    return CaptureOptions(schedule=schedule, **values)
+
+
+def _parts(texts: Iterable[str]) -> list[str]:
+    return [part for text in texts for part in text.split(",")]
