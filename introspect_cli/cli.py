@@ -11,6 +11,7 @@ turn an EOFError into "Aborted!".
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Callable
 from importlib import import_module
@@ -113,9 +114,11 @@ def main() -> NoReturn:
     """Run the command line of this process and exit."""
     outcome = _told(_verb)
     if callable(outcome):
+        outcome = _told(outcome)
+    if outcome == -signal.SIGINT:
         from introspect_cli import script
 
-        script.leave(_told(outcome))
+        script.leave(outcome)
     sys.exit(outcome)
 
 
@@ -127,7 +130,7 @@ def _verb() -> int | Work:
 
 
 def _told(work: Callable[[], Any]) -> Any:
-    """What `work` returns, or, where it raises, the exit code of an error that has been told."""
+    """What `work` returns; where it raises, the exit code of an error that has been told, or -SIGINT."""
     try:
         return work()
     except click.exceptions.Exit as leaving:
@@ -137,7 +140,7 @@ def _told(work: Callable[[], Any]) -> Any:
     except click.ClickException as error:
         return _tell(_sentence(error), UNDECIDED)
     except (KeyboardInterrupt, click.Abort):
-        return 130
+        return -signal.SIGINT
     except BrokenPipeError:
         # whoever read our output has enough of it; nothing is left to be flushed at the end
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

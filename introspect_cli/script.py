@@ -211,8 +211,8 @@ def _is_text(data: bytes) -> bool:
         return "\0" not in importlib.util.decode_source(data)
     except UnicodeDecodeError:
         return False
-    except SyntaxError:  # an unknown encoding is for python to tell
-        return True
+    except SyntaxError:  # not UTF-8 from the first line on, or an unknown encoding, which is for python to tell
+        return data.isascii()
 
 
 def _check_module(module: str) -> None:
