@@ -1,0 +1,220 @@
+"""The kernels in torch operations alone: the oracle of the jitted ones, and what runs on accelerators.
+
+The problem: one result a tensor, on whatever device it is on, without waiting for that device. The way: integer
+and float64 tensor operations only, no value ever read by the host; the result is one row (see `rows`) as an int64
+tensor of shape (32,) on the tensor's device, to be copied into a preallocated buffer. int64 multiplication wraps
+modulo 2**64, which is what the checksum wants; a logical shift is an arithmetic one and a mask.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+from introspect_cli.tensors import checksum, sketch, stats
+from introspect_cli.tensors.views import pieces
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+CHUNK: Final = 1 << 16
+"""Elements summarised at once on the CPU; temporaries are some tens of bytes an element."""
+DEVICE_CHUNK: Final = 1 << 22
+"""The same on an accelerator, where launches cost more than memory."""
+
+_LOW: Final = 0xFFFFFFFF
+
+
+def _signed(value: int) -> int:
+    """A 64-bit pattern as torch's int64 takes it."""
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+_M, _G = _signed(checksum.M), _signed(checksum.G)
+_H1, _H2 = _signed(sketch.HASH_1), _signed(sketch.HASH_2)
+
+
+def words(flat: torch.Tensor) -> torch.Tensor:
+    """The 32-bit words of contiguous elements, zero-extended to int64; shape (n * words per element,)."""
+    size = flat.element_size()
+    if size == 1:
+        return flat.view(torch.uint8).to(torch.int64)
+    if size == 2:
+        return flat.view(torch.int16).to(torch.int64) & 0xFFFF
+    if flat.dtype.is_complex:
+        flat = torch.view_as_real(flat).reshape(-1)
+    return flat.view(torch.int32).to(torch.int64) & _LOW
+
+
+def raw_sum(flat: torch.Tensor, offset: int) -> torch.Tensor:
+    """The position-keyed sum over contiguous elements, a 0-dim int64.
+
+    Args:
+        flat: shape (n,), contiguous.
+        offset: index of its first element in the whole tensor.
+    """
+    word = words(flat)
+    first = offset * max(1, flat.element_size() // 4)
+    place = torch.arange(first + 1, first + 1 + word.numel(), dtype=torch.int64, device=flat.device)
+    z = word * _M + place * _G
+    return ((z & _LOW) * ((z >> 32) & _LOW) + z).sum()
+
+
+def _wide(device: torch.device) -> torch.dtype:
+    """The float type to accumulate in: float64 wherever the device has one."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def components(flat: torch.Tensor) -> torch.Tensor:
+    """Elements as real numbers, float64: a complex element gives two, real part first."""
+    if flat.dtype.is_complex:
+        flat = torch.view_as_real(flat).reshape(-1)
+    return flat.to(_wide(flat.device))
+
+
+def has_values(dtype: torch.dtype) -> bool:
+    """Whether elements of this type are numbers one by one (packed and opaque types are not)."""
+    name = str(dtype)
+    return not ("_x2" in name or "bits" in name or name.removeprefix("torch.").startswith("q"))
+
+
+def _sketch_sums(values: torch.Tensor, offset: int) -> torch.Tensor:
+    """Signed bucket sums of finite components, shape (16,)."""
+    lead = offset & 15
+    tail = -(lead + values.numel()) % 16
+    grid = torch.nn.functional.pad(values, (lead, tail)).view(-1, 16)
+    first = offset >> 4
+    groups = torch.arange(first + 1, first + 1 + grid.shape[0], dtype=torch.int64, device=values.device)
+    z = groups * _H1
+    z = (z ^ ((z >> sketch.SHIFT_1) & ((1 << (64 - sketch.SHIFT_1)) - 1))) * _H2
+    z = z ^ ((z >> sketch.SHIFT_2) & ((1 << (64 - sketch.SHIFT_2)) - 1))
+    lanes = torch.arange(16, dtype=torch.int64, device=values.device)
+    minus = (z[:, None] >> (sketch.SIGN_SHIFT + lanes)) & 1
+    signed = grid * (1 - 2 * minus)
+    turn = (z >> sketch.ROTATION_SHIFT) & 15
+    return signed.gather(1, lanes ^ turn[:, None]).sum(0)
+
+
+def _number(value: float, like: torch.Tensor) -> torch.Tensor:
+    return torch.full((), value, dtype=like.dtype, device=like.device)
+
+
+def _stat_words(flat: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Counts (finite, nans, posinfs, neginfs, zeros; int64) and floats (min to abs-sum, in row order)."""
+    if flat.dtype.is_complex:
+        parts = torch.view_as_real(flat).to(_wide(flat.device))
+        values = torch.hypot(parts[..., 0], parts[..., 1])
+        values = values.where(~parts.isnan().any(-1), float("nan"))
+    else:
+        values = flat.to(_wide(flat.device))
+    finite = values.isfinite()
+    n = finite.sum()
+    counts = torch.stack(
+        [n, values.isnan().sum(), values.isposinf().sum(), values.isneginf().sum(), (values == 0).sum()]
+    )
+    kept = values.where(finite, 0.0)
+    absolute = kept.abs()
+    inf = _number(float("inf"), values)
+    low = values.where(finite, inf).min()
+    high = values.where(finite, -inf).max()
+    count = n.to(values.dtype)
+    mean = kept.sum() / (count + (count == 0))
+    mean = low.where((low == high) & (n > 0), mean)
+    deviation = (values - mean).where(finite, 0.0)
+    square = deviation * deviation
+    # the mean is rounded: what is left of the sum of deviations corrects it
+    rest = deviation.sum() / (count + (count == 0))
+    moments = [square.sum(), (square * deviation).sum(), (square * square).sum()]
+    floats = [low, high, absolute.where(finite, inf).min(), mean + rest, *moments, absolute.sum()]
+    return counts, torch.stack(floats)
+
+
+def _order_words(tensor: torch.Tensor, names: Sequence[str]) -> torch.Tensor:
+    """Median and mode of the finite elements, shape (2,), NaN where not asked for or absent.
+
+    The median is the mean of the two middle elements; the mode is the smallest of the most frequent.
+    """
+    flat = tensor.detach().resolve_conj().resolve_neg().reshape(-1)
+    if flat.dtype.is_complex:
+        flat = flat.abs()
+    values = flat.to(_wide(flat.device))
+    finite = values.isfinite()
+    n = finite.sum()
+    ordered = values.where(finite, float("inf")).sort().values
+    nan = _number(float("nan"), values)
+    median = mode = nan
+    if "med" in names:
+        last = (n - 1).clamp(min=0)
+        middle = torch.stack([last // 2, (last + 1) // 2])
+        median = nan.where(n == 0, ordered.gather(0, middle).mean())
+    if "mode" in names:
+        starts = torch.ones_like(finite)
+        starts[1:] = ordered[1:] != ordered[:-1]
+        runs = starts.cumsum(0) - 1
+        lengths = torch.zeros_like(runs).scatter_add_(0, runs, ordered.isfinite().to(torch.int64))
+        longest = lengths.argmax()
+        first = torch.zeros_like(ordered).scatter_(0, runs, ordered).gather(0, longest[None])[0]
+        mode = nan.where(n == 0, first)
+    return torch.stack([median, mode])
+
+
+def _merge(a: torch.Tensor, b: torch.Tensor, count_a: torch.Tensor, count_b: torch.Tensor) -> torch.Tensor:
+    """Float words (min to abs-sum, shape (8,)) of two pieces added up; counts are n, 0-dim."""
+    n_a, n_b = count_a.to(a.dtype), count_b.to(b.dtype)
+    merged: stats.Moments[torch.Tensor] = stats.merge_moments((n_a, *a[3:7]), (n_b, *b[3:7]))
+    ends = [torch.minimum(a[0], b[0]), torch.maximum(a[1], b[1]), torch.minimum(a[2], b[2])]
+    return torch.stack([*ends, *merged[1:], a[7] + b[7]])
+
+
+def row(
+    tensor: torch.Tensor,
+    *,
+    with_stats: bool = True,
+    with_sketch: bool = True,
+    sorted_stats: Sequence[str] = (),
+    runs: Sequence[tuple[int, torch.Tensor]] | None = None,
+) -> torch.Tensor:
+    """Summarise a strided tensor.
+
+    Args:
+        tensor: any shape, strides, dtype and device; not quantized.
+        with_stats: whether to fill the statistics words.
+        with_sketch: whether to fill the sketch words.
+        sorted_stats: `med`, `mode`.
+        runs: the contiguous runs to summarise instead of the whole, each with the index of its first element in
+            the whole tensor: how a shard is keyed.
+
+    Returns:
+        The row, int64, shape (32,), on the tensor's device. Float words are float64 bits, or float32 bits where
+        the device has no float64.
+    """
+    device = tensor.device
+    wide = _wide(device)
+    chunk = CHUNK if device.type == "cpu" else DEVICE_CHUNK
+    values = has_values(tensor.dtype)
+    raw = torch.zeros((), dtype=torch.int64, device=device)
+    counts = torch.zeros(5, dtype=torch.int64, device=device)
+    floats = torch.zeros(8, dtype=wide, device=device)
+    floats[0] = floats[2] = float("inf")
+    floats[1] = -float("inf")
+    sums = torch.zeros(16, dtype=wide, device=device)
+    width = 2 if tensor.dtype.is_complex else 1
+    for base, run in runs if runs is not None else pieces(tensor, chunk):
+        for start in range(0, run.numel(), chunk):
+            flat, offset = run[start : start + chunk], base + start
+            raw = raw + raw_sum(flat, offset)
+            if with_stats and values:
+                more_counts, more_floats = _stat_words(flat)
+                floats = _merge(floats, more_floats, counts[0], more_counts[0])
+                counts = counts + more_counts
+            if with_sketch and values:
+                parts = components(flat)
+                sums = sums + _sketch_sums(parts.where(parts.isfinite(), 0.0), offset * width)
+    if sorted_stats and values and tensor.numel():
+        order = _order_words(tensor, sorted_stats)
+    else:
+        order = torch.full((2,), float("nan"), dtype=wide, device=device)
+    real = torch.cat([floats, order, sums])
+    bits = real.view(torch.int64) if wide == torch.float64 else real.view(torch.int32).to(torch.int64)
+    return torch.cat([raw[None], counts, bits])

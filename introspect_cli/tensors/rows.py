@@ -1,0 +1,55 @@
+"""One tensor's raw result as a row of 32 eight-byte words.
+
+The problem: kernels in two languages (jitted loops, torch operations) fill results that must be merged over
+chunks, threads and shards, and finalised for a whole step at once. The way: one fixed row layout. Words 0 to 5
+are integers, the rest float64; a step is an array of rows, read as either type through a view.
+
+Identities of an empty row (no finite element): minima +inf, maximum -inf, everything else 0.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+RAW: Final = 0
+"""Position-keyed sum modulo 2**64, before the finaliser (uint64)."""
+FINITE: Final = 1
+"""Number of finite elements (int64)."""
+NANS: Final = 2
+POSINFS: Final = 3
+NEGINFS: Final = 4
+ZEROS: Final = 5
+MIN: Final = 6
+MAX: Final = 7
+ABSMIN: Final = 8
+MEAN: Final = 9
+M2: Final = 10
+"""Sum of squared deviations from the mean; M3 and M4 are the sums of cubes and fourth powers."""
+M3: Final = 11
+M4: Final = 12
+ABSSUM: Final = 13
+"""Sum of absolute values."""
+MEDIAN: Final = 14
+MODE: Final = 15
+SKETCH: Final = 16
+"""First of 16 sketch values."""
+
+WORDS: Final = 32
+"""Words in a row."""
+ROW_BYTES: Final = 8 * WORDS
+
+Rows = npt.NDArray[np.uint64]
+"""Rows, shape (n, 32)."""
+
+
+def empty(count: int) -> Rows:
+    """Rows of tensors without elements, shape (count, 32)."""
+    rows = np.zeros((count, WORDS), dtype=np.uint64)
+    floats = rows.view(np.float64)
+    floats[:, [MIN, ABSMIN]] = np.inf
+    floats[:, MAX] = -np.inf
+    floats[:, [MEDIAN, MODE]] = np.nan
+    return rows

@@ -1,0 +1,223 @@
+"""Tensors that are not a plain array of numbers: what is summarised of each, and what is said about it.
+
+The problem: sparse, nested, quantized, fake, wrapped, distributed and storage-less tensors all pass through
+`torch.Tensor`-typed code. The way: one function takes a tensor apart into the plain tensors that carry its bits and
+its values, or says in words why nothing can be seen. Stated answers:
+
+- sparse (COO, CSR, CSC, BSR, BSC): values as stored give statistics and sketch; values and indices as stored give
+  the checksum, whether coalesced or not, so two ways to store one matrix count as different;
+- nested: values and offsets, in the same way;
+- quantized: the stored integers, with scales and zero points, give the checksum; dequantized values the rest;
+- DTensor: the local shard, keyed by its place in the whole, marked partial;
+- meta, fake, functorch-wrapped (inside vmap, grad, jvp), uninitialised, and subclasses without storage: nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
+
+from introspect_cli.records import Status
+from introspect_cli.tensors import shards
+from introspect_cli.tensors.views import strides_kind
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+PART: Final = 1 << 40
+"""Index offset between the parts of a composite tensor, so that one checksum covers them all."""
+
+PLAIN: Final = frozenset({torch.Tensor, torch.nn.Parameter})
+"""Classes whose instances need no looking into, unless wrapped, sparse, quantized or on another device."""
+
+is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # noqa: SLF001  # no public one
+"""Whether a tensor belongs to a functorch transform's level."""
+
+_OPAQUE_DEVICES: Final = {
+    "meta": "a meta tensor has no data",
+    "lazy": "a lazy tensor has not been computed yet",
+}
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A tensor taken apart.
+
+    Attributes:
+        shape: sizes to report, of the whole tensor.
+        dtype: torch's name without the prefix.
+        device: as torch writes it.
+        strides: one word, see `views.strides_kind`.
+        values: the plain strided tensor that statistics and sketch are of; None where nothing is seen.
+        bits: tensors the checksum is of, each with its index offset; empty where that is `values` at 0.
+        runs: contiguous runs with their global indices, for a shard of `values`; None for the whole.
+        extra: bytes that are part of the value beside the elements.
+        status: how much is seen.
+        text: what is not, or what stands for the whole; "" where all is plain.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    device: str
+    strides: str
+    values: torch.Tensor | None = None
+    bits: Sequence[tuple[int, torch.Tensor]] = ()
+    runs: Sequence[tuple[int, torch.Tensor]] | None = None
+    extra: bytes = b""
+    status: Status = Status.OBSERVED
+    text: str = ""
+
+
+def unseen_reason(tensor: torch.Tensor) -> str:
+    """Why nothing of a tensor can be seen; "" if something can."""
+    cls = type(tensor)
+    if is_wrapped(tensor):
+        return "inside a functorch transform (vmap, grad, jvp)"
+    if issubclass(cls, UninitializedTensorMixin):
+        return "an uninitialised parameter has no data yet"
+    fake = sys.modules.get("torch._subclasses.fake_tensor")
+    if fake is not None and isinstance(tensor, fake.FakeTensor):
+        return "a fake tensor has no data"
+    functional = getattr(torch, "_is_functional_tensor", None)
+    if functional is not None and functional(tensor):
+        return "a functionalised tensor has no data of its own"
+    return _OPAQUE_DEVICES.get(tensor.device.type, "")
+
+
+def _shape(tensor: torch.Tensor) -> tuple[int, ...]:
+    try:
+        return tuple(int(size) for size in tensor.shape)
+    except Exception:  # symbolic, ragged and uninitialised sizes raise errors of many classes
+        return ()
+
+
+def _common(tensor: torch.Tensor) -> dict[str, Any]:
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    kind = "" if is_wrapped(tensor) else strides_kind(tensor)
+    return {"shape": _shape(tensor), "dtype": dtype, "device": str(tensor.device), "strides": kind}
+
+
+def unseen(tensor: torch.Tensor, reason: str) -> Parts:
+    """A tensor of which only the outside is known."""
+    try:
+        common = _common(tensor)
+    except Exception:  # a subclass may refuse even this
+        common = {"shape": _shape(tensor), "dtype": "unknown", "device": "", "strides": ""}
+    return Parts(**common, status=Status.NOT_OBSERVED, text=reason)
+
+
+def take_apart(tensor: torch.Tensor) -> Parts:
+    """The plain tensors that stand for any tensor.
+
+    Raises:
+        Exception: whatever torch raises for a tensor that is none of the known sorts.
+    """
+    reason = unseen_reason(tensor)
+    if reason:
+        return unseen(tensor, reason)
+    if hasattr(tensor, "_local_tensor") and hasattr(tensor, "placements"):
+        return _distributed(tensor)
+    if hasattr(tensor, "trigger_wait") and hasattr(tensor, "elem"):
+        return take_apart(tensor.trigger_wait())
+    if tensor.is_nested:
+        return _nested(tensor)
+    if tensor.layout != torch.strided:
+        return _sparse(tensor)
+    if tensor.is_quantized:
+        return _quantized(tensor)
+    if type(tensor) not in PLAIN and tensor.numel() and not _has_storage(tensor):
+        return unseen(tensor, f"a {type(tensor).__name__} has no storage of its own")
+    return Parts(**_common(tensor), values=tensor.detach())
+
+
+def _has_storage(tensor: torch.Tensor) -> bool:
+    try:
+        return tensor.untyped_storage().data_ptr() != 0
+    except Exception:  # NotImplementedError or RuntimeError, by kind of subclass
+        return False
+
+
+def _sparse(tensor: torch.Tensor) -> Parts:
+    common = _common(tensor)
+    if tensor.layout == torch.sparse_coo:
+        values, indices = tensor.detach()._values(), [tensor.detach()._indices()]  # noqa: SLF001  # as stored, coalesced or not
+    elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        values, indices = tensor.detach().values(), [tensor.crow_indices(), tensor.col_indices()]
+    elif tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        values, indices = tensor.detach().values(), [tensor.ccol_indices(), tensor.row_indices()]
+    else:
+        dense = tensor.detach().to_dense()
+        return Parts(**common, values=dense, extra=common["strides"].encode())
+    bits = [(0, values), *(((number + 1) * PART, index) for number, index in enumerate(indices))]
+    text = "statistics and sketch over the values as stored"
+    return Parts(**common, values=values, bits=bits, extra=common["strides"].encode(), text=text)
+
+
+def _nested(tensor: Any) -> Parts:
+    if tensor.layout == torch.jagged:
+        values = tensor._values.detach()  # noqa: SLF001  # values() would go through the subclass, which is switched off here
+        lengths = tensor._lengths  # noqa: SLF001  # as above
+        shape = [tensor._offsets, *([] if lengths is None else [lengths])]  # noqa: SLF001  # as above
+    else:
+        values = tensor.detach().values()
+        shape = [tensor._nested_tensor_size()]  # noqa: SLF001  # the old layout has no public way
+    bits = [(0, values), *(((number + 1) * PART, index) for number, index in enumerate(shape))]
+    return Parts(
+        tuple(values.shape),
+        str(values.dtype).removeprefix("torch."),
+        str(values.device),
+        "jagged" if tensor.layout == torch.jagged else "nested",
+        values=values,
+        bits=bits,
+        extra=b"nested",
+        text="shape, statistics and sketch are of the values, end to end",
+    )
+
+
+def _quantized(tensor: torch.Tensor) -> Parts:
+    common = _common(tensor)
+    plain = tensor.detach()
+    if plain.qscheme() in (torch.per_tensor_affine, torch.per_tensor_symmetric):
+        extra = f"{plain.q_scale()!r} {plain.q_zero_point()!r}".encode()
+        bits = [(0, plain.int_repr())]
+    else:
+        extra = f"axis {plain.q_per_channel_axis()}".encode()
+        scales, zeros = plain.q_per_channel_scales(), plain.q_per_channel_zero_points()
+        bits = [(0, plain.int_repr()), (PART, scales), (2 * PART, zeros)]
+    return Parts(**common, values=plain.dequantize(), bits=bits, extra=extra)
+
+
+def _distributed(tensor: Any) -> Parts:
+    local = tensor._local_tensor  # noqa: SLF001  # to_local() would record an autograd node
+    inner = take_apart(local)
+    placements = ", ".join(str(placement) for placement in tensor.placements)
+    where = f"local shard of {placements}"
+    shape = _shape(tensor)
+    if inner.values is None:
+        return Parts(
+            shape, inner.dtype, inner.device, inner.strides, status=inner.status, text=f"{where}: {inner.text}"
+        )
+    start = _global_start(tensor, tuple(inner.values.shape))
+    common = (shape, inner.dtype, inner.device, inner.strides)
+    if start is None or inner.bits:
+        text = f"{where}, shape {tuple(inner.values.shape)}"
+        return Parts(*common, inner.values, inner.bits, extra=inner.extra, status=Status.PARTIAL, text=text)
+    keyed = list(shards.runs(inner.values, shape, start))
+    if inner.values.shape == shape:
+        return Parts(*common, inner.values)
+    text = f"{where}, shape {tuple(inner.values.shape)} at {start}"
+    return Parts(*common, inner.values, runs=keyed, status=Status.PARTIAL, text=text)
+
+
+def _global_start(tensor: Any, local: tuple[int, ...]) -> tuple[int, ...] | None:
+    """The shard's first index in every dimension; None where the placements do not give one."""
+    if not all(placement.is_shard() or placement.is_replicate() for placement in tensor.placements):
+        return None
+    from torch.distributed.tensor import _utils
+
+    sizes, start = _utils.compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    return tuple(int(first) for first in start) if tuple(sizes) == local else None

@@ -1,0 +1,257 @@
+"""The summarizer: a tensor in, a row number out, a table of columns once a step.
+
+The problem: hooks hand over thousands of tensors a step, from several threads, on any device, under any mode the
+script has switched on, and none of this may be felt. The way: each tensor is summarised at once into a row of a
+preallocated arena (CPU) or of one device buffer (accelerators, nothing waits); `take` finalises all rows of a step
+with vectorised numpy, after one copy from each device. `add` never raises: what fails becomes a row that says so.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from introspect_cli.records import Layout, Status
+from introspect_cli.tensors import checksum, engine, reference, values
+from introspect_cli.tensors import rows as r
+from introspect_cli.tensors.device import DeviceRows
+from introspect_cli.tensors.special import Parts, take_apart, unseen
+from introspect_cli.tensors.table import SummaryTable, finalise
+from introspect_cli.tensors.views import unobserved
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_LIVE: weakref.WeakSet[Summarizer] = weakref.WeakSet()
+"""Summarizers whose locks and threads a forked child must not inherit."""
+
+
+def _after_fork_in_child() -> None:
+    for summarizer in list(_LIVE):
+        summarizer.abandon()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)
+
+_ARENA_ROWS = 1024
+"""Rows in one block of the arena; blocks never move, since kernels hold their addresses."""
+
+
+class Summarizer:
+    """Summarises tensors as they come; thread safe.
+
+    Args:
+        stats: whether to compute statistics.
+        sketch: whether to compute sketches.
+        sorted_stats: `med` and `mode`, on request: each costs a sort.
+        threads: threads to use for large CPU tensors, the caller's included; by default torch's own number.
+    """
+
+    def __init__(
+        self,
+        *,
+        stats: bool = True,
+        sketch: bool = True,
+        sorted_stats: tuple[str, ...] = (),
+        threads: int | None = None,
+    ) -> None:
+        self._stats = stats
+        self._sketch = sketch
+        self._sorted = tuple(sorted_stats)
+        self._threads = threads
+        self._lock = threading.RLock()
+        self._layouts: list[Layout] = []
+        self._headers: list[int] = []
+        self._interned: dict[Layout, int] = {}
+        self._arena: list[r.Rows] = []
+        self._devices: dict[torch.device, DeviceRows] = {}
+        self._reset()
+        _LIVE.add(self)
+
+    def _reset(self) -> None:
+        self._layout_of: list[int] = []
+        self._notes: dict[int, tuple[Status, str]] = {}
+        self._fixed: dict[int, int] = {}
+        self._own_headers: dict[int, int] = {}
+        self._unmeasured: list[int] = []
+
+    def add(self, tensor: torch.Tensor) -> int:
+        """Summarise a tensor now.
+
+        Returns:
+            The row's number within the table that the next `take` returns. What cannot be summarised gets a row
+            with status NOT_OBSERVED or PARTIAL and a text that says why; nothing is raised.
+        """
+        with self._lock:
+            slot = len(self._layout_of)
+            try:
+                with unobserved():
+                    self._special(tensor)
+            except Exception as error:
+                del self._layout_of[slot:]
+                self._unseen(unseen(tensor, f"{type(error).__name__}: {error}"))
+            return slot
+
+    def value(self, obj: object) -> int:
+        """Record a plain value by its type and repr; a numeric numpy array counts as a tensor."""
+        if isinstance(obj, np.ndarray) and obj.ndim and obj.dtype.kind in "fiubc":
+            try:
+                with unobserved():
+                    tensor = torch.from_numpy(np.ascontiguousarray(obj))
+            except (TypeError, ValueError):
+                pass
+            else:
+                return self.add(tensor)
+        try:
+            dtype, text = values.describe(obj)
+        except Exception as error:
+            return self.missing(f"{type(obj).__name__}.__repr__ raised {type(error).__name__}")
+        with self._lock:
+            slot = self._new(Layout((), dtype))
+            self._fixed[slot] = checksum.of_text(f"{dtype} {text}")
+            self._notes[slot] = (Status.VALUE, values.short(text))
+            return slot
+
+    def missing(self, reason: str) -> int:
+        """A row for something that could not be observed."""
+        with self._lock:
+            slot = self._new(Layout((), ""))
+            self._notes[slot] = (Status.NOT_OBSERVED, values.short(values.masked(reason)))
+            return slot
+
+    def _intern(self, layout: Layout) -> int:
+        index = self._interned.get(layout)
+        if index is None:
+            index = self._interned[layout] = len(self._layouts)
+            self._layouts.append(layout)
+            self._headers.append(checksum.header(layout.dtype, layout.shape))
+        return index
+
+    def _new(self, layout: Layout) -> int:
+        slot = len(self._layout_of)
+        if slot >= _ARENA_ROWS * len(self._arena):
+            self._arena.append(r.empty(_ARENA_ROWS))
+        self._layout_of.append(self._intern(layout))
+        return slot
+
+    def _row(self, slot: int) -> r.Rows:
+        block, place = divmod(slot, _ARENA_ROWS)
+        row: r.Rows = self._arena[block][place]
+        return row
+
+    def _unseen(self, parts: Parts) -> None:
+        slot = self._new(Layout(parts.shape, parts.dtype, parts.device, parts.strides))
+        self._notes[slot] = (parts.status, values.short(values.masked(parts.text)))
+
+    def _special(self, tensor: torch.Tensor) -> None:
+        parts = take_apart(tensor)
+        if parts.values is None:
+            self._unseen(parts)
+            return
+        slot = self._new(Layout(parts.shape, parts.dtype, parts.device, parts.strides))
+        if parts.extra:
+            self._own_headers[slot] = checksum.header(parts.dtype, parts.shape, parts.extra)
+        if parts.text or parts.status is not Status.OBSERVED:
+            self._notes[slot] = (parts.status, values.short(parts.text))
+        if not reference.has_values(parts.values.dtype):
+            self._unmeasured.append(slot)
+            self._notes[slot] = (Status.PARTIAL, f"no statistics of {parts.dtype}")
+        device = parts.values.device
+        if device.type == "cpu":
+            self._on_cpu(self._row(slot), parts)
+        else:
+            self._on_device(slot, device, parts)
+
+    def _on_cpu(self, row: r.Rows, parts: Parts) -> None:
+        assert parts.values is not None
+        engine.fill(
+            row,
+            parts.values,
+            with_stats=self._stats,
+            with_sketch=self._sketch,
+            sorted_stats=self._sorted,
+            runs=parts.runs,
+        )
+        if parts.bits:
+            part = r.empty(1)[0]
+            total = 0
+            for offset, tensor in parts.bits:
+                engine.fill(part, tensor, with_stats=False, with_sketch=False, runs=keyed(tensor, offset))
+                total += int(part[r.RAW])
+            row[r.RAW] = total & checksum.MASK
+
+    def _on_device(self, slot: int, device: torch.device, parts: Parts) -> None:
+        assert parts.values is not None
+        rows = self._devices.get(device)
+        if rows is None:
+            rows = self._devices[device] = DeviceRows(device)
+        row = reference.row(
+            parts.values,
+            with_stats=self._stats,
+            with_sketch=self._sketch,
+            sorted_stats=self._sorted,
+            runs=parts.runs,
+        )
+        if parts.bits:
+            row[r.RAW] = 0
+            for offset, tensor in parts.bits:
+                only = reference.row(tensor, with_stats=False, with_sketch=False, runs=keyed(tensor, offset))
+                row[r.RAW] += only[r.RAW].to(device)
+        rows.put(slot, row)
+
+    def take(self) -> SummaryTable:
+        """The table of all rows since the last take; empties."""
+        with self._lock, unobserved():
+            count = len(self._layout_of)
+            rows = np.concatenate([*self._arena, r.empty(0)])[:count]
+            for device in self._devices.values():
+                slots = device.slots
+                if slots:
+                    rows[slots] = device.take()
+            layout_index = np.array(self._layout_of, dtype=np.uint32)
+            headers = np.array(self._headers or [0], dtype=np.uint64)[layout_index] if count else np.zeros(0, np.uint64)
+            for slot, own in self._own_headers.items():
+                headers[slot] = own
+            status = np.zeros(count, dtype=np.uint8)
+            text = [""] * count
+            for slot, (kind, note) in self._notes.items():
+                status[slot] = kind
+                text[slot] = note
+            table = finalise(
+                rows,
+                layouts=list(self._layouts),
+                layout_index=layout_index,
+                headers=headers,
+                status=status,
+                fixed=self._fixed,
+                unmeasured=self._unmeasured,
+                text=text,
+                with_stats=self._stats,
+                with_sketch=self._sketch,
+                sorted_stats=self._sorted,
+            )
+            self._reset()
+            return table
+
+    def abandon(self) -> None:
+        """In a forked child: forget what the parent's threads hold."""
+        self._lock = threading.RLock()
+
+    def close(self) -> None:
+        """Free what is held; the summarizer must not be used afterwards."""
+        with self._lock:
+            self._arena.clear()
+            self._devices.clear()
+            self._reset()
+        _LIVE.discard(self)
+
+
+def keyed(tensor: torch.Tensor, offset: int) -> Sequence[tuple[int, torch.Tensor]]:
+    """A whole tensor as one run that starts at an index: how the parts of a composite are kept apart."""
+    return [(offset, tensor.detach().contiguous().view(-1))]

@@ -1,0 +1,105 @@
+"""What `Summarizer.take` hands over: a step's summaries as columns.
+
+Columns, not objects, since a step may have tens of thousands of rows and the store keeps columns too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from introspect_cli.records import FLOAT_STATS, Layout, Status
+from introspect_cli.tensors import checksum, sketch, stats
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from introspect_cli.tensors.rows import Rows
+
+_NARROW = frozenset({"skew", "kurt"})
+"""Float columns stored as float32: beyond their precision nothing is said by the third and fourth moment."""
+
+
+@dataclass(frozen=True)
+class SummaryTable:
+    """Summaries of a step, in slot order.
+
+    Attributes:
+        layouts: distinct layouts; a summarizer only ever appends to them, so positions stay valid from one take
+            to the next.
+        layout_index: position in `layouts` of each row, uint32, shape (n,).
+        checksum: uint64, shape (n,); 0 where nothing was observed.
+        status: `records.Status` as uint8, shape (n,).
+        counts: int64 columns by name, shape (n,); 0 where there are no statistics.
+        floats: columns by name, shape (n,), float64, or float32 for `skew` and `kurt`; NaN where absent.
+        sketch: float32, shape (n, 16), or None; NaN where absent.
+        text: a plain value's repr, or why something was not observed; "" otherwise.
+    """
+
+    layouts: list[Layout]
+    layout_index: npt.NDArray[np.uint32]
+    checksum: npt.NDArray[np.uint64]
+    status: npt.NDArray[np.uint8]
+    counts: dict[str, npt.NDArray[np.int64]]
+    floats: dict[str, npt.NDArray[np.float64] | npt.NDArray[np.float32]]
+    sketch: npt.NDArray[np.float32] | None
+    text: list[str]
+
+    def __len__(self) -> int:
+        """Number of rows."""
+        return len(self.layout_index)
+
+
+def finalise(
+    rows: Rows,
+    *,
+    layouts: list[Layout],
+    layout_index: npt.NDArray[np.uint32],
+    headers: npt.NDArray[np.uint64],
+    status: npt.NDArray[np.uint8],
+    fixed: dict[int, int],
+    unmeasured: Sequence[int],
+    text: list[str],
+    with_stats: bool,
+    with_sketch: bool,
+    sorted_stats: Sequence[str],
+) -> SummaryTable:
+    """Turn a step's rows into columns.
+
+    Args:
+        rows: shape (n, 32).
+        layouts: distinct layouts.
+        layout_index: position of each row's layout.
+        headers: checksum header of each row.
+        status: of each row.
+        fixed: checksums that are not sums (plain values), by row.
+        unmeasured: observed rows that have a checksum and nothing else.
+        text: of each row.
+        with_stats: whether rows hold statistics.
+        with_sketch: whether rows hold sketches.
+        sorted_stats: `med`, `mode`.
+    """
+    sums = checksum.finalise(rows[:, 0], headers)
+    bare = (status == Status.NOT_OBSERVED) | (status == Status.VALUE)
+    sums[bare] = 0
+    for slot, value in fixed.items():
+        sums[slot] = value
+    bare[list(unmeasured)] = True
+    counts: dict[str, npt.NDArray[np.int64]] = {}
+    floats: dict[str, npt.NDArray[np.float64] | npt.NDArray[np.float32]] = {}
+    if with_stats:
+        counts = stats.counts(rows)
+        for column in counts.values():
+            column[bare] = 0
+        every = stats.finalise(rows)
+        for name in (*FLOAT_STATS, *sorted_stats):
+            every[name][bare] = np.nan
+            floats[name] = every[name].astype(np.float32) if name in _NARROW else every[name]
+    sketches = None
+    if with_sketch:
+        sketches = sketch.finalise(rows)
+        sketches[bare] = np.nan
+    return SummaryTable(layouts, layout_index, sums, status, counts, floats, sketches, text)

@@ -1,0 +1,39 @@
+"""Plain values: what is kept of a number, a string or anything else that is no tensor.
+
+The problem: a value must compare equal between two runs exactly when a reader would call it the same. Its repr
+says that, apart from memory addresses and the order of sets. The way: type name and masked repr, hashed in full,
+kept for reading in its first 200 characters.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+TEXT_LIMIT: Final = 200
+"""Characters of a value's text that are kept."""
+
+_ADDRESS: Final = re.compile(r"\bat 0x[0-9a-fA-F]+")
+
+
+def masked(text: str) -> str:
+    """Text with memory addresses (`at 0x7f...`) replaced, since they differ between equal runs."""
+    return _ADDRESS.sub("at 0x...", text) if "0x" in text else text
+
+
+def short(text: str) -> str:
+    """Text cut to what a record keeps."""
+    return text if len(text) <= TEXT_LIMIT else text[: TEXT_LIMIT - 3] + "..."
+
+
+def describe(value: object) -> tuple[str, str]:
+    """Type name (`python.int`, `numpy.float32`, `python.MyClass`) and full masked repr of a value.
+
+    Raises:
+        Exception: whatever the value's own `__repr__` raises.
+    """
+    cls = type(value)
+    owner = "numpy" if cls.__module__.partition(".")[0] == "numpy" else "python"
+    unordered = isinstance(value, (set, frozenset))
+    text = f"{cls.__name__}({sorted(map(repr, value))})" if unordered else repr(value)  # type: ignore[call-overload]
+    return f"{owner}.{cls.__name__}", masked(text)

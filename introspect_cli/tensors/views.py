@@ -1,0 +1,88 @@
+"""A tensor's elements in logical order, whatever its memory looks like.
+
+The problem: kernels want runs of contiguous elements; scripts have transposes, slices, channels-last images and
+expanded scalars, some of them larger than what may be copied at once. The way: cut along the leading dimensions
+into views of at most `limit` elements and copy one view at a time, each with the row-major index of its first
+element. Every torch operation of ours runs inside `unobserved`, so that no mode of the script sees it.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_GUARDS = tuple(
+    guard
+    for guard in (
+        getattr(torch._C, name, None)  # noqa: SLF001  # the guards torch's own tools use; there are no public ones
+        for name in ("DisableTorchFunction", "_DisableTorchDispatch", "_DisableAutocast")
+    )
+    if guard is not None
+)
+
+
+@contextmanager
+def unobserved() -> Iterator[None]:
+    """Run torch operations past the script's torch-function modes, dispatch modes and autocast."""
+    with ExitStack() as stack:
+        for guard in _GUARDS:
+            stack.enter_context(guard())
+        yield
+
+
+def pieces(tensor: torch.Tensor, limit: int) -> Iterator[tuple[int, torch.Tensor]]:
+    """Cut a strided tensor into contiguous one-dimensional pieces in logical order.
+
+    Args:
+        tensor: any strided tensor; conjugate and negative bits are resolved piece by piece.
+        limit: elements in a piece, at most; a tensor that is contiguous already is one piece of any size.
+
+    Yields:
+        The row-major index of the piece's first element, and the piece, shape (n,).
+    """
+    tensor = tensor.detach()
+    lazy = tensor.is_conj() or tensor.is_neg()
+    if tensor.is_contiguous() and not lazy:
+        yield 0, tensor.view(-1)
+    else:
+        yield from _pieces(tensor, limit, 0)
+
+
+def _pieces(tensor: torch.Tensor, limit: int, offset: int) -> Iterator[tuple[int, torch.Tensor]]:
+    numel = tensor.numel()
+    if numel == 0:
+        return
+    if numel <= limit:
+        yield offset, tensor.resolve_conj().resolve_neg().contiguous().view(-1)
+        return
+    per_row = numel // tensor.shape[0]
+    if per_row > limit:
+        for index in range(tensor.shape[0]):
+            yield from _pieces(tensor[index], limit, offset + index * per_row)
+        return
+    rows = limit // per_row
+    for start in range(0, tensor.shape[0], rows):
+        yield from _pieces(tensor[start : start + rows], limit, offset + start * per_row)
+
+
+def strides_kind(tensor: torch.Tensor) -> str:
+    """One word for how a tensor lies in memory: `contiguous`, `channels_last`, `expanded`, `strided`, ...
+
+    Tensors that are not strided are named by their layout: `sparse_coo`, `sparse_csr`, `jagged`, ...
+    """
+    if tensor.layout != torch.strided:
+        return str(tensor.layout).removeprefix("torch.")
+    if tensor.is_contiguous():
+        return "contiguous"
+    if tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last):
+        return "channels_last"
+    if tensor.dim() == 5 and tensor.is_contiguous(memory_format=torch.channels_last_3d):
+        return "channels_last_3d"
+    if any(size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
+        return "expanded"
+    return "strided"
