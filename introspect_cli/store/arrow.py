@@ -1,0 +1,264 @@
+"""Arrow IPC streams in one canonical encoding: written so that any Arrow library reads them, read without one.
+
+The problem: a store is read while it is written, by other people's tools, and may come from a stranger; a general
+Arrow reader trusts lengths inside a message, knows compression and dictionaries, and costs 30 MB of memory in
+the training process. The way: for a given schema, number of rows and lengths of its buffers, the bytes of a
+message are fixed. The writer fills in numbers; the reader takes the lengths out, writes the message again and
+refuses whatever is not the same, so nothing is ever interpreted that this module would not have written.
+
+Source of the layout: the Arrow columnar format, "Serialization and interprocess communication", metadata
+version 5, little-endian, uncompressed, no nulls, buffers padded to 8 bytes.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from introspect_cli.store.columns import ColumnData, Lists, Texts
+from introspect_cli.store.flatbuffer import Pairs, Scalar, Table, Tables, build
+
+END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
+
+_CONTINUATION = 0xFFFFFFFF
+_METADATA_V5 = 4
+_SCHEMA, _RECORD_BATCH = 1, 3
+_INT, _FLOAT, _UTF8, _LIST, _FIXED_SIZE_LIST = 2, 3, 5, 12, 16
+_FLOAT_PRECISION = {4: 1, 8: 2}
+_MARK = 0x5A5A_0000_0000_0000  # finds the numbers to fill in within an encoded message
+
+
+class Malformed(Exception):  # noqa: N818 -- caught by the reader, which knows the file and says so
+    """Bytes that the canonical encoding would not have produced; the message says what is wrong."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a stream.
+
+    Attributes:
+        name: the column's name.
+        type: a numpy type (`<u4`), `utf8`, `list<i8>`, `list<utf8>`, or `vector` (float32, `width` a row).
+        width: values in a row of a `vector`.
+    """
+
+    name: str
+    type: str
+    width: int = 0
+
+
+Schema = tuple[Column, ...]
+
+
+# --- schema message
+
+
+def _field(name: str, kind: int, body: Table, children: tuple[Table, ...] = ()) -> Table:
+    return Table((name, Scalar("?", 0), Scalar("B", kind), body, None, Tables(children)))
+
+
+def _number(name: str, dtype: np.dtype[Any]) -> Table:
+    if dtype.kind == "f":
+        return _field(name, _FLOAT, Table((Scalar("h", _FLOAT_PRECISION[dtype.itemsize]),)))
+    return _field(name, _INT, Table((Scalar("i", dtype.itemsize * 8), Scalar("?", int(dtype.kind == "i")))))
+
+
+def _schema_field(column: Column) -> Table:
+    if column.type == "utf8":
+        return _field(column.name, _UTF8, Table(()))
+    if column.type == "vector":
+        item = _number("item", np.dtype("<f4"))
+        return _field(column.name, _FIXED_SIZE_LIST, Table((Scalar("i", column.width),)), (item,))
+    if column.type.startswith("list<"):
+        return _field(column.name, _LIST, Table(()), (_schema_field(Column("item", column.type[5:-1])),))
+    return _number(column.name, np.dtype(column.type))
+
+
+def _message(kind: int, header: Table, body_length: int) -> bytes:
+    metadata = build(Table((Scalar("h", _METADATA_V5), Scalar("B", kind), header, Scalar("q", body_length))))
+    return struct.pack("<II", _CONTINUATION, len(metadata)) + metadata
+
+
+@lru_cache(maxsize=64)
+def schema_message(schema: Schema) -> bytes:
+    """The bytes a stream of `schema` begins with."""
+    fields = Tables(tuple(_schema_field(column) for column in schema))
+    return _message(_SCHEMA, Table((Scalar("h", 0), fields)), 0)
+
+
+# --- record batches
+
+
+@dataclass(frozen=True)
+class _Frame:
+    """A record batch's message with the numbers left out: where each goes, and how many there are."""
+
+    template: bytes
+    body_length: int
+    rows: int
+    nodes: int
+    node_count: int
+    buffers: int
+    buffer_count: int
+
+    def filled(self, rows: int, nodes: Sequence[int], lengths: Sequence[int]) -> tuple[bytes, int]:
+        """The message for these rows, rows per node and bytes per buffer; and the length of its body."""
+        out = bytearray(self.template)
+        offset = 0
+        pairs: list[int] = []
+        for length in lengths:
+            pairs += (offset, length)
+            offset += -(-length // 8) * 8
+        struct.pack_into("<q", out, self.rows, rows)
+        struct.pack_into("<q", out, self.body_length, offset)
+        struct.pack_into(f"<{2 * len(nodes)}q", out, self.nodes, *(number for node in nodes for number in (node, 0)))
+        struct.pack_into(f"<{len(pairs)}q", out, self.buffers, *pairs)
+        return bytes(out), offset
+
+
+def _shape(kind: str) -> tuple[int, int]:
+    """How many nodes and buffers a column takes."""
+    if kind == "utf8":
+        return 1, 3
+    if kind == "vector":
+        return 2, 3
+    if kind.startswith("list<"):
+        nodes, buffers = _shape(kind[5:-1])
+        return nodes + 1, buffers + 2
+    return 1, 2
+
+
+@lru_cache(maxsize=64)
+def _frame(schema: Schema) -> _Frame:
+    shapes = [_shape(column.type) for column in schema]
+    node_count, buffer_count = (sum(part) for part in zip(*shapes, strict=True))
+    marks = iter(range(_MARK, _MARK + 4))
+    body_length, rows, node, buffer = next(marks), next(marks), next(marks), next(marks)
+    nodes = Pairs(((node, 0),) + ((0, 0),) * (node_count - 1))
+    buffers = Pairs(((buffer, 0),) + ((0, 0),) * (buffer_count - 1))
+    message = _message(_RECORD_BATCH, Table((Scalar("q", rows), nodes, buffers)), body_length)
+    where = [message.index(struct.pack("<q", mark)) for mark in (body_length, rows, node, buffer)]
+    return _Frame(message, where[0], where[1], where[2], node_count, where[3], buffer_count)
+
+
+def encode_batch(schema: Schema, columns: Mapping[str, ColumnData], rows: int) -> list[bytes | memoryview]:
+    """The pieces of one record batch message, to be written one after another.
+
+    `columns` holds, for each column of `schema`, an array of its numpy type and length `rows` (`vector`: shape
+    (rows, width)), `Texts`, or `Lists`.
+    """
+    nodes: list[int] = []
+    body: list[bytes | memoryview] = []
+    for column in schema:
+        _encode(column, columns[column.name], rows, nodes, body)
+    lengths = [len(piece) for piece in body]
+    message, _ = _frame(schema).filled(rows, nodes, lengths)
+    pieces: list[bytes | memoryview] = [message]
+    for piece, length in zip(body, lengths, strict=True):
+        if length:
+            pieces.append(piece)
+            if length % 8:
+                pieces.append(bytes(-length % 8))
+    return pieces
+
+
+def _encode(column: Column, data: ColumnData, rows: int, nodes: list[int], body: list[bytes | memoryview]) -> None:
+    nodes.append(rows)
+    body.append(b"")  # no validity bitmap: nothing is null
+    if isinstance(data, Texts):
+        body += (_raw(data.offsets), data.data)
+    elif isinstance(data, Lists):
+        body.append(_raw(data.offsets))
+        _encode(Column("item", column.type[5:-1]), data.values, len(data.values), nodes, body)
+    else:
+        if column.type == "vector":
+            nodes.append(rows * column.width)
+            body.append(b"")
+        body.append(_raw(np.ascontiguousarray(data, "<f4" if column.type == "vector" else column.type)))
+
+
+def _raw(array: np.ndarray[Any, Any]) -> memoryview:
+    return memoryview(array.reshape(-1).view(np.uint8))
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A decoded batch: rows, columns that view the bytes given, and the bytes it took."""
+
+    rows: int
+    columns: dict[str, ColumnData]
+    length: int
+
+
+def decode_batch(schema: Schema, data: memoryview) -> Batch:
+    """The batch that `data` begins with.
+
+    Raises:
+        Malformed: the bytes are not what `encode_batch` would have written, or are too few.
+    """
+    frame = _frame(schema)
+    size = len(frame.template)
+    if len(data) < size:
+        raise Malformed("a batch is cut short")
+    (rows,) = struct.unpack_from("<q", data, frame.rows)
+    nodes = struct.unpack_from(f"<{2 * frame.node_count}q", data, frame.nodes)[::2]
+    buffers = struct.unpack_from(f"<{2 * frame.buffer_count}q", data, frame.buffers)
+    offsets, lengths = buffers[::2], buffers[1::2]
+    if min(rows, *nodes, *lengths) < 0 or max(rows, *nodes, *lengths) > len(data):
+        raise Malformed("a batch claims more than its bytes hold")
+    message, body_length = frame.filled(rows, nodes, lengths)
+    if bytes(data[:size]) != message:
+        raise Malformed("a batch's header is not in the canonical form")
+    if len(data) < size + body_length:
+        raise Malformed("a batch is cut short")
+    pieces = [data[size + offset : size + offset + length] for offset, length in zip(offsets, lengths, strict=True)]
+    walk = _Walk(list(nodes), pieces)
+    columns = {column.name: walk.take(column, rows) for column in schema}
+    return Batch(rows, columns, size + body_length)
+
+
+class _Walk:
+    """Hands out a batch's nodes and buffers to its columns, in the order of the schema."""
+
+    def __init__(self, nodes: list[int], buffers: list[memoryview]) -> None:
+        self._nodes = iter(nodes)
+        self._buffers = iter(buffers)
+
+    def take(self, column: Column, rows: int) -> ColumnData:
+        """The data of `column`, which must have `rows` rows."""
+        if next(self._nodes) != rows or len(next(self._buffers)):
+            raise Malformed(f"column {column.name} has another number of rows, or nulls")
+        if column.type == "vector":
+            if next(self._nodes) != rows * column.width or len(next(self._buffers)):
+                raise Malformed(f"column {column.name} has another number of values, or nulls")
+            return self._array(column, "<f4", rows * column.width).reshape(rows, column.width)
+        if column.type == "utf8":
+            offsets = self._array(column, "<i4", rows + 1)
+            data = next(self._buffers)
+            self._check(column, offsets, len(data))
+            return Texts(offsets, data)
+        if column.type.startswith("list<"):
+            offsets = self._array(column, "<i4", rows + 1)
+            inside = int(offsets[-1])
+            self._check(column, offsets, inside)
+            values = self.take(Column(column.name, column.type[5:-1]), inside)
+            assert not isinstance(values, Lists)
+            return Lists(offsets, values)
+        return self._array(column, column.type, rows)
+
+    def _array(self, column: Column, dtype: str, count: int) -> np.ndarray[Any, Any]:
+        data = next(self._buffers)
+        if len(data) != count * np.dtype(dtype).itemsize:
+            raise Malformed(f"column {column.name} has another length than its rows need")
+        return np.frombuffer(data, dtype, count)
+
+    @staticmethod
+    def _check(column: Column, offsets: np.ndarray[Any, Any], end: int) -> None:
+        falls = len(offsets) > 1 and bool((offsets[1:] < offsets[:-1]).any())
+        if offsets[0] != 0 or offsets[-1] != end or falls:
+            raise Malformed(f"column {column.name} has offsets out of order")

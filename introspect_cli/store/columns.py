@@ -1,0 +1,124 @@
+"""Columns of variable length: texts and lists, kept as offsets into one buffer.
+
+The problem: a batch of records has a text for each row and nearly all are empty, a table of sites has texts that
+most comparisons never look at, and either may come from a stranger. The way: Arrow's own layout, decoded one
+value at a time when asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Any, Generic, TypeVar, Union, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+Value = TypeVar("Value")
+Offsets = NDArray[np.int32]
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Texts(Sequence[str]):
+    """A column of texts.
+
+    Attributes:
+        offsets: int32 of length n + 1, from 0, never falling.
+        data: UTF-8 bytes of all texts, one after another.
+    """
+
+    offsets: Offsets
+    data: bytes | memoryview
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[str]: ...
+    def __getitem__(self, index: int | slice) -> str | Sequence[str]:
+        if isinstance(index, slice):
+            return [self[row] for row in range(*index.indices(len(self)))]
+        row = range(len(self))[index]
+        return str(self.data[self.offsets[row] : self.offsets[row + 1]], "utf-8", "replace")
+
+    def tolist(self) -> list[str]:
+        """All texts, decoded."""
+        if not len(self.data):
+            return [""] * len(self)
+        data = bytes(self.data)
+        return [str(data[a:b], "utf-8", "replace") for a, b in pairwise(self.offsets.tolist())]
+
+
+@dataclass(frozen=True, eq=False)
+class Lists(Generic[Value]):
+    """A column of lists.
+
+    Attributes:
+        offsets: int32 of length n + 1, from 0, never falling.
+        values: what all lists hold, one after another: an int64 array, or `Texts`.
+    """
+
+    offsets: Offsets
+    values: Array | Texts
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def tolist(self) -> list[tuple[Value, ...]]:
+        """All lists, as tuples of plain values."""
+        values = self.values.tolist()
+        return [tuple(values[a:b]) for a, b in pairwise(self.offsets.tolist())]
+
+
+ColumnData = Union[Array, Texts, Lists[Any]]
+
+
+def texts(values: Sequence[str]) -> Texts:
+    """A column of `values`; what UTF-8 cannot hold (lone surrogates) is written as `\\udc80` and the like."""
+    if isinstance(values, Texts):
+        return values
+    if not any(values):
+        return Texts(np.zeros(len(values) + 1, np.int32), b"")
+    encoded = [value.encode("utf-8", "backslashreplace") for value in values]
+    return Texts(_offsets(encoded), b"".join(encoded))
+
+
+def integer_lists(values: Sequence[Sequence[int]]) -> Lists[int]:
+    """A column of lists of 64-bit integers."""
+    flat = [item for row in values for item in row]
+    return Lists(_offsets(values), np.array(flat, np.int64))
+
+
+def text_lists(values: Sequence[Sequence[str]]) -> Lists[str]:
+    """A column of lists of texts."""
+    return Lists(_offsets(values), texts([item for row in values for item in row]))
+
+
+def _offsets(items: Sequence[Sequence[Any] | bytes]) -> Offsets:
+    return np.fromiter(accumulate(map(len, items), initial=0), np.int32, len(items) + 1)
+
+
+def joined(parts: Sequence[ColumnData]) -> ColumnData:
+    """One column out of columns of one type, in order."""
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    if isinstance(first, np.ndarray):
+        return np.concatenate([part for part in parts if isinstance(part, np.ndarray)])
+    if isinstance(first, Texts):
+        own = [part for part in parts if isinstance(part, Texts)]
+        return Texts(_joined_offsets([part.offsets for part in own]), b"".join(part.data for part in own))
+    lists = [part for part in parts if isinstance(part, Lists)]
+    values = joined([part.values for part in lists])
+    assert not isinstance(values, Lists)
+    return Lists(_joined_offsets([part.offsets for part in lists]), values)
+
+
+def _joined_offsets(parts: Sequence[Offsets]) -> Offsets:
+    starts = np.cumsum([0, *(int(part[-1]) for part in parts)])
+    moved = [part[1:] + start for part, start in zip(parts, starts[:-1], strict=True)]
+    return np.concatenate([np.zeros(1), *moved]).astype(np.int32)

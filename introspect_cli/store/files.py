@@ -1,0 +1,186 @@
+"""Files inside a store, opened so that nothing outside it can be reached.
+
+The problem: a store from a stranger may hold symbolic links to other files, pipes that never answer, and names
+with `..`; and a script may change its directory, or have its store renamed, while it is captured. The way: one
+descriptor for the store's directory, everything opened relative to it, links refused, and only regular files and
+directories accepted.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterable, Sequence
+
+from introspect_cli.errors import StoreError
+
+_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+_DIRECTORY = os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+
+
+class Damage(StoreError):
+    """Something inside a store that is not as it was written."""
+
+
+def damaged(path: str, what: str) -> Damage:
+    """The error for damage at `path`, inside a store."""
+    return Damage(f"{path} is damaged: {what}; `introspect verify` on the run tells what is still sound")
+
+
+class Handle:
+    """An open descriptor that closes with its owner."""
+
+    def __init__(self, fd: int, path: str) -> None:
+        self.fd = fd
+        self.path = path
+
+    def close(self) -> None:
+        """Close; again is harmless."""
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def __del__(self) -> None:
+        self.close()
+
+    def size(self) -> int:
+        """Bytes in the file now."""
+        return os.fstat(self.fd).st_size
+
+    def read(self, offset: int, length: int) -> bytes:
+        """`length` bytes from `offset`, fewer where the file ends before."""
+        pieces = []
+        while length > 0:
+            piece = os.pread(self.fd, min(length, 1 << 30), offset)
+            if not piece:
+                break
+            pieces.append(piece)
+            offset += len(piece)
+            length -= len(piece)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+class Folder(Handle):
+    """An open directory."""
+
+    @classmethod
+    def at(cls, path: str) -> Folder:
+        """The directory at `path`, which may be a link: a person named it."""
+        return cls(os.open(path, _DIRECTORY), path)
+
+    def folder(self, name: str) -> Folder:
+        """The directory `name` inside this one.
+
+        Raises:
+            FileNotFoundError: there is none.
+            StoreError: it is a link, or not a directory.
+        """
+        path = f"{self.path}/{name}"
+        try:
+            return Folder(os.open(name, _DIRECTORY | os.O_NOFOLLOW, dir_fd=self.fd), path)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise damaged(path, _reason(error)) from None
+
+    def file(self, name: str) -> Handle:
+        """The regular file `name` inside this directory, for reading.
+
+        Raises:
+            FileNotFoundError: there is none.
+            StoreError: it is a link, a pipe, a device, a directory, or may not be read.
+        """
+        path = f"{self.path}/{name}"
+        try:
+            handle = Handle(os.open(name, _READ, dir_fd=self.fd), path)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise damaged(path, _reason(error)) from None
+        if not stat.S_ISREG(os.fstat(handle.fd).st_mode):
+            handle.close()
+            raise damaged(path, "it is not a regular file")
+        return handle
+
+    def read_file(self, name: str, limit: int) -> bytes:
+        """All of the regular file `name`, which may hold at most `limit` bytes.
+
+        Raises:
+            FileNotFoundError: there is none.
+            StoreError: it cannot be read, or is larger.
+        """
+        handle = self.file(name)
+        try:
+            if handle.size() > limit:
+                raise damaged(handle.path, f"it is larger than the {limit >> 20} MB that are allowed")
+            return handle.read(0, limit)
+        except OSError as error:
+            raise damaged(handle.path, _reason(error)) from None
+        finally:
+            handle.close()
+
+    def names(self) -> list[str]:
+        """What the directory holds, sorted."""
+        return sorted(os.listdir(self.fd))
+
+    def __contains__(self, name: str) -> bool:
+        """Whether anything is at `name`, a link that leads nowhere included."""
+        try:
+            os.stat(name, dir_fd=self.fd, follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def make_folder(self, name: str, mode: int = 0o777) -> Folder:
+        """The directory `name` inside this one, made where there is none."""
+        try:
+            os.mkdir(name, mode, dir_fd=self.fd)
+        except FileExistsError:
+            pass
+        return self.folder(name)
+
+    def create(self, name: str, mode: int = 0o666) -> int:
+        """A descriptor of the new file `name`, for writing; it must not exist."""
+        return os.open(name, _CREATE, mode, dir_fd=self.fd)
+
+    def replace(self, name: str, pieces: Iterable[bytes | memoryview], mode: int) -> int:
+        """Write the file `name` so that readers see the old content or the new, never a part; bytes written."""
+        temporary = f".{name}.{os.getpid()}"
+        try:
+            os.unlink(temporary, dir_fd=self.fd)
+        except FileNotFoundError:
+            pass
+        fd = self.create(temporary, mode)
+        try:
+            written = write_all(fd, list(pieces))
+        except BaseException:
+            os.unlink(temporary, dir_fd=self.fd)
+            raise
+        finally:
+            os.close(fd)
+        os.rename(temporary, name, src_dir_fd=self.fd, dst_dir_fd=self.fd)
+        return written
+
+
+def write_all(fd: int, pieces: Sequence[bytes | memoryview]) -> int:
+    """Write `pieces` one after another in as few calls as the system allows; bytes written."""
+    data = memoryview(b"".join(pieces)) if len(pieces) > 1 else memoryview(pieces[0])
+    total = len(data)
+    while data:
+        data = data[os.write(fd, data) :]
+    return total
+
+
+def reason(error: OSError) -> str:
+    """What the system says of an error, to follow a colon."""
+    return (error.strerror or str(error)).lower()
+
+
+def _reason(error: OSError) -> str:
+    if error.errno == errno.ELOOP:
+        return "it is a symbolic link, and a store holds none"
+    if error.errno == errno.ENOTDIR:
+        return "it is a link or a file where a directory belongs"
+    return reason(error)

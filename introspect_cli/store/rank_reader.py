@@ -1,0 +1,307 @@
+"""Reads what one rank recorded: the index at once, names when asked for, records one step at a time.
+
+The problem: comparing must not read what digests show to be equal, nor trust a byte before it is checked, nor be
+upset by a writer that is still at work. The way: the file's descriptor stays open, a step is one read of the bytes
+that its index entry names, its CRC is taken over those very bytes, and columns are views of them.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Any, TypeVar
+
+import numpy as np
+
+from introspect_cli.records import COUNT_STATS, Layout, ModuleInfo, Record, Status, Summary
+from introspect_cli.store import locks
+from introspect_cli.store.arrow import Batch, Malformed, Schema, decode_batch, schema_message
+from introspect_cli.store.batch import StepBatch
+from introspect_cli.store.columns import ColumnData, Lists, Texts, joined
+from introspect_cli.store.derived import record_stats
+from introspect_cli.store.files import Folder, Handle, damaged, reason
+from introspect_cli.store.format import (
+    INDEX,
+    LAYOUT_COLUMNS,
+    LAYOUTS,
+    LIMIT_INDEX,
+    MODULE_COLUMNS,
+    MODULES,
+    RECORDS,
+    SITE_COLUMNS,
+    SITES,
+    STATS_BIT,
+    float_columns,
+    record_columns,
+)
+from introspect_cli.store.index import EMPTY, Entries, Index, StepEntry, parse_index
+from introspect_cli.store.sites import SiteTable
+
+Items = TypeVar("Items")
+
+_MAX_DIMS = 1024
+_STATUSES = len(Status)
+_MEASURED = (Status.OBSERVED, Status.PARTIAL)
+
+
+class RankReader:
+    """One rank of a run, as it was when it was opened.
+
+    Attributes:
+        rank: its number.
+        path: its directory, for messages.
+        running: whether a process was still writing it.
+        ended: whether its writer closed it properly.
+        entries: structured array of `format.ENTRY`, one a step: `step`, `rows`, `digest`, `chain`, ...
+        run_id: 16 bytes that its index names as the run's; empty where it has no header yet.
+    """
+
+    def __init__(self, folder: Folder, rank: int) -> None:
+        self.rank = rank
+        self.path = folder.path
+        self._folder = folder
+        index, self.running = self._open_index()
+        self._index = index
+        self.ended = index.ended
+        self.run_id = index.run_id
+        self._schema = record_columns(index.bits)
+        self._records, self.entries = self._open_records(index)
+
+    def _open_index(self) -> tuple[Index, bool]:
+        try:
+            handle = self._folder.file(INDEX)
+        except FileNotFoundError:
+            return EMPTY, False
+        try:
+            running = locks.held(handle.fd)
+            if handle.size() > LIMIT_INDEX:
+                raise damaged(handle.path, "it is larger than any index")
+            data = handle.read(0, LIMIT_INDEX)
+        except OSError as error:
+            raise damaged(handle.path, reason(error)) from None
+        finally:
+            handle.close()
+        return parse_index(data, self.rank, handle.path), running
+
+    def _open_records(self, index: Index) -> tuple[Handle | None, Entries]:
+        entries = index.entries
+        if index.last is None:
+            return None, entries
+        records = self._open(RECORDS)
+        first = schema_message(self._schema)
+        if records.read(0, len(first)) != first:
+            raise damaged(records.path, "its columns are not those of this format")
+        # Only a power cut leaves an index that is ahead of the records; then the records decide.
+        there = entries["offset"] + entries["length"] <= np.uint64(records.size())
+        whole = int(np.argmin(there)) if not there.all() else len(entries)
+        if whole < len(entries) and self.ended:
+            raise damaged(records.path, f"it ends before step {int(entries['step'][whole])}, which the index names")
+        return records, entries[:whole]
+
+    def _open(self, name: str) -> Handle:
+        try:
+            return self._folder.file(name)
+        except FileNotFoundError:
+            raise damaged(f"{self.path}/{name}", "it is missing") from None
+
+    def close(self) -> None:
+        """Close the files; batches already read stay valid."""
+        if self._records is not None:
+            self._records.close()
+        self._folder.close()
+
+    # --- steps
+
+    def __len__(self) -> int:
+        """Number of steps."""
+        return len(self.entries)
+
+    @cached_property
+    def steps(self) -> tuple[StepEntry, ...]:
+        """All steps, in order. For many thousands, use `entries`."""
+        return tuple(self.entry(row) for row in range(len(self.entries)))
+
+    def entry(self, row: int) -> StepEntry:
+        """The `row`-th step's entry."""
+        entry = self.entries[row]
+        numbers = (int(entry[name]) for name in ("step", "offset", "length", "rows"))
+        return StepEntry(*numbers, entry["digest"].tobytes(), entry["chain"].tobytes())
+
+    @property
+    def last_step(self) -> int | None:
+        """Number of the last step that is whole; None where there is none."""
+        return int(self.entries["step"][-1]) if len(self.entries) else None
+
+    def row_of(self, step: int) -> int:
+        """Position of `step` among the entries.
+
+        Raises:
+            KeyError: it was not recorded.
+        """
+        row = int(np.searchsorted(self.entries["step"], step))
+        if row == len(self.entries) or self.entries["step"][row] != step:
+            raise KeyError(step)
+        return row
+
+    def __contains__(self, step: int) -> bool:
+        try:
+            self.row_of(step)
+        except KeyError:
+            return False
+        return True
+
+    # --- names
+
+    @cached_property
+    def sites(self) -> SiteTable:
+        """All sites, by number.
+
+        Raises:
+            StoreError: the stream is damaged.
+        """
+        return SiteTable(self._names(SITES, SITE_COLUMNS, "sites"), f"{self.path}/{SITES}")
+
+    @cached_property
+    def layouts(self) -> list[Layout]:
+        """All layouts, by number.
+
+        Raises:
+            StoreError: the stream is damaged.
+        """
+        columns = self._names(LAYOUTS, LAYOUT_COLUMNS, "layouts")
+        shapes, *names = (columns[column.name] for column in LAYOUT_COLUMNS)
+        assert isinstance(shapes, Lists)
+        if len(shapes) and int(np.diff(shapes.offsets).max()) > _MAX_DIMS:
+            raise damaged(f"{self.path}/{LAYOUTS}", "a shape has more dimensions than a tensor can have")
+        if len(shapes.values) and np.asarray(shapes.values).min() < 0:
+            raise damaged(f"{self.path}/{LAYOUTS}", "a shape has a negative size")
+        return [Layout(*row) for row in zip(shapes.tolist(), *map(_plain, names), strict=True)]
+
+    @cached_property
+    def modules(self) -> list[ModuleInfo]:
+        """The module tree, in the order it was found.
+
+        Raises:
+            StoreError: the stream is damaged.
+        """
+        columns = self._names(MODULES, MODULE_COLUMNS, "modules")
+        return [ModuleInfo(*row) for row in zip(*(_plain(columns[c.name]) for c in MODULE_COLUMNS), strict=True)]
+
+    def _names(self, name: str, schema: Schema, prefix: str) -> dict[str, ColumnData]:
+        """The columns of a stream of names, as far as the index vouches for it."""
+        last = self._index.last
+        if last is None:
+            return _no_rows(schema)
+        length, crc, count = int(last[f"{prefix}_length"]), int(last[f"{prefix}_crc"]), int(last[f"n_{prefix}"])
+        handle = self._open(name)
+        try:
+            data = handle.read(0, length)
+        except OSError as error:
+            raise damaged(handle.path, reason(error)) from None
+        finally:
+            handle.close()
+        if len(data) < length:
+            raise damaged(handle.path, "it ends before the names that the index counts")
+        if zlib.crc32(data) != crc:
+            raise damaged(handle.path, "its bytes are not those that were indexed")
+        first = schema_message(schema)
+        if data[: len(first)] != first:
+            raise damaged(handle.path, "its columns are not those of this format")
+        batches: list[Batch] = []
+        rest = memoryview(data)[len(first) :]
+        try:
+            while rest:
+                batches.append(decode_batch(schema, rest))
+                rest = rest[batches[-1].length :]
+        except Malformed as error:
+            raise damaged(handle.path, str(error)) from None
+        if sum(batch.rows for batch in batches) != count:
+            raise damaged(handle.path, "it holds another number of names than the index counts")
+        if not batches:
+            return _no_rows(schema)
+        return {c.name: joined([batch.columns[c.name] for batch in batches]) for c in schema}
+
+    # --- records
+
+    def read(self, step: int) -> StepBatch:
+        """All records of a step, as read-only views of the bytes just read and checked.
+
+        Raises:
+            KeyError: the step was not recorded.
+            StoreError: its bytes are damaged.
+        """
+        return self.read_row(self.row_of(step))
+
+    def read_row(self, row: int) -> StepBatch:
+        """All records of the `row`-th step; see `read`."""
+        entry = self.entries[row]
+        records = self._records
+        assert records is not None
+        step, length = int(entry["step"]), int(entry["length"])
+        try:
+            data = records.read(int(entry["offset"]), length)
+        except OSError as error:
+            raise damaged(records.path, reason(error)) from None
+        if len(data) != length or zlib.crc32(data) != entry["batch_crc"]:
+            raise damaged(records.path, f"the records of step {step} are not those that were indexed")
+        try:
+            batch = decode_batch(self._schema, memoryview(data))
+        except Malformed as error:
+            raise damaged(records.path, f"step {step}: {error}") from None
+        if batch.length != length or batch.rows != entry["rows"]:
+            raise damaged(records.path, f"step {step} has another length than its index entry says")
+        out = _step_batch(batch.columns, self._index.bits)
+        if batch.rows and (
+            out.site.max() >= entry["n_sites"]
+            or out.layout.max() >= entry["n_layouts"]
+            or out.status.max() >= _STATUSES
+        ):
+            raise damaged(records.path, f"a record of step {step} names a site, layout or status that is not there")
+        return out
+
+    def record(self, batch: StepBatch, row: int, step: int) -> Record:
+        """One row as a record, with derived statistics filled in.
+
+        Raises:
+            StoreError: its site or layout is damaged.
+        """
+        site, info = self.sites[int(batch.site[row])]
+        layout = self.layouts[int(batch.layout[row])]
+        stats = record_stats(batch.counts, batch.floats, min(layout.numel, (1 << 63) - 1), row)
+        status = Status(int(batch.status[row]))
+        sketch: tuple[float, ...] = ()
+        if batch.sketch is not None and status in _MEASURED:
+            sketch = tuple(batch.sketch[row].tolist())
+        summary = Summary(status, layout, int(batch.checksum[row]), stats, sketch, batch.text[row])
+        return Record(step, self.rank, int(batch.sequence[row]), site, info, summary)
+
+    def records(self, step: int) -> Iterator[Record]:
+        """All records of a step, in the order they were made."""
+        batch = self.read(step)
+        return (self.record(batch, int(row), step) for row in np.argsort(batch.sequence, kind="stable"))
+
+
+def _step_batch(columns: dict[str, Any], bits: int) -> StepBatch:
+    return StepBatch(
+        site=columns["site"],
+        sequence=columns["sequence"],
+        layout=columns["layout"],
+        status=columns["status"],
+        checksum=columns["checksum"],
+        counts={name: columns[name] for name in COUNT_STATS} if bits & STATS_BIT else {},
+        floats={name: columns[name] for name in float_columns(bits)},
+        sketch=columns.get("sketch"),
+        text=columns["text"],
+    )
+
+
+def _plain(column: ColumnData) -> list[Any]:
+    return list(column.tolist())
+
+
+def _no_rows(schema: Schema) -> dict[str, ColumnData]:
+    none = np.zeros(1, np.int32)
+    empty: dict[str, ColumnData] = {"utf8": Texts(none, b""), "list<utf8>": Lists(none, Texts(none, b""))}
+    empty["list<i8>"] = Lists(none, np.zeros(0, np.int64))
+    return {c.name: empty[c.type] if c.type in empty else np.zeros(0, c.type) for c in schema}

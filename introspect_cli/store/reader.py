@@ -1,0 +1,241 @@
+"""A run opened for reading, while it is written or after, from oneself or from a stranger.
+
+The problem: the answer must be right or an error that says what is wrong, whatever the bytes. The way: nothing is
+followed out of the directory, nothing is read without a limit, nothing is believed before it is checked, and what
+is not whole does not exist.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from enum import Enum
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from introspect_cli.errors import StoreError
+from introspect_cli.store import documents, locks, tensorfile
+from introspect_cli.store.files import Folder, damaged, reason
+from introspect_cli.store.format import FORMAT, LIMIT_DOCUMENT, LOCK, MANIFEST, SETTINGS, TENSORS
+from introspect_cli.store.index import newer_format
+from introspect_cli.store.rank_reader import RankReader
+
+_RANK = re.compile(r"rank(0|[1-9]\d{0,5})")
+_SETTINGS = re.compile(r"([a-z0-9_]{1,64})\.yaml")
+_VERSION = re.compile(r"[0-9A-Za-z.+!-]{1,32}")
+_MAX_RANKS = 65536
+
+
+class RunState(str, Enum):
+    """How a run ended, if it did."""
+
+    RUNNING = "running"
+    COMPLETE = "complete"
+    INTERRUPTED = "interrupted"
+
+
+class Settings(Mapping[str, Any]):
+    """The settings documents of a run by name, each read when first asked for."""
+
+    def __init__(self, folder: Folder | None) -> None:
+        self._folder = folder
+        found = (_SETTINGS.fullmatch(name) for name in folder.names()) if folder is not None else ()
+        self._names = [match[1] for match in found if match]
+        self._read: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        """A document's plain data.
+
+        Raises:
+            KeyError: there is no such document.
+            StoreError: it is damaged.
+        """
+        if name not in self._read:
+            if self._folder is None or name not in self._names:
+                raise KeyError(name)
+            path = f"{self._folder.path}/{name}.yaml"
+            try:
+                data = self._folder.read_file(f"{name}.yaml", LIMIT_DOCUMENT)
+            except FileNotFoundError:
+                raise KeyError(name) from None
+            self._read[name] = documents.load(data, path)
+        return self._read[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+class Run:
+    """A run opened for reading; a context manager that closes its files.
+
+    Attributes:
+        path: its directory, as it was named.
+        manifest: the manifest, with at least `format`.
+        ranks: numbers of its ranks, rising.
+        state: whether it is still being written, was closed properly, or ends where something stopped it.
+    """
+
+    def __init__(self, path: Path, folder: Folder) -> None:
+        self.path = path
+        self._folder = folder
+        self.manifest = _manifest(folder)
+        # Asked before the ranks are read: a run that ends in between is called running, never complete too early.
+        locked = _locked(folder)
+        self._ranks = self._open_ranks()
+        self.ranks = tuple(sorted(self._ranks))
+        self.state = self._state(locked)
+
+    def _open_ranks(self) -> dict[int, RankReader]:
+        found = [match for match in map(_RANK.fullmatch, self._folder.names()) if match]
+        if len(found) > _MAX_RANKS:
+            raise damaged(self._folder.path, "it has more ranks than a run can have")
+        readers = {}
+        for match in found:
+            rank = int(match[1])
+            reader = readers[rank] = RankReader(self._folder.folder(match[0]), rank)
+            if reader.run_id and reader.run_id.hex() != self.manifest.get("id"):
+                raise damaged(reader.path, "it belongs to another run than the manifest")
+        return readers
+
+    def _state(self, locked: bool) -> RunState:
+        readers = self._ranks.values()
+        if locked or any(reader.running for reader in readers):
+            return RunState.RUNNING
+        if self.manifest.get("status") == "complete" and all(reader.ended for reader in readers):
+            return RunState.COMPLETE
+        return RunState.INTERRUPTED
+
+    def rank(self, rank: int) -> RankReader:
+        """The reader of one rank.
+
+        Raises:
+            KeyError: there is no such rank.
+        """
+        return self._ranks[rank]
+
+    @property
+    def last_step(self) -> int | None:
+        """Number of the last step that every rank has whole; None where there is none."""
+        last = [reader.last_step for reader in self._ranks.values()]
+        known = [step for step in last if step is not None]
+        return min(known) if known and len(known) == len(last) else None
+
+    @cached_property
+    def settings(self) -> Settings:
+        """The settings documents by name, read when asked for.
+
+        Raises:
+            StoreError: their directory is damaged.
+        """
+        try:
+            return Settings(self._folder.folder(SETTINGS))
+        except FileNotFoundError:
+            return Settings(None)
+
+    def tensor(self, checksum: int) -> np.ndarray[Any, Any] | None:
+        """A tensor that was stored in full, by its checksum; None where it was not.
+
+        bfloat16, fp8 and complex32 come as the float32 or complex64 of the same value; element types numpy does
+        not know as a flat uint8 array of their bytes.
+
+        Raises:
+            StoreError: its file is damaged.
+        """
+        try:
+            folder = self._folder.folder(TENSORS)
+        except FileNotFoundError:
+            return None
+        try:
+            handle = folder.file(f"{checksum:016x}.safetensors")
+            try:
+                return tensorfile.decode(handle, checksum)
+            finally:
+                handle.close()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise damaged(folder.path, reason(error)) from None
+        finally:
+            folder.close()
+
+    def close(self) -> None:
+        """Close all files; what was read stays valid."""
+        for reader in self._ranks.values():
+            reader.close()
+        self._folder.close()
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def open_run(path: str | Path) -> Run:
+    """Open the run in the directory `path`.
+
+    Raises:
+        StoreError: there is none, it is not a run, it is damaged, or it is newer than this reader.
+    """
+    folder = open_store(path)
+    try:
+        return Run(Path(path), folder)
+    except OSError as error:
+        raise StoreError(f"cannot read {path}: {reason(error)}") from None
+
+
+def open_store(path: str | Path) -> Folder:
+    """The directory of a run.
+
+    Raises:
+        StoreError: there is nothing, or something that is not a directory with a manifest.
+    """
+    try:
+        folder = Folder.at(str(path))
+        names = folder.names()
+    except FileNotFoundError:
+        raise StoreError(f"there is no run at {path}; name a directory that `introspect capture -o` made") from None
+    except (OSError, ValueError) as error:
+        why = reason(error) if isinstance(error, OSError) else "not a path"
+        raise StoreError(f"{path} is not a run: {why}; name a directory that `introspect capture -o` made") from None
+    if MANIFEST not in names:
+        what = "it is empty" if not names else f"it has no {MANIFEST}"
+        raise StoreError(f"{path} is not a run: {what}; name a directory that `introspect capture -o` made")
+    return folder
+
+
+def _manifest(folder: Folder) -> dict[str, Any]:
+    path = f"{folder.path}/{MANIFEST}"
+    try:
+        manifest = documents.load(folder.read_file(MANIFEST, LIMIT_DOCUMENT), path)
+    except FileNotFoundError:
+        raise damaged(path, "it is missing") from None
+    found = manifest.get("format") if isinstance(manifest, dict) else None
+    if type(found) is not int or found < 1:
+        raise damaged(path, "it does not say which format the run has")
+    if found > FORMAT:
+        tool = manifest.get("tool")
+        version = tool.get("version") if isinstance(tool, dict) else None
+        known = isinstance(version, str) and _VERSION.fullmatch(version)
+        raise newer_format(found, version if known else None, folder.path)
+    return dict(manifest)
+
+
+def _locked(folder: Folder) -> bool:
+    try:
+        handle = folder.file(LOCK)
+    except FileNotFoundError:
+        return False
+    try:
+        return locks.held(handle.fd)
+    finally:
+        handle.close()

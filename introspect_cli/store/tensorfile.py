@@ -1,0 +1,137 @@
+"""Full tensors as safetensors files, one tensor a file, named by the tensor's checksum.
+
+The problem: a tensor that did not change should be stored once, torch's newest element types are unknown to
+numpy and some to safetensors, and a header from a stranger may lie about every length. The way: the format's own
+layout (8 bytes of header length, JSON, raw little-endian data), written and read here with every number checked
+against the size of the file; element types the format does not know are stored as bytes with their name beside.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+import zlib
+from typing import Any
+
+import numpy as np
+
+from introspect_cli.store.files import Handle, damaged
+
+NAME = "tensor"
+
+_LIMIT_HEADER = 1 << 16
+_LIMIT_DIMS = 32  # numpy 1 has no more
+_CODES = {
+    "float64": "F64",
+    "float32": "F32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+    "int64": "I64",
+    "int32": "I32",
+    "int16": "I16",
+    "int8": "I8",
+    "uint64": "U64",
+    "uint32": "U32",
+    "uint16": "U16",
+    "uint8": "U8",
+    "bool": "BOOL",
+}
+_NUMPY = {
+    **{name: np.dtype(name) for name in _CODES if name not in {"bfloat16", "float8_e4m3fn", "float8_e5m2"}},
+    "bfloat16": np.dtype("<u2"),
+    "float8_e4m3fn": np.dtype("u1"),
+    "float8_e5m2": np.dtype("u1"),
+    "complex64": np.dtype("<c8"),
+    "complex128": np.dtype("<c16"),
+    "complex32": np.dtype([("real", "<f2"), ("imag", "<f2")]),
+}
+
+
+def encode(data: memoryview, dtype: str, shape: tuple[int, ...]) -> bytes:
+    """What comes before `data` (raw bytes, row-major) in a file.
+
+    The format's metadata holds torch's `dtype` name, the `shape`, and the CRC-32 of the data.
+    """
+    code = _CODES.get(dtype)
+    entry = {
+        "dtype": code or "U8",
+        "shape": list(shape) if code else [len(data)],
+        "data_offsets": [0, len(data)],
+    }
+    about = {"dtype": dtype, "shape": json.dumps(list(shape)), "crc32": f"{zlib.crc32(data):08x}"}
+    text = json.dumps({"__metadata__": about, NAME: entry}, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text
+
+
+def decode(handle: Handle, checksum: int) -> np.ndarray[Any, Any]:
+    """The tensor in an open file, checked against its CRC; bfloat16, fp8 and complex32 widened exactly.
+
+    Raises:
+        StoreError: the file is not what `encode` would have written.
+    """
+    size = handle.size()
+    head = handle.read(0, 8)
+    length = struct.unpack("<Q", head)[0] if len(head) == 8 else 0
+    if not 2 <= length <= min(_LIMIT_HEADER, size - 8):
+        raise damaged(handle.path, "its header claims more bytes than the file holds")
+    dtype, shape, crc = _header(handle, length)
+    stored = _NUMPY.get(dtype)
+    available = size - 8 - length
+    if stored is not None and math.prod(shape) * stored.itemsize != available:
+        raise damaged(handle.path, "its shape and element type need another number of bytes")
+    data = np.empty(available, np.uint8)
+    view, filled = memoryview(data), 0
+    while filled < available:
+        piece = handle.read(8 + length + filled, min(available - filled, 1 << 24))
+        if not piece:
+            raise damaged(handle.path, "it ends early")
+        view[filled : filled + len(piece)] = piece
+        filled += len(piece)
+    if zlib.crc32(data) != crc:
+        raise damaged(handle.path, f"its data is not what tensor {checksum:016x} was written with")
+    if stored is None:
+        return data
+    return _widened(data.view(stored).reshape(shape), dtype)
+
+
+def _header(handle: Handle, length: int) -> tuple[str, tuple[int, ...], int]:
+    try:
+        header = json.loads(handle.read(8, length))
+        about = header["__metadata__"]
+        shape = json.loads(about["shape"])
+        dtype, crc = str(about["dtype"]), int(about["crc32"], 16)
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise damaged(handle.path, "its header is not that of a stored tensor") from None
+    sizes_ok = isinstance(shape, list) and all(type(n) is int and 0 <= n < 1 << 62 for n in shape)
+    if not sizes_ok or len(shape) > _LIMIT_DIMS:
+        raise damaged(handle.path, "its shape is not one")
+    return dtype, tuple(shape), crc
+
+
+def _widened(array: np.ndarray[Any, Any], dtype: str) -> np.ndarray[Any, Any]:
+    if dtype == "bfloat16":
+        return (array.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    if dtype == "float8_e4m3fn":
+        return _fp8(4, 3, 7)[array]
+    if dtype == "float8_e5m2":
+        # The upper byte of a float16.
+        return (array.astype(np.uint16) << np.uint16(8)).view(np.float16).astype(np.float32)
+    if dtype == "complex32":
+        wide = np.empty(array.shape, np.complex64)
+        wide.real, wide.imag = array["real"], array["imag"]
+        return wide
+    return array
+
+
+def _fp8(exponent_bits: int, mantissa_bits: int, bias: int) -> np.ndarray[Any, Any]:
+    """float32 values of the 256 codes of an fp8 type without infinities (OCP 8-bit floating point, 2023)."""
+    codes = np.arange(256)
+    exponent = (codes >> mantissa_bits) & ((1 << exponent_bits) - 1)
+    mantissa = (codes & ((1 << mantissa_bits) - 1)) / (1 << mantissa_bits)
+    values = np.where(exponent > 0, (1 + mantissa) * 2.0 ** (exponent - bias), mantissa * 2.0 ** (1 - bias))
+    values = np.where((codes & 0x7F) == 0x7F, np.nan, values)
+    return np.where(codes & 0x80, -values, values).astype(np.float32)

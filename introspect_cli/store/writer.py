@@ -1,0 +1,240 @@
+"""A store open for writing: the directory, its lock, its documents and tensors, and a writer for each rank.
+
+The problem: a capture must never overwrite what somebody may still need, share its directory with another
+capture, or be confused by a script that changes its directory. The way: the directory is made here and nowhere
+else, a lock is held on it while the process lives, and everything is opened relative to its descriptor.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from introspect_cli import __version__
+from introspect_cli.errors import StoreError
+from introspect_cli.store import documents, tensorfile
+from introspect_cli.store.files import Folder, reason
+from introspect_cli.store.format import FORMAT, LIMIT_DOCUMENT, LOCK, MANIFEST, SETTINGS, TENSORS, column_bits
+from introspect_cli.store.locks import take
+from introspect_cli.store.rank_writer import RankWriter
+
+_NAME = re.compile(r"[a-z0-9_]{1,64}")
+_OURS = re.compile(r"manifest\.yaml|settings|tensors|\.lock|rank\d{1,6}|\.manifest\.yaml\.\d+")
+_PRIVATE_FILE, _PRIVATE_DIRECTORY = 0o600, 0o700
+
+
+class StoreWriter:
+    """A run's directory, locked for writing until closed.
+
+    Attributes:
+        path: the directory, absolute.
+        id: 32 hex digits that every index of the run repeats, so that files of two runs cannot be mixed up.
+    """
+
+    def __init__(self, path: Path, folder: Folder, lock_fd: int, run_id: str) -> None:
+        self.path = path
+        self.id = run_id
+        self._folder = folder
+        self._lock_fd = lock_fd
+        self._ranks: list[RankWriter] = []
+        self._tensors: Folder | None = None
+        self._stored: set[int] = set()
+
+    @classmethod
+    def create(cls, path: Path, *, force: bool = False) -> StoreWriter:
+        """Make the directory of a new run and lock it.
+
+        Args:
+            path: where; parents are made. An empty directory that is there is used.
+            force: replace the run that is there.
+
+        Raises:
+            StoreError: a run is there (without `force`), is being written, or something else is there; or the
+                directory cannot be made.
+        """
+        path = Path(os.path.abspath(path))  # noqa: PTH100 -- `resolve` would follow the link it is about to replace
+        try:
+            return cls._create(path, force=force)
+        except OSError as error:
+            raise StoreError(f"cannot make a run at {path}: {reason(error)}; choose another place with -o") from None
+
+    @classmethod
+    def _create(cls, path: Path, *, force: bool) -> StoreWriter:
+        if path.is_symlink():
+            path = path.resolve()
+        old = _set_aside(path, force=force)
+        path.mkdir(parents=True, exist_ok=True)
+        folder = Folder.at(str(path))
+        lock_fd = -1
+        try:
+            lock_fd = os.open(LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666, dir_fd=folder.fd)
+            if not take(lock_fd) or folder.names() != [LOCK]:
+                raise StoreError(f"{path} is being written by another capture; choose another place with -o")
+            writer = cls(path, folder, lock_fd, os.urandom(16).hex())
+            writer.write_manifest({"tool": {"name": "introspect", "version": __version__}, "status": "running"})
+        except BaseException:
+            folder.close()
+            if lock_fd >= 0:
+                os.close(lock_fd)
+            raise
+        if old is not None:
+            shutil.rmtree(old, ignore_errors=True)
+        return writer
+
+    def write_manifest(self, manifest: dict[str, Any]) -> None:
+        """Replace the manifest, all at once; `format` and `id` are added.
+
+        Raises:
+            StoreError: it cannot be written.
+        """
+        own = {"format": FORMAT, "id": self.id}
+        self._write_document(self._folder, MANIFEST, {**own, **manifest, **own})
+
+    def write_settings(self, name: str, value: object) -> None:
+        """Write (or replace) the settings document `name`, readable by its owner only.
+
+        Raises:
+            ValueError: `name` is not lower-case letters, digits and underscores.
+            StoreError: it cannot be written.
+        """
+        if not _NAME.fullmatch(name):
+            raise ValueError(f"{name!r} cannot name a settings document")
+        try:
+            folder = self._folder.make_folder(SETTINGS, _PRIVATE_DIRECTORY)
+        except OSError as error:
+            raise StoreError(f"cannot write to {self.path}: {reason(error)}") from None
+        try:
+            self._write_document(folder, f"{name}.yaml", value)
+        finally:
+            folder.close()
+
+    def _write_document(self, folder: Folder, name: str, value: object) -> None:
+        data = documents.dump(value)
+        if len(data) > LIMIT_DOCUMENT:
+            raise StoreError(f"cannot write {folder.path}/{name}: it would be larger than a store allows")
+        try:
+            folder.replace(name, [data], _PRIVATE_FILE)
+        except OSError as error:
+            raise StoreError(f"cannot write {folder.path}/{name}: {reason(error)}") from None
+
+    def save_tensor(self, checksum: int, array: memoryview, dtype: str, shape: tuple[int, ...]) -> int:
+        """Keep a tensor's data under its checksum, once; bytes written.
+
+        Args:
+            checksum: the tensor's.
+            array: its raw bytes, row-major, contiguous.
+            dtype: torch's name without the prefix.
+            shape: sizes.
+
+        Raises:
+            StoreError: it cannot be written.
+        """
+        if checksum in self._stored:
+            return 0
+        self._stored.add(checksum)
+        name = f"{checksum:016x}.safetensors"
+        try:
+            if self._tensors is None:
+                self._tensors = self._folder.make_folder(TENSORS)
+            if name in self._tensors:
+                return 0
+            data = memoryview(array).cast("B")
+            head = tensorfile.encode(data, dtype, shape)
+            return self._tensors.replace(name, [head, data], 0o666)
+        except OSError as error:
+            raise StoreError(f"cannot write a tensor to {self.path}: {reason(error)}") from None
+
+    def rank(
+        self, rank: int, *, stats: bool = True, sketch: bool = True, sorted_stats: tuple[str, ...] = ()
+    ) -> RankWriter:
+        """The writer of what `rank` records, with the columns asked for.
+
+        Raises:
+            StoreError: the rank's files are there already or cannot be made.
+        """
+        bits = column_bits(stats=stats, sketch=sketch, sorted_stats=sorted_stats)
+        try:
+            folder = self._folder.make_folder(f"rank{rank}")
+        except OSError as error:
+            raise StoreError(f"cannot write to {self.path}: {reason(error)}") from None
+        writer = RankWriter(folder, rank, bits, bytes.fromhex(self.id))
+        self._ranks.append(writer)
+        return writer
+
+    def abandon(self) -> None:
+        """Close every descriptor and write nothing: what a forked child does first."""
+        ranks, self._ranks = self._ranks, []
+        for rank in ranks:
+            rank.abandon()
+        self._release()
+
+    def close(self) -> None:
+        """Close the ranks, each with its mark of a proper end, and give the lock back; again is harmless.
+
+        Raises:
+            StoreError: a mark could not be written; everything is closed all the same.
+        """
+        ranks, self._ranks = self._ranks, []
+        first: StoreError | None = None
+        for rank in ranks:
+            try:
+                rank.close()
+            except StoreError as error:
+                first = first or error
+        self._release()
+        if first is not None:
+            raise first
+
+    def _release(self) -> None:
+        if self._tensors is not None:
+            self._tensors.close()
+        self._folder.close()
+        fd, self._lock_fd = self._lock_fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def __enter__(self) -> StoreWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _set_aside(path: Path, *, force: bool) -> Path | None:
+    """Make sure nothing is lost at `path`; where a run was moved to that may be deleted, if one was.
+
+    The lock of the old run is held while it is moved, so that of two captures started at once one is refused.
+    """
+    try:
+        folder = Folder.at(str(path))
+    except FileNotFoundError:
+        return None
+    except NotADirectoryError:
+        raise StoreError(f"{path} is a file; choose another place with -o") from None
+    try:
+        names = folder.names()
+        if names in ([], [LOCK]):  # the second is what a capture killed at its very start leaves
+            return None
+        strange = next((name for name in names if not _OURS.fullmatch(name)), None)
+        if strange is not None or not (MANIFEST in names or LOCK in names):
+            what = f"holds {strange!r}" if strange is not None else "has no manifest"
+            raise StoreError(f"{path} is not (only) a run: it {what}; choose another place with -o")
+        lock_fd = os.open(LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666, dir_fd=folder.fd)
+        try:
+            if not take(lock_fd):
+                raise StoreError(f"{path} is being written by another capture; choose another place with -o")
+            if not force:
+                raise StoreError(f"{path} holds a run already; choose another place with -o, or --force to replace it")
+            aside = path.with_name(f".{path.name}.replaced-{os.getpid()}-{os.urandom(4).hex()}")
+            path.rename(aside)
+            return aside
+        finally:
+            os.close(lock_fd)
+    finally:
+        folder.close()
