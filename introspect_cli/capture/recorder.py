@@ -24,8 +24,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from introspect_cli.capture.schedule import Schedule
-    from introspect_cli.store.writer import RankWriter, StoreWriter
+    from introspect_cli.store.rank_writer import RankWriter
+    from introspect_cli.store.writer import StoreWriter
     from introspect_cli.tensors.summarize import Summarizer
+    from introspect_cli.tensors.table import SummaryTable
 
 NO_INFO = SiteInfo()
 
@@ -78,6 +80,7 @@ class Recorder:
         self._slots: list[int] = []
         self._times: dict[int, int] = {}
         self._saved: list[SavedTensor] = []
+        self._layouts: list[int] = []
 
     @property
     def rows(self) -> int:
@@ -159,9 +162,11 @@ class Recorder:
                 self.alive = self.wanted = False
                 self._store_lost(error)
 
-    def _append(self, rows: list[int], slots: list[int], saved: list[SavedTensor], table) -> None:  # noqa: ANN001 - summarize.SummaryTable, whose module is imported by the caller
+    def _append(self, rows: list[int], slots: list[int], saved: list[SavedTensor], table: SummaryTable) -> None:
         pick = np.asarray(slots, dtype=np.int64)
-        layouts = np.asarray([self._rank.layout(layout) for layout in table.layout], dtype=np.uint32)
+        # The summarizer only ever appends to its layouts.
+        self._layouts.extend(self._rank.layout(layout) for layout in table.layouts[len(self._layouts) :])
+        layouts = np.asarray(self._layouts, dtype=np.uint32)
         text = table.text
         batch = StepBatch(
             site=np.asarray(rows, dtype=np.uint32),
@@ -187,4 +192,4 @@ def save_whole(store: StoreWriter, checksum: int, value: torch.Tensor) -> None:
     """Store a host tensor of any dtype whole, named by its checksum."""
     dtype = str(value.dtype).removeprefix("torch.")
     data = value.contiguous().reshape(-1).view(torch.uint8) if value.numel() else torch.empty(0, dtype=torch.uint8)
-    store.save_tensor(checksum, data.numpy(), dtype, tuple(value.shape))
+    store.save_tensor(checksum, memoryview(data.numpy()), dtype, tuple(value.shape))

@@ -84,7 +84,7 @@ class Session:
             "started": _now(),
             "options": options.to_dict(),
         }
-        self._began = {"python": None, "numpy": None}
+        self._began: dict[str, bytes | None] = {}
         script = target.script if target is not None else None
         sources.set_project(os.path.dirname(os.path.realpath(script)) if script else str(Path.cwd()))  # noqa: PTH120 - realpath first
         self._imports = ImportWatch({"torch": self._torch_imported, **self._seeders()})
