@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -29,6 +27,10 @@ from introspect_cli.records import (
 )
 from introspect_cli.store.batch import StepBatch
 from introspect_cli.store.writer import RankWriter, StoreWriter
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
 
 Row = tuple[Site, SiteInfo, Any]
 """A site, what is known of it, and a `Summary`, an array, a number, a text, or None for what was not observed."""

@@ -13,15 +13,17 @@ version 5, little-endian, uncompressed, no nulls, buffers padded to 8 bytes.
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from introspect_cli.store.columns import ColumnData, Lists, Texts
 from introspect_cli.store.flatbuffer import Pairs, Scalar, Table, Tables, build
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 
@@ -183,7 +185,7 @@ def _encode(column: Column, data: ColumnData, rows: int, nodes: list[int], body:
 
 
 def _raw(array: np.ndarray[Any, Any]) -> memoryview:
-    return memoryview(array.reshape(-1).view(np.uint8))
+    return array.reshape(-1).view(np.uint8).data
 
 
 @dataclass(frozen=True)

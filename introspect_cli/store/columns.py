@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Any, Generic, TypeVar, Union, overload
+from typing import Any, Generic, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,15 +70,15 @@ class Lists(Generic[Value]):
 
     def tolist(self) -> list[tuple[Value, ...]]:
         """All lists, as tuples of plain values."""
-        values = self.values.tolist()
+        values: list[Any] = self.values.tolist()
         return [tuple(values[a:b]) for a, b in pairwise(self.offsets.tolist())]
 
 
-ColumnData = Union[Array, Texts, Lists[Any]]
+ColumnData = Array | Texts | Lists[Any]
 
 
 def texts(values: Sequence[str]) -> Texts:
-    """A column of `values`; what UTF-8 cannot hold (lone surrogates) is written as `\\udc80` and the like."""
+    r"""A column of `values`; what UTF-8 cannot hold (lone surrogates) is written as `\udc80` and the like."""
     if isinstance(values, Texts):
         return values
     if not any(values):

@@ -7,11 +7,13 @@ absmax = max(|min|, |max|); absmean = |mean|.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 DERIVED_STATS = ("infs", "absmax", "absmean", "uvar", "std", "l2")
 """Derived statistics, in the order they are shown."""

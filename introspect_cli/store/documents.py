@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from introspect_cli.store.files import Damage, damaged
+from introspect_cli.store.files import DamageError, damaged
 
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _Dumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
@@ -82,7 +82,7 @@ def load(data: bytes, path: str) -> Any:
         where = f" at line {mark.line + 1}" if mark is not None else ""
         raise damaged(path, f"it is not valid YAML{where}") from None
     except (ValueError, OverflowError, RecursionError, UnicodeError) as error:
-        if isinstance(error, Damage):
+        if isinstance(error, DamageError):
             raise
         raise damaged(path, "it holds a value that cannot be read") from None
 

@@ -11,22 +11,26 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from introspect_cli.errors import StoreError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
 
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _DIRECTORY = os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
-class Damage(StoreError):
+class DamageError(StoreError):
     """Something inside a store that is not as it was written."""
 
 
-def damaged(path: str, what: str) -> Damage:
+def damaged(path: str, what: str) -> DamageError:
     """The error for damage at `path`, inside a store."""
-    return Damage(f"{path} is damaged: {what}; `introspect verify` on the run tells what is still sound")
+    return DamageError(f"{path} is damaged: {what}; `introspect verify` on the run tells what is still sound")
 
 
 class Handle:
@@ -123,7 +127,7 @@ class Folder(Handle):
 
     def names(self) -> list[str]:
         """What the directory holds, sorted."""
-        return sorted(os.listdir(self.fd))
+        return sorted(os.listdir(self.fd))  # noqa: PTH208 -- pathlib has no directory descriptors
 
     def __contains__(self, name: str) -> bool:
         """Whether anything is at `name`, a link that leads nowhere included."""
@@ -135,10 +139,8 @@ class Folder(Handle):
 
     def make_folder(self, name: str, mode: int = 0o777) -> Folder:
         """The directory `name` inside this one, made where there is none."""
-        try:
+        with suppress(FileExistsError):
             os.mkdir(name, mode, dir_fd=self.fd)
-        except FileExistsError:
-            pass
         return self.folder(name)
 
     def create(self, name: str, mode: int = 0o666) -> int:
@@ -148,10 +150,8 @@ class Folder(Handle):
     def replace(self, name: str, pieces: Iterable[bytes | memoryview], mode: int) -> int:
         """Write the file `name` so that readers see the old content or the new, never a part; bytes written."""
         temporary = f".{name}.{os.getpid()}"
-        try:
+        with suppress(FileNotFoundError):
             os.unlink(temporary, dir_fd=self.fd)
-        except FileNotFoundError:
-            pass
         fd = self.create(temporary, mode)
         try:
             written = write_all(fd, list(pieces))

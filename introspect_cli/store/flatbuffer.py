@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from typing import Union
 
 _SIZES = {"q": 8, "i": 4, "h": 2, "B": 1, "?": 1}
 _REFERENCE = 4  # bytes of an unsigned offset
@@ -47,7 +46,7 @@ class Pairs:
     items: tuple[tuple[int, int], ...]
 
 
-Field = Union[Scalar, Table, Tables, Pairs, str, None]
+Field = Scalar | Table | Tables | Pairs | str | None
 
 
 def build(root: Table) -> bytes:

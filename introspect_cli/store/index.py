@@ -111,7 +111,8 @@ def newer_format(found: int, version: str | None, path: str) -> StoreError:
     by = f"introspect {version}" if version else "a newer introspect"
     remedy = f"install introspect-cli>={version}" if version else "install the newest introspect-cli"
     return StoreError(
-        f"{path} was written by {by}, format {found}; this is {__version__}, which reads up to format {FORMAT}: {remedy}"
+        f"{path} was written by {by}, format {found}; "
+        f"this is {__version__}, which reads up to format {FORMAT}: {remedy}"
     )
 
 
@@ -123,7 +124,7 @@ def _header(data: bytes, rank: int, path: str) -> tuple[int, bytes]:
         raise damaged(path, "its header was altered")
     if found > FORMAT:
         raise newer_format(found, None, path)
-    if entry_size != ENTRY.itemsize or bits & ~_KNOWN_BITS or not 0 < found:
+    if entry_size != ENTRY.itemsize or bits & ~_KNOWN_BITS or not found > 0:
         raise damaged(path, "its header holds values that no version writes")
     if own_rank != rank:
         raise damaged(path, f"it is the index of rank {own_rank}")

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import threading
 import zlib
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from introspect_cli.errors import StoreError
 from introspect_cli.store.arrow import Schema, encode_batch, schema_message
-from introspect_cli.store.columns import ColumnData
 from introspect_cli.store.format import LIMIT_STREAM
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Mapping, Sequence
+
+    from introspect_cli.store.columns import ColumnData
 
 Row = TypeVar("Row")
 

@@ -16,17 +16,21 @@ _PAUSE = 0.01  # seconds; a reader that asks holds the lock for microseconds
 
 def take(fd: int) -> bool:
     """Take the lock until `fd` is closed; False where another process has it."""
-    for attempt in range(_ATTEMPTS):
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if attempt < _ATTEMPTS - 1:
-                time.sleep(_PAUSE)
-        except OSError:
+    for _ in range(_ATTEMPTS):
+        if _try(fd):
             return True
-        else:
-            return True
-    return False
+        time.sleep(_PAUSE)
+    return _try(fd)
+
+
+def _try(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def held(fd: int) -> bool:

@@ -8,9 +8,8 @@ that its index entry names, its CRC is taken over those very bytes, and columns 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -37,6 +36,9 @@ from introspect_cli.store.format import (
 )
 from introspect_cli.store.index import EMPTY, Entries, Index, StepEntry, parse_index
 from introspect_cli.store.sites import SiteTable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 Items = TypeVar("Items")
 
@@ -125,8 +127,14 @@ class RankReader:
     def entry(self, row: int) -> StepEntry:
         """The `row`-th step's entry."""
         entry = self.entries[row]
-        numbers = (int(entry[name]) for name in ("step", "offset", "length", "rows"))
-        return StepEntry(*numbers, entry["digest"].tobytes(), entry["chain"].tobytes())
+        return StepEntry(
+            int(entry["step"]),
+            int(entry["offset"]),
+            int(entry["length"]),
+            int(entry["rows"]),
+            entry["digest"].tobytes(),
+            entry["chain"].tobytes(),
+        )
 
     @property
     def last_step(self) -> int | None:

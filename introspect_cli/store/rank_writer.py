@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from introspect_cli.errors import StoreError
-from introspect_cli.records import COUNT_STATS, SETTING_KINDS, SORTED_STATS, Layout, ModuleInfo, Site, SiteInfo
+from introspect_cli.records import COUNT_STATS, SETTING_KINDS, Layout, ModuleInfo, Site, SiteInfo
 from introspect_cli.store.arrow import END_OF_STREAM, encode_batch, schema_message
-from introspect_cli.store.batch import StepBatch
 from introspect_cli.store.columns import ColumnData, Texts, integer_lists, text_lists, texts
 from introspect_cli.store.digest import chained, step_digest
 from introspect_cli.store.files import Folder, reason, write_all
@@ -45,6 +45,11 @@ from introspect_cli.store.format import (
 )
 from introspect_cli.store.interner import Interner
 from introspect_cli.store.locks import take
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from introspect_cli.store.batch import StepBatch
 
 
 class RankWriter:
@@ -210,10 +215,8 @@ class RankWriter:
         self.failure = f"cannot write to {self._folder.path}: {why}; the store ends at {ends}"
         if os.getpid() == self._pid:
             for name, fd in self._fds.items():
-                try:
+                with suppress(OSError):  # what follows the last index entry is not read anyway
                     os.ftruncate(fd, self._lengths[name])
-                except OSError:
-                    continue  # what follows the last index entry is not read anyway
         raise StoreError(self.failure)
 
     def close(self) -> None:

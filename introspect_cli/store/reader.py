@@ -12,10 +12,7 @@ from collections.abc import Iterator, Mapping
 from enum import Enum
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from introspect_cli.errors import StoreError
 from introspect_cli.store import documents, locks, tensorfile
@@ -23,6 +20,11 @@ from introspect_cli.store.files import Folder, damaged, reason
 from introspect_cli.store.format import FORMAT, LIMIT_DOCUMENT, LOCK, MANIFEST, SETTINGS, TENSORS
 from introspect_cli.store.index import newer_format
 from introspect_cli.store.rank_reader import RankReader
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from numpy.typing import NDArray
 
 _RANK = re.compile(r"rank(0|[1-9]\d{0,5})")
 _SETTINGS = re.compile(r"([a-z0-9_]{1,64})\.yaml")
@@ -139,7 +141,7 @@ class Run:
         except FileNotFoundError:
             return Settings(None)
 
-    def tensor(self, checksum: int) -> np.ndarray[Any, Any] | None:
+    def tensor(self, checksum: int) -> NDArray[Any] | None:
         """A tensor that was stored in full, by its checksum; None where it was not.
 
         bfloat16, fp8 and complex32 come as the float32 or complex64 of the same value; element types numpy does
@@ -155,7 +157,7 @@ class Run:
         try:
             handle = folder.file(f"{checksum:016x}.safetensors")
             try:
-                return tensorfile.decode(handle, checksum)
+                found: NDArray[Any] = tensorfile.decode(handle, checksum)
             finally:
                 handle.close()
         except FileNotFoundError:
@@ -164,6 +166,7 @@ class Run:
             raise damaged(folder.path, reason(error)) from None
         finally:
             folder.close()
+        return found
 
     def close(self) -> None:
         """Close all files; what was read stays valid."""
@@ -171,7 +174,7 @@ class Run:
             reader.close()
         self._folder.close()
 
-    def __enter__(self) -> Run:
+    def __enter__(self) -> Run:  # noqa: PYI034 -- typing.Self is newer than Python 3.10
         return self
 
     def __exit__(

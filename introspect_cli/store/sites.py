@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import cached_property
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from introspect_cli.records import SETTING_KINDS, Kind, Phase, Site, SiteInfo
 from introspect_cli.store.columns import ColumnData, Texts
 from introspect_cli.store.files import damaged
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
 
 _SETTING = frozenset(kind.value for kind in SETTING_KINDS)
 
@@ -73,7 +76,7 @@ class SiteTable:
 
     @cached_property
     def setting(self) -> NDArray[np.bool_]:
-        """bool (n,), True for sites that digests leave out."""
+        """Whether digests leave a site out, bool (n,); True for sites that digests leave out."""
         return np.array([kind in _SETTING for kind in self.kind], np.bool_)
 
     def __len__(self) -> int:

@@ -67,7 +67,7 @@ def encode(data: memoryview, dtype: str, shape: tuple[int, ...]) -> bytes:
     return struct.pack("<Q", len(text)) + text
 
 
-def decode(handle: Handle, checksum: int) -> np.ndarray[Any, Any]:
+def decode(handle: Handle, checksum: int) -> Any:
     """The tensor in an open file, checked against its CRC; bfloat16, fp8 and complex32 widened exactly.
 
     Raises:
@@ -84,14 +84,14 @@ def decode(handle: Handle, checksum: int) -> np.ndarray[Any, Any]:
     if stored is not None and math.prod(shape) * stored.itemsize != available:
         raise damaged(handle.path, "its shape and element type need another number of bytes")
     data = np.empty(available, np.uint8)
-    view, filled = memoryview(data), 0
+    view, filled = data.data, 0
     while filled < available:
         piece = handle.read(8 + length + filled, min(available - filled, 1 << 24))
         if not piece:
             raise damaged(handle.path, "it ends early")
         view[filled : filled + len(piece)] = piece
         filled += len(piece)
-    if zlib.crc32(data) != crc:
+    if zlib.crc32(view) != crc:
         raise damaged(handle.path, f"its data is not what tensor {checksum:016x} was written with")
     if stored is None:
         return data
@@ -112,7 +112,7 @@ def _header(handle: Handle, length: int) -> tuple[str, tuple[int, ...], int]:
     return dtype, tuple(shape), crc
 
 
-def _widened(array: np.ndarray[Any, Any], dtype: str) -> np.ndarray[Any, Any]:
+def _widened(array: Any, dtype: str) -> Any:
     if dtype == "bfloat16":
         return (array.astype(np.uint32) << np.uint32(16)).view(np.float32)
     if dtype == "float8_e4m3fn":

@@ -10,9 +10,9 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from introspect_cli import __version__
 from introspect_cli.errors import StoreError
@@ -21,6 +21,9 @@ from introspect_cli.store.files import Folder, reason
 from introspect_cli.store.format import FORMAT, LIMIT_DOCUMENT, LOCK, MANIFEST, SETTINGS, TENSORS, column_bits
 from introspect_cli.store.locks import take
 from introspect_cli.store.rank_writer import RankWriter
+
+if TYPE_CHECKING:
+    from types import TracebackType
 
 _NAME = re.compile(r"[a-z0-9_]{1,64}")
 _OURS = re.compile(r"manifest\.yaml|settings|tensors|\.lock|rank\d{1,6}|\.manifest\.yaml\.\d+")
@@ -72,8 +75,7 @@ class StoreWriter:
         lock_fd = -1
         try:
             lock_fd = os.open(LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666, dir_fd=folder.fd)
-            if not take(lock_fd) or folder.names() != [LOCK]:
-                raise StoreError(f"{path} is being written by another capture; choose another place with -o")
+            _own(take(lock_fd) and folder.names() == [LOCK], path)
             writer = cls(path, folder, lock_fd, os.urandom(16).hex())
             writer.write_manifest({"tool": {"name": "introspect", "version": __version__}, "status": "running"})
         except BaseException:
@@ -179,15 +181,10 @@ class StoreWriter:
             StoreError: a mark could not be written; everything is closed all the same.
         """
         ranks, self._ranks = self._ranks, []
-        first: StoreError | None = None
-        for rank in ranks:
-            try:
-                rank.close()
-            except StoreError as error:
-                first = first or error
-        self._release()
-        if first is not None:
-            raise first
+        with ExitStack() as stack:
+            stack.callback(self._release)
+            for rank in ranks:
+                stack.callback(rank.close)
 
     def _release(self) -> None:
         if self._tensors is not None:
@@ -197,7 +194,7 @@ class StoreWriter:
         if fd >= 0:
             os.close(fd)
 
-    def __enter__(self) -> StoreWriter:
+    def __enter__(self) -> StoreWriter:  # noqa: PYI034 -- typing.Self is newer than Python 3.10
         return self
 
     def __exit__(
@@ -227,8 +224,7 @@ def _set_aside(path: Path, *, force: bool) -> Path | None:
             raise StoreError(f"{path} is not (only) a run: it {what}; choose another place with -o")
         lock_fd = os.open(LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666, dir_fd=folder.fd)
         try:
-            if not take(lock_fd):
-                raise StoreError(f"{path} is being written by another capture; choose another place with -o")
+            _own(take(lock_fd), path)
             if not force:
                 raise StoreError(f"{path} holds a run already; choose another place with -o, or --force to replace it")
             aside = path.with_name(f".{path.name}.replaced-{os.getpid()}-{os.urandom(4).hex()}")
@@ -238,3 +234,8 @@ def _set_aside(path: Path, *, force: bool) -> Path | None:
             os.close(lock_fd)
     finally:
         folder.close()
+
+
+def _own(locked: bool, path: Path) -> None:
+    if not locked:
+        raise StoreError(f"{path} is being written by another capture; choose another place with -o")
