@@ -7,11 +7,11 @@ numpy, and begins when the script's own `import torch` has finished.
 
 from __future__ import annotations
 
-import importlib.machinery
 import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import importlib.machinery
     from collections.abc import Callable, Sequence
     from types import ModuleType
 
@@ -48,7 +48,7 @@ class ImportWatch:
 
     def install(self) -> None:
         """Begin to watch; what is imported already calls back at once."""
-        sys.meta_path.insert(0, self)  # type: ignore[arg-type] - a finder needs no more than find_spec
+        sys.meta_path.insert(0, self)
         for name in list(self._callbacks):
             if name in sys.modules:
                 self._callbacks.pop(name)()
@@ -56,7 +56,7 @@ class ImportWatch:
     def remove(self) -> None:
         """Stop watching."""
         if self in sys.meta_path:
-            sys.meta_path.remove(self)  # type: ignore[arg-type] - as above
+            sys.meta_path.remove(self)
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -71,7 +71,7 @@ class ImportWatch:
             spec = finder.find_spec(name, path, target)
             if spec is not None:
                 if spec.loader is not None:
-                    spec.loader = _Loader(spec.loader, callback)  # type: ignore[assignment] - stands in for the loader
+                    spec.loader = _Loader(spec.loader, callback)  # type: ignore[assignment]
                 return spec
         self._callbacks[name] = callback
         return None

@@ -15,7 +15,7 @@ from introspect_cli.capture.modules import ModuleProbe
 from introspect_cli.capture.names import NameFilter, Names
 from introspect_cli.capture.optimizers import OptimizerProbe
 from introspect_cli.capture.recorder import Recorder
-from introspect_cli.capture.rng import RngProbe, numpy_state
+from introspect_cli.capture.rng import RngProbe
 from introspect_cli.capture.state import StateProbe
 from introspect_cli.tensors.summarize import Summarizer
 
@@ -53,9 +53,6 @@ class Probes:
         self.names = Names(NameFilter(options.modules, options.exclude, options.max_depth))
         self.recorder = Recorder(self.summarizer, self.rank, store, options.schedule, options.save_tensors, store_lost)
         self.context = Context(self.recorder, self.names, guard, options.record, wants_eval=bool(options.eval))
-        began.setdefault("numpy", None)
-        if began["numpy"] is None:
-            began["numpy"] = numpy_state()
         gradients = GradientProbe(self.recorder, guard)
         state = StateProbe(self.context)
         self.optimizers = OptimizerProbe(self.context, state)

@@ -146,7 +146,10 @@ class Recorder:
             self.resumed = self.wanted and not was_wanted
 
     def flush(self) -> None:
-        """Append what the current step has recorded, if anything, as that step."""
+        """Append what the current step has recorded, if anything, as that step.
+
+        At the end of a run this is what came after the last optimizer step: a batch nobody used, an evaluation.
+        """
         with self._lock:
             if not self._rows:
                 return
@@ -192,4 +195,4 @@ def save_whole(store: StoreWriter, checksum: int, value: torch.Tensor) -> None:
     """Store a host tensor of any dtype whole, named by its checksum."""
     dtype = str(value.dtype).removeprefix("torch.")
     data = value.contiguous().reshape(-1).view(torch.uint8) if value.numel() else torch.empty(0, dtype=torch.uint8)
-    store.save_tensor(checksum, memoryview(data.numpy()), dtype, tuple(value.shape))
+    store.save_tensor(checksum, data.numpy().data, dtype, tuple(value.shape))

@@ -6,41 +6,17 @@ processes without anything depending on it. As long as nothing has been drawn fr
 
 from __future__ import annotations
 
-import random
-import sys
-from array import array
 from typing import TYPE_CHECKING
 
 import torch
 
+from introspect_cli.capture.generators import numpy_state, python_state
 from introspect_cli.records import Kind, Phase, Site
 
 if TYPE_CHECKING:
     from introspect_cli.capture.context import Context
 
 UNTOUCHED = "not drawn from nor seeded since the process began"
-
-
-def python_state() -> bytes:
-    """State of python's global generator."""
-    version, words, gauss = random.getstate()
-    return array("Q", words).tobytes() + repr((version, gauss)).encode()
-
-
-def numpy_state() -> bytes | None:
-    """State of numpy's global generator, None while the script has not loaded it."""
-    numpy_random = sys.modules.get("numpy.random")
-    if numpy_random is None:
-        return None
-    state = numpy_random.get_state(legacy=False)
-    inner = state["state"]
-    rest = (state["bit_generator"], inner.get("pos"), state.get("has_gauss"), state.get("gauss"))
-    return bytes(inner["key"].tobytes()) + repr(rest).encode()
-
-
-def baseline() -> dict[str, bytes | None]:
-    """The states that the process began with."""
-    return {"python": python_state(), "numpy": numpy_state()}
 
 
 class RngProbe:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import os
-import random
 import sys
 import weakref
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from introspect_cli import __version__
 from introspect_cli.capture import determinism, redact, sources
+from introspect_cli.capture.generators import numpy_state, python_state
 from introspect_cli.capture.guard import Guard
 from introspect_cli.capture.imports import ImportWatch
 from introspect_cli.capture.progress import Progress, human_size
@@ -87,7 +87,7 @@ class Session:
         self._began: dict[str, bytes | None] = {}
         script = target.script if target is not None else None
         sources.set_project(os.path.dirname(os.path.realpath(script)) if script else str(Path.cwd()))  # noqa: PTH120 - realpath first
-        self._imports = ImportWatch({"torch": self._torch_imported, **self._seeders()})
+        self._imports = ImportWatch({"numpy": self._numpy_imported, "torch": self._torch_imported})
         if target is not None:
             self._manifest |= {"script": script, "module": target.module}
             shown = redact.arguments(target.args, options.redact)
@@ -95,9 +95,14 @@ class Session:
         with self._store_errors():
             self._store.write_manifest(self._manifest)
 
-    def _seeders(self) -> dict[str, Any]:
-        seed = self.options.seed
-        return {} if seed is None else {"numpy": lambda: determinism.seed_numpy(seed)}
+    def _numpy_imported(self) -> None:
+        """Note what numpy's generator starts from, before the script can seed it."""
+        try:
+            self._began["numpy"] = numpy_state()
+            if self.options.seed is not None:
+                determinism.seed_numpy(self.options.seed)
+        except Exception as error:
+            self._guard.failure("session", "the state of numpy's generator is", error)
 
     def start(self) -> None:
         """Be ready for the script's first line."""
@@ -109,12 +114,17 @@ class Session:
                 session.forked()
 
         os.register_at_fork(after_in_child=in_child)
-        self._began["python"] = _python_state()
+        self._began["python"] = python_state()
         if self.options.seed is not None:
             determinism.seed_python(self.options.seed)
         if self.options.deterministic:
             determinism.environment()
         self._imports.install()
+
+    def attach(self) -> None:
+        """Install the probes into a process that has torch already (notebooks, tests, benchmarks)."""
+        self._began = {"python": python_state(), "numpy": numpy_state()}
+        self._torch_imported()
 
     def _torch_imported(self) -> None:
         """Install the probes; called inside the script's `import torch`."""
@@ -184,11 +194,15 @@ class Session:
         self._imports.remove()
         self._progress.clear()
         probes = self._probes
+        steps = 0
         if probes is not None:
             probes.remove()
+            steps = probes.recorder.steps_written
         with self._store_errors():
             if probes is not None:
                 probes.recorder.flush()
+                if not probes.context.has_optimizer:
+                    steps = probes.recorder.steps_written
                 probes.rank.modules(probes.names.new_modules())
                 probes.optimizers.settings_changed |= bool(probes.optimizers.settings)
                 ticks, probes.context.ticks = probes.context.ticks, 0
@@ -206,8 +220,11 @@ class Session:
                 "not_observed": self._guard.sentences,
                 "failures": self._guard.details,
             }
-            if probes is not None:
-                self._manifest["steps"] = probes.recorder.steps_written
+            # What comes after the last optimizer step is in the store as one more step, and is none.
+            self._manifest |= {
+                "steps": steps,
+                "remainder": probes is not None and probes.recorder.steps_written > steps,
+            }
             self._store.write_manifest(self._manifest)
         if probes is not None:
             probes.close()
@@ -221,7 +238,7 @@ class Session:
             return f"the script never imported torch, so nothing was recorded; {self.path} holds its settings only"
         if self._store_lost:
             return f"recorded {probes.recorder.steps_written:,} steps in {self.path}, then the store was lost"
-        steps, rows = probes.recorder.steps_written, probes.rank.rows_written
+        steps, rows = self._manifest["steps"], probes.rank.rows_written
         if not rows:
             return f"no module was called and no optimizer stepped while recording; {self.path} has no records"
         size = human_size(probes.rank.bytes_written)
@@ -282,10 +299,3 @@ def fresh_run(target: Target | None) -> Path:
 
 def _now() -> str:
     return dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds")
-
-
-def _python_state() -> bytes:
-    from array import array
-
-    version, words, gauss = random.getstate()
-    return array("Q", words).tobytes() + repr((version, gauss)).encode()

@@ -20,7 +20,7 @@ from introspect_cli.capture import redact
 
 def packages() -> dict[str, str]:
     """Installed distributions: name to version."""
-    found = {}
+    found: dict[str, str] = {}
     for distribution in importlib.metadata.distributions():
         name = distribution.metadata["Name"]
         if name:

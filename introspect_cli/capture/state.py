@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import is_lazy
 
 from introspect_cli.records import Kind, Phase
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     import torch
     from torch import nn
@@ -70,7 +70,7 @@ class StateProbe:
     def _record(self, root: nn.Module, phase: Phase, *, parameters: bool) -> None:
         seen: set[int] = set()
         for module in root.modules():
-            groups = []
+            groups: list[tuple[Kind, Mapping[str, torch.Tensor | None]]] = []
             if parameters and Kind.PARAM in self._context.kinds:
                 groups.append((Kind.PARAM, module._parameters))  # noqa: SLF001 - the public views build strings
             if Kind.BUFFER in self._context.kinds:
@@ -82,7 +82,7 @@ class StateProbe:
                         self._tensor(tensor, phase, kind)
 
     def _tensor(self, tensor: torch.Tensor, phase: Phase, kind: Kind) -> None:
-        if isinstance(tensor, UninitializedTensorMixin):
+        if is_lazy(tensor):
             return
         name = self._context.names.parameter(tensor)
         if name is None:
