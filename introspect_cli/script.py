@@ -22,7 +22,7 @@ import sys
 import threading
 from dataclasses import dataclass
 from pathlib import Path
-from types import CodeType, FrameType, ModuleType, TracebackType
+from types import CodeType, ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from introspect_cli.errors import UsageError
@@ -81,7 +81,7 @@ def check(target: Target) -> None:
     except OSError as error:
         raise UsageError(f"{script!r} cannot be read: {error.strerror}") from error
     if path.suffix != ".pyc" and not _is_text(data):
-        raise UsageError(f"{script!r} is not a Python script: it is not text")
+        raise UsageError(f"{script!r} is not a Python script: it is not text in UTF-8 or the encoding it declares")
 
 
 def run(target: Target, *, started: Callable[[], None], ended: Callable[[Ending], None]) -> Ending:
@@ -106,9 +106,7 @@ def run(target: Target, *, started: Callable[[], None], ended: Callable[[Ending]
     module = "__main__" if contained else target.module
     _prepare(target, contained=contained)
     _strip_thread_tracebacks()
-    # `exec` itself took a level of recursion before python 3.12
-    room = _depth() + (module is None and sys.version_info < (3, 12))
-    sys.setrecursionlimit(sys.getrecursionlimit() + room)
+    _make_room(module is None)
     raised: BaseException | None = None
     try:
         if module is not None:
@@ -209,10 +207,8 @@ def _is_text(data: bytes) -> bool:
 
     try:
         return "\0" not in importlib.util.decode_source(data)
-    except UnicodeDecodeError:
+    except (UnicodeDecodeError, SyntaxError):  # the latter for a declaration it cannot follow
         return False
-    except SyntaxError:  # not UTF-8 from the first line on, or an unknown encoding, which is for python to tell
-        return data.isascii()
 
 
 def _check_module(module: str) -> None:
@@ -230,9 +226,7 @@ def _check_module(module: str) -> None:
     finally:
         sys.path[:] = saved
     if found is None:
-        raise UsageError(
-            f"no module named {module!r}: -m looks in this directory and among installed packages"
-        )
+        raise UsageError(f"no module named {module!r}: -m looks in this directory and among installed packages")
 
 
 def _safe_path() -> bool:
@@ -300,14 +294,28 @@ def _load(script: str, main: ModuleType) -> CodeType:
     return code
 
 
-def _depth() -> int:
-    """Frames below the script's first one, none of which python alone would have."""
-    depth = 0
-    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - the documented way to a frame
-    while frame is not None:
-        depth += 1
-        frame = frame.f_back
-    return depth
+def _make_room(executed: bool) -> None:
+    """Raise the recursion limit by what our own frames take of it.
+
+    How much that is differs from one version of python to the next, so it is found out by going down.
+    """
+    limit = sys.getrecursionlimit()
+    # two levels are for measuring; `exec` itself took another before python 3.12
+    taken = limit - _levels_left() - 2 + (executed and sys.version_info < (3, 12))
+    sys.setrecursionlimit(limit + taken)
+
+
+def _levels_left() -> int:
+    deepest = 0
+
+    def descend() -> None:
+        nonlocal deepest
+        deepest += 1
+        descend()
+
+    with contextlib.suppress(RecursionError):
+        descend()
+    return deepest
 
 
 def _guard(callback: Callable[..., None], *args: Any) -> None:
@@ -388,7 +396,7 @@ def _exit(error: SystemExit) -> int:
     code, message = _status(error)
     if message is not None:
         with contextlib.suppress(BaseException):
-            sys.stderr.write(str(message))
+            _write(str(message))
         _write("\n")
     return code
 
@@ -399,8 +407,11 @@ def _display(error: BaseException) -> None:
 
 def _write(text: str) -> None:
     with contextlib.suppress(BaseException):
-        sys.stderr.write(text)
-        sys.stderr.flush()
+        if sys.stderr is None:
+            os.write(2, text.encode(errors="backslashreplace"))
+        else:
+            sys.stderr.write(text)
+            sys.stderr.flush()
 
 
 def _say_nothing(*_: object) -> None:
@@ -414,9 +425,7 @@ def _strip_thread_tracebacks() -> None:
     def stripped(args: Any) -> None:
         if args.exc_value is not None:
             strip_frames(args.exc_value)
-            args = threading.ExceptHookArgs(
-                (args.exc_type, args.exc_value, args.exc_value.__traceback__, args.thread)
-            )
+            args = threading.ExceptHookArgs((args.exc_type, args.exc_value, args.exc_value.__traceback__, args.thread))
         shown(args)
 
     threading.excepthook = stripped

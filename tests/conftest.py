@@ -1,0 +1,120 @@
+"""What every test gets: a way to run the command, and the assertion that nothing of ours is left in the process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+import introspect_cli
+
+PACKAGE = str(Path(introspect_cli.__file__).parent)
+
+
+@pytest.fixture
+def introspect(tmp_path):
+    """Run `introspect ARGS...` in a process of its own, in `tmp_path` unless `cwd` says otherwise."""
+
+    def run(*args, cwd=tmp_path, text=True, timeout=240, **settings):
+        command = [sys.executable, "-m", "introspect_cli", *map(str, args)]
+        return subprocess.run(
+            command, cwd=cwd, text=text, timeout=timeout, capture_output=True, check=False, **settings
+        )
+
+    return run
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left_behind():
+    threads = set(threading.enumerate())
+    process, torch_state = _process_state(), _torch_state()
+    yield
+    assert _process_state() == process
+    if torch_state is not None:
+        assert _torch_state() == torch_state
+    assert [name for name, value in _hooked().items() if _is_ours(value)] == []
+    assert [finder for finder in sys.meta_path if _is_ours(finder)] == []
+    deadline = time.monotonic() + 5
+    while left := _alive(threads):
+        assert time.monotonic() < deadline, f"threads left running: {left}"
+        time.sleep(0.01)
+
+
+def _alive(before):
+    """Threads that a test started and that go on, but for those of libraries that keep a pool."""
+    return [
+        thread
+        for thread in threading.enumerate()
+        if thread not in before and not thread.name.startswith(("ThreadPool", "Thread-", "QueueFeeder", "SubprocPool"))
+    ]
+
+
+def _process_state():
+    return {
+        "excepthook": sys.excepthook,
+        "threading.excepthook": threading.excepthook,
+        "unraisablehook": sys.unraisablehook,
+        "main": sys.modules["__main__"],
+        "argv": sys.argv,
+        "recursion limit": sys.getrecursionlimit(),
+        "profile": sys.getprofile(),
+    }
+
+
+def _torch_state():
+    """What a capture must not change for good, None where torch is not imported."""
+    torch = sys.modules.get("torch")
+    if torch is None or not hasattr(torch, "optim"):
+        return None
+    return {
+        "threads": torch.get_num_threads(),
+        "grad": torch.is_grad_enabled(),
+        "autocast": torch.is_autocast_enabled(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "dtype": torch.get_default_dtype(),
+        **{name: value for name, value in _hooked().items() if "hooks" not in name},
+    }
+
+
+def _hooked():
+    """All that a capture may replace or hook into, by name."""
+    torch = sys.modules.get("torch")
+    if torch is None or not hasattr(torch, "optim"):
+        return {}
+    import torch.utils.data
+    from torch import nn
+    from torch.optim import optimizer
+    from torch.utils.data import dataloader
+
+    functions = {
+        "Module.__call__": vars(nn.Module)["__call__"],
+        "Module._call_impl": vars(nn.Module)["_call_impl"],
+        "Tensor.backward": vars(torch.Tensor)["backward"],
+        "autograd.backward": torch.autograd.backward,
+        "autograd.grad": torch.autograd.grad,
+        "DataLoader.__iter__": vars(dataloader.DataLoader)["__iter__"],
+        "iterator.__next__": vars(dataloader._BaseDataLoaderIter)["__next__"],
+        "GradScaler.step": vars(torch.amp.GradScaler)["step"],
+        "Optimizer.__init__": vars(optimizer.Optimizer)["__init__"],
+    }
+    registries = {
+        f"{module.__name__}.{name}": registry
+        for module in (nn.modules.module, optimizer)
+        for name, registry in vars(module).items()
+        if name.startswith("_global") and "hooks" in name and isinstance(registry, dict)
+    }
+    hooks = {f"{name}[{key}]": hook for name, registry in registries.items() for key, hook in registry.items()}
+    return functions | hooks
+
+
+def _is_ours(value):
+    """Whether a function, method, or instance was defined in the package."""
+    function = getattr(value, "__func__", value)
+    code = getattr(function, "__code__", None)
+    if code is not None:
+        return code.co_filename.startswith(PACKAGE)
+    return type(value).__module__.startswith("introspect_cli")

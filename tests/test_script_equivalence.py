@@ -1,0 +1,531 @@
+"""A script under python, under `script.run` and under `introspect capture`: the same bytes come out.
+
+Each case is run three times in one directory; stdout, stderr and the exit code must not differ.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import zipfile
+
+import pytest
+
+DRIVER = """
+import sys
+from introspect_cli import script
+words = sys.argv[1:]
+modular = words[0] == "-m"
+args = tuple(words[1 + modular :])
+target = script.Target(module=words[1], args=args) if modular else script.Target(script=words[0], args=args)
+script.check(target)
+script.leave(script.run(target, started=lambda: None, ended=lambda ending: None).exit_code)
+"""
+
+SCRIPTS = {
+    "returns": "print('hello'); print('aside', file=__import__('sys').stderr)",
+    "exits without a code": "raise SystemExit",
+    "exits with a number": "import sys; sys.exit(3)",
+    "exits with a negative number": "import sys; sys.exit(-2)",
+    "exits with a huge number": "import sys; sys.exit(2**80)",
+    "exits with a flag": "import sys; sys.exit(True)",
+    "exits with a message": "import sys; print('before', end=''); sys.exit('a message')",
+    "exits with an object": "import sys; sys.exit((1, 'two'))",
+    "exits with an object without a text": """
+        class Mute:
+            def __str__(self): raise ValueError('no text')
+        raise SystemExit(Mute())
+        """,
+    "exits through a subclass": """
+        class Leave(SystemExit):
+            @property
+            def code(self): return 7
+        raise Leave('ignored')
+        """,
+    "exits by the builtin": "exit('bye')",
+    "exits without cleaning up": "import os; print('lost', end=''); os._exit(5)",
+    "raises": """
+        def inner(value):
+            return 1 / value
+        print('before', end='')
+        inner(0)
+        """,
+    "raises from a cause": """
+        def one():
+            raise KeyError('first')
+        try:
+            one()
+        except KeyError as error:
+            raise ValueError('second') from error
+        """,
+    "raises while handling": """
+        try:
+            {}['x']
+        except KeyError:
+            import json
+            json.loads('{')
+        """,
+    "raises a group": """
+        import sys
+        def member():
+            raise ValueError('member')
+        if sys.version_info >= (3, 11):
+            try:
+                member()
+            except ValueError as error:
+                raise ExceptionGroup('several', [error, TypeError('bare')])
+        """,
+    "raises with notes": """
+        error = ValueError('noted')
+        getattr(error, 'add_note', print)('a note')
+        raise error
+        """,
+    "raises an exception without a text": """
+        class Mute(Exception):
+            def __str__(self): raise ValueError('no text')
+        raise Mute
+        """,
+    "raises in an import": "import broken",
+    "does not compile": "print('never')\ndef f(:\n    pass\n",
+    "is indented wrongly": "if True:\nprint(1)\n",
+    "warns as it compiles": "import sys\nprint(len('a' 'b') is 2)\n",
+    "is interrupted": "import os, signal, time; os.kill(os.getpid(), signal.SIGINT); time.sleep(5)",
+    "raises an interrupt": "import atexit; atexit.register(print, 'at exit'); raise KeyboardInterrupt('by hand')",
+    "raises a subclass of an interrupt": "class Mine(KeyboardInterrupt): pass\nraise Mine",
+    "handles an interrupt": """
+        import os, signal
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+            signal.pause()
+        except KeyboardInterrupt:
+            print('caught')
+        """,
+    "is terminated": "import os, signal; print('lost'); os.kill(os.getpid(), signal.SIGTERM)",
+    "asks at the end of input": "input('name? '); input()",
+    "reads its input": "import sys; print(sys.stdin.readline().upper(), input(), sys.stdin.read())",
+    "has a hook for exceptions": """
+        import sys
+        def hook(kind, value, tb):
+            print('hooked', kind.__name__, value, tb.tb_lineno, tb.tb_next)
+            print(sys.last_value is value, sys.last_traceback is tb)
+        sys.excepthook = hook
+        raise ValueError('x')
+        """,
+    "has a hook that fails": """
+        import sys
+        def hook(kind, value, tb):
+            raise TypeError('in the hook')
+        sys.excepthook = hook
+        raise ValueError('x')
+        """,
+    "has a hook that exits": """
+        import sys
+        sys.excepthook = lambda *_: sys.exit('left by the hook')
+        raise ValueError('x')
+        """,
+    "has no hook": "import sys; del sys.excepthook; raise ValueError('x')",
+    "warns": """
+        import warnings
+        def here():
+            warnings.warn('in a function')
+        def caller():
+            warnings.warn('at the caller', stacklevel=2)
+        here()
+        caller()
+        warnings.warn('old', DeprecationWarning)
+        """,
+    "registers handlers": """
+        import atexit
+        atexit.register(lambda: print('second', globals().get('__file__', 'no file'), '__cached__' in globals()))
+        atexit.register(print, 'first')
+        """,
+    "registers handlers and raises": """
+        import atexit
+        atexit.register(lambda: print('handler', '__file__' in globals()))
+        raise ValueError('x')
+        """,
+    "registers handlers and exits": """
+        import atexit, sys
+        atexit.register(lambda: print('handler', '__file__' in globals()))
+        sys.exit(4)
+        """,
+    "has a handler that raises": """
+        import atexit
+        def handler():
+            raise ValueError('late')
+        atexit.register(handler)
+        """,
+    "outlives its main thread": """
+        import threading, time
+        def work():
+            time.sleep(0.2)
+            print('thread', __file__ if '__file__' in globals() else 'no file')
+        threading.Thread(target=work).start()
+        print('main')
+        """,
+    "raises in a thread": """
+        import threading
+        def work():
+            raise ValueError('in a thread')
+        thread = threading.Thread(target=work, name='worker')
+        thread.start()
+        thread.join()
+        """,
+    "exits in a thread": """
+        import sys, threading
+        thread = threading.Thread(target=sys.exit, args=(3,))
+        thread.start()
+        thread.join()
+        print('goes on')
+        """,
+    "spawns": """
+        import multiprocessing, sys
+        print(__name__, sys.argv[1:])
+        def work(queue, value):
+            queue.put((value * 2, __name__, sys.argv[1:]))
+        if __name__ == '__main__':
+            context = multiprocessing.get_context('spawn')
+            queue = context.Queue()
+            child = context.Process(target=work, args=(queue, 21))
+            child.start()
+            print(queue.get())
+            child.join()
+            print(child.exitcode)
+        """,
+    "spawns a failure": """
+        import multiprocessing
+        def work():
+            raise ValueError('in a child')
+        if __name__ == '__main__':
+            child = multiprocessing.get_context('spawn').Process(target=work, name='child')
+            child.start()
+            child.join()
+            print(child.exitcode)
+        """,
+    "forks workers": """
+        import multiprocessing
+        def work(value):
+            return value * value
+        if __name__ == '__main__':
+            with multiprocessing.get_context('fork').Pool(2) as pool:
+                print(pool.map(work, range(5)))
+        """,
+    "forks and both go on": """
+        import os, sys
+        sys.stdout.flush()
+        child = os.fork()
+        if child:
+            print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        else:
+            print('child')
+            sys.exit(9)
+        """,
+    "forks and the child raises": """
+        import os
+        child = os.fork()
+        if not child:
+            raise ValueError('in the child')
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        """,
+    "pickles its classes": """
+        import atexit, pickle
+        class Point:
+            def __init__(self, x): self.x = x
+        text = pickle.dumps(Point(3), protocol=0)
+        print(text, pickle.loads(text).x)
+        atexit.register(lambda: print(pickle.loads(text).x))
+        """,
+    "looks at itself": """
+        import sys
+        print({name: value for name, value in globals().items() if name[:5] not in ('__loa', '__bui', '__spe')})
+        print(list(globals()), type(__loader__), __loader__.name, __loader__.path, __builtins__)
+        print(sys.argv, sys.path[0], __file__, sys.orig_argv[1:], sys.flags)
+        print(sys.modules['__main__'].__dict__ is globals())
+        """,
+    "imports itself": """
+        import __main__
+        value = 3
+        print(__main__.value, __main__.__name__, __main__)
+        """,
+    "shows its source": """
+        import inspect, linecache
+        def shown():
+            return 'source'
+        class Kept:
+            attribute = 1
+        print(inspect.getsource(shown), inspect.getsource(Kept))
+        print(inspect.getsourcefile(shown), inspect.getmodule(shown))
+        print(linecache.getline(__file__, 2))
+        """,
+    "has dataclasses": """
+        from __future__ import annotations
+        import typing
+        from dataclasses import dataclass, fields
+        later: int
+        @dataclass
+        class Options:
+            rate: float = 0.1
+            names: list[str] | None = None
+        print(Options(), [field.type for field in fields(Options)], typing.get_type_hints(Options), Options.__module__)
+        """,
+    "evaluates its annotations": "value: 1 + 1 = 3\nprint(globals().get('__annotations__', __import__('sys').version))",
+    "is given a byte order mark": "\ufeffprint('marked')",
+    "recurses for ever": "def down():\n    down()\ndown()\n",
+    "recurses as far as it may": """
+        import sys
+        def down(depth):
+            return depth if depth == 0 else down(depth - 1)
+        print(down(980))
+        depth = 0
+        def count():
+            global depth
+            depth += 1
+            count()
+        try:
+            count()
+        except RecursionError as error:
+            print(depth, error)
+        """,
+    "catches and prints": """
+        import traceback
+        def fail():
+            raise ValueError('caught')
+        try:
+            fail()
+        except ValueError:
+            traceback.print_exc()
+        """,
+    "logs": """
+        import logging
+        logging.warning('to the last resort')
+        logging.basicConfig(format='%(levelname)s %(pathname)s %(lineno)d %(module)s %(message)s')
+        try:
+            1 / 0
+        except ZeroDivisionError:
+            logging.exception('logged')
+        """,
+    "replaces its streams": """
+        import io, sys
+        sys.stdout.write('kept')
+        sys.stdout = io.StringIO()
+        print('swallowed')
+        sys.stderr = sys.__stdout__
+        raise ValueError('to stdout')
+        """,
+    "closes its output": "import sys; print('last'); sys.stdout.close()",
+    "loses its error stream": "import sys; sys.stderr = None; sys.exit('unseen')",
+    "finalises": """
+        import weakref
+        class Last:
+            def __del__(self): print('deleted')
+        kept = Last()
+        other = Last()
+        weakref.finalize(other, print, 'finalised')
+        del other
+        """,
+    "keeps a traceback": """
+        class Last:
+            def __del__(self): print('deleted')
+        def fail():
+            local = Last()
+            raise ValueError('x')
+        fail()
+        """,
+    "runs itself": """
+        import subprocess, sys
+        if len(sys.argv) > 1 and sys.argv[1] == 'child':
+            print('child', __name__)
+        else:
+            print(subprocess.run([sys.executable, __file__, 'child'], capture_output=True, text=True).stdout)
+        """,
+    "uses faulthandler": "import faulthandler; faulthandler.enable(); print(faulthandler.is_enabled())",
+    "runs a loop of events": """
+        import asyncio
+        async def fail():
+            await asyncio.sleep(0)
+            raise ValueError('awaited')
+        asyncio.run(fail())
+        """,
+    "has a pool at the end": """
+        from concurrent.futures import ThreadPoolExecutor
+        pool = ThreadPoolExecutor(2)
+        pool.submit(print, 'pooled')
+        """,
+    "imports a neighbour": "import neighbour; print(neighbour.__file__, neighbour.value)",
+    "runs code of its own": "exec(compile('def f():\\n  1/0\\n', 'generated.py', 'exec'))\nf()",
+    "reads its arguments": """
+        import argparse
+        parser = argparse.ArgumentParser()
+        parser.add_argument('--rate', type=float, help='the rate')
+        parser.parse_args()
+        """,
+}
+
+INPUT = b"first\nsecond\nrest\n"
+
+
+def dedent(text):
+    lines = text.split("\n")
+    if lines[0].strip():
+        return text
+    indent = len(lines[1]) - len(lines[1].lstrip())
+    return "\n".join(line[indent:] for line in lines[1:])
+
+
+def outcome(command, cwd, *, feed=b"", merged=False):
+    done = subprocess.run(
+        command,
+        cwd=cwd,
+        input=feed,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT if merged else subprocess.PIPE,
+        check=False,
+        timeout=60,
+    )
+    shown = [re.sub(rb" at 0x[0-9a-f]+", b"", stream or b"") for stream in (done.stdout, done.stderr)]
+    return done.returncode, *shown
+
+
+def runners(tmp_path, flags=()):
+    """The three ways to run a target, python first."""
+    python = [sys.executable, *flags]
+    run = str(tmp_path / "run")
+    return (
+        python,
+        [*python, "-c", DRIVER],
+        [*python, "-m", "introspect_cli", "capture", "-q", "--force", "-o", run],
+    )
+
+
+def assert_same(tmp_path, words, flags=(), cwd=None, **settings):
+    python, *ours = runners(tmp_path, flags)
+    expected = outcome([*python, *words], cwd or tmp_path, **settings)
+    for runner in ours:
+        assert outcome([*runner, *words], cwd or tmp_path, **settings) == expected
+    return expected
+
+
+@pytest.fixture
+def neighbours(tmp_path):
+    (tmp_path / "neighbour.py").write_text("value = 1\n")
+    (tmp_path / "broken.py").write_text("def fail():\n    raise ImportError('broken')\nfail()\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_same_as_python(neighbours, name):
+    (neighbours / "script.py").write_text(dedent(SCRIPTS[name]), encoding="utf-8")
+    feed = b"" if name == "asks at the end of input" else INPUT
+    words = ["--help"] if name == "reads its arguments" else ["--lr", "3e-4"]
+    assert_same(neighbours, ["script.py", *words], feed=feed)
+
+
+@pytest.mark.parametrize("name", ["raises", "exits with a message", "recurses for ever", "does not compile"])
+@pytest.mark.parametrize("as_module", [False, True])
+def test_streams_are_flushed_in_pythons_order(tmp_path, name, as_module):
+    (tmp_path / "script.py").write_text(dedent(SCRIPTS[name]))
+    assert_same(tmp_path, ["-m", "script"] if as_module else ["script.py"], merged=True)
+
+
+@pytest.mark.parametrize("name", ["raises", "is interrupted", "looks at itself", "spawns", "pickles its classes"])
+def test_modules_are_the_same(neighbours, name):
+    (neighbours / "script.py").write_text(dedent(SCRIPTS[name]))
+    assert_same(neighbours, ["-m", "script", "--lr", "3e-4"])
+
+
+@pytest.mark.parametrize(
+    "words", [["pkg.train", "x"], ["pkg"], ["pkg.nosuch"], ["pkg.bare"], ["pkg.sub.deep"], ["pkg.fails"], ["zipapp"]]
+)
+def test_packages_are_the_same(tmp_path, words):
+    package = tmp_path / "pkg"
+    for directory in (package, package / "sub", package / "bare"):
+        directory.mkdir()
+        (directory / "__init__.py").write_text(f"import sys\nprint({directory.name!r}, sys.argv)\n")
+    look = (
+        "import sys\nprint(__name__, __package__, __spec__.name, __file__, sys.argv, sys.path[0], sys.orig_argv[1:])\n"
+    )
+    (package / "helper.py").write_text("value = 5\n")
+    (package / "train.py").write_text(f"from .helper import value\nfrom . import sub\n{look}print(value)\n")
+    (package / "__main__.py").write_text(f"from . import helper\n{look}")
+    (package / "fails.py").write_text("def fail():\n    raise ValueError('x')\nfail()\n")
+    (package / "sub" / "deep.py").write_text(f"from ..helper import value\n{look}")
+    assert_same(tmp_path, ["-m", *words])
+
+
+@pytest.mark.parametrize("word", ["folder", "./folder", "folder/", "app.zip", "raising.zip"])
+def test_directories_and_zip_files_are_the_same(tmp_path, word):
+    look = "import sys, inner\nprint(__name__, __file__, sys.argv, sys.path[0], __spec__.name, inner.value)\n"
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "__main__.py").write_text(look)
+    (tmp_path / "folder" / "inner.py").write_text("value = 'inner'\n")
+    for name, text in (("app.zip", look), ("raising.zip", "import inner\n1 / 0\n")):
+        with zipfile.ZipFile(tmp_path / name, "w") as archive:
+            archive.writestr("__main__.py", text)
+            archive.writestr("inner.py", "value = 'zipped'\n")
+    assert_same(tmp_path, [word, "x"])
+
+
+@pytest.mark.parametrize("words", [["../script.py"], ["./link.py"], ["noext"], ["dos.py"], ["latin.py"]])
+def test_paths_and_texts_are_the_same(tmp_path, words):
+    below = tmp_path / "below"
+    below.mkdir()
+    look = "import sys\nprint(__file__, sys.argv, sys.path[0])\nundefined"
+    (tmp_path / "script.py").write_text(look)
+    (below / "link.py").symlink_to(tmp_path / "script.py")
+    (below / "noext").write_text(look)
+    (below / "dos.py").write_bytes(b"text = '''a\r\nb'''\r\nprint(repr(text))\r\nundefined\r\n")
+    (below / "latin.py").write_bytes(b"# -*- coding: latin-1 -*-\nprint(ascii('\xe9'))\nundefined  # \xe9\n")
+    assert_same(tmp_path, words, cwd=below)
+
+
+def test_a_compiled_script_is_the_same(tmp_path):
+    import py_compile
+
+    (tmp_path / "script.py").write_text("print(__name__, __file__, type(__loader__))\n1 / 0\n")
+    py_compile.compile(str(tmp_path / "script.py"), str(tmp_path / "other.pyc"))
+    assert_same(tmp_path, ["other.pyc"])
+
+
+FLAGS = [["-O"], ["-W", "error"], ["-X", "dev"], ["-X", "utf8=0", "-u"], ["-B", "-W", "ignore"]]
+
+
+@pytest.mark.parametrize("flags", FLAGS, ids=" ".join)
+def test_options_of_the_interpreter_hold(tmp_path, flags):
+    (tmp_path / "script.py").write_text(
+        "import sys, warnings\nassert len(sys.argv) == 2\n"
+        "print(sys.flags, sys._xoptions, sys.warnoptions, sys.orig_argv[1:])\nwarnings.warn('w')\nprint(__debug__)\n"
+    )
+    assert_same(tmp_path, ["script.py", "x"], flags=flags)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="safe path came with 3.11")
+@pytest.mark.parametrize("words", [["script.py"], ["-m", "script"], ["folder"]], ids=" ".join)
+def test_safe_path_is_kept(tmp_path, words):
+    text = "import sys\nprint(sys.path[:2] if '__file__' in dir() and 'folder' in __file__ else sys.path)\n"
+    (tmp_path / "script.py").write_text(text)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "__main__.py").write_text(text)
+    python, driver, _ = runners(tmp_path, ["-P"])
+    expected = outcome([*python, *words], tmp_path)
+    if words[0] == "-m":  # not found, and told in our own sentence
+        assert b"no module named 'script'" in outcome([*driver, *words], tmp_path)[2]
+    else:
+        assert outcome([*driver, *words], tmp_path) == expected
+
+
+def test_a_reader_that_goes_away_is_the_same(tmp_path):
+    (tmp_path / "script.py").write_text("for number in range(100_000):\n    print(number)\n")
+
+    def piped(command):
+        with subprocess.Popen(
+            [*command, "script.py"], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        ) as process:
+            assert process.stdout.readline() == b"0\n"
+            process.stdout.close()
+            return process.stderr.read(), process.wait(timeout=60)
+
+    python, *ours = runners(tmp_path)
+    expected = piped(python)
+    assert b"BrokenPipeError" in expected[0]
+    assert [piped(runner) for runner in ours] == [expected] * 2
