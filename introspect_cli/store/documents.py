@@ -10,17 +10,19 @@ from __future__ import annotations
 
 import math
 import numbers
+import zlib
 from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any
 
 import yaml
 
-from introspect_cli.store.files import DamageError, damaged
+from introspect_cli.store.files import DamageError
 
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _Dumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
+_CHECK = b"# crc32 of the lines above: %08x\n"
 _MAX_DEPTH = 64
 _MAX_NODES = 200_000
 _MAX_DIGITS = 1000  # int() is quadratic, and refuses more than 4300
@@ -66,7 +68,19 @@ def dump(value: object) -> bytes:
     text: str = yaml.dump(
         plain(value), Dumper=_Plain, sort_keys=False, allow_unicode=True, default_flow_style=False, width=1000
     )
-    return text.encode()
+    data = text.encode()
+    return data + _CHECK % zlib.crc32(data)
+
+
+def check(data: bytes, path: str) -> None:
+    """Make sure that the document is as it was written, by the comment at its end.
+
+    Raises:
+        StoreError: it was altered, or cut short.
+    """
+    end = len(data) - len(_CHECK % 0)
+    if end < 0 or data[end:] != _CHECK % zlib.crc32(data[:end]):
+        raise DamageError(path, "it was altered or cut short")
 
 
 def load(data: bytes, path: str) -> Any:
@@ -80,11 +94,11 @@ def load(data: bytes, path: str) -> Any:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f" at line {mark.line + 1}" if mark is not None else ""
-        raise damaged(path, f"it is not valid YAML{where}") from None
+        raise DamageError(path, f"it is not valid YAML{where}") from None
     except (ValueError, OverflowError, RecursionError, UnicodeError) as error:
         if isinstance(error, DamageError):
             raise
-        raise damaged(path, "it holds a value that cannot be read") from None
+        raise DamageError(path, "it holds a value that cannot be read") from None
 
 
 def _document(data: bytes, path: str) -> Any:
@@ -116,7 +130,7 @@ class _Builder:
             if isinstance(event, yaml.DocumentStartEvent):
                 documents += 1
                 if documents > 1:
-                    raise damaged(self._path, "it holds several documents")
+                    raise DamageError(self._path, "it holds several documents")
             elif isinstance(event, (yaml.SequenceStartEvent, yaml.MappingStartEvent)):
                 self._check(event, len(stack))
                 stack.append([])
@@ -130,29 +144,29 @@ class _Builder:
                 self._check(event, len(stack))
                 stack[-1].append(self._scalar(event))
             elif isinstance(event, yaml.AliasEvent):
-                raise damaged(self._path, "it uses YAML aliases, which a store never does")
+                raise DamageError(self._path, "it uses YAML aliases, which a store never does")
         return root[0] if root else None
 
     def _check(self, event: Any, depth: int) -> None:
         self._nodes += 1
         if depth > _MAX_DEPTH or self._nodes > _MAX_NODES:
-            raise damaged(self._path, "it is nested too deeply or holds too many values")
+            raise DamageError(self._path, "it is nested too deeply or holds too many values")
         if event.anchor is not None or event.tag not in (None, "!"):
-            raise damaged(self._path, "it uses YAML tags or anchors, which a store never does")
+            raise DamageError(self._path, "it uses YAML tags or anchors, which a store never does")
 
     def _mapping(self, items: list[Any]) -> dict[Any, Any]:
         keys, values = items[::2], items[1::2]
         if any(isinstance(key, (list, dict)) for key in keys):
-            raise damaged(self._path, "it has a list or a mapping as a key")
+            raise DamageError(self._path, "it has a list or a mapping as a key")
         out = dict(zip(keys, values, strict=True))
         if len(out) != len(keys):
-            raise damaged(self._path, "it names a key twice")
+            raise DamageError(self._path, "it names a key twice")
         return out
 
     def _scalar(self, event: Any) -> Any:
         tag = self._loader.resolve(yaml.ScalarNode, event.value, event.implicit)
         if tag in _NUMBERS and len(event.value) > _MAX_DIGITS:
-            raise damaged(self._path, "it holds a number of too many digits")
+            raise DamageError(self._path, "it holds a number of too many digits")
         if tag not in _CONSTRUCTED:
             return event.value
         value = self._loader.construct_object(yaml.ScalarNode(tag, event.value))

@@ -25,12 +25,15 @@ _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 class DamageError(StoreError):
-    """Something inside a store that is not as it was written."""
+    """Something inside a store, at `path`, that is not as it was written.
 
+    Attributes:
+        finding: the damage alone, for a list of them; the message also says what to do.
+    """
 
-def damaged(path: str, what: str) -> DamageError:
-    """The error for damage at `path`, inside a store."""
-    return DamageError(f"{path} is damaged: {what}; `introspect verify` on the run tells what is still sound")
+    def __init__(self, path: str, what: str) -> None:
+        self.finding = f"{path}: {what}"
+        super().__init__(f"{path} is damaged: {what}; `introspect verify` on the run tells what is still sound")
 
 
 class Handle:
@@ -87,7 +90,7 @@ class Folder(Handle):
         except FileNotFoundError:
             raise
         except OSError as error:
-            raise damaged(path, _reason(error)) from None
+            raise DamageError(path, _reason(error)) from None
 
     def file(self, name: str) -> Handle:
         """The regular file `name` inside this directory, for reading.
@@ -102,10 +105,10 @@ class Folder(Handle):
         except FileNotFoundError:
             raise
         except OSError as error:
-            raise damaged(path, _reason(error)) from None
+            raise DamageError(path, _reason(error)) from None
         if not stat.S_ISREG(os.fstat(handle.fd).st_mode):
             handle.close()
-            raise damaged(path, "it is not a regular file")
+            raise DamageError(path, "it is not a regular file")
         return handle
 
     def read_file(self, name: str, limit: int) -> bytes:
@@ -118,10 +121,10 @@ class Folder(Handle):
         handle = self.file(name)
         try:
             if handle.size() > limit:
-                raise damaged(handle.path, f"it is larger than the {limit >> 20} MB that are allowed")
+                raise DamageError(handle.path, f"it is larger than the {limit >> 20} MB that are allowed")
             return handle.read(0, limit)
         except OSError as error:
-            raise damaged(handle.path, _reason(error)) from None
+            raise DamageError(handle.path, _reason(error)) from None
         finally:
             handle.close()
 

@@ -18,7 +18,7 @@ from introspect_cli import __version__
 from introspect_cli.errors import StoreError
 from introspect_cli.store.arrow import schema_message
 from introspect_cli.store.digest import chained
-from introspect_cli.store.files import damaged
+from introspect_cli.store.files import DamageError
 from introspect_cli.store.format import (
     END_ENTRY,
     ENTRY,
@@ -101,7 +101,7 @@ def parse_index(data: bytes, rank: int, path: str) -> Index:
     ended = len(entries) > 0 and bool(entries["kind"][-1] == END_ENTRY)
     last = entries[-1] if len(entries) else None
     if ended and HEADER.size + len(entries) * ENTRY.itemsize != len(data):
-        raise damaged(path, "something follows its end mark")
+        raise DamageError(path, "something follows its end mark")
     _check(entries, bits, path, ended=ended)
     return Index(entries[:-1] if ended else entries, bits, run_id, ended, last)
 
@@ -119,15 +119,15 @@ def newer_format(found: int, version: str | None, path: str) -> StoreError:
 def _header(data: bytes, rank: int, path: str) -> tuple[int, bytes]:
     magic, found, entry_size, own_rank, bits, run_id, crc = HEADER.unpack_from(data)
     if magic != MAGIC:
-        raise damaged(path, "it is not an index")
+        raise DamageError(path, "it is not an index")
     if zlib.crc32(data[: HEADER.size - 4]) != crc:
-        raise damaged(path, "its header was altered")
+        raise DamageError(path, "its header was altered")
     if found > FORMAT:
         raise newer_format(found, None, path)
     if entry_size != ENTRY.itemsize or bits & ~_KNOWN_BITS or not found > 0:
-        raise damaged(path, "its header holds values that no version writes")
+        raise DamageError(path, "its header holds values that no version writes")
     if own_rank != rank:
-        raise damaged(path, f"it is the index of rank {own_rank}")
+        raise DamageError(path, f"it is the index of rank {own_rank}")
     return bits, run_id
 
 
@@ -143,7 +143,7 @@ def _sound(data: bytes, entries: Entries, path: str) -> int:
         if crc != stored:
             if number == len(entries) - 1:
                 return number
-            raise damaged(path, f"its entry {number} was altered")
+            raise DamageError(path, f"its entry {number} was altered; the {number} before it are sound")
         crc = zlib.crc32(data[start + ENTRY.itemsize - 4 : start + ENTRY.itemsize], crc)
     return len(entries)
 
@@ -154,16 +154,16 @@ def _check(entries: Entries, bits: int, path: str, *, ended: bool) -> None:
         return
     steps = entries[:-1] if ended else entries
     if (steps["kind"] != STEP_ENTRY).any():
-        raise damaged(path, "an end mark is in its middle")
+        raise DamageError(path, "an end mark is in its middle")
     if len(steps) and (steps["step"][0] < 0 or (np.diff(steps["step"]) <= 0).any()):
-        raise damaged(path, "its steps do not rise")
+        raise DamageError(path, "its steps do not rise")
     if (entries["length"] > LIMIT_STREAM).any() or (entries["length"] % 8).any():
-        raise damaged(path, "a step's length is not one")
+        raise DamageError(path, "a step's length is not one")
     if (steps["rows"].astype(np.uint64) * np.uint64(row_bytes(bits)) > steps["length"]).any():
-        raise damaged(path, "a step claims more records than its bytes hold")
+        raise DamageError(path, "a step claims more records than its bytes hold")
     ends = np.cumsum(entries["length"], dtype=np.uint64) + np.uint64(len(schema_message(record_columns(bits))))
     if entries["offset"][0] + entries["length"][0] != ends[0] or (entries["offset"][1:] != ends[:-1]).any():
-        raise damaged(path, "its steps do not follow one another in the records")
+        raise DamageError(path, "its steps do not follow one another in the records")
     for name, schema in _NAMES:
         lengths, counts = entries[f"{name}_length"], entries[f"n_{name}"]
         if (
@@ -172,7 +172,7 @@ def _check(entries: Entries, bits: int, path: str, *, ended: bool) -> None:
             or (lengths[1:] < lengths[:-1]).any()
             or (counts[1:] < counts[:-1]).any()
         ):
-            raise damaged(path, f"what it says of {name} cannot be")
+            raise DamageError(path, f"what it says of {name} cannot be")
     _check_chain(entries, len(steps), path)
 
 
@@ -183,6 +183,6 @@ def _check_chain(entries: Entries, steps: int, path: str) -> None:
     for row in range(steps):
         chain = chained(chain, numbers[row], digests[16 * row : 16 * row + 16])
         if chain != chains[16 * row : 16 * row + 16]:
-            raise damaged(path, f"the chain of digests breaks at step {numbers[row]}")
+            raise DamageError(path, f"the chain of digests breaks at step {numbers[row]}")
     if steps < len(entries) and chains[16 * steps :] != chain:
-        raise damaged(path, "its end mark has another chain of digests")
+        raise DamageError(path, "its end mark has another chain of digests")

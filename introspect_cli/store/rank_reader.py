@@ -15,11 +15,11 @@ import numpy as np
 
 from introspect_cli.records import COUNT_STATS, Layout, ModuleInfo, Record, Status, Summary
 from introspect_cli.store import locks
-from introspect_cli.store.arrow import Batch, Malformed, Schema, decode_batch, schema_message
+from introspect_cli.store.arrow import END_OF_STREAM, Batch, Malformed, Schema, decode_batch, schema_message
 from introspect_cli.store.batch import StepBatch
 from introspect_cli.store.columns import ColumnData, Lists, Texts, joined
 from introspect_cli.store.derived import record_stats
-from introspect_cli.store.files import Folder, Handle, damaged, reason
+from introspect_cli.store.files import DamageError, Folder, Handle, reason
 from introspect_cli.store.format import (
     INDEX,
     LAYOUT_COLUMNS,
@@ -59,59 +59,85 @@ class RankReader:
         run_id: 16 bytes that its index names as the run's; empty where it has no header yet.
     """
 
-    def __init__(self, folder: Folder, rank: int) -> None:
+    def __init__(self, run: Folder, rank: int) -> None:
         self.rank = rank
-        self.path = folder.path
-        self._folder = folder
+        self.path = f"{run.path}/rank{rank}"
+        self._run = run
         index, self.running = self._open_index()
         self._index = index
         self.ended = index.ended
         self.run_id = index.run_id
         self._schema = record_columns(index.bits)
-        self._records, self.entries = self._open_records(index)
+        self._records: Handle | None = None
+        self.entries = self._indexed_and_there(index)
 
     def _open_index(self) -> tuple[Index, bool]:
         try:
-            handle = self._folder.file(INDEX)
+            handle = self._file(INDEX)
         except FileNotFoundError:
             return EMPTY, False
         try:
             running = locks.held(handle.fd)
             if handle.size() > LIMIT_INDEX:
-                raise damaged(handle.path, "it is larger than any index")
+                raise DamageError(handle.path, "it is larger than any index")
             data = handle.read(0, LIMIT_INDEX)
         except OSError as error:
-            raise damaged(handle.path, reason(error)) from None
+            raise DamageError(handle.path, reason(error)) from None
         finally:
             handle.close()
         return parse_index(data, self.rank, handle.path), running
 
-    def _open_records(self, index: Index) -> tuple[Handle | None, Entries]:
+    def _indexed_and_there(self, index: Index) -> Entries:
         entries = index.entries
         if index.last is None:
-            return None, entries
+            return entries
         records = self._open(RECORDS)
         first = schema_message(self._schema)
         if records.read(0, len(first)) != first:
-            raise damaged(records.path, "its columns are not those of this format")
+            raise DamageError(records.path, "its columns are not those of this format")
         # Only a power cut leaves an index that is ahead of the records; then the records decide.
         there = entries["offset"] + entries["length"] <= np.uint64(records.size())
         whole = int(np.argmin(there)) if not there.all() else len(entries)
         if whole < len(entries) and self.ended:
-            raise damaged(records.path, f"it ends before step {int(entries['step'][whole])}, which the index names")
-        return records, entries[:whole]
+            raise DamageError(records.path, f"it ends before step {int(entries['step'][whole])}, which the index names")
+        return entries[:whole]
+
+    def _file(self, name: str) -> Handle:
+        folder = self._run.folder(f"rank{self.rank}")
+        try:
+            return folder.file(name)
+        finally:
+            folder.close()
 
     def _open(self, name: str) -> Handle:
         try:
-            return self._folder.file(name)
+            return self._file(name)
         except FileNotFoundError:
-            raise damaged(f"{self.path}/{name}", "it is missing") from None
+            raise DamageError(f"{self.path}/{name}", "it is missing") from None
 
     def close(self) -> None:
         """Close the files; batches already read stay valid."""
         if self._records is not None:
             self._records.close()
-        self._folder.close()
+            self._records = None
+
+    def ends(self) -> list[str]:
+        """What is wrong with the ends of the streams of a rank that was closed, a sentence each.
+
+        Nobody reads what follows the last indexed byte; that it is as it was written concerns `verify` alone.
+        """
+        last = self._index.last
+        if last is None or not self.ended:
+            return []
+        ends = {SITES: last["sites_length"], LAYOUTS: last["layouts_length"], MODULES: last["modules_length"]}
+        ends[RECORDS] = last["offset"]
+        found = []
+        for name, end in ends.items():
+            handle = self._open(name)
+            if handle.read(int(end), len(END_OF_STREAM) + 1) != END_OF_STREAM:
+                found.append(f"{handle.path}: its end is not the one that was written")
+            handle.close()
+        return found
 
     # --- steps
 
@@ -181,9 +207,9 @@ class RankReader:
         shapes, *names = (columns[column.name] for column in LAYOUT_COLUMNS)
         assert isinstance(shapes, Lists)
         if len(shapes) and int(np.diff(shapes.offsets).max()) > _MAX_DIMS:
-            raise damaged(f"{self.path}/{LAYOUTS}", "a shape has more dimensions than a tensor can have")
+            raise DamageError(f"{self.path}/{LAYOUTS}", "a shape has more dimensions than a tensor can have")
         if len(shapes.values) and np.asarray(shapes.values).min() < 0:
-            raise damaged(f"{self.path}/{LAYOUTS}", "a shape has a negative size")
+            raise DamageError(f"{self.path}/{LAYOUTS}", "a shape has a negative size")
         return [Layout(*row) for row in zip(shapes.tolist(), *map(_plain, names), strict=True)]
 
     @cached_property
@@ -206,16 +232,16 @@ class RankReader:
         try:
             data = handle.read(0, length)
         except OSError as error:
-            raise damaged(handle.path, reason(error)) from None
+            raise DamageError(handle.path, reason(error)) from None
         finally:
             handle.close()
         if len(data) < length:
-            raise damaged(handle.path, "it ends before the names that the index counts")
+            raise DamageError(handle.path, "it ends before the names that the index counts")
         if zlib.crc32(data) != crc:
-            raise damaged(handle.path, "its bytes are not those that were indexed")
+            raise DamageError(handle.path, "its bytes are not those that were indexed")
         first = schema_message(schema)
         if data[: len(first)] != first:
-            raise damaged(handle.path, "its columns are not those of this format")
+            raise DamageError(handle.path, "its columns are not those of this format")
         batches: list[Batch] = []
         rest = memoryview(data)[len(first) :]
         try:
@@ -223,9 +249,9 @@ class RankReader:
                 batches.append(decode_batch(schema, rest))
                 rest = rest[batches[-1].length :]
         except Malformed as error:
-            raise damaged(handle.path, str(error)) from None
+            raise DamageError(handle.path, str(error)) from None
         if sum(batch.rows for batch in batches) != count:
-            raise damaged(handle.path, "it holds another number of names than the index counts")
+            raise DamageError(handle.path, "it holds another number of names than the index counts")
         if not batches:
             return _no_rows(schema)
         return {c.name: joined([batch.columns[c.name] for batch in batches]) for c in schema}
@@ -244,28 +270,29 @@ class RankReader:
     def read_row(self, row: int) -> StepBatch:
         """All records of the `row`-th step; see `read`."""
         entry = self.entries[row]
+        if self._records is None:
+            self._records = self._open(RECORDS)
         records = self._records
-        assert records is not None
         step, length = int(entry["step"]), int(entry["length"])
         try:
             data = records.read(int(entry["offset"]), length)
         except OSError as error:
-            raise damaged(records.path, reason(error)) from None
+            raise DamageError(records.path, reason(error)) from None
         if len(data) != length or zlib.crc32(data) != entry["batch_crc"]:
-            raise damaged(records.path, f"the records of step {step} are not those that were indexed")
+            raise DamageError(records.path, f"the records of step {step} are not those that were indexed")
         try:
             batch = decode_batch(self._schema, memoryview(data))
         except Malformed as error:
-            raise damaged(records.path, f"step {step}: {error}") from None
+            raise DamageError(records.path, f"step {step}: {error}") from None
         if batch.length != length or batch.rows != entry["rows"]:
-            raise damaged(records.path, f"step {step} has another length than its index entry says")
+            raise DamageError(records.path, f"step {step} has another length than its index entry says")
         out = _step_batch(batch.columns, self._index.bits)
         if batch.rows and (
             out.site.max() >= entry["n_sites"]
             or out.layout.max() >= entry["n_layouts"]
             or out.status.max() >= _STATUSES
         ):
-            raise damaged(records.path, f"a record of step {step} names a site, layout or status that is not there")
+            raise DamageError(records.path, f"a record of step {step} names a site, layout or status that is not there")
         return out
 
     def record(self, batch: StepBatch, row: int, step: int) -> Record:

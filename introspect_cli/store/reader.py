@@ -8,7 +8,7 @@ is not whole does not exist.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from introspect_cli.errors import StoreError
 from introspect_cli.store import documents, locks, tensorfile
-from introspect_cli.store.files import Folder, damaged, reason
+from introspect_cli.store.files import DamageError, Folder, reason
 from introspect_cli.store.format import FORMAT, LIMIT_DOCUMENT, LOCK, MANIFEST, SETTINGS, TENSORS
 from introspect_cli.store.index import newer_format
 from introspect_cli.store.rank_reader import RankReader
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-_RANK = re.compile(r"rank(0|[1-9]\d{0,5})")
-_SETTINGS = re.compile(r"([a-z0-9_]{1,64})\.yaml")
+RANK_NAME = re.compile(r"rank(0|[1-9]\d{0,5})")
+SETTINGS_NAME = re.compile(r"([a-z0-9_]{1,64})\.yaml")
 _VERSION = re.compile(r"[0-9A-Za-z.+!-]{1,32}")
 _MAX_RANKS = 65536
 
@@ -45,7 +45,7 @@ class Settings(Mapping[str, Any]):
 
     def __init__(self, folder: Folder | None) -> None:
         self._folder = folder
-        found = (_SETTINGS.fullmatch(name) for name in folder.names()) if folder is not None else ()
+        found = (SETTINGS_NAME.fullmatch(name) for name in folder.names()) if folder is not None else ()
         self._names = [match[1] for match in found if match]
         self._read: dict[str, Any] = {}
 
@@ -64,6 +64,7 @@ class Settings(Mapping[str, Any]):
                 data = self._folder.read_file(f"{name}.yaml", LIMIT_DOCUMENT)
             except FileNotFoundError:
                 raise KeyError(name) from None
+            documents.check(data, path)
             self._read[name] = documents.load(data, path)
         return self._read[name]
 
@@ -87,32 +88,24 @@ class Run:
     def __init__(self, path: Path, folder: Folder) -> None:
         self.path = path
         self._folder = folder
-        self.manifest = _manifest(folder)
+        self.manifest = read_manifest(folder)
         # Asked before the ranks are read: a run that ends in between is called running, never complete too early.
-        locked = _locked(folder)
+        locked = is_locked(folder)
         self._ranks = self._open_ranks()
         self.ranks = tuple(sorted(self._ranks))
-        self.state = self._state(locked)
+        self.state = run_state(self.manifest, self._ranks.values(), locked=locked)
 
     def _open_ranks(self) -> dict[int, RankReader]:
-        found = [match for match in map(_RANK.fullmatch, self._folder.names()) if match]
+        found = [match for match in map(RANK_NAME.fullmatch, self._folder.names()) if match]
         if len(found) > _MAX_RANKS:
-            raise damaged(self._folder.path, "it has more ranks than a run can have")
+            raise DamageError(self._folder.path, "it has more ranks than a run can have")
         readers = {}
         for match in found:
             rank = int(match[1])
-            reader = readers[rank] = RankReader(self._folder.folder(match[0]), rank)
+            reader = readers[rank] = RankReader(self._folder, rank)
             if reader.run_id and reader.run_id.hex() != self.manifest.get("id"):
-                raise damaged(reader.path, "it belongs to another run than the manifest")
+                raise DamageError(reader.path, "it belongs to another run than the manifest")
         return readers
-
-    def _state(self, locked: bool) -> RunState:
-        readers = self._ranks.values()
-        if locked or any(reader.running for reader in readers):
-            return RunState.RUNNING
-        if self.manifest.get("status") == "complete" and all(reader.ended for reader in readers):
-            return RunState.COMPLETE
-        return RunState.INTERRUPTED
 
     def rank(self, rank: int) -> RankReader:
         """The reader of one rank.
@@ -125,9 +118,7 @@ class Run:
     @property
     def last_step(self) -> int | None:
         """Number of the last step that every rank has whole; None where there is none."""
-        last = [reader.last_step for reader in self._ranks.values()]
-        known = [step for step in last if step is not None]
-        return min(known) if known and len(known) == len(last) else None
+        return last_common_step(self._ranks.values())
 
     @cached_property
     def settings(self) -> Settings:
@@ -157,13 +148,13 @@ class Run:
         try:
             handle = folder.file(f"{checksum:016x}.safetensors")
             try:
-                found: NDArray[Any] = tensorfile.decode(handle, checksum)
+                found: NDArray[Any] = tensorfile.decode(handle)
             finally:
                 handle.close()
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise damaged(folder.path, reason(error)) from None
+            raise DamageError(folder.path, reason(error)) from None
         finally:
             folder.close()
         return found
@@ -181,6 +172,23 @@ class Run:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def run_state(manifest: Mapping[str, Any], ranks: Iterable[RankReader], *, locked: bool) -> RunState:
+    """How a run with these ranks ended, if it did."""
+    ranks = list(ranks)
+    if locked or any(rank.running for rank in ranks):
+        return RunState.RUNNING
+    if manifest.get("status") == "complete" and all(rank.ended for rank in ranks):
+        return RunState.COMPLETE
+    return RunState.INTERRUPTED
+
+
+def last_common_step(ranks: Iterable[RankReader]) -> int | None:
+    """Number of the last step that every rank has whole; None where there is none."""
+    last = [rank.last_step for rank in ranks]
+    known = [step for step in last if step is not None]
+    return min(known) if known and len(known) == len(last) else None
 
 
 def open_run(path: str | Path) -> Run:
@@ -216,24 +224,32 @@ def open_store(path: str | Path) -> Folder:
     return folder
 
 
-def _manifest(folder: Folder) -> dict[str, Any]:
+def read_manifest(folder: Folder) -> dict[str, Any]:
+    """The manifest of the run in `folder`.
+
+    Raises:
+        StoreError: it is missing, damaged, or of a newer format.
+    """
     path = f"{folder.path}/{MANIFEST}"
     try:
-        manifest = documents.load(folder.read_file(MANIFEST, LIMIT_DOCUMENT), path)
+        data = folder.read_file(MANIFEST, LIMIT_DOCUMENT)
     except FileNotFoundError:
-        raise damaged(path, "it is missing") from None
+        raise DamageError(path, "it is missing") from None
+    manifest = documents.load(data, path)
     found = manifest.get("format") if isinstance(manifest, dict) else None
     if type(found) is not int or found < 1:
-        raise damaged(path, "it does not say which format the run has")
+        raise DamageError(path, "it does not say which format the run has")
     if found > FORMAT:
         tool = manifest.get("tool")
         version = tool.get("version") if isinstance(tool, dict) else None
         known = isinstance(version, str) and _VERSION.fullmatch(version)
         raise newer_format(found, version if known else None, folder.path)
+    documents.check(data, path)
     return dict(manifest)
 
 
-def _locked(folder: Folder) -> bool:
+def is_locked(folder: Folder) -> bool:
+    """Whether a capture holds the run in `folder`."""
     try:
         handle = folder.file(LOCK)
     except FileNotFoundError:

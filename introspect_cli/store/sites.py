@@ -9,7 +9,7 @@ import numpy as np
 
 from introspect_cli.records import SETTING_KINDS, Kind, Phase, Site, SiteInfo
 from introspect_cli.store.columns import ColumnData, Texts
-from introspect_cli.store.files import damaged
+from introspect_cli.store.files import DamageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -92,7 +92,7 @@ class SiteTable:
         try:
             phase, kind = Phase(self.phase[number]), Kind(self.kind[number])
         except ValueError:
-            raise damaged(self.path_of_file, f"site {number} has a phase or a kind that is not one") from None
+            raise DamageError(self.path_of_file, f"site {number} has a phase or a kind that is not one") from None
         site = Site(phase, kind, self.fqn[number], int(self.call[number]), self.path[number])
         return site, SiteInfo(self.module_class[number], self.op[number], self.source[number])
 

@@ -10,17 +10,21 @@ from __future__ import annotations
 
 import json
 import math
+import mmap
 import struct
 import zlib
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from introspect_cli.store.files import Handle, damaged
+from introspect_cli.store.files import DamageError, Handle
 
 NAME = "tensor"
 
 _LIMIT_HEADER = 1 << 16
+_LIMIT_DATA = 1 << 36
+_PIECE = 1 << 24
 _LIMIT_DIMS = 32  # numpy 1 has no more
 _CODES = {
     "float64": "F64",
@@ -67,35 +71,67 @@ def encode(data: memoryview, dtype: str, shape: tuple[int, ...]) -> bytes:
     return struct.pack("<Q", len(text)) + text
 
 
-def decode(handle: Handle, checksum: int) -> Any:
-    """The tensor in an open file, checked against its CRC; bfloat16, fp8 and complex32 widened exactly.
+@dataclass(frozen=True)
+class _Content:
+    """What a file's header says: where the data is, what it is, and its CRC."""
 
-    Raises:
-        StoreError: the file is not what `encode` would have written.
-    """
+    offset: int
+    length: int
+    dtype: str
+    shape: tuple[int, ...]
+    crc: int
+
+
+def _content(handle: Handle) -> _Content:
     size = handle.size()
     head = handle.read(0, 8)
     length = struct.unpack("<Q", head)[0] if len(head) == 8 else 0
     if not 2 <= length <= min(_LIMIT_HEADER, size - 8):
-        raise damaged(handle.path, "its header claims more bytes than the file holds")
+        raise DamageError(handle.path, "its header claims more bytes than the file holds")
     dtype, shape, crc = _header(handle, length)
     stored = _NUMPY.get(dtype)
     available = size - 8 - length
+    if available > _LIMIT_DATA:
+        raise DamageError(handle.path, "it is larger than any tensor")
     if stored is not None and math.prod(shape) * stored.itemsize != available:
-        raise damaged(handle.path, "its shape and element type need another number of bytes")
-    data = np.empty(available, np.uint8)
-    view, filled = data.data, 0
-    while filled < available:
-        piece = handle.read(8 + length + filled, min(available - filled, 1 << 24))
+        raise DamageError(handle.path, "its shape and element type need another number of bytes")
+    return _Content(8 + length, available, dtype, shape, crc)
+
+
+def check(handle: Handle) -> None:
+    """Make sure that the file is as it was written, reading it a piece at a time.
+
+    Raises:
+        StoreError: it is not what `encode` would have written.
+    """
+    content = _content(handle)
+    offset, end, crc = content.offset, content.offset + content.length, 0
+    while offset < end:
+        piece = handle.read(offset, min(end - offset, _PIECE))
         if not piece:
-            raise damaged(handle.path, "it ends early")
-        view[filled : filled + len(piece)] = piece
-        filled += len(piece)
-    if zlib.crc32(view) != crc:
-        raise damaged(handle.path, f"its data is not what tensor {checksum:016x} was written with")
-    if stored is None:
-        return data
-    return _widened(data.view(stored).reshape(shape), dtype)
+            break
+        crc = zlib.crc32(piece, crc)
+        offset += len(piece)
+    if crc != content.crc:
+        raise DamageError(handle.path, "its data is not what it was written with")
+
+
+def decode(handle: Handle) -> Any:
+    """The tensor in an open file, checked against its CRC; bfloat16, fp8 and complex32 widened exactly.
+
+    Mapped rather than read where nothing is widened, so that a large tensor takes no memory of its own.
+
+    Raises:
+        StoreError: the file is not what `encode` would have written.
+    """
+    check(handle)
+    content = _content(handle)
+    if content.length:
+        data = np.frombuffer(mmap.mmap(handle.fd, 0, access=mmap.ACCESS_READ), np.uint8, offset=content.offset)
+    else:
+        data = np.zeros(0, np.uint8)
+    stored = _NUMPY.get(content.dtype)
+    return data if stored is None else _widened(data.view(stored).reshape(content.shape), content.dtype)
 
 
 def _header(handle: Handle, length: int) -> tuple[str, tuple[int, ...], int]:
@@ -105,10 +141,10 @@ def _header(handle: Handle, length: int) -> tuple[str, tuple[int, ...], int]:
         shape = json.loads(about["shape"])
         dtype, crc = str(about["dtype"]), int(about["crc32"], 16)
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise damaged(handle.path, "its header is not that of a stored tensor") from None
+        raise DamageError(handle.path, "its header is not that of a stored tensor") from None
     sizes_ok = isinstance(shape, list) and all(type(n) is int and 0 <= n < 1 << 62 for n in shape)
     if not sizes_ok or len(shape) > _LIMIT_DIMS:
-        raise damaged(handle.path, "its shape is not one")
+        raise DamageError(handle.path, "its shape is not one")
     return dtype, tuple(shape), crc
 
 

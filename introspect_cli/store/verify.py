@@ -1,0 +1,229 @@
+"""Checks a whole run against itself and says what is damaged and what is still sound.
+
+The problem: the reader checks only what it reads and stops at the first damage; somebody whose disk or transfer went
+wrong wants to know what is left. The way: everything is read once, every CRC, digest, key and chain is computed
+again, and each thing that is wrong becomes a finding instead of an error.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from introspect_cli.store import documents, tensorfile
+from introspect_cli.store.digest import step_digest
+from introspect_cli.store.files import DamageError, Folder, reason
+from introspect_cli.store.format import LIMIT_DOCUMENT, LOCK, MANIFEST, SETTINGS, TENSORS
+from introspect_cli.store.rank_reader import RankReader
+from introspect_cli.store.reader import (
+    RANK_NAME,
+    SETTINGS_NAME,
+    RunState,
+    is_locked,
+    last_common_step,
+    open_store,
+    read_manifest,
+    run_state,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    import numpy as np
+
+_TENSOR_NAME = re.compile(r"[0-9a-f]{16}\.safetensors")
+_TEMPORARY = re.compile(r"\..*\.\d+")  # what a killed writer leaves of a file it had not yet finished
+_MAX_FINDINGS = 100
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class VerifyReport:
+    """What checking a run came to.
+
+    Attributes:
+        path: the run's directory.
+        state: whether it is being written, was closed properly, or ends where something stopped it.
+        ranks: ranks whose index is sound.
+        steps: sound steps, of all ranks.
+        records: records in them.
+        documents: sound documents: the manifest and the settings.
+        tensors: sound stored tensors.
+        last_step: last step that every rank has whole; None where there is none.
+        findings: what is damaged, one sentence each.
+        omitted: findings beyond those listed.
+    """
+
+    path: str
+    state: RunState
+    ranks: int
+    steps: int
+    records: int
+    documents: int
+    tensors: int
+    last_step: int | None
+    findings: tuple[str, ...]
+    omitted: int = 0
+
+    @property
+    def sound(self) -> bool:
+        """Whether nothing is damaged."""
+        return not self.findings
+
+
+def verify_run(path: str | Path) -> VerifyReport:
+    """Check all of the run in the directory `path`.
+
+    Raises:
+        StoreError: there is none, it is not a run, or it is newer than this reader. Damage is reported, not raised.
+    """
+    folder = open_store(path)
+    try:
+        return _Check(folder).report()
+    finally:
+        folder.close()
+
+
+class _Check:
+    """Goes through a run and keeps count."""
+
+    def __init__(self, folder: Folder) -> None:
+        self._folder = folder
+        self._findings: list[str] = []
+        self._omitted = 0
+        self._steps = self._records = self._documents = self._tensors = 0
+
+    def report(self) -> VerifyReport:
+        """All of it."""
+        manifest: dict[str, Any] = self._try(lambda: read_manifest(self._folder)) or {}
+        self._documents += bool(manifest)
+        locked = is_locked(self._folder)
+        numbers = self._top_level()
+        ranks = [reader for reader in (self._rank(number, manifest) for number in numbers) if reader is not None]
+        state = run_state(manifest, ranks, locked=locked)
+        if manifest.get("status") == "complete" and state is RunState.INTERRUPTED and len(ranks) == len(numbers):
+            self._found(f"{self._folder.path}: the manifest says that the run is complete, but its end is cut off")
+        self._settings()
+        self._stored_tensors()
+        return VerifyReport(
+            self._folder.path,
+            state,
+            len(ranks),
+            self._steps,
+            self._records,
+            self._documents,
+            self._tensors,
+            last_common_step(ranks),
+            tuple(self._findings),
+            self._omitted,
+        )
+
+    def _found(self, sentence: str) -> None:
+        if len(self._findings) < _MAX_FINDINGS:
+            self._findings.append(sentence)
+        else:
+            self._omitted += 1
+
+    def _try(self, action: Callable[[], Result]) -> Result | None:
+        """What `action` gives, or None and a finding."""
+        try:
+            return action()
+        except DamageError as error:
+            self._found(error.finding)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            self._found(f"{self._folder.path}: {reason(error)}")
+        return None
+
+    def _top_level(self) -> list[int]:
+        """Numbers of the ranks; whatever else is there and should not be is found."""
+        numbers = []
+        for name in self._folder.names():
+            match = RANK_NAME.fullmatch(name)
+            if match:
+                numbers.append(int(match[1]))
+            elif name not in {MANIFEST, SETTINGS, TENSORS, LOCK} and not _TEMPORARY.fullmatch(name):
+                self._found(f"{self._folder.path}: {name!a} is not part of a run")
+        return sorted(numbers)
+
+    def _rank(self, number: int, manifest: dict[str, Any]) -> RankReader | None:
+        reader = self._try(lambda: RankReader(self._folder, number))
+        if reader is None:
+            return None
+        if reader.run_id and reader.run_id.hex() != manifest.get("id"):
+            self._found(f"{reader.path}: it belongs to another run than the manifest")
+        keys = self._try(lambda: _checked_keys(reader))
+        self._try(lambda: len(reader.layouts))
+        self._try(lambda: len(reader.modules))
+        for row in range(len(reader)):
+            rows = self._try(lambda row=row: _checked_step(reader, row, keys))  # type: ignore[misc] # bound per row
+            if rows is not None:
+                self._steps += 1
+                self._records += rows
+        for finding in reader.ends():
+            self._found(finding)
+        reader.close()
+        return reader
+
+    def _settings(self) -> None:
+        for folder, name in self._inside(SETTINGS):
+            if not SETTINGS_NAME.fullmatch(name):
+                if not _TEMPORARY.fullmatch(name):
+                    self._found(f"{folder.path}: {name!a} is not part of a run")
+                continue
+            self._documents += self._try(lambda f=folder, n=name: _checked_document(f, n)) or 0  # type: ignore[misc]
+
+    def _stored_tensors(self) -> None:
+        for folder, name in self._inside(TENSORS):
+            if not _TENSOR_NAME.fullmatch(name):
+                if not _TEMPORARY.fullmatch(name):
+                    self._found(f"{folder.path}: {name!a} is not part of a run")
+                continue
+            self._tensors += self._try(lambda f=folder, n=name: _checked_tensor(f, n)) or 0  # type: ignore[misc]
+
+    def _inside(self, name: str) -> Iterator[tuple[Folder, str]]:
+        folder = self._try(lambda: self._folder.folder(name))
+        if folder is not None:
+            for item in folder.names():
+                yield folder, item
+            folder.close()
+
+
+def _checked_keys(reader: RankReader) -> np.ndarray[Any, Any]:
+    """Keys of all sites, after computing each again."""
+    sites = reader.sites
+    for number, (site, _) in enumerate(sites):
+        if site.key() != sites.key[number]:
+            raise DamageError(sites.path_of_file, f"site {number} is stored with the key of another site")
+    return sites.key
+
+
+def _checked_step(reader: RankReader, row: int, keys: np.ndarray[Any, Any] | None) -> int:
+    """Records in a step, after computing its digest again; its CRC and chain were checked on the way."""
+    batch = reader.read_row(row)
+    if keys is not None:
+        digest = step_digest(keys[batch.site], batch.checksum, batch.status, reader.sites.setting[batch.site])
+        if digest != reader.entry(row).digest:
+            step = int(reader.entries["step"][row])
+            raise DamageError(reader.path, f"the records of step {step} do not add up to the digest in the index")
+    return len(batch)
+
+
+def _checked_document(folder: Folder, name: str) -> int:
+    data = folder.read_file(name, LIMIT_DOCUMENT)
+    documents.check(data, f"{folder.path}/{name}")
+    documents.load(data, f"{folder.path}/{name}")
+    return 1
+
+
+def _checked_tensor(folder: Folder, name: str) -> int:
+    handle = folder.file(name)
+    try:
+        tensorfile.check(handle)
+    finally:
+        handle.close()
+    return 1
