@@ -362,6 +362,9 @@ SCRIPTS = {
         """,
 }
 
+# from 3.12 on the interpreter trips over an exception of its own making in these, and says so
+UNLIKE_FROM_3_12 = ("exits with a huge number", "exits with an object without a text")
+
 INPUT = b"first\nsecond\nrest\n"
 
 
@@ -415,6 +418,8 @@ def neighbours(tmp_path):
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_same_as_python(neighbours, name):
+    if sys.version_info >= (3, 12) and name in UNLIKE_FROM_3_12:
+        pytest.skip("the interpreter does not clear its own error")
     (neighbours / "script.py").write_text(dedent(SCRIPTS[name]), encoding="utf-8")
     feed = b"" if name == "asks at the end of input" else INPUT
     words = ["--help"] if name == "reads its arguments" else ["--lr", "3e-4"]

@@ -1,0 +1,228 @@
+"""What surrounds a script: checking there is one, callbacks around it, tracebacks without our frames."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import traceback
+from pathlib import Path
+
+import pytest
+
+from introspect_cli import script
+from introspect_cli.errors import UsageError
+
+PACKAGE = Path(script.__file__).parent
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        ("absent.py", None, "no such script"),
+        ("folder", "folder", r"directory without __main__\.py"),
+        ("random.py", bytes(range(256)), "not a Python script"),
+        ("nulls.py", b"print(1)\0", "not a Python script"),
+        ("latin.py", b"text = '\xe9'", "not a Python script"),
+        ("encoded.py", b"# coding: nonsense\n", "not a Python script"),
+        ("", None, "nothing to run"),
+    ],
+)
+def test_what_cannot_be_run_is_told_in_a_sentence(tmp_path, monkeypatch, name, content, sentence):
+    monkeypatch.chdir(tmp_path)
+    if content == "folder":
+        Path(name).mkdir()
+    elif content is not None:
+        Path(name).write_bytes(content)
+    with pytest.raises(UsageError, match=sentence):
+        script.check(script.Target(script=name))
+
+
+@pytest.mark.parametrize("name", ["train.py", "folder", "archive.zip", "marked.py", "latin.py"])
+def test_what_can_be_run_passes(tmp_path, monkeypatch, name):
+    import zipfile
+
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("def f(:")  # that it does not compile is for python to say
+    Path("marked.py").write_text("\ufeffprint(1)")
+    Path("latin.py").write_bytes(b"# coding: latin-1\ntext = '\xe9'")
+    Path("folder").mkdir()
+    Path("folder/__main__.py").touch()
+    with zipfile.ZipFile("archive.zip", "w") as archive:
+        archive.writestr("__main__.py", "")
+    script.check(script.Target(script=name))
+
+
+@pytest.mark.parametrize("module", ["nosuchmodule", "nosuch.module", ".relative", "train.py"])
+def test_unknown_modules_are_told_in_a_sentence(tmp_path, monkeypatch, module):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match="no module named"):
+        script.check(script.Target(module=module))
+
+
+def test_a_module_in_this_directory_is_found_without_running_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "onlyhere").mkdir()
+    (tmp_path / "onlyhere" / "__init__.py").write_text("raise SystemExit('was run')")
+    path = list(sys.path)
+    script.check(script.Target(module="onlyhere.train"))
+    assert "onlyhere" not in sys.modules
+    assert sys.path == path
+
+
+DRIVER = """
+import sys
+from introspect_cli import script
+words = []
+def started():
+    words.append("started")
+    {started}
+def ended(ending):
+    words.append(ending)
+    {ended}
+import atexit
+atexit.register(lambda: print(*words, sep="\\n"))
+target = script.Target(script=sys.argv[1])
+script.leave(script.run(target, started=started, ended=ended).exit_code)
+"""
+
+
+def drive(tmp_path, text, *, started="pass", ended="pass"):
+    (tmp_path / "script.py").write_text(text)
+    command = [sys.executable, "-c", DRIVER.format(started=started, ended=ended), "script.py"]
+    return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("text", "ending"),
+    [
+        ("print('script')", "Ending(exit_code=0, how='returned', exception='')"),
+        ("raise SystemExit", "Ending(exit_code=0, how='exit', exception='')"),
+        ("raise SystemExit(3)", "Ending(exit_code=3, how='exit', exception='')"),
+        ("raise SystemExit('text')", "Ending(exit_code=1, how='exit', exception='')"),
+        ("raise ValueError('bad')", "Ending(exit_code=1, how='exception', exception='ValueError: bad')"),
+        ("assert 0", "Ending(exit_code=1, how='exception', exception='AssertionError')"),
+        ("raise KeyboardInterrupt", "Ending(exit_code=-2, how='interrupt', exception='KeyboardInterrupt')"),
+    ],
+)
+def test_callbacks_are_told_how_it_ended(tmp_path, text, ending):
+    assert drive(tmp_path, text).stdout.splitlines()[-2:] == ["started", ending]
+
+
+def test_a_script_that_does_not_compile_ends_without_having_started(tmp_path):
+    lines = drive(tmp_path, "def f(:").stdout.splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith("Ending(exit_code=1, how='exception', exception='SyntaxError")
+
+
+def test_the_end_is_told_before_the_traceback_and_the_handlers(tmp_path):
+    text = "import atexit\natexit.register(print, 'handler')\nraise ValueError('last')"
+    done = drive(tmp_path, text, ended="print('ended', file=sys.stderr)")
+    assert done.stderr.splitlines()[0] == "ended"
+    assert done.stdout.splitlines()[0] == "handler"
+
+
+@pytest.mark.parametrize("where", ["started", "ended"])
+@pytest.mark.parametrize("failure", ["raise ValueError('ours')", "sys.exit(9)", "raise KeyboardInterrupt"])
+def test_a_failing_callback_does_not_reach_the_script(tmp_path, where, failure):
+    done = drive(tmp_path, "print('script')\nraise SystemExit(4)", **{where: failure})
+    assert done.returncode == 4
+    assert done.stdout.startswith("script\n")
+    assert done.stderr.startswith("introspect: ")
+    assert done.stderr.endswith("goes on unrecorded\n")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_forked_child_that_comes_back_tells_nobody(tmp_path):
+    text = "import os\nchild = os.fork()\nif child: os.waitpid(child, 0)\nelse: raise SystemExit(7)"
+    done = drive(tmp_path, text, ended="print('told')")
+    assert done.stdout.splitlines().count("told") == 1
+
+
+def ours(name, body):
+    """A function whose code pretends to be in a file of the package."""
+    namespace = {}
+    exec(compile(body, str(PACKAGE / "capture" / "pretended.py"), "exec"), namespace)
+    return namespace[name]
+
+
+passing = ours("passing", "def passing(function):\n    return function()\n")
+
+
+def files(error):
+    return [Path(entry.filename).name for entry in traceback.extract_tb(error.__traceback__)]
+
+
+def caught(function):
+    try:
+        function()
+    except BaseException as error:
+        return error
+    raise AssertionError("it did not raise")
+
+
+def test_frames_of_ours_are_taken_out_of_the_middle():
+    def fail():
+        raise ValueError("x")
+
+    error = caught(lambda: passing(lambda: passing(fail)))
+    assert files(error).count("pretended.py") == 2
+    lines = [entry.lineno for entry in traceback.extract_tb(error.__traceback__) if "pretended" not in entry.filename]
+    script.strip_frames(error)
+    assert "pretended.py" not in files(error)
+    assert [entry.lineno for entry in traceback.extract_tb(error.__traceback__)] == lines
+
+
+def test_frames_of_ours_are_taken_out_of_causes_contexts_and_groups():
+    def first():
+        raise KeyError("first")
+
+    def second():
+        try:
+            passing(first)
+        except KeyError as error:
+            raise ValueError("second") from error
+
+    def third():
+        try:
+            passing(second)
+        except ValueError:
+            raise TypeError("third")  # noqa: B904 - its context is what is looked at
+
+    error = caught(lambda: passing(third))
+    chain = [error, error.__context__, error.__context__.__cause__]
+    assert all("pretended.py" in files(link) for link in chain)
+    script.strip_frames(error)
+    assert not any("pretended.py" in files(link) for link in chain)
+
+    class Several(Exception):
+        exceptions = (caught(lambda: passing(first)), "no exception")
+
+    script.strip_frames(Several())
+    assert "pretended.py" not in files(Several.exceptions[0])
+
+
+def test_exceptions_that_lead_back_to_themselves_end():
+    one, two = ValueError("one"), ValueError("two")
+    one.__context__, two.__context__ = two, one
+    script.strip_frames(one)
+
+
+def test_a_traceback_without_our_frames_is_left_as_it_is():
+    error = caught(lambda: 1 / 0)
+    before = error.__traceback__
+    script.strip_frames(error)
+    assert error.__traceback__ is before
+
+
+def test_a_thread_of_the_script_prints_no_frame_of_ours(tmp_path):
+    pretended = PACKAGE / "capture" / "pretended.py"
+    text = f"""
+import threading
+namespace = {{}}
+exec(compile("def passing(function): function()", {str(pretended)!r}, "exec"), namespace)
+def fail(): raise ValueError("in a thread")
+threading.Thread(target=namespace["passing"], args=(fail,)).start()
+"""
+    done = drive(tmp_path, text)
+    assert "ValueError: in a thread" in done.stderr
+    assert "pretended.py" not in done.stderr
