@@ -87,6 +87,11 @@ def texts(values: Sequence[str]) -> Texts:
     return Texts(_offsets(encoded), b"".join(encoded))
 
 
+def storable(text: str) -> str:
+    r"""`text` as it comes back from a column: lone surrogates are written as `\udc80` and the like."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 def integer_lists(values: Sequence[Sequence[int]]) -> Lists[int]:
     """A column of lists of 64-bit integers."""
     flat = [item for row in values for item in row]

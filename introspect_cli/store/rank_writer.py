@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import zlib
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,7 +19,7 @@ import numpy as np
 from introspect_cli.errors import StoreError
 from introspect_cli.records import COUNT_STATS, SETTING_KINDS, Layout, ModuleInfo, Site, SiteInfo
 from introspect_cli.store.arrow import END_OF_STREAM, encode_batch, schema_message
-from introspect_cli.store.columns import ColumnData, Texts, integer_lists, text_lists, texts
+from introspect_cli.store.columns import ColumnData, Texts, integer_lists, storable, text_lists, texts
 from introspect_cli.store.digest import chained, step_digest
 from introspect_cli.store.files import Folder, reason, write_all
 from introspect_cli.store.format import (
@@ -252,7 +253,8 @@ class RankWriter:
         self._folder.close()
 
     def _encode_sites(self, rows: Sequence[tuple[Site, SiteInfo]]) -> Mapping[str, ColumnData]:
-        sites = [site for site, _ in rows]
+        # As the texts will be stored, so that the key can be computed again from what is stored.
+        sites = [replace(site, fqn=storable(site.fqn), path=storable(site.path)) for site, _ in rows]
         infos = [info for _, info in rows]
         keys = np.array([site.key() for site in sites], np.uint64)
         setting = np.array([site.kind in SETTING_KINDS for site in sites])

@@ -43,8 +43,9 @@ class RunState(str, Enum):
 class Settings(Mapping[str, Any]):
     """The settings documents of a run by name, each read when first asked for."""
 
-    def __init__(self, folder: Folder | None) -> None:
+    def __init__(self, folder: Folder | None, run_id: object) -> None:
         self._folder = folder
+        self._run_id = run_id
         found = (SETTINGS_NAME.fullmatch(name) for name in folder.names()) if folder is not None else ()
         self._names = [match[1] for match in found if match]
         self._read: dict[str, Any] = {}
@@ -64,7 +65,7 @@ class Settings(Mapping[str, Any]):
                 data = self._folder.read_file(f"{name}.yaml", LIMIT_DOCUMENT)
             except FileNotFoundError:
                 raise KeyError(name) from None
-            documents.check(data, path)
+            documents.check(data, self._run_id, path)
             self._read[name] = documents.load(data, path)
         return self._read[name]
 
@@ -128,9 +129,9 @@ class Run:
             StoreError: their directory is damaged.
         """
         try:
-            return Settings(self._folder.folder(SETTINGS))
+            return Settings(self._folder.folder(SETTINGS), self.manifest.get("id"))
         except FileNotFoundError:
-            return Settings(None)
+            return Settings(None, None)
 
     def tensor(self, checksum: int) -> NDArray[Any] | None:
         """A tensor that was stored in full, by its checksum; None where it was not.
@@ -148,7 +149,7 @@ class Run:
         try:
             handle = folder.file(f"{checksum:016x}.safetensors")
             try:
-                found: NDArray[Any] = tensorfile.decode(handle)
+                found: NDArray[Any] = tensorfile.decode(handle, checksum)
             finally:
                 handle.close()
         except FileNotFoundError:
@@ -244,7 +245,7 @@ def read_manifest(folder: Folder) -> dict[str, Any]:
         version = tool.get("version") if isinstance(tool, dict) else None
         known = isinstance(version, str) and _VERSION.fullmatch(version)
         raise newer_format(found, version if known else None, folder.path)
-    documents.check(data, path)
+    documents.check(data, manifest.get("id"), path)
     return dict(manifest)
 
 

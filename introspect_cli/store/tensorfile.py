@@ -54,10 +54,10 @@ _NUMPY = {
 }
 
 
-def encode(data: memoryview, dtype: str, shape: tuple[int, ...]) -> bytes:
+def encode(data: memoryview, checksum: int, dtype: str, shape: tuple[int, ...]) -> bytes:
     """What comes before `data` (raw bytes, row-major) in a file.
 
-    The format's metadata holds torch's `dtype` name, the `shape`, and the CRC-32 of the data.
+    The format's metadata holds the tensor's checksum, torch's `dtype` name, the `shape`, and the data's CRC-32.
     """
     code = _CODES.get(dtype)
     entry = {
@@ -65,7 +65,12 @@ def encode(data: memoryview, dtype: str, shape: tuple[int, ...]) -> bytes:
         "shape": list(shape) if code else [len(data)],
         "data_offsets": [0, len(data)],
     }
-    about = {"dtype": dtype, "shape": json.dumps(list(shape)), "crc32": f"{zlib.crc32(data):08x}"}
+    about = {
+        "checksum": f"{checksum:016x}",
+        "dtype": dtype,
+        "shape": json.dumps(list(shape)),
+        "crc32": f"{zlib.crc32(data):08x}",
+    }
     text = json.dumps({"__metadata__": about, NAME: entry}, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return struct.pack("<Q", len(text)) + text
@@ -82,13 +87,13 @@ class _Content:
     crc: int
 
 
-def _content(handle: Handle) -> _Content:
+def _content(handle: Handle, checksum: int) -> _Content:
     size = handle.size()
     head = handle.read(0, 8)
     length = struct.unpack("<Q", head)[0] if len(head) == 8 else 0
     if not 2 <= length <= min(_LIMIT_HEADER, size - 8):
         raise DamageError(handle.path, "its header claims more bytes than the file holds")
-    dtype, shape, crc = _header(handle, length)
+    dtype, shape, crc = _header(handle, length, checksum)
     stored = _NUMPY.get(dtype)
     available = size - 8 - length
     if available > _LIMIT_DATA:
@@ -98,13 +103,13 @@ def _content(handle: Handle) -> _Content:
     return _Content(8 + length, available, dtype, shape, crc)
 
 
-def check(handle: Handle) -> None:
+def check(handle: Handle, checksum: int) -> None:
     """Make sure that the file is as it was written, reading it a piece at a time.
 
     Raises:
         StoreError: it is not what `encode` would have written.
     """
-    content = _content(handle)
+    content = _content(handle, checksum)
     offset, end, crc = content.offset, content.offset + content.length, 0
     while offset < end:
         piece = handle.read(offset, min(end - offset, _PIECE))
@@ -116,7 +121,7 @@ def check(handle: Handle) -> None:
         raise DamageError(handle.path, "its data is not what it was written with")
 
 
-def decode(handle: Handle) -> Any:
+def decode(handle: Handle, checksum: int) -> Any:
     """The tensor in an open file, checked against its CRC; bfloat16, fp8 and complex32 widened exactly.
 
     Mapped rather than read where nothing is widened, so that a large tensor takes no memory of its own.
@@ -124,8 +129,8 @@ def decode(handle: Handle) -> Any:
     Raises:
         StoreError: the file is not what `encode` would have written.
     """
-    check(handle)
-    content = _content(handle)
+    check(handle, checksum)
+    content = _content(handle, checksum)
     if content.length:
         data = np.frombuffer(mmap.mmap(handle.fd, 0, access=mmap.ACCESS_READ), np.uint8, offset=content.offset)
     else:
@@ -134,14 +139,16 @@ def decode(handle: Handle) -> Any:
     return data if stored is None else _widened(data.view(stored).reshape(content.shape), content.dtype)
 
 
-def _header(handle: Handle, length: int) -> tuple[str, tuple[int, ...], int]:
+def _header(handle: Handle, length: int, checksum: int) -> tuple[str, tuple[int, ...], int]:
     try:
         header = json.loads(handle.read(8, length))
         about = header["__metadata__"]
         shape = json.loads(about["shape"])
-        dtype, crc = str(about["dtype"]), int(about["crc32"], 16)
+        dtype, crc, own = str(about["dtype"]), int(about["crc32"], 16), int(about["checksum"], 16)
     except (ValueError, KeyError, TypeError, RecursionError):
         raise DamageError(handle.path, "its header is not that of a stored tensor") from None
+    if own != checksum:
+        raise DamageError(handle.path, "it holds another tensor than its name says")
     sizes_ok = isinstance(shape, list) and all(type(n) is int and 0 <= n < 1 << 62 for n in shape)
     if not sizes_ok or len(shape) > _LIMIT_DIMS:
         raise DamageError(handle.path, "its shape is not one")

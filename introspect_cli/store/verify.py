@@ -106,7 +106,7 @@ class _Check:
         state = run_state(manifest, ranks, locked=locked)
         if manifest.get("status") == "complete" and state is RunState.INTERRUPTED and len(ranks) == len(numbers):
             self._found(f"{self._folder.path}: the manifest says that the run is complete, but its end is cut off")
-        self._settings()
+        self._settings(manifest.get("id"))
         self._stored_tensors()
         return VerifyReport(
             self._folder.path,
@@ -169,13 +169,13 @@ class _Check:
         reader.close()
         return reader
 
-    def _settings(self) -> None:
+    def _settings(self, run_id: object) -> None:
         for folder, name in self._inside(SETTINGS):
             if not SETTINGS_NAME.fullmatch(name):
                 if not _TEMPORARY.fullmatch(name):
                     self._found(f"{folder.path}: {name!a} is not part of a run")
                 continue
-            self._documents += self._try(lambda f=folder, n=name: _checked_document(f, n)) or 0  # type: ignore[misc]
+            self._documents += self._try(lambda f=folder, n=name: _checked_document(f, n, run_id)) or 0  # type: ignore[misc]
 
     def _stored_tensors(self) -> None:
         for folder, name in self._inside(TENSORS):
@@ -213,9 +213,9 @@ def _checked_step(reader: RankReader, row: int, keys: np.ndarray[Any, Any] | Non
     return len(batch)
 
 
-def _checked_document(folder: Folder, name: str) -> int:
+def _checked_document(folder: Folder, name: str, run_id: object) -> int:
     data = folder.read_file(name, LIMIT_DOCUMENT)
-    documents.check(data, f"{folder.path}/{name}")
+    documents.check(data, run_id, f"{folder.path}/{name}")
     documents.load(data, f"{folder.path}/{name}")
     return 1
 
@@ -223,7 +223,7 @@ def _checked_document(folder: Folder, name: str) -> int:
 def _checked_tensor(folder: Folder, name: str) -> int:
     handle = folder.file(name)
     try:
-        tensorfile.check(handle)
+        tensorfile.check(handle, int(name[:16], 16))
     finally:
         handle.close()
     return 1

@@ -115,7 +115,7 @@ class StoreWriter:
             folder.close()
 
     def _write_document(self, folder: Folder, name: str, value: object) -> None:
-        data = documents.dump(value)
+        data = documents.dump(value, self.id)
         if len(data) > LIMIT_DOCUMENT:
             raise StoreError(f"cannot write {folder.path}/{name}: it would be larger than a store allows")
         try:
@@ -145,7 +145,7 @@ class StoreWriter:
             if name in self._tensors:
                 return 0
             data = memoryview(array).cast("B")
-            head = tensorfile.encode(data, dtype, shape)
+            head = tensorfile.encode(data, checksum, dtype, shape)
             return self._tensors.replace(name, [head, data], 0o666)
         except OSError as error:
             raise StoreError(f"cannot write a tensor to {self.path}: {reason(error)}") from None
