@@ -104,6 +104,11 @@ class Session:
         except Exception as error:
             self._guard.failure("session", "the state of numpy's generator is", error)
 
+    @property
+    def rows(self) -> int:
+        """Records written so far."""
+        return self._probes.rank.rows_written if self._probes is not None else 0
+
     def start(self) -> None:
         """Be ready for the script's first line."""
         ref = weakref.ref(self)
