@@ -39,6 +39,7 @@ class Context:
         self.on_tick: list[Callable[[], None]] = []
         self.has_optimizer = False
         self.ticks = 0
+        self.manual = False
         self._trained: set[int] = set()
         self._trained_roots: dict[int, tuple[int, bool]] = {}
         self._begun = -1
@@ -56,7 +57,7 @@ class Context:
         """An outermost module is about to be called, outside any backward pass."""
         if not self.has_optimizer:
             if self._forwards:
-                self.tick()
+                self.auto_tick()
             self._forwards += 1
         self.begin()
 
@@ -64,6 +65,18 @@ class Context:
         """An outermost module is about to run and will be recorded."""
         for listener in self.on_root:
             listener(module)
+
+    def auto_tick(self) -> None:
+        """End the step, unless the script ends its steps itself."""
+        if not self.manual:
+            self.tick()
+
+    def manual_tick(self) -> None:
+        """End the step because the script says so; from now on nothing else ends steps."""
+        just_ticked = not self.manual and self.ticks > 0 and self.recorder.rows == 0
+        self.manual = True
+        if not just_ticked:
+            self.tick()
 
     def tick(self) -> None:
         """End the step."""

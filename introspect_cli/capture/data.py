@@ -12,6 +12,7 @@ from introspect_cli.capture.names import FreeNames
 from introspect_cli.capture.patches import Patch
 from introspect_cli.records import Kind, Phase, Site, SiteInfo
 from introspect_cli.tensors.flatten import flatten
+from introspect_cli.tensors.views import unobserved
 
 if TYPE_CHECKING:
     from introspect_cli.capture.context import Context
@@ -83,7 +84,8 @@ class DataProbe:
 
     def _before(self) -> None:
         try:
-            self._context.begin()
+            with unobserved():
+                self._context.begin()
         except Exception as error:
             self._failed(error)
 
@@ -91,18 +93,22 @@ class DataProbe:
         if not self._recorder.wanted or not self._on:
             return
         try:
-            phase = Phase.DATA if torch.is_grad_enabled() else Phase.EVAL
-            if phase is Phase.EVAL and not self._context.wants_eval:
-                return
-            loader = self._loader_of.get(self._iterators.find(iterator) or "", "DataLoader")
-            call = self._counts.get((loader, phase), 0)
-            self._counts[loader, phase] = call + 1
-            info = SiteInfo(loader.partition("#")[0])
-            for path, leaf in flatten(batch):
-                site = self._recorder.site(Site(phase, Kind.BATCH, loader, call, path), info)
-                if isinstance(leaf, torch.Tensor):
-                    self._recorder.tensor(site, leaf)
-                else:
-                    self._recorder.value(site, leaf)
+            with unobserved():
+                self._record(iterator, batch)
         except Exception as error:
             self._failed(error)
+
+    def _record(self, iterator: object, batch: object) -> None:
+        phase = Phase.DATA if torch.is_grad_enabled() else Phase.EVAL
+        if phase is Phase.EVAL and not self._context.wants_eval:
+            return
+        loader = self._loader_of.get(self._iterators.find(iterator) or "", "DataLoader")
+        call = self._counts.get((loader, phase), 0)
+        self._counts[loader, phase] = call + 1
+        info = SiteInfo(loader.partition("#")[0])
+        for path, leaf in flatten(batch):
+            site = self._recorder.site(Site(phase, Kind.BATCH, loader, call, path), info)
+            if isinstance(leaf, torch.Tensor):
+                self._recorder.tensor(site, leaf)
+            else:
+                self._recorder.value(site, leaf)

@@ -50,11 +50,17 @@ class GradientProbe:
             return
         sites = [site]
 
-        def hook(gradient: torch.Tensor) -> None:
-            if self._on and self._recorder.wanted:
+        def hook(gradient: torch.Tensor | None) -> None:
+            if self._on and self._recorder.wanted and gradient is not None:
                 self._arrived(sites, gradient)
 
-        handle = tensor.register_hook(hook)
+        # Pickling a tensor warns of hooks that get lost, unless they are marked as meant to be.
+        hook.__torch_unserializable__ = True  # type: ignore[attr-defined] - functions take attributes
+        try:
+            handle = tensor.register_hook(hook)
+        except RuntimeError:
+            # A view that autograd no longer knows the maker of, since its base was written over, has no gradient.
+            return
         self._watched[key] = (weakref.ref(tensor), version, sites)
         if tensor.grad_fn is None:
             # A leaf outlives its graph: without this, a parameter used as an input would gather hooks for ever.
@@ -64,9 +70,7 @@ class GradientProbe:
         if self.name in self._guard.failed:
             return
         try:
-            slot = self._recorder.tensor(sites[0], gradient)
-            for site in sites[1:]:
-                self._recorder.again(site, slot)
+            self._recorder.tensor_at(sites, gradient)
         except Exception as error:
             self._guard.failure(self.name, "gradients of module inputs and outputs are", error)
 

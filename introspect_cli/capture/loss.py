@@ -10,6 +10,7 @@ import torch
 from introspect_cli.capture import private_api
 from introspect_cli.capture.patches import Patch
 from introspect_cli.records import Kind, Phase, Site
+from introspect_cli.tensors.views import unobserved
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -65,11 +66,17 @@ class LossProbe:
             if private_api.graph_task() != -1:
                 return  # a backward inside a backward: checkpointing, not the script
             call, self._calls = self._calls, self._calls + 1
-            single = isinstance(roots, torch.Tensor)
-            for position, root in enumerate([roots] if single else list(roots or ())):
-                if isinstance(root, torch.Tensor):
-                    path = "" if single or len(roots) == 1 else f"[{position}]"
-                    self._recorder.tensor(self._recorder.site(Site(Phase.LOSS, Kind.LOSS, "loss", call, path)), root)
+            with unobserved():
+                self._record(roots, call)
         except Exception as error:
             self._on = False
             self._context.guard.failure(self.name, "losses are", error)
+
+    def _record(self, roots: Any, call: int) -> None:
+        single = isinstance(roots, torch.Tensor)
+        if not single and not isinstance(roots, (list, tuple)):
+            return  # an iterator would be empty when torch gets it
+        for position, root in enumerate([roots] if single else roots):
+            if isinstance(root, torch.Tensor):
+                path = "" if single or len(roots) == 1 else f"[{position}]"
+                self._recorder.tensor(self._recorder.site(Site(Phase.LOSS, Kind.LOSS, "loss", call, path)), root)

@@ -19,6 +19,7 @@ from introspect_cli.capture.names import ModuleState, wrapped
 from introspect_cli.capture.patches import Patch
 from introspect_cli.records import Kind, Phase, Site, SiteInfo
 from introspect_cli.tensors.flatten import flatten
+from introspect_cli.tensors.views import unobserved
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -88,15 +89,31 @@ class ModuleProbe:
     def _called(
         self, original: Callable[..., Any], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        calls = self._stack.calls
-        if not calls and private_api.graph_task() == -1:
-            self._context.outermost_forward()
+        stack = self._stack
+        calls = stack.calls
+        in_backward = private_api.graph_task() != -1
+        if not calls and not in_backward:
+            self._outermost()
         if not self._recorder.wanted or (calls and calls[-1] is None):
             return original(module, *args, **kwargs)
+        if not in_backward:
+            return self._recorded(original, module, args, kwargs)
+        phase, stack.phase = stack.phase, Phase.RECOMPUTE  # the forward around a backward pass goes on after it
+        try:
+            return self._recorded(original, module, args, kwargs)
+        finally:
+            stack.phase = phase
+
+    def _recorded(
+        self, original: Callable[..., Any], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        calls = self._stack.calls
         state: ModuleState | None = None
         call = -1
         try:
-            state, call = self._enter(module, args, kwargs)
+            # The script may watch torch's functions itself; it must see its own calls only.
+            with private_api.no_torch_function():
+                state, call = self._enter(module, args, kwargs)
         except Exception as error:
             self._failed(error)
         calls.append(state)
@@ -104,12 +121,23 @@ class ModuleProbe:
             result = original(module, *args, **kwargs)
         finally:
             calls.pop()
-        if state is not None and call >= 0:
+        if state is not None and call >= 0 and self._on:
             try:
-                self._leave(module, state, call, result)
+                with private_api.no_torch_function():
+                    self._leave(module, state, call, result)
             except Exception as error:
                 self._failed(error)
         return result
+
+    def _outermost(self) -> None:
+        """Have the step begin, or end, where that hangs on forward passes."""
+        if private_api.tracing_state() is not None:
+            return  # what we read now would become part of the traced graph
+        try:
+            with unobserved():
+                self._context.outermost_forward()
+        except Exception as error:
+            self._failed(error)
 
     def _failed(self, error: Exception) -> None:
         self._on = False
@@ -134,7 +162,8 @@ class ModuleProbe:
             if phase is Phase.EVAL and not self._context.wants_eval:
                 return None, -1
             stack.phase = phase
-            self._context.root_called(module)
+            if phase is not Phase.RECOMPUTE:
+                self._context.root_called(module)
         else:
             if private_api.DYNAMO_GRAPH_MARK in module.__dict__:
                 return None, -1

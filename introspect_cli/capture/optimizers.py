@@ -121,7 +121,7 @@ class OptimizerProbe:
         try:
             if self._recorder.wanted:
                 self._record_after(optimizer, has_closure=_has_closure(args, kwargs))
-            self._context.tick()
+            self._context.auto_tick()
         except Exception as error:
             self._failed(error)
 
@@ -136,7 +136,7 @@ class OptimizerProbe:
             if self._recorder.wanted:
                 self._record_before(optimizer, has_closure=False)
                 self._record_after(optimizer, has_closure=True, gradients=False)
-            self._context.tick()
+            self._context.auto_tick()
         except Exception as error:
             self._failed(error)
 

@@ -6,6 +6,7 @@ in the package may touch an underscore of torch's.
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,6 +30,9 @@ tracing_state: Callable[[], object] = getattr(_C, "_get_tracing_state", _absent_
 
 graph_task: Callable[[], int] = getattr(_C, "_current_graph_task_id", _no_graph_task)
 """-1 outside a backward pass of this thread. Without it, recomputed forwards are taken for new ones."""
+
+no_torch_function: Any = getattr(_C, "DisableTorchFunction", contextlib.nullcontext)
+"""Hides what runs inside from the script's own torch-function modes and tensor subclasses. Without it, they see us."""
 
 try:
     from torch._subclasses.fake_tensor import FakeTensor

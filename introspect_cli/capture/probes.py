@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from introspect_cli import clock
 from introspect_cli.capture.context import Context
 from introspect_cli.capture.data import DataProbe
 from introspect_cli.capture.gradients import GradientProbe
@@ -50,6 +51,7 @@ class Probes:
         """
         self.summarizer = Summarizer(stats=options.measures, sketch=options.sketch, sorted_stats=options.sorted_stats)
         self.rank = store.rank(0, stats=options.measures, sketch=options.sketch, sorted_stats=options.sorted_stats)
+        self._guard = guard
         self.names = Names(NameFilter(options.modules, options.exclude, options.max_depth))
         self.recorder = Recorder(self.summarizer, self.rank, store, options.schedule, options.save_tensors, store_lost)
         self.context = Context(self.recorder, self.names, guard, options.record, wants_eval=bool(options.eval))
@@ -73,13 +75,21 @@ class Probes:
         if modules and self.recorder.alive:
             self.rank.modules(modules)
 
+    def _stepped(self) -> None:
+        try:
+            self.context.manual_tick()
+        except Exception as error:
+            self._guard.failure("clock", "steps that the script ends itself are", error)
+
     def install(self) -> None:
         """Install every probe."""
         for probe in self._probes:
             probe.install()
+        clock.listen(self._stepped)
 
     def remove(self) -> None:
         """Remove every probe, the last installed first."""
+        clock.unlisten(self._stepped)
         for probe in reversed(self._probes):
             probe.remove()
 

@@ -19,9 +19,10 @@ import torch
 from introspect_cli.errors import StoreError
 from introspect_cli.records import Site, SiteInfo
 from introspect_cli.store.batch import StepBatch
+from introspect_cli.tensors.views import unobserved
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from introspect_cli.capture.schedule import Schedule
     from introspect_cli.store.rank_writer import RankWriter
@@ -105,14 +106,17 @@ class Recorder:
             slot = self.summarizer.add(value)
             self._note(site, slot)
             if self._sites[site][2]:
-                copy = value.detach().to("cpu", copy=True)
+                with unobserved():
+                    copy = value.detach().to("cpu", copy=True)
                 self._saved.append(SavedTensor(slot, copy))
             return slot
 
-    def again(self, site: int, slot: int) -> None:
-        """Record at another site what has just been summarised in `slot`."""
+    def tensor_at(self, sites: Sequence[int], value: torch.Tensor) -> None:
+        """Record a tensor that is several sites' value; another thread may end the step before or after, not within."""
         with self._lock:
-            self._note(site, slot)
+            slot = self.tensor(sites[0], value)
+            for site in sites[1:]:
+                self._note(site, slot)
 
     def value(self, site: int, value: object) -> None:
         """Record a plain value: a number, a string, a flag."""

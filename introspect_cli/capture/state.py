@@ -27,6 +27,7 @@ class StateProbe:
         self._context = context
         self._recorder = context.recorder
         self._started: set[str] = set()
+        self._recorded: set[str] = set()
         self._started_step = -1
 
     def install(self) -> None:
@@ -49,6 +50,7 @@ class StateProbe:
             self._started_step = step
             if self._recorder.resumed or not context.has_optimizer:
                 self._started.clear()
+                self._recorded.clear()
         if state.fqn in self._started:
             return
         self._started.add(state.fqn)
@@ -91,4 +93,8 @@ class StateProbe:
                 self._context.names.refresh(root)
             name = self._context.names.parameter(tensor)
         if name is not None and name.watched:
+            if phase is Phase.START:
+                if name.fqn in self._recorded:
+                    return  # a part that was called by itself, and then the whole
+                self._recorded.add(name.fqn)
             self._recorder.tensor(self._context.state_site(name, phase, kind), tensor)
