@@ -111,7 +111,7 @@ def _span(part: str, text: str | None) -> Span:
         raise UsageError(f"{part.strip()!r} in the schedule {text!r} has a stride of 0: {_HELP}")
     if span.stop is not None and span.stop <= span.start:
         raise UsageError(f"{part.strip()!r} in the schedule {text!r} selects no step: its end is exclusive")
-    return span
+    return _single(span)
 
 
 def _number(field: str, text: str | None) -> int | None:
@@ -133,4 +133,9 @@ def _multiples(span: Span, every: int) -> Span | None:
     start = span.start + ahead * span.stride
     if span.stop is not None and start >= span.stop:
         return None
-    return Span(start, span.stop, span.stride * period)
+    return _single(Span(start, span.stop, span.stride * period))
+
+
+def _single(span: Span) -> Span:
+    """The span itself, or its one step as a step."""
+    return Span(span.start, span.start + 1, 1) if span.last == span.start else span

@@ -1,0 +1,171 @@
+"""Who may import whom, and what a verb may load.
+
+The imports of every file are read from its syntax, inside functions and under `TYPE_CHECKING` too.
+"""
+
+from __future__ import annotations
+
+import ast
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import introspect_cli
+from introspect_cli.cli import VERBS
+
+PACKAGE = Path(introspect_cli.__file__).parent
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+BASE = {"__init__", "records", "errors", "exit_codes"}
+EVERYTHING = {path.stem if path.parent == PACKAGE else path.parent.name for path in FILES}
+
+LAYERS = {
+    "records": set(),
+    "errors": {"exit_codes"},
+    "exit_codes": set(),
+    "clock": BASE,
+    "script": BASE,
+    "config": BASE,
+    "tensors": BASE,
+    "store": BASE,
+    "capture": BASE | {"clock", "tensors", "store", "script"},
+    "compare": BASE | {"store"},
+    "health": BASE | {"store"},
+    "render": BASE | {"compare", "health"},
+    "integrations": BASE | {"capture", "tensors", "store", "script"},
+    "commands": EVERYTHING - {"cli", "__main__"},
+    "cli": BASE | {"commands", "script"},
+    "__main__": {"cli"},
+    "__init__": {"clock"},
+}
+"""What each part may import beside itself."""
+
+HOMES = {
+    "torch": {"tensors", "capture", "integrations"},
+    "numba": {"tensors"},
+    "rich": {"render"},
+    "deepdiff": {"compare"},
+    "click": {"cli", "commands"},
+    "pickle": set(),
+    "marshal": set(),
+    "shelve": set(),
+    "dill": set(),
+}
+"""Parts that may import a module of someone else's; elsewhere it costs a start, or is not safe."""
+
+
+def part_of(path):
+    relative = path.relative_to(PACKAGE)
+    return relative.parts[0] if len(relative.parts) > 1 else relative.stem
+
+
+def imported(path):
+    """Dotted names a file imports, with the line."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name, node.lineno
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno} imports by dots"
+            for alias in node.names:
+                yield f"{node.module}.{alias.name}", node.lineno
+
+
+def target_of(name):
+    """The part of ours that a dotted name belongs to, None for a module of someone else's."""
+    words = name.split(".")
+    if words[0] != "introspect_cli":
+        return None
+    return words[1] if len(words) > 1 and words[1] in EVERYTHING else "__init__"
+
+
+def crossings(path):
+    part = part_of(path)
+    for name, line in imported(path):
+        target = target_of(name)
+        if target is not None and target != part and target not in LAYERS[part]:
+            yield f"{path.relative_to(PACKAGE)}:{line} imports {target}"
+        homes = HOMES.get(name.split(".")[0])
+        if homes is not None and part not in homes:
+            yield f"{path.relative_to(PACKAGE)}:{line} imports {name.split('.')[0]}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_every_file_keeps_to_its_layer(path):
+    assert part_of(path) in LAYERS, "a new part needs a line in the table"
+    assert list(crossings(path)) == []
+
+
+def test_the_walk_finds_what_it_looks_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "PACKAGE", tmp_path)
+    (tmp_path / "store").mkdir()
+    wrong = tmp_path / "store" / "wrong.py"
+    wrong.write_text(
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch.nn\n"
+        "def f():\n    from introspect_cli.capture import session\n    import introspect_cli.compare.align\n"
+        "from introspect_cli import __version__\nfrom introspect_cli.records import Kind\nimport pickle\n"
+    )
+    assert sorted(crossings(wrong)) == [
+        f"{Path('store/wrong.py')}:{line}"
+        for line in ("3 imports torch", "5 imports capture", "6 imports compare", "9 imports pickle")
+    ]
+
+
+def test_packages_hold_no_code():
+    for path in FILES:
+        if path.name == "__init__.py" and path.parent != PACKAGE:
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+            assert [type(node).__name__ for node in tree.body] == ["Expr"], path
+
+
+def loaded_by(code):
+    """Which of the heavy modules are imported once `code` has run in a fresh process."""
+    heavy = ("torch", "numpy", "pyarrow", "numba", "rich", "deepdiff", "yaml")
+    program = (
+        f"import sys\ntry:\n    {code}\nexcept SystemExit: pass\nprint('|', *[n for n in {heavy} if n in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    return done.stdout.rpartition("|")[2].split()
+
+
+def called(*words):
+    return f"from introspect_cli.cli import main; sys.argv[1:] = {list(words)!r}; main()"
+
+
+@pytest.mark.parametrize("words", [["--help"], ["--version"], [], ["nosuchverb"]], ids=" ".join)
+def test_the_command_alone_loads_nothing_heavy(words):
+    assert loaded_by(called(*words)) == []
+
+
+def test_help_for_capture_loads_nothing_heavy():
+    assert loaded_by(called("capture", "--help")) == []
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_no_verb_loads_torch_to_be_found(verb):
+    assert "torch" not in loaded_by(f"import introspect_cli.commands.{verb}")
+
+
+def cpu_seconds(*words):
+    """The least processor time that python takes for it, of several goes."""
+
+    def once():
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([sys.executable, *words], check=True, capture_output=True, timeout=60)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+    return min(once() for _ in range(12))
+
+
+def test_help_costs_little_more_than_importing_click():
+    ratios = []
+    for _ in range(3):  # another process on the machine can spoil a measurement, but not improve it
+        ratios.append(cpu_seconds("-m", "introspect_cli", "--help") / cpu_seconds("-c", "import click"))
+        if ratios[-1] <= 1.5:
+            return
+    raise AssertionError(f"--help costs {min(ratios):.2f} times an import of click")

@@ -1,0 +1,106 @@
+"""Schedules: their text, the steps they want, and the two combined with `--every`."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from introspect_cli.capture.schedule import Schedule
+from introspect_cli.errors import UsageError
+
+BEYOND = 260
+
+
+def python_slice(start, stop, stride):
+    return ":".join("" if number is None else str(number) for number in (start, stop, stride))
+
+
+number = st.one_of(st.none(), st.integers(0, 120))
+slices = st.builds(python_slice, number, number, st.one_of(st.none(), st.integers(1, 17)))
+parts = st.lists(st.one_of(st.integers(0, 120).map(str), slices), min_size=1, max_size=4)
+
+
+def wanted(texts, every):
+    """What python's own slices select of the steps below `BEYOND`."""
+    steps = set()
+    for text in texts:
+        if ":" in text:
+            bounds = [int(word) if word else None for word in text.split(":")]
+            steps.update(range(BEYOND)[slice(*bounds)])
+        else:
+            steps.add(int(text))
+    return {step for step in steps if step % (every or 1) == 0}
+
+
+@given(parts, st.one_of(st.none(), st.integers(1, 23)))
+def test_it_wants_what_python_slices_select(texts, every):
+    if any(not wanted([text], None) for text in texts) or not wanted(texts, every):
+        with pytest.raises(UsageError):
+            Schedule.parse(",".join(texts), every)
+        return
+    schedule = Schedule.parse(",".join(texts), every)
+    expected = wanted(texts, every)
+    assert {step for step in range(BEYOND) if schedule.wants(step)} == expected
+    if schedule.last is None:
+        assert schedule.wants(max(expected))
+    else:
+        assert schedule.last == max(expected)
+    again = Schedule.parse(str(schedule))
+    assert again == schedule
+    assert str(again) == str(schedule)
+
+
+@pytest.mark.parametrize(
+    ("text", "every", "shown"),
+    [
+        (None, None, ":"),
+        (":", None, ":"),
+        ("::1", None, ":"),
+        ("0:", 1, ":"),
+        ("0,5,10:20,100::50", None, "0,5,10:20,100::50"),
+        (" 0 , 5 ", None, "0,5"),
+        ("5,5,5:6", None, "5"),
+        (None, 10, "::10"),
+        ("100:200", 30, "120:200:30"),
+        ("3::4", 6, None),
+        ("3::4,1::3", 2, "4::6"),
+        ("0,7,8", 4, "0,8"),
+    ],
+)
+def test_its_text(text, every, shown):
+    if shown is None:
+        with pytest.raises(UsageError, match="multiple of --every"):
+            Schedule.parse(text, every)
+    else:
+        assert str(Schedule.parse(text, every)) == shown
+
+
+def test_all_of_them_is_the_default():
+    assert Schedule() == Schedule.parse()
+    assert Schedule().is_all
+    assert Schedule().last is None
+    assert Schedule.parse("5,0:").is_all
+    assert not Schedule.parse("1:").is_all
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", ",", "5,", "x", "-1", "5:x", "1:2:3:4", "::0", "5:5", "9:3", "1.5", "٣", "1" * 30, "0x10", "1_0", "all"],
+)
+def test_what_is_no_schedule_is_told(text):
+    with pytest.raises(UsageError, match="schedule"):
+        Schedule.parse(text)
+
+
+@pytest.mark.parametrize("every", [0, -3])
+def test_every_needs_a_number_of_steps(every):
+    with pytest.raises(UsageError, match="--every"):
+        Schedule.parse(None, every)
+
+
+def test_far_away_steps_cost_nothing():
+    schedule = Schedule.parse("7::1000003", 10**9)
+    assert schedule.spans[0].start % 10**9 == 0
+    assert (schedule.spans[0].start - 7) % 1000003 == 0
+    assert schedule.wants(schedule.spans[0].start)
