@@ -1,0 +1,100 @@
+"""`introspect diff`: options in, answer out, exit code for scripts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from introspect_cli.exit_codes import CANNOT_TEST, DIVERGED, SAME, UNDECIDED
+
+
+@click.command(
+    short_help="Find where two runs first part, and why.",
+    epilog="Exit status: 0 the same, 1 diverged, 2 could not tell (with --bisect: 125).",
+)
+@click.argument("a", type=click.Path())
+@click.argument("b", type=click.Path())
+@click.option("--format", "format_", type=click.Choice(["table", "json", "yaml"]), default="table", show_default=True)
+@click.option("--all", "everything", is_flag=True, help="List every divergence and every setting that differs.")
+@click.option("--limit", type=click.IntRange(min=0), default=12, show_default=True, help="Divergences to list.")
+@click.option("--steps", help="Steps that count, like 0,5,10:20,100::50 (in a's numbering).")
+@click.option("--kinds", help="Kinds that count, separated by commas.")
+@click.option("--modules", multiple=True, help="Glob of FQNs that count; may be repeated.")
+@click.option("--ranks", help="Ranks that count, separated by commas.")
+@click.option("--rtol", type=click.FloatRange(min=0), default=0.0, help="Tolerated relative RMS difference.")
+@click.option("--atol", type=click.FloatRange(min=0), default=0.0, help="Tolerated absolute RMS difference.")
+@click.option(
+    "--noise", multiple=True, type=click.Path(), help="A run that should equal A; what differs as much passes."
+)
+@click.option("--rename", multiple=True, metavar="OLD=NEW", help="Regular expression put to the FQNs of A.")
+@click.option("--offset", type=int, help="Compare step K of B with step K+N of A; found by itself where it can be.")
+@click.option("--map/--no-map", "want_map", default=None, help="Modules by steps, shaded by distance.")
+@click.option("-v", "--verbose", is_flag=True, help="Show the statistics of each listed divergence.")
+@click.option("--bisect", is_flag=True, help="Exit with 0, 1 or 125, as `git bisect run` wants it.")
+def diff(a: str, b: str, format_: str, *, bisect: bool, **asked: Any) -> int:
+    """Find where runs A and B first part, and why."""
+    from introspect_cli.compare.result import Verdict
+    from introspect_cli.errors import IntrospectError
+
+    codes = {Verdict.SAME: SAME, Verdict.DIVERGED: DIVERGED, Verdict.UNDECIDED: CANNOT_TEST if bisect else UNDECIDED}
+    try:
+        verdict = _compare(a, b, format_, **asked)
+    except IntrospectError as error:
+        if bisect:
+            error.exit_code = CANNOT_TEST
+        raise
+    return codes[verdict]
+
+
+def _compare(a: str, b: str, format_: str, *, want_map: bool | None, **asked: Any) -> Any:
+    from contextlib import ExitStack
+
+    from introspect_cli.compare.diff import compare_runs
+    from introspect_cli.render.console import Screen
+    from introspect_cli.store.reader import open_run
+
+    screen = Screen()
+    mapped = want_map if want_map is not None else format_ == "table" and screen.interactive and screen.width >= 100
+    options = _options(want_map=mapped, **asked)
+    with ExitStack() as stack:
+        one, two, *noise = (stack.enter_context(open_run(path)) for path in (a, b, *asked["noise"]))
+        result = compare_runs(one, two, options, noise)
+    if format_ == "table":
+        from introspect_cli.render.diff_text import diff_blocks
+        from introspect_cli.render.map_text import map_blocks
+
+        screen.draw(diff_blocks(result, everything=asked["everything"], verbose=asked["verbose"]))
+        if mapped:
+            screen.draw(map_blocks(result, screen.width))
+        return result.verdict
+    from introspect_cli.render.json import diff_document, to_json
+
+    document = diff_document(result)
+    if format_ == "yaml":
+        from introspect_cli.render.yaml import to_yaml
+
+        click.echo(to_yaml(document))
+    else:
+        click.echo(to_json(document))
+    return result.verdict
+
+
+def _options(**asked: Any) -> Any:
+    """The options of the comparison, checked."""
+    from introspect_cli.compare.names import parse_rename
+    from introspect_cli.compare.options import DiffOptions
+    from introspect_cli.compare.selection import parse_kinds, parse_ranks, parse_steps
+
+    return DiffOptions(
+        rename=tuple(parse_rename(text) for text in asked["rename"]),
+        offset=asked["offset"],
+        rtol=asked["rtol"],
+        atol=asked["atol"],
+        steps=parse_steps(asked["steps"]) if asked["steps"] else (),
+        kinds=parse_kinds(asked["kinds"]) if asked["kinds"] else frozenset(),
+        modules=tuple(asked["modules"]),
+        ranks=parse_ranks(asked["ranks"]) if asked["ranks"] else (),
+        limit=None if asked["everything"] else asked["limit"],
+        want_map=asked["want_map"],
+    )

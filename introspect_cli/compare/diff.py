@@ -1,0 +1,266 @@
+"""Two runs in, one answer out: every rank compared, the first divergence explained, settings beside it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from introspect_cli.compare.align import columns
+from introspect_cli.compare.clues import Clues, evidence, find_clues
+from introspect_cli.compare.coverage import blindness_notes, option_notes
+from introspect_cli.compare.exact import Tensors
+from introspect_cli.compare.moved import moved_modules, suggest_renames
+from introspect_cli.compare.names import renamer
+from introspect_cli.compare.offset import detect
+from introspect_cli.compare.rank import RankOutcome, compare_rank
+from introspect_cli.compare.result import Counts, DiffResult, Divergence, Reason, Verdict
+from introspect_cli.compare.sentence import Story, sentence
+from introspect_cli.compare.settings import setting_changes
+from introspect_cli.compare.sides import Sides
+from introspect_cli.compare.tree import tree_of
+from introspect_cli.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from introspect_cli.compare.options import DiffOptions
+
+
+def compare_runs(a: Any, b: Any, options: DiffOptions, noise: Sequence[Any] = ()) -> DiffResult:
+    """Compare two opened runs.
+
+    Args:
+        a: the reference run.
+        b: the run that should equal it.
+        options: what counts.
+        noise: runs that should equal a, whose spread is let pass.
+
+    Raises:
+        StoreError: a store turns out to be damaged.
+        UsageError: nothing can be meant by the options for these runs.
+    """
+    ranks = [rank for rank in a.ranks if rank in b.ranks and (not options.ranks or rank in options.ranks)]
+    if options.ranks and not ranks:
+        raise UsageError(f"no rank of {options.ranks} is in both runs; run a has {a.ranks} and run b {b.ranks}.")
+    notes: list[str] = []
+    outcomes = []
+    for rank in ranks:
+        outcome, told = _rank(a, b, rank, options, noise)
+        outcomes.append(outcome)
+        notes += [note for note in told if note not in notes]
+    return _answer(a, b, options, outcomes, notes)
+
+
+def _rank(a: Any, b: Any, rank: int, options: DiffOptions, noise: Sequence[Any]) -> tuple[RankOutcome, list[str]]:
+    """Compare one rank, under the offset and the moves that make its sites meet."""
+    notes = []
+    one, two = a.rank(rank), b.rank(rank)
+    moved = moved_modules(one, two, options.rename) if _last_chain(one) != _last_chain(two) else {}
+    for old, new in moved.items():
+        notes.append(f"{old} of a is compared with {new} of b: the modules around it were inserted or removed.")
+    sides = Sides(
+        rank=rank,
+        a=one,
+        b=two,
+        noise=tuple(run.rank(rank) for run in noise if rank in run.ranks),
+        manifest_a=a.manifest,
+        manifest_b=b.manifest,
+        tensors=Tensors(a, b),
+        rename=renamer(options.rename, moved),
+    )
+    offset = options.offset
+    if offset is None:
+        offset = 0
+        if _starts_apart(one, two):
+            found = detect(one, columns(one.sites, sides.rename), two, columns(two.sites))
+            if found:
+                offset = found
+                whole, late = ("a", "b") if offset > 0 else ("b", "a")
+                notes.append(
+                    f"Run {late} begins with the parameters that run {whole} has after step {abs(offset) - 1}: "
+                    f"step 0 of {late} is compared with step {abs(offset)} of {whole} (--offset {offset})."
+                )
+    return compare_rank(sides, options, offset), notes
+
+
+def _starts_apart(a: Any, b: Any) -> bool:
+    """Whether the first captured steps differ, so that a resumed run is worth looking for."""
+    return len(a) > 0 and len(b) > 0 and bool(a.entry(0).digest != b.entry(0).digest)
+
+
+def _last_chain(reader: Any) -> tuple[int, bytes]:
+    """What is equal for two ranks that recorded the same everywhere."""
+    return (len(reader), reader.entry(len(reader) - 1).chain) if len(reader) else (0, b"")
+
+
+def _counts(a: Any, b: Any, outcomes: Sequence[RankOutcome]) -> Counts:
+    tallies = [outcome.tally for outcome in outcomes]
+    records = sum(tally.records for tally in tallies)
+    diverged = sum(tally.diverged for tally in tallies)
+    only_a, only_b = sum(tally.only_a for tally in tallies), sum(tally.only_b for tally in tallies)
+    unseen = sum(tally.not_observed for tally in tallies)
+    return Counts(
+        steps_a=max((len(a.rank(rank)) for rank in a.ranks), default=0),
+        steps_b=max((len(b.rank(rank)) for rank in b.ranks), default=0),
+        steps_compared=sum(len(outcome.paired) for outcome in outcomes),
+        steps_diverged=sum(tally.diverged_steps for tally in tallies),
+        records=records,
+        equal=max(records - (diverged - only_b) - unseen, 0),
+        diverged=diverged,
+        only_a=only_a,
+        only_b=only_b,
+        within=sum(tally.within for tally in tallies),
+        not_observed=unseen,
+    )
+
+
+def _first(outcomes: Sequence[RankOutcome]) -> RankOutcome | None:
+    """The rank that diverges at the earliest step; of several, the one with an origin, then the lowest number."""
+    apart = [outcome for outcome in outcomes if outcome.first is not None]
+    return min(apart, key=lambda o: (o.first.step if o.first else 0, o.rank), default=None)
+
+
+def _answer(a: Any, b: Any, options: DiffOptions, outcomes: Sequence[RankOutcome], notes: list[str]) -> DiffResult:
+    """Put the ranks' outcomes together."""
+    counts = _counts(a, b, outcomes)
+    notes = [*_state_notes(a, b), *notes, *option_notes(a.manifest, b.manifest), *_missing_notes(a, b, outcomes)]
+    notes += blindness_notes(a.manifest, b.manifest)
+    best = _first(outcomes)
+    if best is None or best.first is None:
+        verdict, text = _undiverged(options, counts, outcomes)
+        settings = setting_changes(a, b, None, {})
+        return DiffResult(
+            a=str(a.path),
+            b=str(b.path),
+            verdict=verdict,
+            sentence=text,
+            settings=settings,
+            notes=tuple(notes),
+            counts=counts,
+        )
+    clues = _clues(a, b, best)
+    assert best.cause is not None and best.facts is not None  # noqa: PT018 - they are set together
+    settings = setting_changes(a, b, best.cause.reason, clues.hyperparameters, rounding=clues.rounding)
+    candidates = [outcome.first for outcome in outcomes if outcome.first is not None]
+    story = Story(best.first, best.cause, clues, settings, ranks=len(outcomes))
+    listed = _listed(outcomes, options.limit)
+    suggestions: tuple[str, ...] = ()
+    if best.cause.reason in (Reason.STRUCTURE, Reason.INITIAL):
+        suggestions = suggest_renames(a.rank(best.rank), b.rank(best.rank), options.rename)
+    return DiffResult(
+        a=str(a.path),
+        b=str(b.path),
+        verdict=Verdict.DIVERGED,
+        sentence=sentence(story),
+        evidence=evidence(clues, best.first, best.cause, best.facts),
+        first=best.first,
+        candidates=tuple(candidates),
+        divergences=listed,
+        settings=settings,
+        notes=tuple(notes),
+        suggestions=suggestions,
+        counts=counts,
+        map=best.heat.result() if best.heat is not None else None,
+        tree=tree_of(best.facts, a.rank(best.rank).modules, b.rank(best.rank).modules, best.first, best.cause)
+        if options.want_map
+        else (),
+    )
+
+
+def _listed(outcomes: Sequence[RankOutcome], limit: int | None) -> tuple[Divergence, ...]:
+    """Divergences of all ranks: each rank in its own order, by step; no order between ranks within a step is meant."""
+    everything = [divergence for outcome in outcomes for divergence in outcome.listed]
+    everything.sort(key=lambda d: (d.step, d.rank, d.sequence))
+    return tuple(everything if limit is None else everything[:limit])
+
+
+def _clues(a: Any, b: Any, outcome: RankOutcome) -> Clues:
+    assert outcome.facts is not None
+    assert outcome.first is not None
+    assert outcome.cause is not None
+    steps = outcome.paired.steps
+    step = outcome.first.step
+    return find_clues(
+        outcome.facts,
+        outcome.first,
+        outcome.cause,
+        outcome.previous,
+        a.rank(outcome.rank).modules,
+        b.rank(outcome.rank).modules,
+        int(steps[0]),
+        int((steps < step).sum()),
+    )
+
+
+def _undiverged(options: DiffOptions, counts: Counts, outcomes: Sequence[RankOutcome]) -> tuple[Verdict, str]:
+    """Verdict and sentence where nothing diverged."""
+    if not counts.steps_compared:
+        if options.steps:
+            return Verdict.UNDECIDED, "Could not tell: no selected step is in both runs."
+        return Verdict.UNDECIDED, "Could not tell: the runs have no step in common."
+    if not counts.records or counts.equal + counts.within == 0:
+        return Verdict.UNDECIDED, "Could not tell: the runs have nothing in common that both observed."
+    last = max(int(outcome.paired.steps[-1]) for outcome in outcomes if len(outcome.paired))
+    passed = f", {counts.within} of them within the tolerance or noise given," if counts.within else ""
+    extent = f"{counts.equal} records of {counts.steps_compared} steps"
+    blind = next((outcome for outcome in outcomes if outcome.tally.blind), None)
+    if blind is not None:
+        number = sum(outcome.tally.blind for outcome in outcomes)
+        return (
+            Verdict.UNDECIDED,
+            (
+                f"Could not tell: all that both runs saw agrees, but {number} records only one of them could see "
+                f"(the first: {blind.blind_site})."
+            ),
+        )
+    for outcome in outcomes:
+        paired = outcome.paired
+        if paired.tail_a or paired.tail_b:
+            long, short, tail = ("a", "b", paired.tail_a) if paired.tail_a else ("b", "a", paired.tail_b)
+            return (
+                Verdict.UNDECIDED,
+                (
+                    f"Could not tell: equal up to and including step {last}, where run {short} ends; run {long} has "
+                    f"{tail} more step{'s' * (tail > 1)}."
+                ),
+            )
+    return Verdict.SAME, f"The runs are the same: {extent} agree{passed} up to and including step {last}."
+
+
+def _state_notes(a: Any, b: Any) -> list[str]:
+    """Runs that did not end, or have not yet."""
+    notes = []
+    for run, name in ((a, "a"), (b, "b")):
+        last = run.last_step
+        until = f"up to and including step {last}" if last is not None else "no complete step"
+        if run.state.value == "running":
+            notes.append(f"Run {name} is still being written: {until} is compared.")
+        elif run.state.value == "interrupted":
+            notes.append(f"Run {name} was interrupted: it holds {until}.")
+    return notes
+
+
+def _missing_notes(a: Any, b: Any, outcomes: Sequence[RankOutcome]) -> list[str]:
+    """Ranks and steps that only one run has."""
+    notes = []
+    for one, other, name in ((a, b, "a"), (b, a, "b")):
+        lonely = [rank for rank in one.ranks if rank not in other.ranks]
+        if lonely:
+            ranks = ", ".join(map(str, lonely[:8])) + ("..." if len(lonely) > 8 else "")
+            notes.append(f"Only run {name} has rank{'s' * (len(lonely) > 1)} {ranks}: not compared.")
+    for outcome in outcomes[:1]:
+        for steps, name in ((outcome.paired.only_a, "a"), (outcome.paired.only_b, "b")):
+            if steps:
+                notes.append(f"Only run {name} has step{'s' * (len(steps) > 1)} {_ranges(steps)}: not compared.")
+    return notes
+
+
+def _ranges(steps: Sequence[int]) -> str:
+    """Steps as ranges: `3, 5-9`."""
+    runs: list[list[int]] = []
+    for step in steps:
+        if runs and step == runs[-1][1] + 1:
+            runs[-1][1] = step
+        else:
+            runs.append([step, step])
+    shown = ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in runs[:6])
+    return shown + (", ..." if len(runs) > 6 else "")

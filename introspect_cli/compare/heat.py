@@ -1,0 +1,69 @@
+"""The divergence map: modules down, steps across, the largest relative distance in each cell."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from introspect_cli.compare.align import KINDS, Alignment
+from introspect_cli.compare.facts import owner_of
+from introspect_cli.compare.measure import Layouts, distances, relative
+from introspect_cli.compare.result import DivergenceMap
+from introspect_cli.records import SETTING_KINDS, Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from introspect_cli.compare.match import StepPair
+
+_OF_TENSORS = frozenset({Kind.PARAM, Kind.BUFFER, Kind.GRAD, Kind.OPTIMIZER_STATE})
+_MOST_COLUMNS = 400
+_UNMEASURED = 1.0  # differs, by how much is not known
+
+
+class Heat:
+    """The map in the making; neighbouring steps share a column where there are very many."""
+
+    def __init__(self, alignment: Alignment, steps: Sequence[int]) -> None:
+        self.alignment = alignment
+        self.fold = max(1, -(-len(steps) // _MOST_COLUMNS))
+        self.steps = list(steps)[:: self.fold]
+        rows: dict[str, int] = {}
+        self.row_of = np.full(alignment.size, -1, dtype=np.int64)
+        for union in range(alignment.size):
+            kind = KINDS[alignment.kind[union]] if alignment.kind[union] < len(KINDS) else None
+            if kind is None or kind in SETTING_KINDS:
+                continue
+            name = alignment.fqn[union]
+            if kind in _OF_TENSORS:
+                name = owner_of(name) or name
+            elif kind is Kind.RNG:
+                name = f"random state: {name}"
+            self.row_of[union] = rows.setdefault(name, len(rows))
+        self.modules = tuple(rows)
+        self.values = np.zeros((len(rows), len(self.steps)))
+
+    def add(self, place: int, pair: StepPair, layouts_a: Layouts, layouts_b: Layouts) -> None:
+        """Take in a step, given its place among the compared ones."""
+        column = self.values[:, place // self.fold]
+        rel = relative(*distances(pair.a, pair.b, pair.rows_a, pair.rows_b, layouts_a, layouts_b))
+        rel = np.where(np.isfinite(rel), np.maximum(rel, 1e-12), _UNMEASURED)
+        rows = self.row_of[np.asarray(pair.a.site)[pair.rows_a]]
+        np.maximum.at(column, rows[rows >= 0], rel[rows >= 0])
+        lonely = np.concatenate(
+            [
+                np.asarray(pair.a.site).astype(np.int64)[pair.only_a],
+                self.alignment.b_ids[np.asarray(pair.b.site)[pair.only_b]],
+            ]
+        )
+        rows = self.row_of[lonely]
+        column[rows[rows >= 0]] = np.inf
+
+    def result(self) -> DivergenceMap:
+        """The map, rows that never differ included."""
+        return DivergenceMap(
+            modules=self.modules,
+            steps=tuple(self.steps),
+            values=tuple(tuple(float(value) for value in row) for row in self.values),
+        )

@@ -1,0 +1,98 @@
+"""One divergence as an object, out of the arrays of its step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from introspect_cli.compare.measure import RESOLUTION, Layouts, distances, has_sketch, relative
+from introspect_cli.compare.result import Divergence
+from introspect_cli.records import Kind, Status, Summary
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from introspect_cli.compare.facts import Facts
+    from introspect_cli.compare.origin import Cause
+    from introspect_cli.compare.sides import Sides
+
+_UNMEASURED = frozenset({Kind.RNG})
+
+
+def proportion(sketch_a: npt.NDArray[Any], sketch_b: npt.NDArray[Any]) -> float | None:
+    """C where b is c times a, by least squares over the sketches; None where no factor fits.
+
+    A sketch is linear, so that sketch(c * a) = c * sketch(a); 16 numbers that fit one factor to a few roundings are no
+    accident, except for tensors of a single element, which the caller leaves out.
+    """
+    a, b = sketch_a.astype(np.float64), sketch_b.astype(np.float64)
+    size_a, size_b = float(a @ a), float(b @ b)
+    if not (np.isfinite(size_a) and np.isfinite(size_b)) or size_a == 0 or size_b == 0:
+        return None
+    factor = float(a @ b) / size_a
+    rest = float(np.linalg.norm(b - factor * a)) / size_b**0.5
+    return factor if rest < 20 * RESOLUTION and abs(factor - 1) > 50 * RESOLUTION else None
+
+
+def _plain_relative(a: Summary, b: Summary) -> float | None:
+    """Relative distance of two plain numbers."""
+    try:
+        x, y = float(a.text), float(b.text)
+    except ValueError:
+        return None
+    scale = max(abs(x), abs(y))
+    apart = abs(x - y)
+    if not np.isfinite(apart):
+        return None
+    return 0.0 if scale == 0 else apart / scale
+
+
+def materialise(
+    ranks: Sides,
+    facts: Facts,
+    position: int,
+    cause: Cause,
+    layouts_a: Layouts,
+    layouts_b: Layouts,
+    floors: Sequence[npt.NDArray[np.float64]],
+) -> Divergence:
+    """The divergence at a position of a step's items."""
+    items, pair = facts.items, facts.pair
+    row_a, row_b = int(items.row_a[position]), int(items.row_b[position])
+    union = int(items.union[position])
+    site = facts.sites[position]
+    a = ranks.a.record(pair.a, row_a, pair.step).summary if row_a >= 0 else None
+    b = ranks.b.record(pair.b, row_b, pair.step_b).summary if row_b >= 0 else None
+    rel: float | None = None
+    scale: float | None = None
+    exact = False
+    if a is not None and b is not None and site.kind not in _UNMEASURED:
+        if Status.VALUE in (a.status, b.status):
+            rel, exact = _plain_relative(a, b), True
+        elif has_sketch(pair.a) and has_sketch(pair.b):
+            one_a, one_b = np.array([row_a]), np.array([row_b])
+            found = relative(*distances(pair.a, pair.b, one_a, one_b, layouts_a, layouts_b))[0]
+            rel = float(found) if np.isfinite(found) else None
+            if a.layout.shape == b.layout.shape and a.layout.numel > 16:
+                scale = proportion(pair.a.sketch[row_a], pair.b.sketch[row_b])
+        whole = ranks.tensors.relative(a.checksum, b.checksum)
+        if whole is not None:
+            rel, exact = whole, True
+    return Divergence(
+        step=pair.step,
+        step_b=pair.step_b,
+        rank=ranks.rank,
+        sequence=float(items.order[position]),
+        site=site,
+        module_class=facts.alignment.module_class[union],
+        role=cause.role,
+        reason=cause.reason,
+        a=a,
+        b=b,
+        rel_l2=rel,
+        exact=exact and rel is not None,
+        scale=scale,
+        floor=max((float(floor[union]) for floor in floors if union < len(floor)), default=None),
+    )

@@ -1,0 +1,85 @@
+"""Which step of a whole run a resumed one begins at.
+
+A resumed run counts its steps from 0 again. The parameters it starts with are those the whole run had after some
+step, and parameters hardly ever return, so equal checksums of all of them give the offset away.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from introspect_cli.compare.align import Columns, kind_code, phase_code
+from introspect_cli.records import Kind, Phase
+
+Checksums = dict[tuple[str, str], int]
+
+
+def _values(reader: Any, sites: Columns, entry: Any, kinds: tuple[Kind, ...], phase: Phase) -> Checksums:
+    """Checksums of tensors by (kind, FQN) at a phase of a step; of several calls the last."""
+    batch = reader.read(entry.step)
+    wanted = np.isin(sites.kind, [kind_code(kind) for kind in kinds]) & (sites.phase == phase_code(phase))
+    numbers = np.asarray(batch.site)
+    rows = np.flatnonzero(wanted[numbers])
+    rows = rows[np.argsort(np.asarray(batch.sequence)[rows], kind="stable")]
+    found: Checksums = {}
+    for row in rows:
+        number = int(numbers[row])
+        found[(str(sites.kind[number]), sites.fqn[number])] = int(batch.checksum[row])
+    return found
+
+
+def start_values(reader: Any, sites: Columns) -> Checksums:
+    """Checksums of the parameters and buffers a run's first captured step began with."""
+    if not len(reader):
+        return {}
+    return _values(reader, sites, reader.entry(0), (Kind.PARAM, Kind.BUFFER), Phase.START)
+
+
+def end_values(reader: Any, sites: Columns, entry: Any) -> Checksums:
+    """Checksums of the parameters and buffers after a step."""
+    return _values(reader, sites, entry, (Kind.PARAM, Kind.BUFFER), Phase.OPTIMIZER)
+
+
+def _found_in(whole: Any, sites: Columns, start: Checksums) -> int | None:
+    """The step of `whole` after which its parameters are those of `start`, as (step + 1); None for none."""
+    param = str(kind_code(Kind.PARAM))
+    target = {fqn: value for (kind, fqn), value in start.items() if kind == param}
+    if not target:
+        return None
+    last: dict[str, int] = {}
+    codes = np.flatnonzero((sites.kind == kind_code(Kind.PARAM)) & (sites.phase == phase_code(Phase.OPTIMIZER)))
+    for number in codes:
+        last[sites.fqn[number]] = int(number)
+    shared = [fqn for fqn in target if fqn in last]
+    if not shared or len(shared) < len(last):
+        return None
+    goal: npt.NDArray[np.uint64] = np.array([target[fqn] for fqn in shared], dtype=np.uint64)
+    numbers = np.array([last[fqn] for fqn in shared])
+    for entry in whole.steps:
+        batch = whole.read(entry.step)
+        values = np.zeros(len(sites), dtype=np.uint64)
+        values[np.asarray(batch.site)] = np.asarray(batch.checksum)
+        if np.array_equal(values[numbers], goal):
+            return int(entry.step) + 1
+    return None
+
+
+def detect(reader_a: Any, sites_a: Columns, reader_b: Any, sites_b: Columns) -> int | None:
+    """The offset that makes one run the continuation of the other.
+
+    Returns:
+        k where step s of b is step s + k of a (negative where a is the resumed one), 0 where both begin with the
+        same parameters, None where neither begins where the other has been.
+    """
+    start_a, start_b = start_values(reader_a, sites_a), start_values(reader_b, sites_b)
+    shared = start_a.keys() & start_b.keys()
+    if not shared or all(start_a[key] == start_b[key] for key in shared):
+        return 0
+    found = _found_in(reader_a, sites_a, start_b)
+    if found is not None:
+        return found - int(reader_b.entry(0).step)
+    found = _found_in(reader_b, sites_b, start_a)
+    return None if found is None else int(reader_a.entry(0).step) - found

@@ -1,0 +1,208 @@
+"""The answer of a comparison, as plain data.
+
+A comparison is asserted on by tests, scripts and drawn by several renderers, so its answer knows nothing of
+terminals, stores or arrays: frozen dataclasses all the way down.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from introspect_cli.records import Site, Summary
+
+
+class Verdict(str, Enum):
+    """What came out of it."""
+
+    SAME = "same"
+    DIVERGED = "diverged"
+    UNDECIDED = "undecided"
+
+
+class Role(str, Enum):
+    """Whether a divergence began here or arrived from elsewhere."""
+
+    ORIGIN = "origin"
+    PROPAGATED = "propagated"
+
+
+class Reason(str, Enum):
+    """What the records say made a divergence; one word for programs, a sentence for people."""
+
+    BATCH = "batch"
+    RNG = "rng"
+    INITIAL = "initial"
+    RESUMED = "resumed"
+    SCRIPT = "script"
+    MODULE = "module"
+    OWN_CODE = "own_code"
+    LOSS = "loss"
+    BACKWARD = "backward"
+    GRADIENT = "gradient"
+    OPTIMIZER = "optimizer"
+    BUFFER = "buffer"
+    STRUCTURE = "structure"
+    OP = "op"
+    PROPAGATED = "propagated"
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """One site at one step whose records differ, or that only one run has.
+
+    Attributes:
+        step: step of run a (of run b where only b has the site).
+        step_b: the step of run b it was compared with; another than `step` under an offset.
+        rank: process.
+        sequence: place in the rank's own order, as run a recorded it.
+        site: what was compared; names are those of run b after `--rename`.
+        module_class: class of the module, optimizer or loader.
+        role: origin or propagated.
+        reason: what made it.
+        a: what run a recorded; None where only b has the site.
+        b: what run b recorded; None where only a has the site.
+        rel_l2: L2 distance over the larger of the two L2 norms; None where it cannot be told.
+        exact: whether `rel_l2` comes from the stored tensors and not from the sketches.
+        scale: c where b is c times a to within the sketch's precision; None otherwise.
+        floor: relative distance that the noise runs show at this site; None without noise runs.
+    """
+
+    step: int
+    step_b: int
+    rank: int
+    sequence: float
+    site: Site
+    module_class: str
+    role: Role
+    reason: Reason
+    a: Summary | None
+    b: Summary | None
+    rel_l2: float | None = None
+    exact: bool = False
+    scale: float | None = None
+    floor: float | None = None
+
+
+@dataclass(frozen=True)
+class SettingChange:
+    """A setting that differs.
+
+    Attributes:
+        source: where it was found: `hyperparameter`, `command`, `environment`, `packages`, `sources`, ...
+        name: the setting's name within its source.
+        a: its value in run a, as text; None where only b has it.
+        b: its value in run b, as text; None where only a has it.
+        explains: whether it can explain the first divergence.
+        weight: how strongly, 0 to 1; the list is sorted by it.
+    """
+
+    source: str
+    name: str
+    a: str | None
+    b: str | None
+    explains: bool = False
+    weight: float = 0.0
+
+
+@dataclass(frozen=True)
+class Counts:
+    """How much was compared.
+
+    Attributes:
+        steps_a: steps in run a, all ranks' largest.
+        steps_b: steps in run b.
+        steps_compared: steps both have, summed over ranks.
+        steps_diverged: those with a divergence.
+        records: records both runs have at a compared step; equal-digest steps count whole.
+        equal: of them, those that agree.
+        diverged: sites and steps that diverge, one-sided ones included.
+        only_a: divergences that only run a has.
+        only_b: divergences that only run b has.
+        within: differing records that tolerance or noise explains.
+        not_observed: records that one side at least could not see.
+    """
+
+    steps_a: int = 0
+    steps_b: int = 0
+    steps_compared: int = 0
+    steps_diverged: int = 0
+    records: int = 0
+    equal: int = 0
+    diverged: int = 0
+    only_a: int = 0
+    only_b: int = 0
+    within: int = 0
+    not_observed: int = 0
+
+
+@dataclass(frozen=True)
+class DivergenceMap:
+    """Modules by steps.
+
+    Attributes:
+        modules: FQNs in execution order.
+        steps: steps of run a, in order; neighbouring steps may be folded into one.
+        values: one row a module, one value a step: the largest relative distance; 0.0 where all agree, inf
+            where one run only has it, NaN where nothing was compared.
+    """
+
+    modules: tuple[str, ...]
+    steps: tuple[int, ...]
+    values: tuple[tuple[float, ...], ...]
+
+
+@dataclass(frozen=True)
+class TreeNode:
+    """A module and how it fared at the first diverging step.
+
+    Attributes:
+        fqn: fully qualified name.
+        module_class: class name.
+        state: `equal`, `origin`, `diverged`, `only a`, `only b` or `not observed`.
+        rel_l2: largest relative distance of its outputs; None where not measured.
+    """
+
+    fqn: str
+    module_class: str
+    state: str
+    rel_l2: float | None = None
+
+
+@dataclass(frozen=True)
+class DiffResult:
+    """Everything a comparison found.
+
+    Attributes:
+        a: path of run a, as given.
+        b: path of run b.
+        verdict: same, diverged or undecided.
+        sentence: the answer in plain words.
+        evidence: what was equal and what was not, that makes the first divergence what it is.
+        first: the first divergence; None unless diverged.
+        candidates: the first divergence of each rank; no order between ranks is meant.
+        divergences: what was asked to be listed, in order; the counts cover all of them.
+        settings: settings that differ, the strongest explanation first.
+        notes: what was not compared, and what else a reader must know.
+        suggestions: options worth trying next.
+        counts: how much was compared.
+        map: modules by steps, when asked for.
+        tree: modules with their state at the first diverging step, when asked for.
+    """
+
+    a: str
+    b: str
+    verdict: Verdict
+    sentence: str
+    evidence: tuple[str, ...] = ()
+    first: Divergence | None = None
+    candidates: tuple[Divergence, ...] = ()
+    divergences: tuple[Divergence, ...] = ()
+    settings: tuple[SettingChange, ...] = ()
+    notes: tuple[str, ...] = ()
+    suggestions: tuple[str, ...] = ()
+    counts: Counts = field(default_factory=Counts)
+    map: DivergenceMap | None = None
+    tree: tuple[TreeNode, ...] = ()

@@ -1,0 +1,385 @@
+"""The first divergence in plain words, and under it what makes it so.
+
+The sentence says where (step, record), what (it differs, and how far), and what follows from that; the evidence lists
+the equalities that the conclusion rests on, so that a reader can check it instead of believing it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from introspect_cli.compare.measure import RESOLUTION, rounding
+from introspect_cli.compare.result import Divergence, Reason, Role, SettingChange
+from introspect_cli.compare.settings import describe
+from introspect_cli.records import Kind, Phase, Site, Status
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from introspect_cli.compare.clues import Clues
+    from introspect_cli.compare.origin import Cause
+
+_WHAT = {
+    Kind.BATCH: "the batch",
+    Kind.RNG: "the random state",
+    Kind.INPUT: "the input",
+    Kind.OUTPUT: "the output",
+    Kind.GRAD_INPUT: "the gradient of the input",
+    Kind.GRAD_OUTPUT: "the gradient of the output",
+    Kind.LOSS: "the loss",
+    Kind.PARAM: "the parameter",
+    Kind.BUFFER: "the buffer",
+    Kind.GRAD: "the gradient",
+    Kind.OPTIMIZER_STATE: "the optimizer state",
+    Kind.OP_OUTPUT: "the output of an operator in",
+}
+
+
+@dataclass(frozen=True)
+class Story:
+    """What the sentence is made of.
+
+    Attributes:
+        first: the first divergence.
+        cause: why it is one.
+        clues: what else was found around it.
+        settings: settings that differ, the strongest first.
+        ranks: how many ranks were compared.
+    """
+
+    first: Divergence
+    cause: Cause
+    clues: Clues
+    settings: Sequence[SettingChange]
+    ranks: int = 1
+
+
+def far(divergence: Divergence) -> str:
+    """How far apart a and b are, in units people know; "" where unknown."""
+    rel, a, b = divergence.rel_l2, divergence.a, divergence.b
+    if a is None or b is None:
+        return ""
+    if a.layout.shape != b.layout.shape:
+        return f"shape {_shape(a.layout.shape)} against {_shape(b.layout.shape)}"
+    parts = []
+    if a.layout.dtype != b.layout.dtype:
+        parts.append(f"{a.layout.dtype} against {b.layout.dtype}")
+    for name, word in (("nans", "NaN"), ("infs", "Inf")):
+        one, two = a.stats.get(name, 0), b.stats.get(name, 0)
+        if one != two:
+            parts.append(f"{one:.0f} {word} against {two:.0f}")
+    if rel is not None and Status.VALUE not in (a.status, b.status):
+        parts.append(amount(rel, a.layout.dtype, b.layout.dtype))
+    return ", ".join(parts)
+
+
+def amount(rel: float, dtype_a: str, dtype_b: str) -> str:
+    """A relative distance in words."""
+    if rel < RESOLUTION:
+        return f"less than {RESOLUTION:.0e} relative".replace("e-0", "e-")
+    unit = rounding(rel, dtype_a, dtype_b)
+    if unit is not None:
+        return f"relative L2 {rel:.1e}, about {_times(unit[0])} the rounding of {unit[1]}"
+    if rel >= 0.01:
+        return f"relative L2 {rel:.2g}"
+    return f"relative L2 {rel:.1e}"
+
+
+def _times(k: float) -> str:
+    return f"{k:.0f} x" if k >= 9.5 else f"{k:.1f} x".replace(".0 x", " x")
+
+
+def _shape(shape: Sequence[int]) -> str:
+    return "x".join(map(str, shape)) if shape else "scalar"
+
+
+def what(site: Site) -> str:
+    """A site in words: `the input [0] of GPT.head`."""
+    path = f" {site.path}" if site.path else ""
+    call = f" (call {site.call})" if site.call else ""
+    if site.kind is Kind.BATCH:
+        return (
+            f"the batch{f' {site.call}' if site.call else ''} from {site.fqn}{f' ({site.path})' if site.path else ''}"
+        )
+    if site.kind is Kind.RNG:
+        return f"the random state of {site.fqn}"
+    if site.kind is Kind.LOSS:
+        return f"the loss{f' of backward {site.call}' if site.call else ''}{path}"
+    if site.kind in {Kind.PARAM, Kind.BUFFER}:
+        return f"{_WHAT[site.kind]} {site.fqn}"
+    if site.kind is Kind.OPTIMIZER_STATE:
+        return f"the optimizer state {site.path} of {site.fqn}"
+    if site.kind is Kind.OP_OUTPUT:
+        return f"{_WHAT[site.kind]} {site.fqn}{path}{call}"
+    return f"{_WHAT.get(site.kind, site.kind.value)}{path} of {site.fqn}{call}"
+
+
+def _named(site: Site, module_class: str) -> str:
+    """A module and its class."""
+    return f"{site.fqn} ({module_class})" if module_class and module_class != site.fqn else site.fqn
+
+
+def sentence(story: Story) -> str:
+    """The answer in one to three plain sentences."""
+    first = story.first
+    where = f"step {first.step}"
+    if first.step_b != first.step:
+        where += f" of a (step {first.step_b} of b)"
+    if story.ranks > 1:
+        where += f", rank {first.rank}"
+    if first.site.phase in {Phase.EVAL, Phase.RECOMPUTE}:
+        where += f", {first.site.phase.value}"
+    tell = _TELL[story.cause.reason] if story.cause.role is Role.ORIGIN else _propagated
+    text = f"The runs first part at {where}: {tell(story)}"
+    blamed = [change for change in story.settings if change.explains and change.weight >= 0.8][:3]
+    if blamed:
+        text += f" Likely: {', '.join(describe(change) for change in blamed)}."
+    return text
+
+
+def _apart(story: Story) -> str:
+    distance = far(story.first)
+    return f" ({distance})" if distance else ""
+
+
+def _batch(story: Story) -> str:
+    clues = story.clues
+    text = f"{what(story.first.site)} differs{_apart(story)}."
+    if clues.same_values:
+        text += " It holds the same values in another order: the data was shuffled differently."
+    elif story.first.step == clues.first_step or clues.batches_before == 0:
+        text += " The data itself is other from the first batch on: order, seed, files or augmentation."
+    else:
+        text += " Earlier batches are equal: look at the data pipeline (order, workers, augmentation, files)."
+    return text
+
+
+def _rng(story: Story) -> str:
+    site = story.first.site
+    if story.first.step == story.clues.first_step:
+        return (
+            f"{what(site)} differs already when the first captured step begins: another seed, or another number of "
+            "random draws before it."
+        )
+    return (
+        f"{what(site)} differs when the step begins, while all values recorded before are equal: during step "
+        f"{story.first.step - 1}, one run drew random numbers that the other did not (an extra random draw)."
+    )
+
+
+def _initial(story: Story) -> str:
+    site, clues = story.first.site, story.clues
+    text = f"{what(site)} differs before any training{_apart(story)}"
+    if clues.initial_total > 1:
+        text += f", one of {clues.initial_differ} of {clues.initial_total} initial tensors that do"
+    text += ": other initialisation or seed"
+    return f"{text}, or another checkpoint was loaded."
+
+
+def _resumed(story: Story) -> str:
+    return (
+        f"{what(story.first.site)} differs{_apart(story)}, because the later run began with other values than the "
+        f"earlier run had then ({', '.join(story.clues.unequal_tensors[:3])}): the checkpoint did not restore them."
+    )
+
+
+def _script(story: Story) -> str:
+    site, clues = story.first.site, story.clues
+    text = f"{what(site)} differs{_apart(story)}"
+    if clues.batches_seen:
+        return (
+            f"{text} while the batch is equal: the script changes something between the data loader and "
+            f"{site.fqn} (preprocessing, noise, masks, positions)."
+        )
+    return (
+        f"{text} and it is the first thing recorded in the step that does; no data loader was seen, so "
+        "the data pipeline "
+        "or the script's own preparation of the batch gave something else."
+    )
+
+
+def _module(story: Story) -> str:
+    site = story.first.site
+    text = f"{_named(site, story.first.module_class)} gives another output{_path(site)}{_apart(story)} from equal "
+    text += f"{story.clues.fed}: it is this module's own computation"
+    if story.clues.class_b:
+        return f"{text}; its class is {story.first.module_class} in a and {story.clues.class_b} in b."
+    if story.clues.rounding:
+        return f"{text}, off by rounding only: another kernel, thread count, device or library, hardly other code."
+    if story.clues.dtype_changed:
+        return f"{text}, done in another precision."
+    return f"{text} (its code, its options, its train or eval mode, or the kernel behind it)."
+
+
+def _path(site: Site) -> str:
+    return f" {site.path}" if site.path else ""
+
+
+def _own_code(story: Story) -> str:
+    cause, site = story.cause, story.first.site
+    if cause.before:
+        where = f"before {cause.before}" + (f" and after {cause.after}" if cause.after else "")
+        return (
+            f"{what(site)} differs{_apart(story)} while everything recorded before it is equal: it is the "
+            "own forward code "
+            f"of {cause.module}, {where}."
+        )
+    return (
+        f"{_named(site, story.first.module_class)} gives another output{_path(site)}{_apart(story)} "
+        "though its inputs and "
+        f"the outputs of all modules inside it are equal: it is its own forward code, after {cause.after}."
+    )
+
+
+def _loss(story: Story) -> str:
+    first = story.first
+    values = _values(first)
+    text = f"{what(first.site)} differs{values or _apart(story)} while every module output before it is equal"
+    text += ", and so are the batches" if story.clues.batches_seen else ""
+    if first.scale is not None:
+        text += f"; b is {first.scale:.6g} times a"
+    end = "the loss code (reduction, mask, weighting)" + ("." if story.clues.batches_seen else " or the targets.")
+    return f"{text}: it is {end}"
+
+
+def _values(divergence: Divergence) -> str:
+    """Both values of a scalar, for a sentence."""
+    a, b = divergence.a, divergence.b
+    if a is None or b is None or a.layout.numel != 1 or b.layout.numel != 1:
+        return ""
+    one, two = (side.text or _number(side.stats.get("mean")) for side in (a, b))
+    return f" ({one} in a, {two} in b)" if one and two and one != two else ""
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.6g}"
+
+
+def _backward(story: Story) -> str:
+    first = story.first
+    text = f"{what(first.site)} differs{_apart(story)} while the forward pass, the loss and all gradients before it are equal"
+    if first.scale is not None:
+        text += f"; b is {first.scale:.6g} times a"
+    if first.site.kind is Kind.GRAD_INPUT:
+        return f"{text}: it is the backward pass through {_named(first.site, first.module_class)}."
+    return f"{text}: it is the backward pass of what uses that output."
+
+
+def _gradient(story: Story) -> str:
+    first, clues = story.first, story.clues
+    text = (
+        f"the gradient of {first.site.fqn}, as the optimizer sees it, differs{_apart(story)} while forward, loss and "
+        "backward are equal"
+    )
+    if clues.stale:
+        return (
+            f"{text}: in {clues.stale} it is the other's gradient plus that of the step before. zero_grad "
+            "is missing or "
+            f"late in {clues.stale}."
+        )
+    if first.scale is not None:
+        text += f"; b is {first.scale:.6g} times a"
+        return f"{text}: clipping, unscaling, averaging over accumulated batches, or the order of these."
+    if clues.rounding:
+        return f"{text}, by rounding only: another kernel or order of summation in the weight gradient."
+    return f"{text}: clipping, unscaling, accumulation or zero_grad, or a change of the gradient by hand."
+
+
+def _optimizer(story: Story) -> str:
+    first, clues = story.first, story.clues
+    where = f"{what(first.site)} differs after the optimizer step{_apart(story)}"
+    known = [
+        word for word, ok in (("gradient", clues.grad_equal), ("value before", clues.value_before_equal)) if ok
+    ] or ["all that is known of what went in"]
+    text = f"{where} though {' and '.join(known)} {'are' if len(known) > 1 else 'is'} equal"
+    name = clues.optimizers or "the optimizer"
+    if clues.optimizer_classes:
+        one, two = clues.optimizer_classes
+        return f"{text}: it is the optimizer, {one} in a and {two} in b."
+    if clues.untouched:
+        return (
+            f"{text}: {name} leaves this parameter as it was in {clues.untouched} (not among its parameters, or lr 0)."
+        )
+    if clues.fresh:
+        return f"{text}: the optimizer state of {clues.fresh} started afresh ({clues.fresh_text})."
+    return f"{text}: it is {name} or what it was told{_told(clues.hyperparameters)}."
+
+
+def _told(hyperparameters: Mapping[str, tuple[str | None, str | None]]) -> str:
+    """Differing hyper-parameters, for the middle of a sentence."""
+    if not hyperparameters:
+        return " (its hyper-parameters are equal where recorded)"
+    shown = [f"{name} {a} -> {b}" for name, (a, b) in list(hyperparameters.items())[:3]]
+    return f" ({', '.join(shown)})"
+
+
+def _buffer(story: Story) -> str:
+    first = story.first
+    owner = story.cause.module
+    text = f"{what(first.site)} differs at the end of the step{_apart(story)} though the inputs of {owner} are equal"
+    if story.clues.untouched:
+        return f"{text}: it does not change in {story.clues.untouched} (eval mode or frozen there)."
+    return f"{text}: it is updated differently (momentum, mode, or a different number of times)."
+
+
+def _op(story: Story) -> str:
+    return f"{what(story.first.site)} differs{_apart(story)} and nothing before it does."
+
+
+def _structure(story: Story) -> str:
+    first, clues = story.first, story.clues
+    side, other = ("a", "b") if first.b is None else ("b", "a")
+    site = first.site
+    if clues.tied_to:
+        return f"the parameter {site.fqn} exists only in {side}; in {other} it is tied to {clues.tied_to}."
+    if clues.calls:
+        name, one, two = clues.calls
+        return (
+            f"only {side} has {what(site)}: {name} runs {one} times in this step of a and {two} times in b "
+            f"({'another number of accumulated batches' if clues.accumulation else 'one is called more often'})."
+        )
+    if clues.subject_missing:
+        kind = "parameter" if site.kind in {Kind.PARAM, Kind.BUFFER} and story.cause.subject == site.fqn else "module"
+        text = f"the structure differs: the {kind} {story.cause.subject} exists only in {side}"
+        return f"{text} ({first.module_class})." if kind == "module" and first.module_class else f"{text}."
+    if site.kind in {Kind.GRAD, Kind.GRAD_INPUT, Kind.GRAD_OUTPUT}:
+        return (
+            f"only {side} has {what(site)}: in {other} no gradient reaches it (frozen, detached, under no_grad, or not "
+            "part of the loss)."
+        )
+    if site.kind is Kind.OPTIMIZER_STATE:
+        return (
+            f"only {side} has {what(site)}: the optimizer of {other} does not keep it, or does not step this parameter."
+        )
+    if site.kind is Kind.BATCH:
+        return f"only {side} draws {what(site)}: another number of batches or another structure of the batch."
+    return f"only {side} has {what(site)}: the structure differs there."
+
+
+def _propagated(story: Story) -> str:
+    site = story.first.site
+    return (
+        f"{what(site)} differs{_apart(story)}, but what went into it differs too or was not compared, "
+        "so the origin lies "
+        "elsewhere (earlier, or outside of what was selected)."
+    )
+
+
+_TELL = {
+    Reason.BATCH: _batch,
+    Reason.RNG: _rng,
+    Reason.INITIAL: _initial,
+    Reason.RESUMED: _resumed,
+    Reason.SCRIPT: _script,
+    Reason.MODULE: _module,
+    Reason.OWN_CODE: _own_code,
+    Reason.LOSS: _loss,
+    Reason.BACKWARD: _backward,
+    Reason.GRADIENT: _gradient,
+    Reason.OPTIMIZER: _optimizer,
+    Reason.BUFFER: _buffer,
+    Reason.STRUCTURE: _structure,
+    Reason.OP: _op,
+    Reason.PROPAGATED: _propagated,
+}

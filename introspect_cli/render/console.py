@@ -1,0 +1,132 @@
+"""The terminal, and the only home of rich: blocks in, bytes out.
+
+Colours only where there is a terminal and `NO_COLOR` does not forbid them; never markup, highlighting or emoji, since
+the texts are strangers'; what the terminal's encoding cannot show is replaced, never an error.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import textwrap
+from typing import TYPE_CHECKING, TextIO
+
+from rich.console import Console
+from rich.text import Text
+
+from introspect_cli.render.blocks import WIDEST, Block, Line, Table, table_lines
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_STYLES = {
+    "": "",
+    "bad": "bold red",
+    "good": "bold green",
+    "unsure": "bold yellow",
+    "heading": "bold",
+    "origin": "bold",
+    "dim": "dim",
+    "name": "cyan",
+    "hot": "red",
+    "warm": "yellow",
+}
+_ASCII = {
+    "…": "~",
+    "→": "->",
+    "█": "#",
+    "▓": "*",
+    "▒": "+",
+    "░": ".",
+    "▁": "_",
+    "│": "|",
+    "├": "|",
+    "└": "`",
+    "─": "-",
+    "·": ".",
+}
+
+
+class Screen:
+    """Where blocks are drawn.
+
+    Attributes:
+        width: columns there are; without end in a pipe.
+        interactive: whether a person sits in front of it.
+        unicode: whether it can show more than ASCII.
+    """
+
+    def __init__(self, stream: TextIO | None = None, *, width: int | None = None) -> None:
+        self._stream = stream if stream is not None else sys.stdout
+        self.interactive = bool(getattr(self._stream, "isatty", lambda: False)())
+        encoding = (getattr(self._stream, "encoding", None) or "ascii").lower().replace("-", "")
+        self.unicode = encoding.startswith("utf")
+        self.width = width or self._measure()
+        self._console = Console(
+            file=self._stream,
+            width=min(self.width, WIDEST),
+            markup=False,
+            highlight=False,
+            emoji=False,
+            soft_wrap=True,
+            no_color=True if os.environ.get("NO_COLOR") else None,
+        )
+
+    def _measure(self) -> int:
+        columns = os.environ.get("COLUMNS", "")
+        if columns.isdecimal() and int(columns) > 0:
+            return int(columns)
+        if not self.interactive:
+            return WIDEST
+        try:
+            return os.get_terminal_size(self._stream.fileno()).columns or 80
+        except (OSError, ValueError):
+            return 80
+
+    def draw(self, blocks: Iterable[Block]) -> None:
+        """Draw the blocks, one below the other."""
+        for block in blocks:
+            if isinstance(block, Table):
+                for row in table_lines(block, self.width):
+                    self._line(row)
+            else:
+                self._line(block)
+
+    def _line(self, line: Line) -> None:
+        text = Text(" " * line.indent, end="")
+        for content, style in line.spans:
+            text.append(self._shown(content), _STYLES.get(style, ""))
+        width = max(min(self.width, 120), 20)
+        if line.wrap and len(text) > width and self.width < WIDEST:
+            for part in self._wrapped(text, width, line.indent):
+                self._console.print(part, soft_wrap=True)
+        else:
+            self._console.print(text, soft_wrap=True)
+
+    def _wrapped(self, text: Text, width: int, indent: int) -> list[Text]:
+        """A styled paragraph cut at blanks; words longer than the line stay whole."""
+        hang = indent + 2 if indent else 0
+        lines = textwrap.wrap(
+            text.plain,
+            width,
+            break_long_words=False,
+            break_on_hyphens=False,
+            drop_whitespace=False,
+            replace_whitespace=False,
+        )
+        parts, start = [], 0
+        room_used = False
+        for piece in lines:
+            part = text[start : start + len(piece)]
+            part.rstrip()
+            if room_used:
+                part = Text(" " * hang) + part
+            parts.append(part)
+            start += len(piece)
+            room_used = True
+        return parts
+
+    def _shown(self, content: str) -> str:
+        if self.unicode:
+            return content
+        return "".join(_ASCII.get(char, char) for char in content).encode("ascii", "backslashreplace").decode()

@@ -1,0 +1,217 @@
+"""A comparison as lines and tables: the sentence, its evidence, the settings, the divergences."""
+
+from __future__ import annotations
+
+from introspect_cli.compare.result import DiffResult, Divergence, Role, SettingChange, Verdict
+from introspect_cli.compare.settings import describe
+from introspect_cli.records import Kind, Status, Summary
+from introspect_cli.render.blocks import Block, Column, Line, Table, line
+from introspect_cli.render.text import clean, count, distance, number, shape, two_numbers
+
+_VERDICT_STYLE = {Verdict.SAME: "good", Verdict.DIVERGED: "bad", Verdict.UNDECIDED: "unsure"}
+_SHOWN_SETTINGS = 6
+_SHORT = {"float32": "fp32", "float64": "fp64", "float16": "fp16", "bfloat16": "bf16"}
+
+
+def diff_blocks(result: DiffResult, *, everything: bool = False, verbose: bool = False) -> list[Block]:
+    """The whole answer.
+
+    Args:
+        result: the comparison.
+        everything: whether to list all settings.
+        verbose: whether to show each divergence's statistics.
+    """
+    blocks: list[Block] = [Line(((clean(result.sentence), _VERDICT_STYLE[result.verdict]),))]
+    blocks += [line(f"- {clean(text)}", indent=2) for text in result.evidence]
+    if len(result.candidates) > 1:
+        blocks += [line(), line("First on each rank (no order between ranks is known):", "heading")]
+        blocks.append(divergence_table(result.candidates, ranks=True))
+    blocks += _settings(result, everything=everything)
+    if result.divergences:
+        several = len({divergence.rank for divergence in result.divergences}) > 1
+        blocks += [line(), divergence_table(result.divergences, ranks=several)]
+        if verbose:
+            blocks += _details(result)
+        blocks += _rest(result)
+    if result.notes:
+        blocks.append(line())
+        blocks += [
+            line(f"Note: {clean(note)}", "unsure" if result.verdict is not Verdict.SAME else "")
+            for note in result.notes
+        ]
+    if result.suggestions:
+        blocks += [line(), line("Same-looking modules under another name; to compare them:", "heading")]
+        blocks += [line(clean(text), indent=2, wrap=False) for text in result.suggestions]
+    return blocks
+
+
+def _rest(result: DiffResult) -> list[Block]:
+    """How much is not listed."""
+    more = result.counts.diverged - len(result.divergences)
+    counts = result.counts
+    text = f"{count(counts.diverged, 'divergence')} in {count(counts.steps_diverged, 'step')}"
+    text += f" of {counts.steps_compared} compared"
+    if counts.only_a or counts.only_b:
+        text += f"; {counts.only_a} sites only in a, {counts.only_b} only in b"
+    if counts.within:
+        text += f"; {counts.within} more within tolerance or noise"
+    tail = f"; {more} not listed (--all lists them)" if more > 0 else ""
+    return [line(text + tail + ".", "dim")]
+
+
+def _settings(result: DiffResult, *, everything: bool) -> list[Block]:
+    settings = result.settings
+    if not settings or (result.verdict is not Verdict.DIVERGED and not everything):
+        return []
+    explaining = [change for change in settings if change.explains]
+    shown = settings if everything else tuple(explaining[:_SHOWN_SETTINGS] or settings[:3])
+    title = "Settings that differ and can explain it:" if explaining else "Settings that differ:"
+    blocks: list[Block] = [line(), line(title, "heading")]
+    blocks += [_setting(change) for change in shown]
+    if len(settings) > len(shown):
+        blocks.append(
+            line(
+                f"and {count(len(settings) - len(shown), 'more')} (--all lists them)".replace("mores", "more"), "dim", 2
+            )
+        )
+    return blocks
+
+
+def _setting(change: SettingChange) -> Line:
+    return Line(((clean(describe(change), 160), "name"), (f"  ({clean(change.source)})", "dim")), indent=2)
+
+
+def divergence_table(divergences: tuple[Divergence, ...], *, ranks: bool = False) -> Table:
+    """Divergences as a table; columns without content are left out."""
+    noisy = any(divergence.floor is not None for divergence in divergences)
+    shifted = any(divergence.step_b != divergence.step for divergence in divergences)
+    columns = [Column("step", right=True)]
+    columns += [Column("of b", right=True)] if shifted else []
+    columns += [Column("rank", right=True)] if ranks else []
+    columns += [
+        Column("phase", rank=1),
+        Column("module", least=18),
+        Column("what", least=14),
+        Column("a", least=8),
+        Column("b", least=8),
+        Column("rel. L2", right=True),
+    ]
+    columns += [Column("x noise", right=True)] if noisy else []
+    columns.append(Column("role"))
+    rows, styles = [], []
+    for divergence in divergences:
+        one, two = glance(divergence)
+        row = [str(divergence.step)]
+        row += [str(divergence.step_b)] if shifted else []
+        row += [str(divergence.rank)] if ranks else []
+        row += [divergence.site.phase.value, _module(divergence), _what(divergence), one, two]
+        row.append(distance(divergence.rel_l2))
+        row += [_over_noise(divergence)] if noisy else []
+        row.append(divergence.role.value)
+        rows.append(tuple(row))
+        styles.append("origin" if divergence.role is Role.ORIGIN else "")
+    return Table(tuple(columns), tuple(rows), tuple(styles))
+
+
+def _over_noise(divergence: Divergence) -> str:
+    if divergence.rel_l2 is None or not divergence.floor:
+        return "-"
+    return f"{divergence.rel_l2 / divergence.floor:.3g}"
+
+
+def _module(divergence: Divergence) -> str:
+    name, owner = clean(divergence.site.fqn), clean(divergence.module_class)
+    return f"{name} ({owner})" if owner and owner != name else name
+
+
+def _what(divergence: Divergence) -> str:
+    site = divergence.site
+    text = site.kind.value
+    if site.path:
+        text += f" {clean(site.path)}"
+    return f"{text} #{site.call}" if site.call else text
+
+
+def _short_dtype(name: str) -> str:
+    return _SHORT.get(name, name)
+
+
+def glance(divergence: Divergence) -> tuple[str, str]:
+    """Run a and run b at a glance: what tells them apart in a few characters."""
+    a, b = divergence.a, divergence.b
+    if a is None or b is None:
+        return _alone(a), _alone(b)
+    if a.layout.shape != b.layout.shape:
+        return shape(a.layout.shape), shape(b.layout.shape)
+    if Status.VALUE in (a.status, b.status):
+        return _plain(a), _plain(b)
+    if a.layout.dtype != b.layout.dtype:
+        return _short_dtype(a.layout.dtype), _short_dtype(b.layout.dtype)
+    if divergence.site.kind is Kind.RNG:
+        return f"#{a.checksum:016x}"[:9], f"#{b.checksum:016x}"[:9]
+    for name, word in (("nans", "NaN"), ("infs", "Inf")):
+        if a.stats.get(name, 0) != b.stats.get(name, 0):
+            return f"{a.stats.get(name, 0):.0f} {word}", f"{b.stats.get(name, 0):.0f} {word}"
+    return _statistic(a, b)
+
+
+def _alone(summary: Summary | None) -> str:
+    if summary is None:
+        return "(none)"
+    if summary.status is Status.VALUE:
+        return _plain(summary)
+    return f"{shape(summary.layout.shape)} {_short_dtype(summary.layout.dtype)}"
+
+
+def _plain(summary: Summary) -> str:
+    if summary.status is Status.VALUE:
+        return clean(summary.text, 24)
+    if summary.layout.numel == 1 and "mean" in summary.stats:
+        return number(summary.stats["mean"])
+    return f"{shape(summary.layout.shape)} {_short_dtype(summary.layout.dtype)}"
+
+
+def _statistic(a: Summary, b: Summary) -> tuple[str, str]:
+    """The statistic that moved most, against the spread of the values; the checksum where none moved visibly."""
+    if a.layout.numel == 1 and "mean" in a.stats and "mean" in b.stats:
+        return two_numbers(a.stats["mean"], b.stats["mean"])
+    spread = max(abs(a.stats.get("std", 0.0)), abs(b.stats.get("std", 0.0)))
+    best, moved = "", 0.0
+    for name in ("mean", "std", "amean", "min", "max"):
+        one, two = a.stats.get(name), b.stats.get(name)
+        if one is None or two is None:
+            continue
+        scale = max(spread, abs(one), abs(two)) if name != "mean" else max(spread, 1e-30)
+        change = abs(one - two) / scale if scale else 0.0
+        if change > moved * 1.5:
+            best, moved = name, change
+    if not best or moved < 1e-8:
+        return f"#{a.checksum:016x}"[:9], f"#{b.checksum:016x}"[:9]
+    text_a, text_b = two_numbers(a.stats[best], b.stats[best])
+    return f"{best} {text_a}", text_b
+
+
+def _details(result: DiffResult) -> list[Block]:
+    """All statistics of each listed divergence, one table each."""
+    blocks: list[Block] = []
+    for divergence in result.divergences:
+        a, b = divergence.a, divergence.b
+        blocks += [line(), line(f"step {divergence.step}: {_what(divergence)} of {_module(divergence)}", "heading")]
+        rows = []
+        for name, one, two in (
+            ("shape", a and shape(a.layout.shape), b and shape(b.layout.shape)),
+            ("dtype", a and a.layout.dtype, b and b.layout.dtype),
+            ("device", a and a.layout.device, b and b.layout.device),
+            ("checksum", a and f"{a.checksum:016x}", b and f"{b.checksum:016x}"),
+            ("value", a and clean(a.text, 60), b and clean(b.text, 60)),
+        ):
+            if one or two:
+                rows.append((name, one or "-", two or "-", "" if one == two else "differs"))
+        names = dict.fromkeys([*(a.stats if a else {}), *(b.stats if b else {})])
+        for name in names:
+            low, high = (side.stats.get(name) if side else None for side in (a, b))
+            change = "" if low is None or high is None or low == high else f"{high - low:+.3g}"
+            rows.append((name, number(low, 7), number(high, 7), change))
+        columns = (Column("statistic"), Column("a", right=True), Column("b", right=True), Column("change", right=True))
+        blocks.append(Table(columns, tuple(rows)))
+    return blocks

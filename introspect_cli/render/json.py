@@ -1,0 +1,109 @@
+"""A comparison as plain nested data, and as strict JSON: what scripts build on, so it is written down in the docs."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from introspect_cli.compare.result import DiffResult, Divergence, DivergenceMap, SettingChange
+    from introspect_cli.records import Summary
+
+FORMAT = 1
+"""Version of the document; a key may be added under the same version, none removed or changed."""
+
+
+def finite(value: Any) -> Any:
+    """A number, or None for NaN, which JSON has no word for; infinities as text."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None if math.isnan(value) else "inf" if value > 0 else "-inf"
+    return value
+
+
+def summary_document(summary: Summary | None) -> dict[str, Any] | None:
+    """One side of a divergence."""
+    if summary is None:
+        return None
+    return {
+        "status": summary.status.name.lower(),
+        "shape": list(summary.layout.shape),
+        "dtype": summary.layout.dtype,
+        "device": summary.layout.device,
+        "checksum": f"{summary.checksum:016x}",
+        **{name: finite(value) for name, value in summary.stats.items()},
+        "text": summary.text,
+    }
+
+
+def divergence_document(divergence: Divergence) -> dict[str, Any]:
+    """One divergence."""
+    site = divergence.site
+    document = {
+        "step": divergence.step,
+        "rank": divergence.rank,
+        "phase": site.phase.value,
+        "kind": site.kind.value,
+        "fqn": site.fqn,
+        "module_class": divergence.module_class,
+        "call": site.call,
+        "path": site.path,
+        "role": divergence.role.value,
+        "reason": divergence.reason.value,
+        "a": summary_document(divergence.a),
+        "b": summary_document(divergence.b),
+        "rel_l2": None if divergence.rel_l2 is None else finite(divergence.rel_l2),
+    }
+    extra: dict[str, Any] = {
+        "step_b": divergence.step_b if divergence.step_b != divergence.step else None,
+        "exact": True if divergence.exact else None,
+        "scale": divergence.scale,
+        "noise": divergence.floor,
+    }
+    return document | {name: finite(value) for name, value in extra.items() if value is not None}
+
+
+def _setting(change: SettingChange) -> dict[str, Any]:
+    return {
+        "source": change.source,
+        "name": change.name,
+        "a": change.a,
+        "b": change.b,
+        "explains": change.explains,
+        "weight": change.weight,
+    }
+
+
+def _map(found: DivergenceMap) -> dict[str, Any]:
+    return {
+        "modules": list(found.modules),
+        "steps": list(found.steps),
+        "values": [[finite(value) for value in row] for row in found.values],
+    }
+
+
+def diff_document(result: DiffResult) -> dict[str, Any]:
+    """The whole comparison as dicts, lists, texts and finite numbers."""
+    document: dict[str, Any] = {
+        "format": FORMAT,
+        "a": result.a,
+        "b": result.b,
+        "verdict": result.verdict.value,
+        "sentence": result.sentence,
+        "first": divergence_document(result.first) if result.first else None,
+        "divergences": [divergence_document(divergence) for divergence in result.divergences],
+        "settings": [_setting(change) for change in result.settings],
+        "counts": dict(vars(result.counts)),
+        "evidence": list(result.evidence),
+        "candidates": [divergence_document(divergence) for divergence in result.candidates],
+        "notes": list(result.notes),
+        "suggestions": list(result.suggestions),
+    }
+    if result.map is not None:
+        document["map"] = _map(result.map)
+    return document
+
+
+def to_json(document: dict[str, Any]) -> str:
+    """Strict JSON: no NaN, no Infinity."""
+    return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)

@@ -1,0 +1,117 @@
+"""Text from strangers made harmless, and numbers made short.
+
+Names and values in a store come from somebody's script, or from somebody: a module may be called `[bold]`, a parameter
+may hold an escape code that repaints the terminal, a right-to-left mark turns a line around. Whatever is not a plain
+visible character is shown as its escape.
+"""
+
+from __future__ import annotations
+
+import math
+import unicodedata
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_SPARKS = "▁▂▃▄▅▆▇█"
+_PLAIN_SPARKS = "_.-:=+*#"
+
+
+def clean(text: str, limit: int = 0) -> str:
+    """The text on one line, without control, format, surrogate or private characters; cut to `limit` if given."""
+    if not (text.isascii() and text.isprintable()):
+        text = "".join(char if _visible(char) else _escape(char) for char in text)
+    return text if not limit or len(text) <= limit else text[: max(limit - 3, 0)] + "..."
+
+
+def _visible(char: str) -> bool:
+    category = unicodedata.category(char)
+    if category == "Zs":
+        return char == " "
+    return category[0] not in "CZ" and not unicodedata.combining(char)
+
+
+def _escape(char: str) -> str:
+    return char.encode("unicode_escape").decode("ascii")
+
+
+def shorten(text: str, width: int) -> str:
+    """A name cut in the middle, where names differ least; both ends stay."""
+    if len(text) <= width:
+        return text
+    if width <= 5:
+        return text[:width]
+    tail = (width - 1) * 2 // 3
+    return f"{text[: width - 1 - tail]}…{text[-tail:]}"
+
+
+def number(value: float | None, digits: int = 4) -> str:
+    """A number in a few significant digits; whole numbers whole."""
+    if value is None:
+        return "-"
+    if isinstance(value, int) or (math.isfinite(value) and value == int(value) and abs(value) < 10**6):
+        return str(int(value))
+    return f"{value:.{digits}g}"
+
+
+def two_numbers(a: float, b: float) -> tuple[str, str]:
+    """Two numbers with as many digits as it takes to tell them apart, 9 at most."""
+    for digits in (4, 5, 6, 7, 8, 9):
+        one, two = number(a, digits), number(b, digits)
+        if one != two:
+            return one, two
+    return number(a, 9), number(b, 9)
+
+
+def distance(rel: float | None) -> str:
+    """A relative distance in at most seven characters."""
+    if rel is None or math.isnan(rel):
+        return "-"
+    if rel < 1e-7:
+        return "<1e-07"
+    return f"{rel:.1e}" if rel < 1e-3 or rel >= 1000 else f"{rel:.3g}"
+
+
+def shape(sizes: Sequence[int]) -> str:
+    """`2x3`, or `scalar`."""
+    return "x".join(map(str, sizes)) if sizes else "scalar"
+
+
+def size(count: float) -> str:
+    """Bytes in units people read."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" or count >= 100 else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+def count(number_of: int, word: str, plural: str = "") -> str:
+    """`1 step`, `2 steps`."""
+    return f"{number_of:,} {word if number_of == 1 else plural or word + 's'}".replace(",", " ")
+
+
+def sparkline(values: Sequence[float | None], width: int, *, ascii_only: bool = False) -> str:
+    """Values as a row of little bars, folded by their mean to the width; `!` where not finite, a blank where absent."""
+    marks = _PLAIN_SPARKS if ascii_only else _SPARKS
+    fold = max(1, -(-len(values) // max(width, 1)))
+    folded: list[float | None] = []
+    for start in range(0, len(values), fold):
+        part = [value for value in values[start : start + fold] if value is not None]
+        if part and any(not math.isfinite(value) for value in part):
+            folded.append(math.nan)
+        else:
+            folded.append(sum(part) / len(part) if part else None)
+    known = [value for value in folded if value is not None and math.isfinite(value)]
+    low, high = min(known, default=0.0), max(known, default=0.0)
+    span = high - low
+    line = ""
+    for value in folded:
+        if value is None:
+            line += " "
+        elif math.isnan(value):
+            line += "!"
+        else:
+            line += marks[len(marks) // 2 if span == 0 else min(int((value - low) / span * len(marks)), len(marks) - 1)]
+    return line
