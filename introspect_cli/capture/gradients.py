@@ -40,13 +40,17 @@ class GradientProbe:
         self._on = False
         self.forget()
 
-    def watch(self, tensor: torch.Tensor, site: int) -> None:
-        """Record the gradient of `tensor`, when it comes, at `site`."""
+    def watch(self, tensor: torch.Tensor, site: int, *, recomputed: bool = False) -> None:
+        """Record the gradient of `tensor`, when it comes, at `site`.
+
+        A recomputed forward may be given the very tensors of the first one, whose gradients have their sites.
+        """
         key = id(tensor)
         version = tensor._version  # noqa: SLF001 - the documented-by-use counter of in-place writes
         known = self._watched.get(key)
         if known is not None and known[1] == version and known[0]() is tensor:
-            known[2].append(site)
+            if not recomputed:
+                known[2].append(site)
             return
         sites = [site]
 
@@ -55,14 +59,15 @@ class GradientProbe:
                 self._arrived(sites, gradient)
 
         # Pickling a tensor warns of hooks that get lost, unless they are marked as meant to be.
-        hook.__torch_unserializable__ = True  # type: ignore[attr-defined] - functions take attributes
+        vars(hook)["__torch_unserializable__"] = True
         try:
             handle = tensor.register_hook(hook)
+            is_leaf = tensor.grad_fn is None
         except RuntimeError:
             # A view that autograd no longer knows the maker of, since its base was written over, has no gradient.
             return
         self._watched[key] = (weakref.ref(tensor), version, sites)
-        if tensor.grad_fn is None:
+        if is_leaf:
             # A leaf outlives its graph: without this, a parameter used as an input would gather hooks for ever.
             self._leaf_handles.append(handle)
 

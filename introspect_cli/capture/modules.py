@@ -216,7 +216,8 @@ class ModuleProbe:
         self._recorder.tensor(self._site(state, kind, self._stack.phase, call, path), value)
         gradient = self._gradient_of.get(kind)
         if gradient is not None and value.requires_grad and torch.is_grad_enabled():
-            self._gradients.watch(value, self._site(state, gradient, Phase.BACKWARD, call, path))
+            site = self._site(state, gradient, Phase.BACKWARD, call, path)
+            self._gradients.watch(value, site, recomputed=self._stack.phase is Phase.RECOMPUTE)
 
     def _site(self, state: ModuleState, kind: Kind, phase: Phase, call: int, path: str) -> int:
         key = (kind, phase, call, path)

@@ -7,6 +7,7 @@ that wraps another calls its step inside its own). An optimizer that is given a 
 
 from __future__ import annotations
 
+import functools
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from introspect_cli.capture.names import FreeNames
 from introspect_cli.capture.patches import Patch
 from introspect_cli.records import Kind, Phase, Site, SiteInfo
 from introspect_cli.tensors.flatten import flatten
+from introspect_cli.tensors.views import unobserved
 
 if TYPE_CHECKING:
     from introspect_cli.capture.context import Context
@@ -48,6 +50,7 @@ class OptimizerProbe:
         self._patches: list[Patch] = []
         self._handles: list[Any] = []
         self._on = False
+        self._stepped = 0
         self.settings: list[dict[str, Any]] = []
         self.settings_changed = False
 
@@ -59,14 +62,16 @@ class OptimizerProbe:
         ]
         context, built, scaled = self._context, Optimizer.__init__, torch.amp.GradScaler.step
 
+        @functools.wraps(built)
         def __init__(self: Optimizer, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - stands in for Optimizer.__init__
             built(self, *args, **kwargs)
             context.has_optimizer = True
 
+        @functools.wraps(scaled)
         def step(self: Any, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
-            ticks = context.ticks
+            stepped = probe._stepped
             result = scaled(self, optimizer, *args, **kwargs)
-            if probe._on and context.ticks == ticks:
+            if probe._on and probe._stepped == stepped:
                 probe._skipped(optimizer)
             return result
 
@@ -103,10 +108,11 @@ class OptimizerProbe:
         if len(running) > 1:
             return
         try:
-            self._note(optimizer)
-            self._context.begin()
-            if self._recorder.wanted:
-                self._record_before(optimizer, has_closure=_has_closure(args, kwargs))
+            with unobserved():
+                self._note(optimizer)
+                self._context.begin()
+                if self._recorder.wanted:
+                    self._record_before(optimizer, has_closure=_has_closure(args, kwargs))
         except Exception as error:
             self._failed(error)
 
@@ -118,10 +124,12 @@ class OptimizerProbe:
             del running[running.index(id(optimizer)) :]
         if running:
             return
+        self._stepped += 1
         try:
-            if self._recorder.wanted:
-                self._record_after(optimizer, has_closure=_has_closure(args, kwargs))
-            self._context.auto_tick()
+            with unobserved():
+                if self._recorder.wanted:
+                    self._record_after(optimizer, has_closure=_has_closure(args, kwargs))
+                self._context.auto_tick()
         except Exception as error:
             self._failed(error)
 
@@ -132,11 +140,12 @@ class OptimizerProbe:
     def _skipped(self, optimizer: Optimizer) -> None:
         """A gradient scaler found infinities and left the optimizer alone: the step ends all the same."""
         try:
-            self._note(optimizer)
-            if self._recorder.wanted:
-                self._record_before(optimizer, has_closure=False)
-                self._record_after(optimizer, has_closure=True, gradients=False)
-            self._context.auto_tick()
+            with unobserved():
+                self._note(optimizer)
+                if self._recorder.wanted:
+                    self._record_before(optimizer, has_closure=False)
+                    self._record_after(optimizer, has_closure=True, gradients=False)
+                self._context.auto_tick()
         except Exception as error:
             self._failed(error)
 
