@@ -185,6 +185,7 @@ def read_options(values: dict[str, Any]) -> CaptureOptions:
     """
     values = dict(values)
     record, stats = _parts(values.pop("record")), _parts(values.pop("stats"))
+    values |= {name: _parts(values[name]) for name in ("modules", "exclude", "save_tensors", "redact")}
     schedule = Schedule.parse(values.pop("steps"), values.pop("every"))
     if record:
         values["record"] = parse_kinds(record)
@@ -193,5 +194,5 @@ def read_options(values: dict[str, Any]) -> CaptureOptions:
     return CaptureOptions(schedule=schedule, **values)
 
 
-def _parts(texts: Iterable[str]) -> list[str]:
-    return [part for text in texts for part in text.split(",")]
+def _parts(texts: Iterable[str]) -> tuple[str, ...]:
+    return tuple(part.strip() for text in texts for part in text.split(","))
