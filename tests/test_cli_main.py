@@ -1,0 +1,163 @@
+"""The one place where an error becomes text and an exit code."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import click
+import pytest
+
+from introspect_cli import __version__, cli
+from introspect_cli.cli import VERBS, introspect
+from introspect_cli.errors import IntrospectError, StoreError, UsageError
+
+PRETEND = """
+import sys
+import types
+import click
+from introspect_cli import cli
+from introspect_cli.errors import StoreError, UsageError
+@click.command()
+@click.option("--count", type=int)
+def pretend(count):
+    {body}
+module = types.ModuleType("introspect_cli.commands.pretend")
+module.pretend = pretend
+sys.modules[module.__name__] = module
+cli.VERBS["pretend"] = "Pretend."
+sys.argv[1:] = ["pretend", *sys.argv[1:]]
+cli.main()
+"""
+
+
+def pretend(body, *words, **settings):
+    """Run the command with a verb `pretend` that does `body`."""
+    command = [sys.executable, "-c", PRETEND.format(body=body), *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, **settings)
+
+
+def test_the_command_is_installed_under_its_name():
+    from importlib.metadata import entry_points
+
+    (entry,) = [entry for entry in entry_points(group="console_scripts") if entry.name == "introspect"]
+    assert entry.load() is cli.main
+
+
+def test_help_lists_every_verb_with_its_line(introspect):
+    done = introspect("--help")
+    assert done.returncode == 0
+    for verb, line in VERBS.items():
+        assert f"{verb}  " in done.stdout
+        assert line in done.stdout
+    assert introspect().stdout == done.stdout
+    assert introspect("-h").stdout == done.stdout
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_of_the_table_is_there(verb):
+    context = click.Context(introspect)
+    command = introspect.get_command(context, verb)
+    assert isinstance(command, click.Command)
+    assert command.name == verb
+    assert command.help
+
+
+def test_the_version_tells_what_a_bug_report_needs(introspect):
+    lines = introspect("--version").stdout.splitlines()
+    assert lines[0] == f"introspect {__version__}"
+    assert lines[1] == f"python {sys.version.split()[0]}"
+    assert [line.split()[0] for line in lines[2:-1]] == list(cli._REPORTED)
+    assert lines[2].startswith("torch ")
+    assert "not installed" not in lines[2]
+
+
+@pytest.mark.parametrize(("word", "hint"), [("dif", "did you mean 'diff'?"), ("xyz", "there are capture, diff")])
+def test_an_unknown_verb_is_told_what_there_is(introspect, word, hint):
+    done = introspect(word)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"introspect: no verb is called '{word}': {hint}")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--nosuch"], "introspect: No such option"),
+        (["capture", "--nosuch", "x.py"], "introspect: No such option"),
+        (["capture", "--seed", "x", "x.py"], "introspect: Invalid value for '--seed'"),
+        (["capture", "nosuch.py"], "introspect: no such script: 'nosuch.py'"),
+        (["capture"], "introspect: nothing to run"),
+    ],
+    ids=" ".join,
+)
+def test_wrong_usage_is_one_sentence_and_exits_with_2(introspect, tmp_path, words, sentence):
+    done = introspect(*words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(sentence)
+    assert done.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("code", [0, 1, 2, 125])
+def test_a_verb_returns_its_exit_code(code):
+    done = pretend(f"print('done'); return {code}")
+    assert (done.returncode, done.stdout, done.stderr) == (code, "done\n", "")
+
+
+def test_a_verb_may_leave_its_work_until_click_is_gone():
+    done = pretend("import traceback; return lambda: print(traceback.format_stack()) or 5")
+    assert done.returncode == 5
+    assert "click" not in done.stdout
+
+
+@pytest.mark.parametrize("error", [UsageError, StoreError])
+@pytest.mark.parametrize("later", [False, True])
+def test_an_error_of_ours_is_its_sentence(error, later):
+    assert issubclass(error, IntrospectError)
+    body = f"def fail(): raise {error.__name__}('what, where, what to do')\n    return fail{'' if later else '()'}"
+    done = pretend(body)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "introspect: what, where, what to do\n"
+
+
+def test_a_mistake_of_ours_is_never_taken_for_an_answer():
+    done = pretend("1 / 0")
+    assert done.returncode == 2
+    assert "ZeroDivisionError" in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("introspect: this is a mistake in introspect itself")
+
+
+@pytest.mark.parametrize("body", ["raise KeyboardInterrupt", "raise click.Abort", "return raiser"])
+def test_an_interrupt_is_quiet_and_kills(body):
+    body = f"def raiser(): raise KeyboardInterrupt\n    {body}"
+    done = pretend(body)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
+
+
+def test_a_reader_that_goes_away_is_no_error():
+    command = [sys.executable, "-c", PRETEND.format(body="[print('line') for _ in range(100_000)]")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"line\n"
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait(timeout=60) == 2
+
+
+def test_a_reader_that_was_never_there_is_no_error():
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-c", PRETEND.format(body="print('line')")]
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, timeout=60, check=False)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (2, b"")
+
+
+def test_the_script_decides_the_exit_code(introspect, tmp_path):
+    (tmp_path / "script.py").write_text("import sys\nprint(sys.argv)\nsys.exit(int(sys.argv[1]))\n")
+    for code in (0, 1, 3):
+        done = introspect("capture", "-q", "script.py", str(code), "--version")
+        assert (done.returncode, done.stderr) == (code, "")
+        assert done.stdout == f"['script.py', '{code}', '--version']\n"
