@@ -61,6 +61,11 @@ class ModuleProbe:
         self._patch: Patch | None = None
         self._registration: Any = None
 
+    @property
+    def stack(self) -> _Stack:
+        """The module calls under way in this thread."""
+        return self._stack
+
     def install(self) -> None:
         """Replace `nn.Module.__call__`."""
         original = nn.Module.__call__

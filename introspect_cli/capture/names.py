@@ -172,6 +172,10 @@ class Names:
         self._trees: list[ModuleInfo] = []
         self._lock = threading.RLock()
 
+    def wanted(self, fqn: str) -> bool:
+        """Whether what has that name is to be recorded."""
+        return self._wanted(fqn)
+
     def registered(self, parent: nn.Module, _name: str, child: nn.Module | None) -> None:
         """Hear of a module put into another (torch's registration hook)."""
         if child is not None:

@@ -97,6 +97,11 @@ class OptimizerProbe:
             running = self._local.running = []
         return running
 
+    @property
+    def stepping(self) -> bool:
+        """Whether this thread is inside an optimizer's step."""
+        return bool(self._running)
+
     def _before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if torch.compiler.is_compiling() or not self._on:
             return

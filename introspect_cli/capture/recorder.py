@@ -80,6 +80,7 @@ class Recorder:
         self._rows: list[int] = []
         self._slots: list[int] = []
         self._times: dict[int, int] = {}
+        self._remarks: dict[int, str] = {}
         self._saved: list[SavedTensor] = []
         self._layouts: list[int] = []
 
@@ -100,10 +101,12 @@ class Recorder:
             self._ids[site] = number
             return number
 
-    def tensor(self, site: int, value: torch.Tensor) -> int:
-        """Record a tensor; returns its slot, good until the end of the step."""
+    def tensor(self, site: int, value: torch.Tensor, text: str = "") -> int:
+        """Record a tensor, with a remark if there is one; returns its slot, good until the end of the step."""
         with self._lock:
             slot = self.summarizer.add(value)
+            if text:
+                self._remarks[len(self._rows)] = text
             self._note(site, slot)
             if self._sites[site][2]:
                 with unobserved():
@@ -157,24 +160,33 @@ class Recorder:
         with self._lock:
             if not self._rows:
                 return
-            rows, slots, saved = self._rows, self._slots, self._saved
-            self._rows, self._slots, self._saved, self._times = [], [], [], {}
+            rows, slots, saved, remarks = self._rows, self._slots, self._saved, self._remarks
+            self._rows, self._slots, self._saved, self._times, self._remarks = [], [], [], {}, {}
             table = self.summarizer.take()
             if not self.alive:
                 return
             try:
-                self._append(rows, slots, saved, table)
+                self._append(rows, slots, saved, table, remarks)
                 self.steps_written += 1
             except StoreError as error:
                 self.alive = self.wanted = False
                 self._store_lost(error)
 
-    def _append(self, rows: list[int], slots: list[int], saved: list[SavedTensor], table: SummaryTable) -> None:
+    def _append(
+        self,
+        rows: list[int],
+        slots: list[int],
+        saved: list[SavedTensor],
+        table: SummaryTable,
+        remarks: dict[int, str],
+    ) -> None:
         pick = np.asarray(slots, dtype=np.int64)
         # The summarizer only ever appends to its layouts.
         self._layouts.extend(self._rank.layout(layout) for layout in table.layouts[len(self._layouts) :])
         layouts = np.asarray(self._layouts, dtype=np.uint32)
-        text = table.text
+        texts = [table.text[slot] for slot in slots]
+        for row, remark in remarks.items():
+            texts[row] = f"{remark} {texts[row]}".rstrip()
         batch = StepBatch(
             site=np.asarray(rows, dtype=np.uint32),
             sequence=np.arange(len(rows), dtype=np.uint32),
@@ -184,7 +196,7 @@ class Recorder:
             counts={name: column[pick] for name, column in table.counts.items()},
             floats={name: column[pick] for name, column in table.floats.items()},
             sketch=None if table.sketch is None else table.sketch[pick],
-            text=[text[slot] for slot in slots],
+            text=texts,
         )
         for item in saved:
             save_whole(self._store, int(table.checksum[item.slot]), item.value)
