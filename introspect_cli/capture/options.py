@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 KINDS: tuple[str, ...] = tuple(kind.value for kind in Kind if kind is not Kind.OP_OUTPUT)
 """Kinds that can be asked for, all of them recorded by default."""
 
+LEVELS: tuple[str, ...] = ("module", "op")
+"""How deep a capture looks."""
+
 STATS: tuple[str, ...] = (
     "shape",
     "dtype",
@@ -73,6 +76,11 @@ class CaptureOptions:
         source: keep hashes of the imported source files among the settings.
         save_tensors: globs over FQNs; values of sites that match one are kept whole.
         redact: globs over names of environment variables, beside the usual ones, whose values are secret.
+        level: `module` or `op`, which also records the results of every operator.
+        ops: globs over operator names; only operators that match one are recorded, all where empty.
+        views: whether results that share their input's memory are recorded too.
+        all_dtypes: whether operators' results that are no floating point numbers are recorded too.
+        until_step: end the script when this step is complete; None to let it run.
         quiet: say nothing but errors.
     """
 
@@ -93,6 +101,11 @@ class CaptureOptions:
     source: bool = True
     save_tensors: tuple[str, ...] = ()
     redact: tuple[str, ...] = ()
+    level: str = "module"
+    ops: tuple[str, ...] = ()
+    views: bool = False
+    all_dtypes: bool = False
+    until_step: int | None = None
     quiet: bool = False
 
     @property
@@ -111,7 +124,7 @@ class CaptureOptions:
         `output`, `force` and `quiet` say nothing about what is in the run; names of secrets stay out too.
         """
         return {
-            "record": [name for name in KINDS if Kind(name) in self.record],
+            "record": [kind.value for kind in Kind if kind in self.record],
             "stats": list(self.stats),
             "sketch": self.sketch,
             "modules": list(self.modules),
@@ -125,6 +138,11 @@ class CaptureOptions:
             "packages": self.packages,
             "source": self.source,
             "save_tensors": list(self.save_tensors),
+            "until_step": self.until_step,
+            "level": self.level,
+            "ops": list(self.ops),
+            "views": self.views,
+            "all_dtypes": self.all_dtypes,
         }
 
 

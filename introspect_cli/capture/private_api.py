@@ -7,6 +7,7 @@ in the package may touch an underscore of torch's.
 from __future__ import annotations
 
 import contextlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -55,3 +56,41 @@ MODULE_WRAPPED_CALL = "_compiled_call_impl"
 
 DYNAMO_GRAPH_MARK = "compile_subgraph_reason"
 """Attribute of graph modules that Dynamo runs. Without it, eager backends show an extra `GraphModule`."""
+
+
+def _absent_node() -> None:
+    return None
+
+
+running_node: Callable[[], Any] = getattr(_C, "_current_autograd_node", _absent_node)
+"""The autograd node that this thread is running, None outside a backward pass. Without it, operators of the backward
+pass are recorded outside every module."""
+
+next_node: Callable[[], int] = getattr(torch.autograd, "_get_sequence_nr", _no_graph_task)
+"""The number that the next autograd node of this thread gets. Without it, as above."""
+
+push_mode: Callable[[Any], None] = getattr(_C, "_push_on_torch_dispatch_stack", lambda _mode: None)
+"""Put a dispatch mode on this thread's stack. `with mode:` does more: it makes the compiler skip whole frames."""
+
+_pop: Callable[..., Any] = getattr(_C, "_pop_torch_dispatch_stack", lambda _key: None)
+
+modes_pushed: Callable[[], int] = getattr(_C, "_len_torch_dispatch_stack", lambda: 1)
+"""How many dispatch modes are on this thread's stack. Without it, operators are not observed."""
+
+_mode_at: Callable[[int], Any] = getattr(_C, "_get_dispatch_stack_at", lambda _index: None)
+
+
+def pop_mode() -> None:
+    """Take the top dispatch mode off this thread's stack."""
+    _pop(None)
+
+
+def top_mode() -> Any:
+    """The dispatch mode on top of this thread's stack, None where there is none."""
+    count = modes_pushed()
+    return _mode_at(count - 1) if count else None
+
+
+def compiler_loaded() -> bool:
+    """Whether `torch.compile` has been used in this process."""
+    return "torch._dynamo.eval_frame" in sys.modules

@@ -60,6 +60,7 @@ class Probes:
         self.optimizers = OptimizerProbe(self.context, state)
         self.context.on_tick.append(gradients.forget)
         self.context.on_tick.append(self._modules_named)
+        modules = ModuleProbe(self.context, gradients)
         self._probes: list[Any] = [
             RngProbe(self.context, began),
             state,
@@ -67,8 +68,21 @@ class Probes:
             DataProbe(self.context),
             LossProbe(self.context),
             self.optimizers,
-            ModuleProbe(self.context, gradients),
+            modules,
         ]
+        if options.level == "op":
+            from introspect_cli.capture.ops import OpProbe
+
+            self._probes.append(
+                OpProbe(
+                    self.context,
+                    modules,
+                    self.optimizers,
+                    globs=options.ops,
+                    views=options.views,
+                    all_dtypes=options.all_dtypes,
+                )
+            )
 
     def _modules_named(self) -> None:
         modules = self.names.new_modules()

@@ -11,6 +11,7 @@ from click.core import ParameterSource
 from introspect_cli.capture.options import (
     DEFAULT_STATS,
     KINDS,
+    LEVELS,
     STATS,
     CaptureOptions,
     parse_kinds,
@@ -18,6 +19,8 @@ from introspect_cli.capture.options import (
 )
 from introspect_cli.capture.schedule import Schedule
 from introspect_cli.config import read_config
+from introspect_cli.errors import UsageError
+from introspect_cli.records import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -120,6 +123,27 @@ _DECLARATIONS = (
     ),
     _option(
         WHAT,
+        "What is looked at: each module, or also the result of each operator in it, forward and backward "
+        "[default: module].",
+        "--level", type=click.Choice(LEVELS), default="module",
+    ),
+    _option(
+        WHAT,
+        "With --level op, record only operators whose name matches, such as mm or 'aten.*norm*'; may be repeated.",
+        "--ops", metavar="GLOB", multiple=True,
+    ),
+    _option(
+        WHAT,
+        "With --level op, also record results that are views of what went in [default: no].",
+        "--views/--no-views", default=False,
+    ),
+    _option(
+        WHAT,
+        "With --level op, also record results that are no floating point numbers [default: no].",
+        "--all-dtypes/--float-dtypes", default=False,
+    ),
+    _option(
+        WHAT,
         "Leave out modules whose name matches; may be repeated.",
         "--exclude", metavar="GLOB", multiple=True,
     ),
@@ -135,6 +159,11 @@ _DECLARATIONS = (
     ),
     _option(WHEN, "Steps and python slices, such as 0,5,10:20,100::50.", "--steps", metavar="STEPS"),
     _option(WHEN, "Of these, only the multiples of N.", "--every", metavar="N", type=int),
+    _option(
+        WHEN,
+        "End the script when step N is complete.",
+        "--until-step", metavar="N", type=click.IntRange(min=0),
+    ),
     _option(
         WHEN,
         "Record forward passes outside training [default: if the script has no optimizer].",
@@ -189,6 +218,10 @@ def read_options(values: dict[str, Any]) -> CaptureOptions:
     schedule = Schedule.parse(values.pop("steps"), values.pop("every"))
     if record:
         values["record"] = parse_kinds(record)
+    if values["level"] == "op":
+        values["record"] = values.get("record", parse_kinds(["default"])) | {Kind.OP_OUTPUT}
+    elif values["ops"] or values["views"] or values["all_dtypes"]:
+        raise UsageError("--ops, --views and --all-dtypes say which operators are recorded: give --level op with them")
     if stats:
         values["stats"] = parse_stats(stats)
     return CaptureOptions(schedule=schedule, **values)
