@@ -1,42 +1,201 @@
-"""Which kernels summarise a tensor in CPU memory: the jitted ones, or the reference where there are none.
+"""Summarising a tensor in CPU memory: by the jitted kernels, or by the reference where there are none.
 
-Both fill the same row and agree on every checksum bit.
+The problem: small tensors are bound by the cost of a call, large ones by bandwidth, strided ones by copying. The
+way: contiguous memory goes to the kernels by address; large tensors are cut into chunks whose rows are merged in
+order, so that the result does not depend on the number of threads; strided ones are copied piece by piece. Both
+implementations fill the same row and agree on every checksum bit.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import os
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
+import torch
 
-from introspect_cli.tensors import reference
+from introspect_cli.tensors import codes, jit, reference
+from introspect_cli.tensors import rows as r
+from introspect_cli.tensors.threads import Helpers
+from introspect_cli.tensors.views import pieces
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
-    import torch
+CHUNK: Final = 1 << 16
+"""Elements in a chunk, whose row is merged with those of the other chunks."""
+SHARED: Final = 1 << 18
+"""Elements from which on a tensor is worth the other threads."""
+PIECE_BYTES: Final = 4 << 20
+"""Bytes copied at once of a tensor that is not contiguous."""
 
-    from introspect_cli.tensors.rows import Rows
+CODES: Final[dict[torch.dtype, int]] = {
+    torch.float32: codes.F32,
+    torch.float16: codes.F16,
+    torch.bfloat16: codes.BF16,
+    torch.uint8: codes.U8,
+    torch.bool: codes.U8,
+    torch.int8: codes.I8,
+    torch.int16: codes.I16,
+    torch.float64: codes.F64,
+    torch.int32: codes.I32,
+    torch.int64: codes.I64,
+    torch.complex32: codes.C32,
+    torch.complex64: codes.C64,
+    torch.complex128: codes.C128,
+}
+"""Type code of the kernels by dtype."""
+
+_NEWER: Final = {
+    "uint16": codes.U16,
+    "uint32": codes.U32,
+    "uint64": codes.U64,
+    "float4_e2m1fn_x2": codes.OPAQUE8,
+    "bits8": codes.OPAQUE8,
+    "bits16": codes.OPAQUE16,
+}
+
+for _name, _code in _NEWER.items():
+    if hasattr(torch, _name):
+        CODES[getattr(torch, _name)] = _code
+
+TABLES: Final[dict[torch.dtype, np.ndarray[tuple[int], np.dtype[np.float32]]]] = {}
+"""For each type of one byte that is neither integer nor packed, the float32 value of every byte."""
+
+for _name in dir(torch):
+    if _name.startswith("float8_"):
+        _dtype = getattr(torch, _name)
+        _every = torch.from_numpy(np.arange(256, dtype=np.uint8)).view(_dtype)
+        TABLES[_dtype] = np.ascontiguousarray(_every.to(torch.float32).numpy())
+        CODES[_dtype] = codes.TABLE
+
+TABLE_ADDRESS: Final[dict[torch.dtype, int]] = {dtype: table.ctypes.data for dtype, table in TABLES.items()}
 
 
-def fill(
-    out: Rows,
-    tensor: torch.Tensor,
-    *,
-    with_stats: bool,
-    with_sketch: bool,
-    sorted_stats: Sequence[str] = (),
-    runs: Sequence[tuple[int, torch.Tensor]] | None = None,
-) -> None:
-    """Summarise a strided CPU tensor into a row.
+def thread_count() -> int:
+    """Threads worth using: torch's own number, but no more than this process may run on."""
+    try:
+        available = len(os.sched_getaffinity(0))
+    except AttributeError:
+        available = os.cpu_count() or 1
+    return max(1, min(torch.get_num_threads(), available))
+
+
+class Engine:
+    """The kernels and the threads that help with large tensors. Not for two threads at once.
 
     Args:
-        out: the row, shape (32,).
-        tensor: what to summarise.
-        with_stats: whether to fill the statistics words.
-        with_sketch: whether to fill the sketch words.
-        sorted_stats: `med`, `mode`.
-        runs: the runs of a shard, see `reference.row`.
+        threads: threads to use, the caller's included; by default torch's number.
     """
-    row = reference.row(tensor, with_stats=with_stats, with_sketch=with_sketch, sorted_stats=sorted_stats, runs=runs)
-    out[:] = row.numpy().view(np.uint64)
+
+    def __init__(self, threads: int | None = None) -> None:
+        self.enter = jit.enter()
+        """The kernels' entry point; None if the reference must do."""
+        self._threads = threads
+        self._helpers: Helpers | None = None
+        self._counter = np.zeros(1, dtype=np.int64)
+        self._parts = r.empty(64)
+
+    def contiguous(self, out: int, address: int, count: int, first: int, code: int, table: int, flags: int) -> None:
+        """Summarise contiguous elements into the row at address `out`; needs `enter`. See `kernels.run`."""
+        assert self.enter is not None
+        if count <= CHUNK:
+            self.enter(codes.RUN, address, count, first, code, flags, table, out)
+            return
+        # chunks grow with the tensor, so that their rows stay small beside it
+        chunk = CHUNK * max(1, -(-count // (CHUNK << 12)))
+        number = -(-count // chunk)
+        if number > len(self._parts):
+            self._parts = r.empty(number)
+        starts = np.arange(number, dtype=np.int64) * chunk
+        jobs = np.empty((number, codes.JOB_WORDS), dtype=np.int64)
+        size = codes.SIZES[code]
+        jobs[:, 0] = address + starts * size
+        jobs[:, 1] = chunk
+        jobs[-1, 1] = count - (number - 1) * chunk
+        jobs[:, 2] = first + starts
+        jobs[:, 3] = code
+        jobs[:, 4] = self._parts.ctypes.data + np.arange(number) * r.ROW_BYTES
+        jobs[:, 5] = table
+        self._work(jobs, flags, share=count >= SHARED)
+        self.enter(codes.MERGE, self._parts.ctypes.data, number, 0, 0, 0, 0, out)
+
+    def _work(self, jobs: np.ndarray[tuple[int, int], np.dtype[np.int64]], flags: int, *, share: bool) -> None:
+        enter, count, at = self.enter, len(jobs), jobs.ctypes.data
+        assert enter is not None
+        self._counter[0] = 0
+        counter = self._counter.ctypes.data
+
+        def take_part() -> None:
+            enter(codes.WORK, at, count, 0, 0, flags, 0, counter)
+
+        if share and self._threads is None:
+            self._threads = thread_count()
+        if not share or self._threads == 1:
+            take_part()
+            return
+        if self._helpers is None:
+            self._helpers = Helpers((self._threads or 1) - 1)
+        self._helpers.share(take_part)
+
+    def fill(
+        self,
+        out: r.Rows,
+        tensor: torch.Tensor,
+        *,
+        with_stats: bool,
+        with_sketch: bool,
+        sorted_stats: Sequence[str] = (),
+        runs: Sequence[tuple[int, torch.Tensor]] | None = None,
+    ) -> None:
+        """Summarise any strided CPU tensor into a row.
+
+        Args:
+            out: the row, shape (32,).
+            tensor: what to summarise; not quantized.
+            with_stats: whether to fill the statistics words.
+            with_sketch: whether to fill the sketch words.
+            sorted_stats: `med`, `mode`.
+            runs: the runs of a shard, see `reference.row`.
+        """
+        code = CODES.get(tensor.dtype)
+        if self.enter is None or code is None:
+            row = reference.row(
+                tensor, with_stats=with_stats, with_sketch=with_sketch, sorted_stats=sorted_stats, runs=runs
+            )
+            out[:] = row.numpy().view(np.uint64)
+            return
+        flags = codes.STATS * with_stats | codes.SKETCH * with_sketch
+        table = TABLE_ADDRESS.get(tensor.dtype, 0)
+        limit = max(1, PIECE_BYTES // tensor.element_size())
+        self._runs(out, pieces(tensor, limit) if runs is None else runs, code, table, flags)
+        if sorted_stats and reference.has_values(tensor.dtype) and tensor.numel():
+            order = reference.order_words(tensor, sorted_stats)
+            out.view(np.float64)[r.MEDIAN : r.MODE + 1] = order.numpy()
+
+    def _runs(self, out: r.Rows, runs: Iterable[tuple[int, torch.Tensor]], code: int, table: int, flags: int) -> None:
+        """Summarise runs and merge their rows, in order."""
+        assert self.enter is not None
+        rows = r.empty(1)
+        number = 0
+        for first, flat in runs:
+            if number == len(rows):
+                rows = np.concatenate([rows, r.empty(len(rows))])
+            self.contiguous(rows[number:].ctypes.data, flat.data_ptr(), flat.numel(), first, code, table, flags)
+            number += 1
+        if number == 1:
+            out[:] = rows[0]
+        else:
+            place = r.empty(1)
+            self.enter(codes.MERGE, rows.ctypes.data, number, 0, 0, 0, 0, place.ctypes.data)
+            out[:] = place[0]
+
+    def abandon(self) -> None:
+        """In a forked child: forget threads that only the parent has."""
+        self._helpers = None
+
+    def close(self) -> None:
+        """End the helper threads."""
+        if self._helpers is not None:
+            self._helpers.close()
+            self._helpers = None

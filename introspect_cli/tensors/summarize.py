@@ -17,10 +17,11 @@ import numpy as np
 import torch
 
 from introspect_cli.records import Layout, Status
-from introspect_cli.tensors import checksum, engine, reference, values
+from introspect_cli.tensors import checksum, codes, reference, values
 from introspect_cli.tensors import rows as r
 from introspect_cli.tensors.device import DeviceRows
-from introspect_cli.tensors.special import Parts, take_apart, unseen
+from introspect_cli.tensors.engine import CODES, TABLE_ADDRESS, Engine
+from introspect_cli.tensors.special import PLAIN, Parts, is_wrapped, take_apart, unseen
 from introspect_cli.tensors.table import SummaryTable, finalise
 from introspect_cli.tensors.views import unobserved
 
@@ -64,7 +65,10 @@ class Summarizer:
         self._stats = stats
         self._sketch = sketch
         self._sorted = tuple(sorted_stats)
-        self._threads = threads
+        self._flags = codes.STATS * stats | codes.SKETCH * sketch
+        self._engine = Engine(threads)
+        self._quick: dict[tuple[torch.dtype, torch.Size], int] = {}
+        self._addresses: list[int] = []
         self._lock = threading.RLock()
         self._layouts: list[Layout] = []
         self._headers: list[int] = []
@@ -91,8 +95,9 @@ class Summarizer:
         with self._lock:
             slot = len(self._layout_of)
             try:
-                with unobserved():
-                    self._special(tensor)
+                if type(tensor) not in PLAIN or is_wrapped(tensor) or not self._plain(slot, tensor):
+                    with unobserved():
+                        self._special(tensor)
             except Exception as error:
                 del self._layout_of[slot:]
                 self._unseen(unseen(tensor, f"{type(error).__name__}: {error}"))
@@ -135,10 +140,18 @@ class Summarizer:
 
     def _new(self, layout: Layout) -> int:
         slot = len(self._layout_of)
-        if slot >= _ARENA_ROWS * len(self._arena):
-            self._arena.append(r.empty(_ARENA_ROWS))
-        self._layout_of.append(self._intern(layout))
+        index = self._intern(layout)
+        self._reserve(slot)
+        self._layout_of.append(index)
         return slot
+
+    def _reserve(self, slot: int) -> int:
+        """Address of a slot's row."""
+        block, place = divmod(slot, _ARENA_ROWS)
+        if block == len(self._arena):
+            self._arena.append(r.empty(_ARENA_ROWS))
+            self._addresses.append(self._arena[-1].ctypes.data)
+        return self._addresses[block] + place * r.ROW_BYTES
 
     def _row(self, slot: int) -> r.Rows:
         block, place = divmod(slot, _ARENA_ROWS)
@@ -148,6 +161,42 @@ class Summarizer:
     def _unseen(self, parts: Parts) -> None:
         slot = self._new(Layout(parts.shape, parts.dtype, parts.device, parts.strides))
         self._notes[slot] = (parts.status, values.short(values.masked(parts.text)))
+
+    def _plain(self, slot: int, tensor: torch.Tensor) -> bool:
+        """The short way of an ordinary tensor: contiguous in CPU memory. False if it is not one."""
+        if torch._C._len_torch_function_stack():  # noqa: SLF001  # reading a property would call the script's mode
+            return False
+        dtype = tensor.dtype
+        code = CODES.get(dtype)
+        if (
+            code is None
+            or self._sorted
+            or self._engine.enter is None
+            or not tensor.is_cpu
+            or tensor.layout is not torch.strided
+            or tensor.is_nested
+            or not tensor.is_contiguous()
+            or tensor.is_neg()
+            or tensor.is_conj()
+        ):
+            return False
+        key = (dtype, tensor.shape)
+        index = self._quick.get(key)
+        if index is None:
+            name = str(dtype).removeprefix("torch.")
+            index = self._quick[key] = self._intern(Layout(tuple(tensor.shape), name, "cpu", "contiguous"))
+        address, count = tensor.data_ptr(), tensor.numel()
+        row = self._reserve(slot)
+        self._layout_of.append(index)
+        self._engine.contiguous(row, address, count, 0, code, TABLE_ADDRESS.get(dtype, 0), self._flags)
+        if code >= codes.OPAQUE8:
+            self._bits_only(slot, dtype)
+        return True
+
+    def _bits_only(self, slot: int, dtype: torch.dtype) -> None:
+        self._unmeasured.append(slot)
+        if self._stats or self._sketch:
+            self._notes[slot] = (Status.PARTIAL, f"no values of {dtype}, only bits")
 
     def _special(self, tensor: torch.Tensor) -> None:
         parts = take_apart(tensor)
@@ -160,8 +209,7 @@ class Summarizer:
         if parts.text or parts.status is not Status.OBSERVED:
             self._notes[slot] = (parts.status, values.short(parts.text))
         if not reference.has_values(parts.values.dtype):
-            self._unmeasured.append(slot)
-            self._notes[slot] = (Status.PARTIAL, f"no statistics of {parts.dtype}")
+            self._bits_only(slot, parts.values.dtype)
         device = parts.values.device
         if device.type == "cpu":
             self._on_cpu(self._row(slot), parts)
@@ -170,7 +218,7 @@ class Summarizer:
 
     def _on_cpu(self, row: r.Rows, parts: Parts) -> None:
         assert parts.values is not None
-        engine.fill(
+        self._engine.fill(
             row,
             parts.values,
             with_stats=self._stats,
@@ -182,7 +230,7 @@ class Summarizer:
             part = r.empty(1)[0]
             total = 0
             for offset, tensor in parts.bits:
-                engine.fill(part, tensor, with_stats=False, with_sketch=False, runs=keyed(tensor, offset))
+                self._engine.fill(part, tensor, with_stats=False, with_sketch=False, runs=keyed(tensor, offset))
                 total += int(part[r.RAW])
             row[r.RAW] = total & checksum.MASK
 
@@ -242,11 +290,14 @@ class Summarizer:
     def abandon(self) -> None:
         """In a forked child: forget what the parent's threads hold."""
         self._lock = threading.RLock()
+        self._engine.abandon()
 
     def close(self) -> None:
         """Free what is held; the summarizer must not be used afterwards."""
         with self._lock:
+            self._engine.close()
             self._arena.clear()
+            self._addresses.clear()
             self._devices.clear()
             self._reset()
         _LIVE.discard(self)
