@@ -80,7 +80,7 @@ class ModuleProbe:
 
         self._patch = Patch(nn.Module, "__call__", __call__)
         self._patch.install()
-        self._registration = nn.modules.module.register_module_module_registration_hook(self._names.registered)
+        self._registration = nn.modules.module.register_module_module_registration_hook(self._registered)
         self._on = True
 
     def remove(self) -> None:
@@ -133,6 +133,12 @@ class ModuleProbe:
             except Exception as error:
                 self._failed(error)
         return result
+
+    def _registered(self, parent: nn.Module, name: str, child: nn.Module | None) -> None:
+        try:
+            self._names.registered(parent, name, child)
+        except Exception as error:
+            self._failed(error)
 
     def _outermost(self) -> None:
         """Have the step begin, or end, where that hangs on forward passes."""
@@ -199,7 +205,7 @@ class ModuleProbe:
     def _leave(self, module: nn.Module, state: ModuleState, call: int, result: Any) -> None:
         if self._outputs and state.watched:
             self._values(state, Kind.OUTPUT, call, "", result)
-        if _hides(module):
+        if _hides(module) or (isinstance(module, nn.TransformerEncoderLayer) and self._was_fused(module)):
             self._hidden(module, state, call)
 
     def _values(self, state: ModuleState, kind: Kind, call: int, prefix: str, value: Any) -> None:
@@ -231,6 +237,11 @@ class ModuleProbe:
             site = self._recorder.site(Site(phase, kind, state.fqn, call, path), SiteInfo(state.module_class))
             state.sites[key] = site
         return site
+
+    def _was_fused(self, layer: nn.TransformerEncoderLayer) -> bool:
+        """Whether torch has run a layer as one operation, as it does in evaluation; its parts are not called then."""
+        attention = self._names.find(layer.self_attn)
+        return attention is not None and not attention.called(self._recorder.step)
 
     def _hidden(self, module: nn.Module, state: ModuleState, call: int) -> None:
         """Say of every module inside a compiled or scripted one that it was not seen."""
@@ -264,4 +275,6 @@ def _hides(module: nn.Module) -> bool:
 
 
 def _how(module: nn.Module) -> str:
+    if isinstance(module, nn.TransformerEncoderLayer):
+        return "fused"
     return "scripted" if isinstance(module, torch.jit.ScriptModule) else "compiled"

@@ -61,6 +61,12 @@ class FreeNames:
         known = self._names.get(id(thing))
         return known[1] if known is not None and known[0]() is thing else None
 
+    def release(self, thing: object) -> None:
+        """Take the object's name back."""
+        name = self.find(thing)
+        if name is not None:
+            del self._names[id(thing)], self._taken[name]
+
     def name(self, thing: object, base: str) -> str:
         """The object's name: the one it has, else the first free one that begins with `base`."""
         found = self.find(thing)
@@ -178,8 +184,12 @@ class Names:
 
     def registered(self, parent: nn.Module, _name: str, child: nn.Module | None) -> None:
         """Hear of a module put into another (torch's registration hook)."""
-        if child is not None:
-            self._parents[id(child)] = (weakref.ref(child), weakref.ref(parent))
+        if child is None:
+            return
+        self._parents[id(child)] = (weakref.ref(child), weakref.ref(parent))
+        if self.find(child) is not None and any(reference() is child for reference in self._roots):
+            with self._lock:
+                self._forget(child)
 
     def find(self, module: nn.Module) -> ModuleState | None:
         """The state of a module that has a name already."""
@@ -256,6 +266,21 @@ class Names:
             self._roots = [reference for reference in self._roots if reference() is not None]
             self._roots.append(weakref.ref(root))
         self._walk(root, fqn)
+
+    def _forget(self, root: nn.Module) -> None:
+        """Take back the names below what was called by itself and is now part of something: it gets its path there."""
+        self._roots = [reference for reference in self._roots if reference() is not root]
+        self._free.release(root)
+        gone = set()
+        for module, fqn in _tree(root, self._states[id(root)].fqn, set()):
+            gone.add(fqn)
+            self._states.pop(id(module), None)
+            for group in (module._parameters, module._buffers):  # noqa: SLF001 - the public views build strings
+                for name, tensor in group.items():
+                    known = None if tensor is None else self.parameter(tensor)
+                    if known is not None and known.fqn == f"{fqn}.{name}":
+                        del self._parameters[id(tensor)]
+        self._trees = [info for info in self._trees if info.fqn not in gone]
 
     def _walk(self, root: nn.Module, fqn: str) -> None:
         for module, name in _tree(root, fqn, set()):

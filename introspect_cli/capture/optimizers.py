@@ -8,6 +8,7 @@ that wraps another calls its step inside its own). An optimizer that is given a 
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,8 @@ from introspect_cli.tensors.flatten import flatten
 from introspect_cli.tensors.views import unobserved
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from introspect_cli.capture.context import Context
     from introspect_cli.capture.names import ParameterName
     from introspect_cli.capture.state import StateProbe
@@ -106,9 +109,8 @@ class OptimizerProbe:
         if torch.compiler.is_compiling() or not self._on:
             return
         running = self._running
-        if id(optimizer) in running:
-            # Its last step never returned: a closure raised and the script caught it.
-            del running[running.index(id(optimizer)) :]
+        if running and not _inside_step(sys._getframe(1)):  # noqa: SLF001 - the documented way to a frame
+            running.clear()  # the last step never returned: a closure raised and the script caught it
         running.append(id(optimizer))
         if len(running) > 1:
             return
@@ -261,6 +263,16 @@ class OptimizerProbe:
 
 def _parameters(optimizer: Optimizer) -> list[torch.Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _inside_step(frame: FrameType) -> bool:
+    """Whether the frame, torch's around a step, has another such frame below it."""
+    code, below = frame.f_code, frame.f_back
+    while below is not None:
+        if below.f_code is code:
+            return True
+        below = below.f_back
+    return False
 
 
 def _has_closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
