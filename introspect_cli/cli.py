@@ -24,7 +24,9 @@ from introspect_cli.errors import IntrospectError
 from introspect_cli.exit_codes import UNDECIDED
 
 VERBS = {
+    "bisect": "Find the commit or the settings that made a script diverge.",
     "capture": "Run a training script and record what it computes.",
+    "check": "Look for what usually goes wrong in training.",
     "diff": "Find where two runs first part, and why.",
     "show": "Tell what is in a run.",
     "verify": "Check that a run on disk is whole.",

@@ -35,8 +35,11 @@ if TYPE_CHECKING:
 SCRIPT = "script"
 """FQN of operators that run outside every module."""
 
-_NO_OPERATOR = OpFacts("", recorded=False, unwritten=False, written=())
+_NO_OPERATOR = OpFacts("", recorded=False, unwritten=False, each=False, written=())
 """Stands for the forward operator of nodes that have none: those that accumulate into parameters."""
+
+_MOST = 64
+"""Inputs that are named of one operator, at most."""
 
 _LAST = 2**64 - 1
 """Sequence number of the nodes that accumulate into parameters."""
@@ -302,9 +305,11 @@ class OpProbe:
     ) -> None:
         facts = call.facts
         if not facts.recorded:
-            for _, value in _tensors("", result):
-                if facts.unwritten:
+            if facts.unwritten:
+                for _, value in _tensors("", result):
                     self._writers.pop(_memory(value), None)
+            elif args and isinstance(args[0], torch.nn.Parameter):
+                self._writer(args[0])  # a view of a parameter is known by its memory from here on
             return
         text = ""
         for path, value in _outputs(facts, args, kwargs, result):
@@ -316,7 +321,9 @@ class OpProbe:
             site = call.sites.get(facts.name + path)
             if site is None:
                 site = self._new_site(call, path)
-            if not text:
+            if facts.each:
+                text = self._origins(_row(args, path), kwargs) + self._belongs(node)
+            elif not text:
                 text = self._origins(args, kwargs) + self._belongs(node)
             self._recorder.tensor(site, value, text)
             self._writers[_memory(value)] = site
@@ -332,17 +339,22 @@ class OpProbe:
         """The sites that wrote what the operator was given, by number; `-` for what no recorded operator wrote."""
         found: dict[str, None] = {}
         for _, value in _tensors("", args if not kwargs else (*args, *kwargs.values())):
-            if value.dtype not in _FLOATS:
-                continue
-            memory = _memory(value)
-            site = self._writers.get(memory)
-            if site is None and isinstance(value, torch.nn.Parameter):
-                name = self._context.names.parameter(value)
-                if name is not None:
-                    site = self._context.state_site(name, Phase.START, Kind.PARAM)
-                    self._writers[memory] = site
-            found["-" if site is None else str(site)] = None
+            if value.dtype in _FLOATS:
+                site = self._writer(value)
+                found["-" if site is None else str(site)] = None
+                if len(found) == _MOST:
+                    break
         return "<" + ",".join(found) if found else ""
+
+    def _writer(self, value: torch.Tensor) -> int | None:
+        """The site that wrote a tensor's memory last: an operator's, or the parameter's own."""
+        memory = _memory(value)
+        site = self._writers.get(memory)
+        if site is None and isinstance(value, torch.nn.Parameter):
+            name = self._context.names.parameter(value)
+            if name is not None:
+                site = self._writers[memory] = self._context.state_site(name, Phase.START, Kind.PARAM)
+        return site
 
     def _belongs(self, node: Any) -> str:
         """The forward operator of a backward one, by the number of its first site, or by name if it has none."""
@@ -375,6 +387,15 @@ def _tensors(path: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
         for position, item in enumerate(value):
             if item is not None and not isinstance(item, (int, float)):
                 yield from _tensors(f"{path}[{position}]", item)
+
+
+def _row(args: tuple[Any, ...], path: str) -> tuple[Any, ...]:
+    """What of the arguments one result of an operator over lists came from: its own place in each list."""
+    digits = path.rpartition("[")[2].rstrip("]")
+    place = int(digits) if digits.isdigit() else 0
+    return tuple(
+        (value[place] if place < len(value) else None) if isinstance(value, (list, tuple)) else value for value in args
+    )
 
 
 def _memory(value: torch.Tensor) -> int:

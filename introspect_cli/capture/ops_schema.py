@@ -42,12 +42,14 @@ class OpFacts:
         name: namespace, operator and overload, as in `aten.mm.default`.
         recorded: whether its results are to be recorded.
         unwritten: whether its results are memory that nothing was written to.
+        each: whether it works on lists, element by element.
         written: arguments it writes to and does not return: position (-1 for keyword only) and name.
     """
 
     name: str
     recorded: bool
     unwritten: bool
+    each: bool
     written: tuple[tuple[int, str], ...]
 
 
@@ -71,7 +73,7 @@ class Operators:
         schema = getattr(func, "_schema", None)
         if schema is None:
             name = f"higher_order.{getattr(func, '__name__', type(func).__name__)}"
-            return OpFacts(name, self._wanted(name), unwritten=False, written=())
+            return OpFacts(name, self._wanted(name), unwritten=False, each=False, written=())
         name = f"{schema.name.replace('::', '.')}.{schema.overload_name or 'default'}"
         base = name.split(".")[1]
         unwritten = base in _UNWRITTEN
@@ -86,7 +88,7 @@ class Operators:
             and not argument.alias_info.before_set & returned
         )
         recorded = not unwritten and (self._views or not view) and self._wanted(name)
-        return OpFacts(name, recorded, unwritten, written)
+        return OpFacts(name, recorded, unwritten, base.startswith("_foreach_"), written)
 
     def _wanted(self, name: str) -> bool:
         """A glob names an operator with or without namespace and overload: `mm`, `aten.mm`, `aten.mm.default`."""

@@ -131,6 +131,20 @@ class Session:
         self._began = {"python": python_state(), "numpy": numpy_state()}
         self._torch_imported()
 
+    def adopt(self, model: Any) -> None:
+        """Name a model that exists already, and hear of optimizers that were built before this capture (torch is there)."""
+        probes = self._probes
+        if probes is None:
+            return
+        import gc
+
+        from torch.optim import Optimizer
+
+        if any(issubclass(type(thing), Optimizer) for thing in gc.get_objects()):
+            probes.context.has_optimizer = True
+        if model is not None:
+            probes.names.state(model, None)
+
     def _torch_imported(self) -> None:
         """Install the probes; called inside the script's `import torch`."""
         try:
@@ -159,6 +173,10 @@ class Session:
             self._lost(error)
         except Exception as error:
             self._guard.failure("settings", "settings are", error)
+        last = self.options.until_step
+        if last is not None and probes.recorder.step > last:
+            # Asked for by the user: the script ends as if it had called sys.exit(), handlers and all.
+            raise SystemExit(0)
 
     def _write_settings(self, probes: Probes) -> None:
         """Keep the settings as soon as a step is complete, so that a run that is killed has them."""

@@ -229,3 +229,19 @@ def read_options(values: dict[str, Any]) -> CaptureOptions:
 
 def _parts(texts: Iterable[str]) -> tuple[str, ...]:
     return tuple(part.strip() for text in texts for part in text.split(","))
+
+
+def split_words(words: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Capture options and, apart, the script with its arguments (or `-m`, a module and its arguments).
+
+    Raises:
+        click.UsageError: the options are not those of `capture`.
+    """
+    from introspect_cli.commands.capture import capture
+
+    context = capture.make_context("capture", list(words))
+    rest: tuple[str, ...] = context.params["words"]
+    options = words[: len(words) - len(rest)]
+    if context.params["module"]:
+        return tuple(word for word in options if word != "-m"), ("-m", *rest)
+    return options, rest

@@ -1,0 +1,300 @@
+"""Find the commit that made a training script diverge.
+
+`git bisect` knows which commit to try next; a captured run knows whether a commit parts from the good one, and where.
+Everything happens in a work tree of its own, so the user's checkout, index and stash stay as they are, and every
+run is kept under the commit's name, so a bisection that was interrupted goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from introspect_cli.compare.result import DiffResult, Verdict
+from introspect_cli.errors import UsageError
+from introspect_cli.rerun import Rerun, Variant, capture, judge
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+RUNS = "introspect-runs"
+_LAST_LINES = 5
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to bisect.
+
+    Attributes:
+        good: revision that is right.
+        bad: revision that is not.
+        options: capture options, as on the command line.
+        words: the script and its arguments (or `-m`, a module and its arguments).
+        until_step: last step to look at; None to find it from the bad revision's own divergence.
+        setup: shell command to run in the work tree before each capture, such as a reinstall.
+        links: paths outside of git (data, checkpoints) that each revision needs, relative to the repository.
+        keep: leave the work tree in place at the end.
+        output: where runs and the work tree are kept; None for a directory under `introspect-runs/`.
+    """
+
+    good: str
+    bad: str
+    options: tuple[str, ...]
+    words: tuple[str, ...]
+    until_step: int | None = None
+    setup: str | None = None
+    links: tuple[str, ...] = ()
+    keep: bool = False
+    output: Path | None = None
+
+
+@dataclass(frozen=True)
+class Culprit:
+    """How a bisection ended.
+
+    Attributes:
+        commit: the first bad commit; None where only skipped ones are left.
+        subject: its first line.
+        files: the files it changed.
+        result: what it diverges by from the good revision.
+        tried: commits captured, with the verdict on each, in order.
+        candidates: commits that could be the first bad one where skipped ones leave it open.
+        directory: where the runs are.
+    """
+
+    commit: str | None
+    subject: str
+    files: tuple[str, ...]
+    result: DiffResult | None
+    tried: tuple[tuple[str, Verdict], ...]
+    candidates: tuple[str, ...]
+    directory: Path
+
+
+class Repository:
+    """A git repository, asked through git itself."""
+
+    def __init__(self, directory: Path) -> None:
+        """Find the repository that holds the directory.
+
+        Raises:
+            UsageError: there is none, or no git.
+        """
+        self.directory = directory
+        self.root = Path(self.ask("rev-parse", "--show-toplevel"))
+
+    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """Run git in the repository."""
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
+        try:
+            return subprocess.run(  # noqa: S603 - no shell
+                ["git", *words],  # noqa: S607 - the user's own git
+                cwd=self.directory,
+                env={**environment, "LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0"},
+                capture_output=True,
+                text=True,
+                errors="replace",
+                check=False,
+                stdin=subprocess.DEVNULL,
+            )
+        except OSError as error:
+            raise UsageError(f"cannot run git: {error.strerror or error}") from None
+
+    def ask(self, *words: str) -> str:
+        """What git answers.
+
+        Raises:
+            UsageError: git refuses; its last line says why.
+        """
+        answer = self.run(*words)
+        if answer.returncode:
+            lines = (answer.stderr or answer.stdout).strip().splitlines() or ["it failed"]
+            raise UsageError(f"git {words[0]}: {lines[-1].removeprefix('fatal: ')}")
+        return answer.stdout.strip()
+
+    def commit(self, revision: str) -> str:
+        """The full name of a commit.
+
+        Raises:
+            UsageError: there is no such revision.
+        """
+        answer = self.run("rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}")
+        if answer.returncode:
+            raise UsageError(f"no revision {revision!r} in {self.root}: name a commit, tag or branch")
+        return answer.stdout.strip()
+
+
+def bisect(plan: Plan, tell: Callable[[str], None]) -> Culprit:
+    """Find the first commit between good and bad whose run parts from the good one's.
+
+    Args:
+        plan: what to bisect.
+        tell: shown a line for each commit tried.
+
+    Raises:
+        UsageError: no such revision, the good one does not run, or good and bad do not differ.
+    """
+    here = Path.cwd()
+    user = Repository(here)
+    good, bad = user.commit(plan.good), user.commit(plan.bad)
+    if user.run("merge-base", "--is-ancestor", good, bad).returncode:
+        raise UsageError(f"{plan.good} is not an ancestor of {plan.bad}: name a good revision that bad comes from")
+    directory = (plan.output or here / RUNS / f"bisect-{good[:10]}-{bad[:10]}").resolve()
+    with _worktree(user, directory, good, plan) as tree:
+        place = tree.root / os.path.relpath(here.resolve(), user.root.resolve())
+        search = _Search(plan, tree, place, directory, tell)
+        return search.run(good, bad)
+
+
+@contextlib.contextmanager
+def _worktree(user: Repository, directory: Path, commit: str, plan: Plan) -> Iterator[Repository]:
+    path = directory / "worktree"
+    user.run("worktree", "prune")
+    if path.exists():
+        user.run("worktree", "remove", "--force", str(path))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    user.ask("worktree", "add", "--detach", "--force", str(path), commit)
+    try:
+        tree = Repository(path)
+        yield tree
+    finally:
+        if not plan.keep:
+            user.run("worktree", "remove", "--force", str(path))
+            user.run("worktree", "prune")
+
+
+class _Search:
+    """One bisection under way."""
+
+    def __init__(self, plan: Plan, tree: Repository, place: Path, directory: Path, tell: Callable[[str], None]) -> None:
+        """Take the plan, the work tree, where in it the script is run, where runs are kept, and who listens."""
+        self._plan = plan
+        self._tree = tree
+        self._place = place
+        self._directory = directory
+        self._tell = tell
+        self._until = plan.until_step
+        self._results: dict[str, DiffResult | None] = {}
+        self._tried: list[tuple[str, Verdict]] = []
+
+    def run(self, good: str, bad: str) -> Culprit:
+        """Capture both ends, then let git choose until one commit is left."""
+        reference = self._capture(good)
+        if not reference.usable or reference.exit_code:
+            raise UsageError(
+                f"the good revision {good[:10]} does not run (exit code {reference.exit_code}): {self._why(reference)}"
+            )
+        self._tell(f"{good[:10]} is the reference: {reference.steps} steps")
+        worst = self._capture(bad)
+        verdict, result = judge(reference, worst, self._until)
+        self._note(bad, verdict, result)
+        if verdict is not Verdict.DIVERGED or result is None or result.first is None:
+            raise UsageError(
+                f"nothing to bisect: {bad[:10]} "
+                + ("runs the same as the good revision" if verdict is Verdict.SAME else "cannot be judged")
+                + (f" ({result.sentence})" if result is not None else f" ({self._why(worst)})")
+            )
+        if self._until is None:
+            self._until = result.first.step
+            self._tell(f"{bad[:10]} parts at step {self._until}: later steps are not run")
+        return self._drive(reference, good, bad)
+
+    def _drive(self, reference: Rerun, good: str, bad: str) -> Culprit:
+        self._tree.ask("bisect", "start", bad, good)
+        try:
+            while True:
+                commit = self._tree.ask("rev-parse", "HEAD")
+                log = self._tree.ask("bisect", "log")
+                if "first bad commit" in log or "only skipped commits left" in log:
+                    return self._culprit(log)
+                verdict, result = judge(reference, self._capture(commit), self._until)
+                self._note(commit, verdict, result)
+                word = {Verdict.SAME: "good", Verdict.DIVERGED: "bad", Verdict.UNDECIDED: "skip"}[verdict]
+                # git exits with 2 when only skipped commits are left, which is an answer.
+                self._tree.run("bisect", word)
+        finally:
+            self._tree.run("bisect", "reset")
+
+    def _capture(self, commit: str) -> Rerun:
+        options: list[str] = list(self._plan.options)
+        name = commit[:16]
+        if self._until is not None:
+            options += ["--until-step", str(self._until)]
+            name = f"{name}-to-{self._until}"
+        run = self._directory / name
+        self._tree.ask("checkout", "--quiet", "--force", "--detach", commit)
+        self._link()
+        if not (run / "manifest.yaml").exists() and self._plan.setup and not self._set_up(run):
+            return Rerun(run, 1, 0)
+        words = (*options, *self._plan.words)
+        return capture(Variant(run, words, self._place, {"PYTHONDONTWRITEBYTECODE": "1"}))
+
+    def _set_up(self, run: Path) -> bool:
+        run.parent.mkdir(parents=True, exist_ok=True)
+        with run.with_name(f"{run.name}.log").open("wb") as log:
+            return (
+                subprocess.run(  # noqa: S602 - a shell command is what --setup takes
+                    str(self._plan.setup),
+                    shell=True,
+                    cwd=self._place,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    check=False,
+                ).returncode
+                == 0
+            )
+
+    def _link(self) -> None:
+        user = Path.cwd()
+        for link in self._plan.links:
+            source, target = (user / link).resolve(), self._place / link
+            if not source.exists():
+                raise UsageError(f"no such path to link: {link}")
+            if not target.exists():
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.symlink_to(source)
+
+    def _note(self, commit: str, verdict: Verdict, result: DiffResult | None) -> None:
+        self._results[commit] = result
+        self._tried.append((commit, verdict))
+        said = {Verdict.SAME: "good", Verdict.DIVERGED: "bad", Verdict.UNDECIDED: "skipped"}[verdict]
+        why = result.sentence if result is not None and verdict is not Verdict.SAME else ""
+        if result is None:
+            why = "it could not be captured"
+        self._tell(f"{commit[:10]} is {said}" + (f": {why}" if why else ""))
+
+    def _why(self, rerun: Rerun) -> str:
+        log = rerun.run.with_name(f"{rerun.run.name}.log")
+        try:
+            lines = log.read_text(errors="replace").strip().splitlines()[-_LAST_LINES:]
+        except OSError:
+            lines = []
+        return " / ".join(lines) if lines else f"see {log}"
+
+    def _culprit(self, log: str) -> Culprit:
+        first, candidates = "", []
+        for line in log.splitlines():
+            if line.startswith("# first bad commit: ["):
+                first = line.partition("[")[2].partition("]")[0]
+            elif line.startswith("# possible first bad commit: ["):
+                candidates.append(line.partition("[")[2].partition("]")[0])
+        subject = ""
+        files: tuple[str, ...] = ()
+        if first:
+            subject = self._tree.ask("log", "-1", "--format=%s", first)
+            changed = self._tree.ask("diff-tree", "--no-commit-id", "--name-only", "-r", "--root", first)
+            files = tuple(changed.splitlines())
+        return Culprit(
+            commit=first or None,
+            subject=subject,
+            files=files,
+            result=self._results.get(first) if first else None,
+            tried=tuple(self._tried),
+            candidates=tuple(candidates),
+            directory=self._directory,
+        )

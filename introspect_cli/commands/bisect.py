@@ -1,0 +1,68 @@
+"""`introspect bisect`: find the commit, or the settings, that made two runs part."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from introspect_cli.exit_codes import DIVERGED, UNDECIDED
+
+_EPILOG = """\b
+Examples:
+  introspect bisect --good v1.2 train.py --steps 50
+  introspect bisect --good v1.2 --bad HEAD --seed 0 --setup 'pip install -q -e .' train.py
+  introspect bisect --settings runA runB train.py
+
+Exit status: 1 when the culprit is found, 2 when it cannot be told."""
+
+
+@click.command(
+    short_help="Find the commit or the settings that made a script diverge.",
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+    epilog=_EPILOG,
+)
+@click.option("--good", metavar="REV", help="A revision whose run is right.")
+@click.option("--bad", metavar="REV", default="HEAD", show_default=True, help="A later one whose run is not.")
+@click.option("--settings", nargs=2, metavar="RUN_A RUN_B", help="Bisect over what the settings of two runs differ in.")
+@click.option("--until-step", type=click.IntRange(min=0), metavar="N", help="Look no further than step N.")
+@click.option("--setup", metavar="COMMAND", help="Shell command to run before each capture, such as a reinstall.")
+@click.option("--link", "links", multiple=True, metavar="PATH", help="Data outside of git that each revision needs.")
+@click.option("--keep", is_flag=True, help="Leave the work tree in place at the end.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Where runs are kept, to go on from later.")
+@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[CAPTURE OPTIONS] SCRIPT [ARGS]...")
+def bisect(words: tuple[str, ...], good: str | None, settings: tuple[str, str] | None, **given: Any) -> int:
+    """Find the first commit whose run parts from a good one's, or the settings that make two runs part.
+
+    Revisions are tried in a work tree of their own: your checkout, index and stash stay as they are. Options that are
+    not listed here are handed to `introspect capture`.
+    """
+    from introspect_cli.commands.capture_options import split_words
+    from introspect_cli.errors import UsageError
+    from introspect_cli.render.bisect_text import culprit_blocks, smallest_blocks
+    from introspect_cli.render.console import Screen
+
+    if (good is None) == (settings is None):
+        raise UsageError("say what to bisect: commits with --good REV, or two runs with --settings RUN_A RUN_B")
+    options, rest = split_words(words)
+    if settings is not None:
+        from introspect_cli.minimise import minimise
+
+        smallest = minimise(
+            Path(settings[0]), Path(settings[1]), options, rest, given["output"], given["until_step"], _tell
+        )
+        Screen().draw(smallest_blocks(smallest))
+        return DIVERGED if smallest.verified else UNDECIDED
+    from introspect_cli.bisect import Plan
+    from introspect_cli.bisect import bisect as find
+
+    culprit = find(Plan(good=str(good), options=options, words=rest, **given), _tell)
+    Screen().draw(culprit_blocks(culprit))
+    return DIVERGED if culprit.commit else UNDECIDED
+
+
+def _tell(line: str) -> None:
+    from introspect_cli.render.text import clean
+
+    click.echo(clean(line), err=True)

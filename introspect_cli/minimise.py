@@ -1,0 +1,249 @@
+"""Find the smallest set of settings that makes two runs of the same code part.
+
+Two runs differ in their arguments, their environment, their seed. Running run a's command again with some of run b's
+settings tells whether those suffice. Delta debugging (the `ddmin` algorithm: Zeller and Hildebrandt, "Simplifying and
+isolating failure-inducing input", 2002) shrinks the set until taking any one setting out makes the runs agree.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from introspect_cli.compare.result import DiffResult, Verdict
+from introspect_cli.errors import UsageError
+from introspect_cli.rerun import Rerun, Variant, capture, judge
+from introspect_cli.store.reader import open_run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+RUNS = "introspect-runs"
+REDACTED = "<redacted>"
+
+_IRRELEVANT = frozenset(
+    {"_", "COLUMNS", "HOME", "LINES", "LOGNAME", "OLDPWD", "PWD", "SHLVL", "SSH_CLIENT", "SSH_CONNECTION", "SSH_TTY"}
+    | {"TERM", "TMPDIR", "TMUX", "TMUX_PANE", "USER", "WINDOWID", "XDG_SESSION_ID", "INVOCATION_ID"}
+)
+"""Variables that name where and by whom a shell was opened."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One setting that differs between the two runs.
+
+    Attributes:
+        axis: `argument`, `environment` or `capture` (an option of `introspect capture` that changes the run).
+        name: option or variable.
+        a: its value in run a; None where absent. A list for options of several values, True for a flag.
+        b: its value in run b.
+    """
+
+    axis: str
+    name: str
+    a: Any
+    b: Any
+
+
+@dataclass(frozen=True)
+class Smallest:
+    """The answer.
+
+    Attributes:
+        settings: the smallest set found that makes the runs part.
+        differing: all that were considered.
+        result: what the smallest set makes diverge.
+        runs: captures it took.
+        verified: whether the answer was reproduced: nothing changed agrees with run a, this set does not.
+        sentence: the answer in words.
+        unknown: differences that cannot be reproduced (redacted values).
+    """
+
+    settings: tuple[Difference, ...]
+    differing: tuple[Difference, ...]
+    result: DiffResult | None
+    runs: int
+    verified: bool
+    sentence: str
+    unknown: tuple[str, ...] = ()
+
+
+def minimise(
+    a: Path,
+    b: Path,
+    options: tuple[str, ...],
+    words: tuple[str, ...],
+    output: Path | None,
+    until_step: int | None,
+    tell: Callable[[str], None],
+) -> Smallest:
+    """Find which of the settings in which two runs differ make them part.
+
+    Args:
+        a: the reference run.
+        b: the run that parts from it.
+        options: further capture options for every rerun.
+        words: the script, or nothing to take it from run a; arguments come from the runs.
+        output: where reruns are kept; None for a directory under `introspect-runs/`.
+        until_step: last step to look at; None for the step at which the runs part.
+        tell: shown a line for each rerun.
+
+    Raises:
+        UsageError: the runs do not part, or no setting that could be changed differs.
+        StoreError: a run cannot be read.
+    """
+    with open_run(a) as one, open_run(b) as two:
+        first, second = dict(one.settings), dict(two.settings)
+        command = dict(first.get("command") or {})
+    known = judge(Rerun(a, 0, 1), Rerun(b, 0, 1))[1]
+    if known is None or known.verdict is not Verdict.DIVERGED or known.first is None:
+        raise UsageError(f"nothing to bisect: {known.sentence if known is not None else 'the runs cannot be compared'}")
+    differing, unknown = differences(first, second)
+    if not differing:
+        raise UsageError("the two runs differ in no argument, environment variable or seed that could be changed")
+    script = words or ((command["script"],) if command.get("script") else ("-m", str(command.get("module"))))
+    search = _Search(
+        reference=Rerun(a, 0, 1),
+        options=options,
+        script=tuple(script[:2] if script[0] == "-m" else script[:1]),
+        base=dict(command.get("options") or {}),
+        output=(output or Path(RUNS) / f"settings-{a.name}-{b.name}").resolve(),
+        until=known.first.step if until_step is None else until_step,
+        tell=tell,
+    )
+    if search.parts(()):
+        sentence = "running a again, unchanged, already parts from a: the script is not deterministic by itself"
+        return Smallest((), differing, search.last, search.runs, verified=False, sentence=sentence, unknown=unknown)
+    if not search.parts(differing):
+        sentence = "running a with all of b's settings does not part from a: something else differs between the runs"
+        return Smallest((), differing, None, search.runs, verified=False, sentence=sentence, unknown=unknown)
+    found = tuple(ddmin(differing, search.parts))
+    search.parts(found)
+    many = "settings together make" if len(found) > 1 else "setting makes"
+    sentence = f"{len(found)} of {len(differing)} differing {many} the runs part"
+    return Smallest(found, differing, search.last, search.runs, verified=True, sentence=sentence, unknown=unknown)
+
+
+def differences(a: dict[str, Any], b: dict[str, Any]) -> tuple[tuple[Difference, ...], tuple[str, ...]]:
+    """The settings that differ and can be changed, and the names of those that cannot since their value is secret."""
+    found, unknown = [], []
+    axes = {
+        "argument": (_part(a, "command", "options"), _part(b, "command", "options")),
+        "environment": (_part(a, "environment"), _part(b, "environment")),
+        "capture": (_part(a, "seeds"), _part(b, "seeds")),
+    }
+    for axis, (one, two) in axes.items():
+        for name in sorted({*one, *two}):
+            left, right = one.get(name), two.get(name)
+            if left == right or (axis == "environment" and name in _IRRELEVANT):
+                continue
+            if REDACTED in (left, right):
+                unknown.append(name)
+            else:
+                found.append(Difference(axis, name, left, right))
+    return tuple(found), tuple(unknown)
+
+
+def _part(settings: dict[str, Any], *path: str) -> dict[str, Any]:
+    value: Any = settings
+    for key in path:
+        value = value.get(key) if isinstance(value, dict) else None
+    return value if isinstance(value, dict) else {}
+
+
+def ddmin(items: Sequence[Difference], fails: Callable[[Sequence[Difference]], bool]) -> Sequence[Difference]:
+    """A smallest set, in that no single item can be left out, on which `fails` is still true.
+
+    Args:
+        items: a set on which `fails` is true.
+        fails: the question; asked of subsets, in order, and never of the empty one.
+    """
+    parts = 2
+    while len(items) > 1:
+        size = max(len(items) // parts, 1)
+        chunks = [items[start : start + size] for start in range(0, len(items), size)]
+        rests = [[item for item in items if item not in chunk] for chunk in chunks]
+        smaller = next((chunk for chunk in chunks if len(chunk) < len(items) and fails(chunk)), None)
+        if smaller is not None:
+            items, parts = smaller, 2
+            continue
+        smaller = next((rest for rest in rests if 0 < len(rest) < len(items) and len(chunks) > 2 and fails(rest)), None)
+        if smaller is not None:
+            items, parts = smaller, max(parts - 1, 2)
+        elif size == 1:
+            break
+        else:
+            parts = min(parts * 2, len(items))
+    return items
+
+
+class _Search:
+    """Reruns run a's command with some of run b's settings."""
+
+    def __init__(
+        self,
+        *,
+        reference: Rerun,
+        options: tuple[str, ...],
+        script: tuple[str, ...],
+        base: dict[str, Any],
+        output: Path,
+        until: int,
+        tell: Callable[[str], None],
+    ) -> None:
+        """Take what stays the same in every rerun."""
+        self._reference = reference
+        self._options = options
+        self._script = script
+        self._base = base
+        self._output = output
+        self._until = until
+        self._tell = tell
+        self._answers: dict[frozenset[str], tuple[bool, DiffResult | None]] = {}
+        self.runs = 0
+        self.last: DiffResult | None = None
+
+    def parts(self, chosen: Sequence[Difference]) -> bool:
+        """Whether run a's command with these of run b's settings parts from run a."""
+        key = frozenset(f"{item.axis} {item.name}" for item in chosen)
+        if key not in self._answers:
+            self.runs += 1
+            verdict, result = judge(self._reference, self._run(chosen), self._until)
+            self._answers[key] = (verdict is Verdict.DIVERGED, result)
+            names = ", ".join(item.name for item in chosen) or "nothing changed"
+            said = {Verdict.SAME: "agrees", Verdict.DIVERGED: "parts", Verdict.UNDECIDED: "cannot be told"}[verdict]
+            self._tell(f"{names}: {said}")
+        parts, self.last = self._answers[key]
+        return parts
+
+    def _run(self, chosen: Sequence[Difference]) -> Rerun:
+        arguments = dict(self._base)
+        environment: dict[str, str | None] = {}
+        options = [*self._options, "--until-step", str(self._until)]
+        for item in chosen:
+            if item.axis == "argument":
+                arguments[item.name] = item.b
+            elif item.axis == "environment":
+                environment[item.name] = item.b
+            elif item.name == "seed" and item.b is not None:
+                options += ["--seed", str(item.b)]
+            elif item.name == "deterministic" and item.b:
+                options.append("--deterministic")
+        words = (*options, *self._script, *command_line(arguments))
+        return capture(Variant(self._output / str(self.runs), words, Path.cwd(), environment))
+
+
+def command_line(options: dict[str, Any]) -> list[str]:
+    """Arguments from what a run recorded of them: option to value, True for a flag, a list for several values."""
+    line: list[str] = [str(value) for value in options.get("positional", ())]
+    for name, value in options.items():
+        if name == "positional" or value is None:
+            continue
+        if value is True:
+            line.append(name)
+        elif isinstance(value, list):
+            line += [name, *map(str, value)]
+        else:
+            line += [name, str(value)]
+    return line

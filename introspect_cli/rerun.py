@@ -1,0 +1,152 @@
+"""Capture a script again, in a fresh process, and compare what comes out with a reference.
+
+Bisection over commits and over settings both ask one question many times: does this variant part from the reference?
+Each asking is a process of its own, so that nothing is left over from the last; its run and its output are kept, and
+a question that was answered before is answered from disk.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from introspect_cli.compare.diff import compare_runs
+from introspect_cli.compare.options import DiffOptions
+from introspect_cli.compare.result import DiffResult, Verdict
+from introspect_cli.compare.selection import parse_steps
+from introspect_cli.errors import StoreError
+from introspect_cli.store.reader import RunState, open_run
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way of running the script.
+
+    Attributes:
+        run: directory for its run; its output is kept beside it, as `NAME.log`.
+        words: capture options, then the script and its arguments.
+        directory: where to run it.
+        environment: variables to set; None removes one.
+    """
+
+    run: Path
+    words: tuple[str, ...]
+    directory: Path
+    environment: Mapping[str, str | None] = field(default_factory=dict)
+
+    @property
+    def log(self) -> Path:
+        """Where the script's output is kept."""
+        return self.run.with_name(f"{self.run.name}.log")
+
+
+@dataclass(frozen=True)
+class Rerun:
+    """What came of a capture.
+
+    Attributes:
+        run: its directory.
+        exit_code: the script's; 0 where a kept run was complete.
+        steps: steps that can be read, 0 where there is no readable run.
+    """
+
+    run: Path
+    exit_code: int
+    steps: int
+
+    @property
+    def usable(self) -> bool:
+        """Whether there is anything to compare."""
+        return self.steps > 0
+
+
+def capture(variant: Variant) -> Rerun:
+    """Run the variant, unless its run is there already and complete.
+
+    Raises:
+        StoreError: the log cannot be written.
+    """
+    kept = _kept(variant.run)
+    if kept is not None:
+        return kept
+    environment = {**os.environ, **{k: v for k, v in variant.environment.items() if v is not None}}
+    for name, value in variant.environment.items():
+        if value is None:
+            environment.pop(name, None)
+    command = [sys.executable, "-m", "introspect_cli", "capture", "-q", "--force", "-o", str(variant.run)]
+    try:
+        variant.run.parent.mkdir(parents=True, exist_ok=True)
+        with variant.log.open("wb") as log:
+            code = subprocess.run(  # noqa: S603 - the user's own script, as the user asked
+                [*command, *variant.words],
+                cwd=variant.directory,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                check=False,
+            ).returncode
+    except OSError as error:
+        raise StoreError(f"cannot capture into {variant.run}: {error.strerror or error}") from None
+    return Rerun(variant.run, code, _steps(variant.run))
+
+
+def _kept(run: Path) -> Rerun | None:
+    if not (run / "manifest.yaml").exists():
+        return None
+    try:
+        with open_run(run) as opened:
+            if opened.state is not RunState.COMPLETE:
+                return None
+            code = opened.manifest.get("exit_code")
+    except StoreError:
+        return None
+    return Rerun(run, code if isinstance(code, int) else 1, _steps(run))
+
+
+def _steps(run: Path) -> int:
+    try:
+        with open_run(run) as opened:
+            return max((len(opened.rank(rank)) for rank in opened.ranks), default=0)
+    except StoreError:
+        return 0
+
+
+def compare(reference: Path, run: Path, options: DiffOptions | None = None) -> DiffResult:
+    """Compare a run with the reference.
+
+    Raises:
+        StoreError: a store cannot be read.
+    """
+    with open_run(reference) as a, open_run(run) as b:
+        return compare_runs(a, b, options or DiffOptions())
+
+
+def judge(reference: Rerun, other: Rerun, until_step: int | None = None) -> tuple[Verdict, DiffResult | None]:
+    """Whether a rerun parts from the reference; undecided where it cannot be told.
+
+    A script that failed tells something only by what it recorded before: parting is parting, but agreeing up to
+    the crash is not agreeing.
+
+    Args:
+        reference: what it should equal.
+        other: what is judged.
+        until_step: last step that counts; None for all.
+
+    Raises:
+        StoreError: a store cannot be read.
+    """
+    if not other.usable:
+        return Verdict.UNDECIDED, None
+    steps = () if until_step is None else parse_steps(f":{until_step + 1}")
+    result = compare(reference.run, other.run, DiffOptions(steps=steps))
+    if result.verdict is Verdict.SAME and other.exit_code != reference.exit_code:
+        return Verdict.UNDECIDED, result
+    return result.verdict, result

@@ -1,0 +1,204 @@
+"""Bisection over a real repository and over settings: the culprit is found and the user's checkout is left alone."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from introspect_cli.minimise import Difference, command_line, ddmin
+
+TRAIN = """\
+import argparse
+
+import torch
+
+import model
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--lr", type=float, default=0.1)
+parser.add_argument("--steps", type=int, default=4)
+parser.add_argument("--name", default="x")
+parser.add_argument("--scale", type=float, default=1.0)
+args = parser.parse_args()
+torch.manual_seed(0)
+net = model.Net()
+optimizer = torch.optim.SGD(net.parameters(), lr=args.lr)
+for step in range(args.steps):
+    loss = (net(torch.randn(4, 3)) * args.scale).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+MODEL = """\
+import torch
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = torch.nn.Linear(3, 4)
+        self.b = torch.nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.b(torch.relu(self.a(x)){fault})
+"""
+
+
+def git(repository: Path, *words: str) -> str:
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
+    for role in ("AUTHOR", "COMMITTER"):
+        environment |= {f"GIT_{role}_NAME": "someone", f"GIT_{role}_EMAIL": "someone@example.invalid"}
+    answer = subprocess.run(
+        ["git", *words], cwd=repository, env=environment, capture_output=True, text=True, check=True
+    )
+    return answer.stdout.strip()
+
+
+def introspect(directory: Path, *words: str, code: int | None = None) -> subprocess.CompletedProcess[str]:
+    answer = subprocess.run(
+        [sys.executable, "-m", "introspect_cli", *words],
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "COLUMNS": "200"},
+    )
+    if code is not None:
+        assert answer.returncode == code, answer.stdout + answer.stderr
+    return answer
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """30 commits: the culprit is the 21st, the 16th and 18th do not run."""
+    path = tmp_path / "a project"
+    path.mkdir()
+    git(path, "init", "-q", "-b", "main")
+    for number in range(1, 31):
+        (path / "notes.txt").write_text(f"note {number}\n")
+        fault = " * 1.001" if number >= 21 else ""
+        text = MODEL.replace("{fault}", fault)
+        if number in {16, 18}:
+            text = "import no_such_module_anywhere\n" + text
+        (path / "model.py").write_text(text)
+        (path / "train.py").write_text(TRAIN)
+        git(path, "add", "-A")
+        git(path, "commit", "-q", "-m", "scale the hidden layer" if number == 21 else f"note {number}")
+    return path
+
+
+def test_culprit_is_named_and_the_checkout_left_alone(repository: Path):
+    culprit = git(repository, "rev-parse", "HEAD~9")
+    good = git(repository, "rev-parse", "HEAD~29")
+    (repository / "notes.txt").write_text("not committed\n")
+    (repository / "staged.txt").write_text("staged\n")
+    git(repository, "add", "staged.txt")
+    before = git(repository, "status", "--porcelain"), git(repository, "rev-parse", "HEAD")
+    answer = introspect(repository, "bisect", "--good", good, "-o", "../kept", "train.py", "--lr", "0.05", code=1)
+    assert f"first bad commit is {culprit[:10]}: scale the hidden layer" in answer.stdout
+    assert "model.py" in answer.stdout
+    assert "Net" in answer.stdout
+    assert (git(repository, "status", "--porcelain"), git(repository, "rev-parse", "HEAD")) == before
+    assert git(repository, "worktree", "list").count("\n") == 0
+    assert not git(repository, "for-each-ref", "refs/bisect")
+    assert len(answer.stderr.splitlines()) <= 12
+
+    # Interrupted and started again, it answers from what is kept.
+    kept = repository.parent / "kept"
+    times = {run: (run / "manifest.yaml").stat().st_mtime_ns for run in kept.iterdir() if run.is_dir()}
+    again = introspect(repository, "bisect", "--good", good, "-o", "../kept", "train.py", "--lr", "0.05", code=1)
+    assert again.stdout.splitlines()[0] == answer.stdout.splitlines()[0]
+    assert {run: (run / "manifest.yaml").stat().st_mtime_ns for run in kept.iterdir() if run.is_dir()} == times
+
+
+def test_revisions_that_do_not_run_are_skipped(repository: Path):
+    good, bad = git(repository, "rev-parse", "HEAD~16"), git(repository, "rev-parse", "HEAD~11")
+    git(repository, "checkout", "-q", "HEAD~9")
+    answer = introspect(repository, "bisect", "--good", "HEAD~6", "--bad", "HEAD", "train.py", code=1)
+    assert "is skipped" in answer.stderr
+    assert "scale the hidden layer" in answer.stdout
+    answer = introspect(repository, "bisect", "--good", good, "--bad", bad, "train.py", code=2)
+    assert "nothing to bisect" in answer.stderr
+
+
+def test_what_cannot_be_meant_is_one_sentence(repository: Path, tmp_path: Path):
+    for words, said in (
+        (("--good", "nowhere", "train.py"), "no revision 'nowhere'"),
+        (("--good", "HEAD", "--bad", "HEAD~3", "train.py"), "is not an ancestor"),
+        (("--good", "HEAD~14", "train.py"), "does not run"),
+        (("train.py",), "say what to bisect"),
+    ):
+        answer = introspect(repository, "bisect", *words, code=2)
+        assert said in answer.stderr
+        assert "Traceback" not in answer.stderr
+        assert not answer.stdout
+    assert "not a git repository" in introspect(tmp_path, "bisect", "--good", "x", "train.py", code=2).stderr
+
+
+def test_setup_runs_in_each_revision(repository: Path):
+    answer = introspect(
+        repository, "bisect", "--good", "HEAD~12", "--setup", "test -f model.py && echo > prepared", "train.py", code=1
+    )
+    assert "scale the hidden layer" in answer.stdout
+    assert not (repository / "prepared").exists()
+
+
+def test_settings_that_make_runs_part(repository: Path):
+    introspect(repository, "capture", "-q", "-o", "../a", "train.py", "--lr", "0.1", "--name", "first", code=0)
+    introspect(
+        repository, "capture", "-q", "-o", "../b", "--seed", "3", "train.py", "--lr", "0.1", "--name", "second",
+        "--scale", "2", code=0,
+    )  # fmt: skip
+    answer = introspect(repository, "bisect", "--settings", "../a", "../b", "train.py", code=1)
+    assert answer.stdout.startswith("1 of 3 differing setting makes the runs part")
+    assert "--scale" in answer.stdout
+    assert "--name" not in answer.stdout.partition("captures")[0].splitlines()[2]
+
+
+def test_git_bisect_run_recipe(repository: Path):
+    """The recipe of the documentation, as git runs it."""
+    python = f"{sys.executable} -m introspect_cli"
+    recipe = repository.parent / "bisect.sh"
+    good = git(repository, "rev-parse", "HEAD~29")
+    git(repository, "checkout", "-q", good)
+    introspect(repository, "capture", "-q", "-o", "../good", "train.py", code=0)
+    recipe.write_text(
+        f"{python} capture -q --force -o ../this train.py || exit 125\n{python} diff --bisect ../good ../this\n"
+    )
+    git(repository, "bisect", "start", "main", good)
+    log = git(repository, "bisect", "run", "sh", str(recipe))
+    assert "scale the hidden layer" in log
+    assert "is the first bad commit" in log
+    git(repository, "bisect", "reset")
+
+
+def _settings(*names: str) -> list[Difference]:
+    return [Difference("argument", name, 1, 2) for name in names]
+
+
+@pytest.mark.parametrize("culprits", [{"a"}, {"h"}, {"b", "g"}, {"a", "d", "e"}, set("abcdefgh")])
+def test_ddmin_finds_the_smallest_set(culprits: set[str]):
+    asked = []
+
+    def fails(items):
+        asked.append(items)
+        return culprits <= {item.name for item in items}
+
+    assert {item.name for item in ddmin(_settings(*"abcdefgh"), fails)} == culprits
+    assert all(asked)
+
+
+def test_command_line_round_trip():
+    options = {"positional": ["data"], "--lr": "0.1", "--verbose": True, "--sizes": ["1", "2"], "--gone": None}
+    assert command_line(options) == ["data", "--lr", "0.1", "--verbose", "--sizes", "1", "2"]
+
+
+def test_equal_runs_leave_nothing_to_bisect(tmp_path: Path, repository: Path):
+    introspect(repository, "capture", "-q", "-o", "../a", "train.py", code=0)
+    answer = introspect(repository, "bisect", "--settings", "../a", "../a", "train.py", code=2)
+    assert "nothing to bisect" in answer.stderr
