@@ -34,12 +34,18 @@ LAYERS = {
     "capture": BASE | {"clock", "tensors", "store", "script"},
     "compare": BASE | {"store"},
     "health": BASE | {"store"},
-    "render": BASE | {"compare", "health"},
+    "exchange": BASE | {"store", "compare", "health"},
+    "rerun": BASE | {"store", "compare"},
+    "bisect": BASE | {"store", "compare", "rerun"},
+    "minimise": BASE | {"store", "compare", "rerun"},
+    "render": BASE | {"compare", "health", "bisect", "minimise"},
+    "notebook": BASE | {"store", "compare", "health", "render"},
+    "api": BASE | {"store", "compare", "capture", "script", "notebook"},
     "integrations": BASE | {"capture", "tensors", "store", "script"},
     "commands": EVERYTHING - {"cli", "__main__"},
     "cli": BASE | {"commands", "script"},
     "__main__": {"cli"},
-    "__init__": {"clock"},
+    "__init__": {"clock", "api"},
 }
 """What each part may import beside itself."""
 
