@@ -142,7 +142,7 @@ def test_what_cannot_be_meant_is_one_sentence(repository: Path, tmp_path: Path):
 
 def test_setup_runs_in_each_revision(repository: Path):
     answer = introspect(
-        repository, "bisect", "--good", "HEAD~12", "--setup", "test -f model.py && echo > prepared", "train.py", code=1
+        repository, "bisect", "--good", "HEAD~13", "--setup", "test -f model.py && echo > prepared", "train.py", code=1
     )
     assert "scale the hidden layer" in answer.stdout
     assert not (repository / "prepared").exists()
