@@ -66,7 +66,7 @@ def _compare(a: str, b: str, format_: str, *, want_map: bool | None, **asked: An
 
         screen.draw(diff_blocks(result, everything=asked["everything"], verbose=asked["verbose"]))
         if mapped:
-            screen.draw(map_blocks(result, screen.width))
+            screen.draw(map_blocks(result, screen.width, 40 if want_map else 12))
         return result.verdict
     from introspect_cli.render.json import diff_document, to_json
 

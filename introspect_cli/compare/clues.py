@@ -334,6 +334,8 @@ def hyperparameter_changes(alignment: Alignment, step: _Step) -> dict[str, tuple
             if len(own) < count:
                 label += f" (group {', '.join(dict.fromkeys(own))})"
             named[label] = values
+    if "lr" in named:
+        named.pop("initial_lr", None)  # a scheduler's note of where lr began; it says nothing more
     return named
 
 

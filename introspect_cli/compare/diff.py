@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.compare.align import columns
@@ -11,6 +12,7 @@ from introspect_cli.compare.exact import Tensors
 from introspect_cli.compare.moved import moved_modules, suggest_renames
 from introspect_cli.compare.names import renamer
 from introspect_cli.compare.offset import detect
+from introspect_cli.compare.optimizers import changes_for
 from introspect_cli.compare.rank import RankOutcome, compare_rank
 from introspect_cli.compare.result import Counts, DiffResult, Divergence, Reason, Verdict
 from introspect_cli.compare.sentence import Story, sentence
@@ -109,7 +111,7 @@ def _counts(a: Any, b: Any, outcomes: Sequence[RankOutcome]) -> Counts:
         only_a=only_a,
         only_b=only_b,
         within=sum(tally.within for tally in tallies),
-        not_observed=unseen,
+        not_observed=max(unseen, sum(tally.blind_both for tally in tallies)),
     )
 
 
@@ -124,6 +126,9 @@ def _answer(a: Any, b: Any, options: DiffOptions, outcomes: Sequence[RankOutcome
     counts = _counts(a, b, outcomes)
     notes = [*_state_notes(a, b), *notes, *option_notes(a.manifest, b.manifest), *_missing_notes(a, b, outcomes)]
     notes += blindness_notes(a.manifest, b.manifest)
+    blind = sum(outcome.tally.blind_both for outcome in outcomes)
+    if blind:
+        notes.append(f"About {blind} of {counts.records} records could not be observed, so nothing is said of them.")
     best = _first(outcomes)
     if best is None or best.first is None:
         verdict, text = _undiverged(options, counts, outcomes)
@@ -139,6 +144,9 @@ def _answer(a: Any, b: Any, options: DiffOptions, outcomes: Sequence[RankOutcome
         )
     clues = _clues(a, b, best)
     assert best.cause is not None and best.facts is not None  # noqa: PT018 - they are set together
+    if best.cause.reason is Reason.OPTIMIZER:
+        told = changes_for(a.settings.get("optimizers"), b.settings.get("optimizers"), best.first.site.fqn)
+        clues = replace(clues, hyperparameters=told | clues.hyperparameters)
     settings = setting_changes(a, b, best.cause.reason, clues.hyperparameters, rounding=clues.rounding)
     candidates = [outcome.first for outcome in outcomes if outcome.first is not None]
     story = Story(best.first, best.cause, clues, settings, ranks=len(outcomes))
@@ -199,6 +207,13 @@ def _undiverged(options: DiffOptions, counts: Counts, outcomes: Sequence[RankOut
         return Verdict.UNDECIDED, "Could not tell: the runs have no step in common."
     if not counts.records or counts.equal + counts.within == 0:
         return Verdict.UNDECIDED, "Could not tell: the runs have nothing in common that both observed."
+    unseen = sum(outcome.tally.blind_both for outcome in outcomes)
+    if 2 * unseen > counts.records:
+        return (
+            Verdict.UNDECIDED,
+            f"Could not tell: of {counts.records} records in common, about {unseen} could not be observed; "
+            "what was, agrees.",
+        )
     last = max(int(outcome.paired.steps[-1]) for outcome in outcomes if len(outcome.paired))
     passed = f", {counts.within} of them within the tolerance or noise given," if counts.within else ""
     extent = f"{counts.equal} records of {counts.steps_compared} steps"

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.compare.align import KINDS, Alignment
+from introspect_cli.compare.align import KINDS, Alignment, phase_code
 from introspect_cli.compare.facts import owner_of
 from introspect_cli.compare.measure import Layouts, distances, relative
 from introspect_cli.compare.result import DivergenceMap
-from introspect_cli.records import SETTING_KINDS, Kind
+from introspect_cli.records import SETTING_KINDS, Kind, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from introspect_cli.compare.match import StepPair
 
 _OF_TENSORS = frozenset({Kind.PARAM, Kind.BUFFER, Kind.GRAD, Kind.OPTIMIZER_STATE})
+_ORDER = {phase_code(phase): place for place, phase in enumerate((Phase.DATA, Phase.FORWARD, Phase.EVAL, Phase.LOSS))}
 _MOST_COLUMNS = 400
 _UNMEASURED = 1.0  # differs, by how much is not known
 
@@ -31,7 +32,9 @@ class Heat:
         self.steps = list(steps)[:: self.fold]
         rows: dict[str, int] = {}
         self.row_of = np.full(alignment.size, -1, dtype=np.int64)
-        for union in range(alignment.size):
+        for union in sorted(
+            range(alignment.size), key=lambda union: (_ORDER.get(int(alignment.phase[union]), 9), union)
+        ):
             kind = KINDS[alignment.kind[union]] if alignment.kind[union] < len(KINDS) else None
             if kind is None or kind in SETTING_KINDS:
                 continue
@@ -61,9 +64,14 @@ class Heat:
         column[rows[rows >= 0]] = np.inf
 
     def result(self) -> DivergenceMap:
-        """The map, rows that never differ included."""
+        """The map: every module, and of random states only those that ever differ."""
+        shown = [
+            row
+            for row, name in enumerate(self.modules)
+            if not name.startswith("random state: ") or self.values[row].any()
+        ]
         return DivergenceMap(
-            modules=self.modules,
+            modules=tuple(self.modules[row] for row in shown),
             steps=tuple(self.steps),
-            values=tuple(tuple(float(value) for value in row) for row in self.values),
+            values=tuple(tuple(float(value) for value in self.values[row]) for row in shown),
         )

@@ -40,7 +40,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Tally:
-    """Counts of one rank; the words are those of `result.Counts`."""
+    """Counts of one rank; the words are those of `result.Counts`.
+
+    Attributes:
+        blind: records that only one side could see.
+        blind_both: records that run a could not see, by estimate.
+    """
 
     records: int = 0
     diverged_steps: int = 0
@@ -50,6 +55,7 @@ class Tally:
     within: int = 0
     not_observed: int = 0
     blind: int = 0
+    blind_both: int = 0
 
 
 @dataclass
@@ -91,9 +97,28 @@ def compare_rank(sides: Sides, options: DiffOptions, offset: int) -> RankOutcome
     places = differing(paired)
     records = paired.records
     if not places:
-        outcome.tally = Tally(records=records)
+        outcome.tally = Tally(records=records, blind_both=_blind_rows(sides.a, paired))
         return outcome
     return _Walk(sides, options, outcome, places, records).run()
+
+
+def _blind_rows(reader: Any, paired: Paired) -> int:
+    """How many records run a could not see, in all compared steps.
+
+    Steps with equal digests are not opened to find out, and what a run cannot see hardly changes from step to step: the
+    first and the last common step are counted, and the last stands for those between.
+    """
+    if not len(paired):
+        return 0
+    first, last = (_blind_in(reader, paired[place][0]) for place in (0, len(paired) - 1))
+    return first + last * (len(paired) - 1)
+
+
+def _blind_in(reader: Any, entry: Any) -> int:
+    batch = reader.read(entry.step)
+    status = np.asarray(batch.status)
+    partial = (status == int(Status.PARTIAL)) & (np.asarray(batch.checksum) == 0)
+    return int(((status == int(Status.NOT_OBSERVED)) | partial).sum())
 
 
 class _Walk:
@@ -152,6 +177,7 @@ class _Walk:
             within=counts["within"],
             not_observed=counts["unseen"],
             blind=counts["blind"],
+            blind_both=_blind_rows(self.sides.a, self.outcome.paired),
         )
         return self.outcome
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from introspect_cli.compare.clues import Clues
     from introspect_cli.compare.origin import Cause
 
+_COMPUTED = frozenset({Kind.INPUT, Kind.OUTPUT, Kind.GRAD_INPUT, Kind.GRAD_OUTPUT, Kind.OP_OUTPUT})
 _WHAT = {
     Kind.BATCH: "the batch",
     Kind.RNG: "the random state",
@@ -70,16 +71,24 @@ def far(divergence: Divergence) -> str:
         if one != two:
             parts.append(f"{one:.0f} {word} against {two:.0f}")
     if rel is not None and Status.VALUE not in (a.status, b.status):
-        parts.append(amount(rel, a.layout.dtype, b.layout.dtype))
+        computed = divergence.site.kind in _COMPUTED
+        parts.append(amount(rel, a.layout.dtype, b.layout.dtype, coarser=computed))
     return ", ".join(parts)
 
 
-def amount(rel: float, dtype_a: str, dtype_b: str) -> str:
-    """A relative distance in words."""
+def amount(rel: float, dtype_a: str, dtype_b: str, *, coarser: bool = True) -> str:
+    """A relative distance in words.
+
+    Args:
+        rel: the distance.
+        dtype_a: dtype of run a's tensor.
+        dtype_b: dtype of run b's.
+        coarser: whether the rounding of a coarser dtype than these is worth a thought.
+    """
     if rel < RESOLUTION:
         return f"less than {RESOLUTION:.0e} relative".replace("e-0", "e-")
     unit = rounding(rel, dtype_a, dtype_b)
-    if unit is not None:
+    if unit is not None and (coarser or unit[1] in (dtype_a, dtype_b)):
         return f"relative L2 {rel:.1e}, about {_times(unit[0])} the rounding of {unit[1]}"
     if rel >= 0.01:
         return f"relative L2 {rel:.2g}"
@@ -132,7 +141,10 @@ def sentence(story: Story) -> str:
         where += f", {first.site.phase.value}"
     tell = _TELL[story.cause.reason] if story.cause.role is Role.ORIGIN else _propagated
     text = f"The runs first part at {where}: {tell(story)}"
-    blamed = [change for change in story.settings if change.explains and change.weight >= 0.8][:3]
+    told = {"hyperparameter", "optimizers"} if story.cause.reason is Reason.OPTIMIZER else set()
+    blamed = [
+        change for change in story.settings if change.explains and change.weight >= 0.8 and change.source not in told
+    ][:3]
     if blamed:
         text += f" Likely: {', '.join(describe(change) for change in blamed)}."
     return text
@@ -258,7 +270,8 @@ def _number(value: float | None) -> str:
 
 def _backward(story: Story) -> str:
     first = story.first
-    text = f"{what(first.site)} differs{_apart(story)} while the forward pass, the loss and all gradients before it are equal"
+    text = f"{what(first.site)} differs{_apart(story)} while the forward pass, the loss and all gradients before it "
+    text += "are equal"
     if first.scale is not None:
         text += f"; b is {first.scale:.6g} times a"
     if first.site.kind is Kind.GRAD_INPUT:

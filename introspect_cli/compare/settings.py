@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from introspect_cli.compare.optimizers import optimizer_changes
 from introspect_cli.compare.result import Reason, SettingChange
 
 _ENV_NOISE = re.compile(
@@ -65,7 +66,7 @@ _WORDS: dict[Reason, re.Pattern[str]] = {
     Reason.STRUCTURE: re.compile(r"layer|depth|head|accum|freeze|tie|batch|step|block|width|bias", re.IGNORECASE),
 }
 _NUMERICS = frozenset({"runtime", "packages", "hardware"})
-_GIT = frozenset({"commit", "subject", "dirty", "changed"})
+_GIT = frozenset({"commit", "dirty"})
 
 
 def _text(value: Any) -> str:
@@ -177,12 +178,15 @@ def _sourced(a: Any, b: Any) -> Iterator[tuple[str, str, Any, Any]]:
         if source == "command" or source not in settings_a or source not in settings_b:
             continue  # settings that one capture was told not to keep are no change
         one_side, other_side = settings_a[source], settings_b[source]
-        for name, one, two in _changes(one_side, other_side):
+        found = (optimizer_changes if source == "optimizers" else _changes)(one_side, other_side)
+        for name, one, two in found:
             if source == "sources":
                 both = one is not None and two is not None
                 yield source, name, *(("", "changed") if both else (one and "imported", two and "imported"))
-            elif source != "git" or name in _GIT:
+            elif source != "git":
                 yield source, name, one, two
+            elif name in _GIT:
+                yield source, name, *(value[:10] if isinstance(value, str) else value for value in (one, two))
     options_a, options_b = a.manifest.get("options") or {}, b.manifest.get("options") or {}
     for name in ("seed", "deterministic"):
         if options_a.get(name) != options_b.get(name):
@@ -235,18 +239,24 @@ def setting_changes(
 
 
 def _last(name: str) -> str:
-    return re.split(r"[.\s]", name.replace("['", ".").replace("']", ""))[-1]
+    """The hyper-parameter that a change is about: `lr` of `AdamW#2 lr (group 1)` and of `lr of GPT.head.weight`."""
+    words = re.split(r" of | \(", name)[0].split()
+    return words[-1] if words else name
 
 
 def describe(change: SettingChange) -> str:
     """A change like a diff: `lr 0.0003 -> 0.001`, `model.py changed`, `--amp only in b`."""
     if change.source == "sources" and change.b == "changed":
         return f"{change.name} changed"
-    name = f"commit {change.name}" if change.source == "git" and change.name != "commit" else change.name
+    name = "uncommitted changes" if (change.source, change.name) == ("git", "dirty") else change.name
     if change.a is None:
-        tail = "" if change.b in {"given", "imported", None} else f" = {change.b}"
+        tail = "" if change.b in {"given", "imported", None} else f"{_sign(name)}{change.b}"
         return f"{name}{tail} only in b"
     if change.b is None:
-        tail = "" if change.a in {"given", "imported"} else f" = {change.a}"
+        tail = "" if change.a in {"given", "imported"} else f"{_sign(name)}{change.a}"
         return f"{name}{tail} only in a"
     return f"{name} {change.a} -> {change.b}"
+
+
+def _sign(name: str) -> str:
+    return " " if name.startswith("-") else " = "

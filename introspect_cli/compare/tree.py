@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from introspect_cli.compare.facts import ancestors
 from introspect_cli.compare.result import Divergence, TreeNode
 from introspect_cli.records import Kind, ModuleInfo
 
@@ -34,8 +35,10 @@ def tree_of(
         elif facts.items.row_a[index] < 0:
             lonely_b.add(owner)
     known_a, known_b = {m.fqn for m in modules_a}, {m.fqn for m in modules_b}
+    for name in list(diverged):
+        diverged.update(ancestors(name))
     nodes = []
-    for module in [*modules_a, *(m for m in modules_b if m.fqn not in known_a)]:
+    for module in _merged(modules_a, modules_b):
         fqn = module.fqn
         state = "diverged" if fqn in diverged else "equal"
         if fqn == origin:
@@ -45,9 +48,21 @@ def tree_of(
         elif fqn not in known_a:
             state = "only b"
         nodes.append(TreeNode(fqn, module.module_class, state))
-    return tuple(sorted(nodes, key=lambda node: _place(node.fqn)))
+    return tuple(nodes)
 
 
-def _place(fqn: str) -> tuple[tuple[int, int, str], ...]:
-    """A key that keeps children behind their parent and numbers in numeric order."""
-    return tuple((0, int(part), "") if part.isdecimal() else (1, 0, part) for part in fqn.split("."))
+def _merged(modules_a: Sequence[ModuleInfo], modules_b: Sequence[ModuleInfo]) -> list[ModuleInfo]:
+    """Both trees in one order: a's, and what only b has after what precedes it there."""
+    merged = list(modules_a)
+    place = {module.fqn: index for index, module in enumerate(merged)}
+    inserted: dict[int, list[ModuleInfo]] = {}
+    last = -1
+    for module in modules_b:
+        if module.fqn in place:
+            last = place[module.fqn]
+        else:
+            inserted.setdefault(last, []).append(module)
+    out = list(inserted.get(-1, []))
+    for index, module in enumerate(merged):
+        out += [module, *inserted.get(index, [])]
+    return out

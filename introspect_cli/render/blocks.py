@@ -42,14 +42,18 @@ class Column:
     Attributes:
         title: its heading.
         right: whether it is set flush right.
-        least: width below which it is not cut; 0 for never cut.
-        rank: columns with a rank above 0 are dropped where there is no room, the highest first.
+        least: width down to which its texts may be cut; 0 for never.
+        brief: shorter texts, one a row, for where there is no room; empty for none.
+        brief_at: when these are used: the lower, the sooner.
+        drop_at: when the column is left out: the lower, the sooner; 0 for never.
     """
 
     title: str
     right: bool = False
     least: int = 0
-    rank: int = 0
+    brief: tuple[str, ...] = ()
+    brief_at: int = 0
+    drop_at: int = 0
 
 
 @dataclass(frozen=True)
@@ -75,39 +79,57 @@ def line(text: str = "", style: str = "", indent: int = 0, *, wrap: bool = True)
     return Line(((text, style),) if text else (), indent, wrap)
 
 
+def _gap(width: int) -> int:
+    return 2 if width >= 100 else 1
+
+
+def _widths(columns: Sequence[Column], texts: Sequence[Sequence[str]]) -> list[int]:
+    return [max([len(column.title), *map(len, own)]) for column, own in zip(columns, texts, strict=True)]
+
+
 def fit(table: Table, width: int) -> tuple[Table, list[int]]:
     """The table as it fits into a width, and the width of each column.
 
-    Columns are first made narrower in the middle of their texts, the widest first, down to their least width; then
-    the least important is dropped and it is tried again.
+    What is said twice goes first: briefer texts and dropped columns, in the order their columns ask for; only then are
+    texts cut, the widest column first, down to its least width.
     """
-    columns, rows = list(table.columns), [list(row) for row in table.rows]
-    gap = 2 if width >= 100 else 1
-    while True:
-        widths = [max([len(column.title), *(len(row[place]) for row in rows)]) for place, column in enumerate(columns)]
-        over = sum(widths) + gap * (len(widths) - 1) - width
-        while over > 0:
-            free = [p for p, c in enumerate(columns) if c.least and widths[p] > max(c.least, len(c.title))]
-            if not free:
-                break
-            widest = max(free, key=lambda p: widths[p])
-            widths[widest] -= 1
-            over -= 1
-        droppable = [p for p, column in enumerate(columns) if column.rank]
-        if over <= 0 or not droppable:
+    columns = list(table.columns)
+    texts = [[row[place] for row in table.rows] for place in range(len(columns))]
+    actions = sorted(
+        {(column.brief_at, False, column.title) for column in columns if column.brief}
+        | {(column.drop_at, True, column.title) for column in columns if column.drop_at}
+    )
+    gap = _gap(width)
+
+    def over() -> int:
+        return sum(_widths(columns, texts)) + gap * (len(columns) - 1) - width
+
+    for _, drop, title in actions:
+        if over() <= 0:
             break
-        dropped = max(droppable, key=lambda p: columns[p].rank)
-        del columns[dropped]
-        for row in rows:
-            del row[dropped]
-    fitted = tuple(tuple(shorten(text, widths[p]) for p, text in enumerate(row)) for row in rows)
+        place = next((p for p, column in enumerate(columns) if column.title == title), None)
+        if place is None:
+            continue
+        if drop:
+            del columns[place], texts[place]
+        else:
+            texts[place] = list(columns[place].brief)
+    widths = _widths(columns, texts)
+    excess = over()
+    while excess > 0:
+        free = [p for p, c in enumerate(columns) if c.least and widths[p] > max(c.least, len(c.title))]
+        if not free:
+            break
+        widths[max(free, key=lambda p: widths[p])] -= 1
+        excess -= 1
+    fitted = tuple(tuple(shorten(own[row], widths[p]) for p, own in enumerate(texts)) for row in range(len(table.rows)))
     return Table(tuple(columns), fitted, table.styles), widths
 
 
 def table_lines(table: Table, width: int) -> list[Line]:
     """The table as lines of text."""
     fitted, widths = fit(table, width)
-    gap = "  " if width >= 100 else " "
+    gap = " " * _gap(width)
     lines = [_row([column.title for column in fitted.columns], fitted.columns, widths, gap, "heading")]
     for place, row in enumerate(fitted.rows):
         style = fitted.styles[place] if place < len(fitted.styles) else ""

@@ -6,10 +6,12 @@ from introspect_cli.compare.result import DiffResult, Divergence, Role, SettingC
 from introspect_cli.compare.settings import describe
 from introspect_cli.records import Kind, Status, Summary
 from introspect_cli.render.blocks import Block, Column, Line, Table, line
+from introspect_cli.render.sites import brief_what, site_text
 from introspect_cli.render.text import clean, count, distance, number, shape, two_numbers
 
 _VERDICT_STYLE = {Verdict.SAME: "good", Verdict.DIVERGED: "bad", Verdict.UNDECIDED: "unsure"}
 _SHOWN_SETTINGS = 6
+_COMPARED = ("mean", "std", "amean", "min", "max")
 _SHORT = {"float32": "fp32", "float64": "fp64", "float16": "fp16", "bfloat16": "bf16"}
 
 
@@ -85,15 +87,16 @@ def divergence_table(divergences: tuple[Divergence, ...], *, ranks: bool = False
     """Divergences as a table; columns without content are left out."""
     noisy = any(divergence.floor is not None for divergence in divergences)
     shifted = any(divergence.step_b != divergence.step for divergence in divergences)
+    brief_a, brief_b = zip(*(_brief(divergence) for divergence in divergences), strict=True)
     columns = [Column("step", right=True)]
     columns += [Column("of b", right=True)] if shifted else []
     columns += [Column("rank", right=True)] if ranks else []
     columns += [
-        Column("phase", rank=1),
-        Column("module", least=18),
-        Column("what", least=14),
-        Column("a", least=8),
-        Column("b", least=8),
+        Column("phase", drop_at=2),
+        Column("module", least=18, brief=tuple(clean(d.site.fqn) for d in divergences), brief_at=1),
+        Column("what", least=14, brief=tuple(brief_what(d.site) for d in divergences), brief_at=2),
+        Column("a", least=7, brief=tuple(brief_a), brief_at=3),
+        Column("b", least=7, brief=tuple(brief_b), brief_at=3),
         Column("rel. L2", right=True),
     ]
     columns += [Column("x noise", right=True)] if noisy else []
@@ -125,11 +128,7 @@ def _module(divergence: Divergence) -> str:
 
 
 def _what(divergence: Divergence) -> str:
-    site = divergence.site
-    text = site.kind.value
-    if site.path:
-        text += f" {clean(site.path)}"
-    return f"{text} #{site.call}" if site.call else text
+    return site_text(divergence.site)
 
 
 def _short_dtype(name: str) -> str:
@@ -155,6 +154,15 @@ def glance(divergence: Divergence) -> tuple[str, str]:
     return _statistic(a, b)
 
 
+def _brief(divergence: Divergence) -> tuple[str, str]:
+    """The same in fewer characters: no name of the statistic, fewer digits."""
+    one, two = glance(divergence)
+    name, _, value = one.partition(" ")
+    if name not in _COMPARED:
+        return one, two
+    return two_numbers(float(value), float(two), least=2)
+
+
 def _alone(summary: Summary | None) -> str:
     if summary is None:
         return "(none)"
@@ -177,7 +185,7 @@ def _statistic(a: Summary, b: Summary) -> tuple[str, str]:
         return two_numbers(a.stats["mean"], b.stats["mean"])
     spread = max(abs(a.stats.get("std", 0.0)), abs(b.stats.get("std", 0.0)))
     best, moved = "", 0.0
-    for name in ("mean", "std", "amean", "min", "max"):
+    for name in _COMPARED:
         one, two = a.stats.get(name), b.stats.get(name)
         if one is None or two is None:
             continue

@@ -15,13 +15,19 @@ _SHADES = ((0.0, "·", "dim"), (1e-6, "░", "warm"), (1e-3, "▒", "warm"), (1e
 _MOST_ROWS = 40
 
 
-def map_blocks(result: DiffResult, width: int) -> list[Block]:
-    """The map and the tree, where there is anything to see."""
+def map_blocks(result: DiffResult, width: int, most: int = _MOST_ROWS) -> list[Block]:
+    """The map and the tree, where there is anything to see.
+
+    Args:
+        result: the comparison.
+        width: columns of the terminal.
+        most: rows of each; the modules that diverge first are kept.
+    """
     blocks: list[Block] = []
     if result.map is not None:
-        blocks += [line(), *_map(result.map, min(width, 160))]
+        blocks += [line(), *_map(result.map, min(width, 160), most)]
     if result.tree:
-        blocks += [line(), *_tree(result.tree)]
+        blocks += [line(), *_tree(result.tree, most)]
     return blocks
 
 
@@ -29,7 +35,7 @@ def _fold(row: tuple[float, ...], fold: int) -> list[float]:
     return [max(row[start : start + fold]) for start in range(0, len(row), fold)]
 
 
-def _map(found: DivergenceMap, width: int) -> list[Block]:
+def _map(found: DivergenceMap, width: int, most: int) -> list[Block]:
     names = [clean(name) for name in found.modules]
     label = min(max((len(name) for name in names), default=6), 34)
     room = max(width - label - 2, 10)
@@ -37,10 +43,10 @@ def _map(found: DivergenceMap, width: int) -> list[Block]:
     wide = 2 if len(found.steps) * 2 <= room and fold == 1 else 1
     rows = list(range(len(names)))
     left_out = 0
-    if len(rows) > _MOST_ROWS:
+    if len(rows) > most:
         hot = [row for row in rows if any(value != 0 for value in found.values[row])]
         first = {row: next(i for i, value in enumerate(found.values[row]) if value != 0) for row in hot}
-        kept = sorted(sorted(hot, key=lambda row: (first[row], row))[:_MOST_ROWS])
+        kept = sorted(sorted(hot, key=lambda row: (first[row], row))[:most])
         left_out = len(rows) - len(kept)
         rows = kept
     last = found.steps[-1] if found.steps else 0
@@ -65,7 +71,7 @@ def _shade(value: float) -> tuple[str, str]:
     return _SHADES[-1][1:]
 
 
-def _tree(nodes: tuple[TreeNode, ...]) -> list[Block]:
+def _tree(nodes: tuple[TreeNode, ...], most: int) -> list[Block]:
     """The tree down to the origin: its ancestors, their children, and the origin's own children."""
     origin = next((node.fqn for node in nodes if node.state == "origin"), "")
     path = {origin}
@@ -82,7 +88,7 @@ def _tree(nodes: tuple[TreeNode, ...]) -> list[Block]:
     }
     blocks: list[Block] = [line("Modules at the first diverging step (> origin, ~ diverged, = equal)", "heading")]
     shown = [node for node in nodes if "." not in node.fqn or node.fqn.rpartition(".")[0] in path]
-    for node in shown[:_MOST_ROWS]:
+    for node in shown[:most]:
         mark, style = marks.get(node.state, (" ", ""))
         name = node.fqn.rpartition(".")[2] if "." in node.fqn else node.fqn
         depth = node.fqn.count(".")
@@ -95,6 +101,6 @@ def _tree(nodes: tuple[TreeNode, ...]) -> list[Block]:
             else f"   {node.state}"
         )
         blocks.append(Line(((text, style), (tail, style)), wrap=False))
-    if len(shown) > _MOST_ROWS:
-        blocks.append(line(f"{len(shown) - _MOST_ROWS} more modules are not shown", "dim"))
+    if len(shown) > most:
+        blocks.append(line(f"{len(shown) - most} more modules are not shown", "dim"))
     return blocks

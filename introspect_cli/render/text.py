@@ -37,13 +37,12 @@ def _escape(char: str) -> str:
 
 
 def shorten(text: str, width: int) -> str:
-    """A name cut in the middle, where names differ least; both ends stay."""
+    """A name cut at its front, where names differ least, at a dot if there is one near."""
     if len(text) <= width:
         return text
-    if width <= 5:
-        return text[:width]
-    tail = (width - 1) * 2 // 3
-    return f"{text[: width - 1 - tail]}…{text[-tail:]}"
+    kept = text[-(width - 1) :] if width > 1 else ""
+    dot = kept.find(".")
+    return "…" + (kept[dot:] if 0 < dot <= width // 3 else kept)
 
 
 def number(value: float | None, digits: int = 4) -> str:
@@ -55,9 +54,9 @@ def number(value: float | None, digits: int = 4) -> str:
     return f"{value:.{digits}g}"
 
 
-def two_numbers(a: float, b: float) -> tuple[str, str]:
-    """Two numbers with as many digits as it takes to tell them apart, 9 at most."""
-    for digits in (4, 5, 6, 7, 8, 9):
+def two_numbers(a: float, b: float, least: int = 4) -> tuple[str, str]:
+    """Two numbers with as many digits as it takes to tell them apart, `least` to 9."""
+    for digits in range(least, 10):
         one, two = number(a, digits), number(b, digits)
         if one != two:
             return one, two
@@ -89,7 +88,7 @@ def size(count: float) -> str:
 
 def count(number_of: int, word: str, plural: str = "") -> str:
     """`1 step`, `2 steps`."""
-    return f"{number_of:,} {word if number_of == 1 else plural or word + 's'}".replace(",", " ")
+    return f"{number_of:,} {word if number_of == 1 else plural or word + 's'}"
 
 
 def sparkline(values: Sequence[float | None], width: int, *, ascii_only: bool = False) -> str:

@@ -1,0 +1,72 @@
+"""`introspect show`: what is in a run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from introspect_cli.exit_codes import SAME
+
+
+@click.command(short_help="Tell what is in a run.")
+@click.argument("run", type=click.Path())
+@click.option("--tree", is_flag=True, help="Modules as a tree: class, parameters, output, scale.")
+@click.option("--unfold", is_flag=True, help="With --tree: repeated layers one by one.")
+@click.option("--step", type=click.IntRange(min=0), help="The records of one step.")
+@click.option("--history", metavar="FQN", help="One site over all steps; a glob takes several.")
+@click.option("--stat", default="mean", show_default=True, help="With --history: which statistic.")
+@click.option("--kinds", help="With --step or --history: kinds, separated by commas.")
+@click.option("--modules", multiple=True, help="With --step: glob of FQNs; may be repeated.")
+@click.option("--settings", is_flag=True, help="Everything that is not a tensor: versions, flags, environment.")
+@click.option("--rank", type=click.IntRange(min=0), help="Which rank; the first by default.")
+@click.option("--format", "format_", type=click.Choice(["table", "json"]), default="table", show_default=True)
+def show(run: str, format_: str, **asked: Any) -> int:
+    """Tell what ran, on what, how it ended, and what was recorded."""
+    from introspect_cli.errors import UsageError
+    from introspect_cli.store.reader import open_run
+
+    views = [name for name in ("tree", "step", "history", "settings") if asked[name] not in (None, False)]
+    if len(views) > 1:
+        raise UsageError(f"--{views[0]} and --{views[1]} show different things; ask for one at a time.")
+    with open_run(run) as opened:
+        document, blocks = _view(opened, views[0] if views else "", asked)
+    if format_ == "json":
+        from introspect_cli.render.json import to_json
+
+        click.echo(to_json(document()))
+    else:
+        from introspect_cli.render.console import Screen
+
+        screen = Screen()
+        screen.draw(blocks(screen))
+    return SAME
+
+
+def _view(run: Any, view: str, asked: dict[str, Any]) -> tuple[Any, Any]:
+    """What was asked for, read from the run: one function makes its document, the other its blocks."""
+    from introspect_cli.compare import overview as core
+    from introspect_cli.compare.selection import parse_kinds
+    from introspect_cli.render import show_json, show_text
+
+    kinds = parse_kinds(asked["kinds"]) if asked["kinds"] else frozenset()
+    rank = asked["rank"]
+    if view == "tree":
+        rows = core.module_tree(run, fold=not asked["unfold"], rank=rank)
+        return lambda: show_json.tree_document(rows), lambda _: show_text.tree_blocks(rows)
+    if view == "step":
+        step = asked["step"]
+        records = core.step_records(run, step, kinds, tuple(asked["modules"]), rank=rank)
+        return lambda: show_json.records_document(records, step), lambda _: show_text.records_blocks(records, step)
+    if view == "history":
+        stat = asked["stat"]
+        found = core.histories(run, asked["history"], stat, kinds, rank=rank)
+        return (
+            lambda: show_json.history_document(found, stat),
+            lambda screen: show_text.history_blocks(found, stat, screen.width, ascii_only=not screen.unicode),
+        )
+    if view == "settings":
+        settings = dict(run.settings)
+        return lambda: {"format": 1, "settings": settings}, lambda _: show_text.settings_blocks(settings)
+    about = core.overview(run)
+    return lambda: show_json.overview_document(about), lambda _: show_text.overview_blocks(about)

@@ -1,0 +1,93 @@
+"""How two runs' optimizers were set up differently: classes, hyper-parameters, which parameter is in which group.
+
+Group numbers and lists of names say little; what matters is what applies to a parameter. So groups are turned inside
+out, parameter to hyper-parameters, and equal changes of many parameters are told once.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+Change = tuple[str, Any, Any]
+
+
+def _optimizers(settings: Any) -> dict[str, dict[str, Any]]:
+    found = {}
+    for place, optimizer in enumerate(settings if isinstance(settings, (list, tuple)) else ()):
+        if isinstance(optimizer, dict):
+            found[str(optimizer.get("name", place))] = optimizer
+    return found
+
+
+def _by_parameter(optimizer: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Parameter to the hyper-parameters of its group; groups without names under their number."""
+    found: dict[str, dict[str, Any]] = {}
+    groups = optimizer.get("groups")
+    for place, group in enumerate(groups if isinstance(groups, (list, tuple)) else ()):
+        if not isinstance(group, dict):
+            continue
+        told = {str(name): value for name, value in group.items() if name != "params"}
+        names = group.get("params")
+        for name in names if isinstance(names, (list, tuple)) and names else (f"group {place}",):
+            found[str(name)] = told
+    return found
+
+
+def _differing(a: dict[str, Any], b: dict[str, Any]) -> Iterator[Change]:
+    for name in dict.fromkeys([*a, *b]):
+        if name == "initial_lr" and a.get("lr") != b.get("lr"):
+            continue  # a scheduler's note of where lr began
+        if a.get(name) != b.get(name):
+            yield name, a.get(name), b.get(name)
+
+
+def changes_for(a: Any, b: Any, parameter: str) -> dict[str, tuple[str | None, str | None]]:
+    """Hyper-parameters that apply to one parameter and differ."""
+    found: dict[str, tuple[str | None, str | None]] = {}
+    both_a, both_b = _optimizers(a), _optimizers(b)
+    for name in both_a.keys() & both_b.keys():
+        one, two = _by_parameter(both_a[name]).get(parameter), _by_parameter(both_b[name]).get(parameter)
+        if one is not None and two is not None:
+            found |= {key: (_text(x), _text(y)) for key, x, y in _differing(one, two)}
+    return found
+
+
+def _text(value: Any) -> str | None:
+    return None if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def optimizer_changes(a: Any, b: Any) -> Iterator[Change]:
+    """All that differs, each change told once, with how many parameters it is for where not all."""
+    both_a, both_b = _optimizers(a), _optimizers(b)
+    if len(both_a) == len(both_b) == 1 and both_a.keys() != both_b.keys():
+        yield "optimizer", next(iter(both_a)), next(iter(both_b))
+        return
+    for name in dict.fromkeys([*both_a, *both_b]):
+        if name not in both_a or name not in both_b:
+            yield f"optimizer {name}", "used" if name in both_a else None, "used" if name in both_b else None
+            continue
+        yield from _one(name if len(both_a) > 1 else "", _by_parameter(both_a[name]), _by_parameter(both_b[name]))
+
+
+def _one(name: str, a: dict[str, dict[str, Any]], b: dict[str, dict[str, Any]]) -> Iterator[Change]:
+    prefix = f"{name} " if name else ""
+    folded: dict[tuple[str, str, str], list[Any]] = {}
+    for parameter in a.keys() & b.keys():
+        for key, one, two in _differing(a[parameter], b[parameter]):
+            entry = folded.setdefault((key, repr(one), repr(two)), [one, two, []])
+            entry[2].append(parameter)
+    shared = len(a.keys() & b.keys())
+    for (key, _, _), (one, two, parameters) in folded.items():
+        label = prefix + key
+        if len(parameters) < shared:
+            first = min(parameters)
+            label += f" of {first}" + (f" and {len(parameters) - 1} more" if len(parameters) > 1 else "")
+        yield label, one, two
+    for own, other, in_a in ((a, b, True), (b, a, False)):
+        lonely = [parameter for parameter in own if parameter not in other]
+        if lonely:
+            label = f"{prefix}{lonely[0]}" + (f" and {len(lonely) - 1} more" if len(lonely) > 1 else "")
+            yield f"parameter {label}", "optimized" if in_a else None, None if in_a else "optimized"

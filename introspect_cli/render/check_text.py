@@ -1,0 +1,96 @@
+"""The findings of a check as lines, and as a document for scripts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from introspect_cli.health.findings import LEVELS, CheckResult, Finding, Level
+from introspect_cli.render.blocks import Block, Line, line
+from introspect_cli.render.text import clean, count
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+FORMAT = 1
+"""Version of the document; a key may be added under the same version, none removed or changed."""
+
+_STYLE = {Level.ERROR: "bad", Level.WARNING: "unsure", Level.INFO: "dim"}
+_SHOWN = 4
+
+
+def check_blocks(result: CheckResult) -> list[Block]:
+    """The findings, worst first, and what could not be looked for."""
+    blocks: list[Block] = []
+    for finding in result.findings:
+        blocks += _finding(finding)
+        blocks.append(line())
+    blocks.append(line(summary(result), "bad" if result.found(Level.WARNING) else "good"))
+    blocks += [line(clean(note), "dim", 2) for note in result.notes]
+    if result.unseen:
+        needs: dict[str, list[str]] = {}
+        for rule, need in result.unseen:
+            needs.setdefault(need, []).append(rule)
+        blocks.append(line("not looked for, since the run does not have:", "dim"))
+        blocks += [line(f"{clean(need)}: {', '.join(rules)}", "dim", 2) for need, rules in needs.items()]
+    return blocks
+
+
+def summary(result: CheckResult) -> str:
+    """One line: how many findings of each level, over how much."""
+    found = [
+        count(number, level.value if level is not Level.INFO else "remark")
+        for level in LEVELS
+        if (number := sum(finding.level is level for finding in result.findings))
+    ]
+    what = ", ".join(found) if found else "nothing found"
+    return f"{what} ({count(len(result.checked), 'rule')} over {count(result.steps, 'step')} of {clean(result.run)})"
+
+
+def _finding(finding: Finding) -> list[Block]:
+    rank = f", rank {finding.rank}" if finding.rank else ""
+    head = Line(
+        (
+            (f"{finding.level.value}: ", _STYLE[finding.level]),
+            (f"{finding.rule}", "heading"),
+            (f" from step {finding.step}{rank}: ", ""),
+            (clean(finding.site), "name"),
+        )
+    )
+    blocks: list[Block] = [head, line(clean(finding.evidence), indent=2)]
+    if finding.also:
+        more = len(finding.also) - _SHOWN
+        names = ", ".join(clean(name) for name in finding.also[:_SHOWN])
+        blocks.append(line(f"also {names}{f' and {more} more' if more > 0 else ''}", indent=2))
+    blocks.append(line(f"usually: {finding.cause}", "dim", 2))
+    return blocks
+
+
+def check_document(result: CheckResult) -> dict[str, Any]:
+    """The whole result as plain data."""
+    return {
+        "format": FORMAT,
+        "run": result.run,
+        "steps": result.steps,
+        "findings": [
+            {
+                "rule": finding.rule,
+                "level": finding.level.value,
+                "step": finding.step,
+                "rank": finding.rank,
+                "site": finding.site,
+                "evidence": finding.evidence,
+                "cause": finding.cause,
+                "also": list(finding.also),
+            }
+            for finding in result.findings
+        ],
+        "checked": list(result.checked),
+        "not_observed": [{"rule": rule, "needs": needs} for rule, needs in result.unseen],
+        "notes": list(result.notes),
+    }
+
+
+def rules_blocks(rules: Sequence[tuple[str, str, str]]) -> list[Block]:
+    """A line for each rule: its id, level and what it looks for."""
+    width = max((len(rule) for rule, _, _ in rules), default=0)
+    return [Line(((f"{rule:<{width}}  {level:<7}  ", "name"), (about, ""))) for rule, level, about in rules]

@@ -1,0 +1,82 @@
+"""One run as plain nested data, for JSON."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from introspect_cli.render.json import finite, summary_document
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from introspect_cli.compare.overview import History, ModuleRow, Overview
+    from introspect_cli.records import Record
+
+
+def overview_document(run: Overview) -> dict[str, Any]:
+    """What a run is."""
+    return {"format": 1, **dict(vars(run)), "ranks": list(run.ranks)}
+
+
+def tree_document(rows: Sequence[ModuleRow]) -> dict[str, Any]:
+    """The module tree, flat, in order."""
+    return {
+        "format": 1,
+        "modules": [
+            {
+                "fqn": row.info.fqn,
+                "class": row.info.module_class,
+                "source": row.info.source,
+                "own_parameters": list(row.info.parameters),
+                "own_buffers": list(row.info.buffers),
+                "aliases": list(row.info.aliases),
+                "parameters": row.parameters,
+                "output_shape": list(row.shape) if row.shape is not None else None,
+                "output_dtype": row.dtype or None,
+                "output_std": row.scale,
+                "calls": row.calls,
+                "folded": row.folded,
+            }
+            for row in rows
+        ],
+    }
+
+
+def records_document(records: Sequence[Record], step: int) -> dict[str, Any]:
+    """The records of one step."""
+    return {
+        "format": 1,
+        "step": step,
+        "records": [
+            {
+                "rank": record.rank,
+                "sequence": record.sequence,
+                "phase": record.site.phase.value,
+                "kind": record.site.kind.value,
+                "fqn": record.site.fqn,
+                "module_class": record.info.module_class,
+                "call": record.site.call,
+                "path": record.site.path,
+                **(summary_document(record.summary) or {}),
+            }
+            for record in records
+        ],
+    }
+
+
+def history_document(histories: Sequence[History], stat: str) -> dict[str, Any]:
+    """Sites over all steps."""
+    return {
+        "format": 1,
+        "stat": stat,
+        "histories": [
+            {
+                "site": own.site,
+                "kind": own.kind,
+                "steps": list(own.steps),
+                "values": [finite(value) for value in own.values],
+                "texts": list(own.texts) or None,
+            }
+            for own in histories
+        ],
+    }

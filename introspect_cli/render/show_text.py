@@ -1,0 +1,208 @@
+"""One run as lines and tables."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from introspect_cli.records import Record, Status
+from introspect_cli.render.blocks import Block, Column, Line, Table, line
+from introspect_cli.render.sites import brief_what, site_text
+from introspect_cli.render.text import clean, count, number, shape, size, sparkline
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from introspect_cli.compare.overview import History, ModuleRow, Overview
+
+_STATE_STYLE = {"complete": "good", "running": "unsure", "interrupted": "bad"}
+_MOST_CELLS = 20
+
+
+def overview_blocks(run: Overview) -> list[Block]:
+    """What a run is."""
+    manifest = run.manifest
+    facts = [
+        ("run", run.path),
+        ("ran", _command(manifest)),
+        ("in", run.directory),
+        ("on", run.machine),
+        ("started", str(manifest.get("started", ""))),
+        ("ended", _ending(run)),
+        ("steps", _steps(run)),
+        ("records", f"{run.records:,} at {count(run.sites, 'site')}, {size(run.size)} on disk"),
+        ("model", f"{count(run.modules, 'module')}, {run.parameters:,} parameters" if run.modules else ""),
+        ("first step", ", ".join(f"{amount} {kind}" for kind, amount in sorted(run.kinds.items(), key=_by_amount))),
+    ]
+    if len(run.ranks) > 1:
+        facts.append(("ranks", f"{len(run.ranks)} ({run.ranks[0]} to {run.ranks[-1]})"))
+    wide = max(len(name) for name, _ in facts)
+    blocks: list[Block] = [
+        Line(
+            (
+                (f"{name.rjust(wide)}  ", "dim"),
+                (clean(text), _STATE_STYLE.get(run.state, "") if name == "ended" else ""),
+            )
+        )
+        for name, text in facts
+        if text
+    ]
+    told = manifest.get("not_observed")
+    notes = [str(text) for text in told] if isinstance(told, (list, tuple)) else []
+    if run.not_observed:
+        notes.append(f"{count(run.not_observed, 'record')} of the first step could not be observed")
+    blocks += [line(f"Note: {clean(text)}", "unsure") for text in notes]
+    return blocks
+
+
+def _by_amount(item: tuple[str, int]) -> tuple[int, str]:
+    return -item[1], item[0]
+
+
+def _command(manifest: dict[str, Any]) -> str:
+    argv = manifest.get("argv")
+    words = [str(word) for word in argv] if isinstance(argv, (list, tuple)) else []
+    return " ".join(words) or str(manifest.get("script", ""))
+
+
+def _ending(run: Overview) -> str:
+    manifest = run.manifest
+    if run.state == "running":
+        return "still being written"
+    ended = str(manifest.get("ended") or "")
+    if manifest.get("signal"):
+        return f"by signal {manifest['signal']} {ended}".strip()
+    if run.state == "interrupted":
+        return f"interrupted {ended}".strip()
+    return f"{ended} with exit code {manifest.get('exit_code', '?')}".strip()
+
+
+def _steps(run: Overview) -> str:
+    if not run.steps:
+        return "none"
+    if run.steps == 1:
+        return f"1 (step {run.first_step})"
+    return f"{run.steps} ({run.first_step} to {run.last_step})"
+
+
+def tree_blocks(rows: Sequence[ModuleRow]) -> list[Block]:
+    """The module tree."""
+    columns = (
+        Column("module", least=16),
+        Column("class", least=10),
+        Column("parameters", right=True),
+        Column("output"),
+        Column("dtype", drop_at=2),
+        Column("std", right=True),
+        Column("calls", right=True, drop_at=1),
+    )
+    cells, styles = [], []
+    for row in rows:
+        fqn = row.info.fqn
+        depth = fqn.count(".")
+        name = fqn.rpartition(".")[2] if depth else fqn
+        cells.append(
+            (
+                "  " * depth + clean(name),
+                clean(row.info.module_class),
+                f"{row.parameters:,}" if row.parameters else "",
+                shape(row.shape) if row.shape is not None else "",
+                row.dtype,
+                number(row.scale, 3) if row.scale is not None else "",
+                str(row.calls) if row.calls > 1 else "",
+            )
+        )
+        styles.append("heading" if not depth else "")
+        if row.folded:
+            cells.append(("  " * depth + f"... {row.folded} more like it", "", "", "", "", "", ""))
+            styles.append("dim")
+    if not cells:
+        return [line("No module was recorded.")]
+    return [Table(columns, tuple(cells), tuple(styles))]
+
+
+def records_blocks(records: Sequence[Record], step: int) -> list[Block]:
+    """The records of one step."""
+    if not records:
+        return [line(f"Step {step} has no record of what was selected.")]
+    columns = (
+        Column("phase", drop_at=3),
+        Column("module", least=18),
+        Column("what", least=12, brief=tuple(brief_what(record.site) for record in records), brief_at=4),
+        Column("shape"),
+        Column("dtype", drop_at=2),
+        Column("mean", right=True),
+        Column("std", right=True),
+        Column("min", right=True, drop_at=5),
+        Column("max", right=True, drop_at=4),
+        Column("checksum", drop_at=1),
+    )
+    rows, styles = [], []
+    for record in records:
+        site, kept = record.site, record.summary
+        what = site_text(site)
+        if kept.status is Status.OBSERVED:
+            cells = [shape(kept.layout.shape), kept.layout.dtype]
+        elif kept.status is Status.VALUE:
+            cells = [clean(kept.text, _MOST_CELLS), kept.layout.dtype]
+        else:
+            cells = [kept.status.name.lower().replace("_", " "), kept.layout.dtype]
+        cells += [number(kept.stats[name]) if name in kept.stats else "" for name in ("mean", "std", "min", "max")]
+        rows.append((site.phase.value, clean(site.fqn), what, *cells, f"{kept.checksum:016x}"))
+        sick = kept.stats.get("nans", 0) or kept.stats.get("infs", 0)
+        styles.append("hot" if sick else "dim" if kept.status is Status.NOT_OBSERVED else "")
+    blocks: list[Block] = [Table(columns, tuple(rows), tuple(styles))]
+    unseen = {clean(r.summary.text, 100) for r in records if r.summary.status is Status.NOT_OBSERVED and r.summary.text}
+    blocks += [line(f"Not observed: {text}", "unsure") for text in sorted(unseen)[:5]]
+    return blocks
+
+
+def history_blocks(histories: Sequence[History], stat: str, width: int, *, ascii_only: bool) -> list[Block]:
+    """Sites over all steps: a sparkline and the numbers."""
+    blocks: list[Block] = []
+    for own in histories:
+        known = [value for value in own.values if value is not None]
+        span = f"{number(min(known))} to {number(max(known))}" if known else "no number"
+        title = (
+            f" {stat}: {span} over {count(len(own.steps), 'step')}"
+            if not own.texts
+            else f" over {len(own.steps)} steps"
+        )
+        blocks.append(Line(((clean(own.site), "heading"), (title, ""))))
+        if known:
+            room = max(min(width, 120) - 4, 10)
+            blocks.append(line(sparkline(own.values, room, ascii_only=ascii_only), "name", 2, wrap=False))
+        texts = own.texts or tuple(number(value, 5) for value in own.values)
+        pairs = [f"{step}: {clean(text, 40)}" for step, text in zip(own.steps, texts, strict=True)]
+        if len(pairs) > 2 * _MOST_CELLS:
+            pairs = [*pairs[:_MOST_CELLS], f"... {len(pairs) - 2 * _MOST_CELLS} more ...", *pairs[-_MOST_CELLS:]]
+        blocks.append(line("  ".join(pairs), "", 2))
+    return blocks
+
+
+def settings_blocks(settings: dict[str, Any]) -> list[Block]:
+    """All settings, nested ones indented."""
+    blocks: list[Block] = []
+    for name, value in settings.items():
+        blocks.append(line(clean(name), "heading"))
+        blocks += _nested(value, 2)
+    return blocks or [line("No settings were kept.")]
+
+
+def _nested(value: Any, indent: int) -> list[Block]:
+    if isinstance(value, dict):
+        pairs = [(clean(str(key)), item) for key, item in value.items()]
+    elif isinstance(value, (list, tuple)):
+        if not any(isinstance(item, (dict, list, tuple)) for item in value):
+            return [line(", ".join(clean(str(item)) for item in value) or "(none)", "", indent)]
+        pairs = [(str(place), item) for place, item in enumerate(value)]
+    else:
+        return [line(clean(str(value)), "", indent)]
+    blocks: list[Block] = []
+    for key, item in pairs:
+        if isinstance(item, (dict, list, tuple)) and item:
+            blocks.append(line(f"{key}:", "", indent))
+            blocks += _nested(item, indent + 2)
+        else:
+            text = "(none)" if isinstance(item, (dict, list, tuple)) else clean(str(item))
+            blocks.append(Line(((f"{key}: ", "dim"), (text, "")), indent))
+    return blocks
