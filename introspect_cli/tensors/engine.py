@@ -9,6 +9,7 @@ implementations fill the same row and agree on every checksum bit.
 from __future__ import annotations
 
 import os
+from ctypes import c_uint64, memmove
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -72,6 +73,9 @@ for _name in dir(torch):
 TABLE_ADDRESS: Final[dict[torch.dtype, int]] = {dtype: table.ctypes.data for dtype, table in TABLES.items()}
 
 
+Jobs = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
+
+
 def thread_count() -> int:
     """Threads worth using: torch's own number, but no more than this process may run on."""
     try:
@@ -79,6 +83,28 @@ def thread_count() -> int:
     except AttributeError:
         available = os.cpu_count() or 1
     return max(1, min(torch.get_num_threads(), available))
+
+
+def _chunks(count: int) -> tuple[int, int]:
+    """Elements in a chunk and number of chunks: by the tensor's size alone, so that results do not vary."""
+    # chunks grow with the tensor, so that their rows stay small beside it
+    chunk = CHUNK * max(1, -(-count // (CHUNK << 12)))
+    return chunk, -(-count // chunk)
+
+
+def _jobs(address: int, count: int, first: int, code: int, table: int, parts: int) -> Jobs:
+    """One job a chunk, shape (chunks, 6); rows go to consecutive places from address `parts`."""
+    chunk, number = _chunks(count)
+    order = np.arange(number, dtype=np.int64)
+    jobs = np.empty((number, codes.JOB_WORDS), dtype=np.int64)
+    jobs[:, 0] = address + order * (chunk * codes.SIZES[code])
+    jobs[:, 1] = chunk
+    jobs[-1, 1] = count - (number - 1) * chunk
+    jobs[:, 2] = first + order * chunk
+    jobs[:, 3] = code
+    jobs[:, 4] = parts + order * r.ROW_BYTES
+    jobs[:, 5] = table
+    return jobs
 
 
 class Engine:
@@ -95,6 +121,7 @@ class Engine:
         self._helpers: Helpers | None = None
         self._counter = np.zeros(1, dtype=np.int64)
         self._parts = r.empty(64)
+        self._again = r.empty(1)
 
     def contiguous(self, out: int, address: int, count: int, first: int, code: int, table: int, flags: int) -> None:
         """Summarise contiguous elements into the row at address `out`; needs `enter`. See `kernels.run`."""
@@ -102,25 +129,49 @@ class Engine:
         if count <= CHUNK:
             self.enter(codes.RUN, address, count, first, code, flags, table, out)
             return
-        # chunks grow with the tensor, so that their rows stay small beside it
-        chunk = CHUNK * max(1, -(-count // (CHUNK << 12)))
-        number = -(-count // chunk)
+        number = _chunks(count)[1]
         if number > len(self._parts):
             self._parts = r.empty(number)
-        starts = np.arange(number, dtype=np.int64) * chunk
-        jobs = np.empty((number, codes.JOB_WORDS), dtype=np.int64)
-        size = codes.SIZES[code]
-        jobs[:, 0] = address + starts * size
-        jobs[:, 1] = chunk
-        jobs[-1, 1] = count - (number - 1) * chunk
-        jobs[:, 2] = first + starts
-        jobs[:, 3] = code
-        jobs[:, 4] = self._parts.ctypes.data + np.arange(number) * r.ROW_BYTES
-        jobs[:, 5] = table
-        self._work(jobs, flags, share=count >= SHARED)
-        self.enter(codes.MERGE, self._parts.ctypes.data, number, 0, 0, 0, 0, out)
+        parts = self._parts.ctypes.data
+        self._work(_jobs(address, count, first, code, table, parts), flags, share=count >= SHARED)
+        self.enter(codes.MERGE, parts, number, 0, 0, 0, 0, out)
 
-    def _work(self, jobs: np.ndarray[tuple[int, int], np.dtype[np.int64]], flags: int, *, share: bool) -> None:
+    def again(self, out: int, known: int, address: int, count: int, code: int) -> bool:
+        """Copy a known row to address `out` if the elements still have its checksum; False, and nothing, if not."""
+        place = self._again.ctypes.data
+        self.contiguous(place, address, count, 0, code, 0, 0)
+        if self._again[0, r.RAW] != c_uint64.from_address(known).value:
+            return False
+        memmove(out, known, r.ROW_BYTES)
+        return True
+
+    def batch(self, items: Sequence[tuple[int, int, int, int, int]], flags: int) -> None:
+        """Summarise many contiguous tensors at once, so that threads are woken once; needs `enter`.
+
+        Args:
+            items: of each tensor the address of its row, its address, elements, type code, and table address.
+            flags: STATS, SKETCH.
+        """
+        if not items:
+            return
+        assert self.enter is not None
+        total, cut = 0, [(item, _chunks(item[2])[1]) for item in items if item[2] > CHUNK]
+        parts = r.empty(sum(number for _, number in cut))
+        jobs, merges, at = [], [], parts.ctypes.data
+        for (out, address, count, code, table), number in cut:
+            jobs.append(_jobs(address, count, 0, code, table, at))
+            merges.append((at, number, out))
+            at += number * r.ROW_BYTES
+            total += count
+        small = [(item[1], item[2], 0, item[3], item[0], item[4]) for item in items if item[2] <= CHUNK]
+        if small:
+            jobs.append(np.array(small, dtype=np.int64))
+            total += sum(item[1] for item in small)
+        self._work(np.concatenate(jobs), flags, share=total >= SHARED)
+        for start, number, out in merges:
+            self.enter(codes.MERGE, start, number, 0, 0, 0, 0, out)
+
+    def _work(self, jobs: Jobs, flags: int, *, share: bool) -> None:
         enter, count, at = self.enter, len(jobs), jobs.ctypes.data
         assert enter is not None
         self._counter[0] = 0

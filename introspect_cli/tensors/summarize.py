@@ -21,12 +21,13 @@ from introspect_cli.tensors import checksum, codes, reference, values
 from introspect_cli.tensors import rows as r
 from introspect_cli.tensors.device import DeviceRows
 from introspect_cli.tensors.engine import CODES, TABLE_ADDRESS, Engine
+from introspect_cli.tensors.reuse import WORTHWHILE, Known, Memory, sample
 from introspect_cli.tensors.special import PLAIN, Parts, is_wrapped, take_apart, unseen
 from introspect_cli.tensors.table import SummaryTable, finalise
 from introspect_cli.tensors.views import unobserved
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 _LIVE: weakref.WeakSet[Summarizer] = weakref.WeakSet()
 """Summarizers whose locks and threads a forked child must not inherit."""
@@ -39,6 +40,9 @@ def _after_fork_in_child() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork_in_child)
+
+_Item = tuple[int, int, int, int, int]
+"""Of a tensor in a batch: address of its row, its address, elements, type code, table address."""
 
 _ARENA_ROWS = 1024
 """Rows in one block of the arena; blocks never move, since kernels hold their addresses."""
@@ -67,6 +71,7 @@ class Summarizer:
         self._sorted = tuple(sorted_stats)
         self._flags = codes.STATS * stats | codes.SKETCH * sketch
         self._engine = Engine(threads)
+        self._memory = Memory()
         self._quick: dict[tuple[torch.dtype, torch.Size], int] = {}
         self._addresses: list[int] = []
         self._lock = threading.RLock()
@@ -99,9 +104,35 @@ class Summarizer:
                     with unobserved():
                         self._special(tensor)
             except Exception as error:
-                del self._layout_of[slot:]
-                self._unseen(unseen(tensor, f"{type(error).__name__}: {error}"))
+                self._failed(slot, tensor, error)
             return slot
+
+    def add_all(self, tensors: Iterable[torch.Tensor]) -> list[int]:
+        """Summarise tensors now, large ones and small ones shared out among the threads together.
+
+        The same as `add` for each in turn, and quicker for many: all parameters after an optimizer step.
+
+        Returns:
+            The row number of each.
+        """
+        slots: list[int] = []
+        batch: list[_Item] = []
+        with self._lock:
+            for tensor in tensors:
+                slot = len(self._layout_of)
+                slots.append(slot)
+                try:
+                    if type(tensor) not in PLAIN or is_wrapped(tensor) or not self._plain(slot, tensor, batch):
+                        with unobserved():
+                            self._special(tensor)
+                except Exception as error:
+                    self._failed(slot, tensor, error)
+            self._engine.batch(batch, self._flags)
+        return slots
+
+    def _failed(self, slot: int, tensor: torch.Tensor, error: Exception) -> None:
+        del self._layout_of[slot:]
+        self._unseen(unseen(tensor, f"{type(error).__name__}: {error}"))
 
     def value(self, obj: object) -> int:
         """Record a plain value by its type and repr; a numeric numpy array counts as a tensor."""
@@ -162,16 +193,20 @@ class Summarizer:
         slot = self._new(Layout(parts.shape, parts.dtype, parts.device, parts.strides))
         self._notes[slot] = (parts.status, values.short(values.masked(parts.text)))
 
-    def _plain(self, slot: int, tensor: torch.Tensor) -> bool:
-        """The short way of an ordinary tensor: contiguous in CPU memory. False if it is not one."""
+    def _plain(self, slot: int, tensor: torch.Tensor, batch: list[_Item] | None = None) -> bool:
+        """The short way of an ordinary tensor: contiguous in CPU memory. False if it is not one.
+
+        With a batch, the work is put there for later instead of done, unless the tensor may be known.
+        """
         if torch._C._len_torch_function_stack():  # noqa: SLF001  # reading a property would call the script's mode
             return False
         dtype = tensor.dtype
         code = CODES.get(dtype)
+        engine = self._engine
         if (
             code is None
             or self._sorted
-            or self._engine.enter is None
+            or engine.enter is None
             or not tensor.is_cpu
             or tensor.layout is not torch.strided
             or tensor.is_nested
@@ -180,17 +215,27 @@ class Summarizer:
             or tensor.is_conj()
         ):
             return False
-        key = (dtype, tensor.shape)
-        index = self._quick.get(key)
+        shape = tensor.shape
+        index = self._quick.get((dtype, shape))
         if index is None:
             name = str(dtype).removeprefix("torch.")
-            index = self._quick[key] = self._intern(Layout(tuple(tensor.shape), name, "cpu", "contiguous"))
+            index = self._quick[dtype, shape] = self._intern(Layout(tuple(shape), name, "cpu", "contiguous"))
         address, count = tensor.data_ptr(), tensor.numel()
         row = self._reserve(slot)
         self._layout_of.append(index)
-        self._engine.contiguous(row, address, count, 0, code, TABLE_ADDRESS.get(dtype, 0), self._flags)
         if code >= codes.OPAQUE8:
             self._bits_only(slot, dtype)
+        table = TABLE_ADDRESS.get(dtype, 0)
+        if count >= WORTHWHILE and self._flags:
+            contents = sample(address, count * codes.SIZES[code])
+            known = self._memory.find(address, dtype, count, contents)
+            if known is not None and engine.again(row, known.row, address, count, code):
+                return True
+            self._memory.note(address, Known(dtype, count, contents, row, slot))
+        if batch is None:
+            engine.contiguous(row, address, count, 0, code, table, self._flags)
+        else:
+            batch.append((row, address, count, code, table))
         return True
 
     def _bits_only(self, slot: int, dtype: torch.dtype) -> None:
@@ -262,6 +307,7 @@ class Summarizer:
                 slots = device.slots
                 if slots:
                     rows[slots] = device.take()
+            self._memory.turn(rows)
             layout_index = np.array(self._layout_of, dtype=np.uint32)
             headers = np.array(self._headers or [0], dtype=np.uint64)[layout_index] if count else np.zeros(0, np.uint64)
             for slot, own in self._own_headers.items():
@@ -296,6 +342,7 @@ class Summarizer:
         """Free what is held; the summarizer must not be used afterwards."""
         with self._lock:
             self._engine.close()
+            self._memory.clear()
             self._arena.clear()
             self._addresses.clear()
             self._devices.clear()
