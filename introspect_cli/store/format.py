@@ -26,6 +26,7 @@ RECORDS = "records.arrow"
 SITES = "sites.arrow"
 LAYOUTS = "layouts.arrow"
 MODULES = "modules.arrow"
+STREAMS = (SITES, LAYOUTS, MODULES, RECORDS)
 
 MAGIC = b"INTROSPX"
 HEADER = struct.Struct("<8sIIII16s20xI")

@@ -121,23 +121,25 @@ class RankReader:
             self._records.close()
             self._records = None
 
-    def ends(self) -> list[str]:
-        """What is wrong with the ends of the streams of a rank that was closed, a sentence each.
+    def check_end(self, name: str) -> None:
+        """Make sure of the end of the stream `name` (`format.STREAMS`) of a rank that was closed.
 
         Nobody reads what follows the last indexed byte; that it is as it was written concerns `verify` alone.
+
+        Raises:
+            StoreError: it is missing, or not what was written.
         """
         last = self._index.last
         if last is None or not self.ended:
-            return []
-        ends = {SITES: last["sites_length"], LAYOUTS: last["layouts_length"], MODULES: last["modules_length"]}
-        ends[RECORDS] = last["offset"]
-        found = []
-        for name, end in ends.items():
-            handle = self._open(name)
-            if handle.read(int(end), len(END_OF_STREAM) + 1) != END_OF_STREAM:
-                found.append(f"{handle.path}: its end is not the one that was written")
+            return
+        end = last["offset"] if name == RECORDS else last[f"{name.removesuffix('.arrow')}_length"]
+        handle = self._open(name)
+        try:
+            found = handle.read(int(end), len(END_OF_STREAM) + 1)
+        finally:
             handle.close()
-        return found
+        if found != END_OF_STREAM:
+            raise DamageError(handle.path, "its end is not the one that was written")
 
     # --- steps
 

@@ -41,6 +41,7 @@ from introspect_cli.store.format import (
     SITE_COLUMNS,
     SITES,
     STEP_ENTRY,
+    STREAMS,
     float_columns,
     record_columns,
 )
@@ -91,7 +92,7 @@ class RankWriter:
             raise StoreError(f"cannot write to {folder.path}: {reason(error)}") from None
 
     def _start(self, run_id: bytes) -> None:
-        for name in (SITES, LAYOUTS, MODULES, RECORDS, INDEX):
+        for name in (*STREAMS, INDEX):
             self._fds[name] = self._folder.create(name)
             self._lengths[name] = 0
         take(self._fds[INDEX])
@@ -239,7 +240,7 @@ class RankWriter:
                 self._write(name, piece)
             step = max(self._step, 0) if self.rows_written else self._step
             entry = self._entry(END_ENTRY, step, 0, 0, 0, bytes(16), self._chain)
-            for name in (SITES, LAYOUTS, MODULES, RECORDS):
+            for name in STREAMS:
                 self._write(name, END_OF_STREAM)
             self._write(INDEX, entry)
         except (OSError, StoreError) as error:

@@ -14,11 +14,14 @@ import mmap
 import struct
 import zlib
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from introspect_cli.store.files import DamageError, Handle
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 NAME = "tensor"
 
@@ -54,63 +57,56 @@ _NUMPY = {
 }
 
 
+@dataclass(frozen=True)
+class _Content:
+    """What a file's header says: what the data is, its bytes, and the CRC of both."""
+
+    checksum: int
+    dtype: str
+    shape: tuple[int, ...]
+    length: int
+    crc: int
+
+
 def encode(data: memoryview, checksum: int, dtype: str, shape: tuple[int, ...]) -> bytes:
     """What comes before `data` (raw bytes, row-major) in a file.
 
     The format's metadata holds the tensor's checksum, torch's `dtype` name, the `shape`, and the data's CRC-32.
     """
-    code = _CODES.get(dtype)
+    return _head(_Content(checksum, dtype, shape, len(data), zlib.crc32(data, _crc(checksum, dtype, shape))))
+
+
+def _crc(checksum: int, dtype: str, shape: Sequence[int]) -> int:
+    """The CRC-32 that the data's continues, so that the header is covered too."""
+    return zlib.crc32(f"{checksum:016x} {dtype} {list(shape)} ".encode())
+
+
+def _head(content: _Content) -> bytes:
+    code = _CODES.get(content.dtype)
     entry = {
         "dtype": code or "U8",
-        "shape": list(shape) if code else [len(data)],
-        "data_offsets": [0, len(data)],
+        "shape": list(content.shape) if code else [content.length],
+        "data_offsets": [0, content.length],
     }
     about = {
-        "checksum": f"{checksum:016x}",
-        "dtype": dtype,
-        "shape": json.dumps(list(shape)),
-        "crc32": f"{zlib.crc32(data):08x}",
+        "checksum": f"{content.checksum:016x}",
+        "dtype": content.dtype,
+        "shape": json.dumps(list(content.shape)),
+        "crc32": f"{content.crc:08x}",
     }
     text = json.dumps({"__metadata__": about, NAME: entry}, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return struct.pack("<Q", len(text)) + text
 
 
-@dataclass(frozen=True)
-class _Content:
-    """What a file's header says: where the data is, what it is, and its CRC."""
-
-    offset: int
-    length: int
-    dtype: str
-    shape: tuple[int, ...]
-    crc: int
-
-
-def _content(handle: Handle, checksum: int) -> _Content:
-    size = handle.size()
-    head = handle.read(0, 8)
-    length = struct.unpack("<Q", head)[0] if len(head) == 8 else 0
-    if not 2 <= length <= min(_LIMIT_HEADER, size - 8):
-        raise DamageError(handle.path, "its header claims more bytes than the file holds")
-    dtype, shape, crc = _header(handle, length, checksum)
-    stored = _NUMPY.get(dtype)
-    available = size - 8 - length
-    if available > _LIMIT_DATA:
-        raise DamageError(handle.path, "it is larger than any tensor")
-    if stored is not None and math.prod(shape) * stored.itemsize != available:
-        raise DamageError(handle.path, "its shape and element type need another number of bytes")
-    return _Content(8 + length, available, dtype, shape, crc)
-
-
 def check(handle: Handle, checksum: int) -> None:
     """Make sure that the file is as it was written, reading it a piece at a time.
 
     Raises:
-        StoreError: it is not what `encode` would have written.
+        StoreError: it is not what `encode` would have written for the tensor with this checksum.
     """
-    content = _content(handle, checksum)
-    offset, end, crc = content.offset, content.offset + content.length, 0
+    content, offset = _content(handle, checksum)
+    end, crc = offset + content.length, _crc(checksum, content.dtype, content.shape)
     while offset < end:
         piece = handle.read(offset, min(end - offset, _PIECE))
         if not piece:
@@ -122,36 +118,52 @@ def check(handle: Handle, checksum: int) -> None:
 
 
 def decode(handle: Handle, checksum: int) -> Any:
-    """The tensor in an open file, checked against its CRC; bfloat16, fp8 and complex32 widened exactly.
+    """The tensor in an open file, checked; bfloat16, fp8 and complex32 widened exactly.
 
     Mapped rather than read where nothing is widened, so that a large tensor takes no memory of its own.
 
     Raises:
-        StoreError: the file is not what `encode` would have written.
+        StoreError: the file is not what `encode` would have written for the tensor with this checksum.
     """
     check(handle, checksum)
-    content = _content(handle, checksum)
+    content, offset = _content(handle, checksum)
+    data = np.zeros(0, np.uint8)
     if content.length:
-        data = np.frombuffer(mmap.mmap(handle.fd, 0, access=mmap.ACCESS_READ), np.uint8, offset=content.offset)
-    else:
-        data = np.zeros(0, np.uint8)
+        data = np.frombuffer(mmap.mmap(handle.fd, 0, access=mmap.ACCESS_READ), np.uint8, offset=offset)
     stored = _NUMPY.get(content.dtype)
     return data if stored is None else _widened(data.view(stored).reshape(content.shape), content.dtype)
 
 
-def _header(handle: Handle, length: int, checksum: int) -> tuple[str, tuple[int, ...], int]:
+def _content(handle: Handle, checksum: int) -> tuple[_Content, int]:
+    """What the header says, and where the data begins."""
+    size = handle.size()
+    head = handle.read(0, 8)
+    length = struct.unpack("<Q", head)[0] if len(head) == 8 else 0
+    if not 2 <= length <= min(_LIMIT_HEADER, size - 8):
+        raise DamageError(handle.path, "its header claims more bytes than the file holds")
+    if size > _LIMIT_DATA:
+        raise DamageError(handle.path, "it is larger than any tensor")
+    written = handle.read(0, 8 + length)
+    dtype, shape, crc = _about(written[8:], handle.path)
+    content = _Content(checksum, dtype, shape, size - 8 - length, crc)
+    if _head(content) != written:
+        raise DamageError(handle.path, "its header is not the one this tensor is written with")
+    stored = _NUMPY.get(dtype)
+    if stored is not None and math.prod(shape) * stored.itemsize != content.length:
+        raise DamageError(handle.path, "its shape and element type need another number of bytes")
+    return content, 8 + length
+
+
+def _about(header: bytes, path: str) -> tuple[str, tuple[int, ...], int]:
     try:
-        header = json.loads(handle.read(8, length))
-        about = header["__metadata__"]
+        about = json.loads(header)["__metadata__"]
         shape = json.loads(about["shape"])
-        dtype, crc, own = str(about["dtype"]), int(about["crc32"], 16), int(about["checksum"], 16)
+        dtype, crc = str(about["dtype"]), int(about["crc32"], 16)
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise DamageError(handle.path, "its header is not that of a stored tensor") from None
-    if own != checksum:
-        raise DamageError(handle.path, "it holds another tensor than its name says")
+        raise DamageError(path, "its header is not that of a stored tensor") from None
     sizes_ok = isinstance(shape, list) and all(type(n) is int and 0 <= n < 1 << 62 for n in shape)
     if not sizes_ok or len(shape) > _LIMIT_DIMS:
-        raise DamageError(handle.path, "its shape is not one")
+        raise DamageError(path, "its shape is not one")
     return dtype, tuple(shape), crc
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from introspect_cli.store import documents, tensorfile
 from introspect_cli.store.digest import step_digest
 from introspect_cli.store.files import DamageError, Folder, reason
-from introspect_cli.store.format import LIMIT_DOCUMENT, LOCK, MANIFEST, SETTINGS, TENSORS
+from introspect_cli.store.format import LIMIT_DOCUMENT, LOCK, MANIFEST, SETTINGS, STREAMS, TENSORS
 from introspect_cli.store.rank_reader import RankReader
 from introspect_cli.store.reader import (
     RANK_NAME,
@@ -100,7 +100,7 @@ class _Check:
         """All of it."""
         manifest: dict[str, Any] = self._try(lambda: read_manifest(self._folder)) or {}
         self._documents += bool(manifest)
-        locked = is_locked(self._folder)
+        locked = bool(self._try(lambda: is_locked(self._folder)))
         numbers = self._top_level()
         ranks = [reader for reader in (self._rank(number, manifest) for number in numbers) if reader is not None]
         state = run_state(manifest, ranks, locked=locked)
@@ -164,8 +164,8 @@ class _Check:
             if rows is not None:
                 self._steps += 1
                 self._records += rows
-        for finding in reader.ends():
-            self._found(finding)
+        for name in STREAMS:
+            self._try(lambda name=name: reader.check_end(name))  # type: ignore[misc] # bound per stream
         reader.close()
         return reader
 

@@ -90,9 +90,14 @@ class StoreWriter:
     def write_manifest(self, manifest: dict[str, Any]) -> None:
         """Replace the manifest, all at once; `format` and `id` are added.
 
+        With the status `complete` the ranks are closed first: a manifest never says so of a run that could still be
+        cut off.
+
         Raises:
             StoreError: it cannot be written.
         """
+        if manifest.get("status") == "complete":
+            self._close_ranks()
         own = {"format": FORMAT, "id": self.id}
         self._write_document(self._folder, MANIFEST, {**own, **manifest, **own})
 
@@ -180,9 +185,14 @@ class StoreWriter:
         Raises:
             StoreError: a mark could not be written; everything is closed all the same.
         """
+        try:
+            self._close_ranks()
+        finally:
+            self._release()
+
+    def _close_ranks(self) -> None:
         ranks, self._ranks = self._ranks, []
         with ExitStack() as stack:
-            stack.callback(self._release)
             for rank in ranks:
                 stack.callback(rank.close)
 
@@ -213,6 +223,8 @@ def _set_aside(path: Path, *, force: bool) -> Path | None:
     except FileNotFoundError:
         return None
     except NotADirectoryError:
+        if not path.exists():
+            return None  # something above it is a file, and making it will say so
         raise StoreError(f"{path} is a file; choose another place with -o") from None
     try:
         names = folder.names()

@@ -1,0 +1,246 @@
+"""What is written is what is read, by our reader and by other people's."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from synthetic import row, summary, write_run
+
+from introspect_cli.records import (
+    COUNT_STATS,
+    FLOAT_STATS,
+    SKETCH_SIZE,
+    Kind,
+    Layout,
+    ModuleInfo,
+    Phase,
+    Site,
+    SiteInfo,
+    Status,
+    Summary,
+)
+from introspect_cli.store.batch import StepBatch
+from introspect_cli.store.format import LIMIT_TEXT, record_columns
+from introspect_cli.store.reader import RunState, open_run
+from introspect_cli.store.verify import verify_run
+from introspect_cli.store.writer import StoreWriter
+
+NAMES = st.text(max_size=20)
+SITES = st.builds(Site, st.sampled_from(Phase), st.sampled_from(Kind), NAMES, st.integers(0, 2**32 - 1), NAMES)
+INFOS = st.builds(SiteInfo, NAMES, NAMES, NAMES)
+LAYOUTS = st.builds(Layout, st.lists(st.integers(0, 2**40), max_size=4).map(tuple), NAMES, NAMES, NAMES)
+SUMMARIES = st.builds(
+    Summary,
+    st.sampled_from(Status),
+    LAYOUTS,
+    st.integers(0, 2**64 - 1),
+    st.dictionaries(
+        st.sampled_from(FLOAT_STATS).filter(lambda name: name not in {"skew", "kurt"}), st.floats(allow_nan=False)
+    ),
+    st.just(()),
+    NAMES,
+)
+STEPS = st.lists(st.lists(st.tuples(SITES, INFOS, SUMMARIES), max_size=6, unique_by=lambda r: r[0]), max_size=4)
+
+
+def read(path):
+    with open_run(path) as run:
+        return [list(run.rank(0).records(step.step)) for step in run.rank(0).steps]
+
+
+@settings(max_examples=60, deadline=None)
+@given(STEPS)
+def test_records_come_back_as_they_were(steps):
+    with tempfile.TemporaryDirectory() as folder:
+        path = write_run(Path(folder) / "run", steps)
+        back = read(path)
+        assert [len(step) for step in back] == [len(step) for step in steps]
+        for step, records in zip(steps, back, strict=True):
+            for position, ((site, _, own), record) in enumerate(zip(step, records, strict=True)):
+                assert record.site == site
+                assert record.sequence == position
+                assert record.summary.status == own.status
+                assert record.summary.layout == own.layout
+                assert record.summary.checksum == own.checksum
+                assert record.summary.text == own.text
+                assert {name: record.summary.stats[name] for name in own.stats} == own.stats
+        assert verify_run(path).sound
+
+
+@settings(max_examples=30, deadline=None)
+@given(STEPS)
+def test_arrow_libraries_read_the_streams(steps):
+    with tempfile.TemporaryDirectory() as folder:
+        path = write_run(Path(folder) / "run", steps)
+        for name in ("records", "sites", "layouts", "modules"):
+            with pa.ipc.open_stream((path / "rank0" / f"{name}.arrow").read_bytes()) as stream:
+                table = stream.read_all()
+            table.validate(full=True)
+            if name == "records":
+                assert table.num_rows == sum(map(len, steps))
+                own = [summary.checksum for step in steps for _, _, summary in step]
+                assert table["checksum"].to_pylist() == own
+            if name == "sites":
+                assert table["key"].to_pylist() == [
+                    Site(Phase(r["phase"]), Kind(r["kind"]), r["fqn"], r["call"], r["path"]).key()
+                    for r in table.to_pylist()
+                ]
+
+
+@pytest.mark.parametrize("stats", [True, False])
+@pytest.mark.parametrize("sketch", [True, False])
+@pytest.mark.parametrize("sorted_stats", [(), ("med",), ("mode",), ("med", "mode"), ("mode", "med")])
+def test_optional_columns(tmp_path, stats, sketch, sorted_stats):
+    values = Summary(
+        Status.OBSERVED, Layout((2,), "float32"), 5, {"nans": 0, "mean": 1.5, "med": 1.25, "mode": 1.0}, (1.0,) * 16
+    )
+    path = write_run(
+        tmp_path / "run",
+        [[row("forward", "output", "A", values)]],
+        stats=stats,
+        sketch=sketch,
+        sorted_stats=sorted_stats,
+    )
+    with open_run(path) as run:
+        batch = run.rank(0).read(0)
+        assert list(batch.counts) == (list(COUNT_STATS) if stats else [])
+        assert set(batch.floats) == (set(FLOAT_STATS) if stats else set()) | set(sorted_stats)
+        assert (batch.sketch is not None) == sketch
+        record = next(run.rank(0).records(0))
+    assert record.summary.sketch == ((1.0,) * SKETCH_SIZE if sketch else ())
+    assert ("mean" in record.summary.stats) == stats
+    assert ("med" in record.summary.stats) == ("med" in sorted_stats)
+    schema = pa.ipc.open_stream((path / "rank0/records.arrow").read_bytes()).schema
+    bits = (1 if stats else 0) | (2 if sketch else 0) | (4 if "med" in sorted_stats else 0)
+    bits |= 8 if "mode" in sorted_stats else 0
+    assert schema.names == [column.name for column in record_columns(bits)]
+
+
+def test_statistics_follow_their_definitions(tmp_path):
+    rng = np.random.default_rng(1)
+    values = rng.standard_normal(999) * 3 + 2
+    values[:3] = [np.nan, np.inf, -np.inf]
+    finite = values[np.isfinite(values)]
+    path = write_run(tmp_path / "run", [[row("forward", "output", "A", values)]])
+    stats = read(path)[0][0].summary.stats
+    expected = {
+        "nans": 1,
+        "infs": 2,
+        "posinfs": 1,
+        "neginfs": 1,
+        "std": finite.std(),
+        "uvar": finite.var(ddof=1),
+        "l2": np.linalg.norm(finite),
+        "absmax": np.abs(finite).max(),
+        "absmean": abs(finite.mean()),
+    }
+    for name, value in expected.items():
+        assert stats[name] == pytest.approx(value, rel=1e-9), name
+
+
+def test_what_is_absent_is_left_out(tmp_path):
+    path = write_run(
+        tmp_path / "run",
+        [
+            [
+                row("data", "batch", "D", None),
+                row("loss", "loss", "loss", 2.5),
+                row("forward", "output", "A", np.zeros(0)),
+            ]
+        ],
+    )
+    missing, value, empty = (record.summary for record in read(path)[0])
+    assert (missing.status, missing.stats, missing.sketch) == (Status.NOT_OBSERVED, {}, ())
+    assert (value.status, value.stats, value.text) == (Status.VALUE, {}, "2.5")
+    assert empty.stats == {"nans": 0, "posinfs": 0, "neginfs": 0, "zeros": 0, "infs": 0}
+    constant = summary(np.ones(5))
+    assert "skew" not in constant.stats
+
+
+def test_absent_statistics_of_a_batch_are_filled(tmp_path):
+    with StoreWriter.create(tmp_path / "run") as store:
+        writer = store.rank(0, stats=True, sketch=True)
+        site = writer.site(Site(Phase.LOSS, Kind.LOSS, "loss"), SiteInfo())
+        layout = writer.layout(Layout((), "float32"))
+        one = {"dtype": np.uint32}
+        writer.append(
+            0,
+            StepBatch(
+                np.array([site], **one),
+                np.zeros(1, **one),
+                np.array([layout], **one),
+                np.zeros(1, np.uint8),
+                np.ones(1, np.uint64),
+            ),
+        )
+    with open_run(tmp_path / "run") as run:
+        batch = run.rank(0).read(0)
+        assert batch.counts["nans"][0] == -1
+        assert math.isnan(batch.floats["mean"][0])
+        assert next(run.rank(0).records(0)).summary.stats == {}
+
+
+def test_strange_names_come_back_and_keep_their_keys(tmp_path):
+    names = ["a\nb", "\x1b[31m", "<b>", "[bold]", "\0", "é中\U0001f600", "../..", "x" * 5000]
+    steps = [[row("forward", "output", name, 1.0, path=name, module_class=name) for name in names]]
+    path = write_run(tmp_path / "run", steps)
+    assert [record.site.fqn for record in read(path)[0]] == names
+    assert [record.info.module_class for record in read(path)[0]] == names
+
+
+def test_lone_surrogates_are_written_readably(tmp_path):
+    path = write_run(
+        tmp_path / "run", [[row("forward", "output", "a\udc80", "v\udcff")]], settings={"env": {"A": "\udc80"}}
+    )
+    record = read(path)[0][0]
+    assert record.site.fqn == "a\\udc80"
+    assert verify_run(path).sound
+    with open_run(path) as run:
+        assert run.settings["env"] == {"A": "\\udc80"}
+
+
+def test_long_texts_are_cut(tmp_path):
+    path = write_run(tmp_path / "run", [[row("data", "batch", "D", "x" * 10_000)]])
+    assert len(read(path)[0][0].summary.text) == LIMIT_TEXT
+
+
+def test_modules_layouts_and_several_ranks(tmp_path):
+    modules = [ModuleInfo("GPT", "GPT", "m.py:3", ("a", "b"), (), ("x=y",)), ModuleInfo("GPT.l", "Linear")]
+    steps = [[row("forward", "output", "GPT", np.ones(3))], [row("forward", "input", "GPT", np.ones((2, 2)))]]
+    path = write_run(tmp_path / "run", steps, modules=modules, ranks=3, numbers=[4, 9])
+    with open_run(path) as run:
+        assert run.ranks == (0, 1, 2)
+        assert run.last_step == 9
+        assert run.state is RunState.COMPLETE
+        for rank in run.ranks:
+            reader = run.rank(rank)
+            assert reader.modules == modules
+            assert [layout.shape for layout in reader.layouts] == [(3,), (2, 2)]
+            assert [entry.step for entry in reader.steps] == [4, 9]
+            assert 9 in reader
+            assert 5 not in reader
+            with pytest.raises(KeyError):
+                reader.read(5)
+
+
+def test_a_run_without_steps(tmp_path):
+    path = write_run(tmp_path / "run", [])
+    with open_run(path) as run:
+        assert run.last_step is None
+        assert run.rank(0).steps == ()
+        assert len(run.rank(0).sites) == 0
+        assert run.rank(0).layouts == []
+        assert run.state is RunState.COMPLETE
+    assert verify_run(path).sound
+
+
+def test_a_step_without_records(tmp_path):
+    path = write_run(tmp_path / "run", [[], [row("loss", "loss", "loss", 1.0)], []])
+    assert [len(step) for step in read(path)] == [0, 1, 0]

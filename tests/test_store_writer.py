@@ -1,0 +1,313 @@
+"""A writer never overwrites, never shares, and its failures end the recording and nothing else."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import stat
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from synthetic import batch, row, write_run
+
+from introspect_cli.errors import StoreError
+from introspect_cli.records import Kind, Layout, Phase, Site, SiteInfo
+from introspect_cli.store.reader import RunState, open_run
+from introspect_cli.store.verify import verify_run
+from introspect_cli.store.writer import StoreWriter
+
+STEP = [row("forward", "output", f"A.{n}", np.full(3, float(n))) for n in range(20)]
+
+
+def test_an_existing_run_is_refused_without_force(tmp_path):
+    path = write_run(tmp_path / "run", [STEP])
+    with pytest.raises(StoreError, match="holds a run already"):
+        StoreWriter.create(path)
+    assert verify_run(path).sound
+    write_run(path, [STEP, STEP], force=True)
+    with open_run(path) as run:
+        assert run.last_step == 1
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_killed_run_is_refused_without_force(tmp_path):
+    path = write_run(tmp_path / "run", [STEP], complete=False)
+    with pytest.raises(StoreError, match="holds a run already"):
+        StoreWriter.create(path)
+    StoreWriter.create(path, force=True).close()
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_what_is_not_a_run_is_never_replaced(tmp_path, force):
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious" / "thesis.tex").write_text("x")
+    with pytest.raises(StoreError, match="not \\(only\\) a run"):
+        StoreWriter.create(tmp_path / "precious", force=force)
+    path = write_run(tmp_path / "run", [STEP])
+    (path / "notes.txt").write_text("x")
+    with pytest.raises(StoreError, match=r"'notes\.txt'"):
+        StoreWriter.create(path, force=True)
+    with pytest.raises(StoreError, match="is a file"):
+        StoreWriter.create(tmp_path / "precious" / "thesis.tex", force=force)
+    (tmp_path / "settings" / "settings").mkdir(parents=True)
+    with pytest.raises(StoreError, match="no manifest"):
+        StoreWriter.create(tmp_path / "settings", force=True)
+    assert (tmp_path / "precious" / "thesis.tex").read_text() == "x"
+
+
+def test_a_run_being_written_is_refused_with_force_too(tmp_path):
+    with StoreWriter.create(tmp_path / "run"):
+        for force in (False, True):
+            with pytest.raises(StoreError, match="being written by another capture"):
+                StoreWriter.create(tmp_path / "run", force=force)
+
+
+def test_of_many_started_at_once_one_wins(tmp_path):
+    won, lost = [], []
+    barrier = threading.Barrier(8)
+
+    def start():
+        barrier.wait()
+        try:
+            won.append(StoreWriter.create(tmp_path / "run", force=True))
+        except StoreError as error:
+            lost.append(str(error))
+
+    threads = [threading.Thread(target=start) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(won) == 1
+    assert len(lost) == 7
+    won[0].close()
+
+
+def test_an_empty_directory_and_missing_parents_are_used(tmp_path):
+    (tmp_path / "empty").mkdir()
+    write_run(tmp_path / "empty", [STEP])
+    write_run(tmp_path / "a" / "b" / "c", [STEP])
+    assert verify_run(tmp_path / "a" / "b" / "c").sound
+
+
+def test_a_directory_that_cannot_be_made_is_one_sentence(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match="not a directory; choose another place"):
+        StoreWriter.create(tmp_path / "file" / "run")
+    with pytest.raises(StoreError, match="cannot make a run at /proc/run"):
+        StoreWriter.create(Path("/proc/run"))
+
+
+def test_a_script_that_changes_its_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    store = StoreWriter.create(Path("run"))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    writer = store.rank(0)
+    writer.append(0, batch(writer, STEP))
+    store.write_settings("env", {"A": 1})
+    store.write_manifest({"status": "complete"})
+    store.close()
+    assert verify_run(tmp_path / "run").sound
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+def test_settings_are_for_their_owner_only(tmp_path):
+    path = write_run(tmp_path / "run", [STEP], settings={"environment": {"A": "1"}})
+    assert stat.S_IMODE((path / "settings").stat().st_mode) == 0o700
+    assert stat.S_IMODE((path / "settings/environment.yaml").stat().st_mode) == 0o600
+    assert stat.S_IMODE((path / "manifest.yaml").stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("name", ["../x", "a/b", "", "A", "a.b", "x" * 65])
+def test_names_of_settings_stay_inside(tmp_path, name):
+    with StoreWriter.create(tmp_path / "run") as store, pytest.raises(ValueError, match="cannot name"):
+        store.write_settings(name, {})
+
+
+def test_steps_rise_and_numbers_are_ones_given_out(tmp_path):
+    with StoreWriter.create(tmp_path / "run") as store:
+        writer = store.rank(0)
+        own = batch(writer, STEP)
+        writer.append(3, own)
+        with pytest.raises(ValueError, match="after step 3"):
+            writer.append(3, own)
+        other = batch(writer, STEP)
+        other.site[0] = 1000
+        with pytest.raises(ValueError, match="never given a number"):
+            writer.append(4, other)
+        writer.append(5, own)
+        store.write_manifest({"status": "complete"})
+    assert verify_run(tmp_path / "run").sound
+    with open_run(tmp_path / "run") as run:
+        assert [entry.step for entry in run.rank(0).steps] == [3, 5]
+
+
+def test_sites_are_numbered_once_from_many_threads(tmp_path):
+    with StoreWriter.create(tmp_path / "run") as store:
+        writer = store.rank(0)
+        sites = [Site(Phase.FORWARD, Kind.OUTPUT, f"m{n}") for n in range(300)]
+        seen: list[list[int]] = []
+        barrier = threading.Barrier(6)
+
+        def work():
+            barrier.wait()
+            seen.append([writer.site(site, SiteInfo()) for site in sites])
+            writer.layout(Layout((1,), "float32"))
+
+        threads = [threading.Thread(target=work) for _ in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        writer.append(0, batch(writer, STEP))
+        store.write_manifest({"status": "complete"})
+    assert all(numbers == seen[0] for numbers in seen)
+    assert sorted(seen[0]) == list(range(300))
+    with open_run(tmp_path / "run") as run:
+        table = run.rank(0).sites
+        assert [table[number][0] for number in seen[0]] == sites
+
+
+def failing_append(writer, step):
+    with pytest.raises(StoreError) as caught:
+        writer.append(step, batch(writer, STEP))
+    assert writer.failure == str(caught.value)
+    writer.append(step + 1, batch(writer, STEP))  # told once
+    return str(caught.value)
+
+
+def append_until_it_fails(writer):
+    for step in range(3, 100):
+        writer.append(step, batch(writer, STEP))
+
+
+@pytest.mark.parametrize("room", [1, 100, 1500, 2000, 3000, 5000])
+def test_a_file_that_cannot_grow_ends_the_store_at_the_step_before(tmp_path, room):
+    store = StoreWriter.create(tmp_path / "run")
+    writer = store.rank(0)
+    for step in range(3):
+        writer.append(step, batch(writer, STEP))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    size = (tmp_path / "run/rank0/records.arrow").stat().st_size
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + room, hard))
+    try:
+        with pytest.raises(StoreError) as caught:
+            append_until_it_fails(writer)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    message = str(caught.value)
+    assert "file too large; the store ends at step " in message
+    writer.append(9, batch(writer, STEP))
+    store.write_manifest({"status": "complete"})
+    store.close()
+    with open_run(tmp_path / "run") as run:
+        assert f"ends at step {run.last_step}" in message
+        assert run.state is RunState.INTERRUPTED
+        for entry in run.rank(0).steps:
+            assert len(run.rank(0).read(entry.step)) == len(STEP)
+
+
+def test_a_full_disk_ends_the_store_at_the_step_before(tmp_path):
+    store = StoreWriter.create(tmp_path / "run")
+    writer = store.rank(0)
+    writer.append(0, batch(writer, STEP))
+    full = os.open("/dev/full", os.O_WRONLY)
+    kept = os.dup(writer._fds["records.arrow"])
+    os.dup2(full, writer._fds["records.arrow"])
+    os.close(full)
+    message = failing_append(writer, 1)
+    os.close(kept)
+    assert message.startswith("cannot write to ")
+    assert "no space left on device; the store ends at step 0" in message
+    store.close()
+    with open_run(tmp_path / "run") as run:
+        assert run.last_step == 0
+        assert len(run.rank(0).read(0)) == len(STEP)
+
+
+def test_a_directory_removed_while_writing(tmp_path):
+    store = StoreWriter.create(tmp_path / "run")
+    writer = store.rank(0)
+    writer.append(0, batch(writer, STEP))
+    shutil.rmtree(tmp_path / "run")
+    assert "its files were removed" in failing_append(writer, 1)
+    for write in (
+        lambda: store.write_manifest({}),
+        lambda: store.write_settings("env", {}),
+        lambda: store.save_tensor(1, memoryview(b"abcd"), "float32", (1,)),
+        lambda: store.rank(1),
+    ):
+        with pytest.raises(StoreError, match="cannot write"):
+            write()
+    store.close()
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_forked_child_writes_nothing(tmp_path):
+    store = StoreWriter.create(tmp_path / "run")
+    writer = store.rank(0)
+    writer.append(0, batch(writer, STEP))
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            writer.append(1, batch(writer, STEP))
+        except StoreError:
+            store.abandon()
+            store.abandon()
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    with open_run(tmp_path / "run") as run:
+        assert run.state is RunState.RUNNING
+    writer.append(1, batch(writer, STEP))
+    store.write_manifest({"status": "complete"})
+    store.close()
+    store.close()
+    assert verify_run(tmp_path / "run").steps == 2
+
+
+def test_the_lock_goes_with_the_process(tmp_path):
+    code = "import os,sys; from pathlib import Path; from introspect_cli.store.writer import StoreWriter;"
+    code += "StoreWriter.create(Path(sys.argv[1])).rank(0); os.kill(os.getpid(), 9)"
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "run")], check=False)
+    with open_run(tmp_path / "run") as run:
+        assert run.state is RunState.INTERRUPTED
+    StoreWriter.create(tmp_path / "run", force=True).close()
+
+
+def open_descriptors():
+    return {link.name for link in Path("/proc/self/fd").iterdir() if link.exists()}
+
+
+def test_nothing_stays_open(tmp_path):
+    before = open_descriptors()
+    path = write_run(tmp_path / "run", [STEP], settings={"a": 1}, ranks=3)
+    write_run(path, [STEP], force=True)
+    with pytest.raises(StoreError):
+        StoreWriter.create(path)
+    with open_run(path) as run:
+        run.rank(0).read(0)
+        dict(run.settings)
+    assert open_descriptors() == before
+
+
+def test_the_store_is_written_and_read_without_torch_or_pyarrow(tmp_path):
+    path = write_run(tmp_path / "run", [STEP])
+    code = f"""if True:
+        import sys
+        from introspect_cli.store import verify, writer
+        from introspect_cli.store.reader import open_run
+        with open_run({str(path)!r}) as run:
+            list(run.rank(0).records(0))
+        print([name for name in ("torch", "pyarrow", "safetensors") if name in sys.modules])
+    """
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert out == "[]\n"
