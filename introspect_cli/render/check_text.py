@@ -93,4 +93,4 @@ def check_document(result: CheckResult) -> dict[str, Any]:
 def rules_blocks(rules: Sequence[tuple[str, str, str]]) -> list[Block]:
     """A line for each rule: its id, level and what it looks for."""
     width = max((len(rule) for rule, _, _ in rules), default=0)
-    return [Line(((f"{rule:<{width}}  {level:<7}  ", "name"), (about, ""))) for rule, level, about in rules]
+    return [Line(((f"{rule:<{width}}  {level:<7}  ", "name"), (about, "")), wrap=False) for rule, level, about in rules]

@@ -1,0 +1,64 @@
+"""`introspect check`: look for what usually goes wrong, in one run."""
+
+from __future__ import annotations
+
+import click
+
+from introspect_cli.exit_codes import DIVERGED, SAME, UNDECIDED
+
+
+@click.command(
+    short_help="Look for what usually goes wrong in training.",
+    epilog="""\b
+Exit codes: 0 nothing found, 1 something at the level of --fail-on or worse, 2 nothing could be looked for.
+
+\b
+Examples:
+  introspect check runA
+  introspect check --ignore raw-inputs --fail-on error runA
+  introspect check --rule 'loss-*' --format json runA""",
+)
+@click.argument("run", type=click.Path(), required=False)
+@click.option("--rule", "rules", multiple=True, metavar="GLOB", help="Ask only these rules; may be repeated.")
+@click.option("--ignore", multiple=True, metavar="GLOB", help="Leave these rules out; may be repeated.")
+@click.option(
+    "--fail-on",
+    type=click.Choice(["error", "warning", "info"]),
+    default="warning",
+    show_default=True,
+    help="Exit with 1 when something this bad or worse is found.",
+)
+@click.option("--format", "format_", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@click.option("--list", "listed", is_flag=True, help="List all rules and exit.")
+def check(
+    run: str | None, rules: tuple[str, ...], ignore: tuple[str, ...], fail_on: str, format_: str, *, listed: bool
+) -> int:
+    """Look for what usually goes wrong in training, in RUN.
+
+    Each finding has the step it began, where, the numbers that show it, and what usually causes it. What a run does
+    not hold is never called healthy: rules that could not be asked are listed.
+    """
+    from introspect_cli.health.check import check as check_run
+    from introspect_cli.health.check import choose
+    from introspect_cli.health.findings import Level
+    from introspect_cli.render.check_text import check_blocks, check_document, rules_blocks
+    from introspect_cli.render.console import Screen
+    from introspect_cli.store.reader import open_run
+
+    chosen = choose(rules, ignore)
+    if listed:
+        Screen().draw(rules_blocks([(rule.id, rule.level.value, rule.about) for rule in chosen]))
+        return SAME
+    if run is None:
+        raise click.UsageError("name a run to check")
+    with open_run(run) as opened:
+        result = check_run(opened, chosen)
+    if format_ == "json":
+        from introspect_cli.render.json import to_json
+
+        click.echo(to_json(check_document(result)))
+    else:
+        Screen().draw(check_blocks(result))
+    if result.found(Level(fail_on)):
+        return DIVERGED
+    return SAME if result.checked else UNDECIDED

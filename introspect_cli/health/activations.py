@@ -1,0 +1,164 @@
+"""Activations that carry nothing: dead, saturated, constant."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from introspect_cli.health.findings import Level
+from introspect_cli.health.rule import Answer, Hit, Rule, Unseen, lasting
+from introspect_cli.records import Kind, Phase
+
+if TYPE_CHECKING:
+    from introspect_cli.health.table import Table
+
+DEAD = 0.9
+"""Share of zeros from which a rectified layer counts as dead; about half are zero in a healthy one."""
+
+LASTING = 5
+"""Steps, up to the last, that a state must last before it counts."""
+
+SATURATED = 0.05
+"""Mean derivative of a squashing function, relative to its largest, below which it counts as saturated."""
+
+_FLOATS = ("float", "bfloat")
+_NO_ZEROS = ("Dropout", "Embedding", "Pad", "Mask")
+
+
+def find_dead(table: Table) -> Answer:
+    """Outputs, or inputs that gradients flow to, nearly all of which are exactly zero up to the end."""
+    sites = [site for site in _activations(table) if not any(word in table.module_class[site] for word in _NO_ZEROS)]
+    if not sites:
+        return Unseen("outputs of modules with statistics")
+    hits = []
+    for site in sites:
+        steps, zeros = table.stat(site, "zeros")
+        start = lasting((zeros >= DEAD).tolist(), LASTING)
+        if start is not None and not (table.kind[site] == Kind.OUTPUT.value and _was_given(table, site)):
+            text = f"{zeros[-1]:.0%} of its values are zero, {DEAD:.0%} or more since step {steps[start]}"
+            hits.append(Hit(int(steps[start]), table.name(site), text))
+    return hits
+
+
+def _activations(table: Table) -> list[int]:
+    """Float outputs, and inputs that a gradient was recorded for (so not the data themselves)."""
+    found = []
+    for site in table.pick(Kind.OUTPUT, Kind.INPUT, phase=Phase.FORWARD):
+        layout = table.layout(site)
+        if layout is None or not layout.dtype.startswith(_FLOATS) or layout.numel < 2:
+            continue
+        if table.kind[site] == Kind.INPUT.value:
+            fqn, call, path = table.fqn[site], table.call[site], table.path[site]
+            if table.site(Phase.BACKWARD, Kind.GRAD_INPUT, fqn, call, path) is None:
+                continue
+        found.append(site)
+    return found
+
+
+def _was_given(table: Table, site: int) -> bool:
+    """Whether an output is no more zero than the module's own input was."""
+    given = table.site(Phase.FORWARD, Kind.INPUT, table.fqn[site], table.call[site], "[0]")
+    if given is None:
+        return False
+    _, before = table.stat(given, "zeros")
+    _, after = table.stat(site, "zeros")
+    return len(before) > 0 and bool(np.median(before) >= min(DEAD, float(np.median(after))))
+
+
+def find_saturated(table: Table) -> Answer:
+    """Sigmoids and tanhs whose mean derivative has all but gone."""
+    sites = [site for site in table.pick(Kind.OUTPUT) if table.module_class[site] in ("Tanh", "Sigmoid")]
+    sites = [site for site in sites if (layout := table.layout(site)) is not None and layout.numel > 1]
+    if not sites:
+        return Unseen("a Tanh or Sigmoid module")
+    hits = []
+    for site in sites:
+        steps, mean = table.stat(site, "mean")
+        _, var = table.stat(site, "var")
+        square = var + mean * mean
+        # E[1 - t^2] for tanh, E[s (1 - s)] of at most 1/4 for the sigmoid: the derivative, averaged.
+        slope = 1 - square if table.module_class[site] == "Tanh" else 4 * (mean - square)
+        start = lasting((slope < SATURATED).tolist(), LASTING)
+        if start is not None:
+            slope_now = f"{max(slope[-1], 0):.1%} of the largest, under {SATURATED:.0%} since step {steps[start]}"
+            text = f"its mean derivative is {slope_now}"
+            hits.append(Hit(int(steps[start]), table.name(site), text))
+    return hits
+
+
+def find_constant(table: Table) -> Answer:
+    """Outputs that are one and the same number, or the same whatever goes in."""
+    sites = [
+        site
+        for site in table.pick(Kind.OUTPUT, phase=Phase.FORWARD)
+        if (layout := table.layout(site)) is not None and layout.numel > 1 and layout.dtype.startswith(_FLOATS)
+    ]
+    if not sites:
+        return Unseen("outputs of modules with statistics")
+    hits = []
+    for site in sites:
+        columns, place = table.columns(site)
+        rows = np.flatnonzero((columns.layout[:, place] >= 0) & ~(columns.bad[:, place] > 0))
+        mean = columns.floats["mean"][rows, place].astype(np.float64)
+        var = columns.floats["var"][rows, place].astype(np.float64)
+        with np.errstate(invalid="ignore"):
+            # float32 keeps 24 bits: a spread below that is rounding. All zero is the dead rule's.
+            flat = (mean != 0) & (np.sqrt(var) <= np.abs(mean) * 2.0**-22)
+        start = lasting(flat.tolist(), LASTING)
+        if start is not None and not _inputs_flat(table, site):
+            step = int(columns.steps[rows[start]])
+            hits.append(Hit(step, table.name(site), f"all its values are {mean[-1]:.4g} since step {step}"))
+            continue
+        if (step_since := _unmoved(table, site)) is not None:
+            text = f"the same bits at every step since step {step_since}, though its inputs differ"
+            hits.append(Hit(step_since, table.name(site), text))
+    return hits
+
+
+def _inputs_flat(table: Table, site: int) -> bool:
+    given = table.site(Phase.FORWARD, Kind.INPUT, table.fqn[site], table.call[site], "[0]")
+    if given is None:
+        return False
+    _, var = table.stat(given, "var")
+    return len(var) > 0 and bool(np.median(var) == 0)
+
+
+def _unmoved(table: Table, site: int) -> int | None:
+    """The step since which an output has not changed while an input of the same call has, if so to the end."""
+    given = table.site(Phase.FORWARD, Kind.INPUT, table.fqn[site], table.call[site], "[0]")
+    if given is None:
+        return None
+    columns, place = table.columns(site)
+    rows = np.flatnonzero((columns.layout[:, place] >= 0) & (columns.layout[:, columns.place[given]] >= 0))
+    out, into = columns.checksum[rows, place], columns.checksum[rows, columns.place[given]]
+    zeros = columns.zeros[rows, place]
+    if len(rows) <= LASTING or zeros[-1] == 1 or (columns.bad[rows, place] > 0).any():
+        return None
+    start = lasting(((out[1:] == out[:-1]) & (into[1:] != into[:-1])).tolist(), LASTING)
+    return None if start is None else int(columns.steps[rows[start]])
+
+
+RULES = (
+    Rule(
+        "dead-units",
+        Level.WARNING,
+        "activations nearly all of which stay zero",
+        "a rectifier pushed below zero by a large step, a bad initialisation or a large negative bias",
+        find_dead,
+    ),
+    Rule(
+        "saturated",
+        Level.WARNING,
+        "sigmoid or tanh outputs at their ends, where the gradient is gone",
+        "weights or inputs that are too large; normalise them or lower the initial scale",
+        find_saturated,
+    ),
+    Rule(
+        "constant-output",
+        Level.WARNING,
+        "outputs that are constant, or do not depend on what goes in",
+        "a detached or overwritten input, a collapsed layer, or a normalisation over a single value",
+        find_constant,
+    ),
+)

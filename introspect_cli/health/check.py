@@ -1,0 +1,90 @@
+"""All rules over all ranks of a run."""
+
+from __future__ import annotations
+
+import fnmatch
+from typing import TYPE_CHECKING
+
+from introspect_cli.errors import UsageError
+from introspect_cli.health import activations, gradients, inputs, losses, nonfinite, parameters
+from introspect_cli.health.findings import LEVELS, CheckResult, Finding
+from introspect_cli.health.rule import Hit, Rule, Unseen
+from introspect_cli.health.table import Table, read_table
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from introspect_cli.store.reader import Run
+
+RULES: tuple[Rule, ...] = (
+    *nonfinite.RULES,
+    *losses.RULES,
+    *gradients.RULES,
+    *activations.RULES,
+    *parameters.RULES,
+    *inputs.RULES,
+)
+"""Every rule, in the order in which they are documented."""
+
+
+def choose(wanted: Sequence[str], ignored: Sequence[str]) -> tuple[Rule, ...]:
+    """The rules that match a glob of `wanted` (all where empty) and none of `ignored`.
+
+    Raises:
+        UsageError: a glob matches no rule.
+    """
+    for glob in (*wanted, *ignored):
+        if not any(fnmatch.fnmatchcase(rule.id, glob) for rule in RULES):
+            import difflib
+
+            close = difflib.get_close_matches(glob, [rule.id for rule in RULES], n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(rule.id for rule in RULES)}"
+            raise UsageError(f"no rule is called {glob!r}: {hint}")
+    return tuple(
+        rule
+        for rule in RULES
+        if (not wanted or any(fnmatch.fnmatchcase(rule.id, glob) for glob in wanted))
+        and not any(fnmatch.fnmatchcase(rule.id, glob) for glob in ignored)
+    )
+
+
+def check(run: Run, rules: Sequence[Rule] = RULES) -> CheckResult:
+    """Put every rule to every rank.
+
+    Raises:
+        StoreError: the run is damaged.
+    """
+    tables = [read_table(run.rank(number)) for number in run.ranks]
+    return check_tables(str(run.path), tables, rules)
+
+
+def check_tables(path: str, tables: Sequence[Table], rules: Sequence[Rule] = RULES) -> CheckResult:
+    """Put every rule to ranks that have been read."""
+    findings: list[Finding] = []
+    checked: list[str] = []
+    unseen: list[tuple[str, str]] = []
+    for rule in rules:
+        answers = [(table.rank, rule.find(table)) for table in tables]
+        hits = [(rank, hit) for rank, answer in answers if not isinstance(answer, Unseen) for hit in answer]
+        if hits:
+            findings.append(_folded(rule, hits))
+        if any(not isinstance(answer, Unseen) for _, answer in answers):
+            checked.append(rule.id)
+        else:
+            needs = next((answer.needs for _, answer in answers if isinstance(answer, Unseen)), "a rank with records")
+            unseen.append((rule.id, needs))
+    notes = [
+        f"rank {table.rank}: every {table.stride}. step was looked at, there being too many of all"
+        for table in tables
+        if table.stride > 1
+    ]
+    findings.sort(key=lambda finding: (LEVELS.index(finding.level), finding.step, finding.rule))
+    steps = max((len(table.moves.steps) for table in tables), default=0)
+    return CheckResult(path, tuple(findings), tuple(checked), tuple(unseen), tuple(notes), steps)
+
+
+def _folded(rule: Rule, hits: list[tuple[int, Hit]]) -> Finding:
+    """One finding for a rule: the earliest of what it found, the other sites beside it."""
+    rank, first = min(hits, key=lambda found: found[1].step)
+    also = tuple(dict.fromkeys(hit.site for _, hit in hits if hit.site != first.site))
+    return Finding(rule.id, rule.level, first.step, rank, first.site, first.evidence, rule.cause, also)

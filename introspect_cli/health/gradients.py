@@ -1,0 +1,211 @@
+"""Gradients along the depth of a model and along time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from introspect_cli.health.findings import Level
+from introspect_cli.health.rule import Answer, Hit, Rule, Unseen
+from introspect_cli.records import Kind, Phase
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from introspect_cli.health.table import Table
+
+RATIO = 1e3
+"""Norms of gradients at the first and at the last third of the layers further apart than this are out of hand."""
+
+LAYERS = 4
+"""Layers with weights below which depth says nothing."""
+
+GROWTH = 100.0
+"""Times its earlier median that the norm of all gradients may reach."""
+
+HISTORY = 8
+"""Steps of history that growth is measured against."""
+
+BALANCE = 100.0
+"""Times by which the gradients of two heads on one trunk may differ."""
+
+_LOOKUPS = ("Embedding", "Norm")
+
+
+def _layers(table: Table) -> list[int]:
+    """Gradients at the outputs of modules with weights of two or more dimensions, in execution order; no lookups."""
+    owners = set()
+    for site in table.pick(Kind.GRAD):
+        layout = table.layout(site)
+        if layout is not None and len(layout.shape) > 1:
+            owners.add(table.fqn[site].rpartition(".")[0])
+    found = []
+    for site in table.pick(Kind.GRAD_OUTPUT, phase=Phase.BACKWARD):
+        made = table.site(Phase.FORWARD, Kind.OUTPUT, table.fqn[site], table.call[site], table.path[site])
+        lookup = any(word in table.module_class[site] for word in _LOOKUPS)
+        if made is not None and table.fqn[site] in owners and not table.call[site] and not lookup:
+            found.append((int(table.order[made]), site))
+    return [site for _, site in sorted(found)]
+
+
+def _roots(table: Table, sites: list[int]) -> dict[str, list[int]]:
+    groups: dict[str, list[int]] = {}
+    for site in sites:
+        groups.setdefault(table.fqn[site].partition(".")[0], []).append(site)
+    return groups
+
+
+def _norms(table: Table, sites: list[int]) -> NDArray[np.float64]:
+    """L2 norms (T, n) of these sites, NaN where not measured."""
+    columns = table.many
+    places = [columns.place[site] for site in sites]
+    mean = columns.floats["mean"][:, places].astype(np.float64)
+    var = columns.floats["var"][:, places].astype(np.float64)
+    return np.sqrt((var + mean * mean) * table.numel[columns.layout[:, places]])
+
+
+def _by_depth(table: Table) -> list[tuple[str, NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]] | Unseen:
+    """For each root with enough layers: steps, and the median norm at the first and the last third of its layers."""
+    found = []
+    for root, sites in _roots(table, _layers(table)).items():
+        if len(sites) < LAYERS:
+            continue
+        norms = _norms(table, sites)
+        rows = np.flatnonzero(np.isfinite(norms).all(axis=1) & (norms > 0).any(axis=1))
+        if not len(rows):
+            continue
+        third = max(1, len(sites) // 3)
+        early, late = np.median(norms[rows][:, :third], axis=1), np.median(norms[rows][:, -third:], axis=1)
+        found.append((root, table.many.steps[rows], early, late))
+    return found or Unseen(f"gradients at the outputs of {LAYERS} or more layers of one model")
+
+
+def _apart(early: float, late: float, step: int) -> str:
+    return (
+        f"gradients of its first layers are {early / late:.1e} times those of its last at step {step} "
+        f"(norms {early:.1e} and {late:.1e}, at the layers' outputs)"
+    )
+
+
+def find_vanishing(table: Table) -> Answer:
+    """First layers that get far smaller gradients than the last."""
+    depths = _by_depth(table)
+    if isinstance(depths, Unseen):
+        return depths
+    hits = []
+    for root, steps, early, late in depths:
+        low = (early * RATIO < late) & (early > 0)
+        if low.mean() >= 0.5 and low[-1]:
+            at = int(np.argmax(low))
+            hits.append(Hit(int(steps[at]), root, _apart(early[at], late[at], int(steps[at]))))
+    return hits
+
+
+def find_exploding(table: Table) -> Answer:
+    """First layers that get far larger gradients than the last, and gradients that grow without bound."""
+    depths = _by_depth(table)
+    grads = table.pick(Kind.GRAD)
+    if isinstance(depths, Unseen) and not grads:
+        return Unseen("gradients of parameters")
+    hits = []
+    for root, steps, early, late in () if isinstance(depths, Unseen) else depths:
+        high = (early > late * RATIO) & (late > 0)
+        if high.mean() >= 0.5:
+            at = int(np.argmax(high))
+            hits.append(Hit(int(steps[at]), root, _apart(early[at], late[at], int(steps[at]))))
+    for root, sites in _roots(table, grads).items():
+        columns = table.many
+        norm = np.sqrt(np.nansum(_norms(table, sites) ** 2, axis=1))
+        seen = np.flatnonzero((norm > 0) & np.isfinite(norm))
+        for position in range(HISTORY, len(seen)):
+            usual = float(np.median(norm[seen[max(0, position - 50) : position]]))
+            now = float(norm[seen[position]])
+            if now > GROWTH * usual:
+                step = int(columns.steps[seen[position]])
+                text = (
+                    f"the norm of all gradients is {now:.3g} at step {step}, {now / usual:.0f} times its median before"
+                )
+                hits.append(Hit(step, root, text))
+                break
+    return hits
+
+
+def find_unbalanced(table: Table) -> Answer:
+    """Heads on one trunk (or separate losses) of which one drowns the others."""
+    heads = _heads(table)
+    if not heads:
+        return Unseen("two modules with one input whose outputs the model returns")
+    hits = []
+    for names in heads:
+        norms = {name: _norm_inside(table, name) for name in names}
+        known = {name: norm for name, norm in norms.items() if np.nanmax(norm, initial=0) > 0}
+        if len(known) < 2:
+            continue
+        typical = {name: float(np.nanmedian(norm[norm > 0])) for name, norm in known.items()}
+        large, small = max(typical, key=lambda name: typical[name]), min(typical, key=lambda name: typical[name])
+        if typical[large] > BALANCE * typical[small]:
+            with np.errstate(all="ignore"):
+                apart = known[large] > BALANCE * known[small]
+            at = int(np.argmax(apart))
+            step = int(table.many.steps[at])
+            times = typical[large] / typical[small]
+            text = f"its gradients are {times:.0f} times those of {small} (median over the steps)"
+            hits.append(Hit(step, large, text))
+    return hits
+
+
+def _heads(table: Table) -> list[list[str]]:
+    """Groups of modules called with the very same input, each of whose outputs is one of the root's."""
+    columns = table.many
+    if not len(columns.steps):
+        return []
+    at = int(np.argmax((columns.layout >= 0).sum(axis=1)))
+    returned: dict[int, str] = {}
+    for site in table.pick(Kind.OUTPUT, phase=Phase.FORWARD):
+        if "." not in table.fqn[site] and table.path[site]:
+            returned[int(columns.checksum[at, columns.place[site]])] = table.fqn[site]
+    shared: dict[int, list[str]] = {}
+    for site in table.pick(Kind.INPUT, phase=Phase.FORWARD):
+        fqn, call = table.fqn[site], table.call[site]
+        out = table.site(Phase.FORWARD, Kind.OUTPUT, fqn, call)
+        if "." not in fqn or table.path[site] != "[0]" or out is None:
+            continue
+        made = int(columns.checksum[at, columns.place[out]])
+        if made and made in returned:
+            shared.setdefault(int(columns.checksum[at, columns.place[site]]), []).append(fqn)
+    return [names for checksum, names in shared.items() if checksum and len(names) > 1]
+
+
+def _norm_inside(table: Table, fqn: str) -> NDArray[np.float64]:
+    """L2 norm over time (T,) of all gradients of parameters inside a module."""
+    sites = [site for site in table.pick(Kind.GRAD) if table.fqn[site].startswith(fqn + ".")]
+    if not sites:
+        return np.zeros(len(table.many.steps))
+    norm: NDArray[np.float64] = np.sqrt(np.nansum(_norms(table, sites) ** 2, axis=1))
+    return norm
+
+
+RULES = (
+    Rule(
+        "vanishing-gradients",
+        Level.WARNING,
+        "gradients that fade towards the first layers",
+        "a deep stack of squashing activations, a small initial scale, no residual connections or normalisation",
+        find_vanishing,
+    ),
+    Rule(
+        "exploding-gradients",
+        Level.WARNING,
+        "gradients that grow towards the first layers or from step to step",
+        "a large initial scale, a large learning rate, long recurrences; clip, normalise or warm up",
+        find_exploding,
+    ),
+    Rule(
+        "unbalanced-gradients",
+        Level.WARNING,
+        "heads whose gradients are of very different size",
+        "losses of different scale that are added up; weigh them",
+        find_unbalanced,
+    ),
+)

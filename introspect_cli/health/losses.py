@@ -1,0 +1,113 @@
+"""The loss: not a number, stuck, spiking."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from introspect_cli.health.findings import Level
+from introspect_cli.health.rule import Answer, Hit, Rule, Unseen
+from introspect_cli.records import Kind
+
+if TYPE_CHECKING:
+    from introspect_cli.health.table import Table
+
+STUCK_STEPS = 20
+"""Steps below which a loss may rest."""
+
+STUCK = 0.002
+"""Span of the loss over the whole run, relative to its median, below which it is stuck."""
+
+SPIKE_DEVIATIONS = 20.0
+"""Robust standard deviations (1.4826 times the median absolute deviation) that make a spike."""
+
+SPIKE_FACTOR = 3.0
+"""Times the usual loss that a spike reaches at least."""
+
+SPIKE_HISTORY = 10
+"""Steps before a spike that say what is usual."""
+
+_NEEDS = Unseen("a loss (a backward pass that was recorded)")
+
+
+def find_not_finite(table: Table) -> Answer:
+    """A loss that is NaN or Inf."""
+    sites = table.pick(Kind.LOSS)
+    if not sites:
+        return _NEEDS
+    hits = []
+    for site in sites:
+        steps, bad = table.stat(site, "bad")
+        rows = np.flatnonzero(bad > 0)
+        if len(rows):
+            text = f"not a finite number at {len(rows)} of {len(steps)} steps, the first being step {steps[rows[0]]}"
+            hits.append(Hit(int(steps[rows[0]]), table.name(site), text))
+    return hits
+
+
+def find_stuck(table: Table) -> Answer:
+    """A loss that never moves."""
+    sites = table.pick(Kind.LOSS)
+    if not sites:
+        return _NEEDS
+    hits = []
+    long_enough = False
+    for site in sites:
+        steps, value = table.stat(site, "mean")
+        if len(value) < STUCK_STEPS:
+            continue
+        long_enough = True
+        usual = abs(float(np.median(value)))
+        span = float(np.ptp(value))
+        if usual > 0 and span < STUCK * usual:
+            text = f"stays between {value.min():.6g} and {value.max():.6g} over {len(value)} steps"
+            hits.append(Hit(int(steps[0]), table.name(site), text))
+    return hits if long_enough else Unseen(f"{STUCK_STEPS} or more steps with a loss")
+
+
+def find_spike(table: Table) -> Answer:
+    """A loss that leaps away from its own recent values."""
+    sites = table.pick(Kind.LOSS)
+    if not sites:
+        return _NEEDS
+    hits = []
+    long_enough = False
+    for site in sites:
+        steps, value = table.stat(site, "mean")
+        for position in range(SPIKE_HISTORY, len(value)):
+            long_enough = True
+            before = value[max(0, position - 50) : position]
+            usual = float(np.median(before))
+            spread = 1.4826 * float(np.median(np.abs(before - usual)))
+            now = float(value[position])
+            if now - usual > max(SPIKE_DEVIATIONS * spread, (SPIKE_FACTOR - 1) * abs(usual), 1e-6):
+                text = f"{now:.4g} at step {steps[position]}, where {usual:.4g} was usual"
+                hits.append(Hit(int(steps[position]), table.name(site), text))
+                break
+    return hits if long_enough else Unseen(f"more than {SPIKE_HISTORY} steps with a loss")
+
+
+RULES = (
+    Rule(
+        "loss-nonfinite",
+        Level.ERROR,
+        "a loss that is NaN or Inf",
+        "what made the first NaN or Inf (see `nonfinite`), or a loss function outside its domain",
+        find_not_finite,
+    ),
+    Rule(
+        "loss-stuck",
+        Level.WARNING,
+        "a loss that does not move",
+        "a learning rate far too low, parameters outside the optimizer, a detached graph, shuffled labels",
+        find_stuck,
+    ),
+    Rule(
+        "loss-spike",
+        Level.WARNING,
+        "a loss that leaps",
+        "a bad batch, a learning rate that is too high, or an overflow",
+        find_spike,
+    ),
+)

@@ -1,0 +1,180 @@
+"""Numbers that are none: the first NaN or infinity and who made it, and those that are about to come."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from introspect_cli.health.findings import Level
+from introspect_cli.health.rule import Answer, Hit, Rule, Unseen
+from introspect_cli.records import Kind, Phase
+
+if TYPE_CHECKING:
+    from introspect_cli.health.table import NonFinite, Table
+
+LARGEST = {"float16": 65504.0, "bfloat16": 3.3895e38, "float32": 3.4028e38}
+"""Largest finite value of each dtype (IEEE 754-2019; bfloat16: 8 bits of significand)."""
+
+HEADROOM = 4.0
+"""A value within this factor of the largest overflows after two more doublings."""
+
+_MASKS = frozenset({Kind.INPUT.value, Kind.OUTPUT.value, Kind.BUFFER.value, Kind.BATCH.value})
+_BACKWARD = frozenset({Kind.GRAD.value, Kind.GRAD_INPUT.value, Kind.GRAD_OUTPUT.value})
+
+
+def _is_mask(table: Table, event: NonFinite) -> bool:
+    """Whether it is what an attention mask looks like: nothing but -Inf, in something that is no gradient."""
+    return not event.nans and not event.posinfs and table.kind[event.site] in _MASKS
+
+
+def skipped_steps(table: Table) -> set[int]:
+    """Steps after which no parameter had changed: what a gradient scaler skips."""
+    changed = table.moves.changed
+    seen = (changed >= 0).any(axis=1)
+    return set(table.moves.steps[seen & ~(changed == 1).any(axis=1)].tolist())
+
+
+def find_nonfinite(table: Table) -> Answer:
+    """The first NaN or Inf of the run, and the site that made it."""
+    if not len(table.many.steps):
+        return Unseen("a step with records")
+    if np.isnan(table.many.bad).all() and np.isnan(table.few.bad).all():
+        return Unseen("statistics (`--stats`)")
+    skipped = skipped_steps(table)
+    events = [
+        event
+        for event in table.nonfinite
+        if not _is_mask(table, event) and not (event.step in skipped and table.kind[event.site] in _BACKWARD)
+    ]
+    if not events:
+        return []
+    first = events[0]
+    return [Hit(first.step, table.name(first.site), _maker(table, first, events))]
+
+
+def _maker(table: Table, event: NonFinite, events: list[NonFinite]) -> str:
+    """Say what the first record holds and whether what went into it was finite."""
+    parts = [f"{count:,} {name}" for name, count in _counts(event) if count]
+    what = f"{' and '.join(parts)} among {event.numel:,} values of {table.name(event.site)} at step {event.step}"
+    kind = table.kind[event.site]
+    if kind == Kind.OUTPUT.value:
+        bad = {other.site for other in events if other.step <= event.step}
+        inputs = [
+            site
+            for site in table.pick(Kind.INPUT)
+            if table.fqn[site] == table.fqn[event.site] and table.call[site] == table.call[event.site]
+        ]
+        clean = inputs and not any(site in bad for site in inputs)
+        owner = f"{table.module_class[event.site]} {table.fqn[event.site]}"
+        return f"{what}; its inputs are finite, so {owner} made them" if clean else f"{what}; nothing earlier has any"
+    if kind == Kind.BATCH.value:
+        return f"{what}: they came with the data"
+    if kind == Kind.INPUT.value:
+        return f"{what}; no module before it has any, so they came with the data or from code between modules"
+    if kind in _BACKWARD:
+        return f"{what}; the forward pass of that step is finite, so backward made them"
+    if kind == Kind.LOSS.value:
+        return f"{what}; every module's output is finite, so the loss function made them"
+    return f"{what}; nothing earlier has any"
+
+
+def _counts(event: NonFinite) -> tuple[tuple[str, int], ...]:
+    return ("NaN", event.nans), ("+Inf", event.posinfs), ("-Inf", event.neginfs)
+
+
+def find_overflow_ahead(table: Table) -> Answer:
+    """Values of a narrow dtype that are near its largest."""
+    narrow = {number for number, layout in enumerate(table.layouts) if layout.dtype in LARGEST}
+    if not narrow:
+        return Unseen("a tensor of float16, bfloat16 or float32")
+    hits = []
+    # Not the gradients on their way: a scaler makes them as large as they can be, on purpose.
+    for site in table.pick(Kind.INPUT, Kind.OUTPUT, Kind.GRAD, Kind.PARAM):
+        layout = table.layout(site)
+        if layout is None or layout.dtype not in LARGEST:
+            continue
+        limit = LARGEST[layout.dtype]
+        steps, low = table.stat(site, "min")
+        _, high = table.stat(site, "max")
+        largest = np.maximum(np.abs(low), np.abs(high))
+        near = np.flatnonzero(largest > limit / HEADROOM)
+        if layout.dtype != "float16":
+            # So far out that only something explosive gets there; a mask filled with the lowest value is none.
+            near = near[(largest[near] < limit / 1.5) & (largest[near] < 1e38)]
+        if len(near):
+            at = int(near[0])
+            text = f"reaches {largest[at]:.3g} at step {steps[at]}; {layout.dtype} ends at {limit:.5g}"
+            hits.append(Hit(int(steps[at]), table.name(site), text))
+    return hits
+
+
+def find_skipped(table: Table) -> Answer:
+    """Steps that a gradient scaler skipped because gradients had overflowed."""
+    if not table.moves.names:
+        return Unseen("parameters after optimizer steps")
+    skipped = skipped_steps(table)
+    steps = sorted({event.step for event in table.nonfinite if table.kind[event.site] in _BACKWARD} & skipped)
+    if not steps:
+        return []
+    return [Hit(steps[0], "gradients", f"not finite at step {steps[0]}, and no parameter was changed by that step")]
+
+
+def find_underflow(table: Table) -> Answer:
+    """float16 gradients most of which are exactly zero, while those further up are not."""
+    sites = [
+        site
+        for site in table.pick(Kind.GRAD_INPUT, phase=Phase.BACKWARD)
+        if (layout := table.layout(site)) is not None and layout.dtype == "float16"
+    ]
+    if not sites:
+        return Unseen("float16 gradients")
+    hits = []
+    for site in sites:
+        above = table.site(Phase.BACKWARD, Kind.GRAD_OUTPUT, table.fqn[site], table.call[site])
+        if above is None:
+            continue
+        steps, zeros = table.stat(site, "zeros")
+        _, source = table.stat(above, "zeros")
+        if len(zeros) != len(source) or not len(zeros):
+            continue
+        lost = np.flatnonzero((zeros > 0.9) & (source < 0.5))
+        if len(lost) >= 3:
+            at = int(lost[0])
+            text = (
+                f"{zeros[at]:.0%} of the gradient is zero at step {steps[at]}, {source[at]:.0%} of the one it is from"
+            )
+            hits.append(Hit(int(steps[at]), table.name(site), text))
+    return hits
+
+
+RULES = (
+    Rule(
+        "nonfinite",
+        Level.ERROR,
+        "the first NaN or Inf, and the site that made it",
+        "a division by zero, the log or root of something not positive, an overflow, or bad data",
+        find_nonfinite,
+    ),
+    Rule(
+        "overflow-ahead",
+        Level.WARNING,
+        "values near the largest that their dtype holds",
+        "activations or a loss scale that grow; use bfloat16, normalise, or lower the scale",
+        find_overflow_ahead,
+    ),
+    Rule(
+        "underflow",
+        Level.WARNING,
+        "float16 gradients that have become zero",
+        "no gradient scaler, or a scale that is too low",
+        find_underflow,
+    ),
+    Rule(
+        "skipped-steps",
+        Level.INFO,
+        "steps skipped because gradients overflowed",
+        "a gradient scaler that looks for its scale; usual in the first steps",
+        find_skipped,
+    ),
+)

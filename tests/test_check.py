@@ -1,0 +1,220 @@
+"""Every planted illness is named, healthy runs are not, and what was not seen is never called healthy."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from synthetic import row, write_run
+
+from introspect_cli.errors import UsageError
+from introspect_cli.health.check import RULES, check, choose
+from introspect_cli.health.findings import Level
+from introspect_cli.store.reader import open_run
+
+FIXTURES = Path(__file__).parent.parent / "fixtures"
+ILL = FIXTURES / "ill" / "train_ill.py"
+
+ILLNESSES = {
+    "nan-module": ("nonfinite", 0, "Net.act"),
+    "nan-batch": ("nonfinite", 15, "DataLoader"),
+    "loss-nan": ("loss-nonfinite", 7, "loss"),
+    "overflow-ahead": ("overflow-ahead", 0, "Net.first"),
+    "dead-relu": ("dead-units", 0, "Net.act2"),
+    "saturated-tanh": ("saturated", 0, "Net.act"),
+    "saturated-sigmoid": ("saturated", 0, "Net.act"),
+    "vanishing": ("vanishing-gradients", 0, "Deep"),
+    "exploding": ("exploding-gradients", 0, "Deep"),
+    "unbalanced": ("unbalanced-gradients", 0, "TwoHeads.large"),
+    "constant-output": ("constant-output", 0, "Net.norm.1"),
+    "deaf": ("constant-output", 0, "Sequential.0"),
+    "unused-head": ("no-gradient", 0, "Net.spare"),
+    "detached": ("no-gradient", 0, "Net.first"),
+    "forgotten": ("not-in-optimizer", 0, "Net.second"),
+    "batchnorm-frozen": ("batchnorm-frozen", 0, "Net.norm.running_mean"),
+    "batchnorm-drift": ("batchnorm-drift", 30, "Net.norm.running_var"),
+    "lr-zero": ("zero-learning-rate", 0, "SGD"),
+    "copies": ("never-changes", 0, "Net.first"),
+    "tiny-updates": ("tiny-updates", 0, "Net.first.weight"),
+    "huge-updates": ("huge-updates", 0, "Net."),
+    "idle-state": ("idle-optimizer-state", 0, "Net.first"),
+    "raw-inputs": ("raw-inputs", 0, "Net[0]"),
+    "repeated-batch": ("repeated-batch", 1, "DataLoader"),
+    "one-batch": ("one-batch", 0, "DataLoader"),
+    "loss-spike": ("loss-spike", 20, "loss"),
+    "loss-stuck": ("loss-stuck", 0, "loss"),
+}
+
+
+@pytest.fixture(scope="module")
+def train():
+    spec = importlib.util.spec_from_file_location("train_ill", ILL)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.train
+
+
+def found(path):
+    with open_run(path) as run:
+        return check(run)
+
+
+def captured(train, path, illness, steps=30):
+    from introspect_cli.api import capture
+
+    with capture(None, path):
+        train(illness, 60 if illness.startswith("batchnorm") else steps)
+    return found(path)
+
+
+@pytest.mark.parametrize("illness", ILLNESSES)
+def test_a_planted_illness_is_named(train, tmp_path, illness):
+    rule, step, site = ILLNESSES[illness]
+    findings = {finding.rule: finding for finding in captured(train, tmp_path / "run", illness).findings}
+    assert rule in findings
+    assert findings[rule].step == step
+    assert site in findings[rule].site
+    assert findings[rule].evidence
+    assert findings[rule].cause
+
+
+@pytest.mark.parametrize("kind", ["none", "two-heads", "batchnorm"])
+def test_nothing_is_found_in_a_healthy_one(train, tmp_path, kind):
+    assert captured(train, tmp_path / "run", kind).findings == ()
+
+
+HEALTHY = ("train_gpt", "train_cnn", "train_accum", "train_amp", "train_gan", "train_rnn", "train_distill")
+
+
+@pytest.mark.parametrize("script", HEALTHY)
+def test_nothing_is_found_in_healthy_scripts(introspect, tmp_path, script):
+    done = introspect("capture", "-q", "-o", "run", FIXTURES / f"{script}.py")
+    assert done.returncode == 0, done.stderr
+    done = introspect("check", "run")
+    assert done.returncode == 0, done.stdout
+    assert "nothing found" in done.stdout or "remark" in done.stdout
+
+
+def test_the_site_that_made_the_first_nan_is_told_from_those_that_passed_it_on(train, tmp_path):
+    finding = captured(train, tmp_path / "run", "nan-module").findings
+    made = next(f for f in finding if f.rule == "nonfinite")
+    assert "Root Net.act made them" in made.evidence
+
+
+def test_the_command_says_what_it_found(introspect):
+    assert introspect("capture", "-q", "-o", "run", ILL, "--illness", "loss-nan").returncode == 0
+    done = introspect("check", "run")
+    assert done.returncode == 1
+    assert "error: nonfinite from step 7: loss loss" in done.stdout
+    assert "usually:" in done.stdout
+    document = json.loads(introspect("check", "run", "--format", "json").stdout)
+    assert document["findings"][0]["level"] == "error"
+    assert {f["rule"] for f in document["findings"]} >= {"nonfinite", "loss-nonfinite"}
+    assert "raw-inputs" in document["checked"]
+
+
+def test_exit_codes_follow_the_level_asked_for(introspect, train, tmp_path):
+    captured(train, tmp_path / "run", "raw-inputs", steps=3)
+    assert introspect("check", "run", "--rule", "raw-inputs").returncode == 1
+    assert introspect("check", "run", "--rule", "raw-inputs", "--fail-on", "error").returncode == 0
+    assert introspect("check", "run", "--rule", "raw-*", "--fail-on", "info").returncode == 1
+    assert introspect("check", "run", "--ignore", "*").returncode == 2
+    assert introspect("check", "nowhere").returncode == 2
+    done = introspect("check", "run", "--rule", "raw-input")
+    assert done.returncode == 2
+    assert "did you mean 'raw-inputs'" in done.stderr
+
+
+def test_all_rules_can_be_listed(introspect):
+    done = introspect("check", "--list")
+    assert done.returncode == 0
+    assert re.findall(r"^([a-z-]+)  (?:error|warning|info)", done.stdout, re.MULTILINE) == [rule.id for rule in RULES]
+
+
+def test_every_rule_is_documented():
+    page = (Path(__file__).parent.parent / "docs" / "check.md").read_text()
+    for rule in RULES:
+        assert f"`{rule.id}`" in page
+
+
+def test_without_data_no_rule_speaks(tmp_path):
+    path = write_run(tmp_path / "run", [[row("start", "rng", "python", "x")] for _ in range(40)])
+    result = found(path)
+    assert result.findings == ()
+    assert set(dict(result.unseen)) >= {"loss-stuck", "loss-nonfinite", "vanishing-gradients", "repeated-batch"}
+
+
+def test_a_run_without_statistics_is_not_called_healthy(tmp_path):
+    rows = [row("forward", "output", "Net.act", np.zeros(64, np.float32), module_class="ReLU")]
+    path = write_run(tmp_path / "run", [rows] * 20, stats=False)
+    assert "nonfinite" in dict(found(path).unseen)
+    rule = next(rule for rule in RULES if rule.id == "dead-units")
+    assert not any(finding.rule == rule.id for finding in found(path).findings)
+
+
+def test_a_run_without_steps_is_undecided(tmp_path, introspect):
+    write_run(tmp_path / "run", [])
+    assert introspect("check", "run").returncode == 2
+
+
+def test_an_attention_mask_of_minus_infinity_is_no_illness(tmp_path):
+    mask = np.array([0, -np.inf], np.float32)
+    rows = [row("forward", "input", "Net", mask, path="[0]"), row("forward", "output", "Net", np.ones(2, np.float32))]
+    path = write_run(tmp_path / "run", [rows])
+    assert not any(finding.rule == "nonfinite" for finding in found(path).findings)
+
+
+def test_a_step_that_a_scaler_skipped_is_a_remark(tmp_path):
+    weight, bad = np.ones((4, 4), np.float32), np.full((4, 4), np.inf, np.float32)
+
+    def step(gradient, value):
+        return [
+            row("optimizer", "grad", "Net.weight", gradient),
+            row("optimizer", "param", "Net.weight", value),
+        ]
+
+    path = write_run(tmp_path / "run", [step(weight, weight), step(bad, weight), step(weight, weight * 2)])
+    result = found(path)
+    assert [(f.rule, f.step) for f in result.findings if "steps" in f.rule] == [("skipped-steps", 1)]
+    assert not result.found(Level.ERROR)
+
+
+def test_ranks_are_folded_and_the_first_is_named(tmp_path):
+    rows = [row("loss", "loss", "loss", np.array(np.nan, np.float32))]
+    result = found(write_run(tmp_path / "run", [rows], ranks=2))
+    assert [(f.rule, f.rank) for f in result.findings] == [("loss-nonfinite", 0), ("nonfinite", 0)]
+
+
+def test_names_from_a_stranger_repaint_nothing(tmp_path, introspect):
+    rows = [row("forward", "output", "Net.\x1b[2J\u202e", np.array([np.nan], np.float32))]
+    write_run(tmp_path / "run", [rows])
+    out = introspect("check", "run").stdout
+    assert "\x1b[2J" not in out
+    assert "\u202e" not in out
+
+
+def test_rules_are_chosen_by_glob():
+    assert [rule.id for rule in choose(["loss-*"], ["*-spike"])] == ["loss-nonfinite", "loss-stuck"]
+    with pytest.raises(UsageError):
+        choose(["nothing-like-it"], [])
+
+
+def test_too_many_cells_are_thinned_and_the_first_nan_is_still_exact(tmp_path):
+    from introspect_cli.health.check import check_tables
+    from introspect_cli.health.table import read_table
+
+    steps = []
+    for number in range(20):
+        value = np.full(4, np.nan if number >= 7 else number, np.float32)
+        steps.append([row("forward", "output", f"Net.{name}", value) for name in "abcd"])
+    with open_run(write_run(tmp_path / "run", steps)) as run:
+        table = read_table(run.rank(0), most_cells=20)
+        assert table.stride == 4
+        assert len(table.many.steps) == 5
+        result = check_tables("run", [table])
+    assert [(f.rule, f.step, f.site) for f in result.findings] == [("nonfinite", 7, "output Net.a")]
+    assert "every 4. step" in result.notes[0]
