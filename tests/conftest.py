@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -11,6 +12,9 @@ from pathlib import Path
 import pytest
 
 import introspect_cli
+
+# The models here are tiny; on a busy machine, torch's threads wait for each other instead of computing.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 PACKAGE = str(Path(introspect_cli.__file__).parent)
 
