@@ -379,6 +379,11 @@ def _agreeing_before(facts: Facts, divergence: Divergence) -> int:
     return int((np.asarray(facts.pair.a.sequence) < divergence.sequence).sum())
 
 
+def often(count: int) -> str:
+    """How often, in words."""
+    return {1: "once", 2: "twice"}.get(count, f"{count} times")
+
+
 def evidence(clues: Clues, divergence: Divergence, cause: Cause, facts: Facts) -> tuple[str, ...]:
     """The equalities that the conclusion rests on, one sentence each."""
     lines = []
@@ -396,7 +401,7 @@ def evidence(clues: Clues, divergence: Divergence, cause: Cause, facts: Facts) -
         lines.append(f"{differ} of {total} gradients differ in this step.")
     if clues.calls and cause.reason is not Reason.STRUCTURE:
         name, one, two = clues.calls
-        lines.append(f"{name} runs {one} times in this step of a and {two} times in b.")
+        lines.append(f"{name} runs {often(one)} in this step of a and {often(two)} in b.")
     forward = any(site.phase in FORWARD for site in facts.sites)
     if cause.reason in (Reason.GRADIENT, Reason.OPTIMIZER) and not forward:
         lines.append("Every recorded value of the forward pass agrees in this step.")

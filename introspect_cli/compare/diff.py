@@ -211,8 +211,7 @@ def _undiverged(options: DiffOptions, counts: Counts, outcomes: Sequence[RankOut
     if 2 * unseen > counts.records:
         return (
             Verdict.UNDECIDED,
-            f"Could not tell: of {counts.records} records in common, about {unseen} could not be observed; "
-            "what was, agrees.",
+            f"Could not tell: about {unseen} of {counts.records} records in common could not be observed.",
         )
     last = max(int(outcome.paired.steps[-1]) for outcome in outcomes if len(outcome.paired))
     passed = f", {counts.within} of them within the tolerance or noise given," if counts.within else ""

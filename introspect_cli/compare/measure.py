@@ -77,8 +77,8 @@ def distances(
     """Distance and scale of each pair of rows.
 
     Returns:
-        Two float64 arrays: the estimated L2 distance, and the larger of both L2 norms. NaN where a sketch is missing
-        or the shapes differ.
+        Two float64 arrays: the estimated L2 distance, and the larger of both L2 norms. NaN where a sketch is missing,
+        the shapes differ, or one has other NaNs and infinities (sketches leave these out).
     """
     count = len(rows_a)
     unknown = np.full(count, np.nan)
@@ -93,7 +93,7 @@ def distances(
     scale = np.where(np.isfinite(scale), scale, guess)
     shape_a = layouts_a.shape[np.asarray(a.layout)[rows_a]]
     shape_b = layouts_b.shape[np.asarray(b.layout)[rows_b]]
-    apart = np.where(shape_a == shape_b, apart, np.nan)
+    apart = np.where((shape_a == shape_b) & same_nonfinite(a, b, rows_a, rows_b), apart, np.nan)
     return apart, scale
 
 

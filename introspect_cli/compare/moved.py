@@ -8,7 +8,6 @@ and compared where they moved to. Renamed modules are only suggested: that two s
 from __future__ import annotations
 
 import re
-from difflib import SequenceMatcher
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.compare.names import renamer
@@ -47,6 +46,8 @@ def moved_modules(a: Any, b: Any, rename: Sequence[tuple[str, str]]) -> dict[str
     modules_a, modules_b = _renamed(a.modules, rename), list(b.modules)
     if [(m.fqn, m.module_class) for m in modules_a] == [(m.fqn, m.module_class) for m in modules_b]:
         return {}
+    from difflib import SequenceMatcher
+
     children_a, children_b = _children(modules_a), _children(modules_b)
     moved: dict[str, str] = {}
     for parent in children_a.keys() & children_b.keys():

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from introspect_cli.compare.clues import often
 from introspect_cli.compare.measure import RESOLUTION, rounding
 from introspect_cli.compare.result import Divergence, Reason, Role, SettingChange
 from introspect_cli.compare.settings import describe
@@ -349,7 +350,7 @@ def _structure(story: Story) -> str:
     if clues.calls:
         name, one, two = clues.calls
         return (
-            f"only {side} has {what(site)}: {name} runs {one} times in this step of a and {two} times in b "
+            f"only {side} has {what(site)}: {name} runs {often(one)} in this step of a and {often(two)} in b "
             f"({'another number of accumulated batches' if clues.accumulation else 'one is called more often'})."
         )
     if clues.subject_missing:

@@ -1,0 +1,293 @@
+"""Every reason a divergence can have, planted in a small training run computed in numpy."""
+
+import numpy as np
+import pytest
+from synthetic import row, write_run
+
+from introspect_cli.compare.diff import compare_runs
+from introspect_cli.compare.options import DiffOptions
+from introspect_cli.compare.result import Reason, Role, Verdict
+from introspect_cli.records import ModuleInfo
+from introspect_cli.store.reader import open_run
+
+MODULES = (
+    ModuleInfo("Net", "Net"),
+    ModuleInfo("Net.a", "Linear", "", ("weight",)),
+    ModuleInfo("Net.norm", "BatchNorm1d", "", (), ("mean",)),
+    ModuleInfo("Net.b", "Linear", "", ("weight",)),
+)
+F32 = np.float32
+
+
+def train(*faults, steps=4, at=1, lr=0.05, seed=0, start=0, state=None, batches=True, rng=True):
+    """The records of a training run; what a fault does, it does at step `at` (or always, where that makes sense)."""
+    random = np.random.default_rng(seed)
+    weights = {name: random.normal(size=(8, 8)).astype(F32) for name in ("Net.a.weight", "Net.b.weight")}
+    if "init" in faults:
+        weights["Net.b.weight"] = weights["Net.b.weight"] * F32(1.5)
+    momentum = {name: np.zeros((8, 8), F32) for name in weights}
+    mean = np.zeros(8, F32)
+    before = {name: np.zeros((8, 8), F32) for name in weights}
+    recorded = []
+    for k in range(steps):
+        now = k == at
+        rows = []
+        draws = "seed 1" if "seed" in faults else f"{k + (1 if 'draw' in faults and k >= at else 0)}"
+        if rng:
+            rows += [row("start", "rng", "torch", draws), row("start", "rng", "numpy", "0")]
+        x = np.random.default_rng(100 + k).normal(size=(6, 8)).astype(F32)
+        if "batch" in faults and now:
+            x = x + F32(0.5)
+        if "shuffled" in faults and now:
+            x = x[::-1].copy()
+        y = np.arange(6) + k
+        if batches:
+            rows += [
+                row("data", "batch", "DataLoader", x, path="[0]"),
+                row("data", "batch", "DataLoader", y, path="[1]"),
+            ]
+        if k == 0:
+            rows += [row("start", "param", name, value, module_class="Linear") for name, value in weights.items()]
+            rows.append(row("start", "buffer", "Net.norm.mean", mean, module_class="BatchNorm1d"))
+        if "script" in faults and now:
+            x = x * F32(1.1)
+        calls = 2 if "accumulate" in faults and now else 1
+        grads, extra = _pass(rows, x, weights, mean, faults, now, calls)
+        mean = extra["mean"]
+        for name, grad in grads.items():
+            grads[name] = grad
+            if "scaled" in faults and now:
+                grads[name] = grad * F32(0.25)
+            if "stale" in faults and now:
+                grads[name] = grad + before[name]
+            if "kernel" in faults and now:
+                grads[name] = grad * (1 + F32(1e-6) * np.sign(grad))
+        before = grads
+        rows.append(row("optimizer", "hyperparameter", "SGD", lr, path="[0]['lr']"))
+        rows.append(row("optimizer", "hyperparameter", "SGD", 0.9, path="[0]['momentum']"))
+        frozen = "Net.a.weight" if "frozen" in faults else ""
+        rows += [
+            row("optimizer", "grad", name, grad, module_class="Linear")
+            for name, grad in grads.items()
+            if name != frozen
+        ]
+        if "fresh" in faults and now:
+            momentum = {name: np.zeros((8, 8), F32) for name in weights}
+        for name, grad in grads.items():
+            if name == frozen or ("missed" in faults and name == "Net.b.weight" and k >= at):
+                continue
+            momentum[name] = F32(0.9) * momentum[name] + grad
+            weights[name] = weights[name] - F32(lr) * momentum[name]
+        rows += [row("optimizer", "param", name, value, module_class="Linear") for name, value in weights.items()]
+        count = 1 if "fresh" in faults and now else k + 1
+        for name in weights:
+            rows.append(row("optimizer", "optimizer_state", name, float(count), path="['step']"))
+            rows.append(row("optimizer", "optimizer_state", name, momentum[name], path="['momentum']"))
+        rows.append(row("optimizer", "buffer", "Net.norm.mean", mean, module_class="BatchNorm1d"))
+        recorded.append(rows)
+    return recorded
+
+
+def _pass(rows, x, weights, mean, faults, now, calls):
+    """Forward, loss and backward, recorded."""
+    first = {}
+    for call in range(calls):
+        a, b = weights["Net.a.weight"], weights["Net.b.weight"]
+        rows.append(row("forward", "input", "Net", x, path="[0]", call=call, module_class="Net"))
+        rows.append(row("forward", "input", "Net.a", x, path="[0]", call=call, module_class="Linear"))
+        hidden = x @ a
+        if "module" in faults and now:
+            hidden = hidden + F32(0.01)
+        if "rounding" in faults and now:
+            hidden = hidden * (1 + F32(2e-7))
+        if "half" in faults and now:
+            hidden = hidden.astype(np.float16)
+        rows.append(row("forward", "output", "Net.a", hidden, call=call, module_class="Linear"))
+        hidden = hidden.astype(F32)
+        if "inserted" in faults:
+            rows.append(row("forward", "input", "Net.new", hidden, path="[0]", module_class="ReLU"))
+            rows.append(row("forward", "output", "Net.new", hidden, module_class="ReLU"))
+        if "between" in faults and now:
+            hidden = hidden * F32(1.01)
+        rows.append(row("forward", "input", "Net.norm", hidden, path="[0]", call=call, module_class="BatchNorm1d"))
+        normed = hidden - hidden.mean(0)
+        mean = F32(0.9) * mean + F32(0.2 if "buffer" in faults and now else 0.1) * hidden.mean(0)
+        rows.append(row("forward", "output", "Net.norm", normed, call=call, module_class="BatchNorm1d"))
+        rows.append(row("forward", "input", "Net.b", normed, path="[0]", call=call, module_class="Linear"))
+        out = normed @ b
+        rows.append(row("forward", "output", "Net.b", out, call=call, module_class="Linear"))
+        if "after" in faults and now:
+            out = out + F32(0.1)
+        rows.append(row("forward", "output", "Net", out, call=call, module_class="Net"))
+        loss = F32((out**2).mean() * (2 if "loss" in faults and now else 1))
+        rows.append(row("loss", "loss", "loss", loss, call=call))
+        upstream = (2 * out / out.size).astype(F32)
+        rows.append(row("backward", "grad_output", "Net", upstream, call=call, module_class="Net"))
+        back = upstream @ b.T
+        if "backward" in faults and now:
+            back = back * F32(1.5)
+        if "frozen" not in faults:
+            rows.append(row("backward", "grad_input", "Net.b", back, path="[0]", call=call, module_class="Linear"))
+        first = {"Net.a.weight": (x.T @ back).astype(F32), "Net.b.weight": (normed.T @ upstream).astype(F32)}
+    return first, {"mean": mean.astype(F32)}
+
+
+@pytest.fixture
+def compare(tmp_path):
+    """Compare two lists of steps; options and settings by keyword."""
+
+    def run(a, b, *, options=None, settings=({}, {}), modules=(MODULES, MODULES), **about):
+        write_run(tmp_path / "a", a, modules=modules[0], settings=settings[0], force=True, **about)
+        write_run(tmp_path / "b", b, modules=modules[1], settings=settings[1], force=True, **about)
+        with open_run(tmp_path / "a") as one, open_run(tmp_path / "b") as two:
+            return compare_runs(one, two, options or DiffOptions())
+
+    return run
+
+
+FAULTS = [
+    # fault, step, phase, kind, fqn, reason, words of the sentence
+    ("seed", 0, "start", "rng", "torch", Reason.RNG, ["seed", "first captured step"]),
+    ("draw", 1, "start", "rng", "torch", Reason.RNG, ["extra random draw", "step 0"]),
+    ("batch", 1, "data", "batch", "DataLoader", Reason.BATCH, ["the batch from DataLoader ([0])", "data pipeline"]),
+    ("shuffled", 1, "data", "batch", "DataLoader", Reason.BATCH, ["another order"]),
+    ("init", 0, "start", "param", "Net.b.weight", Reason.INITIAL, ["initialisation", "seed"]),
+    ("script", 1, "forward", "input", "Net", Reason.SCRIPT, ["the batch is equal", "between the data loader"]),
+    ("module", 1, "forward", "output", "Net.a", Reason.MODULE, ["Net.a (Linear)", "own computation"]),
+    ("rounding", 1, "forward", "output", "Net.a", Reason.MODULE, ["the rounding of float32", "kernel"]),
+    ("half", 1, "forward", "output", "Net.a", Reason.MODULE, ["float32 against float16", "precision"]),
+    ("between", 1, "forward", "input", "Net.norm", Reason.OWN_CODE, ["forward code of Net,", "after Net.a"]),
+    ("after", 1, "forward", "output", "Net", Reason.OWN_CODE, ["own forward code, after Net.b"]),
+    ("loss", 1, "loss", "loss", "loss", Reason.LOSS, ["the loss differs", "every module output", "loss code"]),
+    ("backward", 1, "backward", "grad_input", "Net.b", Reason.BACKWARD, ["backward pass through Net.b", "1.5 times"]),
+    ("scaled", 1, "optimizer", "grad", "Net.a.weight", Reason.GRADIENT, ["0.25 times a", "clipping"]),
+    ("stale", 1, "optimizer", "grad", "Net.a.weight", Reason.GRADIENT, ["zero_grad is missing", "in b"]),
+    ("kernel", 1, "optimizer", "grad", "Net.a.weight", Reason.GRADIENT, ["rounding"]),
+    ("missed", 1, "optimizer", "param", "Net.b.weight", Reason.OPTIMIZER, ["leaves this parameter as it was in b"]),
+    ("fresh", 1, "optimizer", "param", "Net.a.weight", Reason.OPTIMIZER, ["optimizer state of b started afresh"]),
+    (
+        "buffer",
+        1,
+        "optimizer",
+        "buffer",
+        "Net.norm.mean",
+        Reason.BUFFER,
+        ["the buffer", "inputs of Net.norm are equal"],
+    ),
+    ("inserted", 0, "forward", "input", "Net.new", Reason.STRUCTURE, ["Net.new exists only in b", "ReLU"]),
+    ("accumulate", 1, "forward", "input", "Net", Reason.STRUCTURE, ["only b has", "accumulated"]),
+    ("frozen", 0, "backward", "grad_input", "Net.b", Reason.STRUCTURE, ["only a has", "frozen"]),
+]
+
+
+@pytest.mark.parametrize(
+    ("fault", "step", "phase", "kind", "fqn", "reason", "words"), FAULTS, ids=[f[0] for f in FAULTS]
+)
+def test_fault_is_found_where_it_is_with_its_reason(compare, fault, step, phase, kind, fqn, reason, words):
+    result = compare(train(), train(fault))
+    assert result.verdict is Verdict.DIVERGED
+    site = result.first.site
+    assert (result.first.step, site.phase.value, site.kind.value, site.fqn) == (step, phase, kind, fqn)
+    assert (result.first.role, result.first.reason) == (Role.ORIGIN, reason)
+    for word in words:
+        assert word in result.sentence
+
+
+@pytest.mark.parametrize("fault", [fault[0] for fault in FAULTS])
+def test_the_other_way_round_the_same_place_is_found(compare, fault):
+    there, back = compare(train(), train(fault)), compare(train(fault), train())
+    assert (there.first.site, there.first.step) == (back.first.site, back.first.step)
+    assert there.first.reason is back.first.reason
+    assert there.counts.diverged == back.counts.diverged
+    assert (there.counts.only_a, there.counts.only_b) == (back.counts.only_b, back.counts.only_a)
+
+
+def test_what_follows_from_an_origin_is_propagated(compare):
+    result = compare(train(), train("module"), options=DiffOptions(limit=None))
+    origins = [d for d in result.divergences if d.role is Role.ORIGIN]
+    assert [d.site.fqn for d in origins] == ["Net.a"]
+    assert len(result.divergences) == result.counts.diverged
+    assert all(d.reason is Reason.PROPAGATED for d in result.divergences[1:])
+
+
+def test_two_faults_have_two_origins(compare):
+    result = compare(train(), train("between", "buffer"), options=DiffOptions(limit=None))
+    assert result.first.site.fqn == "Net.norm"
+    result = compare(train(), train("scaled", "buffer"), options=DiffOptions(limit=None))
+    origins = {(d.site.kind.value, d.site.fqn) for d in result.divergences if d.role is Role.ORIGIN and d.step == 1}
+    assert origins == {("grad", "Net.a.weight"), ("grad", "Net.b.weight"), ("buffer", "Net.norm.mean")}
+
+
+def test_learning_rate_is_named_and_is_no_divergence(compare):
+    result = compare(train(), train(lr=0.06))
+    assert (result.first.step, result.first.site.kind.value) == (0, "param")
+    assert "lr 0.05 -> 0.06" in result.sentence
+    assert result.settings[0].name == "lr"
+    assert (result.settings[0].a, result.settings[0].b, result.settings[0].explains) == ("0.05", "0.06", True)
+    assert not [d for d in result.divergences if d.site.kind.value == "hyperparameter"]
+
+
+def test_without_batches_the_data_pipeline_is_suspected(compare):
+    result = compare(train(batches=False), train("batch", batches=False))
+    assert (result.first.site.kind.value, result.first.site.fqn) == ("input", "Net")
+    assert "no data loader was seen" in result.sentence
+
+
+def test_untied_parameter_is_told_from_a_new_one(compare):
+    tied = (*MODULES[:3], ModuleInfo("Net.b", "Linear", "", (), (), ("weight=Net.a.weight",)))
+
+    def steps(names):
+        value = np.ones((3, 3), F32)
+        return [
+            [row("start", "param", name, value) for name in names] + [row("forward", "input", "Net", value, path="[0]")]
+        ]
+
+    result = compare(steps(["Net.a.weight"]), steps(["Net.a.weight", "Net.b.weight"]), modules=(tied, MODULES))
+    assert result.first.reason is Reason.STRUCTURE
+    assert "tied to Net.a.weight" in result.sentence
+
+
+def test_evidence_says_what_was_equal(compare):
+    result = compare(train(), train("module"))
+    text = " ".join(result.evidence)
+    assert "the step before agrees entirely" in text
+    assert "Equal going in: inputs, parameters and random state" in text
+    assert "Random states at the start of the step agree" in text
+
+
+def test_another_rng_state_makes_a_random_modules_output_propagated(compare):
+    result = compare(train(), train("draw", "module"), options=DiffOptions(limit=None))
+    roles = {(d.site.kind.value, d.site.fqn): d.role for d in result.divergences if d.step == 1}
+    assert roles["rng", "torch"] is Role.ORIGIN
+    assert roles["output", "Net.a"] is Role.PROPAGATED
+
+
+def test_extra_calls_are_told_beside_another_reason(compare):
+    result = compare(train(), train("module", "accumulate"))
+    assert result.first.site.fqn == "Net.a"
+    assert "Net runs once in this step of a and twice in b." in result.evidence
+
+
+def test_shape_against_shape(compare):
+    def steps(width):
+        return [
+            [
+                row("forward", "input", "Net", np.zeros((2, 2), F32)),
+                row("forward", "output", "Net", np.ones((2, width), F32)),
+            ]
+        ]
+
+    result = compare(steps(3), steps(4))
+    assert "shape 2x3 against 2x4" in result.sentence
+    assert result.first.rel_l2 is None
+
+
+def test_nans_are_counted_in_the_sentence(compare):
+    good = np.ones((2, 2), F32)
+    bad = good.copy()
+    bad[0, 0] = np.nan
+
+    def steps(value):
+        return [[row("forward", "input", "Net", good, path="[0]"), row("forward", "output", "Net", value)]]
+
+    assert "0 NaN against 1)" in compare(steps(good), steps(bad)).sentence
