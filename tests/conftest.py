@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from pathlib import Path
 
 import pytest
@@ -34,7 +35,7 @@ def introspect(tmp_path):
 
 @pytest.fixture(autouse=True)
 def _nothing_left_behind():
-    threads = set(threading.enumerate())
+    threads = _threads_of_ours()
     process, torch_state = _process_state(), _torch_state()
     yield
     assert _process_state() == process
@@ -43,18 +44,20 @@ def _nothing_left_behind():
     assert [name for name, value in _hooked().items() if _is_ours(value)] == []
     assert [finder for finder in sys.meta_path if _is_ours(finder)] == []
     deadline = time.monotonic() + 5
-    while left := _alive(threads):
-        assert time.monotonic() < deadline, f"threads left running: {left}"
+    while _threads_of_ours().keys() - threads.keys():
+        assert time.monotonic() < deadline, f"threads left running: {_threads_of_ours()}"
         time.sleep(0.01)
 
 
-def _alive(before):
-    """Threads that a test started and that go on, but for those of libraries that keep a pool."""
-    return [
-        thread
-        for thread in threading.enumerate()
-        if thread not in before and not thread.name.startswith(("ThreadPool", "Thread-", "QueueFeeder", "SubprocPool"))
-    ]
+def _threads_of_ours():
+    """Threads that run code of the package, bare ones that `threading` does not know of included."""
+    return {
+        thread: frame.f_code.co_name
+        for thread, top in sys._current_frames().items()
+        if thread != threading.get_ident()
+        for frame, _ in traceback.walk_stack(top)
+        if frame.f_code.co_filename.startswith(PACKAGE)
+    }
 
 
 def _process_state():

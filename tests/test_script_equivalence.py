@@ -354,6 +354,10 @@ SCRIPTS = {
         """,
     "imports a neighbour": "import neighbour; print(neighbour.__file__, neighbour.value)",
     "runs code of its own": "exec(compile('def f():\\n  1/0\\n', 'generated.py', 'exec'))\nf()",
+    "sets what libraries read as they load": """
+        import sys
+        print([name for name in ("torch", "numpy", "numba", "pyarrow", "pandas") if name in sys.modules])
+        """,
     "reads its arguments": """
         import argparse
         parser = argparse.ArgumentParser()
