@@ -232,9 +232,9 @@ def forged(files):
             rank = name.split("/")[0]
             out[name] = _forged_index(data, {n: files.get(f"{rank}/{n}.arrow", b"") for n in (*STREAMS, "records")})
         elif name.endswith(".yaml"):
-            body, line, _ = data.rpartition(b"# of run ")
-            run_id = files["manifest.yaml"].rpartition(b"# of run ")[2][:32]
-            out[name] = body + b"# of run %s, crc32 %08x\n" % (run_id, zlib.crc32(body)) if line else data
+            body = data[: data.rfind(b"\n# ") + 1]
+            run_id = files["manifest.yaml"].rpartition(b" of run ")[2][:32]
+            out[name] = body + b"# %s of run %s, crc32 %08x\n" % (name.encode(), run_id, zlib.crc32(body))
         elif name.endswith(".safetensors"):
             out[name] = _forged_tensor(data)
     return out

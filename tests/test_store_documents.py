@@ -24,8 +24,8 @@ PLAIN = st.recursive(
 
 
 def round_trip(value):
-    data = dump(value, ID)
-    check(data, ID, "x")
+    data = dump(value, "x", ID)
+    check(data, "x", ID, "x")
     return load(data, "x")
 
 
@@ -45,7 +45,7 @@ def test_texts_that_look_like_something_else(text):
 
 def test_other_people_read_the_same():
     value = {"lr": 1e-5, "names": ["a", "é"], "none": None, "n": 10**30}
-    assert yaml.safe_load(dump(value, ID)) == value
+    assert yaml.safe_load(dump(value, "x", ID)) == value
 
 
 def test_whatever_a_script_leaves_in_its_settings():
@@ -153,11 +153,16 @@ def assert_plain(value):
 
 @pytest.mark.parametrize("cut", range(0, 60, 7))
 def test_a_document_cut_short_is_told(cut):
-    data = dump({"a": 1, "b": [1, 2, 3], "c": "text"}, ID)
+    data = dump({"a": 1, "b": [1, 2, 3], "c": "text"}, "x", ID)
     with pytest.raises(StoreError, match="altered or cut short"):
-        check(data[:cut], ID, "x")
+        check(data[:cut], "x", ID, "x")
 
 
 def test_a_document_of_another_run_is_told():
-    with pytest.raises(StoreError, match="another run"):
-        check(dump({"a": 1}, "1" * 32), ID, "x")
+    with pytest.raises(StoreError, match="elsewhere"):
+        check(dump({"a": 1}, "x", "1" * 32), "x", ID, "x")
+
+
+def test_a_document_under_another_name_is_told():
+    with pytest.raises(StoreError, match="elsewhere"):
+        check(dump({"a": 1}, "settings/a.yaml", ID), "settings/b.yaml", ID, "x")

@@ -77,16 +77,18 @@ def test_a_manifest_of_something_else(tmp_path):
 def test_a_newer_format_names_the_version_to_install(tmp_path):
     path = write_run(tmp_path / "run", steps(1))
     newer = {"format": 3, "tool": {"name": "introspect", "version": "0.9"}, "new": {"things": [1]}}
-    (path / "manifest.yaml").write_bytes(dump(newer, "0" * 32))
+    (path / "manifest.yaml").write_bytes(dump(newer, "manifest.yaml", "0" * 32))
     message = refused(path, "install introspect-cli>=0.9")
     assert "was written by introspect 0.9, format 3; this is " in message
     assert "which reads up to format 1" in message
     with pytest.raises(StoreError, match=r"install introspect-cli>=0\.9"):
         verify_run(path)
     for version in ("1; rm -rf /", "\x1b[31m", None, 3, "9" * 100):
-        (path / "manifest.yaml").write_bytes(dump({"format": 2, "tool": {"version": version}}, "0" * 32))
+        (path / "manifest.yaml").write_bytes(
+            dump({"format": 2, "tool": {"version": version}}, "manifest.yaml", "0" * 32)
+        )
         assert "install the newest introspect-cli" in refused(path, "a newer introspect, format 2")
-    (path / "manifest.yaml").write_bytes(dump({"format": 2, "tool": "x"}, "0" * 32))
+    (path / "manifest.yaml").write_bytes(dump({"format": 2, "tool": "x"}, "manifest.yaml", "0" * 32))
     refused(path, "a newer introspect, format 2")
 
 

@@ -22,7 +22,7 @@ from introspect_cli.store.files import DamageError
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _Dumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
-_CHECK = b"# of run %s, crc32 %08x\n"
+_CHECK = b"# %s of run %s, crc32 %08x\n"
 _MAX_DEPTH = 64
 _MAX_NODES = 200_000
 _MAX_DIGITS = 1000  # int() is quadratic, and refuses more than 4300
@@ -63,28 +63,28 @@ def _key(key: object) -> Any:
     return plain(key) if isinstance(key, (str, int, float, type(None))) else plain(str(key))
 
 
-def dump(value: object, run_id: str) -> bytes:
+def dump(value: object, name: str, run_id: str) -> bytes:
     """`value` as one YAML document, with a comment at its end by which `check` knows it."""
     text: str = yaml.dump(
         plain(value), Dumper=_Plain, sort_keys=False, allow_unicode=True, default_flow_style=False, width=1000
     )
     data = text.encode()
-    return data + _check_line(data, run_id)
+    return data + _check_line(data, name, run_id)
 
 
-def check(data: bytes, run_id: object, path: str) -> None:
-    """Make sure that the document is as it was written for the run, by the comment at its end.
+def check(data: bytes, name: str, run_id: object, path: str) -> None:
+    """Make sure that the document is as it was written, for this run and by this name, by the comment at its end.
 
     Raises:
-        StoreError: it was altered or cut short, or belongs to another run.
+        StoreError: it was altered or cut short, or belongs elsewhere.
     """
-    end = len(data) - len(_check_line(b"", "0" * 32))
-    if end < 0 or data[end:] != _check_line(data[:end], str(run_id)):
-        raise DamageError(path, "it was altered or cut short, or belongs to another run")
+    end = len(data) - len(_check_line(b"", name, "0" * 32))
+    if end < 0 or data[end:] != _check_line(data[:end], name, str(run_id)):
+        raise DamageError(path, "it was altered or cut short, or belongs elsewhere")
 
 
-def _check_line(data: bytes, run_id: str) -> bytes:
-    return _CHECK % (run_id.encode("ascii", "replace"), zlib.crc32(data))
+def _check_line(data: bytes, name: str, run_id: str) -> bytes:
+    return _CHECK % (name.encode("ascii", "replace"), run_id.encode("ascii", "replace"), zlib.crc32(data))
 
 
 def load(data: bytes, path: str) -> Any:

@@ -65,7 +65,7 @@ class Settings(Mapping[str, Any]):
                 data = self._folder.read_file(f"{name}.yaml", LIMIT_DOCUMENT)
             except FileNotFoundError:
                 raise KeyError(name) from None
-            documents.check(data, self._run_id, path)
+            documents.check(data, f"{SETTINGS}/{name}.yaml", self._run_id, path)
             self._read[name] = documents.load(data, path)
         return self._read[name]
 
@@ -245,7 +245,7 @@ def read_manifest(folder: Folder) -> dict[str, Any]:
         version = tool.get("version") if isinstance(tool, dict) else None
         known = isinstance(version, str) and _VERSION.fullmatch(version)
         raise newer_format(found, version if known else None, folder.path)
-    documents.check(data, manifest.get("id"), path)
+    documents.check(data, MANIFEST, manifest.get("id"), path)
     return dict(manifest)
 
 

@@ -215,7 +215,7 @@ def _checked_step(reader: RankReader, row: int, keys: np.ndarray[Any, Any] | Non
 
 def _checked_document(folder: Folder, name: str, run_id: object) -> int:
     data = folder.read_file(name, LIMIT_DOCUMENT)
-    documents.check(data, run_id, f"{folder.path}/{name}")
+    documents.check(data, f"{SETTINGS}/{name}", run_id, f"{folder.path}/{name}")
     documents.load(data, f"{folder.path}/{name}")
     return 1
 

@@ -115,18 +115,19 @@ class StoreWriter:
         except OSError as error:
             raise StoreError(f"cannot write to {self.path}: {reason(error)}") from None
         try:
-            self._write_document(folder, f"{name}.yaml", value)
+            self._write_document(folder, f"{SETTINGS}/{name}.yaml", value)
         finally:
             folder.close()
 
     def _write_document(self, folder: Folder, name: str, value: object) -> None:
-        data = documents.dump(value, self.id)
+        """Write the document `name`, a path inside the run whose last part is in `folder`."""
+        data = documents.dump(value, name, self.id)
         if len(data) > LIMIT_DOCUMENT:
-            raise StoreError(f"cannot write {folder.path}/{name}: it would be larger than a store allows")
+            raise StoreError(f"cannot write {self.path}/{name}: it would be larger than a store allows")
         try:
-            folder.replace(name, [data], _PRIVATE_FILE)
+            folder.replace(name.rpartition("/")[2], [data], _PRIVATE_FILE)
         except OSError as error:
-            raise StoreError(f"cannot write {folder.path}/{name}: {reason(error)}") from None
+            raise StoreError(f"cannot write {self.path}/{name}: {reason(error)}") from None
 
     def save_tensor(self, checksum: int, array: memoryview, dtype: str, shape: tuple[int, ...]) -> int:
         """Keep a tensor's data under its checksum, once; bytes written.
