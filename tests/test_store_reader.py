@@ -275,7 +275,6 @@ def test_reading_while_writing(tmp_path):
     written = threading.Event()
     store = StoreWriter.create(tmp_path / "run")
     writer = store.rank(0)
-    problems: list[BaseException] = []
 
     def write():
         for step in range(count):
@@ -296,13 +295,32 @@ def test_reading_while_writing(tmp_path):
                 records = list(reader.records(entry.step))
                 assert [r.site.fqn for r in records] == [f"A.{entry.step}.{n}" for n in range(3)]
     thread.join()
-    assert not problems
     with open_run(tmp_path / "run") as run:
         assert run.state is RunState.RUNNING
         assert run.last_step == count - 1
     store.write_manifest({"status": "complete"})
     store.close()
     assert verify_run(tmp_path / "run").records == 3 * count
+
+
+def test_a_run_that_ends_while_it_is_opened_is_never_called_interrupted(tmp_path):
+    for number in range(40):
+        store = StoreWriter.create(tmp_path / str(number))
+        writer = store.rank(0)
+        writer.append(0, batch(writer, steps(1)[0]))
+
+        def finish(store=store):
+            store.write_manifest({"status": "complete"})
+            store.close()
+
+        thread = threading.Thread(target=finish)
+        thread.start()
+        states = []
+        while not states or thread.is_alive():
+            with open_run(tmp_path / str(number)) as run:
+                states.append(run.state)
+        thread.join()
+        assert RunState.INTERRUPTED not in states
 
 
 def test_a_run_opened_early_stays_as_it_was(tmp_path):

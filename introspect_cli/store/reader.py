@@ -89,9 +89,9 @@ class Run:
     def __init__(self, path: Path, folder: Folder) -> None:
         self.path = path
         self._folder = folder
-        self.manifest = read_manifest(folder)
-        # Asked before the ranks are read: a run that ends in between is called running, never complete too early.
+        # Asked first: a run that ends while it is opened is called running, never interrupted.
         locked = is_locked(folder)
+        self.manifest = read_manifest(folder)
         self._ranks = self._open_ranks()
         self.ranks = tuple(sorted(self._ranks))
         self.state = run_state(self.manifest, self._ranks.values(), locked=locked)

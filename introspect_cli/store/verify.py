@@ -98,9 +98,9 @@ class _Check:
 
     def report(self) -> VerifyReport:
         """All of it."""
+        locked = bool(self._try(lambda: is_locked(self._folder)))
         manifest: dict[str, Any] = self._try(lambda: read_manifest(self._folder)) or {}
         self._documents += bool(manifest)
-        locked = bool(self._try(lambda: is_locked(self._folder)))
         numbers = self._top_level()
         ranks = [reader for reader in (self._rank(number, manifest) for number in numbers) if reader is not None]
         state = run_state(manifest, ranks, locked=locked)
