@@ -98,7 +98,7 @@ def suggest_renames(a: Any, b: Any, rename: Sequence[tuple[str, str]]) -> tuple[
         for other in list(new):
             if sign == _signature(other, children_b, own=not children_b.get(other.fqn)):
                 new.remove(other)
-                suggestions.append(f"--rename '^{re.escape(module.fqn)}(?=\\.|$)={other.fqn}'")
+                suggestions.append(f"--rename '^{re.escape(module.fqn)}\\b={other.fqn}'")
                 break
     return tuple(suggestions[:5])
 

@@ -1,0 +1,409 @@
+"""Sites of two runs brought together: wrappers, renames, moves, offsets, steps, and what one side never watched."""
+
+import numpy as np
+import pytest
+from synthetic import row, write_run
+from test_compare_reasons import train
+
+from introspect_cli.compare.align import align, columns
+from introspect_cli.compare.diff import compare_runs
+from introspect_cli.compare.names import parse_rename, renamer, selects, strip_wrappers
+from introspect_cli.compare.options import DiffOptions
+from introspect_cli.compare.result import Reason, Verdict
+from introspect_cli.compare.steps import differing, pair_steps
+from introspect_cli.errors import UsageError
+from introspect_cli.records import Kind, ModuleInfo
+from introspect_cli.store.reader import open_run
+
+F32 = np.float32
+X = np.arange(6, dtype=F32).reshape(2, 3)
+
+
+@pytest.fixture
+def diff(tmp_path):
+    def run(a, b, options=None, noise=(), about_a=None, about_b=None):
+        write_run(tmp_path / "a", a, force=True, **(about_a or {}))
+        write_run(tmp_path / "b", b, force=True, **(about_b or {}))
+        for number, steps in enumerate(noise):
+            write_run(tmp_path / f"n{number}", steps, force=True)
+        with open_run(tmp_path / "a") as one, open_run(tmp_path / "b") as two:
+            opened = [open_run(tmp_path / f"n{number}") for number in range(len(noise))]
+            result = compare_runs(one, two, options or DiffOptions(), opened)
+            for other in opened:
+                other.close()
+            return result
+
+    return run
+
+
+def chain(names, values=None, module="Linear"):
+    """One step of modules that run one after another."""
+    rows = []
+    for place, name in enumerate(names):
+        value = X + place if values is None else values[place]
+        rows += [row("forward", "input", name, X, path="[0]", module_class=module)]
+        rows += [row("forward", "output", name, value, module_class=module)]
+    return [rows]
+
+
+def modules(names, module="Linear"):
+    return [ModuleInfo("Net", "Net"), *(ModuleInfo(name, module, "", ("weight",)) for name in names)]
+
+
+class TestNames:
+    def test_wrappers_are_stripped(self):
+        assert strip_wrappers("GPT._orig_mod.blocks.0._checkpoint_wrapped_module.attn") == "GPT.blocks.0.attn"
+        assert strip_wrappers("GPT._fsdp_wrapped_module") == "GPT"
+        assert strip_wrappers("GPT.module.attn") == "GPT.module.attn"
+
+    def test_rename_is_read(self):
+        assert parse_rename(r"^Net\.h=Net.blocks") == (r"^Net\.h", "Net.blocks")
+        assert parse_rename(r"a\=b=c") == ("a=b", "c")
+
+    @pytest.mark.parametrize("text", ["abc", "=x", "(=x", r"a=\3"])
+    def test_rename_that_cannot_be_meant(self, text):
+        with pytest.raises(UsageError):
+            parse_rename(text)
+
+    def test_moved_prefix_and_patterns_together(self):
+        change = renamer([("^Old", "New")], {"New.0": "New.1"})
+        assert change("Old.0.weight") == "New.1.weight"
+        assert change("Old.00.weight") == "New.00.weight"
+        assert renamer([], {}) is None
+
+    def test_globs_select_what_is_inside_with_or_without_the_root(self):
+        assert selects("GPT.blocks.0.attn", ["blocks.*"])
+        assert selects("GPT.blocks.0.attn.weight", ["GPT.blocks.0.attn"])
+        assert not selects("GPT.head", ["blocks.*"])
+
+
+class TestAlignment:
+    def test_numbers_of_b_map_onto_those_of_a(self, tmp_path):
+        write_run(tmp_path / "a", chain(["Net.x", "Net.y"]))
+        write_run(tmp_path / "b", chain(["Net.z", "Net.y"]))
+        with open_run(tmp_path / "a") as a, open_run(tmp_path / "b") as b:
+            found = align(columns(a.rank(0).sites), columns(b.rank(0).sites))
+        assert found.size == 6
+        assert [found.site(int(union)).fqn for union in found.b_ids] == ["Net.z", "Net.z", "Net.y", "Net.y"]
+        assert found.names_a == {"Net.x", "Net.y"}
+        assert found.names_b == {"Net.z", "Net.y"}
+
+    def test_order_of_recording_does_not_matter(self, diff):
+        a = train(steps=2)
+        b = [list(reversed(rows)) for rows in a]
+        assert diff(a, b).verdict is Verdict.SAME
+
+    def test_wrapped_modules_meet(self, diff):
+        a = chain(["Net", "Net.a"])
+        b = chain(["Net._orig_mod", "Net._orig_mod.a"])
+        assert diff(a, b).verdict is Verdict.SAME
+
+    def test_rename_makes_a_refactored_module_meet(self, diff):
+        a, b = chain(["Net.h.0", "Net.h.1"]), chain(["Net.blocks.0", "Net.blocks.1"])
+        assert diff(a, b).first.reason is Reason.STRUCTURE
+        assert diff(a, b, DiffOptions(rename=(parse_rename(r"\.h\.=.blocks."),))).verdict is Verdict.SAME
+
+    def test_a_lost_and_a_new_subtree_that_look_alike_are_suggested(self, diff):
+        a, b = ["Net.h", "Net.h.0", "Net.h.1"], ["Net.blocks", "Net.blocks.0", "Net.blocks.1"]
+        result = diff(chain(a), chain(b), about_a={"modules": modules(a)}, about_b={"modules": modules(b)})
+        (option,) = result.suggestions
+        assert option == r"--rename '^Net\.h\b=Net.blocks'"
+        pair = parse_rename(option.split("'")[1])
+        again = diff(
+            chain(a),
+            chain(b),
+            DiffOptions(rename=(pair,)),
+            about_a={"modules": modules(a)},
+            about_b={"modules": modules(b)},
+        )
+        assert again.verdict is Verdict.SAME
+
+    def test_a_renamed_root_is_suggested(self, diff):
+        a = [ModuleInfo("GPT", "GPT"), ModuleInfo("GPT.a", "Linear", "", ("weight",))]
+        b = [ModuleInfo("GPT2", "GPT2"), ModuleInfo("GPT2.a", "Linear", "", ("weight",))]
+        result = diff(chain(["GPT.a"]), chain(["GPT2.a"]), about_a={"modules": a}, about_b={"modules": b})
+        assert result.suggestions == (r"--rename '^GPT\b=GPT2'",)
+
+    def test_inserted_layer_of_a_sequential_shifts_what_follows(self, diff):
+        values = [X * 2, X * 3, X * 5]
+        a = chain(["Net.0", "Net.1", "Net.2"], values)
+        b = chain(["Net.0", "Net.1", "Net.2", "Net.3"], [values[0], X, values[1], values[2]])
+        tree_a = [
+            ModuleInfo("Net", "Sequential"),
+            ModuleInfo("Net.0", "Linear"),
+            ModuleInfo("Net.1", "Tanh"),
+            ModuleInfo("Net.2", "Conv"),
+        ]
+        tree_b = [
+            ModuleInfo("Net", "Sequential"),
+            ModuleInfo("Net.0", "Linear"),
+            ModuleInfo("Net.1", "Dropout"),
+            ModuleInfo("Net.2", "Tanh"),
+            ModuleInfo("Net.3", "Conv"),
+        ]
+        result = diff(a, b, about_a={"modules": tree_a}, about_b={"modules": tree_b})
+        assert {d.site.fqn for d in result.divergences} == {"Net.1"}
+        assert all(d.a is None for d in result.divergences)
+        assert any("Net.2 of a is compared with Net.3 of b" in note for note in result.notes)
+        back = diff(b, a, about_a={"modules": tree_b}, about_b={"modules": tree_a})
+        assert back.counts.only_a == 2
+        assert back.counts.diverged == 2
+
+    def test_one_more_call_does_not_stop_the_rest(self, diff):
+        a = [[row("forward", "output", "Net.a", X), row("forward", "output", "Net.b", X)]]
+        b = [[*a[0], row("forward", "output", "Net.a", X, call=1)]]
+        result = diff(a, b)
+        assert result.counts.diverged == 1
+        assert (result.first.site.call, result.first.a) == (1, None)
+
+
+class TestSteps:
+    @pytest.mark.parametrize("at", range(9))
+    def test_first_differing_step_is_found_by_halving(self, tmp_path, at):
+        write_run(tmp_path / "a", [[row("forward", "output", "Net", X)]] * 9)
+        write_run(tmp_path / "b", [[row("forward", "output", "Net", X + (k >= at and k != at + 1))] for k in range(9)])
+        with open_run(tmp_path / "a") as a, open_run(tmp_path / "b") as b:
+            found = differing(pair_steps(a.rank(0), b.rank(0), 0, None))
+        assert found == [k for k in range(9) if k >= at and k != at + 1]
+
+    def test_equal_steps_are_never_opened(self, tmp_path, monkeypatch):
+        write_run(tmp_path / "a", [[row("forward", "output", "Net", X)]] * 50)
+        write_run(tmp_path / "b", [[row("forward", "output", "Net", X + (k == 30))] for k in range(50)])
+        with open_run(tmp_path / "a") as a, open_run(tmp_path / "b") as b:
+            opened = []
+            reader = type(a.rank(0))
+            read_row = reader.read_row
+            monkeypatch.setattr(reader, "read_row", lambda self, row: (opened.append(row), read_row(self, row))[1])
+            compare_runs(a, b, DiffOptions())
+        assert set(opened) <= {0, 29, 30, 49}
+
+    def test_one_run_ends_early(self, diff):
+        result = diff(train(steps=4), train(steps=2))
+        assert result.verdict is Verdict.UNDECIDED
+        assert "equal up to and including step 1, where run b ends" in result.sentence
+        assert "2 more steps" in result.sentence
+
+    def test_a_divergence_decides_even_where_one_ends_early(self, diff):
+        assert diff(train(steps=4), train("module", steps=2)).verdict is Verdict.DIVERGED
+
+    def test_selected_steps_decide(self, diff):
+        options = DiffOptions(steps=((0, 2, 1),))
+        assert diff(train(steps=4), train(steps=2), options).verdict is Verdict.SAME
+        late = DiffOptions(steps=((2, None, 1),))
+        assert diff(train(), train("module", at=0), DiffOptions(steps=((0, 1, 1),))).verdict is Verdict.DIVERGED
+        assert diff(train(steps=2), train(steps=2), late).verdict is Verdict.UNDECIDED
+
+    def test_nothing_in_common(self, diff):
+        result = diff(train(steps=2), train(steps=2), about_b={"first_step": 50})
+        assert result.verdict is Verdict.UNDECIDED
+        a = [[row("forward", "output", "Net", X)]]
+        result = diff(a, a, about_a={"numbers": [0]}, about_b={"numbers": [7]})
+        assert (result.verdict, result.sentence) == (
+            Verdict.UNDECIDED,
+            "Could not tell: the runs have no step in common.",
+        )
+
+    def test_steps_of_other_schedules_meet_where_both_recorded(self, diff):
+        a, b = train(steps=7), train(steps=7)
+        every = {"manifest": {"options": {"steps": "::2"}}, "numbers": [0, 2, 4, 6]}
+        result = diff(a, [b[k] for k in (0, 2, 4, 6)], about_b=every)
+        assert result.verdict is Verdict.SAME
+        assert result.counts.steps_compared == 4
+        assert any("Only run a has steps 1, 3, 5" in note for note in result.notes)
+
+
+class TestOffset:
+    def resumed(self, *faults):
+        """A run from the middle of `train()` on, with what it starts from recorded as a capture does."""
+        whole = train(*faults, steps=6, rng=False)
+        tail = [list(rows) for rows in whole[3:]]
+        start = [
+            row("start", record[0].kind.value, record[0].fqn, record[2], module_class=record[1].module_class)
+            for record in whole[2]
+            if record[0].phase.value == "optimizer" and record[0].kind in (Kind.PARAM, Kind.BUFFER)
+        ]
+        return [start + tail[0], *tail[1:]]
+
+    def test_offset_is_detected(self, diff):
+        result = diff(train(steps=6, rng=False), self.resumed())
+        assert result.verdict is Verdict.SAME
+        assert result.counts.steps_compared == 3
+        assert any("--offset 3" in note for note in result.notes)
+
+    def test_offset_is_detected_the_other_way_round(self, diff):
+        result = diff(self.resumed(), train(steps=6, rng=False))
+        assert result.verdict is Verdict.SAME
+        assert any("--offset -3" in note for note in result.notes)
+
+    def test_offset_as_given(self, diff):
+        assert diff(train(steps=6, rng=False), self.resumed(), DiffOptions(offset=3)).verdict is Verdict.SAME
+        assert diff(train(steps=6, rng=False), self.resumed(), DiffOptions(offset=0)).verdict is Verdict.DIVERGED
+
+    def test_divergence_after_resuming_names_both_steps(self, diff):
+        result = diff(train(steps=6, rng=False), self.resumed("module", "later"), DiffOptions(offset=3))
+        assert result.verdict is Verdict.DIVERGED
+        broken = self.resumed()
+        broken[1] = train("module", steps=6, rng=False, at=4)[4]
+        result = diff(train(steps=6, rng=False), broken)
+        assert (result.first.step, result.first.step_b, result.first.site.fqn) == (4, 1, "Net.a")
+        assert "step 4 of a (step 1 of b)" in result.sentence
+
+
+class TestCoverage:
+    def test_a_kind_one_side_did_not_record_is_no_divergence(self, diff):
+        a = train()
+        b = [[record for record in rows if record[0].kind is not Kind.GRAD_INPUT] for rows in a]
+        kinds = [kind.value for kind in Kind if kind is not Kind.GRAD_INPUT]
+        told = {"manifest": {"observed": kinds}}
+        whole = {"manifest": {"observed": [kind.value for kind in Kind]}}
+        result = diff(a, b, about_a=whole, about_b=told)
+        assert result.verdict is Verdict.SAME
+        assert "Run b did not record grad_input: not compared." in result.notes
+        assert diff(a, b, about_a=whole, about_b=whole).verdict is Verdict.DIVERGED
+
+    def test_modules_one_side_left_out_are_no_divergence(self, diff):
+        a = chain(["Net.a", "Net.b"])
+        b = chain(["Net.a"])
+        told = {"manifest": {"options": {"modules": ["a"]}}}
+        result = diff(a, b, about_a={"manifest": {"options": {"modules": []}}}, about_b=told)
+        assert result.verdict is Verdict.SAME
+        assert any("chose modules differently" in note for note in result.notes)
+
+    def test_what_only_one_side_saw_leaves_it_undecided(self, diff):
+        a = [[row("forward", "input", "Net", X), row("forward", "output", "Net", X)]]
+        b = [[row("forward", "input", "Net", X), row("forward", "output", "Net", None)]]
+        result = diff(a, b)
+        assert result.verdict is Verdict.UNDECIDED
+        assert "output of Net at step 0" in result.sentence
+        assert result.counts.not_observed == 1
+
+    def test_what_neither_saw_is_noted_and_where_that_is_most_it_is_undecided(self, diff):
+        some = [
+            [
+                row("forward", "input", "Net", X),
+                row("forward", "output", "Net", X),
+                row("forward", "output", "Net.c", None),
+            ]
+        ]
+        result = diff(some, some)
+        assert result.verdict is Verdict.SAME
+        assert any("could not be observed" in note for note in result.notes)
+        most = [[row("forward", "input", "Net", None), row("forward", "output", "Net", None)]]
+        assert diff(most, most).verdict is Verdict.UNDECIDED
+
+    def test_random_state_of_a_device_that_one_machine_has_is_no_divergence(self, diff):
+        a = [[row("start", "rng", "torch", "1"), row("start", "rng", "cuda:0", "2")]]
+        assert diff(a, [a[0][:1]]).verdict is Verdict.SAME
+
+    def test_recomputation_in_one_run_only_is_no_divergence(self, diff):
+        a = [[row("forward", "output", "Net", X)]]
+        assert diff(a, [[*a[0], row("recompute", "output", "Net", X)]]).verdict is Verdict.SAME
+
+    def test_device_and_strides_are_no_divergence(self, diff):
+        from dataclasses import replace
+
+        from synthetic import summary
+
+        there = summary(X)
+        moved = replace(there, layout=replace(there.layout, device="cuda:0", strides="channels_last"))
+        result = diff([[row("forward", "output", "Net", there)]], [[row("forward", "output", "Net", moved)]])
+        assert result.verdict is Verdict.SAME
+
+    def test_ranks_that_only_one_has(self, diff):
+        result = diff(train(), train(), about_a={"ranks": 2})
+        assert result.verdict is Verdict.SAME
+        assert "Only run a has rank 1: not compared." in result.notes
+
+    def test_each_rank_has_its_own_candidate(self, diff):
+        result = diff(train(), train("module"), about_a={"ranks": 2}, about_b={"ranks": 2})
+        assert [(d.rank, d.step, d.site.fqn) for d in result.candidates] == [(0, 1, "Net.a"), (1, 1, "Net.a")]
+        assert result.first.rank == 0
+        assert "rank 0" in result.sentence
+
+    def test_an_interrupted_run_is_said_to_be_one(self, diff):
+        result = diff(train(), train(), about_b={"complete": False})
+        assert any("Run b was interrupted" in note for note in result.notes)
+
+
+class TestTolerance:
+    def test_relative_difference_within_and_beyond(self, diff):
+        a, b = chain(["Net"], [X]), chain(["Net"], [X * F32(1.001)])
+        assert diff(a, b, DiffOptions(rtol=2e-3)).verdict is Verdict.SAME
+        assert diff(a, b, DiffOptions(rtol=2e-3)).counts.within == 1
+        assert diff(a, b, DiffOptions(rtol=5e-4)).verdict is Verdict.DIVERGED
+
+    def test_absolute_difference_is_a_root_mean_square(self, diff):
+        a, b = chain(["Net"], [X]), chain(["Net"], [X + F32(0.01)])
+        assert diff(a, b, DiffOptions(atol=0.02)).verdict is Verdict.SAME
+        assert diff(a, b, DiffOptions(atol=0.004)).verdict is Verdict.DIVERGED
+
+    def test_across_dtypes(self, diff):
+        a, b = chain(["Net"], [X * F32(0.1)]), chain(["Net"], [(X * F32(0.1)).astype(np.float16)])
+        assert diff(a, b).verdict is Verdict.DIVERGED
+        assert "float32 against float16" in diff(a, b).sentence
+        assert diff(a, b, DiffOptions(rtol=1e-3)).verdict is Verdict.SAME
+
+    @pytest.mark.parametrize(
+        ("one", "two"),
+        [
+            (np.array([1, 2, 300]), np.array([1, 2, 301])),
+            (np.ones((2, 3), F32), np.ones((3, 2), F32)),
+            (np.array([1, np.nan], F32), np.array([1, 2], F32)),
+        ],
+        ids=["integers", "shape", "nan"],
+    )
+    def test_what_tolerates_nothing(self, diff, one, two):
+        options = DiffOptions(rtol=0.5, atol=0.5)
+        assert diff(chain(["Net"], [one]), chain(["Net"], [two]), options).verdict is Verdict.DIVERGED
+
+    def test_random_states_tolerate_nothing(self, diff):
+        a, b = [[row("start", "rng", "torch", X)]], [[row("start", "rng", "torch", X * F32(1.0001))]]
+        assert diff(a, b, DiffOptions(rtol=1.0)).verdict is Verdict.DIVERGED
+
+    def test_plain_numbers(self, diff):
+        a, b = [[row("data", "batch", "DataLoader", 1.0)]], [[row("data", "batch", "DataLoader", 1.001)]]
+        assert diff(a, b, DiffOptions(rtol=1e-2)).verdict is Verdict.SAME
+        assert diff(a, b, DiffOptions(rtol=1e-4)).verdict is Verdict.DIVERGED
+
+
+class TestNoise:
+    def noisy(self, sizes):
+        return [
+            [row("forward", "output", "Net", X * F32(1 + size)), row("forward", "output", "Net.b", X)] for size in sizes
+        ]
+
+    def test_what_the_noise_shows_passes(self, diff):
+        a, b, repeat = self.noisy([0, 0, 0]), self.noisy([1e-4, 2e-4, 1e-4]), self.noisy([1e-4, 1e-4, 0])
+        result = diff(a, b, noise=[repeat])
+        assert result.verdict is Verdict.SAME
+        assert result.counts.within == 3
+
+    def test_what_stands_out_is_reported_with_the_floor(self, diff):
+        a, b, repeat = self.noisy([0, 0, 0]), self.noisy([1e-4, 1e-2, 1e-4]), self.noisy([1e-4, 1e-4, 1e-4])
+        result = diff(a, b, noise=[repeat])
+        assert (result.first.step, result.counts.diverged) == (1, 1)
+        assert result.first.rel_l2 / result.first.floor == pytest.approx(100, rel=0.3)
+
+    def test_a_site_without_noise_tolerates_nothing(self, diff):
+        a, repeat = self.noisy([0]), self.noisy([1e-3])
+        b = [[row("forward", "output", "Net", X), row("forward", "output", "Net.b", X * F32(1 + 1e-6))]]
+        assert diff(a, b, noise=[repeat]).first.site.fqn == "Net.b"
+
+
+class TestSelection:
+    def test_kinds_and_modules_narrow_what_counts(self, diff):
+        a, b = train(), train("module")
+        assert diff(a, b, DiffOptions(kinds=frozenset({Kind.BATCH}))).verdict is Verdict.SAME
+        result = diff(a, b, DiffOptions(kinds=frozenset({Kind.GRAD}), limit=None))
+        assert {d.site.kind for d in result.divergences} == {Kind.GRAD}
+        assert result.first.reason is Reason.PROPAGATED
+        result = diff(a, b, DiffOptions(modules=("norm",), limit=None))
+        assert {d.site.fqn for d in result.divergences} == {"Net.norm", "Net.norm.mean"}
+
+    def test_limit_lists_fewer_and_counts_all(self, diff):
+        few, every = (diff(train(), train("module"), DiffOptions(limit=limit)) for limit in (2, None))
+        assert len(few.divergences) == 2
+        assert few.counts == every.counts
+        none = diff(train(), train("module"), DiffOptions(limit=0))
+        assert none.divergences == ()
+        assert none.first is not None

@@ -1,0 +1,185 @@
+"""`introspect diff` as a person or a script runs it."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from synthetic import row, write_run
+from test_compare_reasons import MODULES, train
+
+
+@pytest.fixture
+def runs(tmp_path):
+    about = {"modules": MODULES, "settings": {"command": {"arguments": ["--lr", "1"]}, "environment": {"PWD": "/x"}}}
+    write_run(tmp_path / "a", train(), **about)
+    write_run(tmp_path / "same", train(), modules=MODULES)
+    write_run(tmp_path / "other", train("module"), modules=MODULES)
+    write_run(tmp_path / "short", train(steps=2), modules=MODULES)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("b", "options", "code"),
+    [
+        ("same", [], 0),
+        ("other", [], 1),
+        ("short", [], 2),
+        ("missing", [], 2),
+        ("same", ["--bisect"], 0),
+        ("other", ["--bisect"], 1),
+        ("short", ["--bisect"], 125),
+        ("missing", ["--bisect"], 125),
+        ("other", ["--kinds", "batch"], 0),
+        ("other", ["--rtol", "0.5"], 0),
+        ("other", ["--steps", "0"], 0),
+        ("short", ["--steps", ":2"], 0),
+        ("other", ["--noise", "other"], 0),
+        ("other", ["--steps", "a"], 2),
+        ("other", ["--kinds", "outputs"], 2),
+        ("other", ["--rename", "x"], 2),
+        ("other", ["--ranks", "3"], 2),
+        ("other", ["--no-such"], 2),
+    ],
+)
+def test_exit_status(introspect, runs, b, options, code):
+    done = introspect("diff", "a", b, *options, cwd=runs)
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    assert bool(done.stderr) == (not done.stdout)
+    assert done.stderr.count("\n") <= 1
+
+
+def test_bad_usage_with_bisect_cannot_be_tested(introspect, runs):
+    assert introspect("diff", "a", "other", "--bisect", "--kinds", "nonsense", cwd=runs).returncode == 125
+
+
+def test_table_json_and_yaml(introspect, runs):
+    table = introspect("diff", "a", "other", cwd=runs).stdout
+    assert table.startswith("The runs first part at step 1: Net.a (Linear) gives another output")
+    assert "propagated" in table
+    assert "\x1b" not in table
+    found = json.loads(introspect("diff", "a", "other", "--format", "json", cwd=runs).stdout)
+    assert found["first"]["fqn"] == "Net.a"
+    assert introspect("diff", "a", "other", "--format", "yaml", cwd=runs).stdout.startswith("format: 1\n")
+
+
+def test_all_lists_all(introspect, runs):
+    few = introspect("diff", "a", "other", "--limit", "2", cwd=runs).stdout
+    every = introspect("diff", "a", "other", "--all", cwd=runs).stdout
+    assert few.count("propagated") == 1
+    assert every.count("propagated") > 20
+    assert "not listed" in few
+    assert "not listed" not in every
+
+
+def test_verbose_shows_statistics(introspect, runs):
+    text = introspect("diff", "a", "other", "-v", "--limit", "1", cwd=runs).stdout
+    assert "statistic" in text
+    assert "checksum" in text
+    assert "differs" in text
+
+
+def test_map_and_tree(introspect, runs):
+    text = introspect("diff", "a", "other", "--map", cwd=runs, env={**os.environ, "PYTHONIOENCODING": "utf-8"}).stdout
+    assert "Divergence map (steps 0 to 3)" in text
+    assert "<- origin" in text
+
+
+def test_no_torch_and_no_deepdiff_for_flat_settings(runs):
+    code = (
+        "import sys; from introspect_cli.cli import main; sys.argv = ['introspect', 'diff', 'a', 'other']\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "assert not {'torch', 'deepdiff', 'numba', 'pandas'} & set(sys.modules), set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=runs, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_run_still_being_written_is_compared_as_far_as_it_is(introspect, tmp_path):
+    from synthetic import batch
+
+    from introspect_cli.store.writer import StoreWriter
+
+    write_run(tmp_path / "a", train(steps=3))
+    store = StoreWriter.create(tmp_path / "b")
+    store.write_manifest({"status": "running"})
+    writer = store.rank(0, stats=True, sketch=True, sorted_stats=())
+    writer.append(0, batch(writer, train(steps=3)[0]))
+    done = introspect("diff", "a", "b", cwd=tmp_path)
+    store.abandon()
+    assert done.returncode == 2
+    assert "still being written" in done.stdout
+    assert "equal up to and including step 0" in done.stdout
+
+
+def test_bisect_run_finds_the_commit_with_the_recipe_of_the_docs(tmp_path):
+    """A real repository whose commits write runs by hand; one of them goes wrong, one cannot be run."""
+    repository = tmp_path / "repo"
+    repository.mkdir()
+    tests = os.path.dirname(__file__)
+    environment = {
+        **os.environ,
+        "GIT_CONFIG_GLOBAL": os.devnull,
+        "GIT_CONFIG_SYSTEM": os.devnull,
+        **{f"GIT_{who}_{what}": "x@example.org" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")},
+        "PYTHONPATH": os.pathsep.join([tests, os.path.dirname(tests)]),
+        "REFERENCE": str(tmp_path / "good"),
+    }
+
+    def git(*words):
+        done = subprocess.run(
+            ["git", *words], cwd=repository, env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    git("init", "-q")
+    hashes = []
+    for number in range(8):
+        fault = "'module'" if number >= 5 else ""
+        broken = "raise SystemExit(3)\n" if number == 3 else ""
+        text = f"{broken}import sys\nfrom synthetic import write_run\nfrom test_compare_reasons import train\n"
+        (repository / "train.py").write_text(f"# {number}\n{text}write_run(sys.argv[1], train({fault}), force=True)\n")
+        git("add", "-A")
+        git("commit", "-qm", f"change {number}")
+        hashes.append(git("rev-parse", "HEAD").strip())
+    git("checkout", "-q", hashes[0])
+    subprocess.run([sys.executable, "train.py", str(tmp_path / "good")], cwd=repository, env=environment, check=True)
+    script = tmp_path / "check.sh"
+    script.write_text(
+        f'{sys.executable} train.py "$REFERENCE-now" || exit 125\n'
+        f'exec {sys.executable} -m introspect_cli diff --bisect "$REFERENCE" "$REFERENCE-now"\n'
+    )
+    git("bisect", "start", hashes[-1], hashes[0])
+    said = git("bisect", "run", "sh", str(script))
+    assert f"{hashes[5]} is the first bad commit" in said
+
+
+def test_no_color_and_narrow_terminals(runs):
+    env = {**os.environ, "COLUMNS": "80", "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(
+        [sys.executable, "-m", "introspect_cli", "diff", "a", "other", "--map"],
+        cwd=runs,
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stdout.isascii()
+    assert max(len(line) for line in done.stdout.splitlines()) <= 80
+    assert "propagated" in done.stdout
+
+
+def test_names_from_strangers_cannot_break_the_table(introspect, tmp_path):
+    name = "Net.[/bold][red]x\x1b[2J\u202egnp\nfoo"
+    for run, value in (("a", 1.0), ("b", 2.0)):
+        steps = [[row("forward", "output", name, value, module_class="\x1b]0;t\x07C", path="['[link]']")]]
+        write_run(tmp_path / run, steps)
+    out = introspect("diff", "a", "b", cwd=tmp_path).stdout
+    assert "[/bold][red]x\\x1b[2J\\u202egnp\\nfoo" in out
+    assert "\x1b" not in out
+    assert "\u202e" not in out
