@@ -2,17 +2,21 @@
 
 The problem: an ordinary hash reads bytes in order, so it depends on strides, chunking and sharding, and cannot be
 put together from the hashes of parts. The way: a sum, modulo 2**64, of one term per 32-bit word, keyed by the
-word's index in the whole tensor, so that any split in any order adds up to the same:
+word's index w in the whole tensor, so that any split in any order adds up to the same. With b = w div 512 and
+j = w mod 512, and all of it modulo 2**64,
 
-    z = x * M + (w + 1) * G                     (mod 2**64)
-    h = (z mod 2**32) * (z div 2**32) + z       (mod 2**64)
+    z = x * FACTORS[j] + SHIFTS[j] + mix((b + 1) * G)
+    h = (z mod 2**32) * (z div 2**32) + z
     raw = sum of h,   checksum = mix(raw + header(dtype, shape))
 
 `x` is the word, zero-extended; elements of 1, 2 and 4 bytes are one word, of 8 bytes two (low first), of 16 four;
-`w` is (element index in row-major order) * (words per element) + (word within the element). The product of the
-two halves of `z` is what makes the terms of two positions unlike each other: a sum of `z` alone would not see a
-permutation. M and G are odd, and the shortest (dx, dw) with dx*M = dw*G (mod 2**64) has entries of 31 bits or
-more, so no small change of value looks like a small change of place.
+w is (element index in row-major order) * (words per element) + (word within the element). FACTORS (odd) and SHIFTS
+are fixed pseudo-random numbers, the first 1024 of splitmix64 seeded with 0.
+
+Why it is not simpler: a key that is linear in w makes the change of h by a change of x linear in w as well, and then
+changes at two places look like the same changes at two other places with the same middle. With a key of b alone, or
+of b and j added up, the same happens within a block, or between the corners of a rectangle of b and j. Here the
+change is a product of what belongs to j with what belongs to b, and a table costs no more than counting.
 
 `mix` is invertible: `unmix` gives the raw sum back, and `combine` adds shards whose terms were keyed globally.
 """
@@ -28,14 +32,13 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-M: Final = 0xD6E8FEB86659FD93
 G: Final = 0x9E3779B97F4A7C15
 MASK: Final = 0xFFFFFFFFFFFFFFFF
 
-_MIX_1: Final = 0xBF58476D1CE4E5B9
-_MIX_2: Final = 0x94D049BB133111EB
-_UNMIX_1: Final = pow(_MIX_1, -1, 1 << 64)
-_UNMIX_2: Final = pow(_MIX_2, -1, 1 << 64)
+MIX_1: Final = 0xBF58476D1CE4E5B9
+MIX_2: Final = 0x94D049BB133111EB
+_UNMIX_1: Final = pow(MIX_1, -1, 1 << 64)
+_UNMIX_2: Final = pow(MIX_2, -1, 1 << 64)
 
 U64 = npt.NDArray[np.uint64]
 
@@ -43,8 +46,8 @@ U64 = npt.NDArray[np.uint64]
 def mix(raw: int) -> int:
     """Finalise a sum: a bijection of 64-bit integers (the finaliser of splitmix64)."""
     raw &= MASK
-    raw = ((raw ^ (raw >> 30)) * _MIX_1) & MASK
-    raw = ((raw ^ (raw >> 27)) * _MIX_2) & MASK
+    raw = ((raw ^ (raw >> 30)) * MIX_1) & MASK
+    raw = ((raw ^ (raw >> 27)) * MIX_2) & MASK
     return raw ^ (raw >> 31)
 
 
@@ -56,6 +59,13 @@ def unmix(checksum: int) -> int:
     value ^= (value >> 27) ^ (value >> 54)
     value = (value * _UNMIX_1) & MASK
     return value ^ (value >> 30) ^ (value >> 60)
+
+
+SPAN: Final = 512
+"""Words that share one block's key."""
+_STREAM: Final = tuple(mix(number * G) for number in range(1, 2 * SPAN + 1))
+FACTORS: Final = tuple(value | 1 for value in _STREAM[:SPAN])
+SHIFTS: Final = _STREAM[SPAN:]
 
 
 def header(dtype: str, shape: Sequence[int], extra: bytes = b"") -> int:
@@ -90,7 +100,7 @@ def of_text(text: str) -> int:
 def finalise(raw: U64, headers: U64) -> U64:
     """`mix(raw + header)` over arrays of any one shape."""
     value = raw + headers
-    value = (value ^ (value >> np.uint64(30))) * np.uint64(_MIX_1)
-    value = (value ^ (value >> np.uint64(27))) * np.uint64(_MIX_2)
+    value = (value ^ (value >> np.uint64(30))) * np.uint64(MIX_1)
+    value = (value ^ (value >> np.uint64(27))) * np.uint64(MIX_2)
     out: U64 = value ^ (value >> np.uint64(31))
     return out

@@ -47,8 +47,7 @@ from introspect_cli.tensors.codes import (
 from introspect_cli.tensors.vector import pointer
 
 BLOCK: Final = 2048
-_M, _G = np.uint64(checksum.M), np.uint64(checksum.G)
-_LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
+SPAN: Final = checksum.SPAN
 _H1, _H2 = np.uint64(sketch.HASH_1), np.uint64(sketch.HASH_2)
 _S1, _S2 = np.uint64(sketch.SHIFT_1), np.uint64(sketch.SHIFT_2)
 _TURN, _SIGN = np.uint64(sketch.ROTATION_SHIFT), np.uint64(sketch.SIGN_SHIFT)
@@ -64,32 +63,43 @@ _inner = njit(nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc
 
 
 @_inner  # type: ignore[untyped-decorator]
-def _term(x: Any, place: Any) -> Any:
-    z = x * _M + (place + _ONE) * _G
-    return (z & _LOW) * (z >> _HALF) + z
+def _span(address: Any, spans: Any, words: Any, first: Any, size: Any) -> Any:
+    """Raw sum of `spans` whole spans, or of some words within one span."""
+    vector.keep_apart()
+    full = words // 16
+    if size == 4:
+        total = vector.checksum_block(address, spans, full, first, 4)
+    elif size == 2:
+        total = vector.checksum_block(address, spans, full, first, 2)
+    else:
+        total = vector.checksum_block(address, spans, full, first, 1)
+    x4, x2, x1 = pointer(address, np.uint32), pointer(address, np.uint16), pointer(address, np.uint8)
+    for i in range(full * 16, words):
+        if size == 4:
+            x = np.uint64(x4[i])
+        elif size == 2:
+            x = np.uint64(x2[i])
+        else:
+            x = np.uint64(x1[i])
+        total += vector.checksum_term(x, np.uint64(first + i))
+    return total
 
 
 @_inner  # type: ignore[untyped-decorator]
 def _checksum(address: Any, words: Any, first: Any, size: Any) -> Any:
     """Raw sum of words of 1, 2 or 4 bytes, the first with index `first`."""
     vector.keep_apart()
-    full = words // 16
-    done = full * 16
-    if size == 4:
-        total = vector.checksum_block(address, full, first, 4)
-        x4 = pointer(address, np.uint32)
-        for i in range(done, words):
-            total += _term(np.uint64(x4[i]), np.uint64(first + i))
-    elif size == 2:
-        total = vector.checksum_block(address, full, first, 2)
-        x2 = pointer(address, np.uint16)
-        for i in range(done, words):
-            total += _term(np.uint64(x2[i]), np.uint64(first + i))
-    else:
-        total = vector.checksum_block(address, full, first, 1)
-        x1 = pointer(address, np.uint8)
-        for i in range(done, words):
-            total += _term(np.uint64(x1[i]), np.uint64(first + i))
+    total = np.uint64(0)
+    head = min(words, (SPAN - (first & (SPAN - 1))) & (SPAN - 1))
+    whole = (words - head) // SPAN
+    rest = words - head - whole * SPAN
+    if head:
+        total += _span(address, np.int64(1), head, first, size)
+    if whole:
+        total += _span(address + np.uint64(head * size), whole, np.int64(SPAN), first + head, size)
+    if rest:
+        done = words - rest
+        total += _span(address + np.uint64(done * size), np.int64(1), rest, first + done, size)
     return total
 
 

@@ -31,7 +31,11 @@ def _signed(value: int) -> int:
     return value - (1 << 64) if value >= 1 << 63 else value
 
 
-_M, _G = _signed(checksum.M), _signed(checksum.G)
+_FACTORS: Final = torch.tensor([_signed(value) for value in checksum.FACTORS])
+_SHIFTS: Final = torch.tensor([_signed(value) for value in checksum.SHIFTS])
+_KEYS: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
+"""The checksum's tables on each device that was met."""
+_G = _signed(checksum.G)
 _H1, _H2 = _signed(sketch.HASH_1), _signed(sketch.HASH_2)
 
 
@@ -56,9 +60,27 @@ def raw_sum(flat: torch.Tensor, offset: int) -> torch.Tensor:
     """
     word = words(flat)
     first = offset * max(1, flat.element_size() // 4)
-    place = torch.arange(first + 1, first + 1 + word.numel(), dtype=torch.int64, device=flat.device)
-    z = word * _M + place * _G
+    device = flat.device
+    tables = _KEYS.get(device)
+    if tables is None:
+        tables = _KEYS[device] = (_FACTORS.to(device), _SHIFTS.to(device))
+    place = torch.arange(first, first + word.numel(), dtype=torch.int64, device=device)
+    lane = place % checksum.SPAN
+    block = _mix((place // checksum.SPAN + 1) * _G)
+    z = word * tables[0][lane] + tables[1][lane] + block
     return ((z & _LOW) * ((z >> 32) & _LOW) + z).sum()
+
+
+def _shifted(value: torch.Tensor, bits: int) -> torch.Tensor:
+    """Logical shift to the right."""
+    return (value >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _mix(value: torch.Tensor) -> torch.Tensor:
+    """`checksum.mix`, elementwise."""
+    value = (value ^ _shifted(value, 30)) * _signed(checksum.MIX_1)
+    value = (value ^ _shifted(value, 27)) * _signed(checksum.MIX_2)
+    return value ^ _shifted(value, 31)
 
 
 def _wide(device: torch.device) -> torch.dtype:
@@ -87,8 +109,8 @@ def _sketch_sums(values: torch.Tensor, offset: int) -> torch.Tensor:
     first = offset >> 4
     groups = torch.arange(first + 1, first + 1 + grid.shape[0], dtype=torch.int64, device=values.device)
     z = groups * _H1
-    z = (z ^ ((z >> sketch.SHIFT_1) & ((1 << (64 - sketch.SHIFT_1)) - 1))) * _H2
-    z = z ^ ((z >> sketch.SHIFT_2) & ((1 << (64 - sketch.SHIFT_2)) - 1))
+    z = (z ^ _shifted(z, sketch.SHIFT_1)) * _H2
+    z = z ^ _shifted(z, sketch.SHIFT_2)
     lanes = torch.arange(16, dtype=torch.int64, device=values.device)
     minus = (z[:, None] >> (sketch.SIGN_SHIFT + lanes)) & 1
     signed = grid * (1 - 2 * minus)

@@ -120,33 +120,83 @@ _WORDS: Final = {1: _I8, 2: _I16, 4: _I32}
 _FLOATS: Final = {4: _F32, 8: _F64}
 
 
+def _keys(builder: Any) -> Any:
+    """Address of FACTORS, followed by SHIFTS, as a constant of the module."""
+    name = "introspect.checksum.keys"
+    if name in builder.module.globals:
+        table = builder.module.globals[name]
+    else:
+        values = [*checksum.FACTORS, *checksum.SHIFTS]
+        kind = ir.ArrayType(_I64, len(values))
+        table = ir.GlobalVariable(builder.module, kind, name)
+        table.initializer = ir.Constant(kind, values)
+        table.global_constant = True
+        table.linkage = "internal"
+        table.align = 64
+    return builder.ptrtoint(table, _I64)
+
+
+def _mixed(builder: Any, value: Any) -> Any:
+    """`checksum.mix` of a scalar."""
+    for shift, factor in ((30, checksum.MIX_1), (27, checksum.MIX_2)):
+        value = builder.mul(builder.xor(value, builder.lshr(value, _I64(shift))), _I64(factor))
+    return builder.xor(value, builder.lshr(value, _I64(31)))
+
+
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
-def checksum_block(_context: Any, address: Any, vectors: Any, first: Any, size: Any) -> Any:
-    """Raw sum of `16 * vectors` words of `size` bytes, the first of which has index `first`; uint64."""
+def checksum_block(_context: Any, address: Any, spans: Any, vectors: Any, first: Any, size: Any) -> Any:
+    """Raw sum of `spans` times `16 * vectors` words of `size` bytes, the first of which has index `first`; uint64.
+
+    None of the spans may cross a multiple of 512 words; of several spans, all must be whole.
+    """
     word = _WORDS[size.literal_value]
 
     def generate(_target: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        base, count, start, _ = args
+        base, repeats, count, start, _ = args
         wide = ir.VectorType(_I64, LANES)
-        key = cgutils.alloca_once(builder, wide)
         total = cgutils.alloca_once_value(builder, _splat(_I64, 0))
-        steps = ir.Constant(wide, [(lane + 1) * checksum.G & checksum.MASK for lane in range(LANES)])
-        at_start = _broadcast(builder, builder.mul(start, _I64(checksum.G)))
-        builder.store(builder.add(at_start, steps), key)
-        with cgutils.for_range(builder, count) as loop:
-            place = _address(builder, base, loop.index, LANES * size.literal_value, word)
-            _prefetch(builder, place, _AHEAD // 2)
-            x = builder.zext(builder.load(place, align=size.literal_value), wide)
-            k = builder.load(key)
-            z = builder.add(builder.mul(x, _splat(_I64, checksum.M)), k)
-            low = builder.and_(z, _splat(_I64, 0xFFFFFFFF))
-            high = builder.lshr(z, _splat(_I64, 32))
-            term = builder.add(builder.mul(low, high), z)
-            builder.store(builder.add(builder.load(total), term), total)
-            builder.store(builder.add(k, _splat(_I64, LANES * checksum.G & checksum.MASK)), key)
+        lane = builder.and_(start, _I64(checksum.SPAN - 1))
+        factors = builder.add(_keys(builder), builder.mul(lane, _I64(8)))
+        shifts = builder.add(factors, _I64(8 * checksum.SPAN))
+        block = builder.lshr(start, _I64(checksum.SPAN.bit_length() - 1))
+        with cgutils.for_range(builder, repeats) as outer:
+            number = builder.add(builder.add(block, outer.index), _I64(1))
+            key = _broadcast(builder, _mixed(builder, builder.mul(number, _I64(checksum.G))))
+            here = builder.add(base, builder.mul(outer.index, _I64(checksum.SPAN * size.literal_value)))
+            with cgutils.for_range(builder, count) as loop:
+                place = _address(builder, here, loop.index, LANES * size.literal_value, word)
+                _prefetch(builder, place, _AHEAD // 2)
+                x = builder.zext(builder.load(place, align=size.literal_value), wide)
+                factor = builder.load(_address(builder, factors, loop.index, 8 * LANES, _I64), align=8)
+                shift = builder.load(_address(builder, shifts, loop.index, 8 * LANES, _I64), align=8)
+                z = builder.add(builder.mul(x, factor), builder.add(shift, key))
+                low = builder.and_(z, _splat(_I64, 0xFFFFFFFF))
+                high = builder.lshr(z, _splat(_I64, 32))
+                term = builder.add(builder.mul(low, high), z)
+                builder.store(builder.add(builder.load(total), term), total)
         return _fold(builder, builder.load(total), builder.add)
 
-    return types.uint64(address, vectors, first, size), generate
+    return types.uint64(address, spans, vectors, first, size), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def checksum_term(_context: Any, word: Any, place: Any) -> Any:
+    """The term of one word; uint64."""
+
+    def generate(_target: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        x, index = args
+        lane = builder.and_(index, _I64(checksum.SPAN - 1))
+        where = builder.add(_keys(builder), builder.mul(lane, _I64(8)))
+        factor = builder.load(builder.inttoptr(where, ir.PointerType(_I64)))
+        where = builder.add(where, _I64(8 * checksum.SPAN))
+        shift = builder.load(builder.inttoptr(where, ir.PointerType(_I64)))
+        block = builder.add(builder.lshr(index, _I64(checksum.SPAN.bit_length() - 1)), _I64(1))
+        key = _mixed(builder, builder.mul(block, _I64(checksum.G)))
+        z = builder.add(builder.mul(x, factor), builder.add(shift, key))
+        halves = builder.mul(builder.and_(z, _I64(0xFFFFFFFF)), builder.lshr(z, _I64(32)))
+        return builder.add(halves, z)
+
+    return types.uint64(word, place), generate
 
 
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]

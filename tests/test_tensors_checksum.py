@@ -1,0 +1,217 @@
+"""The checksum: what changes it, what adds up, and how well it spreads."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from introspect_cli.tensors import checksum
+from introspect_cli.tensors.summarize import Summarizer
+
+U = np.uint64
+
+
+@pytest.fixture(scope="module")
+def summarizer():
+    made = Summarizer(stats=False, sketch=False)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def of(summarizer):
+    def sums(*tensors):
+        for tensor in tensors:
+            summarizer.add(tensor)
+        return [int(value) for value in summarizer.take().checksum]
+
+    return sums
+
+
+def terms(words, places):
+    """The formula of the docstring, in numpy: one term a word."""
+    lanes = (places % checksum.SPAN).astype(np.int64)
+    blocks = [checksum.mix((int(block) + 1) * checksum.G) for block in range(int(places.max()) // checksum.SPAN + 1)]
+    with np.errstate(over="ignore"):
+        keys = np.array(blocks, dtype=U)[(places // checksum.SPAN).astype(np.int64)]
+        z = words.astype(U) * np.array(checksum.FACTORS, dtype=U)[lanes]
+        z = z + np.array(checksum.SHIFTS, dtype=U)[lanes] + keys
+        return (z & U(0xFFFFFFFF)) * (z >> U(32)) + z
+
+
+def expected(tensor):
+    """A checksum from the tensor's bytes alone."""
+    size = min(4, tensor.element_size())
+    data = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    words = np.frombuffer(data, dtype=f"u{size}").astype(U)
+    raw = int(terms(words, np.arange(len(words), dtype=U)).sum()) if len(words) else 0
+    return checksum.mix(raw + checksum.header(str(tensor.dtype).removeprefix("torch."), tensor.shape))
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.int64, torch.bool, torch.complex64],
+)
+@pytest.mark.parametrize("count", [0, 1, 15, 16, 33, 4097, 70_001])
+def test_it_is_the_formula(of, dtype, count):
+    tensor = torch.randint(0, 256, (count * dtype.itemsize,), dtype=torch.uint8)
+    if dtype == torch.bool:
+        tensor &= 1
+    tensor = tensor.view(dtype)
+    assert of(tensor) == [expected(tensor)]
+
+
+def test_it_does_not_change_between_versions_unnoticed(of):
+    # stores of different machines are compared: a new value here is a new format version
+    assert of(torch.arange(10, dtype=torch.float32).view(2, 5)) == [0xB7AC0D6077D4E117]
+    assert of(torch.tensor(1.5, dtype=torch.float64)) == [0xB1E976C855DAA297]
+    assert checksum.header("float32", (2, 3)) == 0xBA9AEB09F5054CE6
+
+
+def test_any_single_bit_counts(of):
+    base = torch.randn(37)
+    bits = base.view(torch.int32)
+    flipped = []
+    for place in range(37):
+        for bit in range(32):
+            other = bits.clone()
+            other[place] ^= torch.tensor(1 << bit if bit < 31 else -(1 << 31), dtype=torch.int32)
+            flipped.append(other.view(torch.float32))
+    sums = of(base, *flipped)
+    assert len(set(sums)) == len(sums)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda x: x.flip(0),
+        lambda x: x.roll(1),
+        lambda x: x[torch.randperm(len(x))],
+        lambda x: torch.cat([x[1:2], x[:1], x[2:]]),
+        lambda x: torch.cat([-x[:2], x[2:]]),
+        lambda x: -x,
+        lambda x: x * (1 + 2**-23),
+        lambda x: torch.cat([x[:-1], torch.zeros(1)]),
+    ],
+)
+def test_order_sign_and_value_count(of, change):
+    x = torch.randn(1000)
+    first, second = of(x, change(x))
+    assert first != second
+
+
+def test_a_swap_of_pairs_with_equal_sums_counts(of):
+    a, b = torch.tensor([1.0, 4.0, 2.0, 3.0]), torch.tensor([2.0, 3.0, 1.0, 4.0])
+    assert len(set(of(a, b, a[[1, 0, 3, 2]], b[[1, 0, 3, 2]]))) == 4
+
+
+def test_transposing_counts_although_the_memory_is_the_same(of):
+    x = torch.randn(40, 40)
+    first, second, again = of(x, x.t(), x.t().contiguous())
+    assert first != second
+    assert second == again
+
+
+def test_the_bits_count_not_the_values(of):
+    zero, minus = of(torch.zeros(3), -torch.zeros(3))
+    assert zero != minus
+    quiet = torch.tensor([0x7FC00000, 0x7FC00001, 0x7F800001, -0x400000], dtype=torch.int32).view(torch.float32)
+    assert quiet.isnan().all()
+    assert len(set(of(*quiet))) == 4
+
+
+def test_shape_and_dtype_count(of):
+    x = torch.arange(12, dtype=torch.int32)
+    same = [x, x.view(3, 4), x.view(4, 3), x.view(1, 12), x.view(12, 1), x.view(torch.float32), x.view(torch.int16)]
+    assert len(set(of(*same))) == len(same)
+    assert len(set(of(torch.zeros(0), torch.zeros(0, 3), torch.zeros(3, 0), torch.zeros(1), torch.zeros(())))) == 5
+
+
+def test_mixing_can_be_undone():
+    values = [0, 1, checksum.MASK, 1 << 63, 0x0123456789ABCDEF]
+    assert [checksum.unmix(checksum.mix(value)) for value in values] == values
+    raw, headers = np.array(values, dtype=U), np.array(values[::-1], dtype=U)
+    whole = checksum.finalise(raw, headers)
+    assert [int(value) for value in whole] == [
+        checksum.mix(int(a) + int(b)) for a, b in zip(raw, headers, strict=True)
+    ]
+
+
+def differences(words, places):
+    """For every bit of a tensor's words: the change of the raw sum when it is flipped, and its word's place."""
+    before = terms(words, places)
+    changes = [terms(words ^ U(1 << bit), places) - before for bit in range(32)]
+    return np.stack(changes, axis=1).ravel(), np.repeat(places, 32)
+
+
+PLACES = {
+    "a row": np.arange(64, dtype=U),
+    "a column": np.arange(64, dtype=U) * U(512),
+    "a square": (np.arange(8, dtype=U)[:, None] * U(512) + np.arange(8, dtype=U)).ravel(),
+    "a wide square": (np.arange(8, dtype=U)[:, None] * U(4096) + np.arange(8, dtype=U) * U(64)).ravel(),
+}
+
+
+@pytest.mark.parametrize("places", PLACES)
+@pytest.mark.parametrize("base", ["zeros", "ones", "counting", "random"])
+def test_two_flipped_bits_never_cancel_nor_look_like_two_others(base, places):
+    rng = np.random.default_rng(1)
+    words = {
+        "zeros": np.zeros(64, U),
+        "ones": np.full(64, 0x3F800000, U),
+        "counting": np.arange(64, dtype=U),
+        "random": rng.integers(0, 1 << 32, 64, dtype=U),
+    }[base]
+    change, place = differences(words, PLACES[places])
+    first, second = np.triu_indices(len(change), 1)
+    apart = place[first] != place[second]
+    sums = change[first[apart]] + change[second[apart]]
+    assert len(sums) > 2_000_000
+    sums.sort()
+    assert (np.diff(sums) != 0).all()
+    assert (sums != 0).all()
+
+
+@pytest.mark.parametrize("bit", [0, 22, 23, 29, 31])
+@pytest.mark.parametrize("spread", [1, 512, 1024 + 3])
+def test_the_same_change_at_two_places_is_told_from_two_other_places(bit, spread):
+    # such as one-hot rows and masks, which differ in nothing but where
+    places = np.arange(2048, dtype=U) * U(spread)
+    for base in (0, 0x3F800000):
+        words = np.full(2048, base, U)
+        change = terms(words ^ U(1 << bit), places) - terms(words, places)
+        first, second = np.triu_indices(2048, 1)
+        sums = change[first] + change[second]
+        sums.sort()
+        assert (np.diff(sums) != 0).all()
+
+
+def test_millions_of_near_duplicates_do_not_collide():
+    # one element of equal ones set to a small integer, a nearby float or anything, in any place
+    rng = np.random.default_rng(2)
+    everything = []
+    for common in (0, 0x3F800000):
+        values = np.concatenate([np.arange(1, 129), common + np.arange(1, 129), rng.integers(0, 1 << 32, 128)])
+        values = np.unique(values.astype(U))
+        values = values[values != common]
+        places = np.arange(4096, dtype=U)
+        base = terms(np.full(4096, common, U), places)
+        everything += [base.sum() - base + terms(np.full(4096, value, U), places) for value in values]
+    sums = np.concatenate(everything)
+    assert len(sums) > 2_500_000
+    sums.sort()
+    assert (np.diff(sums) != 0).all()
+
+
+def test_low_and_high_bits_are_spread_evenly(of):
+    tensors = [torch.tensor([number // 64, number % 64], dtype=torch.int32) for number in range(1 << 14)]
+    sums = np.array(of(*tensors), dtype=U)
+    for shift in (0, 24, 56):
+        seen = np.bincount(((sums >> U(shift)) & U(0xFF)).astype(np.int64), minlength=256)
+        chi = ((seen - 64.0) ** 2 / 64.0).sum()
+        assert 255 - 6 * math.sqrt(510) < chi < 255 + 6 * math.sqrt(510)
+    ones = [bin(int(a) ^ int(b)).count("1") for a, b in zip(sums[:-1], sums[1:], strict=True)]
+    assert 31.5 < np.mean(ones) < 32.5
