@@ -6,8 +6,10 @@ optimizer has no such moment; there a step ends where the next outermost forward
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING
 
+from introspect_cli.capture.weak import ById
 from introspect_cli.records import Kind, Phase, Site, SiteInfo
 
 if TYPE_CHECKING:
@@ -40,8 +42,12 @@ class Context:
         self.has_optimizer = False
         self.ticks = 0
         self.manual = False
-        self._trained: set[int] = set()
-        self._trained_roots: dict[int, tuple[int, bool]] = {}
+        self._trained: ById[bool] = ById()
+        self._trained_roots: ById[bool] = ById()
+        self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
+        self._versions: ById[int] = ById()
+        self.stepped = False
+        self.unseen_steps = False
         self._begun = -1
         self._forwards = 0
 
@@ -59,7 +65,37 @@ class Context:
             if self._forwards:
                 self.auto_tick()
             self._forwards += 1
+        else:
+            self.look_for_unseen_step()
         self.begin()
+
+    def look_for_unseen_step(self) -> None:
+        """End the step if parameters were written to, though no optimizer was seen to step.
+
+        A compiled optimizer step runs no hooks; without this, the whole run would be one step.
+        """
+        if not self.stepped and self._written():
+            self.unseen_steps = True
+            self.auto_tick()
+
+    def _written(self) -> bool:
+        """Whether the first parameter of any optimizer was written to since this was last asked."""
+        written = False
+        for reference in self._optimizers:
+            optimizer = reference()
+            if optimizer is None or not optimizer.param_groups or not optimizer.param_groups[0]["params"]:
+                continue
+            parameter = optimizer.param_groups[0]["params"][0]
+            before, now = self._versions.get(parameter), parameter._version  # noqa: SLF001 - counts in-place writes
+            self._versions.set(parameter, now)
+            written |= before is not None and before != now
+        return written
+
+    def built(self, optimizer: torch.optim.Optimizer) -> None:
+        """Hear of an optimizer that has been made."""
+        self.has_optimizer = True
+        self._optimizers = [reference for reference in self._optimizers if reference() is not None]
+        self._optimizers.append(weakref.ref(optimizer))
 
     def root_called(self, module: nn.Module) -> None:
         """An outermost module is about to run and will be recorded."""
@@ -89,7 +125,8 @@ class Context:
     def trains(self, parameters: list[torch.Tensor]) -> None:
         """Hear of the parameters of an optimizer."""
         self.has_optimizer = True
-        self._trained.update(map(id, parameters))
+        for parameter in parameters:
+            self._trained.set(parameter, True)
         self._trained_roots.clear()
 
     def is_trained(self, module: nn.Module) -> bool:
@@ -98,14 +135,11 @@ class Context:
         It tells a forward pass without gradients that evaluates the model in training from one that is part of
         training (a teacher, a frozen encoder).
         """
-        known = self._trained_roots.get(id(module))
-        if known is None or known[0] != len(self._trained):
-            known = (
-                len(self._trained),
-                any(id(parameter) in self._trained for parameter in module.parameters()),
-            )
-            self._trained_roots[id(module)] = known
-        return known[1]
+        known = self._trained_roots.get(module)
+        if known is None:
+            known = any(self._trained.get(parameter) for parameter in module.parameters())
+            self._trained_roots.set(module, known)
+        return known
 
     def state_site(self, name: ParameterName, phase: Phase, kind: Kind, path: str = "") -> int:
         """The site of a parameter, of its gradient, or of something the optimizer keeps for it."""

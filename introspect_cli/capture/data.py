@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -44,12 +45,14 @@ class DataProbe:
             return
         probe, started, following = self, DataLoader.__iter__, iterator.__next__
 
+        @functools.wraps(started)
         def __iter__(self: DataLoader[Any]) -> Any:  # noqa: N807 - stands in for DataLoader.__iter__
             result = started(self)
             if probe._on:
                 probe._begun(self, result)
             return result
 
+        @functools.wraps(following)
         def __next__(self: Any) -> Any:  # noqa: N807 - stands in for the iterator's __next__
             if not probe._on:
                 return following(self)

@@ -65,8 +65,9 @@ class LossProbe:
         try:
             if private_api.graph_task() != -1:
                 return  # a backward inside a backward: checkpointing, not the script
-            call, self._calls = self._calls, self._calls + 1
             with unobserved():
+                self._context.look_for_unseen_step()
+                call, self._calls = self._calls, self._calls + 1
                 self._record(roots, call)
         except Exception as error:
             self._on = False

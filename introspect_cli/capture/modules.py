@@ -98,7 +98,7 @@ class ModuleProbe:
         calls = stack.calls
         in_backward = private_api.graph_task() != -1
         if not calls and not in_backward:
-            self._outermost()
+            self._outermost(args, kwargs)
         if not self._recorder.wanted or (calls and calls[-1] is None):
             return original(module, *args, **kwargs)
         if not in_backward:
@@ -140,9 +140,9 @@ class ModuleProbe:
         except Exception as error:
             self._failed(error)
 
-    def _outermost(self) -> None:
+    def _outermost(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Have the step begin, or end, where that hangs on forward passes."""
-        if private_api.tracing_state() is not None:
+        if private_api.tracing_state() is not None or _is_traced(args, kwargs):
             return  # what we read now would become part of the traced graph
         try:
             with unobserved():
@@ -167,6 +167,8 @@ class ModuleProbe:
             return None, -1
         stack = self._stack
         caller = stack.calls[-1] if stack.calls else None
+        if isinstance(module, private_api.COMPILERS_GRAPH) and self._names.find(module) is None:
+            return None, -1
         if caller is None:
             state = self._names.state(module, None)
             phase = self._phase(module)
@@ -185,7 +187,8 @@ class ModuleProbe:
         if is_compiled and state.inner is not None:
             # The region is recorded at its boundary, under the name of what was compiled.
             state = state.inner
-        elif caller is state:
+            state.compiled = True
+        elif caller is state and state.compiled:
             return state, -1  # the compiler gave up and runs the module that its wrapper stands for
         call = state.next_call(self._recorder.step, stack.phase)
         if self._inputs and state.watched:

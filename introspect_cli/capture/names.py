@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from introspect_cli.capture.sources import class_source
+from introspect_cli.capture.weak import ById
 from introspect_cli.records import ModuleInfo, Phase
 
 if TYPE_CHECKING:
@@ -32,6 +33,17 @@ WRAPPED_BY = {
     "OffloadWrapper": "_checkpoint_wrapped_module",
 }
 """Classes that only wrap another module, and the attribute that holds it."""
+
+
+_PASSING_PARENTS = ("torch.export", "torch._export")
+"""Where classes are defined whose instances hold a model for a moment and are no part of it."""
+
+
+def class_name(module: nn.Module) -> str:
+    """The name of the class its author gave the module: that of a scripted or traced one is torch's."""
+    if isinstance(module, torch.jit.ScriptModule):
+        return str(module.original_name)
+    return type(module).__name__
 
 
 def wrapped(module: nn.Module) -> nn.Module | None:
@@ -117,6 +129,7 @@ class ModuleState:
     __slots__ = (
         "__weakref__",
         "calls",
+        "compiled",
         "fqn",
         "inner",
         "module_class",
@@ -133,6 +146,7 @@ class ModuleState:
         self.module_class = module_class
         self.watched = watched
         self.inner: ModuleState | None = None
+        self.compiled = False
         self.step = -1
         self.calls: dict[Phase, int] = {}
         self.sites: dict[tuple[object, ...], int] = {}
@@ -146,6 +160,13 @@ class ModuleState:
         self.calls[phase] = number + 1
         return number
 
+    def seen(self, step: int, phase: Phase, call: int) -> None:
+        """Note a call that something else than the module's own `__call__` has counted."""
+        if self.step != step:
+            self.step = step
+            self.calls.clear()
+        self.calls[phase] = max(self.calls.get(phase, 0), call + 1)
+
     def called(self, step: int) -> bool:
         """Whether the module was called in that step."""
         return self.step == step and bool(self.calls)
@@ -154,11 +175,10 @@ class ModuleState:
 class ParameterName:
     """A parameter's or buffer's name and the class of the module that owns it."""
 
-    __slots__ = ("fqn", "module_class", "reference", "watched")
+    __slots__ = ("fqn", "module_class", "watched")
 
-    def __init__(self, tensor: torch.Tensor, fqn: str, module_class: str, *, watched: bool) -> None:
-        """Keep a weak hold of the tensor, to know it from a later one at the same address."""
-        self.reference = weakref.ref(tensor)
+    def __init__(self, fqn: str, module_class: str, *, watched: bool) -> None:
+        """Take the name, and whether it is to be recorded."""
         self.fqn = fqn
         self.module_class = module_class
         self.watched = watched
@@ -171,9 +191,9 @@ class Names:
         """Start with nothing named."""
         self._wanted = wanted
         self._states: dict[int, ModuleState] = {}
-        self._parents: dict[int, tuple[weakref.ref[nn.Module], weakref.ref[nn.Module]]] = {}
+        self._parents: ById[weakref.ref[nn.Module]] = ById()
         self._free = FreeNames()
-        self._parameters: dict[int, ParameterName] = {}
+        self._parameters: ById[ParameterName] = ById()
         self._roots: list[weakref.ref[nn.Module]] = []
         self._trees: list[ModuleInfo] = []
         self._lock = threading.RLock()
@@ -184,9 +204,9 @@ class Names:
 
     def registered(self, parent: nn.Module, _name: str, child: nn.Module | None) -> None:
         """Hear of a module put into another (torch's registration hook)."""
-        if child is None:
+        if child is None or type(parent).__module__.startswith(_PASSING_PARENTS):
             return
-        self._parents[id(child)] = (weakref.ref(child), weakref.ref(parent))
+        self._parents.set(child, weakref.ref(parent))
         if self.find(child) is not None and any(reference() is child for reference in self._roots):
             with self._lock:
                 self._forget(child)
@@ -210,11 +230,11 @@ class Names:
             top = self._topmost(module)
             if top is module and caller is not None:
                 # Held in a plain list or built on the fly: no path leads to it but the call.
-                self._adopt(module, f"{caller.fqn}.{type(unwrap(module)).__name__}")
+                self._adopt(module, f"{caller.fqn}.{class_name(unwrap(module))}")
             else:
-                self._adopt(top, type(unwrap(top)).__name__)
+                self._adopt(top, class_name(unwrap(top)))
                 if self.find(module) is None:
-                    self._adopt(module, type(unwrap(module)).__name__)
+                    self._adopt(module, class_name(unwrap(module)))
             found = self.find(module)
             assert found is not None
             return found
@@ -225,13 +245,12 @@ class Names:
 
     def parameter(self, tensor: torch.Tensor) -> ParameterName | None:
         """The name of a parameter or buffer, None if no module seen so far holds it."""
-        name = self._parameters.get(id(tensor))
-        return name if name is not None and name.reference() is tensor else None
+        return self._parameters.get(tensor)
 
     def name_parameter(self, tensor: torch.Tensor, fqn: str, module_class: str) -> ParameterName:
         """Give a name to a tensor that no module holds (an optimizer may be given any)."""
-        name = ParameterName(tensor, fqn, module_class, watched=self._wanted(fqn))
-        self._parameters[id(tensor)] = name
+        name = ParameterName(fqn, module_class, watched=self._wanted(fqn))
+        self._parameters.set(tensor, name)
         return name
 
     def new_modules(self) -> list[ModuleInfo]:
@@ -249,9 +268,9 @@ class Names:
 
     def _topmost(self, module: nn.Module) -> nn.Module:
         seen = {id(module)}
-        while (entry := self._parents.get(id(module))) is not None:
-            child, parent = entry[0](), entry[1]()
-            if child is not module or parent is None or id(parent) in seen:
+        while (entry := self._parents.get(module)) is not None:
+            parent = entry()
+            if parent is None or id(parent) in seen:
                 break
             if not any(held is module for held in parent._modules.values()):  # noqa: SLF001 - the public view copies
                 break  # it was taken out again
@@ -279,7 +298,7 @@ class Names:
                 for name, tensor in group.items():
                     known = None if tensor is None else self.parameter(tensor)
                     if known is not None and known.fqn == f"{fqn}.{name}":
-                        del self._parameters[id(tensor)]
+                        self._parameters.discard(tensor)
         self._trees = [info for info in self._trees if info.fqn not in gone]
 
     def _walk(self, root: nn.Module, fqn: str) -> None:
@@ -306,7 +325,7 @@ class Names:
                 del states[key]
 
         reference = weakref.ref(module, forget)
-        state = ModuleState(reference, name, type(unwrap(module)).__name__, watched=self._wanted(name))
+        state = ModuleState(reference, name, class_name(unwrap(module)), watched=self._wanted(name))
         states[key] = state
         return state
 
@@ -314,9 +333,8 @@ class Names:
         for group in (module._parameters, module._buffers):  # noqa: SLF001 - the public views build strings
             for name, tensor in group.items():
                 if tensor is not None and self.parameter(tensor) is None:
-                    self._parameters[id(tensor)] = ParameterName(
-                        tensor, f"{state.fqn}.{name}", state.module_class, watched=state.watched
-                    )
+                    own = ParameterName(f"{state.fqn}.{name}", state.module_class, watched=state.watched)
+                    self._parameters.set(tensor, own)
 
     def _describe(self, module: nn.Module, state: ModuleState) -> ModuleInfo:
         aliases = []

@@ -21,6 +21,7 @@ from torch.optim.optimizer import (
 
 from introspect_cli.capture.names import FreeNames
 from introspect_cli.capture.patches import Patch
+from introspect_cli.capture.weak import ById
 from introspect_cli.records import Kind, Phase, Site, SiteInfo
 from introspect_cli.tensors.flatten import flatten
 from introspect_cli.tensors.views import unobserved
@@ -47,7 +48,7 @@ class OptimizerProbe:
         self._state = state
         self._names = FreeNames()
         self._local = threading.local()
-        self._parameters: dict[int, tuple[int, list[ParameterName]]] = {}
+        self._parameters: ById[list[ParameterName]] = ById()
         self._state_seen: set[str] = set()
         self._known: dict[str, dict[str, Any]] = {}
         self._patches: list[Patch] = []
@@ -63,12 +64,13 @@ class OptimizerProbe:
             register_optimizer_step_pre_hook(self._before),
             register_optimizer_step_post_hook(self._after),
         ]
-        context, built, scaled = self._context, Optimizer.__init__, torch.amp.GradScaler.step
+        built, scaled = Optimizer.__init__, torch.amp.GradScaler.step
 
         @functools.wraps(built)
         def __init__(self: Optimizer, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - stands in for Optimizer.__init__
             built(self, *args, **kwargs)
-            context.has_optimizer = True
+            if probe._on:
+                probe._built(self)
 
         @functools.wraps(scaled)
         def step(self: Any, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
@@ -108,6 +110,7 @@ class OptimizerProbe:
     def _before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if torch.compiler.is_compiling() or not self._on:
             return
+        self._context.stepped = True
         running = self._running
         if running and not _inside_step(sys._getframe(1)):  # noqa: SLF001 - the documented way to a frame
             running.clear()  # the last step never returned: a closure raised and the script caught it
@@ -140,6 +143,12 @@ class OptimizerProbe:
         except Exception as error:
             self._failed(error)
 
+    def _built(self, optimizer: Optimizer) -> None:
+        try:
+            self._context.built(optimizer)
+        except Exception as error:
+            self._failed(error)
+
     def _failed(self, error: Exception) -> None:
         self._on = False
         self._context.guard.failure(self.name, "optimizer steps (and so the ends of steps) are", error)
@@ -159,8 +168,8 @@ class OptimizerProbe:
     def _note(self, optimizer: Optimizer) -> None:
         """Learn the optimizer's name and those of its parameters; both may grow while it lives."""
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        known = self._parameters.get(id(optimizer))
-        if known is not None and known[0] == len(parameters) and self._names.find(optimizer) is not None:
+        known = self._parameters.get(optimizer)
+        if known is not None and len(known) == len(parameters):
             return
         self._context.trains(parameters)
         name = self._names.name(optimizer, type(optimizer).__name__)
@@ -173,7 +182,7 @@ class OptimizerProbe:
                         parameter, f"{name}.group{number}.{position}", type(optimizer).__name__
                     )
                 names.append(known_name)
-        self._parameters[id(optimizer)] = (len(parameters), names)
+        self._parameters.set(optimizer, names)
         remaining = iter(names)
         self.settings = [entry for entry in self.settings if entry["name"] != name]
         self.settings.append(
@@ -193,7 +202,7 @@ class OptimizerProbe:
 
     def _record_before(self, optimizer: Optimizer, *, has_closure: bool) -> None:
         name = self._names.name(optimizer, type(optimizer).__name__)
-        names = self._parameters[id(optimizer)][1]
+        names = self._parameters.get(optimizer) or []
         kinds = self._context.kinds
         if Kind.HYPERPARAMETER in kinds:
             self._hyperparameters(optimizer, name)
@@ -204,7 +213,7 @@ class OptimizerProbe:
             self._gradients(optimizer, names)
 
     def _record_after(self, optimizer: Optimizer, *, has_closure: bool, gradients: bool = True) -> None:
-        names = self._parameters[id(optimizer)][1]
+        names = self._parameters.get(optimizer) or []
         if has_closure and gradients:
             self._gradients(optimizer, names)
         self._state.parameters_after(_parameters(optimizer))

@@ -54,6 +54,14 @@ LOADER_ITERATOR: Any = _BaseDataLoaderIter
 MODULE_WRAPPED_CALL = "_compiled_call_impl"
 """Set on a module by `Module.compile()`. Without it, what such a region hides is not marked as unseen."""
 
+try:
+    from torch.fx._lazy_graph_module import _LazyGraphModule
+except ImportError:  # pragma: no cover - no torch in the tested range lacks it
+    _LazyGraphModule = ()  # type: ignore[assignment,misc]
+
+COMPILERS_GRAPH: Any = _LazyGraphModule
+"""Class of graph modules that compiler backends make. Without it, such backends show an extra `GraphModule`."""
+
 DYNAMO_GRAPH_MARK = "compile_subgraph_reason"
 """Attribute of graph modules that Dynamo runs. Without it, eager backends show an extra `GraphModule`."""
 

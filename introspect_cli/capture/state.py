@@ -48,7 +48,7 @@ class StateProbe:
         if self._started_step != step:
             # What the step before left is on record, unless that step was not captured or nobody recorded it.
             self._started_step = step
-            if self._recorder.resumed or not context.has_optimizer:
+            if self._recorder.resumed or context.unseen_steps or not context.has_optimizer:
                 self._started.clear()
                 self._recorded.clear()
         if state.fqn in self._started:
