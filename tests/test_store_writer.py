@@ -311,3 +311,27 @@ def test_the_store_is_written_and_read_without_torch_or_pyarrow(tmp_path):
     """
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert out == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("where", "limit", "message"),
+    [
+        ("rank_writer.LIMIT_INDEX", 64 + 4 * 120, "more steps than a store holds"),
+        ("rank_writer.LIMIT_BATCH", 8000, "one step has more records than a store holds"),
+        ("interner.LIMIT_NAMES", 8000, "more names than a store holds"),
+    ],
+)
+def test_a_store_that_reaches_a_limit_ends_there_and_is_read(tmp_path, monkeypatch, where, limit, message):
+    store = StoreWriter.create(tmp_path / "run")
+    writer = store.rank(0)
+    for step in range(3):
+        writer.append(step, batch(writer, STEP))
+    monkeypatch.setattr(f"introspect_cli.store.{where}", limit)
+    many = [row("forward", "output", f"B.{n}", float(n)) for n in range(100)]
+    with pytest.raises(StoreError, match=message):
+        writer.append(3, batch(writer, many))
+    store.close()
+    with open_run(tmp_path / "run") as run:
+        assert run.last_step == 2
+        assert [len(run.rank(0).read(step)) for step in range(3)] == [len(STEP)] * 3
+    assert verify_run(tmp_path / "run").sound

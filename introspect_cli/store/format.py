@@ -68,9 +68,14 @@ SORTED_BITS = {"med": 4, "mode": 8}
 LIMIT_DOCUMENT = 4 << 20
 """Bytes of a YAML document."""
 
-LIMIT_INDEX = 1 << 30
-LIMIT_STREAM = 256 << 20
-"""Bytes of a stream of sites, layouts or modules, and of one step's batch."""
+LIMIT_INDEX = 256 << 20
+"""Bytes of an index: two million steps."""
+
+LIMIT_BATCH = 128 << 20
+"""Bytes of one step's batch: a million records."""
+
+LIMIT_NAMES = 64 << 20
+"""Bytes of a stream of sites, layouts or modules: half a million sites, and little memory when read."""
 
 LIMIT_TEXT = 4096
 """Characters of a record's text."""

@@ -26,7 +26,8 @@ from introspect_cli.store.format import (
     FORMAT,
     HEADER,
     LAYOUT_COLUMNS,
-    LIMIT_STREAM,
+    LIMIT_BATCH,
+    LIMIT_NAMES,
     MAGIC,
     MODULE_COLUMNS,
     SITE_COLUMNS,
@@ -157,7 +158,7 @@ def _check(entries: Entries, bits: int, path: str, *, ended: bool) -> None:
         raise DamageError(path, "an end mark is in its middle")
     if len(steps) and (steps["step"][0] < 0 or (np.diff(steps["step"]) <= 0).any()):
         raise DamageError(path, "its steps do not rise")
-    if (entries["length"] > LIMIT_STREAM).any() or (entries["length"] % 8).any():
+    if (entries["length"] > LIMIT_BATCH).any() or (entries["length"] % 8).any():
         raise DamageError(path, "a step's length is not one")
     if (steps["rows"].astype(np.uint64) * np.uint64(row_bytes(bits)) > steps["length"]).any():
         raise DamageError(path, "a step claims more records than its bytes hold")
@@ -168,7 +169,7 @@ def _check(entries: Entries, bits: int, path: str, *, ended: bool) -> None:
         lengths, counts = entries[f"{name}_length"], entries[f"n_{name}"]
         if (
             lengths[0] < len(schema_message(schema))
-            or lengths[-1] > LIMIT_STREAM
+            or lengths[-1] > LIMIT_NAMES
             or (lengths[1:] < lengths[:-1]).any()
             or (counts[1:] < counts[:-1]).any()
         ):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from introspect_cli.errors import StoreError
 from introspect_cli.store.arrow import Schema, encode_batch, schema_message
-from introspect_cli.store.format import LIMIT_STREAM
+from introspect_cli.store.format import LIMIT_NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -65,8 +65,8 @@ class Interner(Generic[Row]):
             rows, self._pending = self._pending, []
             self.count += len(rows)
         data = b"".join(encode_batch(self._schema, self._encoder(rows), len(rows)))
-        if self.length + len(data) > LIMIT_STREAM:
-            raise StoreError(f"more names than a store holds ({LIMIT_STREAM >> 20} MB of them)")
+        if self.length + len(data) > LIMIT_NAMES:
+            raise StoreError(f"more names than a store holds ({LIMIT_NAMES >> 20} MB of them)")
         self.length += len(data)
         self.crc = zlib.crc32(data, self.crc)
         return data

@@ -31,7 +31,8 @@ from introspect_cli.store.format import (
     INDEX,
     LAYOUT_COLUMNS,
     LAYOUTS,
-    LIMIT_STREAM,
+    LIMIT_BATCH,
+    LIMIT_INDEX,
     LIMIT_TEXT,
     MAGIC,
     MODULE_COLUMNS,
@@ -143,8 +144,10 @@ class RankWriter:
         if rows and (batch.site.max() >= self._sites.count or batch.layout.max() >= self._layouts.count):
             raise ValueError("a record names a site or a layout that was never given a number")
         data = b"".join(encode_batch(self._schema, self._columns(batch), rows))
-        if len(data) > LIMIT_STREAM:
-            raise StoreError(f"one step has more records than a store holds ({LIMIT_STREAM >> 20} MB of them)")
+        if len(data) > LIMIT_BATCH:
+            raise StoreError(f"one step has more records than a store holds ({LIMIT_BATCH >> 20} MB of them)")
+        if self._lengths[INDEX] + 2 * ENTRY.itemsize > LIMIT_INDEX:  # the end mark needs room, too
+            raise StoreError(f"more steps than a store holds ({LIMIT_INDEX // ENTRY.itemsize:,})")
         digest = step_digest(self._keys[batch.site], batch.checksum, batch.status, self._setting[batch.site])
         chain = chained(self._chain, step, digest)
         entry = self._entry(STEP_ENTRY, step, len(data), rows, zlib.crc32(data), digest, chain)
