@@ -10,6 +10,7 @@ turn an EOFError into "Aborted!".
 
 from __future__ import annotations
 
+import keyword
 import os
 import signal
 import sys
@@ -28,6 +29,8 @@ VERBS = {
     "capture": "Run a training script and record what it computes.",
     "check": "Look for what usually goes wrong in training.",
     "diff": "Find where two runs first part, and why.",
+    "export": "Write a run in the formats of others.",
+    "import": "Make a run out of reports that other tools wrote.",
     "show": "Tell what is in a run.",
     "verify": "Check that a run on disk is whole.",
 }
@@ -48,7 +51,8 @@ class _Verbs(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's signature
         if cmd_name not in VERBS:
             return None
-        command = getattr(import_module(f"introspect_cli.commands.{cmd_name}"), cmd_name)
+        name = f"{cmd_name}_" if keyword.iskeyword(cmd_name) else cmd_name  # `import`
+        command = getattr(import_module(f"introspect_cli.commands.{name}"), name)
         assert isinstance(command, click.Command)
         return command
 

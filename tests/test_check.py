@@ -132,7 +132,7 @@ def test_exit_codes_follow_the_level_asked_for(introspect, train, tmp_path):
 def test_all_rules_can_be_listed(introspect):
     done = introspect("check", "--list")
     assert done.returncode == 0
-    assert re.findall(r"^([a-z-]+)  (?:error|warning|info)", done.stdout, re.MULTILINE) == [rule.id for rule in RULES]
+    assert re.findall(r"^([a-z-]+) +(?:error|warning|info)", done.stdout, re.MULTILINE) == [rule.id for rule in RULES]
 
 
 def test_every_rule_is_documented():

@@ -1,0 +1,85 @@
+"""Records as flat tables: one row a record, one column a word, as pyarrow, polars, pandas and DuckDB take them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from introspect_cli.exchange.selection import EVERYTHING, Selection, wanted_steps
+from introspect_cli.records import COUNT_STATS, FLOAT_STATS, SORTED_STATS, Status
+from introspect_cli.store.derived import DERIVED_STATS, derived_stats
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from introspect_cli.store.reader import Run
+
+STATS = (*FLOAT_STATS, *SORTED_STATS, *DERIVED_STATS)
+"""Float columns, null where absent."""
+
+_STATUS = [status.name.lower() for status in Status]
+
+
+def step_frame(run: Run, step: int, rank: int, selection: Selection = EVERYTHING, *, sketch: bool = False) -> Any:
+    """The records of a step of a rank as a `pyarrow.Table`, in the order they were made.
+
+    Columns: step, rank, sequence (int64); phase, kind, fqn, module_class, path, op, source, status, dtype, device,
+    strides, checksum (16 hex digits), text (strings); call, numel, nans, posinfs, neginfs, zeros (int64); shape
+    (list of int64); float64 statistics; `sketch` (list of 16 float32) when asked for.
+
+    Raises:
+        KeyError: there is no such step.
+        StoreError: the run is damaged.
+    """
+    import pyarrow as pa
+
+    reader = run.rank(rank)
+    batch, sites, layouts = reader.read(step), reader.sites, reader.layouts
+    order = np.argsort(batch.sequence, kind="stable")
+    rows = [int(row) for row in order if selection.wants(sites.kind[batch.site[row]], sites.fqn[batch.site[row]])]
+    at = np.asarray(rows, np.int64)
+    names = batch.site[at].tolist()
+    own = [layouts[number] for number in batch.layout[at]]
+    numel = np.array([min(layout.numel, 2**63 - 1) for layout in own], np.int64)
+    columns: dict[str, Any] = {
+        "step": np.full(len(at), step, np.int64),
+        "rank": np.full(len(at), rank, np.int64),
+        "sequence": batch.sequence[at].astype(np.int64),
+        "phase": pa.array([sites.phase[site] for site in names], pa.string()),
+        "kind": pa.array([sites.kind[site] for site in names], pa.string()),
+        "fqn": pa.array([sites.fqn[site] for site in names], pa.string()),
+        "module_class": pa.array([sites.module_class[site] for site in names], pa.string()),
+        "call": np.array([int(sites.call[site]) for site in names], np.int64),
+        "path": pa.array([sites.path[site] for site in names], pa.string()),
+        "op": pa.array([sites.op[site] for site in names], pa.string()),
+        "source": pa.array([sites.source[site] for site in names], pa.string()),
+        "status": pa.array([_STATUS[status] for status in batch.status[at]], pa.string()),
+        "shape": pa.array([list(layout.shape) for layout in own], pa.list_(pa.int64())),
+        "dtype": pa.array([layout.dtype for layout in own], pa.string()),
+        "device": pa.array([layout.device for layout in own], pa.string()),
+        "strides": pa.array([layout.strides for layout in own], pa.string()),
+        "numel": numel,
+        "checksum": pa.array([f"{int(checksum):016x}" for checksum in batch.checksum[at]], pa.string()),
+    }
+    counts = {name: column[at] for name, column in batch.counts.items()}
+    floats = {name: column[at].astype(np.float64) for name, column in batch.floats.items()}
+    floats |= derived_stats(counts, floats, numel)
+    for name in COUNT_STATS:
+        absent = np.full(len(at), -1, np.int64)
+        column = counts.get(name, absent)
+        columns[name] = pa.array(column, mask=column < 0)
+    for name in STATS:
+        values = np.asarray(floats.get(name, np.full(len(at), np.nan)), np.float64)
+        columns[name] = pa.array(values, mask=np.isnan(values))
+    if sketch and batch.sketch is not None:
+        flat = pa.array(np.ascontiguousarray(batch.sketch[at]).ravel(), pa.float32())
+        columns["sketch"] = pa.FixedSizeListArray.from_arrays(flat, batch.sketch.shape[1])
+    columns["text"] = pa.array([batch.text[row] for row in rows], pa.string())
+    return pa.table(columns)
+
+
+def frames(run: Run, selection: Selection = EVERYTHING, *, sketch: bool = False) -> Iterator[Any]:
+    """A `pyarrow.Table` for each wanted step of each rank."""
+    for step, rank in wanted_steps(run, selection):
+        yield step_frame(run, step, rank, selection, sketch=sketch)

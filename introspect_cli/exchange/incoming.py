@@ -1,0 +1,143 @@
+"""Records made elsewhere, written as a run of ours, so that `diff`, `check` and `show` take them.
+
+A record from elsewhere has what the file said and no more: statistics that were not printed are absent, no sketch is
+kept (distances are told from the statistics that both sides have, or not at all), and the checksum is made from the
+file's own hash, or from the printed text where there is none. Equal checksums then mean equal text.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from introspect_cli.errors import StoreError
+from introspect_cli.records import COUNT_STATS, FLOAT_STATS, SORTED_STATS, Layout, Site, SiteInfo, Status, Summary
+from introspect_cli.store.batch import StepBatch
+from introspect_cli.store.files import reason
+from introspect_cli.store.writer import StoreWriter
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
+
+    from introspect_cli.store.rank_writer import RankWriter
+
+Row = tuple[Site, SiteInfo, Summary]
+
+LIMIT_FILE = 256 * 2**20
+"""Bytes of the largest file that is read."""
+
+
+@dataclass(frozen=True)
+class Incoming:
+    """A step of a rank as it was found.
+
+    Attributes:
+        step: its number.
+        rank: process.
+        rows: its records in order.
+    """
+
+    step: int
+    rank: int
+    rows: tuple[Row, ...]
+
+
+def checksum_of(text: str) -> int:
+    """64 bits that name a text; 16 hex digits are taken for our own checksum, and stand for themselves."""
+    if len(text) == 16:
+        try:
+            return int(text, 16)
+        except ValueError:
+            pass
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+def value(found: object) -> Summary:
+    """The summary of a plain value."""
+    kind = type(found).__name__
+    text = repr(found)[:200]
+    return Summary(Status.VALUE, Layout((), f"python.{kind}"), checksum_of(f"{kind} {text}"), text=text)
+
+
+def scalar(number: float, dtype: str = "float32") -> Summary:
+    """The summary of a tensor without dimensions, of which only the printed value is known."""
+    known = float(number)
+    stats: dict[str, float] = {"nans": 0, "posinfs": 0, "neginfs": 0, "zeros": int(known == 0)}
+    if np.isfinite(known):
+        stats |= {"min": known, "max": known, "absmin": abs(known), "mean": known, "amean": abs(known), "var": 0.0}
+    else:
+        stats |= {"nans": int(np.isnan(known)), "posinfs": int(known > 0), "neginfs": int(known < 0)}
+    return Summary(Status.PARTIAL, Layout((), dtype), checksum_of(f"scalar {number!r}"), stats)
+
+
+def read_bytes(path: Path) -> bytes:
+    """A file's bytes.
+
+    Raises:
+        StoreError: it cannot be read, or is larger than any report.
+    """
+    try:
+        if path.stat().st_size > LIMIT_FILE:
+            raise StoreError(f"{path} is too large to be imported: it has more than {LIMIT_FILE >> 20} MiB")
+        return path.read_bytes()
+    except OSError as error:
+        raise StoreError(f"cannot read {path}: {reason(error)}") from None
+
+
+def write_run(
+    path: Path,
+    steps: Iterable[Incoming],
+    *,
+    source: str,
+    settings: Mapping[str, Any],
+    notes: Sequence[str],
+    force: bool = False,
+) -> tuple[int, int]:
+    """Write what was found as a run; its numbers of steps and of records.
+
+    Raises:
+        StoreError: there is a run already (without `force`), or it cannot be written.
+    """
+    from introspect_cli import __version__
+
+    ordered = sorted(steps, key=lambda found: (found.rank, found.step))
+    kinds = sorted({site.kind.value for found in ordered for site, _, _ in found.rows})
+    with StoreWriter.create(path, force=force) as store:
+        manifest: dict[str, Any] = {
+            "tool": {"name": "introspect-cli", "version": __version__},
+            "status": "running",
+            "imported_from": source,
+            "options": {"record": kinds, "sketch": False, "modules": [], "exclude": [], "steps": ":"},
+            "observed": kinds,
+            "not_observed": list(notes),
+        }
+        store.write_manifest(manifest)
+        for name, document in settings.items():
+            store.write_settings(name, document)
+        ranks: dict[int, RankWriter] = {}
+        for found in ordered:
+            writer = ranks.get(found.rank)
+            if writer is None:
+                writer = ranks[found.rank] = store.rank(found.rank, sketch=False, sorted_stats=SORTED_STATS)
+            writer.append(found.step, _batch(writer, found.rows))
+        store.write_manifest({**manifest, "status": "complete", "exit_code": 0})
+    return len(ordered), sum(len(found.rows) for found in ordered)
+
+
+def _batch(writer: RankWriter, rows: Sequence[Row]) -> StepBatch:
+    kept = [summary for _, _, summary in rows]
+    names = (*FLOAT_STATS, *SORTED_STATS)
+    return StepBatch(
+        site=np.array([writer.site(site, info) for site, info, _ in rows], np.uint32),
+        sequence=np.arange(len(rows), dtype=np.uint32),
+        layout=np.array([writer.layout(summary.layout) for summary in kept], np.uint32),
+        status=np.array([summary.status.value for summary in kept], np.uint8),
+        checksum=np.array([summary.checksum for summary in kept], np.uint64),
+        counts={name: np.array([int(s.stats.get(name, -1)) for s in kept], np.int64) for name in COUNT_STATS},
+        floats={name: np.array([s.stats.get(name, np.nan) for s in kept], np.float64) for name in names},
+        text=[summary.text for summary in kept],
+    )
