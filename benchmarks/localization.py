@@ -1,0 +1,228 @@
+"""Count how many planted faults are named at exactly the right place.
+
+A comparison that points somewhere near the fault still costs an evening, so a case counts only when step, phase,
+kind, name and role of the first divergence are right and its sentence says what a reader needs. Every pair of
+`fixtures/cases.yaml` is captured and compared through the command line, as a user would; a capture that several
+pairs share is made once.
+
+    python benchmarks/localization.py [--only PATTERN] [--jobs N] [--keep DIRECTORY]
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import hashlib
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import yaml
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+FIXTURES = Path(__file__).resolve().parent.parent / "fixtures"
+MATCHED = ("step", "phase", "kind", "fqn", "role")
+"""What of the first divergence must be exactly as expected."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """One run of a pair: the script's own arguments and what its environment adds."""
+
+    script: str
+    args: tuple[str, ...]
+    env: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class Case:
+    """A pair of runs and what must be said of it; an empty `expect` means that the two are the same."""
+
+    name: str
+    a: Side
+    b: Side
+    expect: dict[str, Any] = field(default_factory=dict)
+    in_slice: bool = False
+
+
+def load_cases(path: Path = FIXTURES / "cases.yaml") -> list[Case]:
+    """Read the pairs, those that differ before those that are the same."""
+    listed = yaml.safe_load(path.read_text(encoding="utf-8"))
+    cases = [_case(entry["name"], entry) for entry in listed["pairs"]]
+    for entry in listed["same"]:
+        extra = shlex.split(entry.get("b", {}).get("args", ""))
+        words = [entry["script"].removesuffix(".py"), *shlex.split(entry["args"]), *(["and", *extra] if extra else [])]
+        cases.append(_case("same-" + "-".join(word.lstrip("-") for word in words), entry))
+    return cases
+
+
+def _case(name: str, entry: dict[str, Any]) -> Case:
+    common = shlex.split(entry["args"])
+    sides = []
+    for letter in "ab":
+        change = entry.get(letter, {})
+        args = (*common, *shlex.split(change.get("args", "")))
+        sides.append(Side(entry["script"], args, tuple(sorted(change.get("env", {}).items()))))
+    return Case(name, sides[0], sides[1], entry.get("expect", {}), bool(entry.get("slice")))
+
+
+Answer = subprocess.CompletedProcess[str]
+
+
+class Command(Protocol):
+    """A way to run the command line."""
+
+    def __call__(self, *arguments: str, env: Sequence[tuple[str, str]] = ()) -> Answer:
+        """Run `introspect ARGUMENTS...` with `env` added to the environment."""
+
+
+def introspect(*arguments: str, env: Sequence[tuple[str, str]] = ()) -> Answer:
+    """Run the command line in a process of its own, on one thread, so that many fit side by side."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **dict(env)}
+    command = [sys.executable, "-m", "introspect_cli", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=300)
+
+
+class Forks:
+    """Runs the command line in forks of a process that has imported what takes long; one process a thread."""
+
+    _SOURCE = """
+import json, os, sys
+import numba, pyarrow, torch
+import introspect_cli.cli
+for line in sys.stdin:
+    arguments, env, out, err = json.loads(line)
+    child = os.fork()
+    if child == 0:
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(os.open(out, os.O_WRONLY), 1)
+        os.dup2(os.open(err, os.O_WRONLY), 2)
+        os.environ.update(env)
+        sys.argv = ["introspect", *arguments]
+        introspect_cli.cli.main()
+        os._exit(99)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+    def __init__(self) -> None:
+        self._local = threading.local()
+
+    def __call__(self, *arguments: str, env: Sequence[tuple[str, str]] = ()) -> Answer:
+        """As `introspect`."""
+        if not hasattr(self._local, "server"):
+            command = [sys.executable, "-c", self._SOURCE]
+            self._local.server = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+            )
+        server = self._local.server
+        with tempfile.NamedTemporaryFile("r") as out, tempfile.NamedTemporaryFile("r") as err:
+            server.stdin.write(json.dumps([arguments, dict(env), out.name, err.name]) + "\n")
+            server.stdin.flush()
+            return subprocess.CompletedProcess(arguments, int(server.stdout.readline()), out.read(), err.read())
+
+
+class Captures:
+    """Runs of the fixtures under one directory, each captured when it is first asked for."""
+
+    def __init__(self, directory: Path, run: Command = introspect) -> None:
+        self.directory = directory
+        self._run = run
+        self._locks: dict[str, threading.Lock] = {}
+        self._guard = threading.Lock()
+
+    def path(self, side: Side, *, again: bool = False) -> Path:
+        """The run of this side; `again` is a second capture of the same command."""
+        digest = hashlib.sha256(repr((side, again)).encode()).hexdigest()[:12]
+        with self._guard:
+            lock = self._locks.setdefault(digest, threading.Lock())
+        target = self.directory / f"{Path(side.script).stem}-{digest}"
+        finished = target.with_suffix(".done")
+        with lock:
+            if not finished.exists():
+                arguments = ["capture", "-q", "--force", "-o", str(target), str(FIXTURES / side.script), *side.args]
+                done = self._run(*arguments, env=side.env)
+                if done.returncode != 0:
+                    message = f"{side.script} {shlex.join(side.args)} ended with {done.returncode}: {done.stderr[-300:].strip()}"
+                    raise RuntimeError(message)
+                finished.touch()
+        return target
+
+    def pair(self, case: Case) -> tuple[Path, Path]:
+        """Both runs of a case."""
+        return self.path(case.a), self.path(case.b, again=case.a == case.b)
+
+
+def compare(a: Path, b: Path, run: Command = introspect) -> dict[str, Any]:
+    """The answer of `diff` as data, with its exit status added."""
+    done = run("diff", "--format", "json", str(a), str(b))
+    try:
+        answer: dict[str, Any] = json.loads(done.stdout)
+    except json.JSONDecodeError:
+        raise RuntimeError(f"diff {a} {b} ended with {done.returncode}: {done.stderr[-300:].strip()}") from None
+    return {**answer, "status": done.returncode}
+
+
+def wrong(case: Case, answer: dict[str, Any]) -> list[str]:
+    """What of the answer is not as the case expects; empty when all is."""
+    if not case.expect:
+        right = answer["verdict"] == "same" and answer["status"] == 0
+        return [] if right else [f"{answer['verdict']} (exit {answer['status']}): {answer['sentence']}"]
+    first = answer["first"]
+    if answer["verdict"] != "diverged" or answer["status"] != 1 or first is None:
+        return [f"{answer['verdict']} (exit {answer['status']}): {answer['sentence']}"]
+    found = [f"{key} is {first[key]}, not {case.expect[key]}" for key in MATCHED if first[key] != case.expect[key]]
+    if case.expect["word"].lower() not in answer["sentence"].lower():
+        found.append(f"no {case.expect['word']!r} in {answer['sentence']!r}")
+    return found
+
+
+def judge(case: Case, captures: Captures, run: Command = introspect) -> list[str]:
+    """Capture, compare and check one case; a failure to do so is one of the things wrong."""
+    try:
+        return wrong(case, compare(*captures.pair(case), run))
+    except (RuntimeError, subprocess.TimeoutExpired) as error:
+        return [str(error)]
+
+
+def main() -> int:
+    """Print the table; the exit status is 0 when every case is right."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="*", help="names of the cases to run, as a glob")
+    parser.add_argument("--jobs", type=int, default=2, help="cases at a time")
+    parser.add_argument("--keep", type=Path, help="a directory for the runs, kept and used again")
+    parser.add_argument("--warm", action="store_true", help="fork captures from a process that has torch imported")
+    options = parser.parse_args()
+    cases = [case for case in load_cases() if fnmatch.fnmatch(case.name, options.only)]
+    with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(options.jobs) as pool:
+        directory = options.keep or Path(scratch)
+        directory.mkdir(parents=True, exist_ok=True)
+        run = Forks() if options.warm else introspect
+        captures = Captures(directory, run)
+        verdicts = []
+        for case, found in zip(cases, pool.map(lambda case: judge(case, captures, run), cases), strict=True):
+            verdicts.append((case, found))
+            if found:
+                print(f"{case.name:44} {'; '.join(found)}", flush=True)
+    planted = [found for case, found in verdicts if case.expect]
+    same = [found for case, found in verdicts if not case.expect]
+    print(f"planted faults: {sum(not found for found in planted)} of {len(planted)} exactly right")
+    print(f"pairs that are the same: {len(same)}, false alarms: {sum(bool(found) for found in same)}")
+    return int(any(found for _, found in verdicts))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,50 @@
+"""Planted faults are found where they are, and equal runs are called equal."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+_SOURCE = Path(__file__).resolve().parent.parent / "benchmarks" / "localization.py"
+_SPEC = importlib.util.spec_from_file_location("localization", _SOURCE)
+localization = importlib.util.module_from_spec(_SPEC)
+sys.modules["localization"] = localization
+_SPEC.loader.exec_module(localization)
+
+CASES = localization.load_cases()
+
+
+@pytest.fixture(scope="session")
+def captures(tmp_path_factory):
+    return localization.Captures(tmp_path_factory.mktemp("captures"))
+
+
+def _marked(case):
+    return pytest.param(case, id=case.name, marks=() if case.in_slice else pytest.mark.sweep)
+
+
+@pytest.mark.parametrize("case", [_marked(case) for case in CASES])
+def test_first_divergence_is_where_the_fault_is(case, captures):
+    answer = localization.compare(*captures.pair(case))
+    assert localization.wrong(case, answer) == []
+
+
+def test_there_are_enough_cases():
+    planted = [case for case in CASES if case.expect]
+    assert len(planted) >= 80
+    assert len(CASES) - len(planted) >= 40
+    assert sum(case.in_slice for case in CASES) >= 20
+    assert len({case.name for case in CASES}) == len(CASES)
+
+
+def test_a_wrong_answer_is_noticed():
+    case = next(case for case in CASES if case.expect)
+    first = {key: case.expect[key] for key in localization.MATCHED}
+    answer = {"verdict": "diverged", "status": 1, "first": first, "sentence": f"because of {case.expect['word']}"}
+    assert localization.wrong(case, answer) == []
+    assert localization.wrong(case, {**answer, "first": {**first, "step": 99}}) != []
+    assert localization.wrong(case, {**answer, "sentence": ""}) != []
+    assert localization.wrong(case, {**answer, "verdict": "same", "status": 0, "first": None}) != []
