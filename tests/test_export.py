@@ -129,6 +129,8 @@ def test_a_report_comes_back_as_the_run_it_was(introspect, run):
             was = {r.site: r.summary for r in before.rank(rank).records(1)}
             kept = {r.site: r.summary for r in after.rank(rank).records(1)}
             for site, summary in kept.items():
+                if site.path == "[0]['nesterov']":
+                    continue  # a setting, which is not recorded at each step
                 assert site in was
                 if summary.stats and summary.layout.shape:
                     assert summary.checksum == was[site].checksum

@@ -37,9 +37,8 @@ def import_(source: Path, output: Path, root: str, *, force: bool) -> int:
         raise UsageError(f"{source} is not a directory: name one with YAML reports or JSON debug trees below it")
     reports, trees = yaml_import.find_reports(source), tree_import.find_trees(source)
     if bool(reports) == bool(trees):
-        what = (
-            "both YAML reports and JSON debug trees" if reports else "neither step=<n>/rank<n>.yaml nor *_debug_tree_*"
-        )
+        both, neither = "both YAML reports and JSON debug trees", "neither step=<n>/rank<n>.yaml nor *_debug_tree_*"
+        what = both if reports else neither
         raise UsageError(f"{source} has {what} below it: name a directory that has one of them")
     found = list(yaml_import.read_reports(source, root) if reports else tree_import.read_trees(source))
     notes = ["sketches are not observed: the files had statistics only, so distances cannot be told"]

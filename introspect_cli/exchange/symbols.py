@@ -1,3 +1,4 @@
+# ruff: noqa: RUF001 - the symbols are the format's own
 """A tensor in one line: its statistics with their symbols, as YAML introspection reports write it.
 
 The parts come in one order and are joined by `|`: shape, dtype, infinities, NaN, zeros, median, mean, mean of absolute

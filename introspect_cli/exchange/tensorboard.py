@@ -1,7 +1,7 @@
 """TensorBoard event files: scalars of every site, histograms of what was stored whole.
 
-An event file is a sequence of protocol buffers, each framed by its length and two masked CRC-32C sums. The four messages
-needed are small, so they are written here rather than by a package of forty times our size.
+An event file is a sequence of protocol buffers, each framed by its length and two masked CRC-32C sums. The four
+messages needed are small, so they are written here rather than by a package of forty times our size.
 """
 
 from __future__ import annotations

@@ -1,13 +1,15 @@
 """YAML introspection reports: one document a step and rank, that plain `diff -u` can compare.
 
-`introspection/<stage>/step=<n>/rank<n>.yaml`, beside `env_vars.yaml` and `pip_freeze.yaml`. Keys are in the order of the
-format, never sorted. A hash is the MD5 of the raw bytes where the tensor was stored whole (bfloat16 widened to float32,
+`introspection/<stage>/step=<n>/rank<n>.yaml`, beside `env_vars.yaml` and `pip_freeze.yaml`. Keys are in the order of
+the format, never sorted. A hash is the MD5 of the raw bytes where the tensor was stored whole (bfloat16 widened to float32,
 as the format has it), else the 16 hex digits of our own checksum: the bytes are gone by then.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import re
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from introspect_cli.store.reader import Run
 
 STAGE = "fit"
+
+_WHOLE = re.compile(r"[-+]?\d{1,300}")
 
 _Dumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
@@ -83,7 +87,7 @@ def report(run: Run, step: int, rank: int, selection: Selection) -> dict[str, An
 
 
 def _only_root(by_kind: dict[Kind, list[Record]]) -> str:
-    """`Net.` where every parameter and buffer is the same model's, whose names other tools write without it; else ""."""
+    """`Net.` where every parameter is the same model's, since other tools write their names without it; else ""."""
     kinds = (Kind.PARAM, Kind.BUFFER, Kind.GRAD)
     roots = {record.site.fqn.partition(".")[0] for kind in kinds for record in by_kind.get(kind, [])}
     return f"{roots.pop()}." if len(roots) == 1 else ""
@@ -126,11 +130,10 @@ def yaml_value(text: str) -> Any:
     constants: dict[str, Any] = {"True": True, "False": False, "None": None}
     if text in constants:
         return constants[text]
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
+    if _WHOLE.fullmatch(text):
+        return int(text)
+    with contextlib.suppress(ValueError):
+        return float(text)
     return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"" else text
 
 
