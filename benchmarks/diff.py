@@ -136,9 +136,8 @@ def main() -> None:
         build(root / "small", 3, 50)
         build(root / "small2", 3, 50, change="last")
         imports, diff = startup(root / "small", root / "small2")
-        print(
-            f"{'start-up and a diff of two small runs':46} {2 * imports:7.2f}s {diff:7.3f}s  (imports alone {imports:.3f}s)"
-        )
+        title = "start-up and a diff of two small runs"
+        print(f"{title:46} {2 * imports:7.2f}s {diff:7.3f}s  (imports alone {imports:.3f}s)")
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from synthetic import row, write_run
@@ -119,13 +120,13 @@ def test_bisect_run_finds_the_commit_with_the_recipe_of_the_docs(tmp_path):
     """A real repository whose commits write runs by hand; one of them goes wrong, one cannot be run."""
     repository = tmp_path / "repo"
     repository.mkdir()
-    tests = os.path.dirname(__file__)
+    tests = Path(__file__).parent
     environment = {
         **os.environ,
         "GIT_CONFIG_GLOBAL": os.devnull,
         "GIT_CONFIG_SYSTEM": os.devnull,
         **{f"GIT_{who}_{what}": "x@example.org" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")},
-        "PYTHONPATH": os.pathsep.join([tests, os.path.dirname(tests)]),
+        "PYTHONPATH": os.pathsep.join([str(tests), str(tests.parent)]),
         "REFERENCE": str(tmp_path / "good"),
     }
 

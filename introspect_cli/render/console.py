@@ -108,7 +108,7 @@ class Screen:
         hang = indent + 2 if indent else 0
         lines = textwrap.wrap(
             text.plain,
-            width,
+            width - hang,
             break_long_words=False,
             break_on_hyphens=False,
             drop_whitespace=False,

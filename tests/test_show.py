@@ -1,0 +1,136 @@
+"""`introspect show`: a run at a glance, its tree, a step, a history, its settings."""
+
+import json
+
+import numpy as np
+import pytest
+from synthetic import row, write_run
+from test_compare_reasons import MODULES, train
+
+from introspect_cli.compare.overview import histories, module_tree, overview, step_records
+from introspect_cli.errors import UsageError
+from introspect_cli.records import Kind, ModuleInfo
+from introspect_cli.store.reader import open_run
+
+MANIFEST = {"argv": ["train.py", "--lr", "1"], "exit_code": 0, "ended": "2026-01-01T00:00:00+00:00"}
+SETTINGS = {"runtime": {"torch": "2.13.0", "python": "3.11"}, "environment": {"A\x1b[2J": "1"}, "empty": {}}
+
+
+@pytest.fixture
+def run(tmp_path):
+    write_run(tmp_path / "run", train(), modules=MODULES, manifest=MANIFEST, settings=SETTINGS)
+    with open_run(tmp_path / "run") as opened:
+        yield opened
+
+
+@pytest.fixture
+def deep(tmp_path):
+    """Six equal blocks and one that is not."""
+    modules, rows = [ModuleInfo("GPT", "GPT"), ModuleInfo("GPT.h", "ModuleList")], []
+    for place in range(7):
+        name, width = f"GPT.h.{place}", 4 if place < 6 else 5
+        modules += [ModuleInfo(name, "Block"), ModuleInfo(f"{name}.fc", "Linear", "", ("weight",))]
+        rows.append(row("start", "param", f"{name}.fc.weight", np.ones((width, 4), np.float32)))
+        rows.append(row("forward", "output", f"{name}.fc", np.ones((2, width), np.float32)))
+        rows.append(row("forward", "output", name, np.ones((2, width), np.float32)))
+    write_run(tmp_path / "deep", [rows], modules=modules)
+    with open_run(tmp_path / "deep") as opened:
+        yield opened
+
+
+def test_overview_says_what_ran_and_how_much(run):
+    found = overview(run)
+    assert (found.state, found.steps, found.first_step, found.last_step) == ("complete", 4, 0, 3)
+    assert found.parameters == 128
+    assert found.kinds["output"] == 4
+    assert found.size > 1000
+    assert found.records == sum(len(rows) for rows in train())
+    assert found.machine == "torch 2.13.0, python 3.11"
+
+
+def test_tree_has_classes_parameters_and_outputs(run):
+    rows = {row.info.fqn: row for row in module_tree(run)}
+    assert rows["Net"].parameters == 128
+    assert rows["Net.a"].parameters == 64
+    assert (rows["Net.a"].shape, rows["Net.a"].dtype) == ((6, 8), "float32")
+    assert rows["Net.norm"].scale > 0
+    assert rows["Net"].calls == 1
+
+
+def test_repeated_layers_are_folded_to_the_first_and_the_last(deep):
+    folded = [(row.info.fqn, row.folded) for row in module_tree(deep)]
+    assert folded == [
+        ("GPT", 0),
+        ("GPT.h", 0),
+        ("GPT.h.0", 4),
+        ("GPT.h.0.fc", 0),
+        ("GPT.h.5", 0),
+        ("GPT.h.5.fc", 0),
+        ("GPT.h.6", 0),
+        ("GPT.h.6.fc", 0),
+    ]
+    assert len(module_tree(deep, fold=False)) == 16
+
+
+def test_records_of_a_step(run):
+    assert len(step_records(run, 1, frozenset(), ())) == len(train()[1])
+    outputs = step_records(run, 1, frozenset({Kind.OUTPUT}), ("a", "norm"))
+    assert [record.site.fqn for record in outputs] == ["Net.a", "Net.norm"]
+    with pytest.raises(UsageError, match="it has 4 from 0 to 3"):
+        step_records(run, 9, frozenset(), ())
+
+
+def test_history_of_a_site(run):
+    (own,) = histories(run, "Net.a", "std", frozenset({Kind.OUTPUT}))
+    assert own.steps == (0, 1, 2, 3)
+    expected = [next(r[2] for r in rows if r[0].kind is Kind.OUTPUT and r[0].fqn == "Net.a").std() for rows in train()]
+    assert own.values == pytest.approx(expected)
+    assert len(histories(run, "*.weight", "l2", frozenset({Kind.GRAD}))) == 2
+    (rate,) = histories(run, "SGD", "mean", frozenset({Kind.HYPERPARAMETER}))[:1]
+    assert rate.values == (0.05,) * 4
+    with pytest.raises(UsageError, match=r"did you mean 'Net\.norm'"):
+        histories(run, "Net.nrom", "mean", frozenset())
+    with pytest.raises(UsageError, match="keeps no statistic"):
+        histories(run, "Net.a", "colour", frozenset())
+
+
+@pytest.mark.parametrize(
+    ("options", "shown"),
+    [
+        ([], ["train.py --lr 1", "exit code 0", "4 (0 to 3)"]),
+        (["--tree"], ["BatchNorm1d", "6x8", "128"]),
+        (["--step", "1", "--kinds", "output"], ["Net.norm", "6x8", "forward"]),
+        (["--history", "Net.a", "--kinds", "output"], ["over 4 steps", "0: "]),
+        (["--settings"], ["torch: 2.13.0", "A\\x1b[2J"]),
+    ],
+    ids=["overview", "tree", "step", "history", "settings"],
+)
+def test_each_view_as_text_and_as_json(introspect, run, options, shown):
+    done = introspect("show", run.path, *options)
+    assert done.returncode == 0, done.stderr
+    for word in shown:
+        assert word in done.stdout
+    assert "\x1b" not in done.stdout
+    found = json.loads(introspect("show", run.path, *options, "--format", "json").stdout)
+    assert found["format"] == 1
+
+
+@pytest.mark.parametrize(
+    "options",
+    [["--step", "99"], ["--tree", "--settings"], ["--history", "x"], ["--rank", "4", "--tree"], ["--step", "-1"]],
+)
+def test_what_cannot_be_shown_is_one_sentence(introspect, run, options):
+    done = introspect("show", run.path, *options)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1
+
+
+def test_an_interrupted_run_and_an_empty_one(introspect, tmp_path):
+    write_run(tmp_path / "cut", train(steps=2), complete=False)
+    assert "interrupted" in introspect("show", "cut", cwd=tmp_path).stdout
+    write_run(tmp_path / "none", [])
+    done = introspect("show", "none", cwd=tmp_path)
+    assert done.returncode == 0
+    assert "none" in done.stdout
+    assert introspect("show", "none", "--tree", cwd=tmp_path).returncode == 0
