@@ -26,7 +26,8 @@ from introspect_cli.records import (
     Summary,
 )
 from introspect_cli.store.batch import StepBatch
-from introspect_cli.store.writer import RankWriter, StoreWriter
+from introspect_cli.store.rank_writer import RankWriter
+from introspect_cli.store.writer import StoreWriter
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -14,20 +14,6 @@ import numpy as np
 from introspect_cli.records import COUNT_STATS, FLOAT_STATS, SKETCH_SIZE, SORTED_STATS
 from introspect_cli.store.arrow import Column, Schema
 
-FORMAT = 1
-"""What this version writes, and the newest it reads."""
-
-MANIFEST = "manifest.yaml"
-SETTINGS = "settings"
-TENSORS = "tensors"
-LOCK = ".lock"
-INDEX = "index.bin"
-RECORDS = "records.arrow"
-SITES = "sites.arrow"
-LAYOUTS = "layouts.arrow"
-MODULES = "modules.arrow"
-STREAMS = (SITES, LAYOUTS, MODULES, RECORDS)
-
 MAGIC = b"INTROSPX"
 HEADER = struct.Struct("<8sIIII16s20xI")
 """Index header: magic, format, bytes of an entry, rank, column bits, run id, 20 zeros, CRC of the 60 before."""
@@ -64,9 +50,6 @@ FIRST_CHAIN = bytes(16)
 
 STATS_BIT, SKETCH_BIT = 1, 2
 SORTED_BITS = {"med": 4, "mode": 8}
-
-LIMIT_DOCUMENT = 4 << 20
-"""Bytes of a YAML document."""
 
 LIMIT_INDEX = 256 << 20
 """Bytes of an index: two million steps."""

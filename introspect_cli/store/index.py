@@ -23,7 +23,6 @@ from introspect_cli.store.format import (
     END_ENTRY,
     ENTRY,
     FIRST_CHAIN,
-    FORMAT,
     HEADER,
     LAYOUT_COLUMNS,
     LIMIT_BATCH,
@@ -35,6 +34,7 @@ from introspect_cli.store.format import (
     record_columns,
     row_bytes,
 )
+from introspect_cli.store.names import FORMAT
 
 Entries = NDArray[np.void]
 

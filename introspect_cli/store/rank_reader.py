@@ -21,20 +21,16 @@ from introspect_cli.store.columns import ColumnData, Lists, Texts, joined
 from introspect_cli.store.derived import record_stats
 from introspect_cli.store.files import DamageError, Folder, Handle, reason
 from introspect_cli.store.format import (
-    INDEX,
     LAYOUT_COLUMNS,
-    LAYOUTS,
     LIMIT_INDEX,
     MODULE_COLUMNS,
-    MODULES,
-    RECORDS,
     SITE_COLUMNS,
-    SITES,
     STATS_BIT,
     float_columns,
     record_columns,
 )
 from introspect_cli.store.index import EMPTY, Entries, Index, StepEntry, parse_index
+from introspect_cli.store.names import INDEX, LAYOUTS, MODULES, RECORDS, SITES
 from introspect_cli.store.sites import SiteTable
 
 if TYPE_CHECKING:
@@ -122,7 +118,7 @@ class RankReader:
             self._records = None
 
     def check_end(self, name: str) -> None:
-        """Make sure of the end of the stream `name` (`format.STREAMS`) of a rank that was closed.
+        """Make sure of the end of the stream `name` (`names.STREAMS`) of a rank that was closed.
 
         Nobody reads what follows the last indexed byte; that it is as it was written concerns `verify` alone.
 

@@ -26,28 +26,22 @@ from introspect_cli.store.format import (
     END_ENTRY,
     ENTRY,
     FIRST_CHAIN,
-    FORMAT,
     HEADER,
-    INDEX,
     LAYOUT_COLUMNS,
-    LAYOUTS,
     LIMIT_BATCH,
     LIMIT_INDEX,
     LIMIT_TEXT,
     MAGIC,
     MODULE_COLUMNS,
-    MODULES,
     NARROW,
-    RECORDS,
     SITE_COLUMNS,
-    SITES,
     STEP_ENTRY,
-    STREAMS,
     float_columns,
     record_columns,
 )
 from introspect_cli.store.interner import Interner
 from introspect_cli.store.locks import take
+from introspect_cli.store.names import FORMAT, INDEX, LAYOUTS, MODULES, RECORDS, SITES, STREAMS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

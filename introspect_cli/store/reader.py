@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 from introspect_cli.errors import StoreError
 from introspect_cli.store import documents, locks, tensorfile
 from introspect_cli.store.files import DamageError, Folder, reason
-from introspect_cli.store.format import FORMAT, LIMIT_DOCUMENT, LOCK, MANIFEST, SETTINGS, TENSORS
 from introspect_cli.store.index import newer_format
+from introspect_cli.store.names import FORMAT, LIMIT_DOCUMENT, LOCK, MANIFEST, SETTINGS, TENSORS
 from introspect_cli.store.rank_reader import RankReader
 
 if TYPE_CHECKING:

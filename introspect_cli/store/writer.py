@@ -16,14 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 from introspect_cli import __version__
 from introspect_cli.errors import StoreError
-from introspect_cli.store import documents, tensorfile
+from introspect_cli.store import documents
 from introspect_cli.store.files import Folder, reason
-from introspect_cli.store.format import FORMAT, LIMIT_DOCUMENT, LOCK, MANIFEST, SETTINGS, TENSORS, column_bits
 from introspect_cli.store.locks import take
-from introspect_cli.store.rank_writer import RankWriter
+from introspect_cli.store.names import FORMAT, LIMIT_DOCUMENT, LOCK, MANIFEST, SETTINGS, TENSORS
 
 if TYPE_CHECKING:
     from types import TracebackType
+
+    from introspect_cli.store.rank_writer import RankWriter
 
 _NAME = re.compile(r"[a-z0-9_]{1,64}")
 _OURS = re.compile(r"manifest\.yaml|settings|tensors|\.lock|rank\d{1,6}|\.manifest\.yaml\.\d+")
@@ -151,6 +152,8 @@ class StoreWriter:
             if name in self._tensors:
                 return 0
             data = memoryview(array).cast("B")
+            from introspect_cli.store import tensorfile
+
             head = tensorfile.encode(data, checksum, dtype, shape)
             return self._tensors.replace(name, [head, data], 0o666)
         except OSError as error:
@@ -164,6 +167,9 @@ class StoreWriter:
         Raises:
             StoreError: the rank's files are there already or cannot be made.
         """
+        from introspect_cli.store.format import column_bits
+        from introspect_cli.store.rank_writer import RankWriter
+
         bits = column_bits(stats=stats, sketch=sketch, sorted_stats=sorted_stats)
         try:
             folder = self._folder.make_folder(f"rank{rank}")

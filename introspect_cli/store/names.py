@@ -1,0 +1,23 @@
+"""Names of the files of a store, and the format's number.
+
+Apart from `format`, which needs numpy: a capture makes its directory before the script may have loaded numpy itself.
+"""
+
+from __future__ import annotations
+
+FORMAT = 1
+"""What this version writes, and the newest it reads."""
+
+MANIFEST = "manifest.yaml"
+SETTINGS = "settings"
+TENSORS = "tensors"
+LOCK = ".lock"
+INDEX = "index.bin"
+RECORDS = "records.arrow"
+SITES = "sites.arrow"
+LAYOUTS = "layouts.arrow"
+MODULES = "modules.arrow"
+STREAMS = (SITES, LAYOUTS, MODULES, RECORDS)
+
+LIMIT_DOCUMENT = 4 << 20
+"""Bytes of a YAML document."""
