@@ -39,6 +39,7 @@ class _Stack(threading.local):
         """Start outside every module."""
         self.calls: list[ModuleState | None] = []
         self.phase = Phase.FORWARD
+        self.in_graph = False
 
 
 class ModuleProbe:
@@ -167,7 +168,8 @@ class ModuleProbe:
             return None, -1
         stack = self._stack
         caller = stack.calls[-1] if stack.calls else None
-        if isinstance(module, private_api.COMPILERS_GRAPH) and self._names.find(module) is None:
+        stack.in_graph = isinstance(module, private_api.COMPILERS_GRAPH) and self._names.find(module) is None
+        if stack.in_graph:
             return None, -1
         if caller is None:
             state = self._names.state(module, None)

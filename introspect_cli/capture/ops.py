@@ -90,7 +90,7 @@ class OpMode(TorchDispatchMode):
 
     def __init__(self, probe: OpProbe) -> None:
         """Take whom to tell."""
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call] # torch's
         self.probe = probe
 
     @classmethod
@@ -131,6 +131,7 @@ class OpProbe:
         globs: tuple[str, ...] = (),
         views: bool = False,
         all_dtypes: bool = False,
+        into_compiled: bool = False,
     ) -> None:
         """Take what all probes share, and which operators and results are wanted.
 
@@ -140,6 +141,7 @@ class OpProbe:
             optimizers: knows whether an optimizer step is.
             globs: globs over operator names; all where empty.
             views: whether results that share their input's memory are recorded too.
+            into_compiled: whether compiled regions run as python, so that what they run is recorded too.
             all_dtypes: whether results that are no floating point numbers are recorded too.
         """
         self.live = False
@@ -148,6 +150,7 @@ class OpProbe:
         self._modules = modules
         self._optimizers = optimizers
         self._all_dtypes = all_dtypes
+        self._into_compiled = into_compiled
         self._facts = Operators(globs, views=views)
         self._places = Places()
         self._scopes: dict[tuple[str, Phase], _Scope] = {}
@@ -169,13 +172,10 @@ class OpProbe:
         """Stop, and take the mode off the stack."""
         self._on = self.live = False
         self._pop()
-        for listeners, listener in (
-            (self._context.on_begin, self._begin),
-            (self._context.on_root, self._root),
-            (self._context.on_tick, self._ticked),
-        ):
-            if listener in listeners:
-                listeners.remove(listener)
+        if self._begin in self._context.on_begin:
+            self._context.on_begin.remove(self._begin)
+            self._context.on_root.remove(self._root)
+            self._context.on_tick.remove(self._ticked)
 
     def _begin(self) -> None:
         """A step that is captured has begun: see its operators, unless the script's own modes are under way."""
@@ -241,7 +241,8 @@ class OpProbe:
         if stack.calls:
             state = stack.calls[-1]
             if state is None or not state.watched or private_api.tracing_state() is not None:
-                return self._hidden()
+                self._hidden()
+                return None
             scope = self._scope(state.fqn, stack.phase, state.module_class, watched=True)
         elif node is not None:
             self._between = Phase.OPTIMIZER
@@ -254,9 +255,11 @@ class OpProbe:
                 return None
             scope = self._scope(SCRIPT, self._between, "", watched=None)
             if not scope.watched or (self._between is Phase.DATA and not torch.is_grad_enabled()):
-                return self._hidden()
-        if private_api.compiler_loaded() and in_compiled_call(frame):
-            return self._hidden()
+                self._hidden()
+                return None
+        if not self._into_compiled and private_api.compiler_loaded() and in_compiled_call(frame):
+            self._hidden()
+            return None
         step = self._recorder.step
         if scope.step != step:
             scope.step = step

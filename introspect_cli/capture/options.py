@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 KINDS: tuple[str, ...] = tuple(kind.value for kind in Kind if kind is not Kind.OP_OUTPUT)
 """Kinds that can be asked for, all of them recorded by default."""
 
+COMPILE_MODES: tuple[str, ...] = ("boundary", "keep", "eager")
+"""What can be done with compiled regions."""
+
 LEVELS: tuple[str, ...] = ("module", "op")
 """How deep a capture looks."""
 
@@ -79,6 +82,7 @@ class CaptureOptions:
         level: `module` or `op`, which also records the results of every operator.
         ops: globs over operator names; only operators that match one are recorded, all where empty.
         views: whether results that share their input's memory are recorded too.
+        compile: what is done with what `torch.compile` compiles: `boundary`, `keep` or `eager`.
         all_dtypes: whether operators' results that are no floating point numbers are recorded too.
         until_step: end the script when this step is complete; None to let it run.
         quiet: say nothing but errors.
@@ -105,6 +109,7 @@ class CaptureOptions:
     ops: tuple[str, ...] = ()
     views: bool = False
     all_dtypes: bool = False
+    compile: str = "boundary"
     until_step: int | None = None
     quiet: bool = False
 
@@ -143,6 +148,7 @@ class CaptureOptions:
             "ops": list(self.ops),
             "views": self.views,
             "all_dtypes": self.all_dtypes,
+            "compile": self.compile,
         }
 
 

@@ -18,6 +18,7 @@ from introspect_cli.capture.optimizers import OptimizerProbe
 from introspect_cli.capture.recorder import Recorder
 from introspect_cli.capture.rng import RngProbe
 from introspect_cli.capture.state import StateProbe
+from introspect_cli.capture.tap_sites import TapProbe
 from introspect_cli.tensors.summarize import Summarizer
 
 if TYPE_CHECKING:
@@ -70,6 +71,13 @@ class Probes:
             self.optimizers,
             modules,
         ]
+        taps = TapProbe(self.context, modules)
+        self._probes.append(taps)
+        self.notes: list[str] = []
+        if options.compile != "boundary":
+            from introspect_cli.capture.compiled import CompileProbe
+
+            self._probes.append(CompileProbe(self.context, taps, options.compile, self._remark))
         if options.level == "op":
             from introspect_cli.capture.ops import OpProbe
 
@@ -81,8 +89,13 @@ class Probes:
                     globs=options.ops,
                     views=options.views,
                     all_dtypes=options.all_dtypes,
+                    into_compiled=options.compile == "eager",
                 )
             )
+
+    def _remark(self, sentence: str) -> None:
+        if sentence not in self.notes:
+            self.notes.append(sentence)
 
     def _modules_named(self) -> None:
         modules = self.names.new_modules()

@@ -9,6 +9,7 @@ import click
 from click.core import ParameterSource
 
 from introspect_cli.capture.options import (
+    COMPILE_MODES,
     DEFAULT_STATS,
     KINDS,
     LEVELS,
@@ -170,6 +171,12 @@ _DECLARATIONS = (
         "--eval/--no-eval", default=None,
     ),
     _option(HOW, "Run the module named next, as `python -m` does.", "-m", "module", is_flag=True),
+    _option(
+        HOW,
+        "What torch.compile compiles: recorded at its boundary; kept compiled and tapped inside, which limits fusion; "
+        "or run as python [default: boundary].",
+        "--compile", type=click.Choice(COMPILE_MODES), default="boundary",
+    ),
     _option(
         HOW,
         "Seed python, numpy and torch before the script starts.",

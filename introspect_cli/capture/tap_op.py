@@ -1,0 +1,60 @@
+"""Two operators of ours that every way of running a model keeps: `introspect::tap` and `introspect::look`.
+
+A compiler, a tracer or an exporter drops python that it cannot see through, but keeps calls of operators it does not
+know. `tap` gives a copy of what it is given (an operator may not return its own input) and takes part in autograd, so
+that the gradient of whatever uses the copy comes by as well. `look` gives nothing; it is kept because it says that it
+writes to a tensor that the graph takes in. Both hand what they see to the sink, if a capture has put one in.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from introspect_cli.capture.tap_sink import GRADIENT, Sink
+
+
+def _tap(x: Tensor, site: str) -> Tensor:
+    if Sink.take is not None:
+        Sink.take(x, site)
+    return x.clone()
+
+
+def _look(x: Tensor, order: Tensor, site: str) -> None:  # noqa: ARG001 - `order` is there to be written to
+    if Sink.take is not None:
+        Sink.take(x, site)
+
+
+def _shape_of_tap(x: Tensor, site: str) -> Tensor:  # noqa: ARG001 - an operator's shapes may depend on any argument
+    return torch.empty_like(x)
+
+
+def _shape_of_look(x: Tensor, order: Tensor, site: str) -> None:  # noqa: ARG001 - as above
+    return None
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001 - torch's signature
+    ctx.site = inputs[1]
+
+
+def _gradient(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+    return torch.ops.introspect.tap(grad, GRADIENT + ctx.site), None
+
+
+def _register() -> None:
+    tap = torch.library.custom_op("introspect::tap", mutates_args=(), schema="(Tensor x, str site) -> Tensor")(_tap)
+    tap.register_fake(_shape_of_tap)
+    tap.register_autograd(_gradient, setup_context=_save)
+    look = torch.library.custom_op(
+        "introspect::look", mutates_args=("order",), schema="(Tensor x, Tensor(a!) order, str site) -> ()"
+    )(_look)
+    look.register_fake(_shape_of_look)
+
+
+if not hasattr(torch.ops.introspect, "tap"):
+    _register()
+
+ORDER = torch.zeros(())
+"""What `look` says it writes to, so that it is kept, and kept in order."""
