@@ -271,10 +271,10 @@ def _forged_tensor(data):
     try:
         about = json.loads(data[8 : 8 + length])["__metadata__"]
         crc = tensorfile._crc(int(about["checksum"], 16), about["dtype"], json.loads(about["shape"]))
-    except (ValueError, KeyError, TypeError):
-        return data
-    crc = zlib.crc32(data[8 + length :], crc)
-    return data.replace(about["crc32"].encode(), b"%08x" % crc, 1)
+        written = about["crc32"].encode()
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return data  # too broken for the reader to get as far as the CRC
+    return data.replace(written, b"%08x" % zlib.crc32(data[8 + length :], crc), 1)
 
 
 # --- the campaign
