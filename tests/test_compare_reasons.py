@@ -291,3 +291,58 @@ def test_nans_are_counted_in_the_sentence(compare):
         return [[row("forward", "input", "Net", good, path="[0]"), row("forward", "output", "Net", value)]]
 
     assert "0 NaN against 1)" in compare(steps(good), steps(bad)).sentence
+
+
+def test_a_module_that_is_off_in_one_run(compare):
+    x = np.arange(12, dtype=F32).reshape(3, 4)
+
+    def steps(value):
+        rows = [row("forward", "input", "Net.drop", x, path="[0]"), row("forward", "output", "Net.drop", value)]
+        return [rows]
+
+    result = compare(steps(x), steps(x * F32(2) * (x % 2)))
+    assert "In a it hands its input on unchanged" in result.sentence
+
+
+def test_stale_gradients_are_found_through_clipping(compare):
+    random = np.random.default_rng(5)
+    first, second = random.normal(size=(2, 30, 7)).astype(F32)
+
+    def steps(later):
+        return [[row("optimizer", "grad", "Net.w", first)], [row("optimizer", "grad", "Net.w", later)]]
+
+    result = compare(steps(second), steps(F32(0.3) * (second + first)))
+    assert "zero_grad is missing or late in b" in result.sentence
+    result = compare(steps(F32(0.7) * (second + first)), steps(second))
+    assert "zero_grad is missing or late in a" in result.sentence
+    result = compare(steps(second), steps(second + random.normal(size=(30, 7)).astype(F32)))
+    assert "zero_grad is missing" not in result.sentence
+
+
+def test_optimizer_without_the_parameter(compare):
+    x = np.ones((2, 2), F32)
+    both = [[row("optimizer", "grad", "Net.a", x), row("optimizer", "grad", "Net.b", x)]]
+    groups = ({"lr": 0.1, "params": ["Net.a", "Net.b"]}, {"lr": 0.1, "params": ["Net.a"]})
+    settings = tuple({"optimizers": [{"name": "SGD", "class": "SGD", "groups": [group]}]} for group in groups)
+    result = compare(both, [both[0][:1]], settings=settings)
+    assert "the optimizer of b does not have this parameter" in result.sentence
+
+
+def test_hyperparameters_of_the_parameters_own_group(compare):
+    rows = [row("optimizer", "grad", "Net.b", np.ones(3, F32))]
+    before = [row("start", "param", "Net.b", np.ones(3, F32))]
+    after = [row("optimizer", "param", "Net.b", np.full(3, value, F32)) for value in (0.5, 0.4)]
+    plain, decayed = {"lr": 0.1, "weight_decay": 0.0}, {"lr": 0.1, "weight_decay": 0.1}
+    settings = tuple(
+        {"optimizers": [{"name": "SGD", "groups": [decayed | {"params": one}, plain | {"params": two}]}]}
+        for one, two in ((["Net.a"], ["Net.b"]), (["Net.a", "Net.b"], []))
+    )
+    result = compare([before + rows + after[:1]], [before + rows + after[1:]], settings=settings)
+    assert "weight_decay 0 -> 0.1" in result.sentence
+
+
+def test_a_step_without_a_forward_pass(compare):
+    x = np.ones((2, 2), F32)
+    forward = [row("forward", "input", "Net", x, path="[0]"), row("forward", "output", "Net", x)]
+    result = compare([forward, forward], [forward, [row("optimizer", "grad", "Net.a", x)]])
+    assert "holds no forward pass" in result.sentence

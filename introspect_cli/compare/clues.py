@@ -60,6 +60,9 @@ class Clues:
         before: records that agree before the divergence in this step.
         rng_equal: whether random states were recorded at this step and agree.
         gradients: (differing, recorded) gradients in this step.
+        identity: the side where the module hands its input on unchanged while the other does not.
+        no_forward: the side whose step holds no forward pass at all.
+        not_optimized: the side whose optimizer does not have the parameter.
     """
 
     first_step: int = 0
@@ -89,6 +92,9 @@ class Clues:
     before: int = 0
     rng_equal: bool | None = None
     gradients: tuple[int, int] = (0, 0)
+    identity: str = ""
+    no_forward: str = ""
+    not_optimized: str = ""
 
 
 class _Step:
@@ -199,6 +205,8 @@ def find_clues(
         before=_agreeing_before(facts, divergence),
         rng_equal=None if not any(kind is Kind.RNG for _, kind in kinds) else not facts.rng_differs(),
         gradients=(sum(s.kind is Kind.GRAD for s in facts.sites), len(grads)),
+        identity=_identity(facts, step, union) if cause.reason is Reason.MODULE else "",
+        no_forward=_no_forward(step),
     )
 
 
@@ -288,10 +296,19 @@ def _stale(step: _Step, before: _Step | None, union: int) -> str:
     a, b, old = step.sketch(union, "a"), step.sketch(union, "b"), before.sketch(union, "a")
     if a is None or b is None or old is None or not np.linalg.norm(old) > 0:
         return ""
-    scale = max(float(np.linalg.norm(a)), float(np.linalg.norm(b)), float(np.linalg.norm(old)))
-    if float(np.linalg.norm(b - a - old)) <= 1e-5 * scale:
+    if _is_mix(b, a, old):
         return "b"
-    return "a" if float(np.linalg.norm(a - b - old)) <= 1e-5 * scale else ""
+    return "a" if _is_mix(a, b, old) else ""
+
+
+def _is_mix(mixed: Any, fresh: Any, old: Any) -> bool:
+    """Whether a sketch is a positive mix of two others; clipping rescales the whole, so the weights are free."""
+    basis = np.stack([fresh, old], axis=1)
+    if np.linalg.matrix_rank(basis, tol=1e-6 * float(np.linalg.norm(basis))) < 2:
+        return False
+    weights = np.linalg.lstsq(basis, mixed, rcond=None)[0]
+    rest = float(np.linalg.norm(basis @ weights - mixed)) / max(float(np.linalg.norm(mixed)), 1e-300)
+    return rest < 1e-5 and min(weights) > 1e-2 * max(weights)
 
 
 def _fresh(step: _Step, fqn: str) -> tuple[str, str]:
@@ -350,6 +367,28 @@ def _tied(modules: list[ModuleInfo], fqn: str) -> str:
             if equals and target == fqn:
                 return f"{module.fqn}.{own}"
     return ""
+
+
+def _identity(facts: Facts, step: _Step, union: int) -> str:
+    """The side on which a module's output is its input, where that is so on one side only."""
+    site = facts.alignment.site(union)
+    inputs = facts.recorded(site.phase, Kind.INPUT, site.fqn, site.call)
+    same = [
+        side
+        for side in ("a", "b")
+        if any(step.checksum(u, side) == step.checksum(union, side) is not None for u in inputs)
+    ]
+    return same[0] if len(same) == 1 else ""
+
+
+def _no_forward(step: _Step) -> str:
+    """The side whose step has no forward record while the other's has."""
+    ran = [
+        side
+        for side in ("a", "b")
+        if any(PHASES[step.alignment.phase[union]] is Phase.FORWARD for union in step.unions(side))
+    ]
+    return "" if len(ran) != 1 else "b" if ran == ["a"] else "a"
 
 
 def _missing(alignment: Alignment, subject: str, side: str) -> bool:

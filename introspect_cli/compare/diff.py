@@ -12,7 +12,7 @@ from introspect_cli.compare.exact import Tensors
 from introspect_cli.compare.moved import moved_modules, suggest_renames
 from introspect_cli.compare.names import renamer
 from introspect_cli.compare.offset import detect
-from introspect_cli.compare.optimizers import changes_for
+from introspect_cli.compare.optimizers import changes_for, has_parameter
 from introspect_cli.compare.rank import RankOutcome, compare_rank
 from introspect_cli.compare.result import Counts, DiffResult, Divergence, Reason, Verdict
 from introspect_cli.compare.sentence import Story, sentence
@@ -20,6 +20,7 @@ from introspect_cli.compare.settings import setting_changes
 from introspect_cli.compare.sides import Sides
 from introspect_cli.compare.tree import tree_of
 from introspect_cli.errors import UsageError
+from introspect_cli.records import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -146,7 +147,12 @@ def _answer(a: Any, b: Any, options: DiffOptions, outcomes: Sequence[RankOutcome
     assert best.cause is not None and best.facts is not None  # noqa: PT018 - they are set together
     if best.cause.reason is Reason.OPTIMIZER:
         told = changes_for(a.settings.get("optimizers"), b.settings.get("optimizers"), best.first.site.fqn)
-        clues = replace(clues, hyperparameters=told | clues.hyperparameters)
+        others = {name: both for name, both in clues.hyperparameters.items() if name.partition(" (")[0] not in told}
+        clues = replace(clues, hyperparameters=told | others)
+    if best.cause.reason is Reason.STRUCTURE and best.first.site.kind in (Kind.GRAD, Kind.OPTIMIZER_STATE):
+        has = [has_parameter(run.settings.get("optimizers"), best.first.site.fqn) for run in (a, b)]
+        if has in ([True, False], [False, True]):
+            clues = replace(clues, not_optimized="b" if has[0] else "a")
     settings = setting_changes(a, b, best.cause.reason, clues.hyperparameters, rounding=clues.rounding)
     candidates = [outcome.first for outcome in outcomes if outcome.first is not None]
     story = Story(best.first, best.cause, clues, settings, ranks=len(outcomes))

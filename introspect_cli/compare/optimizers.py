@@ -55,6 +55,12 @@ def changes_for(a: Any, b: Any, parameter: str) -> dict[str, tuple[str | None, s
     return found
 
 
+def has_parameter(settings: Any, parameter: str) -> bool | None:
+    """Whether an optimizer has a parameter; None where no names were kept."""
+    names = {name for optimizer in _optimizers(settings).values() for name in _by_parameter(optimizer)}
+    return None if not names or all(name.startswith("group ") for name in names) else parameter in names
+
+
 def _text(value: Any) -> str | None:
     return None if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 

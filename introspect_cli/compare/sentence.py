@@ -184,8 +184,10 @@ def _rng(story: Story) -> str:
 def _initial(story: Story) -> str:
     site, clues = story.first.site, story.clues
     text = f"{what(site)} differs before any training{_apart(story)}"
-    if clues.initial_total > 1:
-        text += f", one of {clues.initial_differ} of {clues.initial_total} initial tensors that do"
+    if clues.initial_differ > 1:
+        text += f", as do {clues.initial_differ - 1} more of {clues.initial_total} initial tensors"
+    elif clues.initial_total > 1:
+        text += f", alone of {clues.initial_total} initial tensors"
     text += ": other initialisation or seed"
     return f"{text}, or another checkpoint was loaded."
 
@@ -216,6 +218,10 @@ def _module(story: Story) -> str:
     site = story.first.site
     text = f"{_named(site, story.first.module_class)} gives another output{_path(site)}{_apart(story)} from equal "
     text += f"{story.clues.fed}: it is this module's own computation"
+    text += _scaled(story.first)
+    if story.clues.identity:
+        side = story.clues.identity
+        return f"{text}. In {side} it hands its input on unchanged: switched off there, or in eval mode."
     if story.clues.class_b:
         return f"{text}; its class is {story.first.module_class} in a and {story.clues.class_b} in b."
     if story.clues.rounding:
@@ -223,6 +229,11 @@ def _module(story: Story) -> str:
     if story.clues.dtype_changed:
         return f"{text}, done in another precision."
     return f"{text} (its code, its options, its train or eval mode, or the kernel behind it)."
+
+
+def _scaled(divergence: Divergence) -> str:
+    """That b is a multiple of a, where it is."""
+    return "" if divergence.scale is None else f"; b is {divergence.scale:.6g} times a"
 
 
 def _path(site: Site) -> str:
@@ -233,15 +244,18 @@ def _own_code(story: Story) -> str:
     cause, site = story.cause, story.first.site
     if cause.before:
         where = f"before {cause.before}" + (f" and after {cause.after}" if cause.after else "")
-        return (
-            f"{what(site)} differs{_apart(story)} while everything recorded before it is equal: it is the "
-            "own forward code "
-            f"of {cause.module}, {where}."
-        )
+        text = f"{what(site)} differs{_apart(story)} while everything recorded before it is equal{_scaled(story.first)}"
+        text += f": it is the own forward code of {cause.module}, {where}"
+        if story.clues.rounding:
+            text += (
+                ", and by rounding only: another kernel (another attention, say), library or device, or another order"
+            )
+        return f"{text}."
     return (
         f"{_named(site, story.first.module_class)} gives another output{_path(site)}{_apart(story)} "
         "though its inputs and "
-        f"the outputs of all modules inside it are equal: it is its own forward code, after {cause.after}."
+        f"the outputs of all modules inside it are equal{_scaled(story.first)}: it is its own forward code, "
+        f"after {cause.after}."
     )
 
 
@@ -288,9 +302,8 @@ def _gradient(story: Story) -> str:
     )
     if clues.stale:
         return (
-            f"{text}: in {clues.stale} it is the other's gradient plus that of the step before. zero_grad "
-            "is missing or "
-            f"late in {clues.stale}."
+            f"{text}: in {clues.stale} it is the other's gradient with that of the step before added. zero_grad is "
+            f"missing or late in {clues.stale}."
         )
     if first.scale is not None:
         text += f"; b is {first.scale:.6g} times a"
@@ -347,6 +360,16 @@ def _structure(story: Story) -> str:
     site = first.site
     if clues.tied_to:
         return f"the parameter {site.fqn} exists only in {side}; in {other} it is tied to {clues.tied_to}."
+    if clues.not_optimized:
+        return (
+            f"only {side} has {what(site)}, as the optimizer sees it: the optimizer of {clues.not_optimized} does not "
+            "have this parameter."
+        )
+    if clues.no_forward:
+        return (
+            f"only {side} has {what(site)}: this step of {clues.no_forward} holds no forward pass, so its optimizer "
+            "stepped once more for the same gradients."
+        )
     if clues.calls:
         name, one, two = clues.calls
         return (
