@@ -135,9 +135,7 @@ def test_mixing_can_be_undone():
     assert [checksum.unmix(checksum.mix(value)) for value in values] == values
     raw, headers = np.array(values, dtype=U), np.array(values[::-1], dtype=U)
     whole = checksum.finalise(raw, headers)
-    assert [int(value) for value in whole] == [
-        checksum.mix(int(a) + int(b)) for a, b in zip(raw, headers, strict=True)
-    ]
+    assert [int(value) for value in whole] == [checksum.mix(int(a) + int(b)) for a, b in zip(raw, headers, strict=True)]
 
 
 def differences(words, places):
@@ -213,5 +211,5 @@ def test_low_and_high_bits_are_spread_evenly(of):
         seen = np.bincount(((sums >> U(shift)) & U(0xFF)).astype(np.int64), minlength=256)
         chi = ((seen - 64.0) ** 2 / 64.0).sum()
         assert 255 - 6 * math.sqrt(510) < chi < 255 + 6 * math.sqrt(510)
-    ones = [bin(int(a) ^ int(b)).count("1") for a, b in zip(sums[:-1], sums[1:], strict=True)]
+    ones = np.unpackbits((sums[1:] ^ sums[:-1]).view(np.uint8)).reshape(-1, 64).sum(axis=1)
     assert 31.5 < np.mean(ones) < 32.5

@@ -1,0 +1,205 @@
+"""The jitted kernels against the reference, over types, strides and splits."""
+
+from __future__ import annotations
+
+import math
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+
+from introspect_cli.tensors import engine as engines
+from introspect_cli.tensors import jit, reference, shards, stats, views
+from introspect_cli.tensors import rows as r
+
+FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+INTS = [
+    torch.int8,
+    torch.uint8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.uint16,
+    torch.uint32,
+    torch.uint64,
+    torch.bool,
+]
+COMPLEX = [torch.complex32, torch.complex64, torch.complex128]
+EIGHTS = [getattr(torch, name) for name in dir(torch) if name.startswith("float8_")]
+PACKED = [torch.float4_e2m1fn_x2] if hasattr(torch, "float4_e2m1fn_x2") else []
+EVERY = FLOATS + INTS + COMPLEX + EIGHTS + PACKED
+
+
+@pytest.fixture(scope="module")
+def engine():
+    made = engines.Engine(threads=1)
+    assert made.enter is not None, jit.reason()
+    yield made
+    made.close()
+
+
+def jitted(engine, tensor, **options):
+    out = r.empty(1)
+    engine.fill(out[0], tensor, with_stats=True, with_sketch=True, **options)
+    return out
+
+
+def by_torch(tensor, **options):
+    return reference.row(tensor, **options).numpy().view(np.uint64)[None].copy()
+
+
+def assert_same(a, b):
+    """Equal integers, and floats to 1e-6 of what they are made of."""
+    assert a[0, : r.ZEROS + 1].tolist() == b[0, : r.ZEROS + 1].tolist()
+    x, y = a.view(np.float64)[0], b.view(np.float64)[0]
+    assert x[r.MIN : r.ABSMIN + 1].tolist() == y[r.MIN : r.ABSMIN + 1].tolist()
+    count = max(1, int(a[0, r.FINITE]))
+    spread = math.sqrt(y[r.M2] / count)
+    assert x[r.MEAN] == pytest.approx(y[r.MEAN], rel=1e-6, abs=1e-6 * spread)
+    assert x[r.M2] == pytest.approx(y[r.M2], rel=1e-6)
+    assert x[r.M3] == pytest.approx(y[r.M3], rel=1e-6, abs=1e-6 * count * spread**3)
+    assert x[r.M4] == pytest.approx(y[r.M4], rel=1e-6)
+    assert x[r.ABSSUM] == pytest.approx(y[r.ABSSUM], rel=1e-6)
+    size = max(np.abs(y[r.SKETCH :]).max(), abs(y[r.ABSSUM]) / math.sqrt(count))
+    assert x[r.SKETCH :] == pytest.approx(y[r.SKETCH :], rel=1e-9, abs=1e-9 * size)
+
+
+def example(dtype, shape, seed=0):
+    """A tensor with ordinary numbers, zeros and, where there are, some that are not finite."""
+    generator = torch.Generator().manual_seed(seed)
+    if dtype in PACKED:
+        return torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator).view(dtype)
+    if dtype in INTS:
+        return torch.randint(0, 100, shape, generator=generator).to(dtype)
+    x = torch.randn(shape, generator=generator, dtype=torch.complex64 if dtype.is_complex else torch.float32)
+    x = x * 3 + 0.5
+    if x.numel() > 40 and not dtype.is_complex:
+        flat = x.view(-1)
+        flat[7], flat[11], flat[20], flat[33] = 0.0, float("nan"), float("inf"), -float("inf")
+    return x.to(dtype)
+
+
+@pytest.mark.parametrize("dtype", EVERY, ids=str)
+@pytest.mark.parametrize("count", [0, 1, 15, 17, 511, 513, 2049, 70_003])
+def test_every_type(engine, dtype, count):
+    x = example(dtype, (count,))
+    assert_same(jitted(engine, x), by_torch(x))
+
+
+@pytest.mark.parametrize("count", [(1 << 18) - 1, (1 << 18) + 77, 1_000_003])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
+def test_large_ones_by_several_threads(engine, dtype, count):
+    x = example(dtype, (count,))
+    several = engines.Engine(threads=3)
+    together = jitted(several, x)
+    several.close()
+    assert_same(together, by_torch(x))
+    assert jitted(engine, x).tobytes() == together.tobytes()
+
+
+STRIDED = {
+    "transposed": lambda x: x.t(),
+    "sliced": lambda x: x[::3, 1::2],
+    "column": lambda x: x[:, 5],
+    "expanded": lambda x: x[:1].expand(700, -1),
+    "channels_last": lambda x: x.reshape(2, 5, 14, 15).to(memory_format=torch.channels_last),
+    "permuted": lambda x: x.reshape(2, 5, 14, 15).permute(2, 0, 3, 1),
+    "scalar": lambda x: x[3, 4],
+    "offset": lambda x: x.view(-1)[3:-5],
+}
+
+
+@pytest.mark.parametrize("stride", STRIDED)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int64, torch.complex64, torch.uint8], ids=str)
+def test_strides_do_not_matter(engine, dtype, stride):
+    x = STRIDED[stride](example(dtype, (70, 30)))
+    dense = x.contiguous().clone(memory_format=torch.contiguous_format)
+    assert_same(jitted(engine, x), by_torch(dense))
+    assert_same(by_torch(x), jitted(engine, dense))
+
+
+def test_strided_ones_are_cut_into_pieces(engine, monkeypatch):
+    x = example(torch.float32, (23, 17, 19)).permute(2, 0, 1)
+    for limit in (1, 7, 300, 5000):
+        monkeypatch.setattr(engines, "PIECE_BYTES", 4 * limit)
+        assert max(piece.numel() for _, piece in views.pieces(x, limit)) <= limit
+        assert_same(jitted(engine, x), by_torch(x.contiguous()))
+
+
+@pytest.mark.parametrize("make", [torch.conj, lambda x: x.conj().imag, lambda x: x.conj().t()])
+def test_lazy_conjugates_and_negatives_are_resolved(engine, make):
+    x = make(example(torch.complex64, (30, 40)))
+    dense = x.resolve_conj().resolve_neg().contiguous()
+    assert_same(jitted(engine, x), by_torch(dense))
+
+
+def boxes(draw, shape):
+    """A split of a shape into disjoint boxes: (start, sizes) each."""
+    whole = [((0,) * len(shape), tuple(shape))]
+    for _ in range(draw(st.integers(0, 4))):
+        start, sizes = whole.pop(draw(st.integers(0, len(whole) - 1)))
+        dim = draw(st.integers(0, len(shape) - 1))
+        cut = draw(st.integers(0, sizes[dim]))
+        rest = tuple(at + cut if d == dim else at for d, at in enumerate(start))
+        whole.append((start, tuple(cut if d == dim else size for d, size in enumerate(sizes))))
+        whole.append((rest, tuple(size - cut if d == dim else size for d, size in enumerate(sizes))))
+    return draw(st.permutations(whole))
+
+
+@st.composite
+def splits(draw):
+    shape = draw(st.lists(st.integers(1, 12), min_size=1, max_size=3).filter(lambda sizes: math.prod(sizes) > 1))
+    if draw(st.booleans()):
+        shape[0] *= 100
+    dtype = draw(st.sampled_from(FLOATS + INTS + COMPLEX + EIGHTS))
+    order = draw(st.permutations(range(len(shape))))
+    stored = example(dtype, tuple(shape[dim] for dim in order), draw(st.integers(0, 99)))
+    tensor = stored.permute([order.index(dim) for dim in range(len(shape))])
+    return tensor, boxes(draw, shape)
+
+
+@settings(max_examples=120, deadline=None)
+@given(splits(), st.booleans())
+def test_shards_add_up_whatever_the_split(engine, split, use_jit):
+    tensor, parts = split
+    summarise = (lambda x, **options: jitted(engine, x, **options)) if use_jit else by_torch
+    total = r.empty(1)
+    for start, sizes in parts:
+        box = tensor[tuple(slice(at, at + size) for at, size in zip(start, sizes, strict=True))]
+        assert box.shape == sizes
+        total = stats.merge(total, summarise(box, runs=list(shards.runs(box, tensor.shape, start))))
+    assert_same(total, by_torch(tensor))
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("dtype", EVERY, ids=str)
+def test_every_type_and_stride_widely(engine, dtype):
+    for seed in range(20):
+        x = example(dtype, (70, 30), seed)
+        for make in STRIDED.values():
+            assert_same(jitted(engine, make(x)), by_torch(make(x).contiguous()))
+
+
+def test_the_floating_point_environment_stays_as_it_is(engine):
+    tiny = torch.full((100,), 1e-40)
+    threads, before = torch.get_num_threads(), (tiny * 0.5).tolist()
+    jitted(engine, torch.randn(1 << 19))
+    jitted(engine, torch.randn(1 << 19).half())
+    by_torch(torch.randn(100))
+    assert (tiny * 0.5).tolist() == before
+    assert before[0] > 0
+    assert np.float32(1e-40) * np.float32(0.5) > 0
+    assert torch.get_num_threads() == threads
+
+
+def test_flushing_denormals_does_not_change_a_checksum(engine):
+    if not torch.set_flush_denormal(True):  # torch's own signature
+        pytest.skip("this processor cannot flush denormals")
+    try:
+        x = torch.full((5000,), 1, dtype=torch.int32).view(torch.float32)
+        flushed = jitted(engine, x)[0, r.RAW], jitted(engine, x.half())[0, r.RAW]
+    finally:
+        torch.set_flush_denormal(False)  # torch's own signature
+    assert flushed == (jitted(engine, x)[0, r.RAW], jitted(engine, x.half())[0, r.RAW])

@@ -1,0 +1,128 @@
+"""The sketch: how well it tells the distance of two tensors that are never in one place."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from introspect_cli.tensors import sketch
+from introspect_cli.tensors.summarize import Summarizer
+
+CHANGES = {
+    "dense noise": lambda x, g: x * (1 + 1e-4 * torch.randn(x.shape, generator=g)),
+    "noise of 1e-6": lambda x, g: x * (1 + 1e-6 * torch.randn(x.shape, generator=g)),
+    "one element": lambda x, g: x.view(-1).scatter(0, torch.randint(x.numel(), (1,), generator=g), 5.0).view(x.shape),
+    "a zeroed column": lambda x, g: x * (torch.arange(x.shape[1]) != 3),
+    "a zeroed row": lambda x, g: x * (torch.arange(len(x))[:, None] != len(x) // 2),
+    "a rescale": lambda x, g: x * 1.01,
+    "a shift": lambda x, g: x + 0.01,
+    "a permutation": lambda x, g: x[:, torch.randperm(x.shape[1], generator=g)],
+}
+
+
+def ratios(shape, change, trials, mean=0.0):
+    """Estimated distance over true distance, for each trial."""
+    generator = torch.Generator().manual_seed(3)
+    made = Summarizer(threads=1)
+    true = []
+    for _ in range(trials):
+        x = torch.randn(shape, generator=generator) + mean
+        y = CHANGES[change](x, generator)
+        made.add(x)
+        made.add(y)
+        true.append(float((x.double() - y.double()).norm()))
+    rows = made.take().sketch.astype(np.float64)
+    made.close()
+    estimated = np.linalg.norm(rows[::2] - rows[1::2], axis=1)
+    true = np.array(true)
+    some = true > 0
+    assert some.mean() > 0.8
+    assert (estimated[~some] == 0).all()
+    return estimated[some] / true[some]
+
+
+def assert_good(found):
+    good = (found > 0.6) & (found < 1.6)
+    assert good.mean() >= 0.95, np.sort(found)[[0, len(found) // 2, -1]]
+    assert 0.9 < np.sqrt(np.mean(found**2)) < 1.1
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("shape", [(2, 5), (7, 13), (40, 64), (100, 1000), (512, 256)], ids=str)
+def test_the_estimate_is_near_the_truth(change, shape):
+    found = ratios(shape, change, 100)
+    if shape == (2, 5) and change != "one element":
+        # ten elements go to ten buckets: nothing is estimated at all
+        assert found == pytest.approx(np.ones(len(found)), rel=0.2)
+    assert_good(found)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("shape", [(1000, 1024), (10_000, 1000)], ids=str)
+def test_the_estimate_is_near_the_truth_for_large_tensors(change, shape):
+    assert_good(ratios(shape, change, 100 if shape[0] == 1000 else 40))
+
+
+def test_noise_in_the_last_bit_is_seen_and_measured():
+    generator = torch.Generator().manual_seed(4)
+    made, true = Summarizer(threads=1), []
+    for _ in range(100):
+        x = torch.randn(100_000, generator=generator)
+        y = torch.nextafter(x, torch.where(torch.rand(x.shape, generator=generator) < 0.5, torch.inf, -torch.inf))
+        made.add(x)
+        made.add(y)
+        true.append(float((x.double() - y.double()).norm()))
+    rows = made.take().sketch.astype(np.float64)
+    made.close()
+    found = np.linalg.norm(rows[::2] - rows[1::2], axis=1) / true
+    assert ((found > 0.6) & (found < 1.6)).mean() >= 0.95
+
+
+def test_a_large_common_mean_does_not_drown_the_difference():
+    assert_good(ratios((100, 500), "dense noise", 100, mean=100.0))
+    assert_good(ratios((100, 500), "a permutation", 100, mean=1000.0))
+
+
+def test_it_is_the_formula():
+    x = torch.randn(1000, dtype=torch.float64)
+    buckets, signs = sketch.keys(np.arange(1000, dtype=np.uint64))
+    wanted = np.bincount(buckets, weights=signs * x.numpy(), minlength=16)
+    made = Summarizer()
+    made.add(x)
+    assert made.take().sketch[0] == pytest.approx(wanted, rel=1e-6)
+    made.close()
+
+
+@pytest.mark.parametrize("width", [16, 64, 100, 768, 4096])
+def test_a_column_goes_to_all_buckets_with_both_signs(width):
+    buckets, signs = sketch.keys(np.arange(0, 4096 * width, width, dtype=np.uint64) + np.uint64(5))
+    share = np.bincount(buckets, minlength=16) / 4096
+    assert share.min() > 0.04
+    assert share.max() < 0.085
+    assert abs(signs.mean()) < 0.06
+
+
+def test_complex_numbers_count_as_two():
+    x = torch.randn(300, dtype=torch.complex64)
+    made = Summarizer()
+    made.add(x)
+    made.add(torch.view_as_real(x).contiguous())
+    rows = made.take().sketch
+    made.close()
+    assert rows[0].tolist() == rows[1].tolist()
+
+
+def test_what_is_not_finite_is_left_out():
+    x = torch.randn(5000)
+    y = x.clone()
+    x[::7], x[3::11] = float("nan"), float("inf")
+    y[::7], y[3::11] = 0.0, 0.0
+    for stats in (True, False):
+        made = Summarizer(stats=stats)
+        made.add(x)
+        made.add(y)
+        rows = made.take().sketch
+        made.close()
+        assert rows[0] == pytest.approx(rows[1], rel=1e-6)

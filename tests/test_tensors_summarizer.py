@@ -1,0 +1,611 @@
+"""The summarizer: what every sort of tensor gets, that answers are never stale, and that nothing is felt."""
+
+from __future__ import annotations
+
+import gc
+import math
+import os
+import threading
+import time
+import warnings
+import weakref
+
+import numpy as np
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from introspect_cli.records import COUNT_STATS, FLOAT_STATS, Layout, Status
+from introspect_cli.tensors import reuse
+from introspect_cli.tensors.device import DeviceRows
+from introspect_cli.tensors.summarize import Summarizer
+
+warnings.filterwarnings("ignore")
+
+
+@pytest.fixture
+def summarizer():
+    made = Summarizer(threads=2)
+    yield made
+    made.close()
+
+
+def one(summarizer, tensor):
+    """Layout, status, text, checksum, statistics, sketch of one tensor."""
+    assert summarizer.add(tensor) == 0
+    return read(summarizer.take(), 0)
+
+
+def read(table, row):
+    stats = {name: float(column[row]) for name, column in (table.floats | table.counts).items()}
+    return {
+        "layout": table.layouts[table.layout_index[row]],
+        "status": Status(int(table.status[row])),
+        "text": table.text[row],
+        "checksum": int(table.checksum[row]),
+        "stats": {name: value for name, value in stats.items() if not math.isnan(value)},
+        "sketch": []
+        if table.sketch is None
+        else [value for value in table.sketch[row].tolist() if not math.isnan(value)],
+    }
+
+
+def fresh(tensor):
+    """The answer of a summarizer that has seen nothing."""
+    made = Summarizer(threads=1)
+    found = one(made, tensor)
+    made.close()
+    return found
+
+
+def test_the_table(summarizer):
+    x = torch.randn(3, 4)
+    assert summarizer.add(x) == 0
+    assert summarizer.value(5) == 1
+    assert summarizer.missing("out of sight") == 2
+    assert summarizer.add(x.double()) == 3
+    assert summarizer.add(x) == 4
+    table = summarizer.take()
+    assert len(table) == 5
+    assert table.layout_index.dtype == np.uint32
+    assert table.checksum.dtype == np.uint64
+    assert table.status.dtype == np.uint8
+    assert table.status.tolist() == [0, 3, 1, 0, 0]
+    assert tuple(table.counts) == COUNT_STATS
+    assert tuple(table.floats) == FLOAT_STATS
+    assert {name: column.dtype.name for name, column in table.floats.items()} == {
+        name: "float32" if name in {"skew", "kurt"} else "float64" for name in FLOAT_STATS
+    }
+    assert table.sketch.shape == (5, 16)
+    assert table.sketch.dtype == np.float32
+    assert table.text == ["", "5", "out of sight", "", ""]
+    assert table.layouts[table.layout_index[0]] == Layout((3, 4), "float32", "cpu", "contiguous")
+    assert table.layout_index[0] == table.layout_index[4]
+    assert table.checksum[0] == table.checksum[4] != table.checksum[3]
+    assert len(summarizer.take()) == 0
+    assert summarizer.add(x) == 0
+    again = summarizer.take()
+    assert again.layouts[: len(table.layouts)] == table.layouts
+
+
+def test_many_rows(summarizer):
+    tensors = [torch.full((3,), float(number)) for number in range(3000)]
+    slots = [summarizer.add(tensor) for tensor in tensors]
+    assert slots == list(range(3000))
+    table = summarizer.take()
+    assert table.floats["mean"].tolist() == [float(number) for number in range(3000)]
+
+
+def test_checksums_alone():
+    made = Summarizer(stats=False, sketch=False)
+    full = Summarizer()
+    for tensor in (torch.randn(100), torch.randn(20, 30).t(), torch.randn(20_000).half()):
+        assert one(made, tensor)["checksum"] == one(full, tensor)["checksum"]
+    made.add(torch.ones(3))
+    table = made.take()
+    assert (table.counts, table.floats, table.sketch) == ({}, {}, None)
+    made.close()
+    full.close()
+
+
+def test_an_added_batch_is_the_same_as_one_after_the_other(summarizer):
+    tensors = [
+        torch.randn(10),
+        torch.randn(300_000),
+        torch.randn(70_000).half(),
+        torch.randn(20, 30).t(),
+        torch.empty(0),
+        torch.arange(100_000),
+        torch.ones(2, device="meta"),
+    ]
+    tensors.append(tensors[1])
+    assert summarizer.add_all(tensors) == list(range(8))
+    together = summarizer.take()
+    for tensor in tensors:
+        summarizer.add(tensor)
+    table = summarizer.take()
+    assert [read(together, row) for row in range(8)] == [read(table, row) for row in range(8)]
+    assert summarizer.add_all([]) == []
+
+
+def values_of(sparse):
+    return sparse.to_dense()[sparse.to_dense() != 0]
+
+
+SEEN = {
+    "0-dim": (lambda: torch.tensor(2.5), "contiguous", Status.OBSERVED),
+    "empty": (lambda: torch.empty(0, 3), "contiguous", Status.OBSERVED),
+    "expanded": (lambda: torch.tensor([3.0]).expand(4, 5), "expanded", Status.OBSERVED),
+    "transposed": (lambda: torch.randn(4, 5).t(), "strided", Status.OBSERVED),
+    "channels_last": (
+        lambda: torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
+        "channels_last",
+        Status.OBSERVED,
+    ),
+    "conjugate": (lambda: torch.randn(4, dtype=torch.complex64).conj(), "contiguous", Status.OBSERVED),
+    "parameter": (lambda: torch.nn.Parameter(torch.randn(3)), "contiguous", Status.OBSERVED),
+    "quantized": (
+        lambda: torch.quantize_per_tensor(torch.randn(9), 0.1, 2, torch.quint8),
+        "contiguous",
+        Status.OBSERVED,
+    ),
+    "sparse": (lambda: torch.eye(5).to_sparse(), "sparse_coo", Status.OBSERVED),
+    "csr": (lambda: torch.eye(5).to_sparse_csr(), "sparse_csr", Status.OBSERVED),
+    "csc": (lambda: torch.eye(5).to_sparse_csc(), "sparse_csc", Status.OBSERVED),
+    "bsr": (lambda: torch.eye(6).to_sparse_bsr((2, 2)), "sparse_bsr", Status.OBSERVED),
+    "jagged": (
+        lambda: torch.nested.nested_tensor([torch.randn(2, 3), torch.randn(4, 3)], layout=torch.jagged),
+        "jagged",
+        Status.OBSERVED,
+    ),
+    "nested": (lambda: torch.nested.nested_tensor([torch.randn(2, 3), torch.randn(4, 3)]), "nested", Status.OBSERVED),
+    "packed": (lambda: torch.zeros(4, dtype=torch.uint8).view(torch.float4_e2m1fn_x2), "contiguous", Status.PARTIAL),
+    "inference": (lambda: torch.inference_mode()(torch.randn)(20_000), "contiguous", Status.OBSERVED),
+}
+
+
+@pytest.mark.parametrize("sort", SEEN)
+def test_every_sort_of_tensor_has_an_answer(summarizer, sort):
+    make, strides, status = SEEN[sort]
+    found = one(summarizer, make())
+    assert found["layout"].strides == strides
+    assert found["status"] is status
+    assert found["checksum"] != 0
+    assert (found["text"] != "") == (sort in {"sparse", "csr", "csc", "bsr", "jagged", "nested", "packed"})
+
+
+def test_quantized_tensors_by_bits_scale_and_zero_point(summarizer):
+    x = torch.randn(50)
+    make = torch.quantize_per_tensor
+    tensors = [make(x, 0.1, 2, torch.quint8), make(x, 0.1, 2, torch.quint8), make(x, 0.1, 3, torch.quint8)]
+    ints = tensors[0].int_repr()
+    tensors.append(torch._make_per_tensor_quantized_tensor(ints, 0.2, 2))
+    found = [one(summarizer, tensor) for tensor in tensors]
+    assert found[0] == found[1]
+    assert len({entry["checksum"] for entry in found}) == 3
+    assert found[0]["stats"]["mean"] == pytest.approx(float(tensors[0].dequantize().double().mean()))
+    scales = [torch.full((50,), 0.1), torch.cat([torch.full((49,), 0.1), torch.tensor([0.2])])]
+    channels = [torch.quantize_per_channel(x, scale, torch.zeros(50), 0, torch.qint8) for scale in scales]
+    assert len({one(summarizer, tensor)["checksum"] for tensor in channels}) == 2
+
+
+def test_sparse_tensors_as_stored(summarizer):
+    a = torch.sparse_coo_tensor([[0, 2], [1, 3]], [1.0, 2.0], (4, 4))
+    b = torch.sparse_coo_tensor([[0, 2], [1, 2]], [1.0, 2.0], (4, 4))
+    c = torch.sparse_coo_tensor([[0, 0, 2], [1, 1, 3]], [0.5, 0.5, 2.0], (4, 4))
+    found = [one(summarizer, tensor) for tensor in (a, a.clone(), b, c, a.to_dense(), a.to_sparse_csr())]
+    assert found[0]["checksum"] == found[1]["checksum"]
+    assert len({entry["checksum"] for entry in found}) == 5
+    assert found[0]["stats"]["mean"] == 1.5
+    assert not c.is_coalesced()
+
+
+def test_nested_tensors_by_values_and_offsets(summarizer):
+    flat = torch.arange(12.0).view(6, 2)
+    nested = [torch.nested.nested_tensor([flat[:cut], flat[cut:]], layout=torch.jagged) for cut in (2, 2, 3)]
+    sums = [one(summarizer, tensor)["checksum"] for tensor in nested]
+    assert sums[0] == sums[1] != sums[2]
+
+
+class Wrapper(torch.Tensor):
+    """A subclass without storage of its own, whose operations are forbidden."""
+
+    @staticmethod
+    def __new__(cls, inner):
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        raise AssertionError(func)
+
+
+class Loud(torch.Tensor):
+    """A subclass with storage that must not notice."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        raise AssertionError(func)
+
+
+def test_subclasses(summarizer):
+    assert one(summarizer, Wrapper(torch.randn(3)))["status"] is Status.NOT_OBSERVED
+    x = torch.randn(30, 40)
+    plain = one(summarizer, x)
+    assert one(summarizer, x.as_subclass(Loud)) == plain
+
+
+def uninitialised():
+    return torch.nn.LazyLinear(3).weight
+
+
+def fake():
+    with FakeTensorMode():
+        return torch.empty(3)
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (lambda: torch.empty(3, device="meta"), "meta"),
+        (fake, "fake"),
+        (uninitialised, "uninitialised"),
+        (lambda: Wrapper(torch.randn(3)), "storage"),
+    ],
+)
+def test_what_cannot_be_seen_says_why(summarizer, make, why):
+    found = one(summarizer, make())
+    assert found["status"] is Status.NOT_OBSERVED
+    assert why in found["text"]
+    assert found["checksum"] == 0
+    assert all(value == 0 for value in found["stats"].values())
+
+
+@pytest.mark.parametrize("transform", ["vmap", "grad", "jvp"])
+def test_inside_transforms_nothing_is_seen_and_nothing_breaks(summarizer, transform):
+    def function(x):
+        summarizer.add(x)
+        return (x * x).sum()
+
+    x = torch.randn(4, 5)
+    if transform == "vmap":
+        result = torch.vmap(function)(x)
+    elif transform == "grad":
+        result = torch.func.grad(function)(x)
+    else:
+        result = torch.func.jvp(function, (x,), (x,))[1]
+    assert torch.isfinite(result).all()
+    found = read(summarizer.take(), 0)
+    assert found["status"] is Status.NOT_OBSERVED
+    assert "transform" in found["text"]
+
+
+def test_something_that_is_no_tensor_at_all(summarizer):
+    assert summarizer.add(3) == 0
+    assert summarizer.add(torch.ones(2)) == 1
+    table = summarizer.take()
+    assert table.status.tolist() == [Status.NOT_OBSERVED, Status.OBSERVED]
+
+
+class Functions(TorchFunctionMode):
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        raise AssertionError(func)
+
+
+class Operators(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        raise AssertionError(func)
+
+
+@pytest.mark.parametrize(
+    "mode", [Functions, Operators, lambda: torch.autocast("cpu", torch.bfloat16), torch.inference_mode]
+)
+def test_no_mode_of_the_script_notices(summarizer, mode):
+    tensors = [
+        torch.randn(30, 40),
+        torch.randn(30, 40).t(),
+        torch.randn(30, requires_grad=True),
+        torch.eye(3).to_sparse(),
+    ]
+    wanted = [fresh(tensor) for tensor in tensors]
+    with mode():
+        for tensor in tensors:
+            summarizer.add(tensor)
+        table = summarizer.take()
+    assert [read(table, row) for row in range(4)] == wanted
+
+
+def test_a_default_device_does_not_matter(summarizer):
+    x = torch.randn(3, 5).t()
+    wanted = fresh(x)
+    with torch.device("meta"):
+        assert one(summarizer, x) == wanted
+
+
+def test_nothing_of_the_script_changes(summarizer):
+    x = torch.randn(300_000, requires_grad=True)
+    y = (x * 2).view(300, 1000).t()
+    state, version = torch.get_rng_state(), y._version
+    threads = torch.get_num_threads()
+    summarizer.add(x)
+    summarizer.add(y)
+    summarizer.take()
+    assert torch.equal(torch.get_rng_state(), state)
+    assert (y._version, y.requires_grad, torch.is_grad_enabled()) == (version, True, True)
+    assert torch.get_num_threads() == threads
+    y.sum().backward()
+    assert torch.equal(x.grad, torch.full_like(x, 2.0))
+
+
+def test_no_tensor_is_kept(summarizer):
+    x = torch.randn(50_000)
+    views = [x.view(500, 100).t(), x.half(), x]
+    for tensor in views:
+        summarizer.add(tensor)
+    gone = [weakref.ref(tensor) for tensor in views]
+    del tensor, views, x
+    gc.collect()
+    assert [ref() for ref in gone] == [None, None, None]
+    assert summarizer.take().status.tolist() == [0, 0, 0]
+
+
+def full_runs(summarizer):
+    """Count the full summaries of large tensors from now on."""
+    done = []
+    engine = summarizer._engine
+    contiguous = engine.contiguous
+
+    def counted(out, address, count, first, code, table, flags):
+        if flags:
+            done.append(count)
+        contiguous(out, address, count, first, code, table, flags)
+
+    engine.contiguous = counted
+    return done
+
+
+def test_what_did_not_change_is_summarised_once(summarizer):
+    done = full_runs(summarizer)
+    x, frozen = torch.randn(20_000), torch.randn(30_000)
+    for _ in range(3):
+        done.clear()
+        for tensor in (x, x.detach(), x.view(100, 200), frozen, x.data):
+            summarizer.add(tensor)
+        table = summarizer.take()
+        assert len(set(table.floats["mean"][[0, 1, 2, 4]])) == 1
+        assert table.checksum[0] == table.checksum[1] != table.checksum[2]
+        assert read(table, 3) == fresh(frozen)
+        x.mul_(1.5)
+        assert done in ([20_000, 30_000], [20_000])
+    assert done == [20_000]
+
+
+def numpy_write(x):
+    x.numpy()[777] = 9
+
+
+def shared_write(x):
+    torch.from_dlpack(x)[3] = 9
+
+
+WRITES = {
+    "in place": lambda x: x.add_(1),
+    "one element": lambda x: x.view(-1)[5].fill_(7),
+    ".data": lambda x: x.data.view(-1)[5].fill_(7),
+    ".data whole": lambda x: x.data.copy_(torch.randn(x.shape)),
+    "a view": lambda x: x.view(-1)[100:200].zero_(),
+    "detached": lambda x: x.detach()[8:9].neg_(),
+    "numpy": numpy_write,
+    "shared": shared_write,
+    "no_grad": lambda x: torch.no_grad()(x.mul_)(2),
+    "storage": lambda x: x.untyped_storage().copy_(torch.randn(len(x)).untyped_storage()),
+    "set_": lambda x: x.set_(torch.randn(len(x))),
+    "last": lambda x: x[-1:].fill_(3),
+    "swap of two": lambda x: x.copy_(torch.cat([x[1:2], x[:1], x[2:]])),
+}
+
+
+@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize("between", ["within a step", "from step to step"])
+def test_an_answer_is_never_stale(summarizer, write, between):
+    x = torch.randn(reuse.WORTHWHILE * 3)
+    summarizer.add(x)
+    if between == "from step to step":
+        summarizer.take()
+    before = fresh(x)
+    WRITES[write](x)
+    slot = summarizer.add(x)
+    found = read(summarizer.take(), slot)
+    assert found == fresh(x)
+    assert found["checksum"] != before["checksum"]
+
+
+@pytest.mark.parametrize("options", [{"foreach": True}, {"fused": True}, {"foreach": False}])
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])
+def test_optimizers_are_seen_to_write(summarizer, optimizer, options):
+    parameters = [torch.nn.Parameter(torch.randn(120, 100)) for _ in range(3)]
+    made = optimizer(parameters, lr=1e-3, **options)
+    for _ in range(3):
+        for parameter in parameters[:2]:
+            parameter.grad = torch.randn(120, 100)
+        made.step()
+        assert summarizer.add_all(parameters) == [0, 1, 2]
+        table = summarizer.take()
+        assert [read(table, row) for row in range(3)] == [fresh(parameter) for parameter in parameters]
+
+
+def test_memory_used_again_for_something_else(summarizer):
+    means = []
+    for number in range(50):
+        x = torch.full((20_000,), float(number))
+        summarizer.add(x)
+        means.append(float(number))
+        del x
+    assert summarizer.take().floats["mean"].tolist() == means
+
+
+def test_rows_remembered_are_bounded(summarizer, monkeypatch):
+    monkeypatch.setattr(reuse, "_LIMIT", 5)
+    tensors = [torch.randn(reuse.WORTHWHILE) for _ in range(20)]
+    for _ in range(3):
+        for tensor in tensors:
+            summarizer.add(tensor)
+        table = summarizer.take()
+        assert len(summarizer._memory._kept) == 5
+        assert [read(table, row) for row in range(20)] == [fresh(tensor) for tensor in tensors]
+
+
+def test_several_threads_at_once(summarizer):
+    tensors = [torch.randn(300_000 if number % 10 == 0 else 500) for number in range(100)]
+    slots = {}
+
+    def add(part):
+        for number in part:
+            slots[number] = summarizer.add(tensors[number])
+
+    threads = [threading.Thread(target=add, args=(range(start, 100, 4),)) for start in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    table = summarizer.take()
+    assert sorted(slots.values()) == list(range(100))
+    for number, tensor in enumerate(tensors):
+        assert read(table, slots[number]) == fresh(tensor)
+
+
+def tasks():
+    """Threads of this process as the system counts them."""
+    return set(os.listdir("/proc/self/task"))
+
+
+def test_threads_are_not_the_scripts_and_end():
+    before, known = threading.active_count(), tasks() if os.path.isdir("/proc/self/task") else None
+    made = Summarizer(threads=4)
+    made.add(torch.randn(1 << 20))
+    shown, running = threading.active_count(), tasks() if known is not None else None
+    made.close()
+    made.close()
+    assert shown == before
+    if known is not None:
+        assert len(running - known) == 3
+        deadline = time.monotonic() + 5
+        while tasks() & (running - known):
+            assert time.monotonic() < deadline
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_forked_child_waits_for_nobody(summarizer):
+    x = torch.randn(1 << 20)
+    wanted = one(summarizer, x)
+    summarizer.add(x)
+    held, release = threading.Event(), threading.Event()
+
+    def hold():
+        with summarizer._lock:
+            held.set()
+            release.wait()
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    held.wait()
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            slot = summarizer.add(x.clone())
+            code = 0 if read(summarizer.take(), slot) == wanted else 2
+            summarizer.close()
+        finally:
+            os._exit(code)
+    release.set()
+    holder.join()
+    assert os.waitpid(child, 0)[1] == 0
+    assert read(summarizer.take(), 0) == wanted
+
+
+def test_plain_values(summarizer):
+    values = [
+        1,
+        1.0,
+        True,
+        "1",
+        None,
+        b"1",
+        np.float32(1),
+        np.int64(1),
+        (1, 2),
+        object(),
+        object(),
+        {"b", "a"},
+        {"a", "b"},
+    ]
+    for value in values:
+        summarizer.value(value)
+    table = summarizer.take()
+    assert set(table.status) == {Status.VALUE}
+    assert table.text[:4] == ["1", "1.0", "True", "'1'"]
+    dtypes = [table.layouts[index].dtype for index in table.layout_index]
+    assert dtypes[:3] == ["python.int", "python.float", "python.bool"]
+    assert dtypes[6] == "numpy.float32"
+    assert len(set(table.checksum[:10])) == 10
+    assert table.checksum[9] == table.checksum[10]
+    assert table.checksum[11] == table.checksum[12]
+    assert "0x" not in table.text[9].replace("0x...", "")
+
+
+def test_values_that_cannot_be_shown(summarizer):
+    class Bad:
+        def __repr__(self):
+            raise ValueError
+
+    summarizer.value(Bad())
+    summarizer.value("x" * 10_000)
+    summarizer.value("x" * 9_999)
+    table = summarizer.take()
+    assert table.status.tolist() == [Status.NOT_OBSERVED, Status.VALUE, Status.VALUE]
+    assert [len(text) <= 200 for text in table.text] == [True] * 3
+    assert table.checksum[1] != table.checksum[2]
+
+
+def test_numpy_arrays_count_as_tensors(summarizer):
+    array = np.arange(6.0).reshape(2, 3)[:, ::-1]
+    summarizer.value(array)
+    summarizer.add(torch.from_numpy(array.copy()))
+    table = summarizer.take()
+    assert table.checksum[0] == table.checksum[1]
+    assert table.status.tolist() == [Status.OBSERVED] * 2
+
+
+def test_the_way_of_an_accelerator_gives_the_same(summarizer, monkeypatch):
+    tensors = [
+        torch.randn(20, 30),
+        torch.randn(100_000),
+        torch.randn(9, 5).t(),
+        torch.eye(4).to_sparse(),
+        torch.arange(7),
+    ]
+    tensors += [torch.full((2,), float(number)) for number in range(600)]
+    wanted = [fresh(tensor) for tensor in tensors]
+    device = torch.device("cpu")
+
+    def on_device(_row, parts):
+        summarizer._on_device(len(summarizer._layout_of) - 1, device, parts)
+
+    monkeypatch.setattr(summarizer, "_plain", lambda *_: False)
+    monkeypatch.setattr(summarizer, "_on_cpu", on_device)
+    for _ in range(2):
+        copies = []
+        take = DeviceRows.take
+        monkeypatch.setattr(DeviceRows, "take", lambda rows, take=take, copies=copies: copies.append(1) or take(rows))
+        for tensor in tensors:
+            summarizer.add(tensor)
+        table = summarizer.take()
+        monkeypatch.setattr(DeviceRows, "take", take)
+        assert copies == [1]
+        for row, expected in enumerate(wanted):
+            found = read(table, row)
+            assert found["checksum"] == expected["checksum"]
+            assert found["stats"] == pytest.approx(expected["stats"], rel=1e-6, abs=1e-6)
+            assert found["sketch"] == pytest.approx(expected["sketch"], rel=1e-6, abs=1e-9)
