@@ -346,3 +346,24 @@ def test_a_step_without_a_forward_pass(compare):
     forward = [row("forward", "input", "Net", x, path="[0]"), row("forward", "output", "Net", x)]
     result = compare([forward, forward], [forward, [row("optimizer", "grad", "Net.a", x)]])
     assert "holds no forward pass" in result.sentence
+
+
+def test_a_norm_in_eval_mode_is_told_by_its_buffers(compare):
+    x = np.arange(12, dtype=F32).reshape(3, 4)
+
+    def steps(output, mean):
+        rows = [
+            row("start", "buffer", "Net.bn.mean", np.zeros(4, F32)),
+            row("forward", "input", "Net.bn", x, path="[0]"),
+        ]
+        return [[*rows, row("forward", "output", "Net.bn", output), row("optimizer", "buffer", "Net.bn.mean", mean)]]
+
+    result = compare(steps(x - x.mean(0), F32(0.1) * x.mean(0)), steps(x + 1, np.zeros(4, F32)))
+    assert "Its buffers do not change in b: it is in eval mode there." in result.sentence
+
+
+def test_a_lonely_environment_variable_is_suspected(compare):
+    settings = ({"environment": {"PWD": "/a"}}, {"environment": {"PWD": "/b", "MY_FLAG": "1"}})
+    result = compare(train(), train("module"), settings=settings)
+    assert [change.name for change in result.settings] == ["MY_FLAG"]
+    assert "Likely: MY_FLAG = 1 only in b." in result.sentence

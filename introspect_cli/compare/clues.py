@@ -61,6 +61,7 @@ class Clues:
         rng_equal: whether random states were recorded at this step and agree.
         gradients: (differing, recorded) gradients in this step.
         identity: the side where the module hands its input on unchanged while the other does not.
+        frozen_buffers: the side where the module's buffers do not change in this step while the other's do.
         no_forward: the side whose step holds no forward pass at all.
         not_optimized: the side whose optimizer does not have the parameter.
     """
@@ -93,6 +94,7 @@ class Clues:
     rng_equal: bool | None = None
     gradients: tuple[int, int] = (0, 0)
     identity: str = ""
+    frozen_buffers: str = ""
     no_forward: str = ""
     not_optimized: str = ""
 
@@ -206,6 +208,7 @@ def find_clues(
         rng_equal=None if not any(kind is Kind.RNG for _, kind in kinds) else not facts.rng_differs(),
         gradients=(sum(s.kind is Kind.GRAD for s in facts.sites), len(grads)),
         identity=_identity(facts, step, union) if cause.reason is Reason.MODULE else "",
+        frozen_buffers=_frozen_buffers(facts, step, before, site.fqn) if cause.reason is Reason.MODULE else "",
         no_forward=_no_forward(step),
     )
 
@@ -379,6 +382,15 @@ def _identity(facts: Facts, step: _Step, union: int) -> str:
         if any(step.checksum(u, side) == step.checksum(union, side) is not None for u in inputs)
     ]
     return same[0] if len(same) == 1 else ""
+
+
+def _frozen_buffers(facts: Facts, step: _Step, before: _Step | None, fqn: str) -> str:
+    """The side where a module's own buffers stay as they are in the step, where the other's change."""
+    for index in [i for i, site in enumerate(facts.sites) if site.kind is Kind.BUFFER and owner_of(site.fqn) == fqn]:
+        side = _before(facts, step, before, int(facts.items.union[index]))[1]
+        if side:
+            return side
+    return ""
 
 
 def _no_forward(step: _Step) -> str:

@@ -222,6 +222,8 @@ def _module(story: Story) -> str:
     if story.clues.identity:
         side = story.clues.identity
         return f"{text}. In {side} it hands its input on unchanged: switched off there, or in eval mode."
+    if story.clues.frozen_buffers:
+        return f"{text}. Its buffers do not change in {story.clues.frozen_buffers}: it is in eval mode there."
     if story.clues.class_b:
         return f"{text}; its class is {story.first.module_class} in a and {story.clues.class_b} in b."
     if story.clues.rounding:

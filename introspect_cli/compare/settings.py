@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from introspect_cli.compare.optimizers import optimizer_changes
@@ -234,8 +235,18 @@ def setting_changes(
                 round(weight, 3),
             )
         )
+    if reason is not None and all(change.weight < 0.6 for change in found):
+        found = _lonely(found)
     found.sort(key=lambda change: -change.weight)
     return tuple(found)
+
+
+def _lonely(found: list[SettingChange]) -> list[SettingChange]:
+    """Few environment variables that differ, where nothing better does: then it is probably one of them."""
+    environment = [change for change in found if change.source == "environment"]
+    if len(environment) > 3:
+        return found
+    return [replace(c, weight=0.8, explains=True) if c.source == "environment" else c for c in found]
 
 
 def _last(name: str) -> str:

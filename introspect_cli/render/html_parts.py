@@ -1,0 +1,134 @@
+"""The parts of the page that are plain markup: the answer, tables, lists. Every text is escaped here."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import TYPE_CHECKING
+
+from introspect_cli.compare.result import DiffResult, Divergence, Verdict
+from introspect_cli.health.findings import CheckResult, Level
+from introspect_cli.render.text import clean, distance, number
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from introspect_cli.records import Summary
+
+_CLASS = {Verdict.SAME: "good", Verdict.DIVERGED: "bad", Verdict.UNDECIDED: "unsure"}
+_MOST = 200
+_STATS = ("mean", "std", "amean", "min", "max", "l2", "nans", "infs", "zeros")
+
+
+def text(value: object, limit: int = 400) -> str:
+    """Any text, harmless: control characters shown as escapes, markup as characters."""
+    return escape(clean(str(value), limit))
+
+
+def _cells(cells: Iterable[str], tag: str = "td") -> str:
+    return "".join(f"<{tag}>{cell}</{tag}>" for cell in cells)
+
+
+def table(caption: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table; cells are markup already."""
+    titles = "".join(f'<th scope="col">{title}</th>' for title in head)
+    body = "".join(f'<tr><th scope="row">{row[0]}</th>{_cells(row[1:])}</tr>' for row in rows)
+    return (
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{caption}"><table><caption>{caption}</caption>'
+        f"<thead><tr>{titles}</tr></thead><tbody>{body}</tbody></table></div>"
+    )
+
+
+def answer(result: DiffResult) -> str:
+    """The sentence, its evidence, and the first divergence."""
+    parts = [f'<p class="sentence {_CLASS[result.verdict]}">{text(result.sentence, 4000)}</p>']
+    if result.evidence:
+        parts.append(f"<ul>{''.join(f'<li>{text(own, 1000)}</li>' for own in result.evidence)}</ul>")
+    if result.first is not None:
+        parts.append(_first(result.first))
+    counts = result.counts
+    parts.append(
+        f"<p>{counts.records:,} records of {counts.steps_compared:,} steps compared: {counts.equal:,} agree, "
+        f"{counts.diverged:,} differ at {counts.steps_diverged:,} steps, {counts.not_observed:,} were not observed.</p>"
+    )
+    if result.notes:
+        notes = "".join(f"<li>{text(note, 1000)}</li>" for note in result.notes)
+        parts.append(f"<details><summary>Notes ({len(result.notes)})</summary><ul>{notes}</ul></details>")
+    return "".join(parts)
+
+
+def _first(first: Divergence) -> str:
+    site = first.site
+    where = f"{site.kind.value} {site.fqn}{site.path}"
+    rows = [("checksum", _checksum(first.a), _checksum(first.b)), ("shape", _shape(first.a), _shape(first.b))]
+    rows += [
+        (name, _stat(first.a, name), _stat(first.b, name))
+        for name in _STATS
+        if any(side is not None and name in side.stats for side in (first.a, first.b))
+    ]
+    caption = f"First divergence: step {first.step}, {text(where)} ({text(site.phase.value)})"
+    rel = f"<p>Relative L2 distance: {text(distance(first.rel_l2))}</p>" if first.rel_l2 is not None else ""
+    return table(caption, ("", "a", "b"), rows) + rel
+
+
+def _checksum(side: Summary | None) -> str:
+    if side is None:
+        return "not there"
+    return text(side.text, 120) if side.text else f"<code>{side.checksum:016x}</code>"
+
+
+def _shape(side: Summary | None) -> str:
+    return "" if side is None else text(f"{'x'.join(map(str, side.layout.shape)) or 'scalar'} {side.layout.dtype}")
+
+
+def _stat(side: Summary | None, name: str) -> str:
+    return "" if side is None or name not in side.stats else text(number(side.stats[name], 7))
+
+
+def settings_table(result: DiffResult) -> str:
+    """Settings that differ, the strongest explanation first."""
+    if not result.settings:
+        return "<p>No setting differs.</p>"
+    rows = [
+        (
+            text(change.name, 120),
+            text(change.source),
+            "<em>not there</em>" if change.a is None else text(change.a),
+            "<em>not there</em>" if change.b is None else text(change.b),
+            "can explain it" if change.explains else "",
+        )
+        for change in result.settings[:_MOST]
+    ]
+    more = len(result.settings) - len(rows)
+    rest = f"<p>and {more:,} more</p>" if more > 0 else ""
+    return table("Settings that differ", ("setting", "from", "a", "b", ""), rows) + rest
+
+
+def findings(checks: Sequence[CheckResult]) -> str:
+    """What `check` found in each run."""
+    parts = []
+    for name, check in zip("ab", checks, strict=False):
+        if len(checks) > 1:
+            parts.append(f"<h3>Run {name}</h3>")
+        if not check.findings:
+            parts.append(f"<p>Nothing found by {len(check.checked)} rules over {check.steps:,} steps.</p>")
+            continue
+        items = []
+        for own in check.findings:
+            also = f" Also: {text(', '.join(own.also[:8]), 600)}." if own.also else ""
+            mark = {Level.ERROR: "bad", Level.WARNING: "unsure", Level.INFO: "quiet"}[own.level]
+            items.append(
+                f'<li><span class="badge {mark}">{own.level.value}</span> <strong>{text(own.rule)}</strong> from step '
+                f"{own.step}: <code>{text(own.site)}</code><br>{text(own.evidence, 1000)}.{also}"
+                f'<br><span class="quiet">Usually: {text(own.cause)}.</span></li>'
+            )
+        parts.append(f'<ul class="findings">{"".join(items)}</ul>')
+    return "".join(parts)
+
+
+def runs_table(paths: Sequence[str], facts: Sequence[Sequence[tuple[str, str]]]) -> str:
+    """What ran, side by side."""
+    names = list(dict.fromkeys(name for own in facts for name, _ in own))
+    columns = [dict(own) for own in facts]
+    rows = [(text(name), *(text(column.get(name, "")) for column in columns)) for name in names]
+    head = ["", *(f"{letter}: {text(path, 120)}" for letter, path in zip("ab", paths, strict=False))]
+    return table("What ran", head, rows)
