@@ -27,6 +27,8 @@ SKETCH_SIZE = 16
 class Phase(str, Enum):
     """Where in a step something was recorded."""
 
+    __hash__ = str.__hash__  # enum's own is written in python, and sites are looked up thousands of times a step
+
     START = "start"
     DATA = "data"
     FORWARD = "forward"
@@ -39,6 +41,8 @@ class Phase(str, Enum):
 
 class Kind(str, Enum):
     """What was observed."""
+
+    __hash__ = str.__hash__  # as above
 
     BATCH = "batch"
     RNG = "rng"

@@ -143,7 +143,12 @@ class Context:
 
     def state_site(self, name: ParameterName, phase: Phase, kind: Kind, path: str = "") -> int:
         """The site of a parameter, of its gradient, or of something the optimizer keeps for it."""
-        return self.recorder.site(Site(phase, kind, name.fqn, 0, path), SiteInfo(name.module_class))
+        key = (phase, kind, path)
+        site = name.sites.get(key)
+        if site is None:
+            site = self.recorder.site(Site(phase, kind, name.fqn, 0, path), SiteInfo(name.module_class))
+            name.sites[key] = site
+        return site
 
     def state_of(self, module: nn.Module) -> ModuleState | None:
         """The module's state, None if it was never called."""

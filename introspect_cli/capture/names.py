@@ -19,7 +19,7 @@ from torch import nn
 
 from introspect_cli.capture.sources import class_source
 from introspect_cli.capture.weak import ById
-from introspect_cli.records import ModuleInfo, Phase
+from introspect_cli.records import Kind, ModuleInfo, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,6 +58,12 @@ def unwrap(module: nn.Module) -> nn.Module:
     while (inner := wrapped(module)) is not None:
         module = inner
     return module
+
+
+def class_name(module: nn.Module) -> str:
+    """A module's class, under any wrappers; what a scripted one was before it was scripted."""
+    inner = unwrap(module)
+    return str(inner.original_name) if isinstance(inner, torch.jit.ScriptModule) else type(inner).__name__
 
 
 class FreeNames:
@@ -175,13 +181,14 @@ class ModuleState:
 class ParameterName:
     """A parameter's or buffer's name and the class of the module that owns it."""
 
-    __slots__ = ("fqn", "module_class", "watched")
+    __slots__ = ("fqn", "module_class", "sites", "watched")
 
     def __init__(self, fqn: str, module_class: str, *, watched: bool) -> None:
         """Take the name, and whether it is to be recorded."""
         self.fqn = fqn
         self.module_class = module_class
         self.watched = watched
+        self.sites: dict[tuple[Phase, Kind, str], int] = {}
 
 
 class Names:
@@ -238,6 +245,11 @@ class Names:
             found = self.find(module)
             assert found is not None
             return found
+
+    def name_root(self, module: nn.Module, name: str) -> None:
+        """Name a module and all in it before it is first called, under a name of the caller's choosing."""
+        with self._lock:
+            self._adopt(module, name)
 
     def roots(self) -> list[nn.Module]:
         """The live roots, in the order in which they were first called."""

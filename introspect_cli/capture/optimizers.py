@@ -225,12 +225,16 @@ class OptimizerProbe:
     def _gradients(self, optimizer: Optimizer, names: list[ParameterName]) -> None:
         if Kind.GRAD not in self._context.kinds:
             return
+        sites, gradients = [], []
         for name, parameter in zip(names, _parameters(optimizer), strict=True):
-            if name.watched and parameter.grad is not None:
-                site = self._context.state_site(name, Phase.OPTIMIZER, Kind.GRAD)
-                self._recorder.tensor(site, parameter.grad)
+            gradient = parameter.grad if name.watched else None
+            if gradient is not None:
+                sites.append(self._context.state_site(name, Phase.OPTIMIZER, Kind.GRAD))
+                gradients.append(gradient)
+        self._recorder.tensors(sites, gradients)
 
     def _optimizer_state(self, optimizer: Optimizer, names: list[ParameterName], phase: Phase) -> None:
+        sites, tensors = [], []
         for name, parameter in zip(names, _parameters(optimizer), strict=True):
             # `state` is a defaultdict: asking it with [] would put an empty entry into the script's optimizer.
             state = optimizer.state.get(parameter) if name.watched else None
@@ -239,15 +243,17 @@ class OptimizerProbe:
             for key, value in state.items():
                 prefix = f"[{key!r}]"
                 if isinstance(value, torch.Tensor):
-                    site = self._context.state_site(name, phase, Kind.OPTIMIZER_STATE, prefix)
-                    self._recorder.tensor(site, value)
+                    sites.append(self._context.state_site(name, phase, Kind.OPTIMIZER_STATE, prefix))
+                    tensors.append(value)
                     continue
                 for path, leaf in flatten(value):
                     site = self._context.state_site(name, phase, Kind.OPTIMIZER_STATE, prefix + path)
                     if isinstance(leaf, torch.Tensor):
-                        self._recorder.tensor(site, leaf)
+                        sites.append(site)
+                        tensors.append(leaf)
                     elif isinstance(leaf, _PLAIN):
                         self._recorder.value(site, leaf)
+        self._recorder.tensors(sites, tensors)
 
     def _hyperparameters(self, optimizer: Optimizer, name: str) -> None:
         """Record the learning rate each step, and everything else where it is new or has changed."""

@@ -109,10 +109,21 @@ class Recorder:
                 self._remarks[len(self._rows)] = text
             self._note(site, slot)
             if self._sites[site][2]:
-                with unobserved():
-                    copy = value.detach().to("cpu", copy=True)
-                self._saved.append(SavedTensor(slot, copy))
+                self._save(slot, value)
             return slot
+
+    def tensors(self, sites: Sequence[int], values: Sequence[torch.Tensor]) -> None:
+        """Record many tensors, each at its site: the kernels' threads share them out."""
+        with self._lock:
+            for site, slot, value in zip(sites, self.summarizer.add_all(values), values, strict=True):
+                self._note(site, slot)
+                if self._sites[site][2]:
+                    self._save(slot, value)
+
+    def _save(self, slot: int, value: torch.Tensor) -> None:
+        with unobserved():
+            copy = value.detach().to("cpu", copy=True)
+        self._saved.append(SavedTensor(slot, copy))
 
     def tensor_at(self, sites: Sequence[int], value: torch.Tensor) -> None:
         """Record a tensor that is several sites' value; another thread may end the step before or after, not within."""

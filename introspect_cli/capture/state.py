@@ -66,11 +66,11 @@ class StateProbe:
         """Record the parameters an optimizer has just stepped."""
         if Kind.PARAM not in self._context.kinds:
             return
-        for parameter in parameters:
-            self._tensor(parameter, Phase.OPTIMIZER, Kind.PARAM)
+        self._tensors([(Kind.PARAM, parameter) for parameter in parameters], Phase.OPTIMIZER)
 
     def _record(self, root: nn.Module, phase: Phase, *, parameters: bool) -> None:
         seen: set[int] = set()
+        found: list[tuple[Kind, torch.Tensor]] = []
         for module in root.modules():
             groups: list[tuple[Kind, Mapping[str, torch.Tensor | None]]] = []
             if parameters and Kind.PARAM in self._context.kinds:
@@ -81,20 +81,28 @@ class StateProbe:
                 for tensor in group.values():
                     if tensor is not None and id(tensor) not in seen:
                         seen.add(id(tensor))
-                        self._tensor(tensor, phase, kind)
+                        found.append((kind, tensor))
+        self._tensors(found, phase)
 
-    def _tensor(self, tensor: torch.Tensor, phase: Phase, kind: Kind) -> None:
+    def _tensors(self, found: list[tuple[Kind, torch.Tensor]], phase: Phase) -> None:
+        sites = [self._site(tensor, phase, kind) for kind, tensor in found]
+        pairs = [(site, tensor) for site, (_, tensor) in zip(sites, found, strict=True) if site is not None]
+        self._recorder.tensors([site for site, _ in pairs], [tensor for _, tensor in pairs])
+
+    def _site(self, tensor: torch.Tensor, phase: Phase, kind: Kind) -> int | None:
+        """Where a tensor is recorded; None if it has no values yet, no name, or is not wanted."""
         if is_lazy(tensor):
-            return
+            return None
         name = self._context.names.parameter(tensor)
         if name is None:
             # A buffer that the module replaced instead of writing into it: name it again.
             for root in self._context.names.roots():
                 self._context.names.refresh(root)
             name = self._context.names.parameter(tensor)
-        if name is not None and name.watched:
-            if phase is Phase.START:
-                if name.fqn in self._recorded:
-                    return  # a part that was called by itself, and then the whole
-                self._recorded.add(name.fqn)
-            self._recorder.tensor(self._context.state_site(name, phase, kind), tensor)
+        if name is None or not name.watched:
+            return None
+        if phase is Phase.START:
+            if name.fqn in self._recorded:
+                return None  # a part that was called by itself, and then the whole
+            self._recorded.add(name.fqn)
+        return self._context.state_site(name, phase, kind)
