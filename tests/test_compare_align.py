@@ -248,6 +248,25 @@ class TestOffset:
         assert (result.first.step, result.first.step_b, result.first.site.fqn) == (4, 1, "Net.a")
         assert "step 4 of a (step 1 of b)" in result.sentence
 
+    def test_what_the_checkpoint_did_not_restore_is_named(self, diff):
+        whole, broken = train(steps=6, rng=False), self.resumed()
+        first = broken[0]
+        place = next(i for i, record in enumerate(first) if record[0].fqn == "Net.b.weight")
+        first[place] = row("start", "param", "Net.b.weight", np.zeros((8, 8), F32))
+        place = next(i for i, (site, _, _) in enumerate(first) if site.kind is Kind.OUTPUT and site.fqn == "Net.b")
+        first[place] = row("forward", "output", "Net.b", np.zeros((6, 8), F32), module_class="Linear")
+        result = diff(whole, broken)
+        assert any("--offset 3" in note for note in result.notes)
+        assert result.first.reason is Reason.RESUMED
+        assert result.first.site.fqn == "Net.b"
+        assert "Net.b.weight" in result.sentence
+        assert "checkpoint did not restore" in result.sentence
+
+    def test_runs_of_other_seeds_are_no_continuation_of_each_other(self, diff):
+        result = diff(train(steps=6, rng=False), train(steps=6, rng=False, seed=1))
+        assert result.first.reason is Reason.INITIAL
+        assert not result.notes
+
 
 class TestCoverage:
     def test_a_kind_one_side_did_not_record_is_no_divergence(self, diff):

@@ -45,22 +45,22 @@ def show(run: str, format_: str, **asked: Any) -> int:
 
 def _view(run: Any, view: str, asked: dict[str, Any]) -> tuple[Any, Any]:
     """What was asked for, read from the run: one function makes its document, the other its blocks."""
-    from introspect_cli.compare import overview as core
+    from introspect_cli.compare import history, module_tree, overview
     from introspect_cli.compare.selection import parse_kinds
     from introspect_cli.render import show_json, show_text
 
     kinds = parse_kinds(asked["kinds"]) if asked["kinds"] else frozenset()
     rank = asked["rank"]
     if view == "tree":
-        rows = core.module_tree(run, fold=not asked["unfold"], rank=rank)
+        rows = module_tree.module_tree(run, fold=not asked["unfold"], rank=rank)
         return lambda: show_json.tree_document(rows), lambda _: show_text.tree_blocks(rows)
     if view == "step":
         step = asked["step"]
-        records = core.step_records(run, step, kinds, tuple(asked["modules"]), rank=rank)
+        records = history.step_records(run, step, kinds, tuple(asked["modules"]), rank=rank)
         return lambda: show_json.records_document(records, step), lambda _: show_text.records_blocks(records, step)
     if view == "history":
         stat = asked["stat"]
-        found = core.histories(run, asked["history"], stat, kinds, rank=rank)
+        found = history.histories(run, asked["history"], stat, kinds, rank=rank)
         return (
             lambda: show_json.history_document(found, stat),
             lambda screen: show_text.history_blocks(found, stat, screen.width, ascii_only=not screen.unicode),
@@ -68,5 +68,5 @@ def _view(run: Any, view: str, asked: dict[str, Any]) -> tuple[Any, Any]:
     if view == "settings":
         settings = dict(run.settings)
         return lambda: {"format": 1, "settings": settings}, lambda _: show_text.settings_blocks(settings)
-    about = core.overview(run)
+    about = overview.overview(run)
     return lambda: show_json.overview_document(about), lambda _: show_text.overview_blocks(about)

@@ -1,29 +1,38 @@
 """What lies around the first divergence and tells more than the divergence itself.
 
-A gradient that is the other run's plus that of the step before means a missing zero_grad; a parameter that is after
-the step what it was before was not stepped; a state that counts from 1 began afresh. Each clue is looked up in the
-records of the diverging step and the one before, once, for the first divergence only.
+Each clue is looked up in the records of the diverging step and the one before, once, for the first divergence only;
+how, is told in `traces`.
 """
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from introspect_cli.compare.align import KINDS, PHASES, Alignment
 from introspect_cli.compare.facts import FORWARD, Facts, owner_of
-from introspect_cli.compare.measure import ROUNDING, has_sketch
+from introspect_cli.compare.measure import ROUNDING
 from introspect_cli.compare.result import Divergence, Reason
-from introspect_cli.records import SETTING_KINDS, Kind, ModuleInfo, Phase
+from introspect_cli.compare.words import often
+from introspect_cli.records import Kind, ModuleInfo, Phase
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from introspect_cli.compare.match import StepPair
     from introspect_cli.compare.origin import Cause
+from introspect_cli.compare.hyperparameters import hyperparameter_changes
+from introspect_cli.compare.traces import (
+    StepRecords,
+    call_change,
+    fresh_state,
+    frozen_buffers,
+    identity_side,
+    no_forward_side,
+    optimizers_of,
+    stale_side,
+    value_before,
+)
 
 _SMALL = 64  # roundings; more is not summation order any more
 
@@ -99,47 +108,6 @@ class Clues:
     not_optimized: str = ""
 
 
-class _Step:
-    """A step's records by union number, on both sides."""
-
-    def __init__(self, alignment: Alignment, pair: StepPair) -> None:
-        self.alignment, self.pair = alignment, pair
-        self.rows_a = {int(union): row for row, union in enumerate(np.asarray(pair.a.site))}
-        self.rows_b = {int(union): row for row, union in enumerate(alignment.b_ids[np.asarray(pair.b.site)])}
-
-    def checksum(self, union: int, side: str) -> int | None:
-        rows, batch = (self.rows_a, self.pair.a) if side == "a" else (self.rows_b, self.pair.b)
-        row = rows.get(union)
-        return None if row is None else int(batch.checksum[row])
-
-    def sketch(self, union: int, side: str) -> Any:
-        rows, batch = (self.rows_a, self.pair.a) if side == "a" else (self.rows_b, self.pair.b)
-        row = rows.get(union)
-        return None if row is None or not has_sketch(batch) else np.asarray(batch.sketch[row], dtype=np.float64)
-
-    def plain(self, union: int, side: str) -> str | None:
-        """A value's text, or a scalar tensor's value."""
-        rows, batch = (self.rows_a, self.pair.a) if side == "a" else (self.rows_b, self.pair.b)
-        row = rows.get(union)
-        if row is None:
-            return None
-        if batch.text[row]:
-            return _short(batch.text[row])
-        mean = batch.floats.get("mean")
-        return None if mean is None else f"{float(mean[row]):g}"
-
-    def unions(self, side: str) -> Iterable[int]:
-        return self.rows_a if side == "a" else self.rows_b
-
-
-def _short(text: str) -> str:
-    """A number without the digits that float repr adds; other texts as they are."""
-    try:
-        return f"{float(text):.6g}" if re.match(r"^-?[\d.]", text) and "." in text else text
-    except ValueError:
-        return text
-
-
 def find_clues(
     facts: Facts,
     divergence: Divergence,
@@ -163,20 +131,20 @@ def find_clues(
         steps_before: compared steps before this one.
     """
     alignment = facts.alignment
-    step = _Step(alignment, facts.pair)
-    before = _Step(alignment, previous) if previous is not None else None
+    step = StepRecords(alignment, facts.pair)
+    before = StepRecords(alignment, previous) if previous is not None else None
     site = divergence.site
     union = int(facts.items.union[_position(facts, divergence)])
-    names_a, names_b = _optimizers(step, "a"), _optimizers(step, "b")
+    names_a, names_b = optimizers_of(step, "a"), optimizers_of(step, "b")
     kinds = {(PHASES[alignment.phase[u]], KINDS[alignment.kind[u]]) for u in step.rows_a}
     starts = [u for u in step.rows_a if _is_start_tensor(alignment, u)]
     grads = [u for u in step.rows_a if KINDS[alignment.kind[u]] is Kind.GRAD]
     start_items = [s for s in facts.sites if s.phase is Phase.START and s.kind in (Kind.PARAM, Kind.BUFFER)]
-    known_before = _before(facts, step, before, union)
+    known_before = value_before(facts, step, before, union)
     subject = cause.subject or site.fqn
     other = "b" if divergence.b is None else "a"
-    calls = _call_change(facts, step)
-    fresh, fresh_text = _fresh(step, site.fqn) if cause.reason is Reason.OPTIMIZER else ("", "")
+    calls = call_change(facts, step)
+    fresh, fresh_text = fresh_state(step, site.fqn) if cause.reason is Reason.OPTIMIZER else ("", "")
     return Clues(
         first_step=first_step,
         batches_before=steps_before,
@@ -189,7 +157,7 @@ def find_clues(
         class_b=alignment.b_class.get(union, ""),
         rounding=_is_rounding(divergence),
         dtype_changed=bool(divergence.a and divergence.b and divergence.a.layout.dtype != divergence.b.layout.dtype),
-        stale=_stale(step, before, union) if cause.reason is Reason.GRADIENT else "",
+        stale=stale_side(step, before, union) if cause.reason is Reason.GRADIENT else "",
         grad_equal=_grad_equal(facts, site.fqn),
         value_before_equal=known_before[0] and site.fqn not in facts.carried.params,
         optimizers=", ".join(names_a) if names_a == names_b else "",
@@ -207,9 +175,9 @@ def find_clues(
         before=_agreeing_before(facts, divergence),
         rng_equal=None if not any(kind is Kind.RNG for _, kind in kinds) else not facts.rng_differs(),
         gradients=(sum(s.kind is Kind.GRAD for s in facts.sites), len(grads)),
-        identity=_identity(facts, step, union) if cause.reason is Reason.MODULE else "",
-        frozen_buffers=_frozen_buffers(facts, step, before, site.fqn) if cause.reason is Reason.MODULE else "",
-        no_forward=_no_forward(step),
+        identity=identity_side(facts, step, union) if cause.reason is Reason.MODULE else "",
+        frozen_buffers=frozen_buffers(facts, step, before, site.fqn) if cause.reason is Reason.MODULE else "",
+        no_forward=no_forward_side(step),
     )
 
 
@@ -219,12 +187,6 @@ def _position(facts: Facts, divergence: Divergence) -> int:
 
 def _is_start_tensor(alignment: Alignment, union: int) -> bool:
     return PHASES[alignment.phase[union]] is Phase.START and KINDS[alignment.kind[union]] in (Kind.PARAM, Kind.BUFFER)
-
-
-def _optimizers(step: _Step, side: str) -> list[str]:
-    alignment = step.alignment
-    names = (alignment.fqn[u] for u in step.unions(side) if KINDS[alignment.kind[u]] in SETTING_KINDS)
-    return list(dict.fromkeys(names))
 
 
 def _same_values(divergence: Divergence) -> bool:
@@ -270,95 +232,6 @@ def _grad_equal(facts: Facts, fqn: str) -> bool:
     return recorded and not facts.differing(Kind.GRAD, fqn)
 
 
-def _before(facts: Facts, step: _Step, before: _Step | None, union: int) -> tuple[bool, str]:
-    """(whether the value before the step is known, the side where the step did not change it)."""
-    alignment = facts.alignment
-    site = alignment.site(union)
-    found: dict[str, int | None] = {}
-    start = [
-        u
-        for u in alignment.by_fqn.get(site.fqn, [])
-        if PHASES[alignment.phase[u]] is Phase.START and KINDS[alignment.kind[u]] is site.kind
-    ]
-    for side in ("a", "b"):
-        value = next((v for u in start if (v := step.checksum(u, side)) is not None), None)
-        if value is None and before is not None:
-            value = before.checksum(union, side)
-            if value is None:
-                value = next((v for u in start if (v := before.checksum(u, side)) is not None), None)
-        found[side] = value
-    known = found["a"] is not None and found["b"] is not None
-    same = [side for side in ("a", "b") if found[side] is not None and found[side] == step.checksum(union, side)]
-    return known, same[0] if len(same) == 1 else ""
-
-
-def _stale(step: _Step, before: _Step | None, union: int) -> str:
-    """The side whose gradient is the other's plus that of the step before, by the sketches' linearity."""
-    if before is None:
-        return ""
-    a, b, old = step.sketch(union, "a"), step.sketch(union, "b"), before.sketch(union, "a")
-    if a is None or b is None or old is None or not np.linalg.norm(old) > 0:
-        return ""
-    if _is_mix(b, a, old):
-        return "b"
-    return "a" if _is_mix(a, b, old) else ""
-
-
-def _is_mix(mixed: Any, fresh: Any, old: Any) -> bool:
-    """Whether a sketch is a positive mix of two others; clipping rescales the whole, so the weights are free."""
-    basis = np.stack([fresh, old], axis=1)
-    if np.linalg.matrix_rank(basis, tol=1e-6 * float(np.linalg.norm(basis))) < 2:
-        return False
-    weights = np.linalg.lstsq(basis, mixed, rcond=None)[0]
-    rest = float(np.linalg.norm(basis @ weights - mixed)) / max(float(np.linalg.norm(mixed)), 1e-300)
-    return rest < 1e-5 and min(weights) > 1e-2 * max(weights)
-
-
-def _fresh(step: _Step, fqn: str) -> tuple[str, str]:
-    """The side whose optimizer counts fewer steps for a parameter, and both counts in words."""
-    alignment = step.alignment
-    for union in alignment.by_fqn.get(fqn, []):
-        if KINDS[alignment.kind[union]] is Kind.OPTIMIZER_STATE and "step" in alignment.path[union]:
-            one, two = step.plain(union, "a"), step.plain(union, "b")
-            try:
-                counts = float(one or "nan"), float(two or "nan")
-            except ValueError:
-                return "", ""
-            if counts[0] != counts[1] and 1.0 in counts:
-                return ("a" if counts[0] == 1.0 else "b"), f"it has counted {one} steps in a and {two} in b"
-    return "", ""
-
-
-def hyperparameter_changes(alignment: Alignment, step: _Step) -> dict[str, tuple[str | None, str | None]]:
-    """Hyper-parameters that differ in a step: name to both values; equal changes of several groups are folded."""
-    found: dict[tuple[str, str], dict[tuple[str | None, str | None], list[str]]] = {}
-    groups: set[tuple[str, str]] = set()
-    for union in dict.fromkeys([*step.rows_a, *step.rows_b]):
-        if KINDS[alignment.kind[union]] not in SETTING_KINDS:
-            continue
-        match = re.match(r"^\[(\d+)\](.*)$", alignment.path[union])
-        group, rest = (match[1], match[2]) if match else ("", alignment.path[union])
-        groups.add((alignment.fqn[union], group))
-        if step.checksum(union, "a") == step.checksum(union, "b"):
-            continue
-        name = re.sub(r"^\.", "", re.sub(r"\['?([^'\]]*)'?\]", r".\1", rest))
-        values = (step.plain(union, "a"), step.plain(union, "b"))
-        if values[0] != values[1]:
-            found.setdefault((alignment.fqn[union], name), {}).setdefault(values, []).append(group)
-    named: dict[str, tuple[str | None, str | None]] = {}
-    several = len({fqn for fqn, _ in groups}) > 1
-    for (fqn, name), by_values in found.items():
-        count = sum(1 for owner, _ in groups if owner == fqn)
-        for values, own in by_values.items():
-            label = f"{fqn} {name}" if several else name
-            if len(own) < count:
-                label += f" (group {', '.join(dict.fromkeys(own))})"
-            named[label] = values
-    if "lr" in named:
-        named.pop("initial_lr", None)  # a scheduler's note of where lr began; it says nothing more
-    return named
-
-
 def _tied(modules: list[ModuleInfo], fqn: str) -> str:
     """What a parameter is tied to, by the aliases of its module."""
     owner, _, name = fqn.rpartition(".")
@@ -372,37 +245,6 @@ def _tied(modules: list[ModuleInfo], fqn: str) -> str:
     return ""
 
 
-def _identity(facts: Facts, step: _Step, union: int) -> str:
-    """The side on which a module's output is its input, where that is so on one side only."""
-    site = facts.alignment.site(union)
-    inputs = facts.recorded(site.phase, Kind.INPUT, site.fqn, site.call)
-    same = [
-        side
-        for side in ("a", "b")
-        if any(step.checksum(u, side) == step.checksum(union, side) is not None for u in inputs)
-    ]
-    return same[0] if len(same) == 1 else ""
-
-
-def _frozen_buffers(facts: Facts, step: _Step, before: _Step | None, fqn: str) -> str:
-    """The side where a module's own buffers stay as they are in the step, where the other's change."""
-    for index in [i for i, site in enumerate(facts.sites) if site.kind is Kind.BUFFER and owner_of(site.fqn) == fqn]:
-        side = _before(facts, step, before, int(facts.items.union[index]))[1]
-        if side:
-            return side
-    return ""
-
-
-def _no_forward(step: _Step) -> str:
-    """The side whose step has no forward record while the other's has."""
-    ran = [
-        side
-        for side in ("a", "b")
-        if any(PHASES[step.alignment.phase[union]] is Phase.FORWARD for union in step.unions(side))
-    ]
-    return "" if len(ran) != 1 else "b" if ran == ["a"] else "a"
-
-
 def _missing(alignment: Alignment, subject: str, side: str) -> bool:
     """Whether a run has nothing at all of this name or inside it."""
     names = alignment.a.fqn if side == "a" else alignment.b.fqn
@@ -410,29 +252,8 @@ def _missing(alignment: Alignment, subject: str, side: str) -> bool:
     return not any(name == subject or name.startswith(prefix) for name in set(names))
 
 
-def _call_change(facts: Facts, step: _Step) -> tuple[str, int, int] | None:
-    """The outermost module that both runs call, but another number of times in this step."""
-    alignment = facts.alignment
-    counts: dict[str, list[set[int]]] = {}
-    for side in ("a", "b"):
-        for union in step.unions(side):
-            if (
-                KINDS[alignment.kind[union]] in (Kind.OUTPUT, Kind.INPUT)
-                and PHASES[alignment.phase[union]] is Phase.FORWARD
-            ):
-                name = alignment.fqn[union]
-                counts.setdefault(name, [set(), set()])[side == "b"].add(int(alignment.call[union]))
-    changed = [(name, len(a), len(b)) for name, (a, b) in counts.items() if a and b and len(a) != len(b)]
-    return min(changed, key=lambda item: item[0].count("."), default=None)
-
-
 def _agreeing_before(facts: Facts, divergence: Divergence) -> int:
     return int((np.asarray(facts.pair.a.sequence) < divergence.sequence).sum())
-
-
-def often(count: int) -> str:
-    """How often, in words."""
-    return {1: "once", 2: "twice"}.get(count, f"{count} times")
 
 
 def evidence(clues: Clues, divergence: Divergence, cause: Cause, facts: Facts) -> tuple[str, ...]:

@@ -147,7 +147,11 @@ def _answer(a: Any, b: Any, options: DiffOptions, outcomes: Sequence[RankOutcome
     assert best.cause is not None and best.facts is not None  # noqa: PT018 - they are set together
     if best.cause.reason is Reason.OPTIMIZER:
         told = changes_for(a.settings.get("optimizers"), b.settings.get("optimizers"), best.first.site.fqn)
-        others = {name: both for name, both in clues.hyperparameters.items() if name.partition(" (")[0] not in told}
+        others = {
+            name: both
+            for name, both in clues.hyperparameters.items()
+            if name.partition(" (")[0] not in told and not (told and None in both)
+        }
         clues = replace(clues, hyperparameters=told | others)
     if best.cause.reason is Reason.STRUCTURE and best.first.site.kind in (Kind.GRAD, Kind.OPTIMIZER_STATE):
         has = [has_parameter(run.settings.get("optimizers"), best.first.site.fqn) for run in (a, b)]

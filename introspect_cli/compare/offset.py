@@ -1,7 +1,8 @@
 """Which step of a whole run a resumed one begins at.
 
 A resumed run counts its steps from 0 again. The parameters it starts with are those the whole run had after some
-step, and parameters hardly ever return, so equal checksums of all of them give the offset away.
+step, and parameters hardly ever return, so equal checksums give the offset away: of all of them, or of most, where the
+checkpoint did not restore the rest.
 """
 
 from __future__ import annotations
@@ -58,13 +59,19 @@ def _found_in(whole: Any, sites: Columns, start: Checksums) -> int | None:
         return None
     goal: npt.NDArray[np.uint64] = np.array([target[fqn] for fqn in shared], dtype=np.uint64)
     numbers = np.array([last[fqn] for fqn in shared])
-    for entry in whole.steps:
-        batch = whole.read(entry.step)
+    equal = np.zeros(len(whole), dtype=np.int64)
+    for row in range(len(whole)):
+        batch = whole.read_row(row)
         values = np.zeros(len(sites), dtype=np.uint64)
         values[np.asarray(batch.site)] = np.asarray(batch.checksum)
-        if np.array_equal(values[numbers], goal):
-            return int(entry.step) + 1
-    return None
+        equal[row] = int((values[numbers] == goal).sum())
+        if equal[row] == len(goal):
+            break
+    best = int(np.argmax(equal)) if len(equal) else 0
+    standing_out = len(equal) == 1 or (equal == equal[best]).sum() == 1 if len(equal) else False
+    if not standing_out or 2 * equal[best] < len(goal):
+        return None
+    return int(whole.entries["step"][best]) + 1
 
 
 def detect(reader_a: Any, sites_a: Columns, reader_b: Any, sites_b: Columns) -> int | None:

@@ -26,6 +26,7 @@ from introspect_cli.compare.match import StepPair, in_order, match
 from introspect_cli.compare.measure import Layouts
 from introspect_cli.compare.offset import end_values, start_values
 from introspect_cli.compare.origin import Cause, judge
+from introspect_cli.compare.result import Reason, Role
 from introspect_cli.compare.steps import Paired, differing, pair_steps
 from introspect_cli.compare.tolerance import NoiseFloor, keep_rows, relative_rows, within_tolerance
 from introspect_cli.records import Kind, Phase, Status
@@ -142,6 +143,7 @@ class _Walk:
         ]
         self.tally = {"records": records, "steps": 0, "diverged": 0, "only_a": 0, "only_b": 0}
         self.tally |= {"within": 0, "unseen": 0, "blind": 0}
+        self.resumed = False
         self.recorded = {self.alignment.fqn[union] for union in np.flatnonzero(self._tensor_sites())}
 
     def _tensor_sites(self) -> Any:
@@ -155,6 +157,7 @@ class _Walk:
     def run(self) -> RankOutcome:
         """Walk the steps."""
         carried = self._resumed() if not self.same_start else Carried()
+        self.resumed = bool(carried.params or carried.buffers)
         last = -1
         for place, pair in self._pairs():
             if place > last + 1:
@@ -304,6 +307,8 @@ class _Walk:
             if outcome.first is not None and options.limit is not None and len(outcome.listed) >= options.limit:
                 break
             cause = judge(facts, int(position))
+            if outcome.first is None and cause.role is Role.PROPAGATED and self.resumed:
+                cause = Cause(Role.PROPAGATED, Reason.RESUMED)
             floors = [floor.floor for floor in self.floors]
             divergence = materialise(self.sides, facts, int(position), cause, self.layouts_a, self.layouts_b, floors)
             if outcome.first is None:

@@ -9,33 +9,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from introspect_cli.compare.clues import often
-from introspect_cli.compare.measure import RESOLUTION, rounding
 from introspect_cli.compare.result import Divergence, Reason, Role, SettingChange
 from introspect_cli.compare.settings import describe
-from introspect_cli.records import Kind, Phase, Site, Status
+from introspect_cli.compare.words import both_values, far, named, often, path_of, scaled, what
+from introspect_cli.records import Kind, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from introspect_cli.compare.clues import Clues
     from introspect_cli.compare.origin import Cause
-
-_COMPUTED = frozenset({Kind.INPUT, Kind.OUTPUT, Kind.GRAD_INPUT, Kind.GRAD_OUTPUT, Kind.OP_OUTPUT})
-_WHAT = {
-    Kind.BATCH: "the batch",
-    Kind.RNG: "the random state",
-    Kind.INPUT: "the input",
-    Kind.OUTPUT: "the output",
-    Kind.GRAD_INPUT: "the gradient of the input",
-    Kind.GRAD_OUTPUT: "the gradient of the output",
-    Kind.LOSS: "the loss",
-    Kind.PARAM: "the parameter",
-    Kind.BUFFER: "the buffer",
-    Kind.GRAD: "the gradient",
-    Kind.OPTIMIZER_STATE: "the optimizer state",
-    Kind.OP_OUTPUT: "the output of an operator in",
-}
 
 
 @dataclass(frozen=True)
@@ -57,79 +40,6 @@ class Story:
     ranks: int = 1
 
 
-def far(divergence: Divergence) -> str:
-    """How far apart a and b are, in units people know; "" where unknown."""
-    rel, a, b = divergence.rel_l2, divergence.a, divergence.b
-    if a is None or b is None:
-        return ""
-    if a.layout.shape != b.layout.shape:
-        return f"shape {_shape(a.layout.shape)} against {_shape(b.layout.shape)}"
-    parts = []
-    if a.layout.dtype != b.layout.dtype:
-        parts.append(f"{a.layout.dtype} against {b.layout.dtype}")
-    for name, word in (("nans", "NaN"), ("infs", "Inf")):
-        one, two = a.stats.get(name, 0), b.stats.get(name, 0)
-        if one != two:
-            parts.append(f"{one:.0f} {word} against {two:.0f}")
-    if rel is not None and Status.VALUE not in (a.status, b.status):
-        computed = divergence.site.kind in _COMPUTED
-        parts.append(amount(rel, a.layout.dtype, b.layout.dtype, coarser=computed))
-    return ", ".join(parts)
-
-
-def amount(rel: float, dtype_a: str, dtype_b: str, *, coarser: bool = True) -> str:
-    """A relative distance in words.
-
-    Args:
-        rel: the distance.
-        dtype_a: dtype of run a's tensor.
-        dtype_b: dtype of run b's.
-        coarser: whether the rounding of a coarser dtype than these is worth a thought.
-    """
-    if rel < RESOLUTION:
-        return f"less than {RESOLUTION:.0e} relative".replace("e-0", "e-")
-    unit = rounding(rel, dtype_a, dtype_b)
-    if unit is not None and (coarser or unit[1] in (dtype_a, dtype_b)):
-        return f"relative L2 {rel:.1e}, about {_times(unit[0])} the rounding of {unit[1]}"
-    if rel >= 0.01:
-        return f"relative L2 {rel:.2g}"
-    return f"relative L2 {rel:.1e}"
-
-
-def _times(k: float) -> str:
-    return f"{k:.0f} x" if k >= 9.5 else f"{k:.1f} x".replace(".0 x", " x")
-
-
-def _shape(shape: Sequence[int]) -> str:
-    return "x".join(map(str, shape)) if shape else "scalar"
-
-
-def what(site: Site) -> str:
-    """A site in words: `the input [0] of GPT.head`."""
-    path = f" {site.path}" if site.path else ""
-    call = f" (call {site.call})" if site.call else ""
-    if site.kind is Kind.BATCH:
-        return (
-            f"the batch{f' {site.call}' if site.call else ''} from {site.fqn}{f' ({site.path})' if site.path else ''}"
-        )
-    if site.kind is Kind.RNG:
-        return f"the random state of {site.fqn}"
-    if site.kind is Kind.LOSS:
-        return f"the loss{f' of backward {site.call}' if site.call else ''}{path}"
-    if site.kind in {Kind.PARAM, Kind.BUFFER}:
-        return f"{_WHAT[site.kind]} {site.fqn}"
-    if site.kind is Kind.OPTIMIZER_STATE:
-        return f"the optimizer state {site.path} of {site.fqn}"
-    if site.kind is Kind.OP_OUTPUT:
-        return f"{_WHAT[site.kind]} {site.fqn}{path}{call}"
-    return f"{_WHAT.get(site.kind, site.kind.value)}{path} of {site.fqn}{call}"
-
-
-def _named(site: Site, module_class: str) -> str:
-    """A module and its class."""
-    return f"{site.fqn} ({module_class})" if module_class and module_class != site.fqn else site.fqn
-
-
 def sentence(story: Story) -> str:
     """The answer in one to three plain sentences."""
     first = story.first
@@ -140,7 +50,8 @@ def sentence(story: Story) -> str:
         where += f", rank {first.rank}"
     if first.site.phase in {Phase.EVAL, Phase.RECOMPUTE}:
         where += f", {first.site.phase.value}"
-    tell = _TELL[story.cause.reason] if story.cause.role is Role.ORIGIN else _propagated
+    known = story.cause.role is Role.ORIGIN or story.cause.reason is Reason.RESUMED
+    tell = _TELL[story.cause.reason] if known else _propagated
     text = f"The runs first part at {where}: {tell(story)}"
     told = {"hyperparameter", "optimizers"} if story.cause.reason is Reason.OPTIMIZER else set()
     blamed = [
@@ -216,9 +127,9 @@ def _script(story: Story) -> str:
 
 def _module(story: Story) -> str:
     site = story.first.site
-    text = f"{_named(site, story.first.module_class)} gives another output{_path(site)}{_apart(story)} from equal "
+    text = f"{named(site, story.first.module_class)} gives another output{path_of(site)}{_apart(story)} from equal "
     text += f"{story.clues.fed}: it is this module's own computation"
-    text += _scaled(story.first)
+    text += scaled(story.first)
     if story.clues.identity:
         side = story.clues.identity
         return f"{text}. In {side} it hands its input on unchanged: switched off there, or in eval mode."
@@ -233,20 +144,11 @@ def _module(story: Story) -> str:
     return f"{text} (its code, its options, its train or eval mode, or the kernel behind it)."
 
 
-def _scaled(divergence: Divergence) -> str:
-    """That b is a multiple of a, where it is."""
-    return "" if divergence.scale is None else f"; b is {divergence.scale:.6g} times a"
-
-
-def _path(site: Site) -> str:
-    return f" {site.path}" if site.path else ""
-
-
 def _own_code(story: Story) -> str:
     cause, site = story.cause, story.first.site
     if cause.before:
         where = f"before {cause.before}" + (f" and after {cause.after}" if cause.after else "")
-        text = f"{what(site)} differs{_apart(story)} while everything recorded before it is equal{_scaled(story.first)}"
+        text = f"{what(site)} differs{_apart(story)} while everything recorded before it is equal{scaled(story.first)}"
         text += f": it is the own forward code of {cause.module}, {where}"
         if story.clues.rounding:
             text += (
@@ -254,35 +156,22 @@ def _own_code(story: Story) -> str:
             )
         return f"{text}."
     return (
-        f"{_named(site, story.first.module_class)} gives another output{_path(site)}{_apart(story)} "
+        f"{named(site, story.first.module_class)} gives another output{path_of(site)}{_apart(story)} "
         "though its inputs and "
-        f"the outputs of all modules inside it are equal{_scaled(story.first)}: it is its own forward code, "
+        f"the outputs of all modules inside it are equal{scaled(story.first)}: it is its own forward code, "
         f"after {cause.after}."
     )
 
 
 def _loss(story: Story) -> str:
     first = story.first
-    values = _values(first)
+    values = both_values(first)
     text = f"{what(first.site)} differs{values or _apart(story)} while every module output before it is equal"
     text += ", and so are the batches" if story.clues.batches_seen else ""
     if first.scale is not None:
         text += f"; b is {first.scale:.6g} times a"
     end = "the loss code (reduction, mask, weighting)" + ("." if story.clues.batches_seen else " or the targets.")
     return f"{text}: it is {end}"
-
-
-def _values(divergence: Divergence) -> str:
-    """Both values of a scalar, for a sentence."""
-    a, b = divergence.a, divergence.b
-    if a is None or b is None or a.layout.numel != 1 or b.layout.numel != 1:
-        return ""
-    one, two = (side.text or _number(side.stats.get("mean")) for side in (a, b))
-    return f" ({one} in a, {two} in b)" if one and two and one != two else ""
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.6g}"
 
 
 def _backward(story: Story) -> str:
@@ -292,7 +181,7 @@ def _backward(story: Story) -> str:
     if first.scale is not None:
         text += f"; b is {first.scale:.6g} times a"
     if first.site.kind is Kind.GRAD_INPUT:
-        return f"{text}: it is the backward pass through {_named(first.site, first.module_class)}."
+        return f"{text}: it is the backward pass through {named(first.site, first.module_class)}."
     return f"{text}: it is the backward pass of what uses that output."
 
 

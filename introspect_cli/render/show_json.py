@@ -9,7 +9,9 @@ from introspect_cli.render.json import finite, summary_document
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from introspect_cli.compare.overview import History, ModuleRow, Overview
+    from introspect_cli.compare.history import History
+    from introspect_cli.compare.module_tree import ModuleRow
+    from introspect_cli.compare.overview import Overview
     from introspect_cli.records import Record
 
 

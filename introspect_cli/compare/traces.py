@@ -1,0 +1,180 @@
+"""What the records of a step, and of the one before, give away beyond that they differ.
+
+A gradient that is the other run's plus that of the step before means a missing zero_grad; a parameter that is after
+the step what it was before was not stepped; a state that counts from 1 began afresh. Sketches are linear, so sums and
+multiples of tensors show in them.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from introspect_cli.compare.align import KINDS, PHASES, Alignment
+from introspect_cli.compare.facts import Facts, owner_of
+from introspect_cli.compare.measure import has_sketch
+from introspect_cli.records import SETTING_KINDS, Kind, Phase
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from introspect_cli.compare.match import StepPair
+
+
+class StepRecords:
+    """A step's records by union number, on both sides."""
+
+    def __init__(self, alignment: Alignment, pair: StepPair) -> None:
+        self.alignment, self.pair = alignment, pair
+        self.rows_a = {int(union): row for row, union in enumerate(np.asarray(pair.a.site))}
+        self.rows_b = {int(union): row for row, union in enumerate(alignment.b_ids[np.asarray(pair.b.site)])}
+
+    def checksum(self, union: int, side: str) -> int | None:
+        """A site's checksum; None where the side has no record of it."""
+        rows, batch = (self.rows_a, self.pair.a) if side == "a" else (self.rows_b, self.pair.b)
+        row = rows.get(union)
+        return None if row is None else int(batch.checksum[row])
+
+    def sketch(self, union: int, side: str) -> Any:
+        """A site's sketch, float64 (16,); None where there is none."""
+        rows, batch = (self.rows_a, self.pair.a) if side == "a" else (self.rows_b, self.pair.b)
+        row = rows.get(union)
+        return None if row is None or not has_sketch(batch) else np.asarray(batch.sketch[row], dtype=np.float64)
+
+    def plain(self, union: int, side: str) -> str | None:
+        """A value's text, or a scalar tensor's value."""
+        rows, batch = (self.rows_a, self.pair.a) if side == "a" else (self.rows_b, self.pair.b)
+        row = rows.get(union)
+        if row is None:
+            return None
+        if batch.text[row]:
+            return _short(batch.text[row])
+        mean = batch.floats.get("mean")
+        return None if mean is None else f"{float(mean[row]):g}"
+
+    def unions(self, side: str) -> Iterable[int]:
+        """Union numbers of the sites a side recorded."""
+        return self.rows_a if side == "a" else self.rows_b
+
+
+def _short(text: str) -> str:
+    """A number without the digits that float repr adds; other texts as they are."""
+    try:
+        return f"{float(text):.6g}" if re.match(r"^-?[\d.]", text) and "." in text else text
+    except ValueError:
+        return text
+
+
+def value_before(facts: Facts, step: StepRecords, before: StepRecords | None, union: int) -> tuple[bool, str]:
+    """(whether the value before the step is known, the side where the step did not change it)."""
+    alignment = facts.alignment
+    site = alignment.site(union)
+    found: dict[str, int | None] = {}
+    start = [
+        u
+        for u in alignment.by_fqn.get(site.fqn, [])
+        if PHASES[alignment.phase[u]] is Phase.START and KINDS[alignment.kind[u]] is site.kind
+    ]
+    for side in ("a", "b"):
+        value = next((v for u in start if (v := step.checksum(u, side)) is not None), None)
+        if value is None and before is not None:
+            value = before.checksum(union, side)
+            if value is None:
+                value = next((v for u in start if (v := before.checksum(u, side)) is not None), None)
+        found[side] = value
+    known = found["a"] is not None and found["b"] is not None
+    same = [side for side in ("a", "b") if found[side] is not None and found[side] == step.checksum(union, side)]
+    return known, same[0] if len(same) == 1 else ""
+
+
+def stale_side(step: StepRecords, before: StepRecords | None, union: int) -> str:
+    """The side whose gradient is the other's plus that of the step before, by the sketches' linearity."""
+    if before is None:
+        return ""
+    a, b, old = step.sketch(union, "a"), step.sketch(union, "b"), before.sketch(union, "a")
+    if a is None or b is None or old is None or not np.linalg.norm(old) > 0:
+        return ""
+    if _is_mix(b, a, old):
+        return "b"
+    return "a" if _is_mix(a, b, old) else ""
+
+
+def _is_mix(mixed: Any, fresh: Any, old: Any) -> bool:
+    """Whether a sketch is a positive mix of two others; clipping rescales the whole, so the weights are free."""
+    basis = np.stack([fresh, old], axis=1)
+    if np.linalg.matrix_rank(basis, tol=1e-6 * float(np.linalg.norm(basis))) < 2:
+        return False
+    weights = np.linalg.lstsq(basis, mixed, rcond=None)[0]
+    rest = float(np.linalg.norm(basis @ weights - mixed)) / max(float(np.linalg.norm(mixed)), 1e-300)
+    return rest < 1e-5 and min(weights) > 1e-2 * max(weights)
+
+
+def fresh_state(step: StepRecords, fqn: str) -> tuple[str, str]:
+    """The side whose optimizer counts fewer steps for a parameter, and both counts in words."""
+    alignment = step.alignment
+    for union in alignment.by_fqn.get(fqn, []):
+        if KINDS[alignment.kind[union]] is Kind.OPTIMIZER_STATE and "step" in alignment.path[union]:
+            one, two = step.plain(union, "a"), step.plain(union, "b")
+            try:
+                counts = float(one or "nan"), float(two or "nan")
+            except ValueError:
+                return "", ""
+            if counts[0] != counts[1] and 1.0 in counts:
+                return ("a" if counts[0] == 1.0 else "b"), f"it has counted {one} steps in a and {two} in b"
+    return "", ""
+
+
+def identity_side(facts: Facts, step: StepRecords, union: int) -> str:
+    """The side on which a module's output is its input, where that is so on one side only."""
+    site = facts.alignment.site(union)
+    inputs = facts.recorded(site.phase, Kind.INPUT, site.fqn, site.call)
+    same = [
+        side
+        for side in ("a", "b")
+        if any(step.checksum(u, side) == step.checksum(union, side) is not None for u in inputs)
+    ]
+    return same[0] if len(same) == 1 else ""
+
+
+def frozen_buffers(facts: Facts, step: StepRecords, before: StepRecords | None, fqn: str) -> str:
+    """The side where a module's own buffers stay as they are in the step, where the other's change."""
+    for index in [i for i, site in enumerate(facts.sites) if site.kind is Kind.BUFFER and owner_of(site.fqn) == fqn]:
+        side = value_before(facts, step, before, int(facts.items.union[index]))[1]
+        if side:
+            return side
+    return ""
+
+
+def no_forward_side(step: StepRecords) -> str:
+    """The side whose step has no forward record while the other's has."""
+    ran = [
+        side
+        for side in ("a", "b")
+        if any(PHASES[step.alignment.phase[union]] is Phase.FORWARD for union in step.unions(side))
+    ]
+    return "" if len(ran) != 1 else "b" if ran == ["a"] else "a"
+
+
+def call_change(facts: Facts, step: StepRecords) -> tuple[str, int, int] | None:
+    """The outermost module that both runs call, but another number of times in this step."""
+    alignment = facts.alignment
+    counts: dict[str, list[set[int]]] = {}
+    for side in ("a", "b"):
+        for union in step.unions(side):
+            if (
+                KINDS[alignment.kind[union]] in (Kind.OUTPUT, Kind.INPUT)
+                and PHASES[alignment.phase[union]] is Phase.FORWARD
+            ):
+                name = alignment.fqn[union]
+                counts.setdefault(name, [set(), set()])[side == "b"].add(int(alignment.call[union]))
+    changed = [(name, len(a), len(b)) for name, (a, b) in counts.items() if a and b and len(a) != len(b)]
+    return min(changed, key=lambda item: item[0].count("."), default=None)
+
+
+def optimizers_of(step: StepRecords, side: str) -> list[str]:
+    """Names of the optimizers that stepped."""
+    alignment = step.alignment
+    names = (alignment.fqn[u] for u in step.unions(side) if KINDS[alignment.kind[u]] in SETTING_KINDS)
+    return list(dict.fromkeys(names))
