@@ -41,11 +41,12 @@ LAYERS = {
     "render": BASE | {"compare", "health", "bisect", "minimise"},
     "notebook": BASE | {"store", "compare", "health", "render"},
     "api": BASE | {"store", "compare", "capture", "script", "notebook"},
+    "transformed": BASE | {"store", "compare", "capture"},
     "integrations": BASE | {"capture", "tensors", "store", "script"},
     "commands": EVERYTHING - {"cli", "__main__"},
     "cli": BASE | {"commands", "script"},
     "__main__": {"cli"},
-    "__init__": {"clock", "api"},
+    "__init__": {"clock", "api", "transformed"},
 }
 """What each part may import beside itself."""
 

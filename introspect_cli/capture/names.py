@@ -60,12 +60,6 @@ def unwrap(module: nn.Module) -> nn.Module:
     return module
 
 
-def class_name(module: nn.Module) -> str:
-    """A module's class, under any wrappers; what a scripted one was before it was scripted."""
-    inner = unwrap(module)
-    return str(inner.original_name) if isinstance(inner, torch.jit.ScriptModule) else type(inner).__name__
-
-
 class FreeNames:
     """Numbers what has no name of its own but its class: `Adam`, `Adam#2`; the number of what is gone is free."""
 

@@ -13,7 +13,7 @@ from introspect_cli.capture.data import DataProbe
 from introspect_cli.capture.gradients import GradientProbe
 from introspect_cli.capture.loss import LossProbe
 from introspect_cli.capture.modules import ModuleProbe
-from introspect_cli.capture.names import NameFilter, Names
+from introspect_cli.capture.names import NameFilter, Names, wrapped
 from introspect_cli.capture.optimizers import OptimizerProbe
 from introspect_cli.capture.recorder import Recorder
 from introspect_cli.capture.rng import RngProbe
@@ -24,6 +24,9 @@ from introspect_cli.tensors.summarize import Summarizer
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from torch import nn
+
+    from introspect_cli.capture.compiled import CompileProbe
     from introspect_cli.capture.guard import Guard
     from introspect_cli.capture.options import CaptureOptions
     from introspect_cli.errors import StoreError
@@ -74,10 +77,12 @@ class Probes:
         taps = TapProbe(self.context, modules)
         self._probes.append(taps)
         self.notes: list[str] = []
+        self._compile: CompileProbe | None = None
         if options.compile != "boundary":
             from introspect_cli.capture.compiled import CompileProbe
 
-            self._probes.append(CompileProbe(self.context, taps, options.compile, self._remark))
+            self._compile = CompileProbe(self.context, taps, options.compile, self._remark)
+            self._probes.append(self._compile)
         if options.level == "op":
             from introspect_cli.capture.ops import OpProbe
 
@@ -92,6 +97,12 @@ class Probes:
                     into_compiled=options.compile == "eager",
                 )
             )
+
+    def tap_compiled(self, module: nn.Module) -> None:
+        """Tap what a compiled module wraps, if it is one and has not been compiled yet."""
+        inner = wrapped(module)
+        if self._compile is not None and inner is not None:
+            self._compile.tap(child for child in inner.modules() if child is not inner)
 
     def _remark(self, sentence: str) -> None:
         if sentence not in self.notes:

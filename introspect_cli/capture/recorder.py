@@ -75,6 +75,7 @@ class Recorder:
         self._save_tensors = save_tensors
         self._store_lost = store_lost
         self._lock = threading.RLock()
+        self.only: frozenset[Site] | None = None  # sites that may be recorded; all where None
         self._ids: dict[Site, int] = {}
         self._sites: list[tuple[Site, SiteInfo, bool]] = []
         self._rows: list[int] = []
@@ -143,6 +144,8 @@ class Recorder:
             self._note(site, self.summarizer.missing(reason))
 
     def _note(self, site: int, slot: int) -> None:
+        if self.only is not None and self._sites[site][0] not in self.only:
+            return
         times = self._times.get(site, 0)
         self._times[site] = times + 1
         if times:

@@ -22,6 +22,7 @@ from introspect_cli.capture.generators import numpy_state, python_state
 from introspect_cli.capture.guard import Guard
 from introspect_cli.capture.imports import ImportWatch
 from introspect_cli.capture.progress import Progress, human_size
+from introspect_cli.capture.tracebacks import TracebackFilter
 from introspect_cli.errors import IntrospectError, StoreError
 from introspect_cli.script import Ending, Target, check, leave, run
 from introspect_cli.store.writer import StoreWriter
@@ -76,6 +77,7 @@ class Session:
         self._probes: Probes | None = None
         self._closed = False
         self._store_lost = ""
+        self._tracebacks = TracebackFilter()
         self._words: list[str] = []
         self._sources: dict[str, str] = {}
         self._manifest: dict[str, Any] = {
@@ -105,6 +107,11 @@ class Session:
             self._guard.failure("session", "the state of numpy's generator is", error)
 
     @property
+    def probes(self) -> Probes | None:
+        """What watches; None before torch is there."""
+        return self._probes
+
+    @property
     def rows(self) -> int:
         """Records written so far."""
         return self._probes.rank.rows_written if self._probes is not None else 0
@@ -124,6 +131,7 @@ class Session:
             determinism.seed_python(self.options.seed)
         if self.options.deterministic:
             determinism.environment()
+        self._tracebacks.install()
         self._imports.install()
 
     def attach(self) -> None:
@@ -215,6 +223,7 @@ class Session:
             return
         self._closed = True
         self._imports.remove()
+        self._tracebacks.remove()
         self._progress.clear()
         probes = self._probes
         steps = 0

@@ -139,6 +139,8 @@ class TapProbe:
             return
         fqn, module_class, watched, state = named
         stack = self._modules.stack
+        if stack.calls and stack.calls[-1] is not None and stack.calls[-1].fqn == fqn and stack.calls[-1] is not state:
+            return  # the module itself is running, with its hooks: its inputs and outputs are recorded as they are
         if _unwanted(stack.calls, in_graph=stack.in_graph) or private_api.tracing_state() is not None:
             return
         outermost = not stack.calls or stack.calls == [None]

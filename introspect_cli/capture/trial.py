@@ -1,0 +1,129 @@
+"""One forward and backward pass of a model, captured into a run of its own.
+
+What a transformation of a model must keep is compared by running both on the same inputs, from the same random state,
+with the same buffers; nothing of it may be left behind in the models that were lent to us.
+"""
+
+from __future__ import annotations
+
+import copy
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from introspect_cli.capture.session import Session
+from introspect_cli.records import Kind, Phase
+from introspect_cli.script import Ending
+from introspect_cli.tensors.flatten import flatten
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from introspect_cli.capture.options import CaptureOptions
+    from introspect_cli.records import Site
+
+
+def run_once(
+    model: Any,
+    name: str,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    options: CaptureOptions,
+    loss: Callable[[Any], torch.Tensor] | None,
+    *,
+    backward: bool,
+    only: frozenset[Site] | None = None,
+) -> None:
+    """Run a model once under capture.
+
+    Args:
+        model: a module, or any callable.
+        name: FQN to give the model.
+        args: positional inputs; copies of them are used.
+        kwargs: keyword inputs; copies of them are used.
+        options: what to record and where.
+        loss: makes a scalar of what the model gives; None for the sum over all its floating point outputs.
+        backward: whether to run the backward pass.
+        only: sites that may be recorded; all where None.
+
+    Raises:
+        StoreError: the run cannot be made.
+        Exception: whatever the model raises.
+    """
+    session = Session(None, options)
+    ending = Ending(0, "returned")
+    try:
+        session.attach()
+        probes = session.probes
+        assert probes is not None, "torch is there, so are the probes"
+        probes.recorder.only = only
+        if isinstance(model, nn.Module):
+            probes.names.name_root(model, name)
+            probes.tap_compiled(model)
+        with _as_found(model):
+            given = model(*_copied(args), **_copied(kwargs))
+            if backward:
+                total = (loss or _total)(given)
+                if total.requires_grad:
+                    total.backward()
+                    _gradients(probes, model)
+            probes.context.tick()
+    except BaseException as error:
+        ending = Ending(1, "exception", f"{type(error).__name__}: {error}")
+        raise
+    finally:
+        session.finish(ending)
+
+
+def _total(given: Any) -> torch.Tensor:
+    """Every floating point tensor of an output, summed: each has a gradient of ones."""
+    tensors = [leaf for _, leaf in flatten(given) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
+    total = torch.zeros(())
+    for tensor in tensors:
+        total = total + tensor.sum().to(total)
+    return total
+
+
+def _copied(values: Any) -> Any:
+    """Inputs that may be written to; leaves with gradients stay leaves with gradients."""
+    if isinstance(values, torch.Tensor):
+        return values.detach().clone().requires_grad_(values.requires_grad)
+    if type(values) in (tuple, list):
+        return type(values)(_copied(value) for value in values)
+    if type(values) is dict:
+        return {key: _copied(value) for key, value in values.items()}
+    return copy.deepcopy(values)
+
+
+def _gradients(probes: Any, model: Any) -> None:
+    """Record the gradients of parameters, at the sites an optimizer step would record them at."""
+    if not isinstance(model, nn.Module) or Kind.GRAD not in probes.context.kinds:
+        return
+    for parameter in model.parameters():
+        name = probes.names.parameter(parameter)
+        if name is not None and name.watched and parameter.grad is not None:
+            site = probes.context.state_site(name, Phase.OPTIMIZER, Kind.GRAD)
+            probes.recorder.tensor(site, parameter.grad)
+
+
+@contextmanager
+def _as_found(model: Any) -> Iterator[None]:
+    """Leave gradients, buffers and random states as they were."""
+    parameters = list(model.parameters()) if isinstance(model, nn.Module) else []
+    buffers = list(model.buffers()) if isinstance(model, nn.Module) else []
+    gradients = [parameter.grad for parameter in parameters]
+    values = [buffer.detach().clone() for buffer in buffers]
+    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
+    with torch.random.fork_rng(devices):
+        for parameter in parameters:
+            parameter.grad = None
+        try:
+            yield
+        finally:
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                parameter.grad = gradient
+            with torch.no_grad():
+                for buffer, value in zip(buffers, values, strict=True):
+                    buffer.copy_(value)
