@@ -66,8 +66,8 @@ def test_it_is_the_formula(of, dtype, count):
 
 def test_it_does_not_change_between_versions_unnoticed(of):
     # stores of different machines are compared: a new value here is a new format version
-    assert of(torch.arange(10, dtype=torch.float32).view(2, 5)) == [0xB7AC0D6077D4E117]
-    assert of(torch.tensor(1.5, dtype=torch.float64)) == [0xB1E976C855DAA297]
+    assert of(torch.arange(10, dtype=torch.float32).view(2, 5)) == [0x745F6DAD757CF4ED]
+    assert of(torch.tensor(1.5, dtype=torch.float64)) == [0x3A1A3887811B5CA7]
     assert checksum.header("float32", (2, 3)) == 0xBA9AEB09F5054CE6
 
 

@@ -63,7 +63,7 @@ def assert_same(a, b):
     assert x[r.M4] == pytest.approx(y[r.M4], rel=1e-6)
     assert x[r.ABSSUM] == pytest.approx(y[r.ABSSUM], rel=1e-6)
     size = max(np.abs(y[r.SKETCH :]).max(), abs(y[r.ABSSUM]) / math.sqrt(count))
-    assert x[r.SKETCH :] == pytest.approx(y[r.SKETCH :], rel=1e-9, abs=1e-9 * size)
+    assert x[r.SKETCH :] == pytest.approx(y[r.SKETCH :], rel=1e-6, abs=1e-7 * size)
 
 
 def example(dtype, shape, seed=0):

@@ -10,8 +10,8 @@ j = w mod 512, and all of it modulo 2**64,
     raw = sum of h,   checksum = mix(raw + header(dtype, shape))
 
 `x` is the word, zero-extended; elements of 1, 2 and 4 bytes are one word, of 8 bytes two (low first), of 16 four;
-w is (element index in row-major order) * (words per element) + (word within the element). FACTORS (odd) and SHIFTS
-are fixed pseudo-random numbers, the first 1024 of splitmix64 seeded with 0.
+w is (element index in row-major order) * (words per element) + (word within the element). FACTORS (32 bits,
+odd) and SHIFTS (64 bits) are fixed pseudo-random numbers, the first 1024 of splitmix64 seeded with 0.
 
 Why it is not simpler: a key that is linear in w makes the change of h by a change of x linear in w as well, and then
 changes at two places look like the same changes at two other places with the same middle. With a key of b alone, or
@@ -64,7 +64,7 @@ def unmix(checksum: int) -> int:
 SPAN: Final = 512
 """Words that share one block's key."""
 _STREAM: Final = tuple(mix(number * G) for number in range(1, 2 * SPAN + 1))
-FACTORS: Final = tuple(value | 1 for value in _STREAM[:SPAN])
+FACTORS: Final = tuple(value >> 32 | 1 for value in _STREAM[:SPAN])
 SHIFTS: Final = _STREAM[SPAN:]
 
 

@@ -48,9 +48,8 @@ from introspect_cli.tensors.vector import pointer
 
 BLOCK: Final = 2048
 SPAN: Final = checksum.SPAN
-_H1, _H2 = np.uint64(sketch.HASH_1), np.uint64(sketch.HASH_2)
-_S1, _S2 = np.uint64(sketch.SHIFT_1), np.uint64(sketch.SHIFT_2)
-_TURN, _SIGN = np.uint64(sketch.ROTATION_SHIFT), np.uint64(sketch.SIGN_SHIFT)
+_H1, _H2, _H3 = np.uint64(sketch.HASH_1), np.uint64(sketch.HASH_2), np.uint64(sketch.HASH_3)
+_SHIFT, _TURN = np.uint64(sketch.SHIFT), np.uint64(sketch.ROTATION_SHIFT)
 _ONE = np.uint64(1)
 _FIRST_SKETCH: Final = r.SKETCH
 _AREA: Final = 8 + 3 * BLOCK
@@ -359,13 +358,13 @@ def _careful(address: Any, narrow: Any, count: Any, row: Any, out: Any, kept: An
 @_inner  # type: ignore[untyped-decorator]
 def _sketch_one(table: Any, place: Any, v: Any) -> Any:
     vector.keep_apart()
-    z = ((place >> np.uint64(4)) + _ONE) * _H1
-    z = (z ^ (z >> _S1)) * _H2
-    z ^= z >> _S2
-    lane = place & np.uint64(15)
+    z = ((place >> np.uint64(6)) + _ONE) * _H1
+    z = (z ^ (z >> _SHIFT)) * _H2
+    signs = (z ^ (z >> _SHIFT)) * _H3
+    signs ^= signs >> _SHIFT
     sums = pointer(table, np.float64)
-    slot = np.int64((z >> _TURN) * np.uint64(16) + lane)
-    if (z >> (_SIGN + lane)) & _ONE:
+    slot = np.int64((z >> _TURN) * np.uint64(16) + (place & np.uint64(15)))
+    if (signs >> (place & np.uint64(63))) & _ONE:
         sums[slot] -= v
     else:
         sums[slot] += v
@@ -376,15 +375,15 @@ def _sketch(address: Any, narrow: Any, count: Any, first: Any, table: Any) -> An
     """Add finite floats, the first with index `first`, to a sketch table."""
     vector.keep_apart()
     x32, x64 = pointer(address, np.float32), pointer(address, np.float64)
-    head = min(count, (16 - (first & 15)) & 15)
-    full = (count - head) // 16
+    head = min(count, (64 - (first & 63)) & 63)
+    full = (count - head) // 64
     for i in range(head):
         _sketch_one(table, np.uint64(first + i), np.float64(x32[i]) if narrow else x64[i])
     if narrow:
-        vector.sketch_block(address + np.uint64(4 * head), full, (first + head) >> 4, table, 4)
+        vector.sketch_block(address + np.uint64(4 * head), full, (first + head) >> 6, table, 4)
     else:
-        vector.sketch_block(address + np.uint64(8 * head), full, (first + head) >> 4, table, 8)
-    for i in range(head + full * 16, count):
+        vector.sketch_block(address + np.uint64(8 * head), full, (first + head) >> 6, table, 8)
+    for i in range(head + full * 64, count):
         _sketch_one(table, np.uint64(first + i), np.float64(x32[i]) if narrow else x64[i])
 
 

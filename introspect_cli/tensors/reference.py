@@ -36,7 +36,7 @@ _SHIFTS: Final = torch.tensor([_signed(value) for value in checksum.SHIFTS])
 _KEYS: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
 """The checksum's tables on each device that was met."""
 _G = _signed(checksum.G)
-_H1, _H2 = _signed(sketch.HASH_1), _signed(sketch.HASH_2)
+_H1, _H2, _H3 = _signed(sketch.HASH_1), _signed(sketch.HASH_2), _signed(sketch.HASH_3)
 
 
 def words(flat: torch.Tensor) -> torch.Tensor:
@@ -103,19 +103,19 @@ def has_values(dtype: torch.dtype) -> bool:
 
 def _sketch_sums(values: torch.Tensor, offset: int) -> torch.Tensor:
     """Signed bucket sums of finite components, shape (16,)."""
-    lead = offset & 15
-    tail = -(lead + values.numel()) % 16
-    grid = torch.nn.functional.pad(values, (lead, tail)).view(-1, 16)
-    first = offset >> 4
-    groups = torch.arange(first + 1, first + 1 + grid.shape[0], dtype=torch.int64, device=values.device)
-    z = groups * _H1
-    z = (z ^ _shifted(z, sketch.SHIFT_1)) * _H2
-    z = z ^ _shifted(z, sketch.SHIFT_2)
-    lanes = torch.arange(16, dtype=torch.int64, device=values.device)
-    minus = (z[:, None] >> (sketch.SIGN_SHIFT + lanes)) & 1
-    signed = grid * (1 - 2 * minus)
+    lead = offset % sketch.BLOCK
+    tail = -(lead + values.numel()) % sketch.BLOCK
+    grid = torch.nn.functional.pad(values, (lead, tail)).view(-1, sketch.BLOCK)
+    first = offset // sketch.BLOCK
+    z = torch.arange(first + 1, first + 1 + grid.shape[0], dtype=torch.int64, device=values.device) * _H1
+    z = (z ^ _shifted(z, sketch.SHIFT)) * _H2
+    signs = (z ^ _shifted(z, sketch.SHIFT)) * _H3
+    signs = signs ^ _shifted(signs, sketch.SHIFT)
+    places = torch.arange(sketch.BLOCK, dtype=torch.int64, device=values.device)
+    minus = (signs[:, None] >> places) & 1
+    signed = (grid * (1 - 2 * minus)).view(-1, sketch.BLOCK // 16, 16).sum(1)
     turn = (z >> sketch.ROTATION_SHIFT) & 15
-    return signed.gather(1, lanes ^ turn[:, None]).sum(0)
+    return signed.gather(1, places[:16] ^ turn[:, None]).sum(0)
 
 
 def _number(value: float, like: torch.Tensor) -> torch.Tensor:

@@ -169,6 +169,8 @@ def checksum_block(_context: Any, address: Any, spans: Any, vectors: Any, first:
                 x = builder.zext(builder.load(place, align=size.literal_value), wide)
                 factor = builder.load(_address(builder, factors, loop.index, 8 * LANES, _I64), align=8)
                 shift = builder.load(_address(builder, shifts, loop.index, 8 * LANES, _I64), align=8)
+                # both factors fit in 32 bits: said again, so that the short multiplication is used
+                factor = builder.and_(factor, _splat(_I64, 0xFFFFFFFF))
                 z = builder.add(builder.mul(x, factor), builder.add(shift, key))
                 low = builder.and_(z, _splat(_I64, 0xFFFFFFFF))
                 high = builder.lshr(z, _splat(_I64, 32))
@@ -272,8 +274,8 @@ def moments_block(_context: Any, address: Any, vectors: Any, scale: Any, pivot: 
 
 
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
-def sketch_block(_context: Any, address: Any, groups: Any, first: Any, table: Any, size: Any) -> Any:
-    """Adds `16 * groups` finite floats, group `first` on, to a table of 16 rows (rotation) by 16 lanes of float64."""
+def sketch_block(_context: Any, address: Any, blocks: Any, first: Any, table: Any, size: Any) -> Any:
+    """Adds `64 * blocks` finite floats, block `first` on, to a table of 16 rows (rotation) by 16 lanes of float64."""
     element = _FLOATS[size.literal_value]
     integer = _I32 if element == _F32 else _I64
     top = 8 * size.literal_value - 1
@@ -281,27 +283,35 @@ def sketch_block(_context: Any, address: Any, groups: Any, first: Any, table: An
     def generate(_target: Any, builder: Any, _signature: Any, args: Any) -> Any:
         base, count, start, sums, _ = args
         floats, ints = ir.VectorType(element, LANES), ir.VectorType(integer, LANES)
-        doubles = ir.VectorType(_F64, LANES)
         to_top = ir.Constant(ints, [top - lane for lane in range(LANES)])
         with cgutils.for_range(builder, count) as loop:
-            group = builder.add(builder.add(start, loop.index), _I64(1))
-            z = builder.mul(group, _I64(sketch.HASH_1))
-            z = builder.mul(builder.xor(z, builder.lshr(z, _I64(sketch.SHIFT_1))), _I64(sketch.HASH_2))
-            z = builder.xor(z, builder.lshr(z, _I64(sketch.SHIFT_2)))
-            signs = builder.lshr(z, _I64(sketch.SIGN_SHIFT))
-            signs = builder.trunc(signs, integer) if integer == _I32 else signs
-            flips = builder.and_(builder.shl(_broadcast(builder, signs), to_top), _splat(integer, 1 << top))
-            place = _address(builder, base, loop.index, LANES * size.literal_value, element)
-            x = builder.bitcast(builder.load(place, align=size.literal_value), ints)
-            signed = builder.bitcast(builder.xor(x, flips), floats)
-            if element == _F32:
-                signed = builder.fpext(signed, doubles)
-            turn = builder.lshr(z, _I64(sketch.ROTATION_SHIFT))
+            number = builder.add(builder.add(start, loop.index), _I64(1))
+            turn, signs = _sketch_hashes(builder, number)
+            here = builder.add(base, builder.mul(loop.index, _I64(sketch.BLOCK * size.literal_value)))
+            total = None
+            for group in range(sketch.BLOCK // LANES):
+                some = builder.lshr(signs, _I64(LANES * group))
+                some = builder.trunc(some, integer) if integer == _I32 else some
+                flips = builder.and_(builder.shl(_broadcast(builder, some), to_top), _splat(integer, 1 << top))
+                place = _address(builder, here, _I64(group), LANES * size.literal_value, element)
+                x = builder.bitcast(builder.load(place, align=size.literal_value), ints)
+                signed = builder.bitcast(builder.xor(x, flips), floats)
+                total = signed if total is None else builder.fadd(total, signed)
+            wide = builder.fpext(total, ir.VectorType(_F64, LANES)) if element == _F32 else total
             row = _address(builder, sums, turn, 8 * LANES, _F64)
-            builder.store(builder.fadd(builder.load(row, align=8), signed), row, align=8)
+            builder.store(builder.fadd(builder.load(row, align=8), wide), row, align=8)
         return _I64(0)
 
-    return types.int64(address, groups, first, table, size), generate
+    return types.int64(address, blocks, first, table, size), generate
+
+
+def _sketch_hashes(builder: Any, number: Any) -> tuple[Any, Any]:
+    """Rotation and signs of the block that is `number` - 1, as `sketch.block_hashes` has them."""
+    z = builder.mul(number, _I64(sketch.HASH_1))
+    first = builder.mul(builder.xor(z, builder.lshr(z, _I64(sketch.SHIFT))), _I64(sketch.HASH_2))
+    second = builder.mul(builder.xor(first, builder.lshr(first, _I64(sketch.SHIFT))), _I64(sketch.HASH_3))
+    signs = builder.xor(second, builder.lshr(second, _I64(sketch.SHIFT)))
+    return builder.lshr(first, _I64(sketch.ROTATION_SHIFT)), signs
 
 
 @intrinsic  # type: ignore[untyped-decorator]
