@@ -31,6 +31,7 @@ VERBS = {
     "diff": "Find where two runs first part, and why.",
     "export": "Write a run in the formats of others.",
     "import": "Make a run out of reports that other tools wrote.",
+    "report": "Make a page of a run, or of two.",
     "show": "Tell what is in a run.",
     "verify": "Check that a run on disk is whole.",
 }

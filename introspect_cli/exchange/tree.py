@@ -1,8 +1,8 @@
 """Model debug trees: the calls of one forward as nested JSON, with inputs and outputs.
 
 A node is `module_path`, `inputs` (`args`, `kwargs`), `outputs` and `children`, in call order; outputs are left out
-where there are children. A tensor has its shape, dtype, lines of values where it was stored whole, and mean, std, min and max
-for the float dtypes that the format gives them to.
+where there are children. A tensor has its shape, dtype, lines of values where it was stored whole, and mean, std, min
+and max for the float dtypes that the format gives them to.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """YAML introspection reports: one document a step and rank, that plain `diff -u` can compare.
 
 `introspection/<stage>/step=<n>/rank<n>.yaml`, beside `env_vars.yaml` and `pip_freeze.yaml`. Keys are in the order of
-the format, never sorted. A hash is the MD5 of the raw bytes where the tensor was stored whole (bfloat16 widened to float32,
-as the format has it), else the 16 hex digits of our own checksum: the bytes are gone by then.
+the format, never sorted. A hash is the MD5 of the raw bytes where the tensor was stored whole (bfloat16 widened to
+float32, as the format has it), else the 16 hex digits of our own checksum: the bytes are gone by then.
 """
 
 from __future__ import annotations

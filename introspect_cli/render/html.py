@@ -1,7 +1,8 @@
 """One self-contained page about a run, or two: everything inline, nothing fetched, nothing of a stranger executed.
 
-Texts from stores stand in the page as escaped text or as JSON in a block that is no script, and reach the document through
-`textContent` alone. The page's policy allows the two scripts that were put in, by their hashes, and nothing else.
+Texts from stores stand in the page as escaped text or as JSON in a block that is no script, and reach the document
+through `textContent` alone. The page's policy allows the two scripts that were put in, by their hashes, and nothing
+else.
 """
 
 from __future__ import annotations
@@ -138,7 +139,9 @@ def _data(page: Page, folded: tuple[np.ndarray[Any, Any], list[list[str]], list[
         "divergences": [],
     }
     if page.result is not None:
-        document["divergences"] = [_divergence(own) for own in page.result.divergences[:_SHOWN]]
+        listed = [own for own in page.result.divergences[:_SHOWN] if own != page.result.first]
+        first = [{**_divergence(page.result.first), "first": True}] if page.result.first is not None else []
+        document["divergences"] = [*first, *map(_divergence, listed)]
         if folded is not None:
             levels, names, steps = folded
             document["map"] = {

@@ -1,7 +1,7 @@
 """The page's plots, drawn by BokehJS in the reader's browser out of models made here.
 
-Nothing here executes code of its own in the page: no callbacks in models (they would need `eval`, which the page's policy
-forbids); the page's one script changes the models' data and colours through their properties.
+Nothing here executes code of its own in the page: no callbacks in models (they would need `eval`, which the page's
+policy forbids); the page's one script changes the models' data and colours through their properties.
 """
 
 from __future__ import annotations
@@ -89,7 +89,9 @@ def history_item(*, log: bool) -> Any:
         source = ColumnDataSource({"x": [], "y": []}, name=f"{name}-{run}")
         plot.line("x", "y", source=source, line_width=2, line_dash=dash, name=f"line-{run}")
         dots = plot.scatter("x", "y", source=source, size=5, name=f"dots-{run}")
-        plot.add_tools(HoverTool(renderers=[dots], mode="mouse", tooltips=[("run", run), ("step", "@x"), ("value", "@y")]))
+        plot.add_tools(
+            HoverTool(renderers=[dots], mode="mouse", tooltips=[("run", run), ("step", "@x"), ("value", "@y")])
+        )
     return _item(plot)
 
 
@@ -122,6 +124,8 @@ def depth_item(parts: list[tuple[str, Depth]]) -> Any:
         tips = [("module", "@name"), (name, "@y")]
         plot.add_tools(HoverTool(renderers=[dots], mode="mouse", tooltips=tips))
     if parts:
-        plot.legend.click_policy = "hide"
-        plot.legend.background_fill_alpha = 0.6
+        legend = plot.legend[0]
+        legend.click_policy, legend.orientation, legend.border_line_color = "hide", "horizontal", None
+        legend.background_fill_color = None
+        plot.add_layout(legend, "above")
     return _item(plot)

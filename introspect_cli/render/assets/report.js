@@ -61,7 +61,7 @@
 
   function paint() {
     const dark = document.documentElement.dataset.theme === "dark";
-    const front = css("front"), quiet = css("quiet"), line = css("line"), back = css("back");
+    const front = css("front"), quiet = css("quiet"), line = css("line");
     const colourOf = (name) => {
       if (name === "noise-band") return css("noise");
       if (/gradient/.test(name)) return css("gradient");
@@ -72,7 +72,7 @@
         const type = model.type;
         if (/Axis$/.test(type)) model.setv({ axis_label_text_color: front, major_label_text_color: quiet, axis_line_color: line, major_tick_line_color: line, minor_tick_line_color: null, axis_label_text_font_style: "normal" });
         else if (type === "Grid") model.setv({ grid_line_color: line });
-        else if (type === "Legend") model.setv({ background_fill_color: back, label_text_color: front, border_line_color: line });
+        else if (type === "Legend") model.setv({ label_text_color: front });
         else if (type === "GlyphRenderer" && model.name) {
           const colour = colourOf(model.name);
           if (/^(line|dots)-/.test(model.name)) model.glyph.setv(/^line/.test(model.name) ? { line_color: colour } : { fill_color: colour, line_color: colour });
@@ -139,6 +139,7 @@
     for (const [run, number] of [["a", firstRun], ["b", second]]) {
       const values = number < 0 ? null : statistic(chosen, stat, number);
       models[`${name}:${name}-${run}`].data = values ? { x: steps, y: usable(values) } : { x: [], y: [] };
+      models[`${name}:dots-${run}`].glyph.size = points > 80 ? 2 : 5;
     }
     const bands = [];
     if (data.noise) for (let run = 0; run < noiseFrom + data.noise; run++) {
@@ -190,9 +191,9 @@
   const map = data.map;
   let levels = null, cell = null, mapView = null;
   const byModule = new Map();
+  const ownerOf = ([, kind, fqn]) => ["param", "buffer", "grad", "optimizer_state"].includes(kind) ? fqn.slice(0, Math.max(fqn.lastIndexOf("."), 0)) || fqn : kind === "rng" ? `random state: ${fqn}` : fqn;
   data.sites.forEach((site, at) => {
-    const [, kind, fqn] = site;
-    const owner = ["param", "buffer", "grad", "optimizer_state"].includes(kind) ? fqn.slice(0, Math.max(fqn.lastIndexOf("."), 0)) || fqn : fqn;
+    const owner = ownerOf(site);
     if (!byModule.has(owner)) byModule.set(owner, []);
     byModule.get(owner).push(at);
   });
@@ -238,11 +239,10 @@
     if (at < 0) at = data.steps.length - 1;
     const body = [], exact = [];
     for (const own of data.divergences) {
-      const [, , fqn] = own.site;
       if (own.step < from || (until !== undefined && own.step >= until)) continue;
-      if (!names.some((module) => fqn === module || (fqn.startsWith(module + ".") && !fqn.slice(module.length + 1).includes(".")))) continue;
+      if (!names.includes(ownerOf(own.site))) continue;
       const side = (s, key) => s ? (key === "checksum" ? s.text || s.checksum : short(s.stats[key])) : "not there";
-      exact.push({ differs: true, cells: [`step ${own.step}: ${label(own.site)}`, own.role, own.rel === null ? "" : short(own.rel), side(own.a, "checksum"), side(own.b, "checksum"), side(own.a, "mean"), side(own.b, "mean"), side(own.a, "std"), side(own.b, "std")] });
+      exact.push({ differs: true, cells: [`step ${own.step}: ${label(own.site)}`, own.role, own.rel === null ? "" : own.rel.toExponential(1), side(own.a, "checksum"), side(own.b, "checksum"), side(own.a, "mean"), side(own.b, "mean"), side(own.a, "std"), side(own.b, "std")] });
     }
     for (const module of names) for (const site of byModule.get(module) || []) {
       const pair = (stat) => [0, 1].map((run) => { const values = statistic(site, stat, run); return values ? short(values[at]) : ""; });
@@ -279,8 +279,7 @@
   if (map) {
     levels = new Uint8Array(await inflate(map.levels));
     mapView = await draw("map", "map-plot");
-    const width = map.steps.length, image = Bokeh.require ? null : null;
-    const nd = { array: levels };
+    const width = map.steps.length;
     const typed = new Uint8Array(levels);
     typed.shape = [map.rows, width];
     typed.dtype = "uint8";
@@ -306,6 +305,12 @@
         ? `${map.names[place[0]][0]}, step ${map.steps[place[1]]}: ${meaning(levels[place[0] * width + place[1]])}` : "";
     });
     const firstCell = () => {
+      const first = data.divergences.find((own) => own.first);
+      if (first) {
+        const row = map.names.findIndex((names) => names.includes(ownerOf(first.site)));
+        const later = map.steps.findIndex((step) => step > first.step);
+        if (row >= 0) return [row, (later < 0 ? width : later) - 1];
+      }
       for (let column = 0; column < width; column++) for (let row = 0; row < map.rows; row++) if (levels[row * width + column] > 1) return [row, column];
       return [0, 0];
     };

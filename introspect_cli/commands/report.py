@@ -1,0 +1,117 @@
+"""`introspect report`: one self-contained page about a run, or two."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from introspect_cli.exit_codes import SAME
+
+if TYPE_CHECKING:
+    from introspect_cli.compare.result import DiffResult
+    from introspect_cli.render.html import Page
+    from introspect_cli.store.reader import Run
+
+
+@click.command(
+    short_help="Make a page of a run, or of two.",
+    epilog="""\b
+Examples:
+  introspect report runA -o report.html
+  introspect report runA runB --noise runA2 -o report.html""",
+)
+@click.argument("run", type=click.Path())
+@click.argument("run_b", type=click.Path(), required=False)
+@click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), required=True, help="File to write.")
+@click.option("--noise", multiple=True, type=click.Path(), help="A run that should equal RUN; drawn as a band.")
+@click.option("--rtol", type=click.FloatRange(min=0), default=0.0, help="Tolerated relative RMS difference.")
+@click.option("--force", is_flag=True, help="Replace a file that is there.")
+def report(run: str, run_b: str | None, output: Path, *, noise: tuple[str, ...], rtol: float, force: bool) -> int:
+    """Make a page about RUN, or about RUN and RUN_B.
+
+    The page is one file that needs no network: the answer of `diff`, the divergence map, histories of every site,
+    scales along the depth, and the findings of `check`.
+    """
+    from contextlib import ExitStack
+
+    from introspect_cli.errors import UsageError
+    from introspect_cli.render.html import page_html
+    from introspect_cli.render.text import size
+    from introspect_cli.store.reader import open_run
+
+    if output.exists() and not force:
+        raise UsageError(f"{output} exists: choose another name with -o, or --force to replace it")
+    with ExitStack() as stack:
+        named = [run, *([run_b] if run_b else [])]
+        opened = [stack.enter_context(open_run(path)) for path in named]
+        others = [stack.enter_context(open_run(path)) for path in noise]
+        text = page_html(_page(opened, others, rtol))
+    try:
+        output.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write {output}: {error.strerror}; choose another name with -o") from None
+    click.echo(f"wrote {output} ({size(len(text.encode()))})")
+    return SAME
+
+
+def _page(runs: list[Run], noise: list[Run], rtol: float) -> Page:
+    from introspect_cli.health.check import check_tables
+    from introspect_cli.health.history import depth, pack
+    from introspect_cli.health.table import read_table
+    from introspect_cli.records import Kind
+    from introspect_cli.render.html import Page
+
+    result = _result(runs, noise, rtol)
+    first = result.first if result is not None else None
+    common = [rank for rank in runs[0].ranks if all(rank in run.ranks for run in (*runs, *noise))]
+    rank = first.rank if first is not None else common[0] if common else 0
+    tables = [{number: read_table(run.rank(number)) for number in run.ranks} for run in runs]
+    drawn = [own[rank] for own in tables if rank in own]
+    drawn += [read_table(run.rank(rank)) for run in noise if rank in run.ranks]
+    shifts = [0, first.step - first.step_b] if first is not None else []
+    depths: list[tuple[str, Any]] = []
+    for letter, own in zip("ab", tables, strict=False):
+        for direction, kind in (("forward", Kind.OUTPUT), ("gradient", Kind.GRAD_OUTPUT)):
+            found = depth(own[rank], kind) if rank in own else None
+            if found is not None and found.names:
+                depths.append((f"{letter} {direction}", found))
+    return Page(
+        paths=tuple(str(run.path) for run in runs),
+        facts=tuple(_facts(run) for run in runs),
+        result=result,
+        checks=tuple(check_tables(str(run.path), list(own.values())) for run, own in zip(runs, tables, strict=True)),
+        history=pack(drawn, first.step if first is not None else None, shifts),
+        depths=tuple(depths),
+        noise=len(noise),
+    )
+
+
+def _result(runs: list[Run], noise: list[Run], rtol: float) -> DiffResult | None:
+    if len(runs) < 2:
+        return None
+    from introspect_cli.compare.diff import compare_runs
+    from introspect_cli.compare.options import DiffOptions
+
+    return compare_runs(runs[0], runs[1], DiffOptions(want_map=True, limit=200, rtol=rtol), noise)
+
+
+def _facts(run: Run) -> tuple[tuple[str, str], ...]:
+    """What ran, on what, how it ended."""
+    manifest = run.manifest
+    runtime = run.settings.get("runtime")
+    argv = manifest.get("argv")
+    facts = {
+        "command": " ".join(map(str, argv)) if isinstance(argv, list) else manifest.get("imported_from", ""),
+        "state": run.state.value,
+        "exit code": manifest.get("exit_code", ""),
+        "started": manifest.get("started", ""),
+        "ended": manifest.get("ended", ""),
+        "steps": max((len(run.rank(rank)) for rank in run.ranks), default=0),
+        "ranks": len(run.ranks),
+        "not observed": "; ".join(map(str, manifest.get("not_observed") or ())),
+    }
+    if isinstance(runtime, dict):
+        facts |= {name: runtime[name] for name in ("python", "torch", "cuda") if runtime.get(name)}
+    return tuple((name, str(value)) for name, value in facts.items() if value not in ("", None))

@@ -1,0 +1,322 @@
+"""The page, as a browser sees it: whole, quiet, quick, operable by keyboard, and deaf to what strangers wrote."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import time
+
+import numpy as np
+import pytest
+from synthetic import row, site, write_run
+
+from introspect_cli.health.history import ABSENT, depth, pack, quantised
+from introspect_cli.health.table import read_table
+from introspect_cli.records import COUNT_STATS, FLOAT_STATS, Kind, Layout, SiteInfo
+from introspect_cli.render.html import level
+from introspect_cli.store.batch import StepBatch
+from introspect_cli.store.reader import open_run
+from introspect_cli.store.writer import StoreWriter
+
+pytest.importorskip("bokeh")
+
+HOSTILE = "Net.</script><script>window.owned=1</script><img src=x onerror=window.owned=1>\x1b[31m\u202e"
+
+
+def step_rows(number, *, shift=0.0, name="Net.layer"):
+    rng = np.random.default_rng(number)
+    x = rng.standard_normal((4, 8)).astype(np.float32)
+    return [
+        row("data", "batch", "DataLoader", x, path="[0]"),
+        row("forward", "input", name, x, path="[0]", module_class="Linear"),
+        row("forward", "output", name, x * 2 + np.float32(shift), module_class="Linear"),
+        row("loss", "loss", "loss", np.array(3.0 / (number + 1) + shift, np.float32)),
+        row("backward", "grad_output", name, x * 0.1 + np.float32(shift), module_class="Linear"),
+        row("optimizer", "hyperparameter", "SGD", 0.1, path="[0]['lr']"),
+        row("optimizer", "param", f"{name}.weight", x + np.float32(shift), module_class="Linear"),
+    ]
+
+
+def pair(tmp_path, steps=12, at=5, name="Net.layer"):
+    a = [step_rows(number, name=name) for number in range(steps)]
+    b = [step_rows(number, shift=0.01 * (number >= at), name=name) for number in range(steps)]
+    write_run(tmp_path / "a", a, settings={"command": {"argv": ["--lr", "1"]}})
+    write_run(tmp_path / "b", b, settings={"command": {"argv": ["--lr", "2"]}})
+
+
+def made(introspect, *args):
+    done = introspect("report", *args, "-o", "page.html", "--force")
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    binary = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    driver = shutil.which("chromedriver")
+    if binary is None or driver is None:
+        pytest.skip("no headless browser here")
+    webdriver = pytest.importorskip("selenium.webdriver")
+    options = webdriver.ChromeOptions()
+    for argument in (
+        "--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
+        "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage", "--window-size=1280,1400",
+        f"--user-data-dir={tmp_path_factory.mktemp('browser')}",
+    ):  # fmt: skip
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    options.binary_location = binary
+    opened = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
+    yield opened
+    opened.quit()
+
+
+def visit(browser, path, *, dark=False, wait=30):
+    features = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+    browser.get_log("browser")
+    browser.get(path.as_uri())
+    until = time.monotonic() + wait
+    while not browser.execute_script("return document.documentElement.dataset.ready"):
+        assert time.monotonic() < until, browser.get_log("browser")
+        time.sleep(0.02)
+    return browser.execute_script("return performance.now()") / 1000
+
+
+def complaints(browser):
+    return [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
+
+
+def text(browser, selector):
+    return browser.execute_script("return document.querySelector(arguments[0]).textContent", selector)
+
+
+def test_the_page_opens_quietly_and_says_where_they_part(introspect, tmp_path, browser):
+    pair(tmp_path)
+    made(introspect, "a", "b")
+    visit(browser, tmp_path / "page.html")
+    assert complaints(browser) == []
+    assert "step 5" in text(browser, ".sentence")
+    assert "step 5" in text(browser, "#map-cell")
+    assert "Net.layer" in text(browser, "#map-cell")
+    assert "output Net.layer" in text(browser, "#map-records")
+    assert "--lr" in text(browser, "#settings")
+    assert browser.execute_script("return performance.getEntriesByType('resource').length") == 0
+    assert browser.execute_script("return document.querySelectorAll('.plot .bk-Figure, .plot > *').length") >= 4
+
+
+def test_arrow_keys_walk_the_map_and_home_goes_to_the_first_divergence(introspect, tmp_path, browser):
+    pair(tmp_path)
+    made(introspect, "a", "b")
+    visit(browser, tmp_path / "page.html")
+    keys = pytest.importorskip("selenium.webdriver").Keys
+    box = browser.find_element("id", "map-plot")
+    before = text(browser, "#map-cell")
+    box.send_keys(keys.ARROW_LEFT)
+    assert "step 4: equal" in text(browser, "#map-cell")
+    box.send_keys(keys.HOME)
+    assert text(browser, "#map-cell") == before
+    for _ in range(40):
+        box.send_keys(keys.ARROW_RIGHT)
+    assert "step 11" in text(browser, "#map-cell")  # the edge holds
+
+
+def test_a_click_opens_a_cell_and_hovering_names_it(introspect, tmp_path, browser):
+    pair(tmp_path)
+    made(introspect, "a", "b")
+    visit(browser, tmp_path / "page.html")
+    actions = pytest.importorskip("selenium.webdriver").ActionChains
+    box = browser.find_element("id", "map-plot")
+    browser.execute_script("arguments[0].scrollIntoView()", box)
+    actions(browser).move_to_element(box).perform()
+    assert re.search(r", step \d+: ", box.get_attribute("title"))
+    hovered = box.get_attribute("title")
+    actions(browser).move_to_element(box).click().perform()
+    assert text(browser, "#map-cell") == hovered
+
+
+def test_sites_are_found_and_drawn_on_either_scale(introspect, tmp_path, browser):
+    pair(tmp_path)
+    made(introspect, "a", "b")
+    visit(browser, tmp_path / "page.html")
+    search = browser.find_element("id", "search")
+    search.send_keys("loss")
+    assert text(browser, "#found").startswith("1 of 7 sites")
+    assert "mean of loss loss" in text(browser, "#history-name")
+    browser.find_element("id", "log").click()
+    assert browser.find_element("id", "history-log").is_displayed()
+    assert not browser.find_element("id", "history-linear").is_displayed()
+    browser.execute_script(
+        "const s = document.getElementById('stat'); s.value = 'absmax'; s.dispatchEvent(new Event('change'))"
+    )
+    assert "absmax of loss loss" in text(browser, "#history-name")
+    assert complaints(browser) == []
+
+
+def test_dark_is_dark_and_can_be_left(introspect, tmp_path, browser):
+    pair(tmp_path)
+    made(introspect, "a", "b")
+    visit(browser, tmp_path / "page.html", dark=True)
+    back = "return getComputedStyle(document.body).backgroundColor"
+    assert sum(map(int, re.findall(r"\d+", browser.execute_script(back))[:3])) < 120
+    browser.find_element("id", "theme").click()
+    assert browser.execute_script(back) == "rgb(255, 255, 255)"
+
+
+def test_what_strangers_wrote_is_text(introspect, tmp_path, browser):
+    pair(tmp_path, name=HOSTILE)
+    made(introspect, "a", "b")
+    page = (tmp_path / "page.html").read_text()
+    assert "<script>window.owned" not in page
+    assert "\x1b" not in page
+    assert "\u202e" not in page.partition("<script>")[0]
+    visit(browser, tmp_path / "page.html")
+    assert browser.execute_script("return window.owned") is None
+    assert "</script><script>window.owned=1" in text(browser, "#map-cell")
+    assert complaints(browser) == []
+
+
+def test_the_policy_stops_what_would_get_in_all_the_same(introspect, tmp_path, browser):
+    pair(tmp_path)
+    made(introspect, "a", "b")
+    page = tmp_path / "page.html"
+    page.write_text(
+        page.read_text().replace("<main", '<script>window.owned=1</script><img src=x onerror="owned=1"><main')
+    )
+    visit(browser, page)
+    assert browser.execute_script("return window.owned") is None
+
+
+def test_a_single_run_has_a_page_too(introspect, tmp_path, browser):
+    pair(tmp_path)
+    made(introspect, "a")
+    visit(browser, tmp_path / "page.html")
+    assert complaints(browser) == []
+    assert not browser.find_element("id", "answer").is_displayed()
+    assert not browser.find_element("id", "map").is_displayed()
+    assert browser.find_element("id", "history-linear").is_displayed()
+
+
+def test_noise_runs_are_a_band(introspect, tmp_path, browser):
+    pair(tmp_path)
+    write_run(tmp_path / "a2", [step_rows(number, shift=1e-4) for number in range(12)])
+    made(introspect, "a", "b", "--noise", "a2")
+    visit(browser, tmp_path / "page.html")
+    assert browser.find_element("id", "noise-legend").is_displayed()
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+def test_runs_with_next_to_nothing_in_them(introspect, tmp_path, browser, steps):
+    write_run(tmp_path / "a", [step_rows(0)] * steps)
+    made(introspect, "a", "a")
+    visit(browser, tmp_path / "page.html")
+    assert complaints(browser) == []
+
+
+def wide_run(path, sites, steps, apart):
+    """Many sites by many steps, written in whole columns."""
+    with StoreWriter.create(path) as store:
+        store.write_manifest({"status": "complete", "exit_code": 0})
+        writer = store.rank(0)
+        numbers = [
+            writer.site(site(*words, f"Net.blocks.{place // 4}.layer{place % 4}"), SiteInfo("Linear"))
+            for place in range(sites // 2)
+            for words in (("forward", "output"), ("backward", "grad_output"))
+        ]
+        layout = writer.layout(Layout((64, 64), "float32", "cpu", "contiguous"))
+        count = len(numbers)
+        for step in range(steps):
+            rng = np.random.default_rng(step)
+            differs = step >= apart
+            mean = rng.standard_normal(count) + 1e-3 * differs
+            writer.append(
+                step,
+                StepBatch(
+                    site=np.array(numbers, np.uint32),
+                    sequence=np.arange(count, dtype=np.uint32),
+                    layout=np.full(count, layout, np.uint32),
+                    status=np.zeros(count, np.uint8),
+                    checksum=rng.integers(1, 2**62, count).astype(np.uint64) + np.uint64(differs),
+                    counts={name: np.zeros(count, np.int64) for name in COUNT_STATS},
+                    floats={name: np.abs(mean) if name == "var" else mean for name in FLOAT_STATS},
+                    sketch=rng.standard_normal((count, 16)).astype(np.float32) * np.float32(1 + 1e-3 * differs),
+                    text=[""] * count,
+                ),
+            )
+
+
+def test_a_thousand_steps_of_five_hundred_sites_open_at_once(introspect, tmp_path, browser):
+    wide_run(tmp_path / "a", 500, 1000, apart=10**9)
+    wide_run(tmp_path / "b", 500, 1000, apart=400)
+    made(introspect, "a", "b")
+    assert (tmp_path / "page.html").stat().st_size < 5_000_000
+    seconds = min(visit(browser, tmp_path / "page.html") for _ in range(3))  # others share this machine
+    assert seconds < 2
+    assert "step" in text(browser, "#map-cell")
+    assert complaints(browser) == []
+
+
+def test_ten_thousand_sites_stay_small_and_say_what_was_left_out(tmp_path):
+    wide_run(tmp_path / "a", 10_000, 5, apart=9)
+    with open_run(tmp_path / "a") as run:
+        packed = pack([read_table(run.rank(0))] * 2, budget=100_000)
+    assert packed.total == 10_000
+    assert len(packed.sites) < 10_000
+    assert packed.values.nbytes < 150_000
+
+
+def test_packed_values_are_within_a_sixty_thousandth(tmp_path):
+    write_run(tmp_path / "a", [step_rows(number) for number in range(9)])
+    with open_run(tmp_path / "a") as run:
+        table = read_table(run.rank(0))
+        packed = pack([table])
+    place = packed.sites.index(("loss", "loss", "loss", 0, ""))
+    log, low, high, (number,) = packed.series[place]["mean"]
+    assert not log
+    back = low + (high - low) * packed.values[number].astype(np.float64) / 65534
+    assert back == pytest.approx([3 / (step + 1) for step in range(9)], abs=(high - low) / 60_000)
+
+
+def test_extremes_survive_thinning(tmp_path):
+    steps = [[row("loss", "loss", "loss", np.array(100.0 if n == 7 else 1.0, np.float32))] for n in range(40)]
+    write_run(tmp_path / "a", steps)
+    with open_run(tmp_path / "a") as run:
+        table = read_table(run.rank(0))
+        packed = pack([table], keep_step=33, budget=1)
+    assert packed.steps[0] == 0
+    assert 33 in packed.steps
+    assert packed.series[0]["max"][2] == 100
+
+
+def test_absent_values_have_a_number_of_their_own():
+    assert quantised(np.array([1.0, np.nan, np.inf]), 1.0, 2.0, log=False).tolist() == [0, ABSENT, ABSENT]
+    assert quantised(np.array([1e-6, 1e-3, 1.0]), 1e-6, 1.0, log=True).tolist() == [0, 32767, 65534]
+
+
+def test_distances_have_their_shades():
+    assert [level(value) for value in (float("nan"), 0.0, float("inf"))] == [0, 1, 255]
+    assert level(1e-12) == 2
+    assert level(1e-8) == 2
+    assert level(5.0) == 254
+    assert 2 < level(1e-6) < level(1e-3) < 254
+
+
+def test_depth_is_in_execution_order(tmp_path):
+    rows = [
+        row("forward", "output", f"Net.{name}", np.full(4, value, np.float32))
+        for name, value in (("z", 1), ("a", 10), ("m", 100))
+    ]
+    write_run(tmp_path / "a", [rows])
+    with open_run(tmp_path / "a") as run:
+        found = depth(read_table(run.rank(0)), Kind.OUTPUT)
+    assert found.names == ("Net.z", "Net.a", "Net.m")
+    assert found.middle == pytest.approx((1, 10, 100))
+
+
+def test_a_file_that_is_there_stays(introspect, tmp_path):
+    pair(tmp_path)
+    (tmp_path / "page.html").write_text("mine")
+    done = introspect("report", "a", "-o", "page.html")
+    assert done.returncode == 2
+    assert (tmp_path / "page.html").read_text() == "mine"
+    assert introspect("report", "a", "-o", "no/such/place.html").returncode == 2
