@@ -367,3 +367,27 @@ def test_a_lonely_environment_variable_is_suspected(compare):
     result = compare(train(), train("module"), settings=settings)
     assert [change.name for change in result.settings] == ["MY_FLAG"]
     assert "Likely: MY_FLAG = 1 only in b." in result.sentence
+
+
+def test_other_arguments_are_told_apart_from_another_module(compare):
+    x = np.ones((2, 2), F32)
+
+    def steps(path, kind="input"):
+        return [[row("forward", "input", "Net", x), row("forward", kind, "Net.lstm", x, path=path)]]
+
+    sentence = compare(steps("[0].data"), steps("[0]")).sentence
+    assert "it is called with other arguments ([0].data in a; [0] in b)" in sentence
+    sentence = compare(steps("['logits']", "output"), steps("", "output")).sentence
+    assert "it gives another structure (['logits'] in a; the value itself in b)" in sentence
+
+
+def test_of_two_names_for_one_place_that_of_a_comes_first(compare):
+    x = np.ones((2, 2), F32)
+
+    def steps(name):
+        return [
+            [row("start", "param", "Net.stem", x), row("start", "param", name, x), row("forward", "output", "Net", x)]
+        ]
+
+    assert compare(steps("Net.head"), steps("Net.classifier")).first.site.fqn == "Net.head"
+    assert compare(steps("Net.classifier"), steps("Net.head")).first.site.fqn == "Net.classifier"

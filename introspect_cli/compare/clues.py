@@ -30,6 +30,7 @@ from introspect_cli.compare.traces import (
     identity_side,
     no_forward_side,
     optimizers_of,
+    other_paths,
     stale_side,
     value_before,
 )
@@ -71,6 +72,7 @@ class Clues:
         gradients: (differing, recorded) gradients in this step.
         identity: the side where the module hands its input on unchanged while the other does not.
         frozen_buffers: the side where the module's buffers do not change in this step while the other's do.
+        paths: (paths in a, paths in b) of the values at this call, where both runs have some but not the same.
         no_forward: the side whose step holds no forward pass at all.
         not_optimized: the side whose optimizer does not have the parameter.
     """
@@ -103,6 +105,7 @@ class Clues:
     rng_equal: bool | None = None
     gradients: tuple[int, int] = (0, 0)
     identity: str = ""
+    paths: tuple[str, str] | None = None
     frozen_buffers: str = ""
     no_forward: str = ""
     not_optimized: str = ""
@@ -177,6 +180,7 @@ def find_clues(
         gradients=(sum(s.kind is Kind.GRAD for s in facts.sites), len(grads)),
         identity=identity_side(facts, step, union) if cause.reason is Reason.MODULE else "",
         frozen_buffers=frozen_buffers(facts, step, before, site.fqn) if cause.reason is Reason.MODULE else "",
+        paths=other_paths(facts, step, union) if cause.reason is Reason.STRUCTURE else None,
         no_forward=no_forward_side(step),
     )
 

@@ -131,7 +131,7 @@ class Items:
         union: union site number of each.
         row_a: row of a, -1 where only b has it.
         row_b: row of b, -1 where only a has it.
-        order: place in a's order; what only b has comes right after what preceded it there.
+        order: place in a's order; what only b has comes before the next record that both have.
     """
 
     union: Ids
@@ -141,6 +141,16 @@ class Items:
 
     def __len__(self) -> int:
         return len(self.union)
+
+
+def _after(
+    preceding: npt.NDArray[np.float64], sequence_a: npt.NDArray[np.float64], matched: Ids
+) -> npt.NDArray[np.float64]:
+    """Places in a's order for what only b has: before the next record both have, after what only a has there."""
+    known = np.sort(sequence_a[matched])
+    following = np.searchsorted(known, preceding, side="right")
+    ends = np.append(known, sequence_a.max(initial=0.0) + 2.0)
+    return np.asarray(ends[following] - 0.5)
 
 
 def in_order(alignment: Alignment, pair: StepPair) -> Items:
@@ -156,7 +166,7 @@ def in_order(alignment: Alignment, pair: StepPair) -> Items:
         arrival = np.argsort(sequence_b, kind="stable")
         reached = np.empty(len(arrival))
         reached[arrival] = np.maximum.accumulate(by_union[site_b[arrival]])
-        order_b = reached[pair.only_b] + 0.5
+        order_b = _after(reached[pair.only_b], sequence_a, np.delete(np.arange(len(sequence_a)), pair.only_a))
     none_b = np.full(len(pair.only_a), -1, dtype=np.int64)
     none_a = np.full(len(pair.only_b), -1, dtype=np.int64)
     row_a = np.concatenate([pair.rows_a, pair.only_a, none_a])

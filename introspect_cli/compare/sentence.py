@@ -280,8 +280,12 @@ def _structure(story: Story) -> str:
         return (
             f"only {side} has {what(site)}: the optimizer of {other} does not keep it, or does not step this parameter."
         )
+    if clues.paths:
+        does = {Kind.INPUT: "it is called with other arguments", Kind.BATCH: "the batch has another structure"}
+        told = does.get(site.kind, "it gives another structure")
+        return f"only {side} has {what(site)}: {told} ({clues.paths[0]} in a; {clues.paths[1]} in b)."
     if site.kind is Kind.BATCH:
-        return f"only {side} draws {what(site)}: another number of batches or another structure of the batch."
+        return f"only {side} draws {what(site)}: another number of batches."
     return f"only {side} has {what(site)}: the structure differs there."
 
 

@@ -178,3 +178,17 @@ def optimizers_of(step: StepRecords, side: str) -> list[str]:
     alignment = step.alignment
     names = (alignment.fqn[u] for u in step.unions(side) if KINDS[alignment.kind[u]] in SETTING_KINDS)
     return list(dict.fromkeys(names))
+
+
+def other_paths(facts: Facts, step: StepRecords, union: int) -> tuple[str, str] | None:
+    """What a call of a module is given, or gives, on either side, where both have something and not the same."""
+    alignment, site = facts.alignment, facts.alignment.site(union)
+    paths = []
+    for side in ("a", "b"):
+        recorded = set(step.unions(side))
+        own = [u for u in facts.recorded(site.phase, site.kind, site.fqn, site.call) if u in recorded]
+        paths.append([alignment.path[u] or "the value itself" for u in own])
+    if not paths[0] or not paths[1]:
+        return None
+    shown = [", ".join(own[:4]) + (", ..." if len(own) > 4 else "") for own in paths]
+    return shown[0], shown[1]
