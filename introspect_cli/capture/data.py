@@ -109,7 +109,13 @@ class DataProbe:
         call = self._counts.get((loader, phase), 0)
         self._counts[loader, phase] = call + 1
         info = SiteInfo(loader.partition("#")[0])
-        for path, leaf in flatten(batch):
+        try:
+            leaves = flatten(batch)
+        except Exception as error:  # looking into an object of the script's runs code of the script's
+            site = self._recorder.site(Site(phase, Kind.BATCH, loader, call, ""), info)
+            self._recorder.missing(site, f"{type(batch).__name__} cannot be looked into: {type(error).__name__}")
+            return
+        for path, leaf in leaves:
             site = self._recorder.site(Site(phase, Kind.BATCH, loader, call, path), info)
             if isinstance(leaf, torch.Tensor):
                 self._recorder.tensor(site, leaf)

@@ -222,7 +222,13 @@ class ModuleProbe:
         if isinstance(value, _PLAIN):
             self._recorder.value(self._site(state, kind, self._stack.phase, call, prefix), value)
             return
-        for path, leaf in flatten(value):
+        try:
+            leaves = flatten(value)
+        except Exception as error:  # looking into an object of the script's runs code of the script's
+            site = self._site(state, kind, self._stack.phase, call, prefix)
+            self._recorder.missing(site, f"{type(value).__name__} cannot be looked into: {type(error).__name__}")
+            return
+        for path, leaf in leaves:
             if isinstance(leaf, torch.Tensor):
                 self._tensor(state, kind, call, prefix + path, leaf)
             elif isinstance(leaf, _PLAIN):

@@ -129,7 +129,10 @@ class Probes:
         """Remove every probe, the last installed first."""
         clock.unlisten(self._stepped)
         for probe in reversed(self._probes):
-            probe.remove()
+            try:
+                probe.remove()
+            except Exception as error:  # noqa: PERF203 - the others must still go
+                self._guard.failure(probe.name, f"{probe.name} may still be watched and are", error)
 
     def close(self) -> None:
         """Join the kernels' threads."""

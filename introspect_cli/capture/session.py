@@ -235,6 +235,8 @@ class Session:
                 probes.recorder.flush()
                 if not probes.context.has_optimizer:
                     steps = probes.recorder.steps_written
+        with self._store_errors():
+            if probes is not None:
                 probes.rank.modules(probes.names.new_modules())
                 probes.optimizers.settings_changed |= bool(probes.optimizers.settings)
                 ticks, probes.context.ticks = probes.context.ticks, 0
@@ -242,6 +244,7 @@ class Session:
                 probes.context.ticks = ticks
             elif "torch" in sys.modules:
                 self._write_fixed_settings()
+        with self._store_errors():
             self._manifest |= {
                 "status": "interrupted" if self._store_lost else "complete",
                 "ended": _now(),
@@ -259,8 +262,9 @@ class Session:
                 "remainder": probes is not None and probes.recorder.steps_written > steps,
             }
             self._store.write_manifest(self._manifest)
-        if probes is not None:
-            probes.close()
+        with self._store_errors():
+            if probes is not None:
+                probes.close()
         with self._store_errors():
             self._store.close()
         self._words.append(self._summary())
@@ -271,7 +275,7 @@ class Session:
             return f"the script never imported torch, so nothing was recorded; {self.path} holds its settings only"
         if self._store_lost:
             return f"recorded {probes.recorder.steps_written:,} steps in {self.path}, then the store was lost"
-        steps, rows = self._manifest["steps"], probes.rank.rows_written
+        steps, rows = self._manifest.get("steps", 0), probes.rank.rows_written
         if not rows:
             return f"no module was called and no optimizer stepped while recording; {self.path} has no records"
         size = human_size(probes.rank.bytes_written)

@@ -1,0 +1,138 @@
+"""Notices when a private name of torch's that capture leans on moves, and that capture lives without each of them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from neutrality import Seen, assert_neutral, mlp, watched
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader
+
+import introspect_cli
+from introspect_cli.capture import private_api
+
+PACKAGE = Path(introspect_cli.__file__).parent
+
+
+def test_names_are_where_they_were():
+    assert private_api.tracing_state is torch._C._get_tracing_state
+    assert private_api.graph_task is torch._C._current_graph_task_id
+    assert private_api.no_torch_function is torch._C.DisableTorchFunction
+    assert private_api.FAKE_TENSOR is torch._subclasses.fake_tensor.FakeTensor
+    assert private_api.LOADER_ITERATOR is torch.utils.data.dataloader._BaseDataLoaderIter
+    assert private_api.COMPILERS_GRAPH is torch.fx._lazy_graph_module._LazyGraphModule
+    assert private_api.running_node is torch._C._current_autograd_node
+
+
+def test_graph_task_tells_a_backward_pass():
+    seen = [private_api.graph_task()]
+    x = torch.ones(2, requires_grad=True)
+    x.register_hook(lambda grad: seen.append(private_api.graph_task()))
+    x.sum().backward()
+    assert seen[0] == -1
+    assert seen[1] != -1
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_tracing_state_tells_a_trace():
+    seen = [private_api.tracing_state()]
+
+    def traced(x):
+        seen.append(private_api.tracing_state())
+        return x + 1
+
+    torch.jit.trace(traced, torch.ones(2))
+    assert seen[0] is None
+    assert seen[1] is not None
+
+
+def test_torch_function_is_hidden_inside():
+    from torch.overrides import TorchFunctionMode
+
+    seen = []
+
+    class Mode(TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    with Mode():
+        with private_api.no_torch_function():
+            torch.ones(2).requires_grad  # noqa: B018 - reading it is what would be seen
+        hidden = len(seen)
+        torch.ones(2)
+    assert hidden == 0
+    assert len(seen) == 1
+
+
+def test_mark_of_a_module_compiled_in_place():
+    module = nn.Linear(2, 1)
+    module.compile(backend="eager")
+    assert vars(module).get(private_api.MODULE_WRAPPED_CALL) is not None
+
+
+def test_mark_of_the_graphs_that_dynamo_runs():
+    marks = []
+
+    def backend(graph, example):
+        marks.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    torch.compile(nn.Linear(2, 1), backend=backend)(torch.ones(2))
+    (graph,) = marks
+    assert isinstance(graph, torch.fx.GraphModule)
+    assert private_api.DYNAMO_GRAPH_MARK in vars(graph) or isinstance(graph, private_api.COMPILERS_GRAPH)
+    torch._dynamo.reset()
+
+
+def train(log):
+    net = mlp()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for x in DataLoader(torch.randn(8, 8), batch_size=4):
+        log.loss(checkpoint(net, x, use_reentrant=False).square().mean()).backward()
+        optimizer.step()
+        log(net, optimizer)
+
+
+def test_capture_without_the_graph_task(tmp_path, monkeypatch):
+    monkeypatch.setattr(private_api, "graph_task", private_api._no_graph_task)
+    assert_neutral(train, tmp_path / "run").assert_losses()
+
+
+def test_capture_without_the_loader_iterator_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(private_api, "LOADER_ITERATOR", None)
+    with watched(tmp_path / "run"):
+        train(type("Log", (), {"__call__": lambda *things: None, "loss": staticmethod(lambda value: value)})())
+    seen = Seen(tmp_path / "run")
+    assert any("batches are not observed" in sentence for sentence in seen.manifest["not_observed"])
+    assert not seen.of("batch")
+    assert seen.of("loss")
+
+
+def test_capture_without_the_rest(tmp_path, monkeypatch):
+    import contextlib
+
+    monkeypatch.setattr(private_api, "tracing_state", private_api._absent_state)
+    monkeypatch.setattr(private_api, "no_torch_function", contextlib.nullcontext)
+    monkeypatch.setattr(private_api, "FAKE_TENSOR", ())
+    monkeypatch.setattr(private_api, "COMPILERS_GRAPH", ())
+    assert_neutral(train, tmp_path / "run").assert_losses()
+
+
+def test_private_names_are_gathered_in_one_file():
+    """In capture, an underscore of torch's outside that file carries the linter's mark and a reason."""
+    pattern = re.compile(r"\btorch\.(?:\w+\.)*_[a-z]\w*|\btorch\._C\b")
+    found = []
+    for file in sorted((PACKAGE / "capture").glob("*.py")):
+        if file.name == "private_api.py":
+            continue
+        lines = file.read_text().splitlines()
+        for number, line in enumerate(lines):
+            if pattern.search(line) and "noqa: SLF001" not in line and not line.lstrip().startswith(("#", '"')):
+                found.append(f"{file.name}:{number + 1}: {line.strip()}")
+    assert found == []

@@ -1,0 +1,240 @@
+"""A mistake of ours switches a probe off, is told once, is on record, and never reaches the script."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from neutrality import Seen, assert_same, trajectory, watched
+from torch import nn
+from torch.utils.data import DataLoader
+from torch.utils.checkpoint import checkpoint
+
+from introspect_cli.capture.context import Context
+from introspect_cli.capture.data import DataProbe
+from introspect_cli.capture.gradients import GradientProbe
+from introspect_cli.capture.loss import LossProbe
+from introspect_cli.capture.modules import ModuleProbe
+from introspect_cli.capture.names import Names
+from introspect_cli.capture.optimizers import OptimizerProbe
+from introspect_cli.capture.recorder import Recorder
+from introspect_cli.capture.state import StateProbe
+from introspect_cli.tensors.summarize import Summarizer
+
+ENTRIES = [
+    (ModuleProbe, "_enter"),
+    (ModuleProbe, "_leave"),
+    (ModuleProbe, "_site"),
+    (ModuleProbe, "_phase"),
+    (GradientProbe, "watch"),
+    (GradientProbe, "forget"),
+    (OptimizerProbe, "_note"),
+    (OptimizerProbe, "_record_before"),
+    (OptimizerProbe, "_record_after"),
+    (LossProbe, "_record"),
+    (DataProbe, "_record"),
+    (StateProbe, "_record"),
+    (StateProbe, "_tensors"),
+    (StateProbe, "_site"),
+    (StateProbe, "buffers_after"),
+    (Names, "state"),
+    (Names, "registered"),
+    (Names, "refresh"),
+    (Names, "parameter"),
+    (Names, "new_modules"),
+    (Context, "begin"),
+    (Context, "tick"),
+    (Context, "built"),
+    (Context, "outermost_forward"),
+    (Context, "look_for_unseen_step"),
+    (Context, "is_trained"),
+    (Recorder, "site"),
+    (Recorder, "tensor"),
+    (Recorder, "tensor_at"),
+    (Recorder, "value"),
+    (Recorder, "tick"),
+    (Recorder, "flush"),
+    (Recorder, "_append"),
+    (Summarizer, "add"),
+    (Summarizer, "value"),
+    (Summarizer, "take"),
+]
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8))
+        self.last = nn.Linear(8, 1)
+
+    def forward(self, x, *, scale=1.0):
+        return self.last(checkpoint(self.body, x, use_reentrant=False)) * scale
+
+
+def train(log):
+    net = Model()
+    optimizer = torch.optim.AdamW(net.parameters())
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    for step, x in enumerate(DataLoader(torch.randn(12, 8), batch_size=4)):
+        loss = log.loss(net(x, scale=2.0).square().mean())
+        scaler.scale(loss * (float("inf") if step == 1 else 1)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        with torch.no_grad():
+            net.eval()
+            log(net(x))
+            net.train()
+        log(net, optimizer)
+        optimizer.zero_grad()
+
+
+class Mistake(Exception):
+    pass
+
+
+@pytest.mark.parametrize("after", [0, 5])
+@pytest.mark.parametrize(("owner", "name"), ENTRIES, ids=[f"{owner.__name__}.{name}" for owner, name in ENTRIES])
+def test_mistake_anywhere(tmp_path, monkeypatch, capsys, owner, name, after):
+    bare = trajectory(train)
+    original, calls = getattr(owner, name), []
+
+    def fails(self, *args, **kwargs):
+        calls.append(name)
+        if len(calls) > after:
+            raise Mistake(f"{name} is broken")
+        return original(self, *args, **kwargs)
+
+    monkeypatch.setattr(owner, name, fails)
+    with watched(tmp_path / "run", quiet=False):
+        seen = trajectory(train)
+    monkeypatch.undo()
+    assert_same(bare, seen)
+    told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("introspect: ")]
+    if len(calls) <= after:
+        assert not any("Mistake" in line for line in told)
+        return
+    about = [line for line in told if f"Mistake: {name} is broken" in line]
+    assert about, told
+    assert len(about) == len(set(about)) <= 6
+    manifest = Seen(tmp_path / "run").manifest
+    assert any(f"{name} is broken" in sentence for sentence in manifest["not_observed"])
+    assert any("Mistake" in detail and "Traceback" in detail for detail in manifest["failures"])
+
+
+def test_steps_before_the_mistake_are_kept(tmp_path, monkeypatch):
+    original, calls = ModuleProbe._leave, []
+
+    def fails(self, *args):
+        calls.append(1)
+        if len(calls) > 10:
+            raise Mistake
+        return original(self, *args)
+
+    monkeypatch.setattr(ModuleProbe, "_leave", fails)
+    with watched(tmp_path / "run"):
+        trajectory(train)
+    monkeypatch.undo()
+    seen = Seen(tmp_path / "run")
+    assert seen.of("output", "Model.last", step=0)
+    assert not seen.of("output", "Model.last", step=2)
+    assert seen.of("grad", "Model.last.weight", step=2)  # the other probes go on
+
+
+def test_value_that_cannot_be_summarised_is_one_gap(tmp_path, monkeypatch):
+    class Refuses(torch.Tensor):
+        pass
+
+    original = Summarizer._special
+
+    def special(self, tensor):
+        if isinstance(tensor, Refuses):
+            raise Mistake("no")
+        return original(self, tensor)
+
+    monkeypatch.setattr(Summarizer, "_special", special)
+    net = nn.Sequential(nn.Identity(), nn.Linear(8, 1))
+    with watched(tmp_path / "run") as session:
+        net(torch.randn(2, 8).as_subclass(Refuses))
+    assert session._guard.details == []
+    assert "Mistake: no" in Seen(tmp_path / "run").unseen()["Sequential.0"]
+
+
+def test_values_of_the_script_that_misbehave(tmp_path):
+    """Objects whose repr, length, comparison, iteration or attributes raise."""
+
+    class Hostile:
+        def __repr__(self):
+            raise Mistake
+
+        __str__ = __len__ = __iter__ = __bool__ = __eq__ = __getattr__ = __repr__
+        __hash__ = None
+
+    class HostileDict(dict):
+        def items(self):
+            raise Mistake
+
+    class HostileNumber(float):
+        def __repr__(self):
+            raise Mistake
+
+    class Takes(nn.Module):
+        def forward(self, *args, **kwargs):
+            return kwargs.get("x", args[0])
+
+    class OddOptimizer(torch.optim.SGD):
+        def __init__(self, params):
+            super().__init__(params, lr=0.1)
+            self.param_groups[0]["odd"] = object()
+
+    net = Takes()
+    with watched(tmp_path / "run") as session:
+        x = torch.randn(2)
+        for value in (Hostile(), [Hostile()], HostileDict(a=x), HostileNumber(3), {"k": Hostile()}, object, print):
+            assert net(value) is value
+            assert net(1, x=value) is value
+        linear = nn.Linear(2, 1)
+        optimizer = OddOptimizer(linear.parameters())
+        linear(x).sum().backward()
+        optimizer.step()
+    assert session._guard.details == []
+
+
+def test_python_without_the_mistake_of_ours_is_not_blamed(tmp_path):
+    """An exception of the script's own passes through the probes and switches nothing off."""
+
+    class Raises(nn.Module):
+        def forward(self, x):
+            raise KeyError("mine")
+
+    with watched(tmp_path / "run") as session:
+        for _ in range(2):
+            with pytest.raises(KeyError, match="mine"):
+                Raises()(torch.ones(1))
+        nn.Linear(1, 1)(torch.ones(1))
+    assert session._guard.sentences == []
+    assert Seen(tmp_path / "run").of("output", "Linear")
+
+
+def test_whole_command_with_a_broken_probe(tmp_path):
+    """From outside: one line on stderr, the script's own output and code, and the sentence in the run."""
+    (tmp_path / "train.py").write_text(
+        "import sys, torch\nnet = torch.nn.Linear(2, 1)\n"
+        "opt = torch.optim.SGD(net.parameters(), lr=0.1)\n"
+        "for _ in range(2):\n    net(torch.ones(2)).sum().backward()\n    opt.step()\n    print('step')\nsys.exit(3)\n"
+    )
+    (tmp_path / "broken.py").write_text(
+        "import sys\nfrom introspect_cli.capture import modules\n"
+        "def fails(*args):\n    raise ZeroDivisionError('planted')\n"
+        "modules.ModuleProbe._leave = fails\n"
+        "from introspect_cli.cli import main\nsys.argv = ['introspect', 'capture', '-o', 'run', 'train.py']\nmain()\n"
+    )
+    out = subprocess.run(
+        [sys.executable, "broken.py"], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120
+    )
+    assert out.returncode == 3
+    assert out.stdout == "step\nstep\n"
+    assert out.stderr.count("ZeroDivisionError: planted") == 1
+    assert out.stderr.count("\n") == 2
+    assert any("planted" in sentence for sentence in Seen(tmp_path / "run").manifest["not_observed"])
