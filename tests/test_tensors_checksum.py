@@ -14,6 +14,11 @@ from introspect_cli.tensors.summarize import Summarizer
 U = np.uint64
 
 
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
 @pytest.fixture(scope="module")
 def summarizer():
     made = Summarizer(stats=False, sketch=False)

@@ -25,6 +25,11 @@ from introspect_cli.tensors.summarize import Summarizer
 warnings.filterwarnings("ignore")
 
 
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
 @pytest.fixture
 def summarizer():
     made = Summarizer(threads=2)

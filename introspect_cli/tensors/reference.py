@@ -118,18 +118,22 @@ def _sketch_sums(values: torch.Tensor, offset: int) -> torch.Tensor:
     return signed.gather(1, places[:16] ^ turn[:, None]).sum(0)
 
 
+def _measured(flat: torch.Tensor) -> torch.Tensor:
+    """Elements as the numbers that statistics are of: complex ones by their absolute values; float64."""
+    if not flat.dtype.is_complex:
+        return flat.to(_wide(flat.device))
+    parts = torch.view_as_real(flat).to(_wide(flat.device))
+    sizes = torch.hypot(parts[..., 0], parts[..., 1])
+    return sizes.where(~parts.isnan().any(-1), float("nan"))
+
+
 def _number(value: float, like: torch.Tensor) -> torch.Tensor:
     return torch.full((), value, dtype=like.dtype, device=like.device)
 
 
 def _stat_words(flat: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Counts (finite, nans, posinfs, neginfs, zeros; int64) and floats (min to abs-sum, in row order)."""
-    if flat.dtype.is_complex:
-        parts = torch.view_as_real(flat).to(_wide(flat.device))
-        values = torch.hypot(parts[..., 0], parts[..., 1])
-        values = values.where(~parts.isnan().any(-1), float("nan"))
-    else:
-        values = flat.to(_wide(flat.device))
+    values = _measured(flat)
     finite = values.isfinite()
     n = finite.sum()
     counts = torch.stack(
@@ -157,10 +161,7 @@ def order_words(tensor: torch.Tensor, names: Sequence[str]) -> torch.Tensor:
 
     The median is the mean of the two middle elements; the mode is the smallest of the most frequent.
     """
-    flat = tensor.detach().resolve_conj().resolve_neg().reshape(-1)
-    if flat.dtype.is_complex:
-        flat = flat.abs()
-    values = flat.to(_wide(flat.device))
+    values = _measured(tensor.detach().resolve_conj().resolve_neg().reshape(-1))
     finite = values.isfinite()
     n = finite.sum()
     ordered = values.where(finite, float("inf")).sort().values
