@@ -71,8 +71,9 @@ def _case(name: str, entry: dict[str, Any]) -> Case:
     sides = []
     for letter in "ab":
         change = entry.get(letter, {})
+        env = {name: value.format(fixtures=FIXTURES) for name, value in change.get("env", {}).items()}
         args = (*common, *shlex.split(change.get("args", "")))
-        sides.append(Side(entry["script"], args, tuple(sorted(change.get("env", {}).items()))))
+        sides.append(Side(entry["script"], args, tuple(sorted(env.items()))))
     return Case(name, sides[0], sides[1], entry.get("expect", {}), bool(entry.get("slice")))
 
 
@@ -108,6 +109,7 @@ for line in sys.stdin:
         os.dup2(os.open(out, os.O_WRONLY), 1)
         os.dup2(os.open(err, os.O_WRONLY), 2)
         os.environ.update(env)
+        sys.path[1:1] = env.get("PYTHONPATH", "").split(":")
         sys.argv = ["introspect", *arguments]
         introspect_cli.cli.main()
         os._exit(99)

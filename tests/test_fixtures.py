@@ -26,6 +26,7 @@ COMMANDS = [
     "train_checkpointed.py --steps 2 --mode reentrant",
     "train_resume.py --steps 5 --restart-at 3",
     "train_compiled.py --steps 2 --mode aot_eager",
+    "train_library.py --steps 3",
 ]
 
 MORE = [
