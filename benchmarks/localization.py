@@ -109,7 +109,7 @@ for line in sys.stdin:
         os.dup2(os.open(out, os.O_WRONLY), 1)
         os.dup2(os.open(err, os.O_WRONLY), 2)
         os.environ.update(env)
-        sys.path[1:1] = env.get("PYTHONPATH", "").split(":")
+        sys.path[1:1] = env["PYTHONPATH"].split(":") if "PYTHONPATH" in env else []
         sys.argv = ["introspect", *arguments]
         introspect_cli.cli.main()
         os._exit(99)
@@ -158,8 +158,8 @@ class Captures:
                 arguments = ["capture", "-q", "--force", "-o", str(target), str(FIXTURES / side.script), *side.args]
                 done = self._run(*arguments, env=side.env)
                 if done.returncode != 0:
-                    message = f"{side.script} {shlex.join(side.args)} ended with {done.returncode}: {done.stderr[-300:].strip()}"
-                    raise RuntimeError(message)
+                    command = shlex.join([side.script, *side.args])
+                    raise RuntimeError(f"{command} ended with {done.returncode}: {done.stderr[-300:].strip()}")
                 finished.touch()
         return target
 
