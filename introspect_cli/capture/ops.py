@@ -257,7 +257,7 @@ class OpProbe:
             if not scope.watched or (self._between is Phase.DATA and not torch.is_grad_enabled()):
                 self._hidden()
                 return None
-        if not self._into_compiled and private_api.compiler_loaded() and in_compiled_call(frame):
+        if not self._into_compiled and in_compiled_call(frame):
             self._hidden()
             return None
         step = self._recorder.step

@@ -6,18 +6,16 @@ Frames are walked only for calls that were not met before, and each code object 
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from introspect_cli.capture import sources
+from introspect_cli.capture import private_api, sources
 
 if TYPE_CHECKING:
     from types import CodeType, FrameType
 
 _OURS = os.path.realpath(Path(__file__).parent.parent) + os.sep
 _ENGINE = os.path.join("torch", "autograd", "graph.py")  # noqa: PTH118 - the end of a file name, no path
-_COMPILED = os.path.join("_dynamo", "eval_frame.py")  # noqa: PTH118 - as above
 _DEEPEST = 200
 
 
@@ -57,12 +55,11 @@ class Places:
 
 def in_compiled_call(frame: FrameType | None) -> bool:
     """Whether a frame was called, at any depth, by a region that `torch.compile` made."""
-    if "torch._dynamo.eval_frame" not in sys.modules:
-        return False
-    for _ in range(_DEEPEST):
+    entries = private_api.compiled_entries()
+    for _ in range(_DEEPEST if entries else 0):
         if frame is None:
             return False
-        if frame.f_code.co_filename.endswith(_COMPILED):
+        if id(frame.f_code) in entries:
             return True
         frame = frame.f_back
     return False

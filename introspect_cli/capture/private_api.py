@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -99,6 +100,20 @@ def top_mode() -> Any:
     return _mode_at(count - 1) if count else None
 
 
-def compiler_loaded() -> bool:
-    """Whether `torch.compile` has been used in this process."""
-    return "torch._dynamo.eval_frame" in sys.modules
+_entries: list[frozenset[int]] = []
+
+
+def compiled_entries() -> frozenset[int]:
+    """`id` of the code of the functions through which compiled regions are entered; none where nothing was ever compiled.
+
+    They are defined inside one method of the compiler's. Without it, operators that a compiled region runs one by one
+    are recorded as if they were the script's.
+    """
+    if not _entries:
+        module = sys.modules.get("torch._dynamo.eval_frame")
+        if module is None:
+            return frozenset()
+        method = getattr(getattr(module, "_TorchDynamoContext", None), "__call__", None)
+        constants = getattr(getattr(method, "__code__", None), "co_consts", ())
+        _entries.append(frozenset(id(constant) for constant in constants if isinstance(constant, CodeType)))
+    return _entries[0]
