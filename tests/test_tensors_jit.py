@@ -98,6 +98,7 @@ def test_kernels_can_be_switched_off(warm, tmp_path, setting):
     assert found["checksums"] == wanted["checksums"]
 
 
+@pytest.mark.sweep
 def test_several_processes_at_once(warm, tmp_path):
     _, wanted = warm
     for found in [finish(process) for process in [start(tmp_path) for _ in range(3)]]:
@@ -126,6 +127,7 @@ def test_a_package_that_cannot_be_written_and_a_cache_that_is_a_file(warm, tmp_p
         directory.chmod(0o755)
 
 
+@pytest.mark.sweep
 def test_a_damaged_cache_is_not_used(warm, tmp_path):
     path, wanted = warm
     shutil.copytree(path / "cache", tmp_path / "cache")
