@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from introspect_cli.clock import step
 
+if TYPE_CHECKING:
+    from introspect_cli.api import diff, open_run, recording
+    from introspect_cli.transformed import compare_transformed
+
 __version__ = "0.1.0"
 
-__all__ = ["__version__", "compare_transformed", "step"]
+__all__ = ["__version__", "compare_transformed", "diff", "open_run", "recording", "step"]
+
+_HOMES = {"compare_transformed": "transformed", "diff": "api", "open_run": "api", "recording": "api"}
 
 
 def __getattr__(name: str) -> Any:
     """What needs more than this file is imported when it is first asked for: `import introspect_cli` stays cheap."""
-    if name == "compare_transformed":
-        from introspect_cli.transformed import compare_transformed
-
-        return compare_transformed
+    if name in _HOMES:
+        return getattr(import_module(f"introspect_cli.{_HOMES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

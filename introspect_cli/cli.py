@@ -28,6 +28,7 @@ VERBS = {
     "bisect": "Find the commit or the settings that made a script diverge.",
     "capture": "Run a training script and record what it computes.",
     "check": "Look for what usually goes wrong in training.",
+    "completion": "Print the script that completes this command in a shell.",
     "diff": "Find where two runs first part, and why.",
     "export": "Write a run in the formats of others.",
     "import": "Make a run out of reports that other tools wrote.",
@@ -36,6 +37,9 @@ VERBS = {
     "verify": "Check that a run on disk is whole.",
 }
 """Every verb and its line of help; `introspect_cli/commands/VERB.py` holds the click command `VERB`."""
+
+_COMPLETE = "_INTROSPECT_COMPLETE"
+"""Environment variable by which the script of `introspect completion` asks what could come next."""
 
 Work = Callable[[], int]
 
@@ -130,6 +134,10 @@ def main() -> NoReturn:
 
 
 def _verb() -> int | Work:
+    if _COMPLETE in os.environ:
+        from click.shell_completion import shell_complete
+
+        return shell_complete(introspect, {}, "introspect", _COMPLETE, os.environ[_COMPLETE])
     with introspect.make_context("introspect", sys.argv[1:] or ["--help"]) as ctx:
         outcome: Any = introspect.invoke(ctx)
     sys.stdout.flush()  # a closed pipe is met here, not when the interpreter ends

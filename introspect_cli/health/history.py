@@ -50,6 +50,8 @@ _ORDER = (
     Kind.OPTIMIZER_STATE,
 )
 
+_RANK = {kind.value: place for place, kind in enumerate(_ORDER)}
+
 SiteName = tuple[str, str, str, int, str]
 """Phase, kind, FQN, call, path."""
 
@@ -100,8 +102,7 @@ def pack(
                     table.path[number],
                 )
                 found.setdefault(name, {})[run] = number
-    rank = {kind.value: place for place, kind in enumerate(_ORDER)}
-    names = sorted(found, key=lambda name: (rank.get(name[1], len(rank)), name[3] > 0))  # stable: sites are in order
+    names = sorted(filter(_is_told, found), key=lambda name: (_RANK.get(name[1], len(_RANK)), name[3] > 0))
     every = np.unique(np.concatenate([_steps(table) + shift for table, shift in zip(tables, shifts, strict=True)]))
     a_site = 2 * _SERIES_A_SITE * len(tables)
     points = int(max(LEAST_POINTS, min(MOST_POINTS, len(every), budget / (a_site * max(len(names), 1)))))
@@ -117,6 +118,11 @@ def pack(
         described = (layout.dtype, layout.shape, layout.numel) if layout else ("", (), 0)
         about.append((tables[run].module_class[number], *described))
     return Packed(steps, tuple(kept), tuple(about), tuple(series), np.stack(rows), len(names))
+
+
+def _is_told(name: SiteName) -> bool:
+    """Whether a site has a history; of hyper-parameters the learning rate has."""
+    return name[1] != Kind.HYPERPARAMETER.value or name[4].endswith("['lr']")
 
 
 def _steps(table: Table) -> NDArray[np.int64]:

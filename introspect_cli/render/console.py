@@ -19,7 +19,7 @@ from introspect_cli.render.blocks import WIDEST, Block, Line, Table, table_lines
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-_STYLES = {
+STYLES = {
     "": "",
     "bad": "bold red",
     "good": "bold green",
@@ -95,7 +95,7 @@ class Screen:
     def _line(self, line: Line) -> None:
         text = Text(" " * line.indent, end="")
         for content, style in line.spans:
-            text.append(self._shown(content), _STYLES.get(style, ""))
+            text.append(self._shown(content), STYLES.get(style, ""))
         width = max(min(self.width, 120), 20)
         if line.wrap and len(text) > width and self.width < WIDEST:
             for part in self._wrapped(text, width, line.indent):
@@ -117,7 +117,8 @@ class Screen:
         parts, start = [], 0
         room_used = False
         for piece in lines:
-            part = text[start : start + len(piece)]
+            blanks = len(piece) - len(piece.lstrip(" ")) if room_used else 0
+            part = text[start + blanks : start + len(piece)]
             part.rstrip()
             if room_used:
                 part = Text(" " * hang) + part

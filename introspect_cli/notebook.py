@@ -1,0 +1,251 @@
+"""Runs, findings and comparisons as objects that a notebook shows well and a script can take apart."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+from introspect_cli.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+    from pathlib import Path
+    from types import TracebackType
+
+    from introspect_cli.compare.result import DiffResult, Divergence
+    from introspect_cli.health.findings import CheckResult
+    from introspect_cli.records import Record
+    from introspect_cli.render.blocks import Block
+    from introspect_cli.store.reader import Run
+
+
+class RunView:
+    """A run opened to be looked at; a context manager that closes its files.
+
+    Attributes:
+        run: the reader, for what is not offered here.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+
+    @property
+    def path(self) -> Path:
+        """Its directory."""
+        return self.run.path
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        """What ran, with which options, how it ended."""
+        return self.run.manifest
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """Settings documents by name."""
+        return self.run.settings
+
+    @property
+    def steps(self) -> list[int]:
+        """Numbers of all steps that any rank recorded."""
+        return sorted({int(step) for rank in self.run.ranks for step in self.run.rank(rank).entries["step"]})
+
+    def to_arrow(
+        self, *, steps: Iterable[int] | None = None, kinds: Iterable[str] | None = None, modules: Iterable[str] = ()
+    ) -> Any:
+        """Records as a `pyarrow.Table`, one row a record; columns as `introspect export` has them.
+
+        Args:
+            steps: numbers of steps; all where None.
+            kinds: names of kinds; all where None.
+            modules: globs over FQNs; all where empty.
+
+        Raises:
+            UsageError: a kind is unknown.
+            StoreError: the run is damaged.
+        """
+        import pyarrow as pa
+
+        from introspect_cli.compare.selection import parse_kinds
+        from introspect_cli.exchange.frames import frames
+        from introspect_cli.exchange.selection import Selection
+
+        wanted = () if steps is None else tuple((step, step + 1, 1) for step in steps)
+        own = frozenset() if kinds is None else parse_kinds(",".join(kinds))
+        if steps is not None and not wanted:
+            wanted = ((0, 0, 1),)
+        tables = list(frames(self.run, Selection(wanted, own, tuple(modules))))
+        return pa.concat_tables(tables) if tables else pa.table({})
+
+    def to_pandas(self, **selection: Any) -> Any:
+        """The same as a `pandas.DataFrame`; the arguments are those of `to_arrow`.
+
+        Raises:
+            UsageError: pandas is not installed, or a kind is unknown.
+            StoreError: the run is damaged.
+        """
+        try:
+            import pandas  # noqa: F401, ICN001 - pyarrow imports it; asked for here to say what is missing
+        except ImportError:
+            raise UsageError("to_pandas needs pandas: `pip install pandas`, or use to_arrow") from None
+        return self.to_arrow(**selection).to_pandas()
+
+    def records(self, step: int, rank: int = 0) -> Iterator[Record]:
+        """All records of a step in order.
+
+        Raises:
+            KeyError: there is no such step or rank.
+            StoreError: the run is damaged.
+        """
+        return self.run.rank(rank).records(step)
+
+    def check(self, *, rules: Iterable[str] = (), ignore: Iterable[str] = ()) -> Findings:
+        """What usually goes wrong, looked for in this run.
+
+        Raises:
+            UsageError: a rule is unknown.
+            StoreError: the run is damaged.
+        """
+        from introspect_cli.health.check import check, choose
+
+        return Findings(check(self.run, choose(tuple(rules), tuple(ignore))))
+
+    def __repr__(self) -> str:
+        steps = self.steps
+        span = f"steps {steps[0]} to {steps[-1]}" if steps else "no steps"
+        return f"<run {self.path}: {span}, {len(self.run.ranks)} rank(s), {self.run.state.value}>"
+
+    def close(self) -> None:
+        """Close its files; tables already made stay valid."""
+        self.run.close()
+
+    def __enter__(self) -> RunView:  # noqa: PYI034 - typing.Self is newer than Python 3.10
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class _Shown:
+    """What has blocks can be shown as text and by rich."""
+
+    def _blocks(self) -> list[Block]:
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        from introspect_cli.render.blocks import Table, table_lines
+
+        lines: list[str] = []
+        for block in self._blocks():
+            own = table_lines(block, 120) if isinstance(block, Table) else (block,)
+            lines += [(" " * line.indent + line.text).rstrip() for line in own]
+        return "\n".join(lines)
+
+    def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
+        from introspect_cli.render.rich_view import rich_lines
+
+        del console
+        return rich_lines(self._blocks(), options.max_width)
+
+
+class Findings(_Shown):
+    """What a check found: prints as text, shows as HTML.
+
+    Attributes:
+        result: the findings as plain data.
+    """
+
+    def __init__(self, result: CheckResult) -> None:
+        self.result = result
+
+    def _blocks(self) -> list[Block]:
+        from introspect_cli.render.check_text import check_blocks
+
+        return check_blocks(self.result)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.result.findings)
+
+    def __len__(self) -> int:
+        return len(self.result.findings)
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} finding(s): {', '.join(finding.rule for finding in self.result.findings) or 'none'}>"
+
+    def _repr_html_(self) -> str:
+        from introspect_cli.render.html_parts import findings
+
+        return findings((self.result,))
+
+
+class Comparison(_Shown):
+    """How two runs compare: prints as `introspect diff` does, shows as HTML.
+
+    Attributes:
+        result: the comparison as plain data.
+    """
+
+    def __init__(self, result: DiffResult) -> None:
+        self.result = result
+
+    @property
+    def same(self) -> bool:
+        """Whether they agree wherever both were observed; False where it could not be told, too."""
+        return self.result.verdict.value == "same"
+
+    @property
+    def verdict(self) -> str:
+        """`same`, `diverged` or `undecided`."""
+        return self.result.verdict.value
+
+    @property
+    def sentence(self) -> str:
+        """The answer in plain words."""
+        return self.result.sentence
+
+    @property
+    def first(self) -> Divergence | None:
+        """The first divergence."""
+        return self.result.first
+
+    @property
+    def divergences(self) -> tuple[Divergence, ...]:
+        """The divergences that were asked to be listed."""
+        return self.result.divergences
+
+    def _blocks(self) -> list[Block]:
+        from introspect_cli.render.diff_text import diff_blocks
+
+        return diff_blocks(self.result)
+
+    def __repr__(self) -> str:
+        return f"<{self.verdict}: {self.sentence}>"
+
+    def _repr_html_(self) -> str:
+        from introspect_cli.render.html_parts import answer, settings_table
+
+        return answer(self.result) + settings_table(self.result)
+
+
+def compare(a: str | Path, b: str | Path, options: Mapping[str, Any]) -> Comparison:
+    """Compare two runs by path; see `introspect_cli.api.diff`.
+
+    Raises:
+        UsageError: an option is unknown.
+        StoreError: a run cannot be read.
+    """
+    from introspect_cli.compare.diff import compare_runs
+    from introspect_cli.compare.options import DiffOptions
+    from introspect_cli.store.reader import open_run
+
+    own = dict(options)
+    noise = own.pop("noise", ())
+    known = {field.name for field in fields(DiffOptions)}
+    for name in own:
+        if name not in known:
+            raise UsageError(f"diff takes no option {name!r}: there are {', '.join(sorted(known | {'noise'}))}")
+    with ExitStack() as stack:
+        one, two, *others = (stack.enter_context(open_run(path)) for path in (a, b, *noise))
+        return Comparison(compare_runs(one, two, DiffOptions(**own), others))
