@@ -9,8 +9,8 @@ import pytest
 import torch
 from neutrality import Seen, assert_same, trajectory, watched
 from torch import nn
-from torch.utils.data import DataLoader
 from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader
 
 from introspect_cli.capture.context import Context
 from introspect_cli.capture.data import DataProbe

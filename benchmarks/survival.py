@@ -1,0 +1,173 @@
+"""Kill a capturing run at random instants, and read what is left.
+
+A run that is killed must keep every step whose end it reached, say which one is the last, and never show half a step
+as a whole one. Here a small training script prints a line after every step, a capture of it is killed at a random
+instant, and the store is read: the steps in it must be as many as the lines that came out (or one more: the step is
+written before the line is printed), each equal to the same step of an undisturbed run, and `verify` must find nothing.
+
+    python benchmarks/survival.py --kills 300 --jobs 2
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from introspect_cli.errors import StoreError
+from introspect_cli.store.reader import RunState, open_run
+
+SCRIPT = """
+import torch
+torch.manual_seed(0)
+net = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))
+optimizer = torch.optim.AdamW(net.parameters())
+print("ready", flush=True)
+for step in range({steps}):
+    loss = net(torch.randn(16, 64)).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    print(step, flush=True)
+"""
+SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
+"""What is sent; most kills are the one that a process cannot notice."""
+
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
+
+
+@dataclass(frozen=True)
+class Kill:
+    """One kill and what was left.
+
+    Attributes:
+        signal: what was sent.
+        after: seconds after the script was ready.
+        printed: steps that the script said it had ended.
+        kept: steps in the store.
+        problem: "" where all was as promised.
+    """
+
+    signal: int
+    after: float
+    printed: int
+    kept: int
+    problem: str
+
+
+def capture(script: Path, run: Path) -> subprocess.Popen[bytes]:
+    """Start a capture of the script."""
+    command = [sys.executable, "-m", "introspect_cli", "capture", "-q", "--no-packages", "-o", str(run), str(script)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT)
+
+
+def digests(run: Path) -> list[tuple[int, bytes]]:
+    """Number and digest of every step of a run, each read and checked.
+
+    Raises:
+        StoreError: something in it is damaged.
+    """
+    with open_run(run) as opened:
+        reader = opened.rank(0) if opened.ranks else None
+        if reader is None:
+            return []
+        for entry in reader.steps:
+            batch = reader.read(entry.step)
+            reader.record(batch, len(batch) - 1, entry.step)
+        return [(entry.step, entry.digest) for entry in reader.steps]
+
+
+def kill_once(folder: Path, number: int, script: Path, whole: list[tuple[int, bytes]], seconds: float) -> Kill:
+    """Start a capture, kill it at a random instant, and look at what is left."""
+    chance = random.Random(number)
+    sent, after = chance.choice(SIGNALS), chance.uniform(0, seconds)
+    run = folder / f"run{number}"
+    process = capture(script, run)
+    assert process.stdout is not None
+    process.stdout.readline()
+    time.sleep(after)
+    process.send_signal(sent)
+    out, _ = process.communicate()
+    printed = len(out.splitlines())
+    try:
+        kept = digests(run)
+        problem = judge(run, kept, whole, printed, sent, process.returncode)
+    except StoreError as error:
+        kept, problem = [], str(error)
+    return Kill(sent, after, printed, len(kept), problem)
+
+
+def judge(
+    run: Path, kept: list[tuple[int, bytes]], whole: list[tuple[int, bytes]], printed: int, sent: int, code: int
+) -> str:
+    """What is wrong with a run that was killed; "" if nothing is."""
+    if len(kept) < printed:
+        return f"{printed} steps had ended and {len(kept)} are kept"
+    ended = [step for step in kept if step in whole]
+    if len(kept) > len(ended) + (sent == signal.SIGINT):  # an interrupt lets the capture write the step it was in
+        return "a step is not what it is in the undisturbed run"
+    if [step for step, _ in kept] != list(range(len(kept))):
+        return "steps are missing in between"
+    if code not in (-sent, 0) and not (sent == signal.SIGINT and code in (130, 1)):
+        return f"the exit code is {code}"
+    with open_run(run) as opened:
+        finished = opened.state is RunState.COMPLETE and len(kept) == len(whole)  # killed while python cleaned up
+        if code == -signal.SIGKILL and opened.state is not RunState.INTERRUPTED and not finished:
+            return f"the run is called {opened.state.value}"
+    verified = subprocess.run(
+        [sys.executable, "-m", "introspect_cli", "verify", str(run)], capture_output=True, text=True, check=False
+    )
+    return "" if verified.returncode == 0 else f"verify: {verified.stdout}{verified.stderr}".strip()
+
+
+def survive(folder: Path, kills: int, *, steps: int = 200, jobs: int = 1) -> list[Kill]:
+    """Kill that many captures."""
+    script = folder / "train.py"
+    script.write_text(SCRIPT.format(steps=steps))
+    process = capture(script, folder / "whole")
+    assert process.stdout is not None
+    process.stdout.readline()
+    began = time.monotonic()
+    process.communicate()
+    seconds = time.monotonic() - began
+    whole = digests(folder / "whole")
+    assert len(whole) == steps
+    with ThreadPoolExecutor(jobs) as pool:
+        work = [pool.submit(kill_once, folder, number, script, whole, seconds) for number in range(kills)]
+        return [each.result() for each in work]
+
+
+def main() -> int:
+    """Kill, read, print the table; 1 if anything was lost or misread."""
+    parser = argparse.ArgumentParser(description="Kill capturing runs at random instants and read what is left.")
+    parser.add_argument("--kills", type=int, default=300)
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--jobs", type=int, default=1)
+    options = parser.parse_args()
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        done = survive(folder, options.kills, steps=options.steps, jobs=options.jobs)
+    print("| signal | kills | steps ended | steps kept | lost or misread |")
+    print("|---|---:|---:|---:|---:|")
+    for sent in sorted(set(SIGNALS)):
+        own = [kill for kill in done if kill.signal == sent]
+        printed, kept = sum(kill.printed for kill in own), sum(kill.kept for kill in own)
+        bad = sum(bool(kill.problem) for kill in own)
+        print(f"| {signal.Signals(sent).name} | {len(own)} | {printed} | {kept} | {bad} |")
+    for kill in done:
+        if kill.problem:
+            print(f"{signal.Signals(kill.signal).name} after {kill.after:.3f} s: {kill.problem}")
+    return int(any(kill.problem for kill in done))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

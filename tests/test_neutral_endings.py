@@ -1,0 +1,202 @@
+"""However a capturing process ends, it ends as the script would, and every step it finished can be read."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from introspect_cli.store.reader import RunState, open_run
+
+BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+sys.path.insert(0, str(BENCHMARKS))
+
+from survival import ENVIRONMENT, capture, survive  # noqa: E402 - found by the line above
+
+HEAD = """
+import ctypes, os, shutil, signal, sys
+import torch
+torch.manual_seed(0)
+net = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))
+optimizer = torch.optim.AdamW(net.parameters())
+def train(steps):
+    for _ in range(steps):
+        net(torch.randn(16, 64)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+train(3)
+print("three", flush=True)
+"""
+
+ENDINGS = {
+    "_exit": ("os._exit(7)", 7),
+    "segfault": ("ctypes.string_at(0)", -signal.SIGSEGV),
+    "abort": ("os.abort()", -signal.SIGABRT),
+    "terminated": ("os.kill(os.getpid(), signal.SIGTERM); import time; time.sleep(9)", -signal.SIGTERM),
+    "killed": ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
+    "interrupted": ("signal.raise_signal(signal.SIGINT)", -signal.SIGINT),
+    "exit": ("sys.exit(5)", 5),
+    "exception": ("net(1)", 1),
+    "handled": ("signal.signal(signal.SIGTERM, lambda *a: sys.exit(9)); os.kill(os.getpid(), signal.SIGTERM)", 9),
+}
+OF_ITSELF = ("interrupted", "exit", "exception", "handled")
+"""Endings in which the interpreter goes on long enough for the run to be closed."""
+
+
+@pytest.mark.parametrize("name", ENDINGS)
+def test_ending(tmp_path, name):
+    body, code = ENDINGS[name]
+    (tmp_path / "train.py").write_text(HEAD + body)
+    process = capture(tmp_path / "train.py", tmp_path / "run")
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == code, err.decode()
+    assert out == b"three\n"
+    assert b"introspect" not in err
+    with open_run(tmp_path / "run") as run:
+        reader = run.rank(0)
+        assert [entry.step for entry in reader.steps][:3] == [0, 1, 2]
+        assert all(len(list(reader.records(step))) > 20 for step in range(3))
+        assert run.state is (RunState.COMPLETE if name in OF_ITSELF else RunState.INTERRUPTED)
+        if name in OF_ITSELF:
+            assert run.manifest["exit_code"] == code
+
+
+def test_killed_at_random_instants(tmp_path):
+    done = survive(tmp_path, 6, steps=60, jobs=2)
+    assert [kill.problem for kill in done if kill.problem] == []
+    assert any(0 < kill.printed < 60 for kill in done)
+
+
+def run_script(tmp_path, body, *options, before=None):
+    (tmp_path / "train.py").write_text(HEAD + body)
+    command = [sys.executable, "-m", "introspect_cli", "capture", "-o", "run", *options, "train.py"]
+    return subprocess.run(
+        command,
+        cwd=tmp_path,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+        preexec_fn=before,
+    )
+
+
+def test_directory_removed_underneath(tmp_path):
+    """The files stay open, so recording goes on unseen; what needs the directory says once that it is gone."""
+    out = run_script(tmp_path, "shutil.rmtree('run'); train(3); print('done'); sys.exit(4)")
+    assert out.returncode == 4
+    assert out.stdout == "three\ndone\n"
+    told = [line for line in out.stderr.splitlines() if line]
+    assert all(line.startswith("introspect: ") for line in told)
+    assert 1 <= len(told) <= 2
+    assert "Traceback" not in out.stderr
+
+
+def test_disk_that_fills_up(tmp_path):
+    """Writes fail from some size on; the script goes on, the loss is told once, the steps before it are whole."""
+
+    def limit():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))
+
+    out = run_script(tmp_path, "train(200); print('done'); sys.exit(4)", before=limit)
+    assert out.returncode == 4, out.stderr
+    assert out.stdout == "three\ndone\n"
+    lines = out.stderr.splitlines()
+    assert len(lines) == 2, out.stderr
+    assert "the script goes on, the run ends here" in lines[0]
+    assert "then the store was lost" in lines[1]
+    with open_run(tmp_path / "run") as run:
+        steps = run.rank(0).steps
+        assert 0 < len(steps) < 203
+        assert all(len(list(run.rank(0).records(entry.step))) > 20 for entry in steps)
+
+
+def test_full_device(tmp_path):
+    """A write to a device without space fails at once."""
+    if not Path("/dev/full").exists():
+        pytest.skip("no device that is always full")
+    body = """
+import introspect_cli.store.rank_writer as w
+full = os.open("/dev/full", os.O_WRONLY)
+for name in os.listdir("/proc/self/fd"):
+    try:
+        target = os.readlink("/proc/self/fd/" + name)
+    except OSError:
+        continue
+    if target.endswith("records.arrow"):
+        os.dup2(full, int(name))
+train(3); print("done"); sys.exit(4)
+"""
+    out = run_script(tmp_path, body)
+    assert out.returncode == 4, out.stderr
+    assert out.stdout == "three\ndone\n"
+    assert out.stderr.count("the script goes on, the run ends here") == 1
+    assert "Traceback" not in out.stderr
+
+
+def test_unwritable_place_is_refused_before_the_script_starts(tmp_path):
+    (tmp_path / "file").write_text("")
+    out = run_script(tmp_path, "", "-o", "file/run")
+    assert out.returncode == 2
+    assert out.stdout == ""
+    assert out.stderr.count("\n") == 1
+
+
+def test_out_of_memory(tmp_path):
+    """An allocation that fails raises in the script as it would without us."""
+    body = """
+import resource
+resource.setrlimit(resource.RLIMIT_AS, (8 * 2**30, 8 * 2**30))
+try:
+    torch.empty(2**40, dtype=torch.uint8)
+except RuntimeError as error:
+    print(type(error).__name__)
+train(2)
+"""
+    out = run_script(tmp_path, body)
+    assert out.returncode == 0, out.stderr
+    assert out.stdout == "three\nRuntimeError\n"
+
+
+def test_interrupt_while_training(tmp_path):
+    (tmp_path / "train.py").write_text(HEAD + "print('go', flush=True)\nwhile True:\n    train(1)\n")
+    process = capture(tmp_path / "train.py", tmp_path / "run")
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.stdout.readline()
+    time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGINT
+    assert err.rstrip().endswith(b"KeyboardInterrupt")
+    assert b"introspect" not in err
+    with open_run(tmp_path / "run") as run:
+        assert run.state is RunState.COMPLETE
+        assert run.manifest["how"] == "interrupt"
+
+
+def test_reading_while_it_is_written(tmp_path):
+    (tmp_path / "train.py").write_text(HEAD + "print('go', flush=True)\nsys.stdin.read()\n")
+    command = [sys.executable, "-m", "introspect_cli", "capture", "-q", "-o", "run", "train.py"]
+    process = subprocess.Popen(command, cwd=tmp_path, env=ENVIRONMENT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.stdout.readline()
+    with open_run(tmp_path / "run") as run:
+        assert run.state is RunState.RUNNING
+        assert [entry.step for entry in run.rank(0).steps] == [0, 1, 2]
+    second = run_script(tmp_path, "")
+    assert second.returncode == 2
+    assert "is being written by another capture" in second.stderr
+    process.communicate(b"", timeout=60)
+    assert process.returncode == 0
+    shutil.rmtree(tmp_path / "run")
+    assert os.listdir(tmp_path) == ["train.py"]
