@@ -211,6 +211,27 @@ class TestSteps:
         assert result.counts.steps_compared == 4
         assert any("Only run a has steps 1, 3, 5" in note for note in result.notes)
 
+    def test_steps_left_out_leave_the_origin_open(self, diff):
+        every = {"manifest": {"options": {"steps": "::3"}}, "numbers": [0, 3]}
+        a, b = train(steps=4), train("scaled", steps=4, at=1)
+        result = diff([a[0], a[3]], [b[0], b[3]], about_a=every, about_b=every)
+        assert result.first.step == 3
+        assert (result.first.site.fqn, result.first.reason) == ("Net.a", Reason.GAP)
+        assert "step 2 was not recorded" in result.sentence
+
+    def test_a_module_without_parameters_is_an_origin_even_then(self, diff):
+        def steps(value):
+            return [[row("forward", "input", "Net.act", X, path="[0]"), row("forward", "output", "Net.act", value)]]
+
+        result = diff(steps(X), steps(X + 1), about_a={"numbers": [5]}, about_b={"numbers": [5]})
+        assert result.first.reason is Reason.MODULE
+
+    def test_what_lies_before_the_selected_steps_is_not_forgotten(self, diff):
+        late = DiffOptions(steps=((2, None, 1),))
+        result = diff(train(), train("scaled", at=1), late)
+        assert (result.first.step, result.first.site.fqn) == (2, "Net.a")
+        assert result.first.reason is Reason.PROPAGATED
+
 
 class TestOffset:
     def resumed(self, *faults):

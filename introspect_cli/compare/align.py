@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from introspect_cli.compare.names import selects, strip_wrappers
+from introspect_cli.errors import StoreError
 from introspect_cli.records import SETTING_KINDS, Kind, Phase, Site
 
 if TYPE_CHECKING:
@@ -64,7 +65,11 @@ class Columns:
 
 
 def columns(table: Any, rename: Callable[[str], str] | None = None) -> Columns:
-    """The columns of a store's site table, FQNs renamed and keys recomputed where a name changed."""
+    """The columns of a store's site table, FQNs renamed and keys recomputed where a name changed.
+
+    Raises:
+        StoreError: a phase or kind is not one.
+    """
     phases, kinds = _texts(table.phase), _texts(table.kind)
     count = len(phases)
     keys = np.asarray(table.key, dtype=np.uint64)
@@ -83,11 +88,12 @@ def columns(table: Any, rename: Callable[[str], str] | None = None) -> Columns:
                 site = Site(Phase(phases[index]), Kind(kinds[index]), new, int(calls[index]), paths[index])
                 keys[index] = site.key()
         names = fresh
-    unknown = len(KINDS)
+    if not (_KIND_CODE.keys() >= set(kinds) and _PHASE_CODE.keys() >= set(phases)):
+        raise StoreError(f"{table.path_of_file} is damaged: a site has a phase or a kind that is not one")
     return Columns(
         keys=keys,
-        phase=np.fromiter((_PHASE_CODE.get(text, unknown) for text in phases), dtype=np.uint8, count=count),
-        kind=np.fromiter((_KIND_CODE.get(text, unknown) for text in kinds), dtype=np.uint8, count=count),
+        phase=np.fromiter((_PHASE_CODE[text] for text in phases), dtype=np.uint8, count=count),
+        kind=np.fromiter((_KIND_CODE[text] for text in kinds), dtype=np.uint8, count=count),
         fqn=names,
         call=calls,
         path=paths,

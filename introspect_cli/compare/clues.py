@@ -73,6 +73,7 @@ class Clues:
         identity: the side where the module hands its input on unchanged while the other does not.
         frozen_buffers: the side where the module's buffers do not change in this step while the other's do.
         paths: (paths in a, paths in b) of the values at this call, where both runs have some but not the same.
+        gap: whether the step before was not recorded.
         no_forward: the side whose step holds no forward pass at all.
         not_optimized: the side whose optimizer does not have the parameter.
     """
@@ -105,6 +106,7 @@ class Clues:
     rng_equal: bool | None = None
     gradients: tuple[int, int] = (0, 0)
     identity: str = ""
+    gap: bool = False
     paths: tuple[str, str] | None = None
     frozen_buffers: str = ""
     no_forward: str = ""
@@ -181,6 +183,7 @@ def find_clues(
         identity=identity_side(facts, step, union) if cause.reason is Reason.MODULE else "",
         frozen_buffers=frozen_buffers(facts, step, before, site.fqn) if cause.reason is Reason.MODULE else "",
         paths=other_paths(facts, step, union) if cause.reason is Reason.STRUCTURE else None,
+        gap=facts.gap,
         no_forward=no_forward_side(step),
     )
 

@@ -57,9 +57,7 @@ class Facts:
         items: its divergences in order.
         sites: their sites.
         carried: what differed before the step began.
-        first_captured: whether nothing was captured before this step, so that what it began with is what `start`
-            recorded.
-        contiguous: whether the step before was compared too.
+        gap: whether what the step began with is not known: the step before was not recorded.
     """
 
     def __init__(
@@ -69,13 +67,13 @@ class Facts:
         items: Items,
         carried: Carried,
         *,
-        contiguous: bool = True,
+        gap: bool = False,
     ) -> None:
         self.alignment = alignment
         self.pair = pair
         self.items = items
         self.carried = carried
-        self.contiguous = contiguous
+        self.gap = gap
         self.sites = [alignment.site(int(union)) for union in items.union]
         self._first: dict[tuple[Phase, Kind], float] = {}
         self._differing: dict[tuple[Phase, Kind, str, int], float] = {}
@@ -155,6 +153,15 @@ class Facts:
                 names.add(site.fqn)
         return tuple(sorted(names))
 
+    def holds_tensors(self, fqn: str) -> bool:
+        """Whether a module, or a module inside it, has parameters or buffers."""
+        prefix = fqn + "."
+        kinds = (Kind.PARAM, Kind.BUFFER)
+        return any(
+            name.startswith(prefix) and any(self.alignment.site(union).kind in kinds for union in unions)
+            for name, unions in self.alignment.by_fqn.items()
+        )
+
     def rng_differs(self) -> bool:
         """Whether a random state differs at the start of the step."""
         return any(site.kind is Kind.RNG for site in self.sites)
@@ -164,7 +171,7 @@ class Facts:
         return self.sites[index]
 
 
-def carry_over(facts: Facts, known: Carried, recorded_params: set[str]) -> Carried:
+def carry_over(facts: Facts, known: Carried, recorded_params: frozenset[str]) -> Carried:
     """What the next step begins with, given how this one ended.
 
     Args:

@@ -35,8 +35,8 @@ class Heat:
         for union in sorted(
             range(alignment.size), key=lambda union: (_ORDER.get(int(alignment.phase[union]), 9), union)
         ):
-            kind = KINDS[alignment.kind[union]] if alignment.kind[union] < len(KINDS) else None
-            if kind is None or kind in SETTING_KINDS:
+            kind = KINDS[alignment.kind[union]]
+            if kind in SETTING_KINDS:
                 continue
             name = alignment.fqn[union]
             if kind in _OF_TENSORS:

@@ -46,6 +46,7 @@ class Cause:
     subject: str = ""
 
 
+_COMPUTED = frozenset({Reason.MODULE, Reason.OWN_CODE, Reason.BACKWARD, Reason.BUFFER})
 _PROPAGATED = Cause(Role.PROPAGATED, Reason.PROPAGATED)
 
 
@@ -56,7 +57,10 @@ def judge(facts: Facts, index: int) -> Cause:
     if items.row_a[index] < 0 or items.row_b[index] < 0:
         return _structure(facts, index, site)
     decide = _RULES.get(site.kind)
-    return decide(facts, site, float(items.order[index])) if decide else _PROPAGATED
+    cause = decide(facts, site, float(items.order[index])) if decide else _PROPAGATED
+    if facts.gap and cause.reason in _COMPUTED and facts.holds_tensors(cause.module or site.fqn):
+        return Cause(Role.PROPAGATED, Reason.GAP)
+    return cause
 
 
 def _origin(reason: Reason, **where: str) -> Cause:

@@ -46,6 +46,7 @@ class Reason(str, Enum):
     BUFFER = "buffer"
     STRUCTURE = "structure"
     OP = "op"
+    GAP = "gap"
     PROPAGATED = "propagated"
 
 

@@ -50,7 +50,7 @@ def sentence(story: Story) -> str:
         where += f", rank {first.rank}"
     if first.site.phase in {Phase.EVAL, Phase.RECOMPUTE}:
         where += f", {first.site.phase.value}"
-    known = story.cause.role is Role.ORIGIN or story.cause.reason is Reason.RESUMED
+    known = story.cause.role is Role.ORIGIN or story.cause.reason in (Reason.RESUMED, Reason.GAP)
     tell = _TELL[story.cause.reason] if known else _propagated
     text = f"The runs first part at {where}: {tell(story)}"
     told = {"hyperparameter", "optimizers"} if story.cause.reason is Reason.OPTIMIZER else set()
@@ -86,9 +86,10 @@ def _rng(story: Story) -> str:
             f"{what(site)} differs already when the first captured step begins: another seed, or another number of "
             "random draws before it."
         )
+    since = "since the last recorded step" if story.clues.gap else f"during step {story.first.step - 1}"
     return (
-        f"{what(site)} differs when the step begins, while all values recorded before are equal: during step "
-        f"{story.first.step - 1}, one run drew random numbers that the other did not (an extra random draw)."
+        f"{what(site)} differs when the step begins, while all values recorded before are equal: {since}, "
+        f"one run drew random numbers that the other did not (an extra random draw)."
     )
 
 
@@ -289,6 +290,14 @@ def _structure(story: Story) -> str:
     return f"only {side} has {what(site)}: the structure differs there."
 
 
+def _gap(story: Story) -> str:
+    first = story.first
+    return (
+        f"{what(first.site)} differs{_apart(story)} and nothing recorded before it does, but step {first.step - 1} was "
+        "not recorded, so what went into it is not known: the runs parted here or in the steps left out."
+    )
+
+
 def _propagated(story: Story) -> str:
     site = story.first.site
     return (
@@ -313,5 +322,6 @@ _TELL = {
     Reason.BUFFER: _buffer,
     Reason.STRUCTURE: _structure,
     Reason.OP: _op,
+    Reason.GAP: _gap,
     Reason.PROPAGATED: _propagated,
 }

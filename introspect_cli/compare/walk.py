@@ -1,0 +1,183 @@
+"""The walk over one rank's differing steps.
+
+Only steps whose digests differ are opened, one at a time. Counting is done on arrays; divergences become objects, and
+their origins are judged, only as far as they are to be listed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from introspect_cli.compare.align import KINDS, PHASES, align, columns
+from introspect_cli.compare.carried import is_gap, kept, resumed
+from introspect_cli.compare.coverage import coverage
+from introspect_cli.compare.facts import Carried, Facts, carry_over
+from introspect_cli.compare.heat import Heat
+from introspect_cli.compare.items import materialise
+from introspect_cli.compare.match import Items, StepPair, in_order, match
+from introspect_cli.compare.measure import Layouts
+from introspect_cli.compare.origin import Cause, judge
+from introspect_cli.compare.result import Reason, Role
+from introspect_cli.compare.tolerance import NoiseFloor, keep_rows, relative_rows, within_tolerance
+from introspect_cli.records import Kind, Phase, Status
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from introspect_cli.compare.options import DiffOptions
+    from introspect_cli.compare.rank import RankOutcome
+    from introspect_cli.compare.sides import Sides
+
+
+class Walk:
+    """What must be remembered from step to step while one rank is compared."""
+
+    def __init__(self, sides: Sides, options: DiffOptions, outcome: RankOutcome, places: Sequence[int]) -> None:
+        self.sides, self.options, self.outcome, self.places = sides, options, outcome, places
+        self.alignment = align(columns(sides.a.sites, sides.rename), columns(sides.b.sites))
+        self.layouts = Layouts(sides.a.layouts), Layouts(sides.b.layouts)
+        self.counted = self.alignment.mask(options.kinds, options.modules)
+        self.every = self.alignment.mask(frozenset(), ())
+        self.full = not (options.kinds or options.modules)
+        self.carried = resumed(sides, self.alignment, outcome.offset)
+        self.resumed = bool(self.carried.params or self.carried.buffers)
+        same_start = sides.a.entry(0).step == sides.b.entry(0).step + outcome.offset
+        self.cover = coverage(self.alignment, sides.manifest_a, sides.manifest_b, same_start=same_start)
+        self.floors = [
+            NoiseFloor(align(self.alignment.a, columns(reader.sites, sides.rename)), len(self.alignment.a))
+            for reader in sides.noise
+        ]
+        self.recorded = self._recorded()
+        self.last: int | None = None
+
+    def _recorded(self) -> frozenset[str]:
+        """FQNs of tensors that are recorded at the end of a step."""
+        alignment = self.alignment
+        tensors = np.isin(alignment.kind, [KINDS.index(Kind.PARAM), KINDS.index(Kind.BUFFER)])
+        at_end = alignment.phase == PHASES.index(Phase.OPTIMIZER)
+        return frozenset(alignment.fqn[union] for union in np.flatnonzero(tensors & at_end))
+
+    def run(self) -> None:
+        """Walk the steps, filling in the outcome."""
+        for place, pair in self._pairs():
+            if pair.diverged:
+                self._take(place, pair)
+
+    def _pairs(self) -> Iterator[tuple[int, StepPair]]:
+        """Differing steps, matched and filtered; with noise runs, every step is a lesson."""
+        chosen = set(self.places)
+        for place in range(len(self.outcome.paired)) if self.floors else self.places:
+            entry_a, entry_b = self.outcome.paired[place]
+            if self.floors:
+                self._learn(entry_a)
+            if place in chosen:
+                yield place, self._filtered(self._match(entry_a.step, entry_b.step, self.counted))
+
+    def _match(self, step_a: int, step_b: int, counted: Any) -> StepPair:
+        """A step of both runs, one-sided sites that mean nothing left out."""
+        batch_a, batch_b = self.sides.a.read(step_a), self.sides.b.read(step_b)
+        pair = match(self.alignment, counted, step_a, step_b, batch_a, batch_b)
+        site_a = np.asarray(batch_a.site).astype(np.int64)
+        site_b = self.alignment.b_ids[np.asarray(batch_b.site)]
+        return replace(
+            pair,
+            only_a=pair.only_a[self.cover.only_a[site_a[pair.only_a]]],
+            only_b=pair.only_b[self.cover.only_b[site_b[pair.only_b]]],
+        )
+
+    def _filtered(self, pair: StepPair) -> StepPair:
+        """The step without what tolerance or noise lets pass; what was not seen is counted."""
+        self._count_unseen(pair)
+        before = len(pair.rows_a)
+        if before and self.options.tolerant:
+            pair = keep_rows(pair, ~within_tolerance(self.alignment, pair, self.options, *self.layouts))
+        if len(pair.rows_a) and self.floors:
+            rel = relative_rows(pair, *self.layouts)
+            passes = [floor.within(pair, rel, self.options.noise_factor) for floor in self.floors]
+            pair = keep_rows(pair, ~np.logical_or.reduce(passes))
+        self._count(within=before - len(pair.rows_a))
+        return pair
+
+    def _count(self, **more: int) -> None:
+        tally = self.outcome.tally
+        self.outcome.tally = replace(tally, **{name: getattr(tally, name) + number for name, number in more.items()})
+
+    def _count_unseen(self, pair: StepPair) -> None:
+        if not len(pair.unseen_a):
+            return
+        seen_a = np.asarray(pair.a.status)[pair.unseen_a] != int(Status.NOT_OBSERVED)
+        seen_b = np.asarray(pair.b.status)[pair.unseen_b] != int(Status.NOT_OBSERVED)
+        one_sided = seen_a != seen_b
+        self._count(not_observed=len(pair.unseen_a), blind=int(one_sided.sum()))
+        if one_sided.any() and not self.outcome.blind_site:
+            union = int(np.asarray(pair.a.site)[pair.unseen_a[np.argmax(one_sided)]])
+            site = self.alignment.site(union)
+            self.outcome.blind_site = f"{site.kind.value} of {site.fqn} at step {pair.step}"
+
+    def _learn(self, entry_a: Any) -> None:
+        """Let each noise run raise its floor at a step, where it has that step and differs there."""
+        for reader, floor in zip(self.sides.noise, self.floors, strict=True):
+            if entry_a.step not in reader:
+                continue
+            entry = reader.entry(reader.row_of(entry_a.step))
+            if entry.digest != entry_a.digest:
+                batches = self.sides.a.read(entry_a.step), reader.read(entry.step)
+                counted = floor.alignment.mask(frozenset(), ())
+                pair = match(floor.alignment, counted, entry_a.step, entry.step, *batches)
+                floor.learn(pair, self.layouts[0], Layouts(reader.layouts))
+
+    def _before(self, pair: StepPair) -> tuple[StepPair | None, Carried]:
+        """The step before, where both runs have it, and what it left different."""
+        step_a, step_b = pair.step - 1, pair.step_b - 1
+        if step_a not in self.sides.a or step_b not in self.sides.b:
+            first = self.last is None
+            return None, self.carried if first else kept(self.carried, self.recorded)
+        before = self._match(step_a, step_b, self.every)
+        if self.last == step_a:
+            return before, self.carried
+        carried = kept(self.carried, self.recorded)
+        if before.diverged:
+            facts = Facts(self.alignment, before, in_order(self.alignment, before), carried)
+            carried = carry_over(facts, carried, self.recorded)
+        return before, carried
+
+    def _take(self, place: int, pair: StepPair) -> None:
+        """Count a step's divergences and list what there is room for."""
+        outcome, limit = self.outcome, self.options.limit
+        self._count(diverged_steps=1, diverged=pair.diverged, only_a=len(pair.only_a), only_b=len(pair.only_b))
+        if self.options.want_map:
+            if outcome.heat is None:
+                outcome.heat = Heat(self.alignment, outcome.paired.steps.tolist())
+            outcome.heat.add(place, pair, *self.layouts)
+        if outcome.first is not None and limit is not None and len(outcome.listed) >= limit:
+            return
+        items = in_order(self.alignment, pair)
+        whole = pair if self.full else self._match(pair.step, pair.step_b, self.every)
+        everything = items if self.full else in_order(self.alignment, whole)
+        before, carried = self._before(pair)
+        gap = is_gap(self.sides, pair)
+        facts = Facts(self.alignment, whole, everything, carried, gap=gap)
+        for position in _positions(items, everything):
+            if outcome.first is not None and limit is not None and len(outcome.listed) >= limit:
+                break
+            cause = judge(facts, position)
+            if outcome.first is None and cause.role is Role.PROPAGATED and self.resumed:
+                cause = Cause(Role.PROPAGATED, Reason.RESUMED)
+            floors = [floor.floor for floor in self.floors]
+            divergence = materialise(self.sides, facts, position, cause, *self.layouts, floors)
+            if outcome.first is None:
+                outcome.first, outcome.cause, outcome.facts, outcome.previous = divergence, cause, facts, before
+            if limit is None or len(outcome.listed) < limit:
+                outcome.listed.append(divergence)
+        self.carried, self.last = carry_over(facts, carried, self.recorded), pair.step
+
+
+def _positions(items: Items, everything: Items) -> list[int]:
+    """Where the selected divergences of a step stand among all of them."""
+    if items is everything:
+        return list(range(len(items)))
+    place_of = {(int(a), int(b)): i for i, (a, b) in enumerate(zip(everything.row_a, everything.row_b, strict=True))}
+    return [place_of[int(a), int(b)] for a, b in zip(items.row_a, items.row_b, strict=True)]
