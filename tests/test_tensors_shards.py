@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -43,11 +45,13 @@ def test_a_scalar_is_one_run():
 def as_rank(rank, call):
     """What a call returns in a process group that is only pretended."""
     store = pytest.importorskip("torch.testing._internal.distributed.fake_pg").FakeStore()
+    hook = sys.excepthook  # torch puts one of its own
     distributed.init_process_group("fake", rank=rank, world_size=4, store=store)
     try:
         return call(torch.distributed.device_mesh.DeviceMesh("cpu", torch.arange(4)))
     finally:
         distributed.destroy_process_group()
+        sys.excepthook = hook
 
 
 @pytest.mark.skipif(not distributed.is_available(), reason="torch without distributed")
