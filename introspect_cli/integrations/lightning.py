@@ -1,0 +1,45 @@
+"""Record a fit of Lightning's: `Trainer(callbacks=[Introspect("runA")])`.
+
+Modules are named from the LightningModule's class on, steps are those of the optimizers. In distributed training the
+process of rank 0 records. Scripts that can be run by `introspect capture train.py` need none of this.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from introspect_cli.errors import UsageError
+from introspect_cli.integrations.window import Window
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+try:
+    from lightning.pytorch.callbacks import Callback
+except ImportError:
+    try:
+        from pytorch_lightning.callbacks import Callback
+    except ImportError:
+        raise UsageError("this callback needs Lightning: `pip install lightning`") from None
+
+
+class Introspect(Callback):  # type: ignore[misc] # the base is untyped where Lightning is not installed
+    """A callback that records from the beginning of a fit to its end, or to the error that ended it."""
+
+    def __init__(self, path: str | Path, **options: Any) -> None:
+        """Say where to record; `options` are those of `introspect_cli.api.capture`."""
+        super().__init__()
+        self._window = Window(path, options)
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        """Begin to record."""
+        if trainer.global_rank == 0:
+            self._window.begin(pl_module)
+
+    def on_fit_end(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002 - Lightning's signature
+        """Stop recording."""
+        self._window.end()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:  # noqa: ARG002 - as above
+        """Stop recording, and keep what went wrong in the manifest."""
+        self._window.end(exception)

@@ -1,0 +1,38 @@
+"""Record a training of transformers' Trainer: `Trainer(..., callbacks=[Introspect("runA")])`.
+
+Modules are named from the model's class on, steps are those of the optimizer. In distributed training the process of
+rank 0 records. Trainer does not tell callbacks of errors: a training that dies is recorded up to its last step, and the
+run is closed with the process. Scripts that can be run by `introspect capture train.py` need none of this.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from introspect_cli.errors import UsageError
+from introspect_cli.integrations.window import Window
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+try:
+    from transformers import TrainerCallback
+except ImportError:
+    raise UsageError("this callback needs transformers: `pip install transformers`") from None
+
+
+class Introspect(TrainerCallback):  # type: ignore[misc] # the base is untyped where transformers is not installed
+    """A callback that records from the beginning of a training to its end."""
+
+    def __init__(self, path: str | Path, **options: Any) -> None:
+        """Say where to record; `options` are those of `introspect_cli.api.capture`."""
+        self._window = Window(path, options)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002 - Trainer's signature
+        """Begin to record."""
+        if state.is_world_process_zero:
+            self._window.begin(kwargs.get("model"))
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002 - Trainer's signature
+        """Stop recording."""
+        self._window.end()
