@@ -391,3 +391,30 @@ def test_of_two_names_for_one_place_that_of_a_comes_first(compare):
 
     assert compare(steps("Net.head"), steps("Net.classifier")).first.site.fqn == "Net.head"
     assert compare(steps("Net.classifier"), steps("Net.head")).first.site.fqn == "Net.classifier"
+
+
+def test_a_line_search_changes_parameters_within_a_step(compare):
+    x = np.ones((2, 2), F32)
+
+    def steps(second, lr):
+        rows = [row("optimizer", "hyperparameter", "LBFGS", lr, path="[0]['lr']")]
+        for call, value in enumerate((x, second)):
+            rows.append(row("forward", "input", "Net.a", x, path="[0]", call=call))
+            rows.append(row("forward", "output", "Net.a", value, call=call))
+        return [rows]
+
+    result = compare(steps(x + 1, 1.0), steps(x + 2, 0.5))
+    assert "in call 1" in result.sentence
+    assert "LBFGS changes the parameters between calls within a step" in result.sentence
+    assert "lr 1 -> 0.5" in result.sentence
+
+
+def test_more_calls_are_accumulation_only_with_more_losses(compare):
+    x = np.ones((2, 2), F32)
+
+    def steps(calls, losses):
+        rows = [row("forward", "output", "Net", x, call=call) for call in range(calls)]
+        return [rows + [row("loss", "loss", "loss", 1.0, call=call) for call in range(losses)]]
+
+    assert "accumulated" in compare(steps(2, 2), steps(3, 3)).sentence
+    assert "called more often" in compare(steps(2, 1), steps(3, 1)).sentence

@@ -16,7 +16,7 @@ from introspect_cli.compare.facts import FORWARD, Facts, owner_of
 from introspect_cli.compare.measure import ROUNDING
 from introspect_cli.compare.result import Divergence, Reason
 from introspect_cli.compare.words import often
-from introspect_cli.records import Kind, ModuleInfo, Phase
+from introspect_cli.records import Kind, ModuleInfo, Phase, Site
 
 if TYPE_CHECKING:
     from introspect_cli.compare.match import StepPair
@@ -28,6 +28,7 @@ from introspect_cli.compare.traces import (
     fresh_state,
     frozen_buffers,
     identity_side,
+    losses_of,
     no_forward_side,
     optimizers_of,
     other_paths,
@@ -65,7 +66,8 @@ class Clues:
         hyperparameters: name to (value in a, value in b) of those that differ at this step.
         tied_to: what the parameter is tied to in the other run.
         calls: (name, calls in a, calls in b) of the outermost thing that runs another number of times.
-        accumulation: whether that thing is a whole model.
+        accumulation: whether that thing is a whole model, and the step has another number of losses too.
+        line_search: the optimizer that runs the model several times a step and changes it in between.
         subject_missing: whether the other run never has the thing at all.
         before: records that agree before the divergence in this step.
         rng_equal: whether random states were recorded at this step and agree.
@@ -101,6 +103,7 @@ class Clues:
     tied_to: str = ""
     calls: tuple[str, int, int] | None = None
     accumulation: bool = False
+    line_search: str = ""
     subject_missing: bool = False
     before: int = 0
     rng_equal: bool | None = None
@@ -175,7 +178,8 @@ def find_clues(
         hyperparameters=hyperparameter_changes(alignment, step),
         tied_to=_tied(modules_a if other == "a" else modules_b, site.fqn) if cause.reason is Reason.STRUCTURE else "",
         calls=calls,
-        accumulation=bool(calls and not owner_of(calls[0])),
+        accumulation=bool(calls and not owner_of(calls[0]) and losses_of(step, "a") != losses_of(step, "b")),
+        line_search=_line_search(names_a, site, cause),
         subject_missing=_missing(alignment, subject, other),
         before=_agreeing_before(facts, divergence),
         rng_equal=None if not any(kind is Kind.RNG for _, kind in kinds) else not facts.rng_differs(),
@@ -250,6 +254,13 @@ def _tied(modules: list[ModuleInfo], fqn: str) -> str:
             if equals and target == fqn:
                 return f"{module.fqn}.{own}"
     return ""
+
+
+def _line_search(optimizers: list[str], site: Site, cause: Cause) -> str:
+    """The optimizer that may have changed a module between its calls within one step."""
+    if cause.reason is not Reason.MODULE or not site.call:
+        return ""
+    return next((name for name in optimizers if name.startswith("LBFGS")), "")
 
 
 def _missing(alignment: Alignment, subject: str, side: str) -> bool:

@@ -126,8 +126,5 @@ def rounding(rel: float, dtype_a: str, dtype_b: str) -> tuple[float, str] | None
     k = rel / ROUNDING[own]
     if k <= 64:
         return k, own
-    for name in ("float16", "bfloat16"):
-        k = rel / ROUNDING[name]
-        if 0.2 <= k <= 1.2 and ROUNDING[name] > ROUNDING[own]:
-            return k, name
-    return None
+    k = rel / ROUNDING["bfloat16"]
+    return (k, "bfloat16") if 0.2 <= k <= 1.2 and ROUNDING[own] < ROUNDING["bfloat16"] else None

@@ -128,9 +128,17 @@ def _script(story: Story) -> str:
 
 def _module(story: Story) -> str:
     site = story.first.site
-    text = f"{named(site, story.first.module_class)} gives another output{path_of(site)}{_apart(story)} from equal "
-    text += f"{story.clues.fed}: it is this module's own computation"
-    text += scaled(story.first)
+    call = f" in call {site.call}" if site.call else ""
+    text = (
+        f"{named(site, story.first.module_class)} gives another output{path_of(site)}{call}{_apart(story)} from equal "
+    )
+    text += f"equal {story.clues.fed}{scaled(story.first)}"
+    if story.clues.line_search:
+        return (
+            f"{text}: {story.clues.line_search} changes the parameters between calls within a step, and did so differently"
+            f"{_told(story.clues.hyperparameters)}."
+        )
+    text += ": it is this module's own computation"
     if story.clues.identity:
         side = story.clues.identity
         return f"{text}. In {side} it hands its input on unchanged: switched off there, or in eval mode."
@@ -169,8 +177,10 @@ def _loss(story: Story) -> str:
     values = both_values(first)
     text = f"{what(first.site)} differs{values or _apart(story)} while every module output before it is equal"
     text += ", and so are the batches" if story.clues.batches_seen else ""
-    if first.scale is not None:
-        text += f"; b is {first.scale:.6g} times a"
+    text += scaled(first)
+    if story.clues.calls:
+        name, one, two = story.clues.calls
+        text += f"; {name} runs {often(one)} in this step of a and {often(two)} in b"
     end = "the loss code (reduction, mask, weighting)" + ("." if story.clues.batches_seen else " or the targets.")
     return f"{text}: it is {end}"
 

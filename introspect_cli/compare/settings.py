@@ -214,7 +214,7 @@ def setting_changes(
     found: list[SettingChange] = []
     named = set()
     for name, (one, two) in hyperparameters.items():
-        weight = _weigh("hyperparameter", name, reason, rounding=rounding)
+        weight = max(_weigh("hyperparameter", name, reason, rounding=rounding), 0.5 if reason is not None else 0.0)
         found.append(SettingChange("hyperparameter", name, one, two, weight >= 0.5, weight))
         named.add(_last(name))
     for source, name, one, two in _sourced(a, b):
@@ -223,8 +223,6 @@ def setting_changes(
         weight = _weigh(source, name, reason, rounding=rounding)
         if weight <= 0:
             continue
-        if source in {"command", "options"} and reason is not None and name.lstrip("-") in named:
-            weight = min(weight, 0.97 * _weigh("hyperparameter", name, reason, rounding=rounding) or weight)
         found.append(
             SettingChange(
                 source,

@@ -157,6 +157,12 @@ def no_forward_side(step: StepRecords) -> str:
     return "" if len(ran) != 1 else "b" if ran == ["a"] else "a"
 
 
+def losses_of(step: StepRecords, side: str) -> int:
+    """How many losses a step has."""
+    alignment = step.alignment
+    return sum(KINDS[alignment.kind[union]] is Kind.LOSS for union in step.unions(side))
+
+
 def call_change(facts: Facts, step: StepRecords) -> tuple[str, int, int] | None:
     """The outermost module that both runs call, but another number of times in this step."""
     alignment = facts.alignment
