@@ -16,8 +16,8 @@ import torch
 from torch import nn
 
 from introspect_cli.capture.patches import Patch
-from introspect_cli.capture.tap_op import ORDER
-from introspect_cli.capture.tap_sites import text_of
+from introspect_cli.capture.tap_op import NOTHING, ORDER
+from introspect_cli.capture.tap_sites import PLAIN, text_of
 from introspect_cli.records import Kind
 
 if TYPE_CHECKING:
@@ -78,6 +78,9 @@ def _look(value: Any, module: str, kind: Kind, path: str) -> None:
     elif isinstance(value, dict):
         for key, item in value.items():
             _look(item, module, kind, f"{path}[{key!r}]")
+    elif isinstance(value, (bool, int, float, str)):
+        # Its value must not become part of the graph, which would be compiled anew for every other one.
+        torch.ops.introspect.look(NOTHING, ORDER, text_of(module, kind, path, "", PLAIN))
 
 
 def _tapped(value: Any, module: str, path: str) -> Any:

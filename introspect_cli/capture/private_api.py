@@ -104,7 +104,7 @@ _entries: list[frozenset[int]] = []
 
 
 def compiled_entries() -> frozenset[int]:
-    """`id` of the code of the functions through which compiled regions are entered; none where nothing was ever compiled.
+    """`id` of the code of the functions through which compiled regions are entered; none where nothing was compiled.
 
     They are defined inside one method of the compiler's. Without it, operators that a compiled region runs one by one
     are recorded as if they were the script's.
@@ -113,7 +113,7 @@ def compiled_entries() -> frozenset[int]:
         module = sys.modules.get("torch._dynamo.eval_frame")
         if module is None:
             return frozenset()
-        method = getattr(getattr(module, "_TorchDynamoContext", None), "__call__", None)
+        method = vars(getattr(module, "_TorchDynamoContext", object)).get("__call__")
         constants = getattr(getattr(method, "__code__", None), "co_consts", ())
         _entries.append(frozenset(id(constant) for constant in constants if isinstance(constant, CodeType)))
     return _entries[0]

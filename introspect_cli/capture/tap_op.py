@@ -58,3 +58,6 @@ if not hasattr(torch.ops.introspect, "tap"):
 
 ORDER = torch.zeros(())
 """What `look` says it writes to, so that it is kept, and kept in order."""
+
+NOTHING = torch.zeros(())
+"""What `look` is given where there is a value, but no tensor."""

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 SEPARATOR = "|"
 NUMBERED = "#"
+PLAIN = "plain"
 _UNSEEN_GRADIENT = "inside a compiled region only gradients of fresh outputs are recorded"
 
 
@@ -37,7 +38,7 @@ class Tapped:
         kind: `input`, `output`; `parameter` for a module's own parameter.
         path: where in the nested value.
         module_class: class of the module, where the text says so.
-        gradient: `gradient` where one will pass that no tap can see.
+        gradient: `gradient` where one will pass that no tap can see; `plain` for a value that is no tensor.
     """
 
     module: str
@@ -62,6 +63,25 @@ def _unwanted(calls: list[ModuleState | None], *, in_graph: bool) -> bool:
     return calls == [None] and not in_graph
 
 
+class _Calls:
+    """Which call of a module it is: a new one begins with an input after an output, or with what has come by before."""
+
+    def __init__(self) -> None:
+        """Start with the first call."""
+        self.number = 0
+        self._seen: set[tuple[Kind, str]] = set()
+        self._last = Kind.INPUT
+
+    def at(self, kind: Kind, path: str) -> int:
+        """The number of the call that this value belongs to."""
+        if (kind is Kind.INPUT and self._last is Kind.OUTPUT) or (kind, path) in self._seen:
+            self.number += 1
+            self._seen.clear()
+        self._seen.add((kind, path))
+        self._last = kind
+        return self.number
+
+
 class TapProbe:
     """Puts a sink in for as long as a capture lasts."""
 
@@ -75,7 +95,7 @@ class TapProbe:
         self._numbered: list[weakref.ref[nn.Module]] = []
         self._numbers: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
         self._parsed: dict[str, Tapped] = {}
-        self._counts: dict[tuple[str, str, Phase, str], int] = {}
+        self._calls: dict[tuple[str, Phase], _Calls] = {}
         self._open: dict[str, list[int]] = {}
 
     def install(self) -> None:
@@ -98,7 +118,7 @@ class TapProbe:
         return f"{NUMBERED}{found}"
 
     def _ticked(self) -> None:
-        self._counts.clear()
+        self._calls.clear()
         self._open.clear()
 
     def _take(self, value: torch.Tensor, text: str) -> None:
@@ -148,9 +168,7 @@ class TapProbe:
         if outermost:
             self._outermost()
         kind = Kind(tapped.kind)
-        key = (fqn, tapped.kind, phase, tapped.path)
-        call = self._counts.get(key, 0)
-        self._counts[key] = call + 1
+        call = self._calls.setdefault((fqn, phase), _Calls()).at(kind, tapped.path)
         if state is not None:
             state.seen(self._recorder.step, phase, call)
         if kind is Kind.OUTPUT and phase is not Phase.EVAL:
@@ -158,6 +176,9 @@ class TapProbe:
         if not watched or kind not in self._context.kinds:
             return
         site = self._recorder.site(Site(phase, kind, fqn, call, tapped.path), SiteInfo(module_class))
+        if tapped.gradient == PLAIN:
+            self._recorder.missing(site, "a plain value inside a compiled region")
+            return
         self._recorder.tensor(site, value)
         unseen = Kind.GRAD_INPUT if kind is Kind.INPUT else Kind.GRAD_OUTPUT
         if tapped.gradient and unseen in self._context.kinds:

@@ -1,0 +1,229 @@
+"""`--compile keep|eager|boundary`: the same sites as in eager, inside compiled regions."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+from opcapture import captured, records
+from torch import nn
+
+from introspect_cli.records import Kind, Phase, Status
+from introspect_cli.store.reader import open_run
+
+NEVER_BY_TAPS = {Kind.GRAD_INPUT}
+
+
+class Inner(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.wide, self.act, self.back = nn.Linear(6, 12), nn.GELU(), nn.Linear(12, 6)
+
+    def forward(self, x, scale=1.0):
+        return x + self.back(self.act(self.wide(x))) * scale
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inlet, self.body, self.outlet = nn.Linear(4, 6), Inner(), nn.Linear(6, 2)
+
+    def forward(self, x):
+        hidden = self.body(self.body(self.inlet(x)), scale=0.5)
+        return {"logits": self.outlet(hidden), "parts": (hidden, hidden * 2)}
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler():
+    limit = sys.getrecursionlimit()
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+    sys.setrecursionlimit(limit)  # inductor raises it
+
+
+def trained(make, sizes=(5,), build=Net):
+    """Train what `make` makes of a new model; the same numbers each time."""
+
+    def work():
+        torch.manual_seed(2)
+        model = build()
+        run = make(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for size in sizes:
+            out = run(torch.randn(size, 4))
+            optimizer.zero_grad()
+            (out["logits"].pow(2).mean() + out["parts"][0].sum()).backward()
+            optimizer.step()
+
+    return work
+
+
+def by_site(path, step=0):
+    return {record.site: record.summary for record in records(path, step)}
+
+
+WAYS = {
+    "module": lambda model: torch.compile(model, backend="aot_eager", fullgraph=True),
+    "method": lambda model: (model.compile(backend="aot_eager", fullgraph=True), model)[1],
+    "part": lambda model: (
+        setattr(model, "body", torch.compile(model.body, backend="aot_eager", fullgraph=True)),
+        model,
+    )[1],
+    "function": lambda model: torch.compile(lambda x: model(x), backend="aot_eager", fullgraph=True),
+    "no backend of its own": lambda model: torch.compile(model, backend="eager", fullgraph=True),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_kept_regions_have_the_sites_and_the_numbers_of_eager(tmp_path, way):
+    plain = by_site(captured(tmp_path / "eager", trained(lambda model: model)))
+    kept = by_site(captured(tmp_path / "kept", trained(WAYS[way]), compile="keep"))
+    inside = {Kind.INPUT, Kind.OUTPUT, Kind.GRAD_OUTPUT, Kind.PARAM, Kind.GRAD, Kind.LOSS}
+    wanted = {site for site in plain if site.kind in inside}
+    # A compiler drops what nobody uses: the second part of the output has no use and no gradient.
+    dropped = {site for site in wanted if site.path == "['parts'][1]"}
+    lost = wanted - dropped - set(kept)
+    assert lost == set()
+    # An output that the model goes on to use inside is another tensor outside: its gradient is that of the outside.
+    apart = {s for s in wanted if s.kind is Kind.GRAD_OUTPUT and (s.fqn, s.path) == ("Net", "['parts'][0]")}
+    unequal = {s for s in wanted - dropped - apart if plain[s].checksum != kept[s].checksum}
+    assert {(s.kind, s.path) for s in unequal} <= {(Kind.INPUT, "['scale']")}
+    extra = {s for s in set(kept) - set(plain) if s.kind not in NEVER_BY_TAPS}
+    assert all("['parts']" in s.path for s in extra), "a compiler gives an unused output a gradient of zeros"
+
+
+def test_gradients_that_no_tap_can_see_are_said_to_be_unseen(tmp_path):
+    kept = by_site(captured(tmp_path / "kept", trained(WAYS["module"]), compile="keep"))
+    unseen = {s: summary for s, summary in kept.items() if summary.status is Status.NOT_OBSERVED}
+    assert {s.kind for s in unseen} == {Kind.GRAD_INPUT, Kind.INPUT}
+    for site, summary in unseen.items():
+        assert ("gradients of fresh outputs" if site.kind is Kind.GRAD_INPUT else "plain value") in summary.text
+
+
+def test_a_module_called_twice_keeps_its_calls_apart_forward_and_backward(tmp_path):
+    kept = by_site(captured(tmp_path / "kept", trained(WAYS["module"]), compile="keep"))
+    plain = by_site(captured(tmp_path / "eager", trained(lambda model: model)))
+    for kind, phase in ((Kind.OUTPUT, Phase.FORWARD), (Kind.GRAD_OUTPUT, Phase.BACKWARD)):
+        calls = {
+            s.call: x.checksum for s, x in kept.items() if (s.kind, s.fqn, s.phase) == (kind, "Net.body.act", phase)
+        }
+        expected = {
+            s.call: x.checksum for s, x in plain.items() if (s.kind, s.fqn, s.phase) == (kind, "Net.body.act", phase)
+        }
+        assert len(set(calls.values())) == 2
+        assert calls == expected
+
+
+def test_boundary_changes_nothing_and_says_what_is_hidden(tmp_path):
+    found = by_site(captured(tmp_path / "run", trained(WAYS["module"])))
+    hidden = {s.fqn: summary.text for s, summary in found.items() if summary.status is Status.NOT_OBSERVED}
+    assert set(hidden) == {f"Net.{name}" for name in ("inlet", "body", "body.wide", "body.act", "body.back", "outlet")}
+    assert set(hidden.values()) == {"inside compiled Net"}
+
+
+def test_eager_runs_every_region_as_python(tmp_path):
+    plain = by_site(captured(tmp_path / "plain", trained(lambda model: model)))
+    eager = by_site(captured(tmp_path / "eager", trained(WAYS["module"]), compile="eager"))
+    assert {s: x.checksum for s, x in eager.items()} == {s: x.checksum for s, x in plain.items()}
+    out = torch.compile(lambda x: x + 1, backend="eager")
+    assert out(torch.ones(1)).item() == 2, "the stance is put back"
+    assert torch._dynamo.eval_frame._stance.stance == "default"
+
+
+def test_operators_in_regions_run_as_python_are_recorded(tmp_path):
+    eager = captured(
+        tmp_path / "eager",
+        trained(WAYS["module"]),
+        compile="eager",
+        level="op",
+    )
+    plain = captured(tmp_path / "plain", trained(lambda model: model), level="op")
+    boundary = captured(tmp_path / "boundary", trained(WAYS["no backend of its own"]), level="op")
+    counts = [
+        sum(r.site.kind is Kind.OP_OUTPUT and r.site.fqn != "script" for r in records(p))
+        for p in (eager, plain, boundary)
+    ]
+    assert counts[0] == counts[1] > 20
+    assert counts[2] == 0
+
+
+def test_taps_cause_no_break_and_no_compilation_of_their_own(tmp_path):
+    from torch._dynamo.utils import counters
+
+    sizes = (5, 5, 6, 7, 9)
+    seen = []
+    for mode in ("boundary", "keep"):
+        torch.compiler.reset()
+        counters.clear()
+        make = lambda model: torch.compile(model, backend="aot_eager", fullgraph=True)  # noqa: E731
+        captured(tmp_path / mode, trained(make, sizes), compile=mode)
+        seen.append((counters["stats"]["unique_graphs"], dict(counters["graph_break"])))
+    assert seen[0] == seen[1]
+    assert seen[1][1] == {}
+    steps = [{s for s in by_site(tmp_path / "keep", step) if s.phase is Phase.FORWARD} for step in range(len(sizes))]
+    assert all(sites == steps[0] for sites in steps)
+
+
+def test_dynamic_shapes(tmp_path):
+    make = lambda model: torch.compile(model, backend="aot_eager", fullgraph=True, dynamic=True)  # noqa: E731
+    sizes = (5, 8, 3)
+    kept = captured(tmp_path / "kept", trained(make, sizes), compile="keep")
+    plain = captured(tmp_path / "plain", trained(lambda model: model, sizes))
+    for step in range(3):
+        one, two = by_site(plain, step), by_site(kept, step)
+        outputs = [s for s in one if s.kind is Kind.OUTPUT and s.path != "['parts'][1]"]
+        assert outputs
+        assert {s: one[s].checksum for s in outputs} == {s: two[s].checksum for s in outputs}
+
+
+def test_inductor_differs_by_no_more_than_rounding(tmp_path):
+    make = lambda model: torch.compile(model, fullgraph=True)  # noqa: E731
+    kept = by_site(captured(tmp_path / "kept", trained(make), compile="keep"))
+    plain = by_site(captured(tmp_path / "plain", trained(lambda model: model)))
+    outputs = [s for s in plain if s.kind in {Kind.OUTPUT, Kind.GRAD_OUTPUT} and "['parts']" not in s.path]
+    assert len(outputs) > 10
+    for site in outputs:
+        assert kept[site].stats["amean"] == pytest.approx(plain[site].stats["amean"], rel=1e-4), site
+
+
+def test_modules_that_write_to_their_input_still_do(tmp_path):
+    class Writes(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.act = nn.Linear(4, 4), nn.ReLU(inplace=True)
+
+        def forward(self, x):
+            hidden = self.first(x)
+            self.act(hidden)
+            return {"logits": hidden, "parts": (hidden + 1,)}
+
+    make = lambda model: torch.compile(model, backend="aot_eager", fullgraph=True)  # noqa: E731
+    plain = by_site(captured(tmp_path / "plain", trained(lambda model: model, build=Writes)))
+    kept = by_site(captured(tmp_path / "kept", trained(make, build=Writes), compile="keep"))
+    for site, summary in plain.items():
+        if site.kind in {Kind.OUTPUT, Kind.GRAD, Kind.LOSS}:
+            assert kept[site].checksum == summary.checksum, site
+
+
+def test_what_compiling_in_taps_means_is_in_the_manifest(tmp_path):
+    for mode, word in (("keep", "fused"), ("eager", "as python"), ("boundary", None)):
+        path = captured(tmp_path / mode, trained(WAYS["module"]), compile=mode)
+        with open_run(path) as run:
+            assert run.manifest["options"]["compile"] == mode
+            notes = run.manifest["notes"]
+        assert [word in note for note in notes] == ([True] if word else [])
+
+
+def test_hooks_are_gone_when_the_capture_is_over(tmp_path):
+    kept = []
+
+    def make(model):
+        kept.append(model)
+        return torch.compile(model, backend="aot_eager")
+
+    original = torch.compile
+    captured(tmp_path / "kept", trained(make), compile="keep")
+    assert all(not m._forward_hooks and not m._forward_pre_hooks for m in kept[0].modules())
+    assert torch.compile is original
