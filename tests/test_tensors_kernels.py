@@ -54,7 +54,7 @@ def assert_same(a, b):
     """Equal integers, and floats to 1e-6 of what they are made of."""
     assert a[0, : r.ZEROS + 1].tolist() == b[0, : r.ZEROS + 1].tolist()
     x, y = a.view(np.float64)[0], b.view(np.float64)[0]
-    assert x[r.MIN : r.ABSMIN + 1].tolist() == y[r.MIN : r.ABSMIN + 1].tolist()
+    assert x[r.MIN : r.ABSMIN + 1] == pytest.approx(y[r.MIN : r.ABSMIN + 1], rel=1e-14, nan_ok=True)
     count = max(1, int(a[0, r.FINITE]))
     spread = math.sqrt(y[r.M2] / count)
     assert x[r.MEAN] == pytest.approx(y[r.MEAN], rel=1e-6, abs=1e-6 * spread)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 CHUNK: Final = 1 << 16
 """Elements summarised at once on the CPU; temporaries are some tens of bytes an element."""
-DEVICE_CHUNK: Final = 1 << 22
+DEVICE_CHUNK: Final = 1 << 20
 """The same on an accelerator, where launches cost more than memory."""
 
 _LOW: Final = 0xFFFFFFFF
@@ -162,6 +162,7 @@ def order_words(tensor: torch.Tensor, names: Sequence[str]) -> torch.Tensor:
     The median is the mean of the two middle elements; the mode is the smallest of the most frequent.
     """
     values = _measured(tensor.detach().resolve_conj().resolve_neg().reshape(-1))
+    device = values.device
     finite = values.isfinite()
     n = finite.sum()
     ordered = values.where(finite, float("inf")).sort().values
@@ -172,13 +173,11 @@ def order_words(tensor: torch.Tensor, names: Sequence[str]) -> torch.Tensor:
         middle = torch.stack([last // 2, (last + 1) // 2])
         median = nan.where(n == 0, ordered.gather(0, middle).mean())
     if "mode" in names:
-        starts = torch.ones_like(finite)
-        starts[1:] = ordered[1:] != ordered[:-1]
-        runs = starts.cumsum(0) - 1
-        lengths = torch.zeros_like(runs).scatter_add_(0, runs, ordered.isfinite().to(torch.int64))
-        longest = lengths.argmax()
-        first = torch.zeros_like(ordered).scatter_(0, runs, ordered).gather(0, longest[None])[0]
-        mode = nan.where(n == 0, first)
+        # how many equal elements end at each place: its distance from where its run began
+        place = torch.arange(1, len(ordered) + 1, dtype=torch.int64, device=device)
+        began = place.where(torch.nn.functional.pad(ordered[1:] != ordered[:-1], (1, 0), value=True), 0)
+        lengths = (place - began.cummax(0).values).where(ordered.isfinite(), -1)
+        mode = nan.where(n == 0, ordered.gather(0, lengths.argmax()[None])[0])
     return torch.stack([median, mode])
 
 

@@ -132,7 +132,8 @@ class Summarizer:
 
     def _failed(self, slot: int, tensor: torch.Tensor, error: Exception) -> None:
         del self._layout_of[slot:]
-        self._unseen(unseen(tensor, f"{type(error).__name__}: {error}"))
+        with unobserved():
+            self._unseen(unseen(tensor, f"{type(error).__name__}: {error}"))
 
     def value(self, obj: object) -> int:
         """Record a plain value by its type and repr; a numeric numpy array counts as a tensor."""
@@ -256,7 +257,9 @@ class Summarizer:
         if not reference.has_values(parts.values.dtype):
             self._bits_only(slot, parts.values.dtype)
         device = parts.values.device
-        if device.type == "cpu":
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            self._notes[slot] = (Status.NOT_OBSERVED, "a CUDA graph is being captured, and would capture us")
+        elif device.type == "cpu":
             self._on_cpu(self._row(slot), parts)
         else:
             self._on_device(slot, device, parts)

@@ -103,7 +103,7 @@ def _prefetch(builder: Any, place: Any, ahead: int) -> None:
     """Ask for the cache line `ahead` bytes beyond a pointer; a hint, harmless beyond the end of memory."""
     text = ir.PointerType(_I8)
     call = ir.FunctionType(ir.VoidType(), [text, _I32, _I32, _I32])
-    prefetch = cgutils.get_or_insert_function(builder.module, call, "llvm.prefetch.p0")
+    prefetch = builder.module.declare_intrinsic("llvm.prefetch", (text,), call)
     line = builder.inttoptr(builder.add(builder.ptrtoint(place, _I64), _I64(ahead)), text)
     builder.call(prefetch, [line, _I32(0), _I32(3), _I32(1)])
 
