@@ -418,3 +418,27 @@ def test_more_calls_are_accumulation_only_with_more_losses(compare):
 
     assert "accumulated" in compare(steps(2, 2), steps(3, 3)).sentence
     assert "called more often" in compare(steps(2, 1), steps(3, 1)).sentence
+
+
+def test_a_tensor_changed_outside_of_the_optimizer(compare):
+    x = np.arange(4, dtype=F32)
+
+    def steps(average):
+        return [
+            [row("start", "param", "Ema.w", x), row("forward", "output", "Net", x)],
+            [row("start", "param", "Ema.w", average), row("forward", "output", "Net", x)],
+        ]
+
+    result = compare(steps(x * F32(0.9)), steps(x * F32(0.8)))
+    assert (result.first.step, result.first.site.fqn, result.first.reason) == (1, "Ema.w", Reason.OUTSIDE)
+    assert "something other than the optimizer changes it" in result.sentence
+
+
+def test_a_model_built_later_is_initialised_differently(compare):
+    x = np.arange(4, dtype=F32)
+
+    def steps(value):
+        return [[row("forward", "output", "Net", x)], [row("start", "param", "Net#2.w", value)]]
+
+    result = compare(steps(x), steps(x + 1))
+    assert (result.first.step, result.first.reason) == (1, Reason.INITIAL)

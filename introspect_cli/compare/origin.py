@@ -183,9 +183,14 @@ def _grad(facts: Facts, site: Site, order: float) -> Cause:
     return _PROPAGATED if upstream or not site.fqn else _origin(Reason.GRADIENT)
 
 
+def _start(facts: Facts) -> Cause:
+    """A tensor as a step finds it: drawn at random where it is new, changed by nothing recorded where it is not."""
+    return _PROPAGATED if facts.rng_differs() or facts.carried.diverged else _origin(Reason.INITIAL)
+
+
 def _param(facts: Facts, site: Site, order: float) -> Cause:
     if site.phase is Phase.START:
-        return _PROPAGATED if facts.rng_differs() else _origin(Reason.INITIAL)
+        return _start(facts)
     carried = facts.carried
     states = {name for name, _ in carried.states}
     fed = facts.differing(Kind.GRAD, site.fqn) or site.fqn in carried.params or site.fqn in states
@@ -201,7 +206,7 @@ def _optimizer_state(facts: Facts, site: Site, order: float) -> Cause:
 
 def _buffer(facts: Facts, site: Site, order: float) -> Cause:
     if site.phase is Phase.START:
-        return _PROPAGATED if facts.rng_differs() else _origin(Reason.INITIAL)
+        return _start(facts)
     if site.fqn in facts.carried.buffers:
         return _PROPAGATED
     owner = owner_of(site.fqn)

@@ -35,6 +35,7 @@ class Reason(str, Enum):
     BATCH = "batch"
     RNG = "rng"
     INITIAL = "initial"
+    OUTSIDE = "outside"
     RESUMED = "resumed"
     SCRIPT = "script"
     MODULE = "module"

@@ -104,6 +104,16 @@ def _initial(story: Story) -> str:
     return f"{text}, or another checkpoint was loaded."
 
 
+def _outside(story: Story) -> str:
+    site, clues = story.first.site, story.clues
+    others = f", as do {clues.initial_differ - 1} more tensors" if clues.initial_differ > 1 else ""
+    return (
+        f"{what(site)} differs when the step begins{_apart(story)}{others}, while everything recorded before agrees: "
+        f"something other than the optimizer changes it (a moving average, copying, in-place code) after step "
+        f"{story.first.step - 1} was recorded."
+    )
+
+
 def _resumed(story: Story) -> str:
     return (
         f"{what(story.first.site)} differs{_apart(story)}, because the later run began with other values than the "
@@ -129,14 +139,12 @@ def _script(story: Story) -> str:
 def _module(story: Story) -> str:
     site = story.first.site
     call = f" in call {site.call}" if site.call else ""
-    text = (
-        f"{named(site, story.first.module_class)} gives another output{path_of(site)}{call}{_apart(story)} from equal "
-    )
+    text = f"{named(site, story.first.module_class)} gives another output{path_of(site)}{call}{_apart(story)} from "
     text += f"equal {story.clues.fed}{scaled(story.first)}"
     if story.clues.line_search:
         return (
-            f"{text}: {story.clues.line_search} changes the parameters between calls within a step, and did so differently"
-            f"{_told(story.clues.hyperparameters)}."
+            f"{text}: {story.clues.line_search} changes the parameters between calls within a step, and did so "
+            f"differently{_told(story.clues.hyperparameters)}."
         )
     text += ": it is this module's own computation"
     if story.clues.identity:
@@ -321,6 +329,7 @@ _TELL = {
     Reason.BATCH: _batch,
     Reason.RNG: _rng,
     Reason.INITIAL: _initial,
+    Reason.OUTSIDE: _outside,
     Reason.RESUMED: _resumed,
     Reason.SCRIPT: _script,
     Reason.MODULE: _module,

@@ -164,6 +164,8 @@ class Walk:
             if outcome.first is not None and limit is not None and len(outcome.listed) >= limit:
                 break
             cause = judge(facts, position)
+            if cause.reason is Reason.INITIAL and before is not None and _was_there(facts, position, before):
+                cause = replace(cause, reason=Reason.OUTSIDE)
             if outcome.first is None and cause.role is Role.PROPAGATED and self.resumed:
                 cause = Cause(Role.PROPAGATED, Reason.RESUMED)
             floors = [floor.floor for floor in self.floors]
@@ -173,6 +175,12 @@ class Walk:
             if limit is None or len(outcome.listed) < limit:
                 outcome.listed.append(divergence)
         self.carried, self.last = carry_over(facts, carried, self.recorded), pair.step
+
+
+def _was_there(facts: Facts, position: int, before: StepPair) -> bool:
+    """Whether a tensor found at the start of a step was recorded in the step before, so that it is not a new one."""
+    name, alignment = facts.sites[position].fqn, facts.alignment
+    return bool(np.isin(alignment.by_fqn[name], np.asarray(before.a.site)).any())
 
 
 def _positions(items: Items, everything: Items) -> list[int]:
