@@ -71,7 +71,7 @@ WAYS = {
         setattr(model, "body", torch.compile(model.body, backend="aot_eager", fullgraph=True)),
         model,
     )[1],
-    "function": lambda model: torch.compile(lambda x: model(x), backend="aot_eager", fullgraph=True),
+    "function": lambda model: torch.compile(lambda x: model(x), backend="aot_eager", fullgraph=True),  # noqa: PLW0108 - a function is meant
     "no backend of its own": lambda model: torch.compile(model, backend="eager", fullgraph=True),
 }
 
