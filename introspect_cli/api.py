@@ -20,8 +20,6 @@ from introspect_cli.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from torch import nn
-
     from introspect_cli.notebook import Comparison, RunView
 
 _active: list[Path] = []
@@ -29,7 +27,7 @@ _active: list[Path] = []
 
 @contextmanager
 def capture(
-    model: nn.Module | None,
+    model: Any,
     path: str | Path,
     *,
     record: Iterable[str] = ("default",),
@@ -48,7 +46,7 @@ def capture(
     one that gets its class's name (a second of the same class becomes `Net#2`).
 
     Args:
-        model: the model; None where none exists yet.
+        model: the `nn.Module`; None where none exists yet.
         path: directory of the run to be made.
         record: kinds to record, as `--record` takes them.
         stats: statistics to keep, as `--stats` takes them.

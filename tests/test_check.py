@@ -218,3 +218,13 @@ def test_too_many_cells_are_thinned_and_the_first_nan_is_still_exact(tmp_path):
         result = check_tables("run", [table])
     assert [(f.rule, f.step, f.site) for f in result.findings] == [("nonfinite", 7, "output Net.a")]
     assert "every 4. step" in result.notes[0]
+
+
+def test_the_operator_that_made_the_first_nan_is_named_with_its_line(tmp_path):
+    from introspect_cli.records import SiteInfo
+
+    op, _, _ = row("forward", "op_output", "Net", 0, path="aten.log.default")
+    info = SiteInfo("Net", "aten.log.default", "train.py:7")
+    rows = [(op, info, np.array([np.nan], np.float32)), row("forward", "output", "Net", np.array([np.nan], np.float32))]
+    finding = found(write_run(tmp_path / "run", [rows])).findings[0]
+    assert finding.site == "aten.log.default in Net at train.py:7"

@@ -320,3 +320,22 @@ def test_a_file_that_is_there_stays(introspect, tmp_path):
     assert done.returncode == 2
     assert (tmp_path / "page.html").read_text() == "mine"
     assert introspect("report", "a", "-o", "no/such/place.html").returncode == 2
+
+
+def test_operators_are_listed_where_they_were_captured(introspect, tmp_path):
+    def steps(value):
+        info = SiteInfo("Net", "aten.mul.Tensor", "train.py:7")
+        op = (site("forward", "op_output", "Net", 0, "aten.mul.Tensor"), info, np.full(2, value, np.float32))
+        return [[row("forward", "input", "Net", np.ones(2, np.float32), path="[0]"), op]]
+
+    write_run(tmp_path / "a", steps(1.0))
+    write_run(tmp_path / "b", steps(2.0))
+    made(introspect, "a", "b")
+    page = (tmp_path / "page.html").read_text()
+    assert '<section id="ops" aria-labelledby="ops-title" >' in page
+    assert (
+        "aten.mul.Tensor</th><td>Net</td><td>forward</td><td>train.py:7</td><td>2 float32</td><td>1</td><td>2</td>"
+        in page
+    )
+    made(introspect, "a")
+    assert "Operators of step 0" in (tmp_path / "page.html").read_text()

@@ -11,7 +11,9 @@ from introspect_cli.exit_codes import SAME
 
 if TYPE_CHECKING:
     from introspect_cli.compare.result import DiffResult
+    from introspect_cli.records import Record
     from introspect_cli.render.html import Page
+    from introspect_cli.render.html_parts import OpRow
     from introspect_cli.store.reader import Run
 
 
@@ -77,6 +79,8 @@ def _page(runs: list[Run], noise: list[Run], rtol: float) -> Page:
             found = depth(own[rank], kind) if rank in own else None
             if found is not None and found.names:
                 depths.append((f"{letter} {direction}", found))
+    step = first.step if first is not None else runs[0].last_step
+    ops = _ops(runs, rank, step, step - shifts[1] if shifts and step is not None else step)
     return Page(
         paths=tuple(str(run.path) for run in runs),
         facts=tuple(_facts(run) for run in runs),
@@ -85,6 +89,8 @@ def _page(runs: list[Run], noise: list[Run], rtol: float) -> Page:
         history=pack(drawn, first.step if first is not None else None, shifts),
         depths=tuple(depths),
         noise=len(noise),
+        ops=ops,
+        ops_step=step or 0,
     )
 
 
@@ -95,6 +101,33 @@ def _result(runs: list[Run], noise: list[Run], rtol: float) -> DiffResult | None
     from introspect_cli.compare.options import DiffOptions
 
     return compare_runs(runs[0], runs[1], DiffOptions(want_map=True, limit=200, rtol=rtol), noise)
+
+
+def _ops(runs: list[Run], rank: int, step: int | None, step_b: int | None) -> tuple[OpRow, ...]:
+    """Operators of one step, those of run a in their order, then those that only run b has."""
+    from introspect_cli.records import Kind
+    from introspect_cli.render.html_parts import OpRow
+
+    sides: list[dict[Any, Any]] = []
+    for run, own in zip(runs, (step, step_b), strict=False):
+        known = own is not None and rank in run.ranks and own in run.rank(rank)
+        found = run.rank(rank).records(own) if known and own is not None else ()
+        sides.append({record.site: record for record in found if record.site.kind is Kind.OP_OUTPUT})
+    a, b = sides[0], sides[1] if len(sides) > 1 else {}
+    rows = []
+    for site in dict.fromkeys([*a, *b]):
+        one, two = a.get(site), b.get(site)
+        record: Record = one if one is not None else b[site]
+        state = ""
+        if len(runs) > 1:
+            same = one and two and one.summary.checksum == two.summary.checksum
+            state = "equal" if same else "differs" if one and two else "only in a" if one else "only in b"
+        layout = record.summary.layout
+        described = f"{'x'.join(map(str, layout.shape)) or 'scalar'} {layout.dtype}"
+        means = [side.summary.stats.get("mean") if side else None for side in (one, two)]
+        name = site.path or record.info.op
+        rows.append(OpRow(name, site.fqn, site.phase.value, record.info.source, described, means[0], means[1], state))
+    return tuple(rows)
 
 
 def _facts(run: Run) -> tuple[tuple[str, str], ...]:

@@ -12,11 +12,17 @@ if TYPE_CHECKING:
 _KEY = re.compile(r"""\[(\d+)\]|\[('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")\]|\.(\w+)|\[([^\[\]]*)\]""")
 
 
+_DEEPEST = 64
+"""Keys after which the rest of a path is one key: nothing that people write is nested deeper."""
+
+
 def keys(path: str) -> list[str | int]:
     """The keys of a path; what cannot be read is one key."""
     found: list[str | int] = []
     place = 0
     while place < len(path):
+        if len(found) == _DEEPEST:
+            return [*found, path[place:]]
         match = _KEY.match(path, place)
         if match is None:
             return [*found, path[place:]]

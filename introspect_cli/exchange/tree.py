@@ -62,7 +62,7 @@ def write_tree(run: Run, directory: Path, selection: Selection, *, prune: bool) 
             place = directory / f"step={step}" / f"rank{rank}"
             place.mkdir(parents=True, exist_ok=True)
             again = f"_call{root.number}" if root.number else ""
-            stem = f"{_SAFE.sub('_', root.fqn)}{again}_debug_tree"
+            stem = f"{_SAFE.sub('_', root.fqn)[:100]}{again}_debug_tree"
             for name, values in (("FULL_TENSORS", True), ("SUMMARY", False)):
                 document = node(run, root, values=values, top=True)
                 if values and not _has_values(document):

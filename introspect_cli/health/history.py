@@ -121,8 +121,8 @@ def pack(
 
 
 def _is_told(name: SiteName) -> bool:
-    """Whether a site has a history; of hyper-parameters the learning rate has."""
-    return name[1] != Kind.HYPERPARAMETER.value or name[4].endswith("['lr']")
+    """Whether a site has a history; of hyper-parameters the learning rate has, operators have a table of their own."""
+    return name[1] != Kind.OP_OUTPUT.value and (name[1] != Kind.HYPERPARAMETER.value or name[4].endswith("['lr']"))
 
 
 def _steps(table: Table) -> NDArray[np.int64]:

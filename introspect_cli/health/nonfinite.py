@@ -68,6 +68,8 @@ def _maker(table: Table, event: NonFinite, events: list[NonFinite]) -> str:
         clean = inputs and not any(site in bad for site in inputs)
         owner = f"{table.module_class[event.site]} {table.fqn[event.site]}"
         return f"{what}; its inputs are finite, so {owner} made them" if clean else f"{what}; nothing earlier has any"
+    if kind == Kind.OP_OUTPUT.value:
+        return f"{what}; no operator and no module before it has any"
     if kind == Kind.BATCH.value:
         return f"{what}: they came with the data"
     if kind == Kind.INPUT.value:

@@ -115,7 +115,7 @@ class Table:
     Attributes:
         rank: its number.
         stride: every `stride`-th step is kept in `many`.
-        phase, kind, fqn, call, path, module_class: of each site, by number.
+        phase, kind, fqn, call, path, module_class, op, source: of each site, by number.
         order: int64, sequence of each site when it was first seen.
         layouts: of the rank.
         modules: of the rank.
@@ -133,6 +133,8 @@ class Table:
     call: Sequence[int]
     path: Sequence[str]
     module_class: Sequence[str]
+    op: Sequence[str]
+    source: Sequence[str]
     order: NDArray[np.int64]
     layouts: Sequence[Layout]
     modules: Sequence[ModuleInfo]
@@ -174,6 +176,9 @@ class Table:
     def name(self, site: int) -> str:
         """A site for people."""
         call = f" call {self.call[site]}" if self.call[site] else ""
+        if self.op[site]:
+            where = f" at {self.source[site]}" if self.source[site] else ""
+            return f"{self.op[site]} in {self.fqn[site]}{where}{call}"
         return f"{self.kind[site]} {self.fqn[site]}{self.path[site]}{call}"
 
     def layout(self, site: int) -> Layout | None:
@@ -233,6 +238,8 @@ def read_table(reader: RankReader, most_cells: int = MOST_CELLS) -> Table:
         call=sites.call.tolist(),
         path=sites.path,
         module_class=sites.module_class,
+        op=sites.op,
+        source=sites.source,
         order=filler.order,
         layouts=reader.layouts,
         modules=reader.modules,

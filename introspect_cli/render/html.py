@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from introspect_cli.render.html_parts import answer, findings, runs_table, settings_table
+from introspect_cli.render.html_parts import OpRow, answer, findings, ops_table, runs_table, settings_table
 from introspect_cli.render.html_plots import bokeh_script, depth_item, history_item, map_item
 from introspect_cli.render.json import finite
 from introspect_cli.render.text import clean
@@ -47,6 +47,8 @@ class Page:
         history: packed series of all runs, noise runs last.
         depths: scales along the depth by run and direction.
         noise: how many noise runs there are.
+        ops: operators of one step in order, where they were captured.
+        ops_step: which step that is.
     """
 
     paths: tuple[str, ...]
@@ -56,6 +58,8 @@ class Page:
     history: Packed
     depths: tuple[tuple[str, Depth], ...]
     noise: int = 0
+    ops: tuple[OpRow, ...] = ()
+    ops_step: int = 0
 
 
 def page_html(page: Page) -> str:
@@ -82,6 +86,8 @@ def page_html(page: Page) -> str:
         "settings": settings_table(page.result) if page.result is not None else "",
         "findings": findings(page.checks),
         "runs": runs_table(page.paths, page.facts),
+        "ops": ops_table(page.ops, page.ops_step, two=two) if page.ops else "",
+        "ops_hidden": "" if page.ops else "hidden",
         "map_hidden": "" if folded is not None and folded[1] else "hidden",
         "answer_hidden": "" if two else "hidden",
         "depth_hidden": "" if page.depths else "hidden",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,32 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from introspect_cli.records import Summary
+
+
+@dataclass(frozen=True)
+class OpRow:
+    """What one operator returned, in one run or both.
+
+    Attributes:
+        op: operator with overload, and where in its result.
+        fqn: module it ran in.
+        phase: forward, backward, ...
+        source: `file:line` of the user's code.
+        layout: shape and dtype.
+        a: mean in run a, None where absent.
+        b: mean in run b.
+        state: `equal`, `differs`, `only in a`, `only in b`, "" for a single run.
+    """
+
+    op: str
+    fqn: str
+    phase: str
+    source: str
+    layout: str
+    a: float | None
+    b: float | None
+    state: str
+
 
 _CLASS = {Verdict.SAME: "good", Verdict.DIVERGED: "bad", Verdict.UNDECIDED: "unsure"}
 _MOST = 200
@@ -132,3 +159,22 @@ def runs_table(paths: Sequence[str], facts: Sequence[Sequence[tuple[str, str]]])
     rows = [(text(name), *(text(column.get(name, "")) for column in columns)) for name in names]
     head = ["", *(f"{letter}: {text(path, 120)}" for letter, path in zip("ab", paths, strict=False))]
     return table("What ran", head, rows)
+
+
+_MOST_OPS = 3000
+
+
+def ops_table(ops: Sequence[OpRow], step: int, *, two: bool) -> str:
+    """Operators of a step in the order in which they ran."""
+    rows = []
+    for own in ops[:_MOST_OPS]:
+        differs = own.state not in ("", "equal")
+        state = f'<span class="bad">{own.state}</span>' if differs else own.state
+        cells = [text(own.op, 120), text(own.fqn, 160), text(own.phase), text(own.source, 120), text(own.layout, 80)]
+        means = [number(own.a, 6), *([number(own.b, 6), state] if two else [])]
+        rows.append((*cells, *means))
+    more = len(ops) - len(rows)
+    head = ("operator", "module", "phase", "source", "result", *(("mean a", "mean b", "") if two else ("mean",)))
+    return table(f"Operators of step {step}, in the order they ran", head, rows) + (
+        f"<p>and {more:,} more</p>" if more > 0 else ""
+    )
