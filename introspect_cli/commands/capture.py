@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -29,7 +30,17 @@ Examples:
 )
 @capture_options
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT|-m MODULE [ARGS]...")
-def capture(words: tuple[str, ...], module: bool, **values: Any) -> Callable[[], int]:
+@click.pass_context
+def capture(
+    ctx: click.Context,
+    /,
+    words: tuple[str, ...],
+    module: bool,
+    repeat: int,
+    verify_neutral: bool,
+    last_look: str | None,
+    **values: Any,
+) -> Callable[[], int]:
     """Run a training script, unmodified, and record what it computes.
 
     Options of ours come before the script; all that follows it is the script's, and so is the exit code.
@@ -40,6 +51,22 @@ def capture(words: tuple[str, ...], module: bool, **values: Any) -> Callable[[],
     first, args = words[0], words[1:]
     target = script.Target(module=first, args=args) if module else script.Target(script=first, args=args)
     script.check(target)
+    if verify_neutral and repeat > 1:
+        raise UsageError("--verify-neutral and --repeat are two questions: ask one at a time")
+    if verify_neutral or repeat > 1:
+        from introspect_cli.commands import capture_again
+
+        own = ctx.meta["own"]
+        if verify_neutral:
+            return partial(capture_again.verify_neutral, target, options, own, words)
+        return partial(capture_again.repeat, target, options, own, words, repeat)
+    if last_look is not None:
+        from introspect_cli.capture.last_look import install, run_bare
+
+        mode, _, report = last_look.partition(":")
+        install(Path(report))
+        if mode == "bare":
+            return partial(run_bare, target, options)
     from introspect_cli.capture.session import run_capture  # torch, once all that can be told without it is
 
     return partial(run_capture, target, options)

@@ -26,15 +26,16 @@ from introspect_cli.records import Kind
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-RUN, WHAT, WHEN, HOW, SETTINGS = (
+RUN, WHAT, WHEN, HOW, AGAIN, SETTINGS = (
     "The run",
     "What is recorded",
     "When it is recorded",
     "How the script runs",
+    "Running it more than once",
     "Settings kept beside it",
 )
 
-_NOT_IN_FILE = {"config", "module", "words", "help"}
+_NOT_IN_FILE = {"config", "module", "words", "help", "repeat", "verify_neutral", "last_look"}
 
 
 class GroupedOption(click.Option):
@@ -61,14 +62,18 @@ class CaptureCommand(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse, telling where a bad value was written if not on the command line."""
+        given = list(args)
         try:
-            return super().parse_args(ctx, args)
+            rest = super().parse_args(ctx, args)
         except click.BadParameter as error:
             name = error.param.name if error.param is not None else None
             if name is not None and ctx.get_parameter_source(name) is ParameterSource.DEFAULT_MAP:
                 message = f"{error.message} (in {ctx.meta['config']})"
                 raise click.BadParameter(message, ctx, error.param) from error
             raise
+        own = given[: len(given) - len(ctx.params.get("words") or ())]
+        ctx.meta["own"] = own[:-1] if own[-1:] == ["--"] else own
+        return rest
 
 
 def _read_config(ctx: click.Context, _: click.Parameter, file: Path | None) -> None:
@@ -187,6 +192,17 @@ _DECLARATIONS = (
         "Ask torch and its libraries for deterministic algorithms.",
         "--deterministic", is_flag=True,
     ),
+    _option(
+        AGAIN,
+        "Capture the script N times, into OUT-1 to OUT-N, and say whether all runs are the same.",
+        "--repeat", metavar="N", type=click.IntRange(min=1), default=1,
+    ),
+    _option(
+        AGAIN,
+        "Run the script watched and bare, and say whether both train the same.",
+        "--verify-neutral/--no-verify-neutral", default=False,
+    ),
+    click.option("--last-look", hidden=True),  # what --verify-neutral gives to the processes it starts
     _option(
         SETTINGS,
         "Environment variables, secrets redacted [default: yes].",

@@ -1,0 +1,83 @@
+"""`capture --verify-neutral` and `capture --repeat N`: the script run several times, and what that shows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import click
+
+from introspect_cli.errors import StoreError, UsageError
+from introspect_cli.exit_codes import DIVERGED, SAME, UNDECIDED
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from introspect_cli.capture.options import CaptureOptions
+    from introspect_cli.script import Target
+
+
+def verify_neutral(target: Target, options: CaptureOptions, own: Sequence[str], words: Sequence[str]) -> int:
+    """Run the script watched and bare, say whether they agree; 0 neutral, 1 not, 2 could not tell."""
+    from introspect_cli.capture import verify
+    from introspect_cli.capture.session import fresh_run
+
+    output = options.output or fresh_run(target)
+    _refuse_existing([output], options)
+    finding = verify.verify_neutral(own, words, output)
+    click.echo(f"introspect: {finding.sentence}", err=True)
+    if output.exists():
+        click.echo(f"introspect: the watched run is in {output}", err=True)
+    return finding.exit_code
+
+
+def repeat(target: Target, options: CaptureOptions, own: Sequence[str], words: Sequence[str], times: int) -> int:
+    """Capture the script several times; 0 if all runs are the same, 1 if two differ, 2 if that could not be told."""
+    from introspect_cli.capture.session import fresh_run
+    from introspect_cli.capture.verify import run_child
+
+    base = options.output or fresh_run(target)
+    outputs = [base.with_name(f"{base.name}-{number}") for number in range(1, times + 1)]
+    _refuse_existing(outputs, options)
+    codes = []
+    for number, output in enumerate(outputs):
+        outcome = run_child(own, words, output=output, show=number == 0)
+        codes.append(outcome.aspects["exit code"])
+        if not (output / "manifest.yaml").exists():
+            raise StoreError(f"run {number + 1} of {times} left nothing at {output}; it ended with code {codes[-1]}")
+    code, sentence = _compared(outputs)
+    if code == SAME and len(set(codes)) > 1:
+        code, sentence = DIVERGED, f"not deterministic: the exit codes are {', '.join(map(str, codes))}"
+    click.echo(f"introspect: {sentence}", err=True)
+    click.echo(f"introspect: the runs are in {', '.join(map(str, outputs))}", err=True)
+    return code
+
+
+def _compared(outputs: Sequence[Path]) -> tuple[int, str]:
+    """Compare every run with the first; the first difference found decides."""
+    from introspect_cli.compare.diff import compare_runs
+    from introspect_cli.compare.options import DiffOptions
+    from introspect_cli.compare.result import Verdict
+    from introspect_cli.store.reader import open_run
+
+    steps, undecided = 0, ""
+    with open_run(outputs[0]) as first:
+        for number, output in enumerate(outputs[1:], 2):
+            with open_run(output) as other:
+                result = compare_runs(first, other, replace(DiffOptions(), limit=1), [])
+            if result.verdict is Verdict.DIVERGED:
+                return DIVERGED, f"not deterministic: run {number} differs from run 1. {result.sentence}"
+            if result.verdict is Verdict.UNDECIDED:
+                undecided = undecided or f"cannot tell: {result.sentence}"
+            steps = result.counts.steps_compared
+    if undecided:
+        return UNDECIDED, undecided
+    return SAME, f"deterministic: {len(outputs)} runs agree in all {steps:,} steps"
+
+
+def _refuse_existing(outputs: Sequence[Path], options: CaptureOptions) -> None:
+    """Tell before the script runs, not after, that a directory is taken."""
+    for output in outputs:
+        if not options.force and output.exists() and any(output.iterdir()):
+            raise UsageError(f"{output} exists already; choose another place with -o, or --force to replace it")

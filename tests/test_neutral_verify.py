@@ -1,0 +1,118 @@
+"""`capture --verify-neutral` and `--repeat`: the question asked of one's own script, and every answer there is."""
+
+from __future__ import annotations
+
+import pytest
+
+from introspect_cli.capture.verify import Outcome, differing, judge
+from introspect_cli.exit_codes import DIVERGED, SAME, UNDECIDED
+
+TRAIN = """
+import random, sys, torch
+torch.manual_seed(0)
+def main():
+    net = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    for step in range(3):
+        loss = net(torch.randn(2, 4){noise}).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        {disturbed}
+        print(step, loss.item())
+main()
+sys.exit(3)
+"""
+
+
+def outcome(tensors=5, **aspects):
+    names = {"parameters": "parameters and optimizer state", "out": "standard output", "code": "exit code"}
+    base = dict.fromkeys((*names.values(), "modules", "random generators", "standard error"), 0)
+    return Outcome({**base, **{names[key]: value for key, value in aspects.items()}}, tensors)
+
+
+def never():
+    raise AssertionError("a third run was not needed")
+
+
+def test_agreement_is_neutral():
+    assert judge(outcome(), outcome(), never).exit_code == SAME
+    assert "5 tensors" in judge(outcome(), outcome(), never).sentence
+
+
+def test_agreement_about_nothing_is_no_answer():
+    assert judge(outcome(tensors=0), outcome(tensors=0), never).exit_code == UNDECIDED
+
+
+def test_difference_that_bare_runs_do_not_have():
+    finding = judge(outcome(parameters=1), outcome(), outcome)
+    assert finding.exit_code == DIVERGED
+    assert "differ in parameters and optimizer state" in finding.sentence
+
+
+def test_difference_that_bare_runs_have_too():
+    finding = judge(outcome(parameters=1), outcome(parameters=2), lambda: outcome(parameters=3))
+    assert finding.exit_code == UNDECIDED
+    assert "not deterministic by itself" in finding.sentence
+
+
+def test_output_with_times_in_it():
+    finding = judge(outcome(out=1), outcome(out=2), lambda: outcome(out=3))
+    assert finding.exit_code == SAME
+    assert "standard output differs between bare runs too" in finding.sentence
+    assert judge(outcome(out=1, parameters=1), outcome(out=2), lambda: outcome(out=3)).exit_code == DIVERGED
+
+
+def test_differing_names_aspects():
+    assert differing(outcome(code=1), outcome()) == ["exit code"]
+
+
+def capture(introspect, tmp_path, *options, noise="", disturbed="pass"):
+    (tmp_path / "train.py").write_text(TRAIN.format(noise=noise, disturbed=disturbed))
+    return introspect("capture", *options, "-o", "run", "train.py")
+
+
+def test_neutral_script(introspect, tmp_path):
+    out = capture(introspect, tmp_path, "--verify-neutral")
+    assert out.returncode == 0, out.stderr
+    assert "neutral: watched and bare agree in " in out.stderr
+    assert len(out.stdout.splitlines()) == 3
+    assert (tmp_path / "run" / "manifest.yaml").exists()
+
+
+def test_script_that_is_not_deterministic(introspect, tmp_path):
+    out = capture(introspect, tmp_path, "--verify-neutral", noise=" * random.random()")
+    assert out.returncode == 2, out.stderr
+    assert "not deterministic by itself" in out.stderr
+
+
+def test_script_that_notices_the_capture(introspect, tmp_path):
+    """The measurement itself works: a script that behaves otherwise under capture is found out."""
+    notices = "net.weight.data += float('introspect_cli.capture.probes' in sys.modules)"
+    out = capture(introspect, tmp_path, "--verify-neutral", disturbed=notices)
+    assert out.returncode == 1, out.stderr
+    assert "not neutral: watched and bare differ in parameters and optimizer state" in out.stderr
+
+
+def test_seed_makes_it_deterministic(introspect, tmp_path):
+    out = capture(introspect, tmp_path, "--repeat", "2", "--seed", "1", noise=" * random.random()")
+    assert out.returncode == 0, out.stderr
+    assert "deterministic: 2 runs agree in all " in out.stderr
+    assert {path.name for path in tmp_path.iterdir()} == {"train.py", "run-1", "run-2"}
+
+
+def test_repeat_finds_where_it_parts(introspect, tmp_path):
+    out = capture(introspect, tmp_path, "--repeat", "2", noise=" * random.random()")
+    assert out.returncode == 1, out.stderr
+    assert "not deterministic: run 2 differs from run 1. " in out.stderr
+    again = capture(introspect, tmp_path, "--repeat", "2")
+    assert again.returncode == 2
+    assert "run-1 exists already" in again.stderr
+
+
+@pytest.mark.parametrize("options", [("--verify-neutral", "--repeat", "2"), ("--repeat", "0")])
+def test_bad_questions(introspect, tmp_path, options):
+    out = capture(introspect, tmp_path, *options)
+    assert out.returncode == 2
+    assert out.stderr.count("\n") == 1
+    assert not (tmp_path / "run").exists()
