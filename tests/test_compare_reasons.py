@@ -442,3 +442,23 @@ def test_a_model_built_later_is_initialised_differently(compare):
 
     result = compare(steps(x), steps(x + 1))
     assert (result.first.step, result.first.reason) == (1, Reason.INITIAL)
+
+
+def test_a_module_that_does_not_run_in_one_run(compare):
+    x = np.ones((2, 2), F32)
+    start = [row("start", "param", "Net.a.weight", x), row("forward", "input", "Net", x)]
+    runs = [row("forward", "input", "Net.a", x), row("forward", "output", "Net.a", x)]
+    end = [row("forward", "output", "Net", x)]
+    result = compare([start + runs + end], [start + end])
+    assert "Net.a does not run in this step of b" in result.sentence
+
+
+def test_recomputation_is_named_where_a_backward_pass_differs(compare):
+    x = np.ones((2, 2), F32)
+
+    def steps(value):
+        rows = [row("forward", "output", "Net.drop", x), row("recompute", "input", "Net.drop", x)]
+        return [[*rows, row("backward", "grad_input", "Net.drop", value, path="[0]")]]
+
+    result = compare(steps(x), steps(x * np.arange(2, dtype=F32)))
+    assert "recomputed under activation checkpointing" in result.sentence

@@ -28,10 +28,12 @@ from introspect_cli.compare.traces import (
     fresh_state,
     frozen_buffers,
     identity_side,
+    idle_side,
     losses_of,
     no_forward_side,
     optimizers_of,
     other_paths,
+    phases_of,
     stale_side,
     value_before,
 )
@@ -76,6 +78,9 @@ class Clues:
         frozen_buffers: the side where the module's buffers do not change in this step while the other's do.
         paths: (paths in a, paths in b) of the values at this call, where both runs have some but not the same.
         gap: whether the step before was not recorded.
+        losses: how many losses the step has in a and in b.
+        idle: the side on which a module that both runs have does not run in this step.
+        recomputed: whether the module was run again in the backward pass, under activation checkpointing.
         no_forward: the side whose step holds no forward pass at all.
         not_optimized: the side whose optimizer does not have the parameter.
     """
@@ -109,6 +114,9 @@ class Clues:
     rng_equal: bool | None = None
     gradients: tuple[int, int] = (0, 0)
     identity: str = ""
+    idle: str = ""
+    losses: tuple[int, int] = (0, 0)
+    recomputed: bool = False
     gap: bool = False
     paths: tuple[str, str] | None = None
     frozen_buffers: str = ""
@@ -153,6 +161,7 @@ def find_clues(
     other = "b" if divergence.b is None else "a"
     calls = call_change(facts, step)
     fresh, fresh_text = fresh_state(step, site.fqn) if cause.reason is Reason.OPTIMIZER else ("", "")
+    losses = (losses_of(step, "a"), losses_of(step, "b"))
     return Clues(
         first_step=first_step,
         batches_before=steps_before,
@@ -178,7 +187,8 @@ def find_clues(
         hyperparameters=hyperparameter_changes(alignment, step),
         tied_to=_tied(modules_a if other == "a" else modules_b, site.fqn) if cause.reason is Reason.STRUCTURE else "",
         calls=calls,
-        accumulation=bool(calls and not owner_of(calls[0]) and losses_of(step, "a") != losses_of(step, "b")),
+        accumulation=bool(calls and not owner_of(calls[0]) and losses[0] != losses[1]),
+        losses=losses,
         line_search=_line_search(names_a, site, cause),
         subject_missing=_missing(alignment, subject, other),
         before=_agreeing_before(facts, divergence),
@@ -189,6 +199,8 @@ def find_clues(
         paths=other_paths(facts, step, union) if cause.reason is Reason.STRUCTURE else None,
         gap=facts.gap,
         no_forward=no_forward_side(step),
+        idle=idle_side(step, site.fqn) if cause.reason is Reason.STRUCTURE else "",
+        recomputed=(Phase.RECOMPUTE in phases_of(step, site.fqn)),
     )
 
 

@@ -15,9 +15,10 @@ from introspect_cli.compare.offset import detect
 from introspect_cli.compare.optimizers import changes_for, has_parameter
 from introspect_cli.compare.rank import RankOutcome, compare_rank
 from introspect_cli.compare.result import Counts, DiffResult, Divergence, Reason, Verdict
-from introspect_cli.compare.sentence import Story, sentence
+from introspect_cli.compare.sentence import sentence
 from introspect_cli.compare.settings import setting_changes
 from introspect_cli.compare.sides import Sides
+from introspect_cli.compare.story import Story
 from introspect_cli.compare.tree import tree_of
 from introspect_cli.errors import UsageError
 from introspect_cli.records import Kind

@@ -63,8 +63,11 @@ def materialise(
     row_a, row_b = int(items.row_a[position]), int(items.row_b[position])
     union = int(items.union[position])
     site = facts.sites[position]
-    a = ranks.a.record(pair.a, row_a, pair.step).summary if row_a >= 0 else None
-    b = ranks.b.record(pair.b, row_b, pair.step_b).summary if row_b >= 0 else None
+    record_a = ranks.a.record(pair.a, row_a, pair.step) if row_a >= 0 else None
+    record_b = ranks.b.record(pair.b, row_b, pair.step_b) if row_b >= 0 else None
+    a = None if record_a is None else record_a.summary
+    b = None if record_b is None else record_b.summary
+    info = next((record.info for record in (record_a, record_b) if record is not None), None)
     rel: float | None = None
     scale: float | None = None
     exact = False
@@ -95,4 +98,5 @@ def materialise(
         exact=exact and rel is not None,
         scale=scale,
         floor=max((float(floor[union]) for floor in floors if union < len(floor)), default=None),
+        source=info.source if info is not None and site.kind is Kind.OP_OUTPUT else "",
     )

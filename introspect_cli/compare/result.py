@@ -70,6 +70,7 @@ class Divergence:
         exact: whether `rel_l2` comes from the stored tensors and not from the sketches.
         scale: c where b is c times a to within the sketch's precision; None otherwise.
         floor: relative distance that the noise runs show at this site; None without noise runs.
+        source: for an operator, `file:line` of the user's code that ran it, in the run that has it (a where both do).
     """
 
     step: int
@@ -86,6 +87,7 @@ class Divergence:
     exact: bool = False
     scale: float | None = None
     floor: float | None = None
+    source: str = ""
 
 
 @dataclass(frozen=True)

@@ -6,38 +6,18 @@ the equalities that the conclusion rests on, so that a reader can check it inste
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from introspect_cli.compare.result import Divergence, Reason, Role, SettingChange
+from introspect_cli.compare.result import Reason, Role
 from introspect_cli.compare.settings import describe
+from introspect_cli.compare.structure import structure_sentence
 from introspect_cli.compare.words import both_values, far, named, often, path_of, scaled, what
 from introspect_cli.records import Kind, Phase
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
-    from introspect_cli.compare.clues import Clues
-    from introspect_cli.compare.origin import Cause
-
-
-@dataclass(frozen=True)
-class Story:
-    """What the sentence is made of.
-
-    Attributes:
-        first: the first divergence.
-        cause: why it is one.
-        clues: what else was found around it.
-        settings: settings that differ, the strongest first.
-        ranks: how many ranks were compared.
-    """
-
-    first: Divergence
-    cause: Cause
-    clues: Clues
-    settings: Sequence[SettingChange]
-    ranks: int = 1
+    from introspect_cli.compare.story import Story
 
 
 def sentence(story: Story) -> str:
@@ -158,7 +138,10 @@ def _module(story: Story) -> str:
         return f"{text}, off by rounding only: another kernel, thread count, device or library, hardly other code."
     if story.clues.dtype_changed:
         return f"{text}, done in another precision."
-    return f"{text} (its code, its options, its train or eval mode, or the kernel behind it)."
+    causes = "its code, its options, its train or eval mode, the kernel behind it"
+    if "parameters" in story.clues.fed and story.clues.batches_before:
+        causes += ", or a change to its parameters since they were recorded"
+    return f"{text} ({causes})."
 
 
 def _own_code(story: Story) -> str:
@@ -199,6 +182,11 @@ def _backward(story: Story) -> str:
     text += "are equal"
     if first.scale is not None:
         text += f"; b is {first.scale:.6g} times a"
+    if story.clues.recomputed:
+        return (
+            f"{text}: it is the backward pass through {named(first.site, first.module_class)}, which was recomputed "
+            "under activation checkpointing: look at what that draws or computes differently (preserve_rng_state)."
+        )
     if first.site.kind is Kind.GRAD_INPUT:
         return f"{text}: it is the backward pass through {named(first.site, first.module_class)}."
     return f"{text}: it is the backward pass of what uses that output."
@@ -219,7 +207,7 @@ def _gradient(story: Story) -> str:
         text += f"; b is {first.scale:.6g} times a"
         return f"{text}: clipping, unscaling, averaging over accumulated batches, or the order of these."
     if clues.rounding:
-        return f"{text}, by rounding only: another kernel or order of summation in the weight gradient."
+        return f"{text}, by rounding only: another kernel or order of summation, or a tiny stale part."
     return f"{text}: clipping, unscaling, accumulation or zero_grad, or a change of the gradient by hand."
 
 
@@ -261,51 +249,14 @@ def _buffer(story: Story) -> str:
 
 
 def _op(story: Story) -> str:
-    return f"{what(story.first.site)} differs{_apart(story)} and nothing before it does."
-
-
-def _structure(story: Story) -> str:
-    first, clues = story.first, story.clues
-    side, other = ("a", "b") if first.b is None else ("b", "a")
-    site = first.site
-    if clues.tied_to:
-        return f"the parameter {site.fqn} exists only in {side}; in {other} it is tied to {clues.tied_to}."
-    if clues.not_optimized:
-        return (
-            f"only {side} has {what(site)}, as the optimizer sees it: the optimizer of {clues.not_optimized} does not "
-            "have this parameter."
-        )
-    if clues.no_forward:
-        return (
-            f"only {side} has {what(site)}: this step of {clues.no_forward} holds no forward pass, so its optimizer "
-            "stepped once more for the same gradients."
-        )
-    if clues.calls:
-        name, one, two = clues.calls
-        return (
-            f"only {side} has {what(site)}: {name} runs {often(one)} in this step of a and {often(two)} in b "
-            f"({'another number of accumulated batches' if clues.accumulation else 'one is called more often'})."
-        )
-    if clues.subject_missing:
-        kind = "parameter" if site.kind in {Kind.PARAM, Kind.BUFFER} and story.cause.subject == site.fqn else "module"
-        text = f"the structure differs: the {kind} {story.cause.subject} exists only in {side}"
-        return f"{text} ({first.module_class})." if kind == "module" and first.module_class else f"{text}."
-    if site.kind in {Kind.GRAD, Kind.GRAD_INPUT, Kind.GRAD_OUTPUT}:
-        return (
-            f"only {side} has {what(site)}: in {other} no gradient reaches it (frozen, detached, under no_grad, or not "
-            "part of the loss)."
-        )
-    if site.kind is Kind.OPTIMIZER_STATE:
-        return (
-            f"only {side} has {what(site)}: the optimizer of {other} does not keep it, or does not step this parameter."
-        )
-    if clues.paths:
-        does = {Kind.INPUT: "it is called with other arguments", Kind.BATCH: "the batch has another structure"}
-        told = does.get(site.kind, "it gives another structure")
-        return f"only {side} has {what(site)}: {told} ({clues.paths[0]} in a; {clues.paths[1]} in b)."
-    if site.kind is Kind.BATCH:
-        return f"only {side} draws {what(site)}: another number of batches."
-    return f"only {side} has {what(site)}: the structure differs there."
+    first = story.first
+    line = f", run at {first.source}," if first.source else ""
+    text = f"{what(first.site)}{line} differs{_apart(story)} though all that went into it is equal{scaled(first)}"
+    if story.clues.rounding:
+        return f"{text}: off by rounding only, so another kernel, thread count, device or library."
+    if first.site.phase is Phase.BACKWARD:
+        return f"{text}: another way to compute this gradient, or other options of its forward operator."
+    return f"{text}: other options, or another kernel behind it."
 
 
 def _gap(story: Story) -> str:
@@ -339,7 +290,7 @@ _TELL = {
     Reason.GRADIENT: _gradient,
     Reason.OPTIMIZER: _optimizer,
     Reason.BUFFER: _buffer,
-    Reason.STRUCTURE: _structure,
+    Reason.STRUCTURE: structure_sentence,
     Reason.OP: _op,
     Reason.GAP: _gap,
     Reason.PROPAGATED: _propagated,

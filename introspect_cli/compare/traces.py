@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from introspect_cli.compare.align import KINDS, PHASES, Alignment
-from introspect_cli.compare.facts import Facts, owner_of
+from introspect_cli.compare.facts import FORWARD, Facts, owner_of
 from introspect_cli.compare.measure import has_sketch
 from introspect_cli.records import SETTING_KINDS, Kind, Phase
 
@@ -198,3 +198,25 @@ def other_paths(facts: Facts, step: StepRecords, union: int) -> tuple[str, str] 
         return None
     shown = [", ".join(own[:4]) + (", ..." if len(own) > 4 else "") for own in paths]
     return shown[0], shown[1]
+
+
+def phases_of(step: StepRecords, fqn: str) -> set[Phase]:
+    """Phases in which anything of this name was recorded, on either side."""
+    alignment = step.alignment
+    return {
+        PHASES[alignment.phase[union]]
+        for union in alignment.by_fqn.get(fqn, [])
+        if union in step.rows_a or union in step.rows_b
+    }
+
+
+def idle_side(step: StepRecords, fqn: str) -> str:
+    """The side on which nothing of this module's forward pass was recorded in the step, though the other has some."""
+    alignment = step.alignment
+    ran = {
+        side
+        for side in ("a", "b")
+        for union in alignment.by_fqn.get(fqn, [])
+        if PHASES[alignment.phase[union]] in FORWARD and union in set(step.unions(side))
+    }
+    return "" if len(ran) != 1 else "b" if ran == {"a"} else "a"

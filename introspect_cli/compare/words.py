@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.measure import RESOLUTION, rounding
-from introspect_cli.records import Kind, Site, Status
+from introspect_cli.records import Kind, Phase, Site, Status
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,7 +25,6 @@ _WHAT = {
     Kind.BUFFER: "the buffer",
     Kind.GRAD: "the gradient",
     Kind.OPTIMIZER_STATE: "the optimizer state",
-    Kind.OP_OUTPUT: "the output of an operator in",
 }
 
 
@@ -93,8 +92,17 @@ def what(site: Site) -> str:
     if site.kind is Kind.OPTIMIZER_STATE:
         return f"the optimizer state {site.path} of {site.fqn}"
     if site.kind is Kind.OP_OUTPUT:
-        return f"{_WHAT[site.kind]} {site.fqn}{path}{call}"
+        return _operator(site) + call
     return f"{_WHAT.get(site.kind, site.kind.value)}{path} of {site.fqn}{call}"
+
+
+def _operator(site: Site) -> str:
+    """An operator's result: `result [0] of the backward operator aten.native_layer_norm_backward.default of GPT.ln_f`."""
+    name, bracket, place = site.path.partition("[")
+    backward = "backward " if site.phase is Phase.BACKWARD else ""
+    text = f"result [{place} of the " if bracket else "the "
+    where = "the script itself" if site.fqn == "script" else site.fqn
+    return f"{text}{backward}operator {name} of {where}"
 
 
 def named(site: Site, module_class: str) -> str:

@@ -58,6 +58,7 @@ def divergence_document(divergence: Divergence) -> dict[str, Any]:
         "step_b": divergence.step_b if divergence.step_b != divergence.step else None,
         "exact": True if divergence.exact else None,
         "scale": divergence.scale,
+        "source": divergence.source or None,
         "noise": divergence.floor,
     }
     return document | {name: finite(value) for name, value in extra.items() if value is not None}
