@@ -156,7 +156,7 @@ def _data(page: Page, folded: tuple[np.ndarray[Any, Any], list[list[str]], list[
                 "steps": steps,
                 "levels": _packed(levels),
             }
-            document["plots"]["map"] = map_item(levels.shape[0], steps)
+            document["plots"]["map"] = map_item(levels.shape[0], steps, max(len(_text(row[0])) for row in names))
     # Inside a script element only `<` could end it early.
     text = json.dumps(document, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")

@@ -52,8 +52,14 @@ def _item(plot: Any) -> Any:
     return json_item(plot)
 
 
-def map_item(rows: int, steps: list[int]) -> Any:
-    """The divergence map: an image whose pixels the page fills in, and a frame around the selected cell."""
+def map_item(rows: int, steps: list[int], longest: int) -> Any:
+    """The divergence map: an image whose pixels the page fills in, and a frame around the selected cell.
+
+    Args:
+        rows: modules there are.
+        steps: steps across.
+        longest: characters of the longest name of a module.
+    """
     from bokeh.models import ColumnDataSource, FixedTicker, LinearColorMapper, Range1d
 
     width, height = max(len(steps), 1), max(rows, 1)
@@ -61,12 +67,13 @@ def map_item(rows: int, steps: list[int]) -> Any:
         "map", min(640, max(220, 18 * rows + 80)),
         x_range=Range1d(0, width, bounds=(0, width), min_interval=2),
         y_range=Range1d(height, 0, bounds=(0, height), min_interval=2),
-        x_axis_label="step", min_border_left=260,
+        x_axis_label="step", min_border_left=30 + 6 * min(longest, 40),
     )  # fmt: skip
     mapper = LinearColorMapper(palette=["#000000"] * 256, low=0, high=255, name="map-colours")
     image = ColumnDataSource({"image": [], "x": [], "y": [], "dw": [], "dh": []}, name="map-image")
     plot.image("image", source=image, x="x", y="y", dw="dw", dh="dh", color_mapper=mapper)
     chosen = ColumnDataSource({"x": [], "y": []}, name="map-chosen")
+    plot.rect("x", "y", 1, 1, source=chosen, fill_alpha=0, line_width=6, line_color="#ffffff", name="map-halo")
     plot.rect("x", "y", 1, 1, source=chosen, fill_alpha=0, line_width=2, line_color="#000000", name="map-frame")
     for axis in (plot.xaxis[0], plot.yaxis[0]):
         axis.ticker = FixedTicker(ticks=[])

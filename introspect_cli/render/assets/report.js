@@ -40,7 +40,7 @@
   }
 
   function palette(dark) {
-    const shade = dark ? ramp(["#2b3a55", "#6b4a9e", "#c8508c", "#ff9d5c", "#fff2a8"]) : ramp(["#dbe7f5", "#f7c884", "#e8743b", "#b3261e", "#4a0d16"]);
+    const shade = dark ? ramp(["#3d5f94", "#6b4a9e", "#c8508c", "#ff9d5c", "#fff2a8"]) : ramp(["#a9c8ec", "#f7c884", "#e8743b", "#b3261e", "#4a0d16"]);
     const colours = [dark ? "#363d45" : "#e3e6ea", dark ? "#1d2227" : "#f5f7f9"];
     for (let at = 2; at < 255; at++) colours.push(shade((at - 2) / 252));
     colours.push(dark ? "#4dd0e1" : "#00838f");
@@ -78,6 +78,7 @@
           if (/^(line|dots)-/.test(model.name)) model.glyph.setv(/^line/.test(model.name) ? { line_color: colour } : { fill_color: colour, line_color: colour });
           if (/^(area-|noise-band)/.test(model.name)) model.glyph.setv({ fill_color: colour });
           if (model.name === "map-frame") model.glyph.setv({ line_color: front });
+          if (model.name === "map-halo") model.glyph.setv({ line_color: css("back") });
         }
       }
     }
@@ -245,7 +246,7 @@
       exact.push({ differs: true, cells: [`step ${own.step}: ${label(own.site)}`, own.role, own.rel === null ? "" : own.rel.toExponential(1), side(own.a, "checksum"), side(own.b, "checksum"), side(own.a, "mean"), side(own.b, "mean"), side(own.a, "std"), side(own.b, "std")] });
     }
     for (const module of names) for (const site of byModule.get(module) || []) {
-      const pair = (stat) => [0, 1].map((run) => { const values = statistic(site, stat, run); return values ? short(values[at]) : ""; });
+      const pair = (stat) => [0, 1].map((run) => { const values = statistic(site, stat, run), bad = series(site, "bad", run); return values && !Number.isNaN(values[at]) ? short(values[at]) : bad && bad[at] === 1 ? "not finite" : ""; });
       const mean = pair("mean"), std = pair("std"), largest = pair("absmax");
       if (mean.concat(std, largest).every((text) => text === "")) continue;
       body.push({ differs: mean[0] !== mean[1] || std[0] !== std[1] || largest[0] !== largest[1], cells: [labels[site], ...mean, ...std, ...largest] });
