@@ -203,3 +203,35 @@ def test_flushing_denormals_does_not_change_a_checksum(engine):
     finally:
         torch.set_flush_denormal(False)  # torch's own signature
     assert flushed == (jitted(engine, x)[0, r.RAW], jitted(engine, x.half())[0, r.RAW])
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.uint8, torch.bfloat16, torch.float32, torch.float64, torch.complex128], ids=str
+)
+def test_any_order_of_any_dimensions(engine, dtype):
+    generator = torch.Generator().manual_seed(7)
+    for trial in range(60):
+        dims = int(torch.randint(1, 6, (), generator=generator))
+        sizes = torch.randint(1, 20 if dims < 4 else 7, (dims,), generator=generator).tolist()
+        x = example(dtype, tuple(sizes), trial).permute(torch.randperm(dims, generator=generator).tolist())
+        steps = torch.randint(1, 3, (dims,), generator=generator).tolist()
+        x = x[tuple(slice(None, None, step) for step in steps)]
+        if trial % 3 == 0:
+            x = x.unsqueeze(trial % dims).expand(*x.shape[: trial % dims], 5, *x.shape[trial % dims :])
+        assert_same(jitted(engine, x), by_torch(x.contiguous()))
+
+
+def test_a_large_strided_tensor_costs_little_memory(engine):
+    x = torch.randn(3000, 3001).t()[:, ::2].t()
+    assert not x.is_contiguous()
+    tracemalloc = pytest.importorskip("tracemalloc")
+    resource = pytest.importorskip("resource")
+    jitted(engine, x[:100])
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    tracemalloc.start()
+    jitted(engine, x)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 8e6
+    if resource.getrusage(resource.RUSAGE_SELF).ru_maxrss > before:
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 12_000  # kilobytes

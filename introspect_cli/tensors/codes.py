@@ -10,6 +10,10 @@ from typing import Final
 RUN: Final = 0
 WORK: Final = 1
 MERGE: Final = 2
+COPY: Final = 3
+
+MAX_DIMS: Final = 16
+"""Dimensions of a strided copy, at most; torch's own limit for most operations is 64, of which few are used."""
 
 STATS: Final = 1
 SKETCH: Final = 2

@@ -45,29 +45,37 @@ def pieces(tensor: torch.Tensor, limit: int) -> Iterator[tuple[int, torch.Tensor
     Yields:
         The row-major index of the piece's first element, and the piece, shape (n,).
     """
-    tensor = tensor.detach()
-    lazy = tensor.is_conj() or tensor.is_neg()
-    if tensor.is_contiguous() and not lazy:
-        yield 0, tensor.view(-1)
-    else:
-        yield from _pieces(tensor, limit, 0)
+    if tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg()):
+        yield 0, tensor.detach().view(-1)
+        return
+    for offset, view in cut(tensor, limit):
+        yield offset, view.resolve_conj().resolve_neg().contiguous().view(-1)
 
 
-def _pieces(tensor: torch.Tensor, limit: int, offset: int) -> Iterator[tuple[int, torch.Tensor]]:
+def cut(tensor: torch.Tensor, limit: int) -> Iterator[tuple[int, torch.Tensor]]:
+    """Cut a strided tensor along its leading dimensions into views of at most `limit` elements.
+
+    Yields:
+        The row-major index of the view's first element, and the view, strided as it is.
+    """
+    yield from _cut(tensor.detach(), limit, 0)
+
+
+def _cut(tensor: torch.Tensor, limit: int, offset: int) -> Iterator[tuple[int, torch.Tensor]]:
     numel = tensor.numel()
     if numel == 0:
         return
     if numel <= limit:
-        yield offset, tensor.resolve_conj().resolve_neg().contiguous().view(-1)
+        yield offset, tensor
         return
     per_row = numel // tensor.shape[0]
     if per_row > limit:
         for index in range(tensor.shape[0]):
-            yield from _pieces(tensor[index], limit, offset + index * per_row)
+            yield from _cut(tensor[index], limit, offset + index * per_row)
         return
     rows = limit // per_row
     for start in range(0, tensor.shape[0], rows):
-        yield from _pieces(tensor[start : start + rows], limit, offset + start * per_row)
+        yield offset + start * per_row, tensor[start : start + rows]
 
 
 def strides_kind(tensor: torch.Tensor) -> str:
