@@ -179,8 +179,9 @@ def test_parametrised(tmp_path):
 
     seen = assert_neutral(train, tmp_path / "run")
     seen.assert_losses()
+    assert list(seen.steps) == [0, 1]  # setting a parametrization up calls it, and is no step
     assert seen.of("grad", "Sequential.3.parametrizations.weight.0.b")
-    assert seen.of("param", "Sequential.1.parametrizations.weight.original")
+    assert seen.of("param", "Sequential.1.parametrizations.weight.original", step=1)
     assert seen.of("buffer", "Sequential.1.parametrizations.weight.0._u")
     assert not any(name.startswith("ParametrizationList") for name in seen.modules)
 

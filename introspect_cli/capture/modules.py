@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.nn.utils.parametrize import ParametrizationList
 
 from introspect_cli.capture import private_api
 from introspect_cli.capture.names import ModuleState, wrapped
@@ -54,9 +55,10 @@ class ModuleProbe:
         self._names = context.names
         self._gradients = gradients
         kinds = context.kinds
-        self._inputs = Kind.INPUT in kinds
-        self._outputs = Kind.OUTPUT in kinds
         self._gradient_of = {of: gradient for of, gradient in _GRADIENT_OF.items() if gradient in kinds}
+        self._kinds = frozenset(kind for kind in _GRADIENT_OF if kind in kinds)
+        self._inputs = Kind.INPUT in {*self._kinds, *self._gradient_of}
+        self._outputs = Kind.OUTPUT in {*self._kinds, *self._gradient_of}
         self._stack = _Stack()
         self._on = False
         self._patch: Patch | None = None
@@ -99,9 +101,11 @@ class ModuleProbe:
         calls = stack.calls
         in_backward = private_api.graph_task() != -1
         if not calls and not in_backward:
-            self._outermost(args, kwargs)
-        if not self._recorder.wanted or (calls and calls[-1] is None):
+            self._outermost(module, args, kwargs)
+        if calls and (calls[-1] is None or not self._recorder.wanted):
             return original(module, *args, **kwargs)
+        if not self._recorder.wanted:
+            return self._passed(original, module, args, kwargs)
         if not in_backward:
             return self._recorded(original, module, args, kwargs)
         phase, stack.phase = stack.phase, Phase.RECOMPUTE  # the forward around a backward pass goes on after it
@@ -109,6 +113,22 @@ class ModuleProbe:
             return self._recorded(original, module, args, kwargs)
         finally:
             stack.phase = phase
+
+    def _passed(
+        self, original: Callable[..., Any], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Run an outermost call of a step that is not recorded; name it, so that a schedule changes no names."""
+        calls = self._stack.calls
+        if self._names.find(module) is None and private_api.tracing_state() is None:
+            try:
+                self._names.state(module, None)
+            except Exception as error:
+                self._failed(error)
+        calls.append(None)
+        try:
+            return original(module, *args, **kwargs)
+        finally:
+            calls.pop()
 
     def _recorded(
         self, original: Callable[..., Any], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -141,9 +161,13 @@ class ModuleProbe:
         except Exception as error:
             self._failed(error)
 
-    def _outermost(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _outermost(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Have the step begin, or end, where that hangs on forward passes."""
-        if private_api.tracing_state() is not None or _is_traced(args, kwargs):
+        if (
+            isinstance(module, ParametrizationList)
+            or private_api.tracing_state() is not None
+            or _is_traced(args, kwargs)
+        ):
             return  # what we read now would become part of the traced graph
         try:
             with unobserved():
@@ -168,6 +192,8 @@ class ModuleProbe:
             return None, -1
         stack = self._stack
         caller = stack.calls[-1] if stack.calls else None
+        if caller is None and isinstance(module, ParametrizationList):
+            return None, -1  # somebody looks at a parametrised weight; that is no forward pass
         stack.in_graph = isinstance(module, private_api.COMPILERS_GRAPH) and self._names.find(module) is None
         if stack.in_graph:
             return None, -1
@@ -220,7 +246,8 @@ class ModuleProbe:
         if value is None:
             return
         if isinstance(value, _PLAIN):
-            self._recorder.value(self._site(state, kind, self._stack.phase, call, prefix), value)
+            if kind in self._kinds:
+                self._recorder.value(self._site(state, kind, self._stack.phase, call, prefix), value)
             return
         try:
             leaves = flatten(value)
@@ -231,11 +258,12 @@ class ModuleProbe:
         for path, leaf in leaves:
             if isinstance(leaf, torch.Tensor):
                 self._tensor(state, kind, call, prefix + path, leaf)
-            elif isinstance(leaf, _PLAIN):
+            elif isinstance(leaf, _PLAIN) and kind in self._kinds:
                 self._recorder.value(self._site(state, kind, self._stack.phase, call, prefix + path), leaf)
 
     def _tensor(self, state: ModuleState, kind: Kind, call: int, path: str, value: torch.Tensor) -> None:
-        self._recorder.tensor(self._site(state, kind, self._stack.phase, call, path), value)
+        if kind in self._kinds:
+            self._recorder.tensor(self._site(state, kind, self._stack.phase, call, path), value)
         gradient = self._gradient_of.get(kind)
         if gradient is not None and value.requires_grad and torch.is_grad_enabled():
             site = self._site(state, gradient, Phase.BACKWARD, call, path)
@@ -256,7 +284,7 @@ class ModuleProbe:
 
     def _hidden(self, module: nn.Module, state: ModuleState, call: int) -> None:
         """Say of every module inside a compiled or scripted one that it was not seen."""
-        if call or not self._outputs:
+        if call or Kind.OUTPUT not in self._kinds:
             return
         for child in module.modules():
             inner = self._names.find(child)
