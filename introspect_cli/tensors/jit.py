@@ -30,7 +30,17 @@ DISABLE_VARIABLE: Final = "INTROSPECT_NO_JIT"
 """Environment variable that, set to anything but 0, keeps the jitted kernels from being used."""
 
 _MODULE: Final = "introspect_cli.tensors.kernels"
-_SOURCES: Final = ("kernels.py", "vector.py", "codes.py", "rows.py", "checksum.py", "sketch.py")
+_SOURCES: Final = (
+    "kernels.py",
+    "moments.py",
+    "strided.py",
+    "widen.py",
+    "vector.py",
+    "codes.py",
+    "rows.py",
+    "checksum.py",
+    "sketch.py",
+)
 
 
 @dataclass

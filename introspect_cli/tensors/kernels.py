@@ -22,31 +22,23 @@ from numba import config, njit
 from introspect_cli.tensors import checksum, sketch, vector
 from introspect_cli.tensors import rows as r
 from introspect_cli.tensors.codes import (
-    BF16,
     C32,
-    C64,
     C128,
     COPY,
-    F16,
     F32,
     F64,
-    I8,
-    I32,
     JOB_WORDS,
-    MAX_DIMS,
     OPAQUE8,
     RUN,
     SIZES,
     SKETCH,
     STATS,
-    TABLE,
-    U8,
-    U16,
-    U32,
-    U64,
     WORK,
 )
-from introspect_cli.tensors.vector import pointer
+from introspect_cli.tensors.moments import block32, block64, careful, merge_moments
+from introspect_cli.tensors.strided import copy
+from introspect_cli.tensors.vector import inner, pointer
+from introspect_cli.tensors.widen import complex_parts, to_float32, to_float64
 
 BLOCK: Final = 2048
 SPAN: Final = checksum.SPAN
@@ -60,10 +52,8 @@ _AREA: Final = 8 + 3 * BLOCK
 _CACHE: Final = bool(config.CACHE_DIR)
 """`jit` names the directory to cache in while it imports this module."""
 
-_inner = njit(nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 
-
-@_inner  # type: ignore[untyped-decorator]
+@inner  # type: ignore[untyped-decorator]
 def _span(address: Any, spans: Any, words: Any, first: Any, size: Any) -> Any:
     """Raw sum of `spans` whole spans, or of some words within one span."""
     vector.keep_apart()
@@ -86,7 +76,7 @@ def _span(address: Any, spans: Any, words: Any, first: Any, size: Any) -> Any:
     return total
 
 
-@_inner  # type: ignore[untyped-decorator]
+@inner  # type: ignore[untyped-decorator]
 def _checksum(address: Any, words: Any, first: Any, size: Any) -> Any:
     """Raw sum of words of 1, 2 or 4 bytes, the first with index `first`."""
     vector.keep_apart()
@@ -104,260 +94,7 @@ def _checksum(address: Any, words: Any, first: Any, size: Any) -> Any:
     return total
 
 
-@_inner  # type: ignore[untyped-decorator]
-def _narrow(code: Any, address: Any, count: Any, table: Any, out: Any) -> Any:
-    """Widen a block to float32 at `out`."""
-    vector.keep_apart()
-    y = pointer(out, np.float32)
-    if code == F16:
-        vector.widen_half_block(address, count // 16, out)
-        for i in range(count // 16 * 16, count):
-            y[i] = vector.half_at(address + np.uint64(2 * i))
-    elif code == BF16:
-        bits, brain = pointer(out, np.uint32), pointer(address, np.uint16)
-        for i in range(count):
-            bits[i] = np.uint32(brain[i]) << np.uint32(16)
-    elif code == TABLE:
-        known, index = pointer(table, np.float32), pointer(address, np.uint8)
-        for i in range(count):
-            y[i] = known[index[i]]
-    elif code == U8:
-        u8 = pointer(address, np.uint8)
-        for i in range(count):
-            y[i] = np.float32(u8[i])
-    elif code == I8:
-        i8 = pointer(address, np.int8)
-        for i in range(count):
-            y[i] = np.float32(i8[i])
-    elif code == U16:
-        u16 = pointer(address, np.uint16)
-        for i in range(count):
-            y[i] = np.float32(u16[i])
-    else:
-        i16 = pointer(address, np.int16)
-        for i in range(count):
-            y[i] = np.float32(i16[i])
-
-
-@_inner  # type: ignore[untyped-decorator]
-def _wide(code: Any, address: Any, count: Any, out: Any) -> Any:
-    """Widen a block to float64 at `out`."""
-    vector.keep_apart()
-    y = pointer(out, np.float64)
-    if code == U32:
-        u32 = pointer(address, np.uint32)
-        for i in range(count):
-            y[i] = np.float64(u32[i])
-    elif code == I32:
-        i32 = pointer(address, np.int32)
-        for i in range(count):
-            y[i] = np.float64(i32[i])
-    elif code == U64:
-        u64 = pointer(address, np.uint64)
-        for i in range(count):
-            y[i] = np.float64(u64[i])
-    else:
-        i64 = pointer(address, np.int64)
-        for i in range(count):
-            y[i] = np.float64(i64[i])
-
-
-@_inner  # type: ignore[untyped-decorator]
-def _complex(code: Any, address: Any, count: Any, sizes: Any, parts: Any) -> Any:
-    """Absolute values of a block of complex numbers to `sizes`, finite components to `parts`; float64."""
-    vector.keep_apart()
-    size, part = pointer(sizes, np.float64), pointer(parts, np.float64)
-    single, double = pointer(address, np.float32), pointer(address, np.float64)
-    for i in range(count):
-        if code == C32:
-            re = np.float64(vector.half_at(address + np.uint64(4 * i)))
-            im = np.float64(vector.half_at(address + np.uint64(4 * i + 2)))
-        elif code == C64:
-            re, im = np.float64(single[2 * i]), np.float64(single[2 * i + 1])
-        else:
-            re, im = double[2 * i], double[2 * i + 1]
-        if math.isnan(re) or math.isnan(im):
-            size[i] = np.nan
-        else:
-            size[i] = math.hypot(re, im) if code == C128 else math.sqrt(re * re + im * im)
-        part[2 * i] = re if math.isfinite(re) else 0.0
-        part[2 * i + 1] = im if math.isfinite(im) else 0.0
-
-
-@_inner  # type: ignore[untyped-decorator]
-def _merge(row: Any, n_b: Any, mean_b: Any, m2_b: Any, m3_b: Any, m4_b: Any) -> Any:
-    """Merge moments into a row, by the formulas of `stats.merge_moments`."""
-    vector.keep_apart()
-    ints, floats = pointer(row, np.int64), pointer(row, np.float64)
-    n_a = np.float64(ints[r.FINITE])
-    if n_b == 0.0:
-        return
-    ints[r.FINITE] += np.int64(n_b)
-    if n_a == 0.0:
-        floats[r.MEAN], floats[r.M2], floats[r.M3], floats[r.M4] = mean_b, m2_b, m3_b, m4_b
-        return
-    mean_a, m2_a, m3_a, m4_a = floats[r.MEAN], floats[r.M2], floats[r.M3], floats[r.M4]
-    delta = mean_b - mean_a
-    step = delta / (n_a + n_b)
-    cross = delta * step * n_a * n_b
-    floats[r.MEAN] = mean_a + step * n_b
-    floats[r.M2] = m2_a + m2_b + cross
-    floats[r.M3] = m3_a + m3_b + cross * step * (n_a - n_b) + 3.0 * step * (n_a * m2_b - n_b * m2_a)
-    floats[r.M4] = (
-        m4_a
-        + m4_b
-        + cross * step * step * (n_a * n_a - n_a * n_b + n_b * n_b)
-        + 6.0 * step * step * (n_a * n_a * m2_b + n_b * n_b * m2_a)
-        + 4.0 * step * (n_a * m3_b - n_b * m3_a)
-    )
-
-
-@_inner  # type: ignore[untyped-decorator]
-def _finish(row: Any, out: Any, count: Any, scale: Any, pivot: Any) -> Any:
-    """Merge a block's power sums about `pivot / scale`, left at `out`, into a row."""
-    s = pointer(out, np.float64)
-    n = np.float64(count)
-    u = s[0] / n
-    m2 = s[1] - n * u * u
-    m3 = s[2] - 3.0 * u * s[1] + 2.0 * n * u * u * u
-    m4 = s[3] - 4.0 * u * s[2] + 6.0 * u * u * s[1] - 3.0 * n * u * u * u * u
-    back = 1.0 / scale
-    square = back * back
-    _merge(row, n, (pivot + u) * back, max(m2, 0.0) * square, m3 * square * back, max(m4, 0.0) * square * square)
-
-
-@_inner  # type: ignore[untyped-decorator]
-def _scale(largest: Any, limit: Any) -> Any:
-    """A power of two that brings a number to between 1/2 and 1, within what the type can hold."""
-    _, exponent = math.frexp(largest)
-    return math.ldexp(1.0, -int(min(max(float(exponent), -limit), limit)))
-
-
-@_inner  # type: ignore[untyped-decorator]
-def _block32(address: Any, count: Any, row: Any, out: Any) -> Any:
-    """Statistics of a block of float32 into a row; False, with nothing written, if not all are finite."""
-    vector.keep_apart()
-    s, x = pointer(out, np.float64), pointer(address, np.float32)
-    full = count // 16
-    vector.extent_block(address, full, out, 4)
-    low, high, small, total, sizes = s[0], s[1], s[2], s[3], s[4]
-    for i in range(full * 16, count):
-        v = np.float64(x[i])
-        low, high, small = min(low, v), max(high, v), min(small, abs(v))
-        total += v
-        sizes += abs(v)
-    # sums of float32 lanes overflow long before those of float64 do; NaN and Inf arrive here as well
-    if not sizes < np.inf:
-        return False
-    ints, floats = pointer(row, np.int64), pointer(row, np.float64)
-    if small == 0.0:
-        zeros = 0
-        for i in range(count):
-            zeros += x[i] == np.float32(0.0)
-        ints[r.ZEROS] += zeros
-    floats[r.MIN], floats[r.MAX] = min(floats[r.MIN], low), max(floats[r.MAX], high)
-    floats[r.ABSMIN] = min(floats[r.ABSMIN], small)
-    floats[r.ABSSUM] += sizes
-    if low == high:
-        _merge(row, np.float64(count), low, 0.0, 0.0, 0.0)
-        return True
-    scale = _scale(max(-low, high), 120.0)
-    pivot = np.float64(np.float32(total / count)) * scale
-    vector.moments_block(address, full, scale, pivot, out, 4)
-    for i in range(full * 16, count):
-        d = np.float64(x[i]) * scale - pivot
-        s[0] += d
-        s[1] += d * d
-        s[2] += d * d * d
-        s[3] += d * d * d * d
-    _finish(row, out, count, scale, pivot)
-    return True
-
-
-@_inner  # type: ignore[untyped-decorator]
-def _block64(address: Any, count: Any, row: Any, out: Any) -> Any:
-    """Statistics of a block of finite float64 into a row; False, with nothing written, if not all are finite."""
-    vector.keep_apart()
-    s, x = pointer(out, np.float64), pointer(address, np.float64)
-    full = count // 16
-    vector.extent_block(address, full, out, 8)
-    low, high, small, total, sizes = s[0], s[1], s[2], s[3], s[4]
-    for i in range(full * 16, count):
-        v = x[i]
-        low, high, small = min(low, v), max(high, v), min(small, abs(v))
-        total += v
-        sizes += abs(v)
-    if not sizes < np.inf:
-        return False
-    _extent64(address, count, row, low, high, small, sizes)
-    _moments64(address, count, row, out, low, high, total / count)
-    return True
-
-
-@_inner  # type: ignore[untyped-decorator]
-def _extent64(address: Any, count: Any, row: Any, low: Any, high: Any, small: Any, sizes: Any) -> Any:
-    vector.keep_apart()
-    ints, floats, x = pointer(row, np.int64), pointer(row, np.float64), pointer(address, np.float64)
-    if small == 0.0:
-        zeros = 0
-        for i in range(count):
-            zeros += x[i] == 0.0
-        ints[r.ZEROS] += zeros
-    floats[r.MIN], floats[r.MAX] = min(floats[r.MIN], low), max(floats[r.MAX], high)
-    floats[r.ABSMIN] = min(floats[r.ABSMIN], small)
-    floats[r.ABSSUM] += sizes
-
-
-@_inner  # type: ignore[untyped-decorator]
-def _moments64(address: Any, count: Any, row: Any, out: Any, low: Any, high: Any, mean: Any) -> Any:
-    vector.keep_apart()
-    if low == high:
-        _merge(row, np.float64(count), low, 0.0, 0.0, 0.0)
-        return
-    s, x = pointer(out, np.float64), pointer(address, np.float64)
-    full = count // 16
-    scale = _scale(max(-low, high), 1000.0)
-    pivot = mean * scale
-    vector.moments_block(address, full, scale, pivot, out, 8)
-    for i in range(full * 16, count):
-        d = x[i] * scale - pivot
-        s[0] += d
-        s[1] += d * d
-        s[2] += d * d * d
-        s[3] += d * d * d * d
-    _finish(row, out, count, scale, pivot)
-
-
-@_inner  # type: ignore[untyped-decorator]
-def _careful(address: Any, narrow: Any, count: Any, row: Any, out: Any, kept: Any, zeroed: Any) -> Any:
-    """A block that may hold anything: finite elements to `kept`, all with others as 0 to `zeroed`; then as float64."""
-    vector.keep_apart()
-    x32, x64 = pointer(address, np.float32), pointer(address, np.float64)
-    some, every, ints = pointer(kept, np.float64), pointer(zeroed, np.float64), pointer(row, np.int64)
-    finite = np.int64(0)
-    for i in range(count):
-        v = np.float64(x32[i]) if narrow else x64[i]
-        good = math.isfinite(v)
-        every[i] = v if good else 0.0
-        some[finite] = v
-        finite += np.int64(good)
-        if not good:
-            if math.isnan(v):
-                ints[r.NANS] += 1
-            elif v > 0.0:
-                ints[r.POSINFS] += 1
-            else:
-                ints[r.NEGINFS] += 1
-    if finite and not _block64(kept, finite, row, out):
-        # finite numbers whose sum is not: extrema stand, sums overflow, moments are about the middle
-        low, high, small = np.inf, -np.inf, np.inf
-        for i in range(finite):
-            low, high, small = min(low, some[i]), max(high, some[i]), min(small, abs(some[i]))
-        _extent64(kept, finite, row, low, high, small, np.inf)
-        _moments64(kept, finite, row, out, low, high, 0.5 * low + 0.5 * high)
-
-
-@_inner  # type: ignore[untyped-decorator]
+@inner  # type: ignore[untyped-decorator]
 def _sketch_one(table: Any, place: Any, v: Any) -> Any:
     vector.keep_apart()
     z = ((place >> np.uint64(6)) + _ONE) * _H1
@@ -372,7 +109,7 @@ def _sketch_one(table: Any, place: Any, v: Any) -> Any:
         sums[slot] += v
 
 
-@_inner  # type: ignore[untyped-decorator]
+@inner  # type: ignore[untyped-decorator]
 def _sketch(address: Any, narrow: Any, count: Any, first: Any, table: Any) -> Any:
     """Add finite floats, the first with index `first`, to a sketch table."""
     vector.keep_apart()
@@ -389,7 +126,7 @@ def _sketch(address: Any, narrow: Any, count: Any, first: Any, table: Any) -> An
         _sketch_one(table, np.uint64(first + i), np.float64(x32[i]) if narrow else x64[i])
 
 
-@_inner  # type: ignore[untyped-decorator]
+@inner  # type: ignore[untyped-decorator]
 def _clear(row: Any) -> Any:
     ints, floats = pointer(row, np.int64), pointer(row, np.float64)
     for i in range(r.WORDS):
@@ -399,7 +136,7 @@ def _clear(row: Any) -> Any:
     floats[r.MEDIAN] = floats[r.MODE] = np.nan
 
 
-@_inner  # type: ignore[untyped-decorator]
+@inner  # type: ignore[untyped-decorator]
 def _values(
     address: Any, count: Any, first: Any, code: Any, flags: Any, lut: Any, row: Any, table: Any, area: Any
 ) -> Any:
@@ -410,18 +147,18 @@ def _values(
     if code in (F32, F64):
         block = address
     elif narrow:
-        _narrow(code, address, count, lut, block)
+        to_float32(code, address, count, lut, block)
     elif code < C32:
-        _wide(code, address, count, block)
+        to_float64(code, address, count, block)
     else:
-        _complex(code, address, count, block, zeroed)
+        complex_parts(code, address, count, block, zeroed)
         if flags & SKETCH:
             _sketch(zeroed, np.int64(0), 2 * count, 2 * first, table)
     source, source_narrow = block, narrow
     if flags & STATS:
-        good = _block32(block, count, row, out) if narrow else _block64(block, count, row, out)
+        good = block32(block, count, row, out) if narrow else block64(block, count, row, out)
         if not good:
-            _careful(block, narrow, count, row, out, kept, zeroed)
+            careful(block, narrow, count, row, out, kept, zeroed)
             source, source_narrow = zeroed, np.int64(0)
     elif flags & SKETCH and code < C32:
         every, x32, x64 = pointer(zeroed, np.float64), pointer(block, np.float32), pointer(block, np.float64)
@@ -433,7 +170,7 @@ def _values(
         _sketch(source, source_narrow, count, first, table)
 
 
-@_inner  # type: ignore[untyped-decorator]
+@inner  # type: ignore[untyped-decorator]
 def run(address: Any, count: Any, first: Any, code: Any, flags: Any, lut: Any, row: Any) -> Any:
     """Summarise contiguous elements into a row.
 
@@ -478,7 +215,7 @@ def run(address: Any, count: Any, first: Any, code: Any, flags: Any, lut: Any, r
     return 0
 
 
-@_inner  # type: ignore[untyped-decorator]
+@inner  # type: ignore[untyped-decorator]
 def work(jobs: Any, count: Any, counter: Any, flags: Any) -> Any:
     """Do jobs until none is left; several threads may, on the same counter. Returns how many it did."""
     done = 0
@@ -499,7 +236,7 @@ def work(jobs: Any, count: Any, counter: Any, flags: Any) -> Any:
         done += 1
 
 
-@_inner  # type: ignore[untyped-decorator]
+@inner  # type: ignore[untyped-decorator]
 def merge(parts: Any, count: Any, row: Any) -> Any:
     """Add up consecutive rows, in order, into a row that is none of them."""
     vector.keep_apart()
@@ -515,103 +252,9 @@ def merge(parts: Any, count: Any, row: Any) -> Any:
         floats[r.MAX] = max(floats[r.MAX], part[r.MAX])
         floats[r.ABSMIN] = min(floats[r.ABSMIN], part[r.ABSMIN])
         floats[r.ABSSUM] += part[r.ABSSUM]
-        _merge(row, np.float64(some[r.FINITE]), part[r.MEAN], part[r.M2], part[r.M3], part[r.M4])
+        merge_moments(row, np.float64(some[r.FINITE]), part[r.MEAN], part[r.M2], part[r.M3], part[r.M4])
         for column in range(_FIRST_SKETCH, r.WORDS):
             floats[column] += part[column]
-    return 0
-
-
-@_inner  # type: ignore[untyped-decorator]
-def _copy_tiles(a: Any, b: Any, t: Any, rows: Any, columns: Any, step: Any, within: Any, stride: Any) -> Any:
-    """Copy a matrix a to b, reading along its rows and writing along its columns, by tiles of whole cache lines.
-
-    Element (i, j), of `rows` and `columns`, is at a[i * step + j * within] and goes to b[j * stride + i].
-    """
-    for top in range(0, rows, 16):
-        height = min(16, rows - top)
-        for left in range(0, columns, 16):
-            width = min(16, columns - left)
-            if height == 16 and width == 16 and within == 1:
-                for i in range(16):
-                    for j in range(16):
-                        t[i * 16 + j] = a[(top + i) * step + left + j]
-                for j in range(16):
-                    for i in range(16):
-                        b[(left + j) * stride + top + i] = t[i * 16 + j]
-            else:
-                for i in range(height):
-                    for j in range(width):
-                        b[(left + j) * stride + top + i] = a[(top + i) * step + (left + j) * within]
-
-
-@_inner  # type: ignore[untyped-decorator]
-def _copy_rows(a: Any, b: Any, rows: Any, columns: Any, step: Any, within: Any, out: Any) -> Any:
-    """Copy a matrix row by row: element (i, j) is at a[i * step + j * within] and goes to b[i * out + j]."""
-    for i in range(rows):
-        if within == 1:
-            for j in range(columns):
-                b[i * out + j] = a[i * step + j]
-        else:
-            for j in range(columns):
-                b[i * out + j] = a[i * step + j * within]
-
-
-@_inner  # type: ignore[untyped-decorator]
-def _copy_matrix(a: Any, b: Any, t: Any, shape: Any) -> Any:
-    """One of the two ways: rows where a row is contiguous in the target, tiles where a column is."""
-    rows, columns, step, within, out, stride = shape
-    if stride == 1:
-        _copy_rows(a, b, rows, columns, step, within, out)
-    else:
-        _copy_tiles(a, b, t, rows, columns, step, within, stride)
-
-
-@_inner  # type: ignore[untyped-decorator]
-def _copy_box(source: Any, target: Any, size: Any, shape: Any) -> Any:
-    vector.keep_apart()
-    tile = vector.scratch(256)
-    if size == 4:
-        _copy_matrix(pointer(source, np.uint32), pointer(target, np.uint32), pointer(tile, np.uint32), shape)
-    elif size == 8:
-        _copy_matrix(pointer(source, np.uint64), pointer(target, np.uint64), pointer(tile, np.uint64), shape)
-    elif size == 2:
-        _copy_matrix(pointer(source, np.uint16), pointer(target, np.uint16), pointer(tile, np.uint16), shape)
-    else:
-        _copy_matrix(pointer(source, np.uint8), pointer(target, np.uint8), pointer(tile, np.uint8), shape)
-
-
-@_inner  # type: ignore[untyped-decorator]
-def copy(source: Any, dims: Any, size: Any, plan: Any, target: Any) -> Any:
-    """Copy a strided box.
-
-    Args:
-        source: address of the first element.
-        dims: number of dimensions, at least 2; one of the last two is contiguous in the target.
-        size: bytes in an element: 1, 2, 4 or 8.
-        plan: address of sizes, strides in the source, strides in the target (elements), and as many zeros;
-            MAX_DIMS words each.
-        target: address to copy to.
-    """
-    word = pointer(plan, np.int64)
-    a, b = dims - 2, dims - 1
-    step, within = word[MAX_DIMS + a], word[MAX_DIMS + b]
-    shape = (word[a], word[b], step, within, word[2 * MAX_DIMS + a], word[2 * MAX_DIMS + b])
-    boxes = 1
-    for dim in range(dims - 2):
-        boxes *= word[dim]
-    for _ in range(boxes):
-        _copy_box(source, target, size, shape)
-        dim = dims - 3
-        while dim >= 0:
-            word[3 * MAX_DIMS + dim] += 1
-            source += np.uint64(word[MAX_DIMS + dim] * size)
-            target += np.uint64(word[2 * MAX_DIMS + dim] * size)
-            if word[3 * MAX_DIMS + dim] < word[dim]:
-                break
-            source -= np.uint64(word[dim] * word[MAX_DIMS + dim] * size)
-            target -= np.uint64(word[dim] * word[2 * MAX_DIMS + dim] * size)
-            word[3 * MAX_DIMS + dim] = 0
-            dim -= 1
     return 0
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from llvmlite import ir
+from numba import njit
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
@@ -384,3 +385,7 @@ def keep_apart(_context: Any) -> Any:
         return target.get_dummy_value()
 
     return types.none(), generate
+
+
+inner = njit(nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+"""Decorator of functions that only jitted code calls: compiled when first called for, together with the caller."""
