@@ -49,6 +49,7 @@ class Context:
         self.stepped = False
         self.unseen_steps = False
         self._begun = -1
+        self._rows_at_begin = 0
         self._forwards = 0
 
     def begin(self) -> None:
@@ -58,6 +59,7 @@ class Context:
             if self.recorder.wanted:
                 for listener in self.on_begin:
                     listener()
+            self._rows_at_begin = self.recorder.rows
 
     def outermost_forward(self) -> None:
         """An outermost module is about to be called, outside any backward pass."""
@@ -96,6 +98,11 @@ class Context:
         self.has_optimizer = True
         self._optimizers = [reference for reference in self._optimizers if reference() is not None]
         self._optimizers.append(weakref.ref(optimizer))
+
+    def finish(self) -> None:
+        """Write what came after the last step, unless it is but how a step begins: a loader asked once too often."""
+        if self._begun != self.recorder.step or self.recorder.rows > self._rows_at_begin:
+            self.recorder.flush()
 
     def root_called(self, module: nn.Module) -> None:
         """An outermost module is about to run and will be recorded."""

@@ -113,12 +113,12 @@ class NameFilter:
         """Whether the module of that name is wanted."""
         if self._max_depth is not None and fqn.count(".") > self._max_depth:
             return False
-        if self._include and not any(_matches(fqn, glob) for glob in self._include):
+        if self._include and not any(matches(fqn, glob) for glob in self._include):
             return False
-        return not any(_matches(fqn, glob) for glob in self._exclude)
+        return not any(matches(fqn, glob) for glob in self._exclude)
 
 
-def _matches(fqn: str, glob: str) -> bool:
+def matches(fqn: str, glob: str) -> bool:
     """A glob names a module with or without its root: `blocks.*` and `GPT.blocks.*` mean the same."""
     return fnmatch.fnmatchcase(fqn, glob) or fnmatch.fnmatchcase(fqn.partition(".")[2], glob)
 

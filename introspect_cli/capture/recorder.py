@@ -8,7 +8,6 @@ summariser's slots together when threads meet.
 
 from __future__ import annotations
 
-import fnmatch
 import threading
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from introspect_cli.capture.names import matches
 from introspect_cli.errors import StoreError
 from introspect_cli.records import Site, SiteInfo
 from introspect_cli.store.batch import StepBatch
@@ -97,7 +97,7 @@ class Recorder:
             return known
         with self._lock:
             number = self._rank.site(site, info)
-            save = any(fnmatch.fnmatchcase(site.fqn, glob) for glob in self._save_tensors)
+            save = any(matches(site.fqn, glob) for glob in self._save_tensors)
             self._sites.append((site, info, save))
             self._ids[site] = number
             return number

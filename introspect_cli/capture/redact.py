@@ -40,7 +40,8 @@ def environment(variables: Mapping[str, str], patterns: Iterable[str] = ()) -> d
 
 def value(name: str, text: str, patterns: tuple[str, ...] = ()) -> str:
     """A named value, replaced where its name or its looks are those of a secret."""
-    if _SECRET_NAME.search(name) or any(fnmatch.fnmatchcase(name.lower(), glob.lower()) for glob in patterns):
+    plain = name.replace("-", "_")
+    if _SECRET_NAME.search(plain) or any(fnmatch.fnmatchcase(name.lower(), glob.lower()) for glob in patterns):
         return REDACTED
     return looks(text)
 

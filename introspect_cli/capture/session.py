@@ -140,7 +140,7 @@ class Session:
         self._torch_imported()
 
     def adopt(self, model: Any) -> None:
-        """Name a model that exists already, and hear of optimizers that were built before this capture (torch is there)."""
+        """Name a model that exists already, and hear of optimizers that were built before this capture."""
         probes = self._probes
         if probes is None:
             return
@@ -232,7 +232,7 @@ class Session:
             steps = probes.recorder.steps_written
         with self._store_errors():
             if probes is not None:
-                probes.recorder.flush()
+                probes.context.finish()
                 if not probes.context.has_optimizer:
                     steps = probes.recorder.steps_written
         with self._store_errors():

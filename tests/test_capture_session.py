@@ -1,0 +1,392 @@
+"""A capture from outside: directories, last words, options that take effect, settings, secrets."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from introspect_cli.capture import redact
+from introspect_cli.capture.progress import Progress, human_size
+from introspect_cli.records import Kind, Phase
+from introspect_cli.store.reader import RunState, open_run
+
+SCRIPT = """\
+import os, random, sys
+import numpy as np
+import torch
+import helper
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
+        self.head = torch.nn.Linear(2, 1)
+    def forward(self, x):
+        return self.head(self.body(x))
+
+if "--unseeded" not in sys.argv:
+    torch.manual_seed(1); random.seed(1); np.random.seed(1)
+net = Net()
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+data = torch.utils.data.TensorDataset(torch.randn(12, 3), torch.randn(12, 1))
+for x, y in torch.utils.data.DataLoader(data, batch_size=2, shuffle=True):
+    loss = (net(x) - y).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    with torch.no_grad():
+        net(x)
+print(loss.item(), random.random(), float(np.random.rand()), torch.are_deterministic_algorithms_enabled(),
+      os.environ.get("CUBLAS_WORKSPACE_CONFIG"))
+"""
+
+
+@pytest.fixture
+def project(tmp_path):
+    directory = tmp_path / "a project"
+    directory.mkdir()
+    (directory / "train.py").write_text(SCRIPT)
+    (directory / "helper.py").write_text("x = 1\n")
+    return directory
+
+
+@pytest.fixture
+def captured(introspect, project):
+    """Capture the script with options, and open the run."""
+    runs = []
+
+    def capture(*options, args=(), code=0, **settings):
+        out = project / f"run{len(runs)}"
+        done = introspect("capture", "-o", out, *options, "train.py", *args, cwd=project, **settings)
+        assert done.returncode == code, done.stderr
+        runs.append(open_run(out))
+        return runs[-1], done
+
+    yield capture
+    for run in runs:
+        run.close()
+
+
+def sites(run, step=0):
+    reader = run.rank(0)
+    batch = reader.read(step)
+    return [reader.sites[int(number)][0] for number in batch.site]
+
+
+def test_default_capture_has_every_kind_at_every_step(captured):
+    run, done = captured()
+    assert run.state is RunState.COMPLETE
+    assert [entry.step for entry in run.rank(0).steps] == [0, 1, 2, 3, 4, 5]
+    assert run.manifest["steps"] == 6
+    found = sites(run)
+    expected = set(Kind) - {Kind.OP_OUTPUT, Kind.BUFFER}
+    assert {site.kind for site in found} == expected
+    assert len(found) == len(set(found))
+    assert {site.phase for site in found} == {
+        Phase.START, Phase.DATA, Phase.FORWARD, Phase.LOSS, Phase.BACKWARD, Phase.OPTIMIZER,
+    }  # fmt: skip
+    names = {site.fqn for site in found if site.kind is Kind.OUTPUT}
+    assert names == {"Net", "Net.body", "Net.body.0", "Net.body.1", "Net.body.2", "Net.head"}
+    assert {s.fqn for s in found if s.kind is Kind.GRAD} == {
+        "Net.body.0.weight", "Net.body.0.bias", "Net.body.2.weight", "Net.body.2.bias", "Net.head.weight",
+        "Net.head.bias",
+    }  # fmt: skip
+    # The forward without gradients after each step is evaluation, and is not mixed into training.
+    assert all(site.call == 0 for site in sites(run, 3) if site.kind is Kind.OUTPUT)
+    assert done.stderr.startswith("introspect: recorded 6 steps, ")
+    assert str(run.path.name) in done.stderr
+
+
+def test_loss_is_the_one_that_the_script_computed(captured):
+    run, done = captured()
+    reader = run.rank(0)
+    losses = [record for record in reader.records(5) if record.site.kind is Kind.LOSS]
+    assert len(losses) == 1
+    assert losses[0].summary.stats["mean"] == pytest.approx(float(done.stdout.split()[0]), rel=1e-6)
+
+
+def test_output_and_exit_code_are_the_scripts(captured, project):
+    plain = subprocess.run([sys.executable, "train.py"], cwd=project, capture_output=True, text=True, check=True)
+    assert captured()[1].stdout == plain.stdout
+    assert captured("-q")[1].stderr == plain.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "kinds"),
+    [
+        (("--record", "loss"), {Kind.LOSS}),
+        (("--record", "param,grad"), {Kind.PARAM, Kind.GRAD}),
+        (("--record", "output"), {Kind.OUTPUT}),
+        (("--record", "grad_output", "--record", "batch"), {Kind.GRAD_OUTPUT, Kind.BATCH}),
+    ],
+)
+def test_record_chooses_kinds(captured, options, kinds):
+    run, _ = captured(*options)
+    assert {site.kind for site in sites(run)} == kinds
+
+
+def test_record_none_records_nothing_and_diff_says_nothing_is_in_common(captured, introspect, project):
+    run, done = captured("--record", "none")
+    other, _ = captured("--record", "none")
+    assert "no records" in done.stderr
+    assert introspect("diff", run.path, other.path).returncode == 2
+
+
+def test_schedule_modules_and_depth_narrow_what_is_recorded(captured):
+    run, _ = captured("--steps", "1:6", "--every", "2", "--modules", "body*", "--exclude", "*.1", "--max-depth", "2")
+    assert [entry.step for entry in run.rank(0).steps] == [2, 4]
+    names = {site.fqn for site in sites(run, 4) if site.kind is Kind.OUTPUT}
+    assert names == {"Net.body", "Net.body.0", "Net.body.2"}
+    # The step before was not recorded, so what the step starts from is.
+    assert any(site.kind is Kind.PARAM and site.phase is Phase.START for site in sites(run, 4))
+    shallow, _ = captured("--max-depth", "1")
+    assert {s.fqn for s in sites(shallow) if s.kind is Kind.OUTPUT} == {"Net", "Net.body", "Net.head"}
+
+
+def test_evaluation_is_recorded_on_request_and_apart(captured):
+    run, _ = captured("--eval")
+    found = sites(run, 1)
+    assert {site.fqn for site in found if site.phase is Phase.EVAL} >= {"Net", "Net.head"}
+    assert all(site.call == 0 for site in found if site.kind is Kind.OUTPUT)
+
+
+def test_statistics_and_sketch_are_kept_as_asked(captured):
+    run, _ = captured("--stats", "none", "--no-sketch")
+    batch = run.rank(0).read(0)
+    assert not batch.floats
+    assert batch.sketch is None
+    run, _ = captured("--stats", "all")
+    record = next(record for record in run.rank(0).records(0) if record.site.kind is Kind.OUTPUT)
+    assert {"med", "mode", "skew", "std", "l2"} <= set(record.summary.stats)
+
+
+def test_whole_tensors_are_kept_and_equal_the_values(captured):
+    run, _ = captured("--save-tensors", "head.weight")
+    kept = [r for r in run.rank(0).records(2) if r.site.fqn == "Net.head.weight" and r.site.kind is Kind.PARAM]
+    values = run.tensor(kept[0].summary.checksum)
+    assert values.shape == (1, 2)
+    assert float(values.mean()) == pytest.approx(kept[0].summary.stats["mean"], rel=1e-6)
+    other = next(record for record in run.rank(0).records(2) if record.site.fqn == "Net.head.bias")
+    assert run.tensor(other.summary.checksum) is None
+
+
+def test_seed_makes_an_unseeded_script_repeat_itself(captured, introspect):
+    one, first = captured("--seed", "7", args=("--unseeded",))
+    two, second = captured("--seed", "7", args=("--unseeded",))
+    three, third = captured("--seed", "8", args=("--unseeded",))
+    assert first.stdout == second.stdout != third.stdout
+    assert introspect("diff", one.path, two.path).returncode == 0
+    answer = introspect("diff", one.path, three.path)
+    assert answer.returncode == 1
+    assert "seed" in answer.stdout
+
+
+def test_deterministic_asks_the_libraries(captured):
+    assert captured()[1].stdout.split()[-2:] == ["False", "None"]
+    run, done = captured("--deterministic")
+    assert done.stdout.split()[-2:] == ["True", ":4096:8"]
+    assert run.settings["runtime"]["deterministic_algorithms"] is True
+
+
+def test_until_step_ends_the_script(captured):
+    run, done = captured("--until-step", "2")
+    assert [entry.step for entry in run.rank(0).steps] == [0, 1, 2]
+    assert run.manifest["exit_code"] == 0
+    assert done.stdout == ""
+
+
+def test_settings_tell_what_ran_on_what(captured, project):
+    run, _ = captured(
+        args=("--lr", "0.1", "--token", "abc", "--flag"),
+        env={**os.environ, "MY_SECRET": "hush", "PLAIN": "seen", "ODD": "hide", "URL": "https://u:pw@host/x"},
+    )
+    settings = run.settings
+    assert settings["command"]["options"] == {"--lr": "0.1", "--token": "<redacted>", "--flag": True}
+    assert settings["environment"]["MY_SECRET"] == "<redacted>"
+    assert settings["environment"]["PLAIN"] == "seen"
+    assert settings["environment"]["URL"] == "https://<redacted>@host/x"
+    assert settings["runtime"]["torch"].startswith("2.")
+    assert settings["packages"]["torch"]
+    assert set(settings["sources"]) == {"helper.py", "train.py"}
+    (optimizer,) = settings["optimizers"]
+    assert optimizer["class"] == "SGD"
+    assert optimizer["groups"][0]["momentum"] == 0.9
+    assert optimizer["groups"][0]["params"][0] == "Net.body.0.weight"
+    text = "".join(path.read_text() for path in run.path.rglob("*.yaml"))
+    assert "hush" not in text
+    assert ":pw@" not in text
+    for path in (run.path / "settings").iterdir():
+        assert path.stat().st_mode & 0o077 == 0
+
+
+def test_settings_can_be_left_out(captured):
+    run, _ = captured("--no-env", "--no-packages", "--no-source")
+    assert not {"environment", "packages", "sources", "git"} & set(run.settings)
+
+
+def test_module_tree_tells_where_classes_are(captured):
+    run, _ = captured()
+    modules = {module.fqn: module for module in run.rank(0).modules}
+    assert modules["Net"].source == "train.py:6"
+    assert modules["Net.head"].module_class == "Linear"
+    assert modules["Net.head"].parameters == ("weight", "bias")
+
+
+def test_runs_without_a_name_get_one_each(introspect, project):
+    for _ in range(2):
+        assert introspect("capture", "train.py", cwd=project).returncode == 0
+    runs = sorted((project / "introspect-runs").iterdir())
+    assert len(runs) == 2
+    assert all(run.name.startswith("train-") for run in runs)
+
+
+def test_an_existing_run_is_refused_unless_forced(introspect, project):
+    assert introspect("capture", "-o", "run", "train.py", cwd=project).returncode == 0
+    before = (project / "run" / "manifest.yaml").read_bytes()
+    again = introspect("capture", "-o", "run", "train.py", cwd=project)
+    assert again.returncode == 2
+    assert again.stderr.count("\n") == 1
+    assert "--force" in again.stderr
+    assert again.stdout == ""
+    assert (project / "run" / "manifest.yaml").read_bytes() == before
+    assert introspect("capture", "--force", "-o", "run", "train.py", cwd=project).returncode == 0
+    (project / "precious").mkdir()
+    (project / "precious" / "thesis.txt").write_text("x")
+    assert introspect("capture", "--force", "-o", "precious", "train.py", cwd=project).returncode == 2
+    assert (project / "precious" / "thesis.txt").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("nowhere.py",), "no such script"),
+        (("-o", "/proc/nowhere/x", "train.py"), "cannot"),
+        (("--record", "grads", "train.py"), "grad"),
+        (("--stats", "median", "train.py"), "med"),
+        (("--steps", "1:2:3:4", "train.py"), "1:2:3:4"),
+        (("-m", "no.such.module"), "no.such.module"),
+    ],
+)
+def test_bad_input_is_one_sentence(introspect, project, words, said):
+    done = introspect("capture", *words, cwd=project)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (project / "introspect-runs").exists()
+
+
+def test_a_script_without_torch_is_run_and_said_to_have_shown_nothing(introspect, project):
+    (project / "plain.py").write_text("import sys\nprint('torch' in sys.modules, 'numpy' in sys.modules)\n")
+    done = introspect("capture", "-o", "run", "plain.py", cwd=project)
+    assert done.stdout == "False False\n"
+    assert "never imported torch" in done.stderr
+    assert introspect("show", "run", cwd=project).returncode == 0
+    assert introspect("diff", "run", "run", cwd=project).returncode == 2
+
+
+def test_steps_without_an_optimizer_and_by_hand(introspect, project):
+    (project / "infer.py").write_text(
+        "import torch\nnet = torch.nn.Linear(2, 2)\nfor _ in range(4):\n    net(torch.ones(1, 2))\n"
+    )
+    introspect("capture", "-o", "infer", "infer.py", cwd=project)
+    with open_run(project / "infer") as run:
+        assert [entry.step for entry in run.rank(0).steps] == [0, 1, 2, 3]
+    (project / "hand.py").write_text(
+        "import torch, introspect_cli\nnet = torch.nn.Linear(2, 2)\n"
+        "optimizer = torch.optim.SGD(net.parameters(), 0.1)\n"
+        "for _ in range(3):\n    for _ in range(2):\n        net(torch.ones(1, 2)).sum().backward()\n"
+        "        optimizer.step()\n    introspect_cli.step()\n"
+    )
+    introspect("capture", "-o", "hand", "hand.py", cwd=project)
+    with open_run(project / "hand") as run:
+        # Until the first call the optimizer ends steps: two of them, the second of which the call confirms.
+        assert [entry.step for entry in run.rank(0).steps] == [0, 1, 2, 3]
+        assert sum(record.site.kind is Kind.LOSS for record in run.rank(0).records(3)) == 2
+
+
+class _Terminal:
+    def __init__(self):
+        self.text = ""
+
+    def isatty(self):
+        return True
+
+    def write(self, text):
+        self.text += text
+
+    def flush(self):
+        pass
+
+
+def test_progress_is_one_line_on_a_terminal_and_nothing_in_a_pipe(monkeypatch, capsys):
+    monkeypatch.setenv("TERM", "xterm")
+    now = [0.0]
+    monkeypatch.setattr("introspect_cli.capture.progress.time.monotonic", lambda: now[0])
+    terminal = _Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    progress = Progress(quiet=False)
+    progress.update(1, 10, 100)
+    assert terminal.text == ""  # short captures show none
+    now[0] = 10.0
+    progress.update(50, 1234, 56789)
+    assert "step 50" in terminal.text
+    assert "1,234 records" in terminal.text
+    assert "56.8 kB" in terminal.text
+    assert "\n" not in terminal.text
+    drawn = terminal.text
+    now[0] = 10.1
+    progress.update(51, 1240, 56800)
+    assert terminal.text == drawn
+    progress.clear()
+    assert terminal.text.endswith("\x1b[2K")
+    quiet = _Terminal()
+    monkeypatch.setattr(sys, "stderr", quiet)
+    silent = Progress(quiet=True)
+    now[0] = 100.0
+    silent.update(1, 1, 1)
+    assert quiet.text == ""
+    assert human_size(5e12) == "5.0 TB"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "shown"),
+    [
+        ("WANDB_API_KEY", "x", "<redacted>"),
+        ("DB_PASSWORD", "x", "<redacted>"),
+        ("AWS_SECRET_ACCESS_KEY", "x", "<redacted>"),
+        ("HOME", "/home/someone", "/home/someone"),
+        ("PATH", "/usr/bin:/bin", "/usr/bin:/bin"),
+        ("OMP_NUM_THREADS", "4", "4"),
+        ("SOMETHING", "ghp_" + "a" * 36, "<redacted>"),
+        ("PROXY", "http://user:pass@proxy:80/", "http://<redacted>@proxy:80/"),
+        ("NOTE", "the hf_" + "b" * 30 + " one", "the <redacted> one"),
+    ],
+)
+def test_secrets_by_name_and_by_looks(name, text, shown):
+    assert redact.environment({name: text}) == {name: shown}
+
+
+def test_redaction_of_a_command_line():
+    line = ["--token", "abc", "--lr", "1", "--api-key=xyz", "--db", "postgres://u:p@h/db", "--auth", "--verbose"]
+    assert redact.arguments(line) == [
+        "--token", "<redacted>", "--lr", "1", "--api-key=<redacted>", "--db", "postgres://<redacted>@h/db", "--auth",
+        "--verbose",
+    ]  # fmt: skip
+    assert redact.environment({"MY_NAME": "x", "OTHER": "y"}, ["my_*"]) == {"MY_NAME": "<redacted>", "OTHER": "y"}
+
+
+def test_json_of_two_equal_runs(captured, introspect):
+    (one, _), (two, _) = captured(), captured()
+    answer = introspect("diff", one.path, two.path, "--format", "json")
+    document = json.loads(answer.stdout)
+    assert answer.returncode == 0
+    assert document["verdict"] == "same"
+    assert document["first"] is None
+    manifest = yaml.safe_load((Path(one.path) / "manifest.yaml").read_text())
+    assert manifest["status"] == "complete"
