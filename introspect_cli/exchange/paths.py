@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 _KEY = re.compile(r"""\[(\d+)\]|\[('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")\]|\.(\w+)|\[([^\[\]]*)\]""")
 
 
-_DEEPEST = 64
+_DEEPEST = 32
 """Keys after which the rest of a path is one key: nothing that people write is nested deeper."""
 
 

@@ -74,8 +74,7 @@ def find_saturated(table: Table) -> Answer:
         return Unseen("a Tanh or Sigmoid module")
     hits = []
     for site in sites:
-        steps, mean = table.stat(site, "mean")
-        _, var = table.stat(site, "var")
+        steps, (mean, var) = table.stats(site, "mean", "var")
         square = var + mean * mean
         # E[1 - t^2] for tanh, E[s (1 - s)] of at most 1/4 for the sigmoid: the derivative, averaged.
         slope = 1 - square if table.module_class[site] == "Tanh" else 4 * (mean - square)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import fnmatch
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from introspect_cli.errors import UsageError
 from introspect_cli.health import activations, gradients, inputs, losses, nonfinite, parameters
 from introspect_cli.health.findings import LEVELS, CheckResult, Finding
@@ -64,7 +66,8 @@ def check_tables(path: str, tables: Sequence[Table], rules: Sequence[Rule] = RUL
     checked: list[str] = []
     unseen: list[tuple[str, str]] = []
     for rule in rules:
-        answers = [(table.rank, rule.find(table)) for table in tables]
+        with np.errstate(all="ignore"):  # what is not a number is what some rules look for
+            answers = [(table.rank, rule.find(table)) for table in tables]
         hits = [(rank, hit) for rank, answer in answers if not isinstance(answer, Unseen) for hit in answer]
         if hits:
             findings.append(_folded(rule, hits))

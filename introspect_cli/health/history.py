@@ -110,7 +110,8 @@ def pack(
     steps = _thinned(every, points, keep_step)
     windows = [_Windows(table, steps - shift) for table, shift in zip(tables, shifts, strict=True)]
     rows: list[NDArray[np.uint16]] = [np.zeros(len(steps), np.uint16)]
-    series = [_site(found[name], windows, rows) for name in kept]
+    with np.errstate(all="ignore"):  # a store from a stranger may hold a negative variance
+        series = [_site(found[name], windows, rows) for name in kept]
     own = [next(iter(found[name].items())) for name in kept]
     about = []
     for run, number in own:
@@ -248,7 +249,8 @@ def depth(table: Table, kind: Kind, most: int = 2000) -> Depth:
     sites.sort(key=lambda site: order[table.fqn[site], table.path[site]])
     rows = []
     for site in sites[:: max(1, -(-len(sites) // most))]:
-        steps, norm = table.l2(site)
+        with np.errstate(all="ignore"):
+            steps, norm = table.l2(site)
         layout = table.layout(site)
         if layout is None or not layout.numel or not len(steps):
             continue

@@ -49,8 +49,7 @@ def find_raw_inputs(table: Table) -> Answer:
         return Unseen("a float input of a model")
     hits = []
     for site in sites:
-        steps, mean = table.stat(site, "mean")
-        _, var = table.stat(site, "var")
+        steps, (mean, var) = table.stats(site, "mean", "var")
         rms = np.sqrt(var + mean * mean)
         raw = (rms > LARGE) | ((np.abs(mean) > OFFSET * np.sqrt(var)) & (var > 0) & (np.abs(mean) > 1))
         if len(raw) and raw.mean() >= 0.5:

@@ -97,8 +97,7 @@ def find_overflow_ahead(table: Table) -> Answer:
         if layout is None or layout.dtype not in LARGEST:
             continue
         limit = LARGEST[layout.dtype]
-        steps, low = table.stat(site, "min")
-        _, high = table.stat(site, "max")
+        steps, (low, high) = table.stats(site, "min", "max")
         largest = np.maximum(np.abs(low), np.abs(high))
         near = np.flatnonzero(largest > limit / HEADROOM)
         if layout.dtype != "float16":

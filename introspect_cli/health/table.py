@@ -199,11 +199,16 @@ class Table:
 
     def stat(self, site: int, name: str) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Step numbers and values of a statistic where it is present; `zeros` and `bad` are shares."""
+        steps, values = self.stats(site, name)
+        return steps, values[0]
+
+    def stats(self, site: int, *names: str) -> tuple[NDArray[np.int64], list[NDArray[np.float64]]]:
+        """The same of several statistics, at the steps where all of them are present."""
         columns, place = self.columns(site)
-        column = {"zeros": columns.zeros, "bad": columns.bad}.get(name)
-        values = (columns.floats[name] if column is None else column)[:, place]
-        rows = np.flatnonzero(~np.isnan(values))
-        return columns.steps[rows], values[rows].astype(np.float64)
+        own = {"zeros": columns.zeros, "bad": columns.bad, **columns.floats}
+        values = [own[name][:, place].astype(np.float64) for name in names]
+        rows = np.flatnonzero(~np.isnan(values).any(axis=0))
+        return columns.steps[rows], [value[rows] for value in values]
 
 
 def read_table(reader: RankReader, most_cells: int = MOST_CELLS) -> Table:
