@@ -97,7 +97,7 @@ def what(site: Site) -> str:
 
 
 def _operator(site: Site) -> str:
-    """An operator's result: `result [0] of the backward operator aten.native_layer_norm_backward.default of GPT.ln_f`."""
+    """The result of an operator: `result [0] of the backward operator aten.gelu_backward.default of GPT.act`."""
     name, bracket, place = site.path.partition("[")
     backward = "backward " if site.phase is Phase.BACKWARD else ""
     text = f"result [{place} of the " if bracket else "the "
