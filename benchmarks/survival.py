@@ -5,7 +5,7 @@ as a whole one. Here a small training script prints a line after every step, a c
 instant, and the store is read: the steps in it must be as many as the lines that came out (or one more: the step is
 written before the line is printed), each equal to the same step of an undisturbed run, and `verify` must find nothing.
 
-    python benchmarks/survival.py --kills 300 --jobs 2
+    python benchmarks/survival.py --kills 300
 """
 
 from __future__ import annotations
@@ -19,12 +19,16 @@ import subprocess
 import sys
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
+from introspect_cli.capture.options import CaptureOptions
+from introspect_cli.capture.session import run_capture
 from introspect_cli.errors import StoreError
+from introspect_cli.script import Target
 from introspect_cli.store.reader import RunState, open_run
+from introspect_cli.store.verify import verify_run
 
 SCRIPT = """
 import torch
@@ -64,8 +68,44 @@ class Kill:
     problem: str
 
 
+class Forked:
+    """A capture in a fork of this process, which has imported everything already: what most kills are done on."""
+
+    def __init__(self, script: Path, run: Path) -> None:
+        ours, theirs = os.pipe()
+        self.pid = os.fork()
+        if not self.pid:
+            os.close(ours)
+            _run_and_end(script, run, theirs)
+        os.close(theirs)
+        self.stdout = os.fdopen(ours, "rb")
+
+    def wait(self) -> int:
+        """The exit code, minus the signal where one ended it."""
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
+def _run_and_end(script: Path, run: Path, out: int) -> NoReturn:
+    """In the child: what the command does, and no way back into the parent's code."""
+    code = 70
+    try:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        os.dup2(out, 1)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
+        options = CaptureOptions(output=run, packages=False, quiet=True)
+        run_capture(Target(script=str(script)), options)
+    except SystemExit as leaving:
+        code = leaving.code if isinstance(leaving.code, int) else 1
+    except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    finally:
+        os._exit(code)
+
+
 def capture(script: Path, run: Path) -> subprocess.Popen[bytes]:
-    """Start a capture of the script."""
+    """Start a capture of the script as the command."""
     command = [sys.executable, "-m", "introspect_cli", "capture", "-q", "--no-packages", "-o", str(run), str(script)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT)
 
@@ -91,16 +131,16 @@ def kill_once(folder: Path, number: int, script: Path, whole: list[tuple[int, by
     chance = random.Random(number)
     sent, after = chance.choice(SIGNALS), chance.uniform(0, seconds)
     run = folder / f"run{number}"
-    process = capture(script, run)
-    assert process.stdout is not None
+    process = Forked(script, run)
     process.stdout.readline()
     time.sleep(after)
-    process.send_signal(sent)
-    out, _ = process.communicate()
-    printed = len(out.splitlines())
+    os.kill(process.pid, sent)
+    printed = len(process.stdout.read().splitlines())
+    process.stdout.close()
+    code = process.wait()
     try:
         kept = digests(run)
-        problem = judge(run, kept, whole, printed, sent, process.returncode)
+        problem = judge(run, kept, whole, printed, sent, code)
     except StoreError as error:
         kept, problem = [], str(error)
     return Kill(sent, after, printed, len(kept), problem)
@@ -123,27 +163,39 @@ def judge(
         finished = opened.state is RunState.COMPLETE and len(kept) == len(whole)  # killed while python cleaned up
         if code == -signal.SIGKILL and opened.state is not RunState.INTERRUPTED and not finished:
             return f"the run is called {opened.state.value}"
-    verified = subprocess.run(
-        [sys.executable, "-m", "introspect_cli", "verify", str(run)], capture_output=True, text=True, check=False
-    )
-    return "" if verified.returncode == 0 else f"verify: {verified.stdout}{verified.stderr}".strip()
+    report = verify_run(run)
+    return "" if report.sound else f"verify: {'; '.join(map(str, report.findings))}"
 
 
-def survive(folder: Path, kills: int, *, steps: int = 200, jobs: int = 1) -> list[Kill]:
+def warm_up() -> None:
+    """Import and compile what every fork would have to."""
+    import torch
+
+    from introspect_cli.capture import probes
+
+    summarizer = probes.Summarizer()
+    for dtype in (torch.float32, torch.uint8, torch.int64):
+        summarizer.add(torch.ones(4, 4, dtype=dtype))
+    summarizer.take()
+    summarizer.close()
+
+
+def survive(folder: Path, kills: int, *, steps: int = 200) -> list[Kill]:
     """Kill that many captures."""
     script = folder / "train.py"
     script.write_text(SCRIPT.format(steps=steps))
-    process = capture(script, folder / "whole")
-    assert process.stdout is not None
+    warm_up()
+    process = Forked(script, folder / "whole")
     process.stdout.readline()
     began = time.monotonic()
-    process.communicate()
+    process.stdout.read()
+    process.stdout.close()
+    code = process.wait()
+    assert code == 0, f"the undisturbed run ended with {code}"
     seconds = time.monotonic() - began
     whole = digests(folder / "whole")
     assert len(whole) == steps
-    with ThreadPoolExecutor(jobs) as pool:
-        work = [pool.submit(kill_once, folder, number, script, whole, seconds) for number in range(kills)]
-        return [each.result() for each in work]
+    return [kill_once(folder, number, script, whole, seconds) for number in range(kills)]
 
 
 def main() -> int:
@@ -151,11 +203,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Kill capturing runs at random instants and read what is left.")
     parser.add_argument("--kills", type=int, default=300)
     parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--jobs", type=int, default=1)
     options = parser.parse_args()
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        done = survive(folder, options.kills, steps=options.steps, jobs=options.jobs)
+        done = survive(folder, options.kills, steps=options.steps)
     print("| signal | kills | steps ended | steps kept | lost or misread |")
     print("|---|---:|---:|---:|---:|")
     for sent in sorted(set(SIGNALS)):

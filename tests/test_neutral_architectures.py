@@ -112,8 +112,8 @@ DROP = object()
 
 NEEDS: dict[str, dict[str, Any]] = {
     "codegen": {"rotary_dim": 8},
-    "convnext": {"hidden_size": DROP},
-    "deepseek_v3": {"head_dim": DROP},
+    "convnext": {"hidden_size": DROP, "num_hidden_layers": DROP, "num_layers": DROP, "patch_size": 4},
+    "deepseek_v3": {"head_dim": DROP, "num_key_value_heads": 4, "rope_interleave": False},
     "falcon_mamba": {"conv_kernel": 4},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
     "gptj": {"rotary_dim": 8},
@@ -128,7 +128,16 @@ NEEDS: dict[str, dict[str, Any]] = {
         "linear_value_head_dim": 8,
     },
     "recurrent_gemma": {"num_hidden_layers": 3, "lru_width": 32, "attention_window_size": 8},
-    "swin": {"embed_dim": 16, "num_heads": [1, 1, 2, 2], "window_size": 2, "patch_size": 2},
+    "swin": {
+        "embed_dim": 16,
+        "num_heads": [1, 1, 2, 2],
+        "num_attention_heads": DROP,
+        "num_hidden_layers": DROP,
+        "num_layers": DROP,
+        "hidden_size": DROP,
+        "window_size": 2,
+        "patch_size": 2,
+    },
 }
 """What some need beside the sizes."""
 

@@ -69,7 +69,7 @@ def test_ending(tmp_path, name):
 
 
 def test_killed_at_random_instants(tmp_path):
-    done = survive(tmp_path, 6, steps=60, jobs=2)
+    done = survive(tmp_path, 20, steps=60)
     assert [kill.problem for kill in done if kill.problem] == []
     assert any(0 < kill.printed < 60 for kill in done)
 
