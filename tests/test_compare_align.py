@@ -440,6 +440,10 @@ class TestSelection:
         result = diff(a, b, DiffOptions(modules=("norm",), limit=None))
         assert {d.site.fqn for d in result.divergences} == {"Net.norm", "Net.norm.mean"}
 
+    def test_what_was_left_out_is_named_where_it_comes_first(self, diff):
+        result = diff(train(), train("module"), DiffOptions(kinds=frozenset({Kind.GRAD})))
+        assert "first of all records that differ in this step is the output of Net.a" in result.sentence
+
     def test_limit_lists_fewer_and_counts_all(self, diff):
         few, every = (diff(train(), train("module"), DiffOptions(limit=limit)) for limit in (2, None))
         assert len(few.divergences) == 2
@@ -447,3 +451,37 @@ class TestSelection:
         none = diff(train(), train("module"), DiffOptions(limit=0))
         assert none.divergences == ()
         assert none.first is not None
+
+
+class TestMap:
+    def cells(self, result, name):
+        return result.map.values[result.map.modules.index(name)]
+
+    def test_forward_passes_shade_a_module_and_gradients_do_not(self, diff):
+        result = diff(train(), train("module"), DiffOptions(want_map=True))
+        assert result.map.steps == (0, 1, 2, 3)
+        assert self.cells(result, "Net.a")[0] == 0
+        assert all(value > 0 for value in self.cells(result, "Net.a")[1:])
+        assert (
+            result.map.modules.index("DataLoader") < result.map.modules.index("Net") < result.map.modules.index("loss")
+        )
+        assert self.cells(result, "DataLoader") == (0.0,) * 4
+
+    def test_a_module_that_differs_in_its_tensors_only_is_shaded_by_them(self, diff):
+        result = diff(train(), train("buffer"), DiffOptions(want_map=True))
+        assert self.cells(result, "Net.norm")[1] > 0
+
+    def test_what_one_run_only_has_is_infinite(self, diff):
+        result = diff(train(), train("inserted"), DiffOptions(want_map=True))
+        assert self.cells(result, "Net.new") == (float("inf"),) * 4
+
+    def test_the_tree_marks_the_origin(self, diff):
+        from test_compare_reasons import MODULES
+
+        about = {"modules": MODULES}
+        result = diff(train(), train("between"), DiffOptions(want_map=True), about_a=about, about_b=about)
+        states = {node.fqn: node.state for node in result.tree}
+        assert states == {"Net": "origin", "Net.a": "equal", "Net.norm": "diverged", "Net.b": "diverged"}
+        result = diff(train(), train("buffer"), DiffOptions(want_map=True), about_a=about, about_b=about)
+        states = {node.fqn: node.state for node in result.tree}
+        assert states == {"Net": "diverged", "Net.a": "equal", "Net.norm": "origin", "Net.b": "equal"}

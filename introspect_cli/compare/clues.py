@@ -15,7 +15,7 @@ from introspect_cli.compare.align import KINDS, PHASES, Alignment
 from introspect_cli.compare.facts import FORWARD, Facts, owner_of
 from introspect_cli.compare.measure import ROUNDING
 from introspect_cli.compare.result import Divergence, Reason
-from introspect_cli.compare.words import often
+from introspect_cli.compare.words import often, what
 from introspect_cli.records import Kind, ModuleInfo, Phase, Site
 
 if TYPE_CHECKING:
@@ -79,6 +79,7 @@ class Clues:
         paths: (paths in a, paths in b) of the values at this call, where both runs have some but not the same.
         gap: whether the step before was not recorded.
         losses: how many losses the step has in a and in b.
+        earliest: the first record of the step that differs, in words, where it is not the one told of.
         idle: the side on which a module that both runs have does not run in this step.
         recomputed: whether the module was run again in the backward pass, under activation checkpointing.
         no_forward: the side whose step holds no forward pass at all.
@@ -114,6 +115,7 @@ class Clues:
     rng_equal: bool | None = None
     gradients: tuple[int, int] = (0, 0)
     identity: str = ""
+    earliest: str = ""
     idle: str = ""
     losses: tuple[int, int] = (0, 0)
     recomputed: bool = False
@@ -200,6 +202,7 @@ def find_clues(
         gap=facts.gap,
         no_forward=no_forward_side(step),
         idle=idle_side(step, site.fqn) if cause.reason is Reason.STRUCTURE else "",
+        earliest=what(facts.sites[0]) if facts.sites and facts.sites[0] != site else "",
         recomputed=(Phase.RECOMPUTE in phases_of(step, site.fqn)),
     )
 

@@ -268,12 +268,11 @@ def _gap(story: Story) -> str:
 
 
 def _propagated(story: Story) -> str:
-    site = story.first.site
-    return (
-        f"{what(site)} differs{_apart(story)}, but what went into it differs too or was not compared, "
-        "so the origin lies "
-        "elsewhere (earlier, or outside of what was selected)."
-    )
+    first = story.first
+    text = f"{what(first.site)} differs{_apart(story)}, but what went into it differs too or was not compared"
+    if story.clues.earliest:
+        return f"{text}. The first of all records that differ in this step is {story.clues.earliest}."
+    return f"{text}, so the origin lies elsewhere (earlier, or outside of what was selected)."
 
 
 _TELL = {

@@ -18,7 +18,7 @@ def structure_sentence(story: Story) -> str:
     site = first.site
     if site.kind is Kind.OP_OUTPUT:
         line = f", at {first.source}" if first.source else ""
-        return f"only {side} runs {what(site)}{line}: other operators run there in {other}."
+        return f"only {side} has {what(site)}{line}: other operators run there in {other}."
     if clues.tied_to:
         return f"the parameter {site.fqn} exists only in {side}; in {other} it is tied to {clues.tied_to}."
     if clues.not_optimized:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from introspect_cli.compare.facts import ancestors
+from introspect_cli.compare.facts import FORWARD, ancestors
 from introspect_cli.compare.result import Divergence, TreeNode
 from introspect_cli.records import Kind, ModuleInfo
 
@@ -27,7 +27,10 @@ def tree_of(
     diverged: set[str] = set()
     lonely_a: set[str] = set()
     lonely_b: set[str] = set()
+    forward_only = first.site.phase in FORWARD  # gradients of everything differ then, and say nothing
     for index, site in enumerate(facts.sites):
+        if forward_only and site.phase not in FORWARD:
+            continue
         owner = site.fqn if site.kind in _OF_MODULE else site.fqn.rpartition(".")[0]
         diverged.add(owner)
         if facts.items.row_b[index] < 0:

@@ -57,7 +57,7 @@ def _map(found: DivergenceMap, width: int, most: int) -> list[Block]:
         spans += [(_shade(value)[0] * wide, _shade(value)[1]) for value in _fold(found.values[row], fold)]
         blocks.append(Line(tuple(spans), wrap=False))
     if left_out:
-        blocks.append(line(f"{left_out} more rows are not shown; those that differ first are", "dim"))
+        blocks.append(line(f"{left_out} more rows are not shown", "dim"))
     blocks.append(line("· equal  ░ below 1e-6  ▒ below 1e-3  ▓ below 0.1  █ more, or in one run only", "dim"))
     return blocks
 

@@ -1,0 +1,188 @@
+"""A comparison as blocks: what is said, in which order, in how much room."""
+
+import math
+
+import pytest
+
+from introspect_cli.compare.result import (
+    Counts,
+    DiffResult,
+    Divergence,
+    DivergenceMap,
+    Reason,
+    Role,
+    SettingChange,
+    TreeNode,
+    Verdict,
+)
+from introspect_cli.records import Kind, Layout, Phase, Site, Status, Summary
+from introspect_cli.render.blocks import Table, table_lines
+from introspect_cli.render.diff_text import diff_blocks, divergence_table, glance
+from introspect_cli.render.map_text import map_blocks
+
+
+def side(shape=(2, 3), dtype="float32", status=Status.OBSERVED, checksum=1, text="", **stats):
+    return Summary(status, Layout(shape, dtype, "cpu"), checksum, stats, (), text)
+
+
+def divergence(a, b, *, kind=Kind.OUTPUT, fqn="GPT.blocks.0.attn.qkv", path="", role=Role.ORIGIN, **more):
+    about = {"step": 3, "step_b": 3, "rank": 0, "rel_l2": 0.01} | more
+    site = Site(Phase.FORWARD, kind, fqn, 0, path)
+    return Divergence(
+        sequence=1.0, site=site, module_class="Linear", role=role, reason=Reason.MODULE, a=a, b=b, **about
+    )
+
+
+def result(*divergences, **more):
+    about = {
+        "verdict": Verdict.DIVERGED,
+        "sentence": "The runs first part at step 3.",
+        "first": divergences[0] if divergences else None,
+        "divergences": divergences,
+        "counts": Counts(steps_compared=4, steps_diverged=1, diverged=30),
+    }
+    return DiffResult(a="a", b="b", **(about | more))
+
+
+def text_of(blocks, width=100):
+    lines = []
+    for block in blocks:
+        lines += [row.text for row in table_lines(block, width)] if isinstance(block, Table) else [block.text]
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "shown"),
+    [
+        (side((2, 3)), side((2, 4)), ("2x3", "2x4")),
+        (side(dtype="float32"), side(dtype="bfloat16"), ("fp32", "bf16")),
+        (side(nans=0), side(nans=3), ("0 NaN", "3 NaN")),
+        (side(infs=2), side(infs=0), ("2 Inf", "0 Inf")),
+        (side((), mean=1.25), side((), mean=1.5), ("1.25", "1.5")),
+        (side(mean=0.0, std=1.0), side(mean=0.5, std=1.0), ("mean 0", "0.5")),
+        (side(mean=0.0, std=1.0), side(mean=0.0, std=2.0), ("std 1", "2")),
+        (side(mean=0.0, std=1.0, checksum=10), side(mean=0.0, std=1.0, checksum=11), ("#00000000", "#00000000")),
+        (side(text="3", status=Status.VALUE), side(text="4", status=Status.VALUE), ("3", "4")),
+        (None, side((4,)), ("(none)", "4 fp32")),
+        (side((), dtype="python.int", text="7", status=Status.VALUE), None, ("7", "(none)")),
+    ],
+)
+def test_a_and_b_at_a_glance(a, b, shown):
+    assert glance(divergence(a, b)) == shown
+
+
+def test_the_sentence_comes_first_and_the_settings_before_the_table():
+    settings = (
+        SettingChange("hyperparameter", "lr", "0.1", "0.2", explains=True, weight=1.0),
+        SettingChange("sources", "model.py", "", "changed", explains=True, weight=0.8),
+        SettingChange("environment", "X", None, "1", weight=0.2),
+    )
+    found = result(
+        divergence(side(mean=0.0), side(mean=1.0)),
+        settings=settings,
+        evidence=("Batches agree.",),
+        notes=("Half seen.",),
+    )
+    text = text_of(diff_blocks(found))
+    order = ["The runs first", "- Batches agree.", "lr 0.1 -> 0.2", "model.py changed", "and 1 more", "origin"]
+    assert [text.index(word) for word in order] == sorted(text.index(word) for word in order)
+    assert "X = 1 only in b" not in text
+    assert "29 not listed" in text
+    assert text.rstrip().endswith("Note: Half seen.")
+    assert "X = 1 only in b" in text_of(diff_blocks(found, everything=True))
+
+
+def test_same_says_no_more_than_it_must():
+    found = result(
+        verdict=Verdict.SAME, sentence="The runs are the same.", settings=(SettingChange("environment", "X", "1", "2"),)
+    )
+    assert text_of(diff_blocks(found)) == "The runs are the same."
+
+
+def test_columns_appear_where_they_say_something():
+    plain = divergence_table((divergence(side(mean=0.0), side(mean=1.0)),))
+    assert [column.title for column in plain.columns] == [
+        "step",
+        "phase",
+        "module",
+        "what",
+        "a",
+        "b",
+        "rel. L2",
+        "role",
+    ]
+    noisy = divergence_table((divergence(side(), side(), floor=0.001),))
+    assert noisy.rows[0][-2:] == ("10", "origin")
+    shifted = divergence_table((divergence(side(), side(), step_b=0),), ranks=True)
+    assert [column.title for column in shifted.columns][:3] == ["step", "of b", "rank"]
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_the_table_fits_with_long_names(width):
+    rows = tuple(
+        divergence(
+            side(mean=0.0123456, std=1.0),
+            side(mean=0.0123457, std=1.0),
+            kind=kind,
+            fqn=f"GPTLanguageModel.transformer.blocks.{place}.attention.qkv_projection.weight",
+            path="['exp_avg_sq']",
+            role=Role.PROPAGATED,
+        )
+        for place, kind in enumerate((Kind.OUTPUT, Kind.OPTIMIZER_STATE))
+    )
+    lines = [row.text for row in table_lines(divergence_table(rows), width)]
+    assert max(map(len, lines)) <= width
+    assert all(row.endswith("propagated") for row in lines[1:])
+    assert all("weight" in row for row in lines[1:])
+
+
+def test_candidates_of_several_ranks_are_listed():
+    rows = tuple(divergence(side(mean=0.0), side(mean=1.0), rank=rank) for rank in range(2))
+    text = text_of(diff_blocks(result(*rows, candidates=rows)))
+    assert "no order between ranks" in text
+
+
+def test_details_show_both_sides_and_the_change():
+    found = result(divergence(side(mean=1.0, min=0.0), side(mean=1.5)))
+    text = text_of(diff_blocks(found, verbose=True))
+    assert "+0.5" in text
+    assert text.count("checksum") == 1
+
+
+MAP = DivergenceMap(
+    modules=tuple(f"Net.{place}" for place in range(60)),
+    steps=tuple(range(300)),
+    values=tuple(tuple(0.0 if step < place * 5 else 0.01 for step in range(300)) for place in range(60)),
+)
+
+
+@pytest.mark.parametrize("width", [60, 100, 160])
+def test_a_map_is_folded_into_the_width_and_keeps_what_differs_first(width):
+    blocks = map_blocks(result(map=MAP), width, 12)
+    lines = [block.text for block in blocks if block.text.startswith("Net.")]
+    assert [row.split()[0] for row in lines] == [f"Net.{place}" for place in range(12)]
+    assert max(map(len, lines)) <= width
+    assert "48 more rows" in text_of(blocks)
+
+
+def test_shades_of_a_map():
+    values = ((0.0, 1e-7, 1e-4, 0.05, 2.0, math.inf),)
+    blocks = map_blocks(result(map=DivergenceMap(("Net",), tuple(range(6)), values)), 80)
+    assert "··░░▒▒▓▓████" in text_of(blocks)
+
+
+def test_the_tree_goes_down_to_the_origin_only():
+    nodes = (
+        TreeNode("Net", "Net", "diverged"),
+        TreeNode("Net.a", "Block", "equal"),
+        TreeNode("Net.a.x", "Linear", "equal"),
+        TreeNode("Net.b", "Block", "diverged"),
+        TreeNode("Net.b.x", "Linear", "origin"),
+        TreeNode("Net.c", "Block", "only b"),
+    )
+    text = text_of(map_blocks(result(tree=nodes), 80))
+    assert "Net.a" not in text
+    assert "> " in text.splitlines()[-2]
+    assert text.count("<- origin") == 1
+    assert "only b" in text
+    assert len(text.splitlines()) == 7
