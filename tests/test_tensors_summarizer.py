@@ -267,6 +267,24 @@ def test_what_cannot_be_seen_says_why(summarizer, make, why):
     assert all(value == 0 for value in found["stats"].values())
 
 
+@pytest.mark.parametrize("view", [lambda x: x, lambda x: x[100:], lambda x: x.view(100, 100).t(), lambda x: x[::2]])
+def test_a_freed_storage_is_not_read(summarizer, view):
+    x = torch.randn(10_000)
+    y = view(x)
+    wanted = one(summarizer, y)
+    size = x.untyped_storage().nbytes()
+    for left in (0, 300):
+        x.untyped_storage().resize_(left)
+        summarizer.add(y)
+        summarizer.add_all([y])
+        table = summarizer.take()
+        assert table.status.tolist() == [Status.NOT_OBSERVED] * 2
+        assert "storage" in table.text[0]
+    x.untyped_storage().resize_(size)
+    x.copy_(torch.zeros(10_000))
+    assert one(summarizer, y)["checksum"] not in {0, wanted["checksum"]}
+
+
 @pytest.mark.parametrize("transform", ["vmap", "grad", "jvp"])
 def test_inside_transforms_nothing_is_seen_and_nothing_breaks(summarizer, transform):
     def function(x):

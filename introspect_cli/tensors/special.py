@@ -131,7 +131,16 @@ def take_apart(tensor: torch.Tensor) -> Parts:
         return _quantized(tensor)
     if type(tensor) not in PLAIN and tensor.numel() and not _has_storage(tensor):
         return unseen(tensor, f"a {type(tensor).__name__} has no storage of its own")
+    if tensor.numel() and not has_memory(tensor):
+        return unseen(tensor, "its storage has been freed or shrunk")
     return Parts(**_common(tensor), values=tensor.detach())
+
+
+def has_memory(tensor: torch.Tensor) -> bool:
+    """Whether a strided tensor's storage holds all its elements: sharding frees storages under live tensors."""
+    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
+    needed = (tensor.storage_offset() + reach) * tensor.element_size()
+    return tensor.untyped_storage().nbytes() >= needed
 
 
 def _has_storage(tensor: torch.Tensor) -> bool:

@@ -222,13 +222,16 @@ class Summarizer:
             name = str(dtype).removeprefix("torch.")
             index = self._quick[dtype, shape] = self._intern(Layout(tuple(shape), name, "cpu", "contiguous"))
         address, count = tensor.data_ptr(), tensor.numel()
+        size = codes.SIZES[code]
+        if tensor.untyped_storage().nbytes() < (tensor.storage_offset() + count) * size:
+            return False  # freed, with the tensor still there; the long way says so
         row = self._reserve(slot)
         self._layout_of.append(index)
         if code >= codes.OPAQUE8:
             self._bits_only(slot, dtype)
         table = TABLE_ADDRESS.get(dtype, 0)
         if count >= WORTHWHILE and self._flags:
-            contents = sample(address, count * codes.SIZES[code])
+            contents = sample(address, count * size)
             known = self._memory.find(address, dtype, count, contents)
             if known is not None and engine.again(row, known.row, address, count, code):
                 return True
