@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import shutil
 import time
@@ -339,3 +340,53 @@ def test_operators_are_listed_where_they_were_captured(introspect, tmp_path):
     )
     made(introspect, "a")
     assert "Operators of step 0" in (tmp_path / "page.html").read_text()
+
+
+def colours_of(browser, selector):
+    """Every colour of an element, with the number of its pixels, as a screen shows it."""
+    image = pytest.importorskip("PIL.Image")
+    shot = browser.find_element("css selector", selector).screenshot_as_png
+    pixels = image.open(io.BytesIO(shot)).convert("RGB")
+    return {colour: count for count, colour in pixels.getcolors(maxcolors=1 << 24)}
+
+
+@pytest.mark.parametrize(
+    ("dark", "equal", "one_run"), [(False, (245, 247, 249), (0, 131, 143)), (True, (29, 34, 39), (77, 208, 225))]
+)
+def test_the_map_is_painted_in_the_shades_of_its_legend(introspect, tmp_path, browser, dark, equal, one_run):
+    pair(tmp_path)
+    rows = [step_rows(number, shift=0.01 * (number >= 5)) for number in range(12)]
+    extra = row("forward", "output", "Net.extra", np.ones(3, np.float32))
+    write_run(tmp_path / "c", [[*own, extra] for own in rows])
+    made(introspect, "a", "c")
+    visit(browser, tmp_path / "page.html", dark=dark)
+    time.sleep(0.3)  # the canvas is painted on the next frame
+    colours = colours_of(browser, "#map-plot")
+    assert colours.get(equal, 0) > 5_000
+    assert colours.get(one_run, 0) > 5_000
+    shades = [count for colour, count in colours.items() if colour not in (equal, one_run)]
+    assert sum(count > 1_000 for count in shades) >= 2  # the background, and what diverges
+
+
+def test_the_map_zooms_and_its_labels_follow(introspect, tmp_path, browser):
+    pair(tmp_path, steps=60, at=30)
+    made(introspect, "a", "b")
+    visit(browser, tmp_path / "page.html")
+    actions = pytest.importorskip("selenium.webdriver").ActionChains
+    origin = pytest.importorskip("selenium.webdriver.common.actions.wheel_input").ScrollOrigin
+    find = """
+        for (const document of Bokeh.documents) for (const root of document.roots()) if (root.name === "map") {
+          const tool = root.toolbar.tools.find((tool) => tool.type === "WheelZoomTool");
+          tool.active = true;
+          return [root.x_range.end - root.x_range.start, root.below[0].ticker.ticks.length, root.below[0].ticker.ticks];
+        }"""
+    before = browser.execute_script(find)
+    assert before[0] == 60
+    box = browser.find_element("id", "map-plot")
+    browser.execute_script("arguments[0].scrollIntoView()", box)
+    actions(browser).scroll_from_origin(origin.from_element(box), 0, -600).perform()
+    until = time.monotonic() + 5
+    while (after := browser.execute_script(find))[0] >= 60:
+        assert time.monotonic() < until
+    assert after[2] != before[2]
+    assert complaints(browser) == []
