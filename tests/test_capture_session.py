@@ -310,6 +310,19 @@ def test_steps_without_an_optimizer_and_by_hand(introspect, project):
         assert sum(record.site.kind is Kind.LOSS for record in run.rank(0).records(3)) == 2
 
 
+def test_each_rank_of_a_launcher_has_a_run_of_its_own(introspect, project):
+    for rank in "01":
+        done = introspect(
+            "capture", "-o", "run", "train.py", cwd=project, env={**os.environ, "RANK": rank, "WORLD_SIZE": "2"}
+        )
+        assert done.returncode == 0, done.stderr
+        with open_run(project / f"run-rank{rank}") as run:
+            assert run.ranks == (int(rank),)
+            assert len(run.rank(int(rank)).steps) == 6
+    assert introspect("diff", "run-rank0", "run-rank0", cwd=project).returncode == 0
+    assert not (project / "run").exists()
+
+
 class _Terminal:
     def __init__(self):
         self.text = ""

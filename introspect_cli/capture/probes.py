@@ -43,6 +43,7 @@ class Probes:
         guard: Guard,
         store_lost: Callable[[StoreError], None],
         began: dict[str, bytes | None],
+        rank: int = 0,
     ) -> None:
         """Wire everything up; nothing is installed yet.
 
@@ -52,9 +53,10 @@ class Probes:
             guard: what catches failures of probes.
             store_lost: told when the store can no longer be written.
             began: states of the random generators when the process began.
+            rank: of this process in a distributed run.
         """
         self.summarizer = Summarizer(stats=options.measures, sketch=options.sketch, sorted_stats=options.sorted_stats)
-        self.rank = store.rank(0, stats=options.measures, sketch=options.sketch, sorted_stats=options.sorted_stats)
+        self.rank = store.rank(rank, stats=options.measures, sketch=options.sketch, sorted_stats=options.sorted_stats)
         self._guard = guard
         self.names = Names(NameFilter(options.modules, options.exclude, options.max_depth))
         self.recorder = Recorder(self.summarizer, self.rank, store, options.schedule, options.save_tensors, store_lost)

@@ -70,7 +70,11 @@ class Session:
         """
         self.options = options
         self.target = target
+        self.rank, ranks = distributed_rank()
         self.path = options.output or fresh_run(target)
+        if ranks > 1:
+            # One process, one store: a lock cannot be shared by processes that nobody else ties together.
+            self.path = self.path.with_name(f"{self.path.name}-rank{self.rank}")
         self._store = StoreWriter.create(self.path, force=options.force)
         self._guard = Guard(self._warn)
         self._progress = Progress(quiet=options.quiet)
@@ -162,7 +166,7 @@ class Session:
                 determinism.torch_flags()
             from introspect_cli.capture.probes import Probes
 
-            probes = Probes(self.options, self._store, self._guard, self._lost, self._began)
+            probes = Probes(self.options, self._store, self._guard, self._lost, self._began, self.rank)
             probes.context.on_tick.append(self._ticked)
             probes.install()
             self._probes = probes
@@ -319,6 +323,15 @@ class Session:
         with contextlib.suppress(OSError, ValueError, UnicodeError):
             sys.stderr.write(f"introspect: {sentence}\n")
             sys.stderr.flush()
+
+
+def distributed_rank() -> tuple[int, int]:
+    """The rank of this process and their number, as launchers such as torchrun tell them; (0, 1) where none did."""
+    try:
+        rank, ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    except ValueError:
+        return 0, 1
+    return (rank, ranks) if 0 <= rank < ranks else (0, 1)
 
 
 def fresh_run(target: Target | None) -> Path:
