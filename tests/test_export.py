@@ -79,6 +79,32 @@ def test_parquet_is_partitioned_by_step_and_rank(introspect, run):
     assert weights[0]["checksum"] == f"{kept.checksum:016x}"
 
 
+def test_polars_scans_the_partitions(introspect, run):
+    polars = pytest.importorskip("polars")
+    out = exported(introspect, run, "parquet")
+    losses = polars.scan_parquet(out, hive_partitioning=True).filter(polars.col("kind") == "loss").collect()
+    assert sorted(zip(losses["step"], losses["rank"], strict=True)) == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert set(losses["mean"]) == {1.5}
+
+
+def test_duckdb_queries_the_partitions(introspect, run):
+    duckdb = pytest.importorskip("duckdb")
+    out = exported(introspect, run, "parquet")
+    query = (
+        f"select step, avg(mean) from read_parquet('{out}/**/*.parquet', hive_partitioning=true) where kind = 'loss'"
+    )
+    assert sorted(duckdb.sql(f"{query} group by step").fetchall()) == [(0, 1.5), (1, 1.5)]
+
+
+def test_pandas_reads_the_flat_files(introspect, run):
+    pandas = pytest.importorskip("pandas")
+    out = exported(introspect, run, "csv")
+    assert pandas.read_csv(out / "records.csv").query("kind == 'loss'")["mean"].tolist() == [1.5] * 4
+    assert introspect("export", run, "--format", "jsonl", "-o", "lines").returncode == 0
+    frame = pandas.read_json(run.parent / "lines" / "records.jsonl", lines=True)
+    assert len(frame) == 2 * 2 * 14
+
+
 def test_csv_and_json_lines_have_a_row_a_record(introspect, run):
     out = exported(introspect, run, "csv", "--steps", "1", "--kinds", "loss,buffer")
     with (out / "records.csv").open() as file:
