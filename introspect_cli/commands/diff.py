@@ -29,14 +29,23 @@ from introspect_cli.exit_codes import CANNOT_TEST, DIVERGED, SAME, UNDECIDED
 )
 @click.option("--rename", multiple=True, metavar="OLD=NEW", help="Regular expression put to the FQNs of A.")
 @click.option("--offset", type=int, help="Compare step K of B with step K+N of A; found by itself where it can be.")
+@click.option(
+    "--level",
+    type=click.Choice(["module", "op"]),
+    default="module",
+    help="op: also show the operators of the first diverging step (captured with --level op).",
+)
+@click.option("-o", "--output", type=click.Path(), help="With --level op: draw them into this file, .svg or .html.")
 @click.option("--map/--no-map", "want_map", default=None, help="Modules by steps, shaded by distance.")
 @click.option("-v", "--verbose", is_flag=True, help="Show the statistics of each listed divergence.")
 @click.option("--bisect", is_flag=True, help="Exit with 0, 1 or 125, as `git bisect run` wants it.")
 def diff(a: str, b: str, format_: str, *, bisect: bool, **asked: Any) -> int:
     """Find where runs A and B first part, and why."""
     from introspect_cli.compare.result import Verdict
-    from introspect_cli.errors import IntrospectError
+    from introspect_cli.errors import IntrospectError, UsageError
 
+    if asked["output"] and asked["level"] != "op":
+        raise UsageError("-o draws operators: give --level op with it.")
     codes = {Verdict.SAME: SAME, Verdict.DIVERGED: DIVERGED, Verdict.UNDECIDED: CANNOT_TEST if bisect else UNDECIDED}
     try:
         verdict = _compare(a, b, format_, **asked)
@@ -47,7 +56,9 @@ def diff(a: str, b: str, format_: str, *, bisect: bool, **asked: Any) -> int:
     return codes[verdict]
 
 
-def _compare(a: str, b: str, format_: str, *, want_map: bool | None, **asked: Any) -> Any:
+def _compare(
+    a: str, b: str, format_: str, *, want_map: bool | None, level: str, output: str | None, **asked: Any
+) -> Any:
     from contextlib import ExitStack
 
     from introspect_cli.compare.diff import compare_runs
@@ -60,6 +71,11 @@ def _compare(a: str, b: str, format_: str, *, want_map: bool | None, **asked: An
     with ExitStack() as stack:
         one, two, *noise = (stack.enter_context(open_run(path)) for path in (a, b, *asked["noise"]))
         result = compare_runs(one, two, options, noise)
+        graph = _graph(one, two, result, options) if level == "op" else None
+    if graph is not None and output:
+        from introspect_cli.render.graph import draw
+
+        draw(graph, output, f"{a} against {b}: operators")
     if format_ == "table":
         from introspect_cli.render.diff_text import diff_blocks
         from introspect_cli.render.map_text import map_blocks
@@ -67,6 +83,10 @@ def _compare(a: str, b: str, format_: str, *, want_map: bool | None, **asked: An
         screen.draw(diff_blocks(result, everything=asked["everything"], verbose=asked["verbose"]))
         if mapped:
             screen.draw(map_blocks(result, screen.width, 40 if want_map else 12))
+        if graph is not None and not output:
+            from introspect_cli.render.graph import graph_blocks
+
+            screen.draw(graph_blocks(graph))
         return result.verdict
     from introspect_cli.render.json import diff_document, to_json
 
@@ -78,6 +98,20 @@ def _compare(a: str, b: str, format_: str, *, want_map: bool | None, **asked: An
     else:
         click.echo(to_json(document))
     return result.verdict
+
+
+def _graph(a: Any, b: Any, result: Any, options: Any) -> Any:
+    """The operators of the first diverging step, marked; None where the runs do not diverge."""
+    from dataclasses import replace
+
+    from introspect_cli.compare.diff import compare_runs
+    from introspect_cli.compare.graph import graph_of, marked, prune
+
+    if result.first is None:
+        return None
+    step = result.first.step
+    every = compare_runs(a, b, replace(options, limit=None, steps=((step, step + 1, 1),)))
+    return prune(marked(graph_of(a, step), every))
 
 
 def _options(**asked: Any) -> Any:

@@ -13,6 +13,10 @@ from introspect_cli.exit_codes import SAME
 @click.argument("run", type=click.Path())
 @click.option("--tree", is_flag=True, help="Modules as a tree: class, parameters, output, scale.")
 @click.option("--unfold", is_flag=True, help="With --tree: repeated layers one by one.")
+@click.option("--graph", is_flag=True, help="Operators of one step and what flows between them (capture --level op).")
+@click.option("--prune/--no-prune", default=True, help="With --graph: leave out what changes no scale, middle layers.")
+@click.option("--target", multiple=True, metavar="GLOB", help="With --graph: only modules or operators of that name.")
+@click.option("-o", "--output", type=click.Path(), help="With --graph: draw into this file, .svg or .html.")
 @click.option("--step", type=click.IntRange(min=0), help="The records of one step.")
 @click.option("--history", metavar="FQN", help="One site over all steps; a glob takes several.")
 @click.option("--stat", default="mean", show_default=True, help="With --history: which statistic.")
@@ -26,6 +30,10 @@ def show(run: str, format_: str, **asked: Any) -> int:
     from introspect_cli.errors import UsageError
     from introspect_cli.store.reader import open_run
 
+    if asked["graph"]:
+        return _graph(run, format_, asked)
+    if asked["output"] or asked["target"] or not asked["prune"]:
+        raise UsageError("-o, --target and --no-prune belong to --graph; give it with them.")
     views = [name for name in ("tree", "step", "history", "settings") if asked[name] not in (None, False)]
     if len(views) > 1:
         raise UsageError(f"--{views[0]} and --{views[1]} show different things; ask for one at a time.")
@@ -40,6 +48,29 @@ def show(run: str, format_: str, **asked: Any) -> int:
 
         screen = Screen()
         screen.draw(blocks(screen))
+    return SAME
+
+
+def _graph(run: str, format_: str, asked: dict[str, Any]) -> int:
+    """Operators of a step as a table, or drawn into a file."""
+    from introspect_cli.compare.graph import graph_of, prune
+    from introspect_cli.render.graph import draw, graph_blocks, graph_document
+    from introspect_cli.store.reader import open_run
+
+    with open_run(run) as opened:
+        graph = graph_of(opened, asked["step"], asked["rank"])
+    if asked["prune"] or asked["target"]:
+        graph = prune(graph, tuple(asked["target"]), scales=asked["prune"], layers=asked["prune"])
+    if asked["output"]:
+        draw(graph, asked["output"], f"{run}: operators")
+    elif format_ == "json":
+        from introspect_cli.render.json import to_json
+
+        click.echo(to_json(graph_document(graph)))
+    else:
+        from introspect_cli.render.console import Screen
+
+        Screen().draw(graph_blocks(graph))
     return SAME
 
 

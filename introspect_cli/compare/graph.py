@@ -146,7 +146,8 @@ def prune(graph: Graph, targets: tuple[str, ...] = (), *, scales: bool = True, l
         targets: globs over FQNs or operator names to keep; all where empty.
         scales: take out operators with one input whose mean of absolutes they and the backward operators that belong
             to them leave within a relative 2^-16. What has several inputs stays.
-        layers: of layers that are numbered alike, keep the first and the last.
+        layers: of layers that are numbered alike, keep the first and the last; and leave out what runs on gradients
+            between the backward pass and the optimizer step, which is as much as there are parameters.
 
     Returns:
         the rest. What diverges, or holds NaN or infinities, always stays.
@@ -156,6 +157,7 @@ def prune(graph: Graph, targets: tuple[str, ...] = (), *, scales: bool = True, l
         gone |= {node.number for node in graph.nodes if not _targeted(node, targets)}
     if layers:
         gone |= _middle(graph)
+        gone |= {node.number for node in graph.nodes if node.record.site.phase is Phase.OPTIMIZER}
     if scales:
         gone |= _unchanging(graph)
     gone -= {node.number for node in graph.nodes if node.nonfinite or node.state not in (_NOT_COMPARED, "equal")}
@@ -163,7 +165,9 @@ def prune(graph: Graph, targets: tuple[str, ...] = (), *, scales: bool = True, l
 
 
 def _targeted(node: Node, targets: tuple[str, ...]) -> bool:
-    return selects(node.record.site.fqn, targets) or selects(node.name, targets) or selects(node.record.info.op, targets)
+    return (
+        selects(node.record.site.fqn, targets) or selects(node.name, targets) or selects(node.record.info.op, targets)
+    )
 
 
 def _unchanging(graph: Graph) -> set[int]:
@@ -184,9 +188,7 @@ def _unchanging(graph: Graph) -> set[int]:
     kept = {node.forward for node in graph.nodes if node.forward is not None and node.number not in candidates}
     candidates -= kept
     return {
-        number
-        for number in candidates
-        if by_number[number].forward is None or by_number[number].forward in candidates
+        number for number in candidates if by_number[number].forward is None or by_number[number].forward in candidates
     }
 
 

@@ -1,0 +1,279 @@
+"""The dataflow of a step as a table, and as a picture that any browser shows without a script.
+
+Layers follow what depends on what, top to bottom; within a layer nodes stand near what they were given. Colour says
+scale, or how a comparison went; hovering tells the rest.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from introspect_cli.compare.graph import backward_of
+from introspect_cli.errors import UsageError
+from introspect_cli.records import Phase
+from introspect_cli.render.blocks import Block, Column, Table, line
+from introspect_cli.render.json import summary_document
+from introspect_cli.render.text import clean, number, shape
+
+if TYPE_CHECKING:
+    from introspect_cli.compare.graph import Graph, Node
+
+_STATS = (
+    ("mean|x|", "amean"),
+    ("|mean|", "absmean"),
+    ("std", "std"),
+    ("max|x|", "absmax"),
+    ("min|x|", "absmin"),
+)
+_WIDE, _HIGH, _APART, _BELOW, _EDGE = 168, 38, 20, 34, 24
+_STATE_COLOURS = {
+    "equal": "#e8ecef",
+    "origin": "#d7263d",
+    "diverged": "#f4a259",
+    "only a": "#8e6bbf",
+    "only b": "#8e6bbf",
+}
+_NAN = "#d7263d"
+_RAMP = ("#2b5c8a", "#5b8db8", "#a8c6dc", "#e8ecef", "#f3d1a5", "#e59a4f", "#b85c1c")
+_STYLE = (
+    "text{font:11px system-ui,sans-serif;fill:#1b1f24}.m{fill:#57606a}.d{fill:#fff}path{fill:none;stroke:#8c959f;"
+    "stroke-width:1.1}.b path{stroke-dasharray:3 2}rect{stroke:#57606a;stroke-width:.8}.g rect{stroke-dasharray:4 2}"
+)
+
+
+def graph_blocks(graph: Graph) -> list[Block]:
+    """Every operator in a table: where, what, scale, and the scale of its gradient."""
+    gradients = backward_of(graph)
+    compared = any(node.state for node in graph.nodes)
+    columns = [
+        Column("phase", drop_at=1),
+        Column("module", least=14),
+        Column("operator", least=16),
+        Column("shape", drop_at=6),
+        *(Column(title, right=True, drop_at=3 if place > 1 else 0) for place, (title, _) in enumerate(_STATS)),
+        Column("gradient mean|x|", right=True, drop_at=5),
+        Column("line", least=12, drop_at=4),
+    ]
+    if compared:
+        columns += [Column("state"), Column("rel L2", right=True)]
+    rows, styles = [], []
+    for node in graph.nodes:
+        site, info, summary = node.record.site, node.record.info, node.record.summary
+        gradient = gradients.get(node.number)
+        row = [
+            site.phase.value,
+            clean(site.fqn),
+            clean(site.path) + (f" ({site.call})" if site.call else ""),
+            shape(summary.layout.shape),
+            *(number(summary.stats[name], 3) if name in summary.stats else "" for _, name in _STATS),
+            number(gradient.scale, 3) if gradient is not None and gradient.scale is not None else "",
+            clean(info.source),
+        ]
+        if compared:
+            row += [node.state, number(node.rel_l2, 2) if node.rel_l2 is not None else ""]
+        rows.append(tuple(row))
+        styles.append("origin" if node.state == "origin" or node.nonfinite else "")
+    left = graph.total - len(graph.nodes)
+    told = f"Step {graph.step}: {len(graph.nodes)} results of operators"
+    blocks: list[Block] = [line(told + (f", {left} more left out." if left else "."))]
+    blocks += [line(clean(note)) for note in graph.notes]
+    return [*blocks, Table(tuple(columns), tuple(rows), tuple(styles))]
+
+
+def graph_svg(graph: Graph) -> str:
+    """The graph as one SVG document, without scripts or anything from elsewhere."""
+    places, width, height = _layout(graph)
+    top = 30
+    parts = [
+        (
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height + top}" '
+            f'viewBox="0 0 {width} {height + top}" role="img" aria-label="operators of step {graph.step}">'
+        ),
+        f"<style>{_STYLE}</style>",
+        f'<rect width="{width}" height="{height + top}" fill="#fff" stroke="none" style="stroke:none"/>',
+        _legend(graph),
+        f'<g transform="translate(0 {top})">',
+    ]
+    by_number = {node.number: node for node in graph.nodes}
+    for start, end in graph.edges:
+        (x0, y0), (x1, y1) = places[start], places[end]
+        x0, x1, y0 = x0 + _WIDE / 2, x1 + _WIDE / 2, y0 + _HIGH
+        bend = max((y1 - y0) / 2, 12)
+        kind = "b" if by_number[end].record.site.phase is Phase.BACKWARD else "f"
+        parts.append(
+            f'<g class="{kind}"><path d="M{x0:.0f} {y0:.0f}C{x0:.0f} {y0 + bend:.0f} {x1:.0f} {y1 - bend:.0f} '
+            f'{x1:.0f} {y1:.0f}"/></g>'
+        )
+    parts += [_box(node, *places[node.number]) for node in graph.nodes]
+    return "".join([*parts, "</g></svg>"])
+
+
+def graph_html(graph: Graph, title: str) -> str:
+    """A page that holds the picture and scrolls."""
+    notes = "".join(f"<p>{html.escape(clean(note))}</p>" for note in graph.notes)
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        f"<title>{html.escape(clean(title))}</title>"
+        "<style>body{margin:16px;font:14px system-ui,sans-serif;color:#1b1f24;background:#fff}"
+        ".s{overflow:auto}h1{font-size:18px}</style></head><body>"
+        f"<h1>{html.escape(clean(title))}</h1><p>Step {graph.step}: {len(graph.nodes)} of {graph.total} results of "
+        f'operators. Hover over one for its numbers.</p>{notes}<div class="s">{graph_svg(graph)}</div></body></html>'
+    )
+
+
+def draw(graph: Graph, path: str, title: str) -> None:
+    """Write the picture to a file, a page or the bare drawing by the file's ending.
+
+    Raises:
+        UsageError: the ending is neither `.svg` nor `.html`, or the file cannot be written.
+    """
+    if path.endswith(".svg"):
+        text = graph_svg(graph)
+    elif path.endswith((".html", ".htm")):
+        text = graph_html(graph, title)
+    else:
+        raise UsageError(f"{path} is neither .svg nor .html: name the file so that its kind is known.")
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}.") from None
+
+
+def graph_document(graph: Graph) -> dict[str, Any]:
+    """The graph for programs."""
+    nodes = [
+        {
+            "site": node.number,
+            "phase": node.record.site.phase.value,
+            "fqn": node.record.site.fqn,
+            "operator": node.record.info.op,
+            "path": node.record.site.path,
+            "call": node.record.site.call,
+            "source": node.record.info.source,
+            "forward": node.forward,
+            "summary": summary_document(node.record.summary),
+        }
+        for node in graph.nodes
+    ]
+    edges = [list(edge) for edge in graph.edges]
+    return {"format": 1, "step": graph.step, "total": graph.total, "nodes": nodes, "edges": edges}
+
+
+def _box(node: Node, x: float, y: float) -> str:
+    record = node.record
+    site, info = record.site, record.info
+    colour, dark = _colour(node)
+    name = site.path.removeprefix("aten.")
+    parts = name.split(".")
+    short = parts[0] + ("[" + name.partition("[")[2] if "[" in name else "")
+    stats = ", ".join(
+        f"{title} {number(record.summary.stats[key], 4)}" for title, key in _STATS if key in record.summary.stats
+    )
+    told = [
+        f"{site.fqn}: {site.path}" + (f" (call {site.call})" if site.call else ""),
+        f"{site.phase.value}, {shape(record.summary.layout.shape)} {record.summary.layout.dtype}",
+        stats,
+        info.source,
+        node.state + (f", relative L2 {number(node.rel_l2, 3)}" if node.rel_l2 is not None else ""),
+    ]
+    tip = html.escape("\n".join(clean(text) for text in told if text))
+    ink = ' class="d"' if dark else ""
+    kind = "g" if site.phase is Phase.BACKWARD else "n"
+    return (
+        f'<g class="{kind}" transform="translate({x:.0f} {y:.0f})"><title>{tip}</title>'
+        f'<rect width="{_WIDE}" height="{_HIGH}" rx="6" fill="{colour}"/>'
+        f'<text x="8" y="15"{ink}>{html.escape(_cut(clean(short), 26))}</text>'
+        f'<text x="8" y="30" class="{"d" if dark else "m"}">{html.escape(_tail(clean(site.fqn), 26))}</text></g>'
+    )
+
+
+def _cut(text: str, length: int) -> str:
+    return text if len(text) <= length else text[: length - 1] + "…"
+
+
+def _tail(text: str, length: int) -> str:
+    return text if len(text) <= length else "…" + text[len(text) - length + 1 :]
+
+
+def _colour(node: Node) -> tuple[str, bool]:
+    """Fill, and whether it is dark."""
+    if node.nonfinite:
+        return _NAN, True
+    if node.state:
+        return _STATE_COLOURS.get(node.state, "#fff"), node.state in {"origin", "only a", "only b"}
+    scale = node.scale
+    if scale is None:
+        return "#fff", False
+    if scale == 0:
+        return _RAMP[0], True
+    place = min(max(math.log10(scale) + 6, 0), 8) / 8 * (len(_RAMP) - 1)
+    index = round(place)
+    return _RAMP[index], index in (0, len(_RAMP) - 1)
+
+
+def _legend(graph: Graph) -> str:
+    if any(node.state for node in graph.nodes):
+        entries = [
+            ("equal", "equal"),
+            ("origin", "first divergence"),
+            ("diverged", "diverged"),
+            ("only a", "in one run"),
+        ]
+        items = [(_STATE_COLOURS[state], text) for state, text in entries]
+    else:
+        texts = ("mean|x| 1e-6", "1e-5", "1e-3", "1e-2", "0.1", "1", "100")
+        items = [*zip(_RAMP, texts, strict=True), (_NAN, "NaN or Inf")]
+    parts, x = [], _EDGE
+    for colour, text in items:
+        parts.append(f'<rect x="{x}" y="8" width="14" height="14" rx="3" fill="{colour}"/>')
+        parts.append(f'<text x="{x + 19}" y="19">{html.escape(text)}</text>')
+        x += 32 + 7 * len(text)
+    return "".join(parts)
+
+
+def _layout(graph: Graph) -> tuple[dict[int, tuple[float, float]], int, int]:
+    """Where each node stands (left, top), and the picture's width and height."""
+    before: dict[int, list[int]] = {node.number: [] for node in graph.nodes}
+    for start, end in graph.edges:
+        before[end].append(start)
+    depth: dict[int, int] = {}
+    layers: list[list[int]] = []
+    first_backward = 0
+    for node in graph.nodes:
+        own = before[node.number]
+        level = max((depth[start] + 1 for start in own if start in depth), default=0)
+        if not own and node.record.site.phase in (Phase.BACKWARD, Phase.OPTIMIZER, Phase.LOSS):
+            level = first_backward  # nothing drawn leads to it; it must not stand above the forward pass
+        depth[node.number] = level
+        if node.record.site.phase is Phase.FORWARD:
+            first_backward = max(first_backward, level + 1)
+        while len(layers) <= level:
+            layers.append([])
+        layers[level].append(node.number)
+    step = _WIDE + _APART
+    left: dict[int, float] = {}
+    for level, layer in enumerate(layers):
+        wished = {
+            number: sum(left[start] for start in own) / len(own)
+            if (own := [s for s in before[number] if s in left])
+            else 0.0
+            for number in layer
+        }
+        order = sorted(layer, key=lambda item: wished[item])
+        at = -math.inf
+        for item in order:
+            at = max(at + step, wished[item])
+            left[item] = at
+        if order and level:
+            # Pushing to the right only would let the picture drift; half of it is taken back.
+            drift = sum(left[item] - wished[item] for item in order) / len(order)
+            for item in order:
+                left[item] -= drift
+    shift = _EDGE - min(left.values(), default=0.0)
+    places = {item: (x + shift, float(_EDGE + depth[item] * (_HIGH + _BELOW))) for item, x in left.items()}
+    width = int(max((x for x, _ in places.values()), default=0) + _WIDE + _EDGE)
+    height = int(len(layers) * (_HIGH + _BELOW) + _EDGE)
+    return places, max(width, 560), height
