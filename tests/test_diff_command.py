@@ -184,3 +184,28 @@ def test_names_from_strangers_cannot_break_the_table(introspect, tmp_path):
     assert "[/bold][red]x\\x1b[2J\\u202egnp\\nfoo" in out
     assert "\x1b" not in out
     assert "\u202e" not in out
+
+
+def test_manifests_and_settings_of_any_shape_are_borne(introspect, tmp_path):
+    strange = {"options": [1], "argv": "x", "not_observed": {"a": 1}, "observed": "abc", "exit_code": [1]}
+    settings = {"optimizers": {"x": [1]}, "command": ["a"], "environment": [1, {"b": 2}], "runtime": None, "git": 3}
+    other = {"optimizers": [{"groups": 3}, 4], "command": {"arguments": 5}, "environment": {}, "runtime": {}, "git": {}}
+    write_run(tmp_path / "a", train(), manifest=strange, settings=settings)
+    write_run(tmp_path / "b", train("fresh"), manifest={"options": {"seed": [1]}}, settings=other)
+    done = introspect("diff", "a", "b", "--all", "--map", cwd=tmp_path)
+    assert done.returncode == 1, done.stderr
+    assert json.loads(introspect("diff", "a", "b", "--format", "json", cwd=tmp_path).stdout)["settings"]
+    for view in ([], ["--settings"], ["--tree"]):
+        assert introspect("show", "a", *view, cwd=tmp_path).returncode == 0
+
+
+def test_a_site_with_an_unknown_kind_is_a_damaged_store(introspect, tmp_path, monkeypatch):
+    from introspect_cli.compare.align import columns
+    from introspect_cli.errors import StoreError
+
+    class Sites:
+        phase, kind, fqn, call, path, module_class = ["forward"], ["telepathy"], ["Net"], [0], [""], [""]
+        key, path_of_file = [1], "a/rank0/sites.arrow"
+
+    with pytest.raises(StoreError, match=r"sites\.arrow is damaged"):
+        columns(Sites())

@@ -48,6 +48,19 @@ class Carried:
     diverged: bool = False
 
 
+@dataclass(frozen=True)
+class Lonely:
+    """What only one side has in a step.
+
+    Attributes:
+        own: FQNs of its records.
+        inside: for these FQNs and all that contain them, the first item inside.
+    """
+
+    own: frozenset[str]
+    inside: dict[str, int]
+
+
 class Facts:
     """Lookups over one step's divergences.
 
@@ -78,6 +91,7 @@ class Facts:
         self._first: dict[tuple[Phase, Kind], float] = {}
         self._differing: dict[tuple[Phase, Kind, str, int], float] = {}
         self._inside: dict[tuple[str, str], list[float]] = {}
+        self._lonely: dict[str, Lonely] = {}
         self._by_kind: dict[tuple[Kind, str], list[int]] = {}
         for index, site in enumerate(self.sites):
             order = float(items.order[index])
@@ -161,6 +175,20 @@ class Facts:
             name.startswith(prefix) and any(self.alignment.site(union).kind in kinds for union in unions)
             for name, unions in self.alignment.by_fqn.items()
         )
+
+    def lonely(self, side: str) -> Lonely:
+        """What only one side has in this step."""
+        if side not in self._lonely:
+            missing = self.items.row_b if side == "a" else self.items.row_a
+            own: set[str] = set()
+            inside: dict[str, int] = {}
+            for index in np.flatnonzero(missing < 0):
+                name = self.sites[index].fqn
+                own.add(name)
+                for head in (name, *ancestors(name)):
+                    inside.setdefault(head, int(index))
+            self._lonely[side] = Lonely(frozenset(own), inside)
+        return self._lonely[side]
 
     def rng_differs(self) -> bool:
         """Whether a random state differs at the start of the step."""

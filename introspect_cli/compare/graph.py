@@ -150,18 +150,25 @@ def prune(graph: Graph, targets: tuple[str, ...] = (), *, scales: bool = True, l
             between the backward pass and the optimizer step, which is as much as there are parameters.
 
     Returns:
-        the rest. What diverges, or holds NaN or infinities, always stays.
+        the rest. What diverges in the forward or backward pass, or holds NaN or infinities, always stays.
     """
     gone: set[int] = set()
     if targets:
         gone |= {node.number for node in graph.nodes if not _targeted(node, targets)}
     if layers:
         gone |= _middle(graph)
-        gone |= {node.number for node in graph.nodes if node.record.site.phase is Phase.OPTIMIZER}
     if scales:
         gone |= _unchanging(graph)
     gone -= {node.number for node in graph.nodes if node.nonfinite or node.state not in (_NOT_COMPARED, "equal")}
+    if layers:
+        gone |= {
+            node.number for node in graph.nodes if node.record.site.phase is Phase.OPTIMIZER and not _telling(node)
+        }
     return without(graph, gone)
+
+
+def _telling(node: Node) -> bool:
+    return node.nonfinite or node.state == "origin"
 
 
 def _targeted(node: Node, targets: tuple[str, ...]) -> bool:

@@ -244,21 +244,13 @@ _RULES: dict[Kind, Callable[[Facts, Site, float], Cause]] = {
 
 def _structure(facts: Facts, index: int, site: Site) -> Cause:
     """A record that only one run has: what is the outermost thing that only this run has, and is this its first?"""
-    lonely = facts.items.row_b if facts.items.row_a[index] >= 0 else facts.items.row_a
+    first_of = facts.lonely("a" if facts.items.row_a[index] >= 0 else "b")
     subject = site.fqn
-    heads = {facts.sites[i].fqn for i in np.flatnonzero(lonely < 0)}
     head = owner_of(subject)
-    while head and head in heads:
+    while head and head in first_of.own:
         subject, head = head, owner_of(head)
-    first = next(
-        (
-            i
-            for i in np.flatnonzero(lonely < 0)
-            if facts.sites[i].fqn == subject or facts.sites[i].fqn.startswith(subject + ".")
-        ),
-        index,
-    )
-    if facts.carried.diverged or int(first) != index:
+    first = first_of.inside.get(subject, index)
+    if facts.carried.diverged or first != index:
         return Cause(Role.PROPAGATED, Reason.STRUCTURE, subject=subject)
     earlier = bool(((facts.items.row_a[:index] >= 0) & (facts.items.row_b[:index] >= 0)).any())
     other = facts.alignment.names_b if facts.items.row_b[index] < 0 else facts.alignment.names_a
