@@ -205,7 +205,7 @@ def test_rules_are_chosen_by_glob():
 
 def test_too_many_cells_are_thinned_and_the_first_nan_is_still_exact(tmp_path):
     from introspect_cli.health.check import check_tables
-    from introspect_cli.health.table import read_table
+    from introspect_cli.health.reading import read_table
 
     steps = []
     for number in range(20):

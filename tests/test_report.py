@@ -12,7 +12,7 @@ import pytest
 from synthetic import row, site, write_run
 
 from introspect_cli.health.history import ABSENT, depth, pack, quantised
-from introspect_cli.health.table import read_table
+from introspect_cli.health.reading import read_table
 from introspect_cli.records import COUNT_STATS, FLOAT_STATS, Kind, Layout, SiteInfo
 from introspect_cli.render.html import level
 from introspect_cli.store.batch import StepBatch

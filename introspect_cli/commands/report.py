@@ -61,7 +61,7 @@ def report(run: str, run_b: str | None, output: Path, *, noise: tuple[str, ...],
 def _page(runs: list[Run], noise: list[Run], rtol: float) -> Page:
     from introspect_cli.health.check import check_tables
     from introspect_cli.health.history import depth, pack
-    from introspect_cli.health.table import read_table
+    from introspect_cli.health.reading import read_table
     from introspect_cli.records import Kind
     from introspect_cli.render.html import Page
 

@@ -10,12 +10,13 @@ import numpy as np
 from introspect_cli.errors import UsageError
 from introspect_cli.health import activations, gradients, inputs, losses, nonfinite, parameters
 from introspect_cli.health.findings import LEVELS, CheckResult, Finding
+from introspect_cli.health.reading import read_table
 from introspect_cli.health.rule import Hit, Rule, Unseen
-from introspect_cli.health.table import Table, read_table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from introspect_cli.health.table import Table
     from introspect_cli.store.reader import Run
 
 RULES: tuple[Rule, ...] = (
