@@ -40,7 +40,7 @@ _NAN = "#d7263d"
 _RAMP = ("#2b5c8a", "#5b8db8", "#a8c6dc", "#e8ecef", "#f3d1a5", "#e59a4f", "#b85c1c")
 _STYLE = (
     "text{font:11px system-ui,sans-serif;fill:#1b1f24}.m{fill:#57606a}.d{fill:#fff}path{fill:none;stroke:#8c959f;"
-    "stroke-width:1.1}.b path{stroke-dasharray:3 2}rect{stroke:#57606a;stroke-width:.8}.g rect{stroke-dasharray:4 2}"
+    "stroke-width:1.1}.s path{stroke:#dfe3e8}rect{stroke:#57606a;stroke-width:.8}.g rect{stroke-dasharray:4 2}"
 )
 
 
@@ -98,11 +98,13 @@ def graph_svg(graph: Graph) -> str:
         f'<g transform="translate(0 {top})">',
     ]
     by_number = {node.number: node for node in graph.nodes}
-    for start, end in graph.edges:
+    # What the forward pass saved for the backward pass is drawn first, and faintly: there is much of it.
+    across = {edge for edge in graph.edges if _across(by_number[edge[0]], by_number[edge[1]])}
+    for start, end in sorted(graph.edges, key=lambda edge: edge not in across):
         (x0, y0), (x1, y1) = places[start], places[end]
         x0, x1, y0 = x0 + _WIDE / 2, x1 + _WIDE / 2, y0 + _HIGH
         bend = max((y1 - y0) / 2, 12)
-        kind = "b" if by_number[end].record.site.phase is Phase.BACKWARD else "f"
+        kind = "s" if (start, end) in across else "f"
         parts.append(
             f'<g class="{kind}"><path d="M{x0:.0f} {y0:.0f}C{x0:.0f} {y0 + bend:.0f} {x1:.0f} {y1 - bend:.0f} '
             f'{x1:.0f} {y1:.0f}"/></g>'
@@ -122,6 +124,10 @@ def graph_html(graph: Graph, title: str) -> str:
         f"<h1>{html.escape(clean(title))}</h1><p>Step {graph.step}: {len(graph.nodes)} of {graph.total} results of "
         f'operators. Hover over one for its numbers.</p>{notes}<div class="s">{graph_svg(graph)}</div></body></html>'
     )
+
+
+def _across(start: Node, end: Node) -> bool:
+    return (start.record.site.phase is Phase.BACKWARD) != (end.record.site.phase is Phase.BACKWARD)
 
 
 def draw(graph: Graph, path: str, title: str) -> None:
@@ -173,8 +179,8 @@ def _box(node: Node, x: float, y: float) -> str:
         f"{title} {number(record.summary.stats[key], 4)}" for title, key in _STATS if key in record.summary.stats
     )
     told = [
-        f"{site.fqn}: {site.path}" + (f" (call {site.call})" if site.call else ""),
-        f"{site.phase.value}, {shape(record.summary.layout.shape)} {record.summary.layout.dtype}",
+        f"{site.phase.value} {site.fqn}: {site.path}" + (f" (call {site.call})" if site.call else ""),
+        f"{shape(record.summary.layout.shape)} {record.summary.layout.dtype}",
         stats,
         info.source,
         node.state + (f", relative L2 {number(node.rel_l2, 3)}" if node.rel_l2 is not None else ""),
@@ -185,8 +191,8 @@ def _box(node: Node, x: float, y: float) -> str:
     return (
         f'<g class="{kind}" transform="translate({x:.0f} {y:.0f})"><title>{tip}</title>'
         f'<rect width="{_WIDE}" height="{_HIGH}" rx="6" fill="{colour}"/>'
-        f'<text x="8" y="15"{ink}>{html.escape(_cut(clean(short), 26))}</text>'
-        f'<text x="8" y="30" class="{"d" if dark else "m"}">{html.escape(_tail(clean(site.fqn), 26))}</text></g>'
+        f'<text x="8" y="15"{ink}>{html.escape(_cut(clean(short), 23))}</text>'
+        f'<text x="8" y="30" class="{"d" if dark else "m"}">{html.escape(_tail(clean(site.fqn), 24))}</text></g>'
     )
 
 

@@ -1,0 +1,139 @@
+"""The picture and the table of a step's operators, and the commands that make them."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+import torch
+from opcapture import captured
+from torch import nn
+
+from introspect_cli.compare.graph import graph_of
+from introspect_cli.errors import UsageError
+from introspect_cli.render.graph import draw, graph_blocks, graph_html, graph_svg
+from introspect_cli.store.reader import open_run
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+class Net(nn.Module):
+    def __init__(self, factor=2.0):
+        super().__init__()
+        self.fc = nn.Linear(4, 3)
+        self.factor = factor
+
+    def forward(self, x):
+        return torch.tanh(self.fc(x) * self.factor) / x[:, :3]
+
+
+def trained(x, factor=2.0):
+    def work():
+        torch.manual_seed(4)
+        model = Net(factor)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model(x).sum().backward()
+        optimizer.step()
+
+    return work
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    place = tmp_path_factory.mktemp("runs")
+    broken = torch.ones(2, 4)
+    broken[0, 0] = 0
+    made = {"a": trained(torch.ones(2, 4)), "b": trained(torch.ones(2, 4), 3.0), "nan": trained(broken)}
+    return {name: captured(place / name, work, level="op") for name, work in made.items()}
+
+
+def graph(path):
+    with open_run(path) as run:
+        return graph_of(run)
+
+
+def boxes(svg):
+    root = ET.fromstring(svg)
+    found = [group for group in root.iter(f"{SVG}g") if group.find(f"{SVG}title") is not None]
+    return {group.findtext(f"{SVG}title").splitlines()[0]: group.find(f"{SVG}rect").get("fill") for group in found}
+
+
+def test_the_svg_is_well_formed_and_has_a_box_for_each_operator(runs):
+    drawn = graph(runs["a"])
+    svg = graph_svg(drawn)
+    assert len(boxes(svg)) == len(drawn.nodes)
+    assert svg.count("<path") == len(drawn.edges)
+    assert "script" not in re.sub(r"<title>.*?</title>|<text.*?</text>", "", svg, flags=re.DOTALL)
+
+
+def test_boxes_do_not_overlap_and_lie_inside(runs):
+    svg = graph_svg(graph(runs["a"]))
+    root = ET.fromstring(svg)
+    places = [
+        tuple(map(float, re.findall(r"-?\d+", group.get("transform"))))
+        for group in root.iter(f"{SVG}g")
+        if group.find(f"{SVG}title") is not None
+    ]
+    width, height = float(root.get("width")), float(root.get("height"))
+    assert all(0 <= x <= width - 168 and 0 <= y <= height - 38 for x, y in places)
+    for place, (x0, y0) in enumerate(places):
+        for x1, y1 in places[place + 1 :]:
+            assert abs(x0 - x1) >= 168 or abs(y0 - y1) >= 38
+
+
+def test_what_is_not_finite_is_red(runs):
+    found = boxes(graph_svg(graph(runs["nan"])))
+    assert found["forward Net: aten.div.Tensor"] == "#d7263d"
+    assert found["forward Net.fc: aten.addmm.default"] != "#d7263d"
+
+
+def test_names_from_strangers_are_escaped(runs, tmp_path):
+    page = graph_html(graph(runs["a"]), "<script>alert(1)</script>")
+    assert "<script" not in page
+    assert "&lt;script&gt;" in page
+    draw(graph(runs["a"]), str(tmp_path / "x.html"), "title")
+    assert (tmp_path / "x.html").read_text(encoding="utf-8").startswith("<!doctype html>")
+    with pytest.raises(UsageError, match=r"neither \.svg nor \.html"):
+        draw(graph(runs["a"]), str(tmp_path / "x.png"), "title")
+    with pytest.raises(UsageError, match="cannot write"):
+        draw(graph(runs["a"]), str(tmp_path / "no" / "x.svg"), "title")
+
+
+def test_the_table_has_scale_forward_and_of_the_gradient(runs):
+    *_, table = graph_blocks(graph(runs["a"]))
+    titles = [column.title for column in table.columns]
+    for wanted in ("mean|x|", "|mean|", "std", "max|x|", "min|x|", "gradient mean|x|", "line"):
+        assert wanted in titles
+    row = next(row for row in table.rows if row[2] == "aten.tanh.default")
+    assert row[titles.index("line")].rpartition(":")[0].endswith("test_graph_render.py")
+    assert float(row[titles.index("gradient mean|x|")]) > 0
+
+
+def test_show_graph_and_diff_level_op_from_the_command_line(runs, introspect, tmp_path):
+    told = introspect("show", "--graph", runs["a"])
+    assert told.returncode == 0, told.stderr
+    assert "aten.tanh.default" in told.stdout
+    assert introspect("show", "--graph", "-o", "net.svg", runs["a"]).returncode == 0
+    assert boxes((tmp_path / "net.svg").read_text(encoding="utf-8"))
+    document = json.loads(introspect("show", "--graph", "--no-prune", "--format", "json", runs["a"]).stdout)
+    assert len(document["nodes"]) == document["total"] > 8
+    told = introspect("diff", "--level", "op", "-o", "diff.html", runs["a"], runs["b"])
+    assert told.returncode == 1, told.stderr
+    assert "aten.mul.Tensor of Net" in told.stdout
+    page = Path(tmp_path / "diff.html").read_text(encoding="utf-8")
+    found = boxes(page[page.index("<svg") : page.index("</svg>") + 6])
+    assert found["forward Net: aten.mul.Tensor"] == "#d7263d"
+    assert found["forward Net: aten.tanh.default"] == "#f4a259"
+    assert found["forward Net.fc: aten.addmm.default"] == "#e8ecef"
+
+
+def test_options_that_belong_to_the_graph_are_refused_without_it(runs, introspect):
+    told = introspect("show", "-o", "x.svg", runs["a"])
+    assert told.returncode == 2
+    assert "--graph" in told.stderr
+    told = introspect("diff", "-o", "x.svg", runs["a"], runs["b"])
+    assert told.returncode == 2
+    assert "--level op" in told.stderr
