@@ -80,7 +80,7 @@ OPTIONS = [
 ]
 
 
-@pytest.mark.parametrize(("words", "settings"), OPTIONS, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize(("words", "settings"), OPTIONS, ids=[" ".join(words) for words, _ in OPTIONS])
 def test_each_option(asked, words, settings):
     assert asked(*words, "train.py")[1] == CaptureOptions(**settings)
 
@@ -106,7 +106,7 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("words", "sentence"), WRONG, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize(("words", "sentence"), WRONG, ids=[" ".join(words) for words, _ in WRONG])
 def test_what_is_wrong_is_told(asked, words, sentence):
     with pytest.raises((UsageError, click.UsageError)) as told:
         asked(*words, *(() if words in (item[0] for item in WRONG[-5:]) else ("train.py",)))
