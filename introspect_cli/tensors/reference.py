@@ -64,11 +64,21 @@ def raw_sum(flat: torch.Tensor, offset: int) -> torch.Tensor:
     tables = _KEYS.get(device)
     if tables is None:
         tables = _KEYS[device] = (_FACTORS.to(device), _SHIFTS.to(device))
-    place = torch.arange(first, first + word.numel(), dtype=torch.int64, device=device)
-    lane = place % checksum.SPAN
-    block = _mix((place // checksum.SPAN + 1) * _G)
-    z = word * tables[0][lane] + tables[1][lane] + block
-    return ((z & _LOW) * ((z >> 32) & _LOW) + z).sum()
+    total = torch.zeros((), dtype=torch.int64, device=device)
+    # words up to the next whole span, whole spans as a matrix, and the rest
+    head = min(word.numel(), -first % checksum.SPAN)
+    body = (word.numel() - head) // checksum.SPAN * checksum.SPAN
+    for start, count in ((0, head), (head, body), (head + body, word.numel() - head - body)):
+        if count:
+            lane = (first + start) % checksum.SPAN
+            width = min(count, checksum.SPAN)
+            block = (first + start) // checksum.SPAN + 1
+            number = torch.arange(block, block + count // width, dtype=torch.int64, device=device)[:, None]
+            z = word[start : start + count].view(-1, width) * tables[0][lane : lane + width]
+            z += tables[1][lane : lane + width] + _mix(number * _G)
+            high = (z >> 32) & _LOW
+            total = total + high.mul_(z & _LOW).sum() + z.sum()
+    return total
 
 
 def _shifted(value: torch.Tensor, bits: int) -> torch.Tensor:
