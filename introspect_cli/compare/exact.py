@@ -29,13 +29,18 @@ class Tensors:
     a: Any
     b: Any
 
-    def relative(self, checksum_a: int, checksum_b: int) -> float | None:
-        """||a - b|| over the larger norm, from the stored tensors; None where one is not stored.
+    def relative(self, checksum_a: int, checksum_b: int, shape: tuple[int, ...]) -> float | None:
+        """||a - b|| over the larger norm, from the stored tensors; None where one is not stored, or not as numbers.
 
         Elements that are not finite on either side are left out.
+
+        Args:
+            checksum_a: checksum of run a's tensor.
+            checksum_b: checksum of run b's.
+            shape: the shape that both must have.
         """
         stored = [self._load(self.a, checksum_a), self._load(self.b, checksum_b)]
-        if stored[0] is None or stored[1] is None or stored[0].shape != stored[1].shape:
+        if stored[0] is None or stored[1] is None or not stored[0].shape == stored[1].shape == shape:
             return None
         a, b = stored[0].ravel(), stored[1].ravel()
         finite = np.isfinite(a) & np.isfinite(b)

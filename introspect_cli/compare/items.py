@@ -80,7 +80,8 @@ def materialise(
             rel = float(found) if np.isfinite(found) else None
             if a.layout.shape == b.layout.shape and a.layout.numel > 16:
                 scale = proportion(pair.a.sketch[row_a], pair.b.sketch[row_b])
-        whole = ranks.tensors.relative(a.checksum, b.checksum)
+        same_shape = a.layout.shape == b.layout.shape
+        whole = ranks.tensors.relative(a.checksum, b.checksum, a.layout.shape) if same_shape else None
         if whole is not None:
             rel, exact = whole, True
     return Divergence(

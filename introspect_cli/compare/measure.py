@@ -89,8 +89,8 @@ def distances(
     size_a = norms(a, rows_a, layouts_a) if has_norms(a) else unknown
     size_b = norms(b, rows_b, layouts_b) if has_norms(b) else unknown
     scale = np.fmax(size_a, size_b)
-    guess = np.fmax(sketch_norms(sketch_a), sketch_norms(sketch_b))
-    scale = np.where(np.isfinite(scale), scale, guess)
+    unsized = np.flatnonzero(~np.isfinite(scale))
+    scale[unsized] = np.fmax(sketch_norms(sketch_a[unsized]), sketch_norms(sketch_b[unsized]))
     shape_a = layouts_a.shape[np.asarray(a.layout)[rows_a]]
     shape_b = layouts_b.shape[np.asarray(b.layout)[rows_b]]
     apart = np.where((shape_a == shape_b) & same_nonfinite(a, b, rows_a, rows_b), apart, np.nan)

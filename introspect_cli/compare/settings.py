@@ -156,7 +156,9 @@ def _weigh(source: str, name: str, reason: Reason | None, *, rounding: bool) -> 
     if reason is None:
         return 0.5
     base = _WEIGHTS.get(source, {}).get(reason, 0.3)
-    if source == "packages" and _NUMERIC_PACKAGES.match(name.lower()):
+    if source == "packages":
+        if not _NUMERIC_PACKAGES.match(name.lower()):
+            return 0.2  # what computes nothing explains nothing
         base += 0.25
     if rounding and (source in _NUMERICS or source == "environment"):
         base += 0.2

@@ -1,0 +1,149 @@
+"""Distances: from sketches, exactly from stored tensors, in units of rounding, and as factors."""
+
+import numpy as np
+import pytest
+from synthetic import row, sketch, write_run
+
+from introspect_cli.compare.diff import compare_runs
+from introspect_cli.compare.exact import Tensors
+from introspect_cli.compare.items import proportion
+from introspect_cli.compare.measure import rounding
+from introspect_cli.compare.optimizers import changes_for, has_parameter, optimizer_changes
+from introspect_cli.compare.options import DiffOptions
+from introspect_cli.compare.settings import command_options, describe, setting_changes
+from introspect_cli.compare.words import amount
+from introspect_cli.store.reader import open_run
+
+
+class Stored:
+    """A run that keeps whole tensors."""
+
+    def __init__(self, **tensors):
+        self.tensors = {int(name[1:]): np.asarray(value) for name, value in tensors.items()}
+
+    def tensor(self, checksum):
+        return self.tensors.get(checksum)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "expected"),
+    [
+        ([3.0, 4.0], [3.0, 4.0], 0.0),
+        ([0.0, 0.0], [0.0, 0.0], 0.0),
+        ([0.0, 0.0], [3.0, 4.0], 1.0),
+        ([3.0, 4.0], [-3.0, -4.0], 2.0),
+        ([1, 2], [1, 4], 2 / 17**0.5),
+        ([1.0, np.nan], [1.0, 5.0], 0.0),
+        ([1j, 0], [0, 1j], 2**0.5),
+    ],
+)
+def test_exact_distance_over_the_larger_norm(a, b, expected):
+    tensors = Tensors(Stored(_1=a), Stored(_2=b))
+    assert tensors.relative(1, 2, (2,)) == pytest.approx(expected)
+    assert tensors.relative(1, 3, (2,)) is None
+    assert tensors.relative(1, 2, (3,)) is None
+    assert tensors.relative(0, 2, (2,)) is None
+
+
+@pytest.mark.parametrize("change", ["noise", "element", "column", "scale"])
+def test_sketched_distances_are_near_the_true_ones(tmp_path, change):
+    random = np.random.default_rng(3)
+    ratios = []
+    for run in range(12):
+        a = random.normal(size=(64, 32)).astype(np.float32)
+        b = a.copy()
+        if change == "noise":
+            b += random.normal(size=a.shape).astype(np.float32) * np.float32(1e-3)
+        elif change == "element":
+            b[3, 4] += 1
+        elif change == "column":
+            b[:, 7] = 0
+        else:
+            b *= np.float32(1.01)
+        write_run(tmp_path / f"a{run}", [[row("forward", "output", "Net", a)]])
+        write_run(tmp_path / f"b{run}", [[row("forward", "output", "Net", b)]])
+        with open_run(tmp_path / f"a{run}") as one, open_run(tmp_path / f"b{run}") as two:
+            found = compare_runs(one, two, DiffOptions()).first
+        true = np.linalg.norm(a.astype(float) - b) / max(np.linalg.norm(a), np.linalg.norm(b))
+        ratios.append(found.rel_l2 / true)
+        assert not found.exact
+    assert 0.7 < np.median(ratios) < 1.4
+
+
+def test_rounding_is_counted_in_units_people_know():
+    assert rounding(2.0**-24, "float32", "float32") == (1.0, "float32")
+    assert rounding(3 * 2.0**-8, "float32", "bfloat16") == (3.0, "bfloat16")
+    k, unit = rounding(0.7 * 2.0**-8, "float32", "float32")
+    assert (pytest.approx(k), unit) == (0.7, "bfloat16")
+    assert rounding(0.3, "float32", "float32") is None
+    assert rounding(0.3, "int64", "int64") is None
+    assert "about 2 x the rounding of float32" in amount(2 * 2.0**-24 + 1e-9, "float32", "float32")
+    assert amount(1e-9, "float64", "float64").startswith("less than")
+    assert amount(0.25, "float32", "float32") == "relative L2 0.25"
+
+
+def test_a_factor_is_found_and_noise_is_none():
+    random = np.random.default_rng(0)
+    a = random.normal(size=(30, 30)).astype(np.float32)
+    one = np.array(sketch(a))
+    assert proportion(one, np.array(sketch(a * np.float32(0.25)))) == pytest.approx(0.25, rel=1e-6)
+    assert proportion(one, np.array(sketch(a * np.float32(-3)))) == pytest.approx(-3, rel=1e-6)
+    assert proportion(one, one) is None
+    assert proportion(one, np.array(sketch(a + np.float32(0.001)))) is None
+    assert proportion(np.zeros(16), one) is None
+
+
+def test_command_lines_are_compared_by_option():
+    assert command_options(["data", "--lr", "1e-3", "--amp", "--n=4", "-x", "-3", "model.depth=2"]) == {
+        "--lr": "1e-3",
+        "--amp": "given",
+        "--n": "4",
+        "argument 0": "data",
+        "-x": "-3",
+        "model.depth": "2",
+    }
+
+
+def test_settings_that_are_noise_are_left_out_and_numeric_packages_lead(tmp_path):
+    packages = {"torch": "2.13", "rich": "1"}
+    write_run(tmp_path / "a", [], settings={"packages": packages, "environment": {"PWD": "/a", "SSH_TTY": "1"}})
+    changed = {
+        "packages": {"torch": "2.15", "rich": "2", "new": "1"},
+        "environment": {"PWD": "/b", "OMP_NUM_THREADS": "4"},
+    }
+    write_run(tmp_path / "b", [], settings=changed)
+    from introspect_cli.compare.result import Reason
+
+    with open_run(tmp_path / "a") as a, open_run(tmp_path / "b") as b:
+        found = setting_changes(a, b, Reason.MODULE, {}, rounding=True)
+    assert [change.name for change in found][:2] == ["torch", "OMP_NUM_THREADS"]
+    assert {change.name for change in found} == {"torch", "rich", "new", "OMP_NUM_THREADS"}
+    assert describe(found[0]) == "torch 2.13 -> 2.15"
+    assert describe(next(change for change in found if change.name == "new")) == "new = 1 only in b"
+
+
+def test_nested_settings_are_compared_by_deepdiff(tmp_path):
+    write_run(tmp_path / "a", [], settings={"hardware": {"gpus": ["A", "B"], "nested": {"x": {"y": 1}}}})
+    write_run(tmp_path / "b", [], settings={"hardware": {"gpus": ["A", "C"], "nested": {"x": {"y": 2}}}})
+    with open_run(tmp_path / "a") as a, open_run(tmp_path / "b") as b:
+        found = {change.name: (change.a, change.b) for change in setting_changes(a, b, None, {})}
+    assert found == {"gpus[1]": ("B", "C"), "nested.x.y": ("1", "2")}
+
+
+def group(lr, *names, **more):
+    return {"lr": lr, "params": list(names)} | more
+
+
+def test_optimizers_are_compared_by_what_applies_to_a_parameter():
+    a = [{"name": "SGD", "groups": [group(0.1, "w", "b", initial_lr=0.1)]}]
+    b = [{"name": "SGD", "groups": [group(0.2, "w", "b", initial_lr=0.2)]}]
+    assert list(optimizer_changes(a, b)) == [("lr", 0.1, 0.2)]
+    split = [{"name": "SGD", "groups": [group(0.1, "w", initial_lr=0.1), group(0.3, "b", initial_lr=0.3)]}]
+    assert list(optimizer_changes(a, split)) == [("lr of b", 0.1, 0.3)]
+    assert changes_for(a, split, "b") == {"lr": ("0.1", "0.3")}
+    assert changes_for(a, split, "w") == {}
+    fewer = [{"name": "SGD", "groups": [group(0.1, "w", initial_lr=0.1)]}]
+    assert list(optimizer_changes(a, fewer)) == [("parameter b", "optimized", None)]
+    assert has_parameter(fewer, "b") is False
+    assert has_parameter([{"name": "SGD", "groups": [{"lr": 1}]}], "b") is None
+    assert list(optimizer_changes(a, [{"name": "Adam", "groups": []}])) == [("optimizer", "SGD", "Adam")]
