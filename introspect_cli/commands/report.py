@@ -10,6 +10,7 @@ import click
 from introspect_cli.exit_codes import SAME
 
 if TYPE_CHECKING:
+    from introspect_cli.compare.graph import Graph
     from introspect_cli.compare.result import DiffResult
     from introspect_cli.records import Record
     from introspect_cli.render.html import Page
@@ -91,6 +92,7 @@ def _page(runs: list[Run], noise: list[Run], rtol: float) -> Page:
         noise=len(noise),
         ops=ops,
         ops_step=step or 0,
+        graph=_graph(runs, rank, step) if ops and step is not None else None,
     )
 
 
@@ -101,6 +103,23 @@ def _result(runs: list[Run], noise: list[Run], rtol: float) -> DiffResult | None
     from introspect_cli.compare.options import DiffOptions
 
     return compare_runs(runs[0], runs[1], DiffOptions(want_map=True, limit=200, rtol=rtol), noise)
+
+
+def _graph(runs: list[Run], rank: int, step: int) -> Graph | None:
+    """The dataflow of a step of run a, marked with what diverges from b; None where it has no operators."""
+    from introspect_cli.compare.diff import compare_runs
+    from introspect_cli.compare.graph import graph_of, marked, prune
+    from introspect_cli.compare.options import DiffOptions
+    from introspect_cli.errors import UsageError
+
+    try:
+        graph = graph_of(runs[0], step, rank)
+    except UsageError:
+        return None
+    if len(runs) > 1:
+        only = DiffOptions(steps=((step, step + 1, 1),), ranks=(rank,), limit=None)
+        graph = marked(graph, compare_runs(runs[0], runs[1], only))
+    return prune(graph)
 
 
 def _ops(runs: list[Run], rank: int, step: int | None, step_b: int | None) -> tuple[OpRow, ...]:

@@ -19,18 +19,23 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from introspect_cli.render.graph import graph_svg
 from introspect_cli.render.html_parts import OpRow, answer, findings, ops_table, runs_table, settings_table
 from introspect_cli.render.html_plots import bokeh_script, depth_item, history_item, map_item
 from introspect_cli.render.json import finite
 from introspect_cli.render.text import clean
 
 if TYPE_CHECKING:
+    from introspect_cli.compare.graph import Graph
     from introspect_cli.compare.result import DiffResult, Divergence, DivergenceMap
     from introspect_cli.health.findings import CheckResult
     from introspect_cli.health.history import Depth, Packed
 
 MOST_CELLS = 2_000_000
 """Cells of the map; neighbouring rows share one where there are more."""
+
+MOST_NODES = 600
+"""Operators that a picture may have."""
 
 _SHOWN = 200
 
@@ -49,6 +54,7 @@ class Page:
         noise: how many noise runs there are.
         ops: operators of one step in order, where they were captured.
         ops_step: which step that is.
+        graph: how values went from operator to operator in that step, pruned; None where there is nothing to draw.
     """
 
     paths: tuple[str, ...]
@@ -60,6 +66,7 @@ class Page:
     noise: int = 0
     ops: tuple[OpRow, ...] = ()
     ops_step: int = 0
+    graph: Graph | None = None
 
 
 def page_html(page: Page) -> str:
@@ -86,7 +93,7 @@ def page_html(page: Page) -> str:
         "settings": settings_table(page.result) if page.result is not None else "",
         "findings": findings(page.checks),
         "runs": runs_table(page.paths, page.facts),
-        "ops": ops_table(page.ops, page.ops_step, two=two) if page.ops else "",
+        "ops": _picture(page.graph) + ops_table(page.ops, page.ops_step, two=two) if page.ops else "",
         "ops_hidden": "" if page.ops else "hidden",
         "map_hidden": "" if folded is not None and folded[1] else "hidden",
         "answer_hidden": "" if two else "hidden",
@@ -100,6 +107,18 @@ def page_html(page: Page) -> str:
     out = (assets / "report.html").read_text(encoding="utf-8")
     parts = out.split("%%")
     return "".join(values[part] if place % 2 else part for place, part in enumerate(parts))
+
+
+def _picture(graph: Graph | None) -> str:
+    """The graph of operators, which draws itself without a script; nothing where it is too large to look at."""
+    if graph is None or not graph.nodes:
+        return ""
+    shown = f"{len(graph.nodes):,} of {graph.total:,} results of operators at step {graph.step}"
+    if len(graph.nodes) > MOST_NODES:
+        return f"<p>{shown} are left after pruning, too many to draw; `introspect show --graph` draws a part.</p>"
+    label = f"{shown}; hover one to see its statistics"
+    box = f'<div class="paper" tabindex="0" role="region" aria-label="Graph">{graph_svg(graph)}</div>'
+    return f'<p class="quiet">{label}.</p>{box}'
 
 
 def _hash(script: str) -> str:
