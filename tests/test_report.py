@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 import shutil
 import time
@@ -338,8 +339,18 @@ def test_operators_are_listed_where_they_were_captured(introspect, tmp_path):
         "aten.mul.Tensor</th><td>Net</td><td>forward</td><td>train.py:7</td><td>2 float32</td><td>1</td><td>2</td>"
         in page
     )
+    assert '<svg xmlns="http://www.w3.org/2000/svg"' in page
     made(introspect, "a")
     assert "Operators of step 0" in (tmp_path / "page.html").read_text()
+
+
+def test_without_bokeh_a_sentence_says_what_to_install(introspect, tmp_path):
+    pair(tmp_path)
+    (tmp_path / "bokeh.py").write_text("raise ImportError")
+    done = introspect("report", "a", "-o", "page.html", env=os.environ | {"PYTHONPATH": str(tmp_path)})
+    assert done.returncode == 2
+    assert 'pip install "introspect-cli[report]"' in done.stderr
+    assert not (tmp_path / "page.html").exists()
 
 
 def colours_of(browser, selector):
