@@ -165,6 +165,22 @@ class LowRank(nn.Module):
         return weight + self.a @ self.b
 
 
+def test_part_called_before_it_is_part_of_something(tmp_path):
+    def train(log):
+        inner = mlp()
+        inner(torch.randn(4, 8))
+        net = nn.Sequential(nn.Linear(8, 8), inner)
+        fit(log, net, lambda: (torch.randn(4, 8),))
+        holder = nn.Sequential(net)  # from the first step on, names stay
+        holder(torch.randn(4, 8))
+        fit(log, net, lambda: (torch.randn(4, 8),))
+
+    seen = assert_neutral(train, tmp_path / "run")
+    assert seen.calls("output", "Sequential.1.0", step=1) == [0]
+    assert seen.of("grad", "Sequential.1.0.weight", step=3)
+    assert not any(name.startswith("Sequential#2.") for name in seen.modules)
+
+
 def test_parametrised(tmp_path):
     def train(log):
         net = nn.Sequential(

@@ -198,6 +198,7 @@ class Names:
         self._roots: list[weakref.ref[nn.Module]] = []
         self._trees: list[ModuleInfo] = []
         self._lock = threading.RLock()
+        self.settled = False
 
     def wanted(self, fqn: str) -> bool:
         """Whether what has that name is to be recorded."""
@@ -208,7 +209,7 @@ class Names:
         if child is None or type(parent).__module__.startswith(_PASSING_PARENTS):
             return
         self._parents.set(child, weakref.ref(parent))
-        if self.find(child) is not None and any(reference() is child for reference in self._roots):
+        if not self.settled and self.find(child) is not None and any(reference() is child for reference in self._roots):
             with self._lock:
                 self._forget(child)
 

@@ -110,7 +110,10 @@ class OptimizerProbe:
     def _before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if torch.compiler.is_compiling() or not self._on:
             return
-        self._context.stepped = True
+        context = self._context
+        # From the first step on, names stay as they are, and steps need not be guessed at.
+        context.stepped = context.names.settled = True
+        context.unseen_steps = False
         running = self._running
         if running and not _inside_step(sys._getframe(1)):  # noqa: SLF001 - the documented way to a frame
             running.clear()  # the last step never returned: a closure raised and the script caught it
