@@ -17,6 +17,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from introspect_cli.capture import private_api
@@ -159,6 +160,7 @@ class OpProbe:
         self._between = Phase.DATA
         self._mode = OpMode(self)
         self._pushed = threading.local()
+        self._handles: list[Any] = []
         self._on = False
 
     def install(self) -> None:
@@ -167,10 +169,16 @@ class OpProbe:
         self._context.on_begin.append(self._begin)
         self._context.on_root.append(self._root)
         self._context.on_tick.append(self._ticked)
+        self._handles = [
+            register_optimizer_step_pre_hook(self._stepping),
+            register_optimizer_step_post_hook(self._stepped),
+        ]
 
     def remove(self) -> None:
         """Stop, and take the mode off the stack."""
         self._on = self.live = False
+        for handle in self._handles:
+            handle.remove()
         self._pop()
         if self._begin in self._context.on_begin:
             self._context.on_begin.remove(self._begin)
@@ -183,9 +191,21 @@ class OpProbe:
             return
         self._between = Phase.DATA
         self.live = True
+        self._push()
+
+    def _push(self) -> None:
         if private_api.modes_pushed() == 0:
             private_api.push_mode(self._mode)
             self._pushed.mode = self._mode
+
+    def _stepping(self, _optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """An optimizer's own operators are not recorded; without a closure there are no others inside its step."""
+        if self._on and len(args) < 2 and kwargs.get("closure") is None:
+            self._pop()
+
+    def _stepped(self, _optimizer: Any, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
+        if self._on and self.live:
+            self._push()
 
     def _root(self, _module: object) -> None:
         self._between = Phase.LOSS

@@ -109,10 +109,10 @@ def compiled_entries() -> frozenset[int]:
     They are defined inside one method of the compiler's. Without it, operators that a compiled region runs one by one
     are recorded as if they were the script's.
     """
+    module = sys.modules.get("torch._dynamo.eval_frame")
+    if module is None or not getattr(module, "cached_backends", True):
+        return frozenset()
     if not _entries:
-        module = sys.modules.get("torch._dynamo.eval_frame")
-        if module is None:
-            return frozenset()
         method = vars(getattr(module, "_TorchDynamoContext", object)).get("__call__")
         constants = getattr(getattr(method, "__code__", None), "co_consts", ())
         _entries.append(frozenset(id(constant) for constant in constants if isinstance(constant, CodeType)))
