@@ -90,9 +90,10 @@ def test_every_type(engine, dtype, count):
 
 @pytest.mark.parametrize("count", [(1 << 18) - 1, (1 << 18) + 77, 1_000_003])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
-def test_large_ones_by_several_threads(engine, dtype, count):
+@pytest.mark.parametrize("threads", [3, None])
+def test_large_ones_by_several_threads(engine, dtype, count, threads):
     x = example(dtype, (count,))
-    several = engines.Engine(threads=3)
+    several = engines.Engine(threads=threads)
     together = jitted(several, x)
     several.close()
     assert_same(together, by_torch(x))
@@ -235,3 +236,25 @@ def test_a_large_strided_tensor_costs_little_memory(engine):
     assert peak < 8e6
     if resource.getrusage(resource.RUSAGE_SELF).ru_maxrss > before:
         assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 12_000  # kilobytes
+
+
+@pytest.mark.skipif(torch.get_num_threads() < 2, reason="torch has one thread")
+def test_torchs_own_workers_take_part(monkeypatch):
+    made = engines.Engine()
+    if made._parallel is None:
+        pytest.skip("no OpenMP runtime that can be shared")
+    calls, parallel = [], made._parallel
+    made._parallel = lambda *arguments: calls.append(arguments[2]) or parallel(*arguments)
+    threads = torch.get_num_threads()
+    x = example(torch.float32, (1 << 20,))
+    shared = jitted(made, x)
+    assert calls == [threads]
+    assert made._helpers is None
+    assert torch.get_num_threads() == threads
+    torch.set_num_threads(1)
+    try:
+        assert jitted(made, x).tobytes() == shared.tobytes()
+    finally:
+        torch.set_num_threads(threads)
+    assert calls == [threads]
+    made.close()

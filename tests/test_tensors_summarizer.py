@@ -519,7 +519,9 @@ def test_threads_are_not_the_scripts_and_end():
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-def test_a_forked_child_waits_for_nobody(summarizer):
+@pytest.mark.parametrize("threads", [2, None])
+def test_a_forked_child_waits_for_nobody(threads):
+    summarizer = Summarizer(threads=threads)
     x = torch.randn(1 << 20)
     wanted = one(summarizer, x)
     summarizer.add(x)
@@ -546,6 +548,7 @@ def test_a_forked_child_waits_for_nobody(summarizer):
     holder.join()
     assert os.waitpid(child, 0)[1] == 0
     assert read(summarizer.take(), 0) == wanted
+    summarizer.close()
 
 
 def test_plain_values(summarizer):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import torch
 
-from introspect_cli.tensors import codes, jit, reference
+from introspect_cli.tensors import codes, jit, openmp, reference
 from introspect_cli.tensors import rows as r
 from introspect_cli.tensors.threads import Helpers
 from introspect_cli.tensors.views import cut, pieces
@@ -137,7 +137,7 @@ class Engine:
     """The kernels and the threads that help with large tensors. Not for two threads at once.
 
     Args:
-        threads: threads to use, the caller's included; by default torch's number.
+        threads: threads to use, the caller's included; by default torch's own, and as many.
     """
 
     def __init__(self, threads: int | None = None) -> None:
@@ -148,6 +148,8 @@ class Engine:
         self._counter = np.zeros(1, dtype=np.int64)
         self._parts = r.empty(64)
         self._again = r.empty(1)
+        self._parallel = openmp.parallel()
+        self._call = np.zeros(9, dtype=np.int64)
 
     def contiguous(self, out: int, address: int, count: int, first: int, code: int, table: int, flags: int) -> None:
         """Summarise contiguous elements into the row at address `out`; needs `enter`. See `kernels.run`."""
@@ -206,13 +208,22 @@ class Engine:
         def take_part() -> None:
             enter(codes.WORK, at, count, 0, 0, flags, 0, counter)
 
-        if share and self._threads is None:
-            self._threads = thread_count()
-        if not share or self._threads == 1:
+        if not share:
+            take_part()
+            return
+        if self._threads is None and self._parallel is not None and openmp.usable():
+            threads = torch.get_num_threads()
+            if threads > 1:
+                function, entry = jit.addresses()
+                self._call[:] = entry, codes.WORK, at, count, 0, 0, flags, 0, counter
+                self._parallel(function, self._call.ctypes.data, threads, 0)
+                return
+        threads = self._threads or thread_count()
+        if threads == 1:
             take_part()
             return
         if self._helpers is None:
-            self._helpers = Helpers((self._threads or 1) - 1)
+            self._helpers = Helpers(threads - 1)
         self._helpers.share(take_part)
 
     def fill(

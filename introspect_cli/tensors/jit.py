@@ -49,6 +49,7 @@ class _Loaded:
 
     tried: bool = False
     enter: Callable[..., int] | None = None
+    addresses: tuple[int, int] = (0, 0)
     reason: str = ""
 
 
@@ -60,6 +61,11 @@ def enter() -> Callable[..., int] | None:
     if not _LOADED.tried:
         warm_up()
     return _LOADED.enter
+
+
+def addresses() -> tuple[int, int]:
+    """C addresses of `kernels.take_part` and `kernels.enter`; zeros if there are no kernels."""
+    return _LOADED.addresses
 
 
 def reason() -> str:
@@ -102,11 +108,22 @@ def _load() -> Callable[..., int]:
             failure = error
             sys.modules.pop(_MODULE, None)
             continue
-        compiled = module.enter
-        direct: Callable[..., int] = compiled.overloads[compiled.signatures[0]].entry_point
+        _LOADED.addresses = (_c_address(module.take_part), _c_address(module.enter))
+        direct: Callable[..., int] = _only(module.enter).entry_point
         return direct
     assert failure is not None
     raise failure
+
+
+def _only(compiled: Any) -> Any:
+    """What a function with one signature was compiled to."""
+    return compiled.overloads[compiled.signatures[0]]
+
+
+def _c_address(compiled: Any) -> int:
+    """Address of a jitted function as C calls it."""
+    result = _only(compiled)
+    return int(result.library.get_pointer_to_function(result.fndesc.llvm_cfunc_wrapper_name))
 
 
 def _directories(version: str) -> Iterator[Path | None]:

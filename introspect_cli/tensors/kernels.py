@@ -268,3 +268,9 @@ def enter(what: Any, address: Any, count: Any, first: Any, code: Any, flags: Any
     if what == COPY:
         return copy(address, count, first, lut, row)
     return merge(address, count, row)
+
+
+@njit("int64(uint64)", nogil=True, error_model="numpy", cache=_CACHE)  # type: ignore[untyped-decorator]
+def take_part(data: Any) -> Any:
+    """`enter` for a caller that passes one pointer: to the C address of `enter`, then its eight arguments."""
+    return vector.call_entry(pointer(data, np.uint64)[0], data + np.uint64(8))

@@ -354,6 +354,18 @@ def fetch_add(_context: Any, address: Any) -> Any:
     return types.int64(address), generate
 
 
+@intrinsic  # type: ignore[untyped-decorator]
+def call_entry(_context: Any, function: Any, arguments: Any) -> Any:
+    """Calls `kernels.enter` by its C address, with eight words at an address as its arguments."""
+
+    def generate(_target: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        kind = ir.FunctionType(_I64, [_I64] * 8)
+        words = [builder.inttoptr(builder.add(args[1], _I64(8 * number)), ir.PointerType(_I64)) for number in range(8)]
+        return builder.call(builder.inttoptr(args[0], ir.PointerType(kind)), [builder.load(word) for word in words])
+
+    return types.int64(function, arguments), generate
+
+
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
 def pointer(_context: Any, address: Any, dtype: Any) -> Any:
     """An address as a typed pointer, indexable in jitted code."""
