@@ -60,9 +60,15 @@ class ModuleProbe:
         self._inputs = Kind.INPUT in {*self._kinds, *self._gradient_of}
         self._outputs = Kind.OUTPUT in {*self._kinds, *self._gradient_of}
         self._stack = _Stack()
+        self._on_value: Callable[[ModuleState, Kind, str, torch.Tensor], None] | None = None
         self._on = False
         self._patch: Patch | None = None
         self._registration: Any = None
+
+    def listen(self, listener: Callable[[ModuleState, Kind, str, torch.Tensor], None]) -> None:
+        """Tell of every tensor that goes into or comes out of a module, recorded or not."""
+        self._on_value = listener
+        self._inputs = self._outputs = True
 
     @property
     def stack(self) -> _Stack:
@@ -268,6 +274,8 @@ class ModuleProbe:
         if gradient is not None and value.requires_grad and torch.is_grad_enabled():
             site = self._site(state, gradient, Phase.BACKWARD, call, path)
             self._gradients.watch(value, site, recomputed=self._stack.phase is Phase.RECOMPUTE)
+        if self._on_value is not None:
+            self._on_value(state, kind, path, value)
 
     def _site(self, state: ModuleState, kind: Kind, phase: Phase, call: int, path: str) -> int:
         key = (kind, phase, call, path)

@@ -82,6 +82,9 @@ class CaptureOptions:
         level: `module` or `op`, which also records the results of every operator.
         ops: globs over operator names; only operators that match one are recorded, all where empty.
         views: whether results that share their input's memory are recorded too.
+        vjp: pairs of values, `OUTPUT:INPUT`, whose vector-Jacobian product with ones is recorded.
+        jacobian_norm: pairs of values whose Jacobian's Frobenius norm is estimated.
+        probes: random vectors for such an estimate.
         compile: what is done with what `torch.compile` compiles: `boundary`, `keep` or `eager`.
         all_dtypes: whether operators' results that are no floating point numbers are recorded too.
         until_step: end the script when this step is complete; None to let it run.
@@ -110,6 +113,9 @@ class CaptureOptions:
     views: bool = False
     all_dtypes: bool = False
     compile: str = "boundary"
+    vjp: tuple[str, ...] = ()
+    jacobian_norm: tuple[str, ...] = ()
+    probes: int = 8
     until_step: int | None = None
     quiet: bool = False
 
@@ -149,6 +155,9 @@ class CaptureOptions:
             "views": self.views,
             "all_dtypes": self.all_dtypes,
             "compile": self.compile,
+            "vjp": list(self.vjp),
+            "jacobian_norm": list(self.jacobian_norm),
+            "probes": self.probes,
         }
 
 
@@ -163,6 +172,20 @@ def parse_kinds(names: Iterable[str]) -> frozenset[Kind]:
     """
     chosen = _choose(names, known=KINDS, default=KINDS, what="kind")
     return frozenset(Kind(name) for name in chosen)
+
+
+def check_pairs(texts: Iterable[str]) -> None:
+    """Make sure that each text names two values.
+
+    Raises:
+        UsageError: one does not.
+    """
+    for text in texts:
+        later, colon, earlier = (part.strip() for part in text.partition(":"))
+        if not (colon and later and earlier):
+            raise UsageError(
+                f"{text!r} does not name two values: write OUTPUT:INPUT, such as lm_head:blocks.0/input[0]"
+            )
 
 
 def parse_stats(names: Iterable[str]) -> tuple[str, ...]:

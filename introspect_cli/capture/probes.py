@@ -85,6 +85,11 @@ class Probes:
 
             self._compile = CompileProbe(self.context, taps, options.compile, self._remark)
             self._probes.append(self._compile)
+        if options.vjp or options.jacobian_norm:
+            from introspect_cli.capture.vjp import VjpProbe, parse_pairs
+
+            pairs = parse_pairs(options.vjp, options.jacobian_norm)
+            self._probes.append(VjpProbe(self.context, modules, pairs, options.probes))
         if options.level == "op":
             from introspect_cli.capture.ops import OpProbe
 

@@ -15,6 +15,7 @@ from introspect_cli.capture.options import (
     LEVELS,
     STATS,
     CaptureOptions,
+    check_pairs,
     parse_kinds,
     parse_stats,
 )
@@ -150,6 +151,22 @@ _DECLARATIONS = (
     ),
     _option(
         WHAT,
+        "Record how one value depends on another: the vector-Jacobian product with ones, such as "
+        "lm_head:blocks.0/input[0]; may be repeated.",
+        "--vjp", metavar="OUTPUT:INPUT", multiple=True,
+    ),
+    _option(
+        WHAT,
+        "Estimate the Frobenius norm of such a Jacobian, with its standard error; may be repeated.",
+        "--jacobian-norm", metavar="OUTPUT:INPUT", multiple=True,
+    ),
+    _option(
+        WHAT,
+        "Random vectors for an estimated norm [default: 8].",
+        "--probes", metavar="K", type=click.IntRange(min=2), default=8,
+    ),
+    _option(
+        WHAT,
         "Leave out modules whose name matches; may be repeated.",
         "--exclude", metavar="GLOB", multiple=True,
     ),
@@ -243,7 +260,10 @@ def read_options(values: dict[str, Any]) -> CaptureOptions:
         values["record"] = parse_kinds(record)
     if values["level"] == "op":
         values["record"] = values.get("record", parse_kinds(["default"])) | {Kind.OP_OUTPUT}
-    elif values["ops"] or values["views"] or values["all_dtypes"]:
+    if values["vjp"] or values["jacobian_norm"]:
+        check_pairs((*values["vjp"], *values["jacobian_norm"]))
+        values["record"] = values.get("record", parse_kinds(["default"])) | {Kind.OP_OUTPUT}
+    if values["level"] != "op" and (values["ops"] or values["views"] or values["all_dtypes"]):
         raise UsageError("--ops, --views and --all-dtypes say which operators are recorded: give --level op with them")
     if stats:
         values["stats"] = parse_stats(stats)
