@@ -178,6 +178,9 @@ def warm_up() -> None:
         summarizer.add(torch.ones(4, 4, dtype=dtype))
     summarizer.take()
     summarizer.close()
+    weight = torch.nn.Parameter(torch.ones(2))
+    weight.sum().backward()
+    torch.optim.AdamW([weight]).step()  # the first optimizer of a process imports the compiler
 
 
 def survive(folder: Path, kills: int, *, steps: int = 200) -> list[Kill]:
