@@ -595,6 +595,16 @@ def test_values_that_cannot_be_shown(summarizer):
     assert table.checksum[1] != table.checksum[2]
 
 
+def test_long_arrays_of_strings_count_as_a_whole(summarizer):
+    words = np.array([f"word {number}" for number in range(5000)])
+    other = words.copy()
+    other[2500] = "another"
+    for array in (words, words.copy(), other):
+        summarizer.value(array)
+    sums = summarizer.take().checksum
+    assert sums[0] == sums[1] != sums[2]
+
+
 def test_numpy_arrays_count_as_tensors(summarizer):
     array = np.arange(6.0).reshape(2, 3)[:, ::-1]
     summarizer.value(array)

@@ -7,6 +7,7 @@ kept for reading in its first 200 characters.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from typing import Final
 
@@ -36,4 +37,8 @@ def describe(value: object) -> tuple[str, str]:
     owner = "numpy" if cls.__module__.partition(".")[0] == "numpy" else "python"
     unordered = isinstance(value, (set, frozenset))
     text = f"{cls.__name__}({sorted(map(repr, value))})" if unordered else repr(value)  # type: ignore[call-overload]
-    return f"{owner}.{cls.__name__}", masked(text)
+    text = masked(text)
+    if owner == "numpy" and cls.__name__ == "ndarray" and value.dtype.kind != "O":  # type: ignore[attr-defined]
+        # the repr of a long array leaves out its middle
+        text += f" {hashlib.blake2b(value.tobytes(), digest_size=8).hexdigest()}"  # type: ignore[attr-defined]
+    return f"{owner}.{cls.__name__}", text
