@@ -98,7 +98,7 @@ def changing(summarizer: Summarizer, x: torch.Tensor) -> Callable[[], None]:
 
 def bandwidths(device: torch.device, megabytes: int, seconds: float) -> list[Row]:
     """Rows about large tensors."""
-    checks, everything = Summarizer(stats=False, sketch=False), Summarizer()
+    checks, everything, alone = Summarizer(stats=False, sketch=False), Summarizer(), Summarizer(threads=1)
     rows = []
     for count in (*SIZES, megabytes << 18):
         x = torch.randn(count, device=device)
@@ -106,6 +106,7 @@ def bandwidths(device: torch.device, megabytes: int, seconds: float) -> list[Row
         read = size / best(x.sum, seconds, device)
         check = size / best(changing(checks, x), seconds, device)
         full = size / best(changing(everything, x), seconds, device)
+        single = size / best(changing(alone, x), seconds, device)
         again = size / best(lambda x=x: everything.add(x), seconds, device)
         large = count >= megabytes << 18
         name = f"float32, {size * 1e3:.0f} MB"
@@ -113,6 +114,7 @@ def bandwidths(device: torch.device, megabytes: int, seconds: float) -> list[Row
             Row(f"{name}: x.sum()", f"{read:.1f} GB/s"),
             *targeted(f"{name}: checksum", check, read / 2, large=large),
             *targeted(f"{name}: checksum, statistics, sketch", full, read / 4, large=large),
+            Row(f"{name}: the same on one thread", f"{single:.1f} GB/s"),
             Row(f"{name}: the same, unchanged since last seen", f"{again:.1f} GB/s"),
         ]
         if large:
@@ -121,6 +123,8 @@ def bandwidths(device: torch.device, megabytes: int, seconds: float) -> list[Row
             rows += targeted(f"{name}: all three over separate calls", full / separate, 60.0, unit="x")
         checks.take()
         everything.take()
+        alone.take()
+    alone.close()
     checks.close()
     everything.close()
     return rows

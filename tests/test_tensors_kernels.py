@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 
 from introspect_cli.tensors import engine as engines
-from introspect_cli.tensors import jit, reference, shards, stats, views
+from introspect_cli.tensors import jit, pace, reference, shards, stats, views
 from introspect_cli.tensors import rows as r
 
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
@@ -94,6 +94,7 @@ def test_every_type(engine, dtype, count):
 def test_large_ones_by_several_threads(engine, dtype, count, threads):
     x = example(dtype, (count,))
     several = engines.Engine(threads=threads)
+    jitted(several, x)
     together = jitted(several, x)
     several.close()
     assert_same(together, by_torch(x))
@@ -238,6 +239,28 @@ def test_a_large_strided_tensor_costs_little_memory(engine):
         assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 12_000  # kilobytes
 
 
+def test_sharing_that_does_not_pay_is_given_up_for_a_while():
+    paces = pace.Pace()
+    done = []
+    for call in range(400):
+        done.append(paces.pays())
+        paces.note(1e-9 if not done[-1] else (5e-9 if call < 250 else 5e-10), shared=done[-1])
+    assert not done[0]
+    assert sum(done[:250]) < 12
+    assert sum(done[260:]) > 30
+    assert all(done[320:399])
+
+
+def test_sharing_that_pays_goes_on():
+    paces = pace.Pace()
+    done = []
+    for call in range(1000):
+        done.append(paces.pays())
+        interrupted = call % 10 == 0
+        paces.note((1e-9 if not done[-1] else 5e-10) * (50 if interrupted else 1), shared=done[-1])
+    assert sum(done) > 900
+
+
 @pytest.mark.skipif(torch.get_num_threads() < 2, reason="torch has one thread")
 def test_torchs_own_workers_take_part(monkeypatch):
     made = engines.Engine()
@@ -247,8 +270,11 @@ def test_torchs_own_workers_take_part(monkeypatch):
     made._parallel = lambda *arguments: calls.append(arguments[2]) or parallel(*arguments)
     threads = torch.get_num_threads()
     x = example(torch.float32, (1 << 20,))
+    alone = jitted(made, x)
+    assert calls == []  # the first time it is seen what that takes
     shared = jitted(made, x)
     assert calls == [threads]
+    assert shared.tobytes() == alone.tobytes()
     assert made._helpers is None
     assert torch.get_num_threads() == threads
     torch.set_num_threads(1)

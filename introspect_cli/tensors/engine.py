@@ -9,6 +9,7 @@ implementations fill the same row and agree on every checksum bit.
 from __future__ import annotations
 
 import os
+import time
 from ctypes import c_uint64, memmove
 from typing import TYPE_CHECKING, Final
 
@@ -17,11 +18,12 @@ import torch
 
 from introspect_cli.tensors import codes, jit, openmp, reference
 from introspect_cli.tensors import rows as r
+from introspect_cli.tensors.pace import Pace
 from introspect_cli.tensors.threads import Helpers
 from introspect_cli.tensors.views import cut, pieces
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 CHUNK: Final = 1 << 16
 """Elements in a chunk, whose row is merged with those of the other chunks."""
@@ -150,6 +152,7 @@ class Engine:
         self._again = r.empty(1)
         self._parallel = openmp.parallel()
         self._call = np.zeros(9, dtype=np.int64)
+        self._paces = [Pace() for _ in range((codes.STATS | codes.SKETCH) + 1)]
 
     def contiguous(self, out: int, address: int, count: int, first: int, code: int, table: int, flags: int) -> None:
         """Summarise contiguous elements into the row at address `out`; needs `enter`. See `kernels.run`."""
@@ -200,6 +203,7 @@ class Engine:
             self.enter(codes.MERGE, start, number, 0, 0, 0, 0, out)
 
     def _work(self, jobs: Jobs, flags: int, *, share: bool) -> None:
+        """Do jobs, shared among threads if that is wanted and pays."""
         enter, count, at = self.enter, len(jobs), jobs.ctypes.data
         assert enter is not None
         self._counter[0] = 0
@@ -211,11 +215,21 @@ class Engine:
         if not share:
             take_part()
             return
+        pace = self._paces[flags]
+        shared, start = pace.pays(), time.perf_counter()
+        if shared:
+            self._share(take_part, (codes.WORK, at, count, 0, 0, flags, 0, counter))
+        else:
+            take_part()
+        pace.note((time.perf_counter() - start) / int(jobs[:, 1].sum()), shared=shared)
+
+    def _share(self, take_part: Callable[[], None], call: tuple[int, ...]) -> None:
+        """Have several threads take part: torch's, or ours where a number was asked for or torch's cannot be had."""
         if self._threads is None and self._parallel is not None and openmp.usable():
             threads = torch.get_num_threads()
             if threads > 1:
                 function, entry = jit.addresses()
-                self._call[:] = entry, codes.WORK, at, count, 0, 0, flags, 0, counter
+                self._call[:] = entry, *call
                 self._parallel(function, self._call.ctypes.data, threads, 0)
                 return
         threads = self._threads or thread_count()

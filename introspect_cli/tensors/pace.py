@@ -1,0 +1,50 @@
+"""Whether sharing work among threads pays at the moment.
+
+The problem: on a machine with more work than cores, or in a container with fewer cores than it shows, the threads
+that share a call wait for each other until the system has given all of them a turn: milliseconds instead of
+microseconds. The way: time what is done alone and what is shared; after a few shared calls that took longer than the
+same would have taken alone, share nothing for a while, then try again.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+_SLACK: Final = 1.5
+"""What was done alone may have been in the cache, and what is shared not."""
+_STRIKES: Final = 3
+"""Slow shared calls, less the quick ones since, before a pause."""
+_PAUSE: Final = 100
+"""Calls done alone then."""
+_CALIBRATION: Final = 200
+"""One in so many calls is done alone in any case, to know what that takes."""
+
+
+class Pace:
+    """What calls of one kind took, in seconds per element."""
+
+    def __init__(self) -> None:
+        self._alone = 0.0
+        self._strikes = 0
+        self._pause = 0
+        self._calls = 0
+
+    def pays(self) -> bool:
+        """Whether to share the next call."""
+        self._calls += 1
+        if self._pause:
+            self._pause -= 1
+            return False
+        return self._calls % _CALIBRATION != 1
+
+    def note(self, seconds: float, *, shared: bool) -> None:
+        """What a call took, per element."""
+        if not shared:
+            # a call may be interrupted, none is quicker than it can be: forget slow ones sooner than quick ones
+            self._alone = seconds if not self._alone else min(seconds, 0.9 * self._alone + 0.1 * seconds)
+        elif seconds <= _SLACK * self._alone:
+            self._strikes = max(0, self._strikes - 1)
+        else:
+            self._strikes += 1
+            if self._strikes == _STRIKES:
+                self._strikes, self._pause = 0, _PAUSE
