@@ -21,12 +21,13 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from introspect_cli.capture import private_api
+from introspect_cli.capture.ops_calls import FLOATS, OpCall, Scope, memory_of, outputs, row_of, tensors
 from introspect_cli.capture.ops_places import Places, in_compiled_call
 from introspect_cli.capture.ops_schema import Operators, OpFacts
 from introspect_cli.records import Kind, Phase, Site, SiteInfo
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from types import FrameType
 
     from introspect_cli.capture.context import Context
@@ -44,44 +45,6 @@ _MOST = 64
 
 _LAST = 2**64 - 1
 """Sequence number of the nodes that accumulate into parameters."""
-
-_FLOATS = frozenset({dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}) - {
-    torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
-}  # fmt: skip
-
-
-class OpCall:
-    """One call of an operator in a module: the same in every step, so its sites are made once."""
-
-    __slots__ = ("facts", "fqn", "module_class", "number", "phase", "sites", "source")
-
-    def __init__(
-        self, phase: Phase, fqn: str, module_class: str, facts: OpFacts, number: int = 0, source: str = ""
-    ) -> None:
-        """Say which call it is; sites come with results."""
-        self.number = number
-        self.phase = phase
-        self.fqn = fqn
-        self.module_class = module_class
-        self.facts = facts
-        self.source = source
-        self.sites: dict[str, int] = {}
-
-
-class _Scope:
-    """One module in one phase: how often each operator has run there in this step."""
-
-    __slots__ = ("counts", "fqn", "known", "module_class", "phase", "step", "watched")
-
-    def __init__(self, phase: Phase, fqn: str, module_class: str, *, watched: bool) -> None:
-        """Start without calls."""
-        self.phase = phase
-        self.fqn = fqn
-        self.module_class = module_class
-        self.watched = watched
-        self.step = -1
-        self.counts: dict[OpFacts, int] = {}
-        self.known: dict[tuple[OpFacts, int], OpCall] = {}
 
 
 class OpMode(TorchDispatchMode):
@@ -154,7 +117,7 @@ class OpProbe:
         self._into_compiled = into_compiled
         self._facts = Operators(globs, views=views)
         self._places = Places()
-        self._scopes: dict[tuple[str, Phase], _Scope] = {}
+        self._scopes: dict[tuple[str, Phase], Scope] = {}
         self._by_node: dict[int, OpCall | None] = {}
         self._writers: dict[int, int] = {}
         self._between = Phase.DATA
@@ -316,11 +279,11 @@ class OpProbe:
             return None
         return OpCall(Phase.FORWARD, name.fqn.rpartition(".")[0], name.module_class, _NO_OPERATOR)
 
-    def _scope(self, fqn: str, phase: Phase, module_class: str, *, watched: bool | None) -> _Scope:
+    def _scope(self, fqn: str, phase: Phase, module_class: str, *, watched: bool | None) -> Scope:
         scope = self._scopes.get((fqn, phase))
         if scope is None:
             wanted = self._context.names.wanted(fqn) if watched is None else watched
-            scope = self._scopes[fqn, phase] = _Scope(phase, fqn, module_class, watched=wanted)
+            scope = self._scopes[fqn, phase] = Scope(phase, fqn, module_class, watched=wanted)
         return scope
 
     def _results(
@@ -329,27 +292,27 @@ class OpProbe:
         facts = call.facts
         if not facts.recorded:
             if facts.unwritten:
-                for _, value in _tensors("", result):
-                    self._writers.pop(_memory(value), None)
+                for _, value in tensors("", result):
+                    self._writers.pop(memory_of(value), None)
             elif args and isinstance(args[0], torch.nn.Parameter):
                 self._writer(args[0])  # a view of a parameter is known by its memory from here on
             return
         text = ""
-        for path, value in _outputs(facts, args, kwargs, result):
+        for path, value in outputs(facts, args, kwargs, result):
             if type(value) is not torch.Tensor and isinstance(value, private_api.FAKE_TENSOR):
                 return
-            if value.dtype not in _FLOATS and not self._all_dtypes:
-                self._writers.pop(_memory(value), None)
+            if value.dtype not in FLOATS and not self._all_dtypes:
+                self._writers.pop(memory_of(value), None)
                 continue
             site = call.sites.get(facts.name + path)
             if site is None:
                 site = self._new_site(call, path)
             if facts.each:
-                text = self._origins(_row(args, path), kwargs) + self._belongs(node)
+                text = self._origins(row_of(args, path), kwargs) + self._belongs(node)
             elif not text:
                 text = self._origins(args, kwargs) + self._belongs(node)
             self._recorder.tensor(site, value, text)
-            self._writers[_memory(value)] = site
+            self._writers[memory_of(value)] = site
 
     def _new_site(self, call: OpCall, path: str) -> int:
         facts = call.facts
@@ -361,8 +324,8 @@ class OpProbe:
     def _origins(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> str:
         """The sites that wrote what the operator was given, by number; `-` for what no recorded operator wrote."""
         found: dict[str, None] = {}
-        for _, value in _tensors("", args if not kwargs else (*args, *kwargs.values())):
-            if value.dtype in _FLOATS:
+        for _, value in tensors("", args if not kwargs else (*args, *kwargs.values())):
+            if value.dtype in FLOATS:
                 site = self._writer(value)
                 found["-" if site is None else str(site)] = None
                 if len(found) == _MOST:
@@ -371,7 +334,7 @@ class OpProbe:
 
     def _writer(self, value: torch.Tensor) -> int | None:
         """The site that wrote a tensor's memory last: an operator's, or the parameter's own."""
-        memory = _memory(value)
+        memory = memory_of(value)
         site = self._writers.get(memory)
         if site is None and isinstance(value, torch.nn.Parameter):
             name = self._context.names.parameter(value)
@@ -387,43 +350,3 @@ class OpProbe:
         if origin is None:
             return f" ^{node.name()}"
         return f" ^{next(iter(origin.sites.values()), origin.facts.name)}"
-
-
-def _outputs(
-    facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any] | None, result: Any
-) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every tensor that an operator returned or wrote to, with its path."""
-    if isinstance(result, torch.Tensor):
-        yield "", result
-    elif result is not None:
-        yield from _tensors("", result)
-    for position, name in facts.written:
-        value = args[position] if 0 <= position < len(args) else (kwargs or {}).get(name)
-        yield from _tensors(f"[{name!r}]", value)
-
-
-def _tensors(path: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """Tensors in nested lists and tuples (operators take and give nothing else)."""
-    if isinstance(value, torch.Tensor):
-        yield path, value
-    elif isinstance(value, (tuple, list)):
-        for position, item in enumerate(value):
-            if item is not None and not isinstance(item, (int, float)):
-                yield from _tensors(f"{path}[{position}]", item)
-
-
-def _row(args: tuple[Any, ...], path: str) -> tuple[Any, ...]:
-    """What of the arguments one result of an operator over lists came from: its own place in each list."""
-    digits = path.rpartition("[")[2].rstrip("]")
-    place = int(digits) if digits.isdigit() else 0
-    return tuple(
-        (value[place] if place < len(value) else None) if isinstance(value, (list, tuple)) else value for value in args
-    )
-
-
-def _memory(value: torch.Tensor) -> int:
-    """The address of a tensor's storage: views of one tensor share it; 0 where there is none."""
-    try:
-        return value.untyped_storage().data_ptr()
-    except Exception:  # sparse, wrapped and opaque tensors raise errors of several classes
-        return 0
