@@ -21,6 +21,11 @@ CHANGES = {
 }
 
 
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
 def ratios(shape, change, trials, mean=0.0):
     """Estimated distance over true distance, for each trial."""
     generator = torch.Generator().manual_seed(3)
@@ -137,4 +142,4 @@ def test_what_is_not_finite_is_left_out():
         made.add(y)
         rows = made.take().sketch
         made.close()
-        assert rows[0] == pytest.approx(rows[1], rel=1e-6)
+        assert rows[0] == pytest.approx(rows[1], rel=1e-6, abs=1e-5)
