@@ -26,7 +26,22 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 STATE = frozenset({Kind.PARAM, Kind.GRAD, Kind.OPTIMIZER_STATE})
-FOURTEEN = ("infs", "nans", "zeros", "mean", "amean", "std", "var", "uvar", "skew", "kurt", "min", "max", "shape", "dtype")
+FOURTEEN = (
+    "infs",
+    "nans",
+    "zeros",
+    "mean",
+    "amean",
+    "std",
+    "var",
+    "uvar",
+    "skew",
+    "kurt",
+    "min",
+    "max",
+    "shape",
+    "dtype",
+)
 
 MODES: dict[str, tuple[CaptureOptions, float]] = {
     "everything": (CaptureOptions(), 1.10),
