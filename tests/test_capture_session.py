@@ -225,6 +225,14 @@ def test_settings_tell_what_ran_on_what(captured, project):
         assert path.stat().st_mode & 0o077 == 0
 
 
+def test_sources_on_the_path_beside_the_project_count(captured, project):
+    (project.parent / "lib" / "deep").mkdir(parents=True)
+    (project.parent / "lib" / "deep" / "model.py").write_text("y = 1\n")
+    (project / "helper.py").write_text("import deep.model\n")
+    run, _ = captured(env={**os.environ, "PYTHONPATH": str(project.parent / "lib")})
+    assert set(run.settings["sources"]) == {"helper.py", "train.py", "deep/model.py"}
+
+
 def test_settings_can_be_left_out(captured):
     run, _ = captured("--no-env", "--no-packages", "--no-source")
     assert not {"environment", "packages", "sources", "git"} & set(run.settings)

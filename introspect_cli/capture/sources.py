@@ -1,7 +1,8 @@
 """Which files are the user's, and where in them a class is defined.
 
 Two runs that should agree often do not because a file changed. Files of the project are those under its root (the
-git work tree that holds the script, else the script's own directory) that no package manager put there.
+git work tree that holds the script, else the script's own directory); imported files from elsewhere count, too, unless
+they came with python or a package manager.
 """
 
 from __future__ import annotations
@@ -59,21 +60,26 @@ def relative(path: str) -> str:
 
 
 def imported_sources() -> dict[str, str]:
-    """Hash of every source file of the user's that has been imported: relative path -> 16 hex digits."""
+    """Hash of every source file of the user's that has been imported: its name -> 16 hex digits."""
     hashes = {}
     for module in list(sys.modules.values()):
         path = getattr(module, "__file__", None)
         if not isinstance(path, str) or not is_users(path):
-            continue
-        if Project.root and not os.path.realpath(path).startswith(Project.root + os.sep):
             continue
         try:
             data = Path(path).read_bytes()
         except OSError:
             continue
         if len(data) <= _LARGEST:
-            hashes[relative(path)] = hashlib.blake2b(data, digest_size=8).hexdigest()
+            hashes[_named(path, module.__name__)] = hashlib.blake2b(data, digest_size=8).hexdigest()
     return dict(sorted(hashes.items()))
+
+
+def _named(path: str, module: str) -> str:
+    """A source file's name: its path in the project; what lies elsewhere (PYTHONPATH, `pip -e`) goes by its module's."""
+    if not Project.root or os.path.realpath(path).startswith(Project.root + os.sep):
+        return relative(path)
+    return module.replace(".", "/") + ".py"
 
 
 def class_source(cls: type) -> str:

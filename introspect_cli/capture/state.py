@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING
 
 from torch.nn.parameter import is_lazy
@@ -26,7 +27,7 @@ class StateProbe:
         """Take what all probes share."""
         self._context = context
         self._recorder = context.recorder
-        self._started: set[str] = set()
+        self._started: dict[str, weakref.ref[nn.Module]] = {}
         self._recorded: set[str] = set()
         self._started_step = -1
 
@@ -51,9 +52,14 @@ class StateProbe:
             if self._recorder.resumed or context.unseen_steps or not context.has_optimizer:
                 self._started.clear()
                 self._recorded.clear()
-        if state.fqn in self._started:
-            return
-        self._started.add(state.fqn)
+        known = self._started.get(state.fqn)
+        if known is not None:
+            if known() is root:
+                return
+            # Another model has taken the name of one that is gone: what it starts with is not on record.
+            inside = state.fqn + "."
+            self._recorded = {name for name in self._recorded if not name.startswith(inside)}
+        self._started[state.fqn] = weakref.ref(root)
         context.names.refresh(root)
         self._record(root, Phase.START, parameters=True)
 
