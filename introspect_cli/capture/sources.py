@@ -76,7 +76,7 @@ def imported_sources() -> dict[str, str]:
 
 
 def _named(path: str, module: str) -> str:
-    """A source file's name: its path in the project; what lies elsewhere (PYTHONPATH, `pip -e`) goes by its module's."""
+    """A source file's name: its path in the project; its module's where it lies elsewhere (PYTHONPATH, `pip -e`)."""
     if not Project.root or os.path.realpath(path).startswith(Project.root + os.sep):
         return relative(path)
     return module.replace(".", "/") + ".py"
