@@ -261,26 +261,29 @@ def test_sharing_that_pays_goes_on():
     assert sum(done) > 900
 
 
-@pytest.mark.skipif(torch.get_num_threads() < 2, reason="torch has one thread")
-def test_torchs_own_workers_take_part(monkeypatch):
+@pytest.fixture
+def two_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_torchs_own_workers_take_part(two_threads):
     made = engines.Engine()
     if made._parallel is None:
         pytest.skip("no OpenMP runtime that can be shared")
     calls, parallel = [], made._parallel
     made._parallel = lambda *arguments: calls.append(arguments[2]) or parallel(*arguments)
-    threads = torch.get_num_threads()
     x = example(torch.float32, (1 << 20,))
     alone = jitted(made, x)
     assert calls == []  # the first time it is seen what that takes
     shared = jitted(made, x)
-    assert calls == [threads]
+    assert calls == [2]
     assert shared.tobytes() == alone.tobytes()
     assert made._helpers is None
-    assert torch.get_num_threads() == threads
+    assert torch.get_num_threads() == 2
     torch.set_num_threads(1)
-    try:
-        assert jitted(made, x).tobytes() == shared.tobytes()
-    finally:
-        torch.set_num_threads(threads)
-    assert calls == [threads]
+    assert jitted(made, x).tobytes() == shared.tobytes()
+    assert calls == [2]
     made.close()

@@ -519,14 +519,24 @@ def test_threads_are_not_the_scripts_and_end():
             assert time.monotonic() < deadline
 
 
+@pytest.fixture
+def two_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.parametrize("threads", [2, None])
-def test_a_forked_child_waits_for_nobody(threads):
+def test_a_forked_child_waits_for_nobody(threads, two_threads):
     summarizer = Summarizer(threads=threads)
     x = torch.randn(1 << 20)
     for _ in range(3):
         wanted = one(summarizer, x.clone())
     summarizer.add(x)
+    # copied here, since torch's own operations would wait for its workers in the child
+    copies = [x.clone() for _ in range(3)]
     held, release = threading.Event(), threading.Event()
 
     def hold():
@@ -541,7 +551,7 @@ def test_a_forked_child_waits_for_nobody(threads):
     if child == 0:
         code = 1
         try:
-            slots = [summarizer.add(x.clone()) for _ in range(3)]
+            slots = [summarizer.add(copy) for copy in copies]
             table = summarizer.take()
             code = 0 if all(read(table, slot) == wanted for slot in slots) else 2
             summarizer.close()
