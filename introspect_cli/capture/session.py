@@ -283,7 +283,8 @@ class Session:
         if not rows:
             return f"no module was called and no optimizer stepped while recording; {self.path} has no records"
         size = human_size(probes.rank.bytes_written)
-        return f"recorded {steps:,} step{'s' * (steps != 1)}, {rows:,} records ({size}) in {self.path}"
+        rest = " and what came after" if self._manifest.get("remainder") else ""
+        return f"recorded {steps:,} step{'s' * (steps != 1)}{rest}, {rows:,} records ({size}) in {self.path}"
 
     def last_word(self) -> None:
         """Say where the run is, after the script has said everything it had to say."""
