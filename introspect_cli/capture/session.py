@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 
 RUNS = "introspect-runs"
 
+_LONG_COMPILATION = 3.0
+"""Seconds from which on somebody at a terminal wants to know what took so long."""
+
 
 def run_capture(target: Target, options: CaptureOptions) -> int:
     """Run a script under capture.
@@ -167,6 +170,8 @@ class Session:
             from introspect_cli.capture.probes import Probes
 
             probes = Probes(self.options, self._store, self._guard, self._lost, self._began, self.rank)
+            if probes.compiling > _LONG_COMPILATION and sys.stderr.isatty():
+                self._say(f"compiled the kernels in {probes.compiling:.0f} s; the next capture finds them compiled")
             probes.context.on_tick.append(self._ticked)
             probes.install()
             self._probes = probes
