@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING
 from introspect_cli.compare.result import DiffResult, Verdict
 from introspect_cli.errors import UsageError
 from introspect_cli.rerun import Rerun, Variant, capture, judge
+from introspect_cli.store.names import RUNS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-RUNS = "introspect-runs"
 _LAST_LINES = 5
 
 

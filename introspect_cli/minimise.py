@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, Any
 from introspect_cli.compare.result import DiffResult, Verdict
 from introspect_cli.errors import UsageError
 from introspect_cli.rerun import Rerun, Variant, capture, judge
+from introspect_cli.store.names import REDACTED, RUNS
 from introspect_cli.store.reader import open_run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-RUNS = "introspect-runs"
-REDACTED = "<redacted>"
 
 _IRRELEVANT = frozenset(
     {"_", "COLUMNS", "HOME", "LINES", "LOGNAME", "OLDPWD", "PWD", "SHLVL", "SSH_CLIENT", "SSH_CONNECTION", "SSH_TTY"}

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from introspect_cli.capture.guard import Guard
-    from introspect_cli.capture.names import ModuleState, Names, ParameterName
+    from introspect_cli.capture.names import Names, ParameterName
     from introspect_cli.capture.recorder import Recorder
 
 
@@ -156,7 +156,3 @@ class Context:
             site = self.recorder.site(Site(phase, kind, name.fqn, 0, path), SiteInfo(name.module_class))
             name.sites[key] = site
         return site
-
-    def state_of(self, module: nn.Module) -> ModuleState | None:
-        """The module's state, None if it was never called."""
-        return self.names.find(module)

@@ -6,10 +6,10 @@ import fnmatch
 import re
 from typing import TYPE_CHECKING
 
+from introspect_cli.store.names import REDACTED
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
-
-REDACTED = "<redacted>"
 
 _SECRET_NAME = re.compile(
     r"(?i)(secret|token|passw|pwd$|passphrase|api_?key|apikey|access_?key|private|credential|auth|cookie|session"

@@ -25,13 +25,12 @@ from introspect_cli.capture.progress import Progress, human_size
 from introspect_cli.capture.tracebacks import TracebackFilter
 from introspect_cli.errors import IntrospectError, StoreError
 from introspect_cli.script import Ending, Target, check, leave, run
+from introspect_cli.store.names import RUNS
 from introspect_cli.store.writer import StoreWriter
 
 if TYPE_CHECKING:
     from introspect_cli.capture.options import CaptureOptions
     from introspect_cli.capture.probes import Probes
-
-RUNS = "introspect-runs"
 
 _LONG_COMPILATION = 3.0
 """Seconds from which on somebody at a terminal wants to know what took so long."""

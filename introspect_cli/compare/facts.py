@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.records import Kind, Phase, Site
+from introspect_cli.records import Kind, Phase
 
 if TYPE_CHECKING:
     from introspect_cli.compare.align import Alignment
@@ -193,10 +193,6 @@ class Facts:
     def rng_differs(self) -> bool:
         """Whether a random state differs at the start of the step."""
         return any(site.kind is Kind.RNG for site in self.sites)
-
-    def site_of(self, index: int) -> Site:
-        """The site of an item."""
-        return self.sites[index]
 
 
 def carry_over(facts: Facts, known: Carried, recorded_params: frozenset[str]) -> Carried:

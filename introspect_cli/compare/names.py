@@ -11,7 +11,6 @@ from fnmatch import fnmatchcase
 
 from introspect_cli.errors import UsageError
 
-WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 _WRAPPED = re.compile(r"\.(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)(?=\.|$)")
 
 Rename = Callable[[str], str]

@@ -5,6 +5,12 @@ Apart from `format`, which needs numpy: a capture makes its directory before the
 
 from __future__ import annotations
 
+RUNS = "introspect-runs"
+"""Where runs are kept that were given no directory."""
+
+REDACTED = "<redacted>"
+"""What stands in a setting for a value that is nobody else's business."""
+
 FORMAT = 1
 """What this version writes, and the newest it reads."""
 
