@@ -10,8 +10,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 
+from introspect_cli.tensors import codes, jit, pace, reference, shards, stats, views
 from introspect_cli.tensors import engine as engines
-from introspect_cli.tensors import jit, pace, reference, shards, stats, views
 from introspect_cli.tensors import rows as r
 
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
@@ -239,26 +239,34 @@ def test_a_large_strided_tensor_costs_little_memory(engine):
         assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 12_000  # kilobytes
 
 
+def paced(paces, seconds):
+    """Whether one call is shared, as the engine asks; `seconds` says what a call takes, shared or not."""
+    if paces.untimed:
+        paces.untimed -= 1
+        return paces.shares
+    shared = paces.pays()
+    paces.note(seconds(shared), shared=shared)
+    return shared
+
+
 def test_sharing_that_does_not_pay_is_given_up_for_a_while():
     paces = pace.Pace()
-    done = []
-    for call in range(400):
-        done.append(paces.pays())
-        paces.note(1e-9 if not done[-1] else (5e-9 if call < 250 else 5e-10), shared=done[-1])
-    assert not done[0]
-    assert sum(done[:250]) < 12
-    assert sum(done[260:]) > 30
-    assert all(done[320:399])
+    slow = [paced(paces, lambda shared: 5e-9 if shared else 1e-9) for _ in range(500)]
+    assert not slow[0]
+    assert sum(slow) < 30
+    quick = [paced(paces, lambda shared: 5e-10 if shared else 1e-9) for _ in range(500)]
+    assert sum(quick) > 350
+    assert sum(quick[200:]) > 290
 
 
 def test_sharing_that_pays_goes_on():
-    paces = pace.Pace()
-    done = []
-    for call in range(1000):
-        done.append(paces.pays())
-        interrupted = call % 10 == 0
-        paces.note((1e-9 if not done[-1] else 5e-10) * (50 if interrupted else 1), shared=done[-1])
-    assert sum(done) > 900
+    paces, calls = pace.Pace(), iter(range(10_000))
+
+    def seconds(shared):
+        interrupted = next(calls) % 10 == 0
+        return (5e-10 if shared else 1e-9) * (50 if interrupted else 1)
+
+    assert sum(paced(paces, seconds) for _ in range(2000)) > 1800
 
 
 @pytest.fixture
@@ -271,19 +279,29 @@ def two_threads():
 
 def test_torchs_own_workers_take_part(two_threads):
     made = engines.Engine()
-    if made._parallel is None:
+    if not made._workers:
         pytest.skip("no OpenMP runtime that can be shared")
-    calls, parallel = [], made._parallel
-    made._parallel = lambda *arguments: calls.append(arguments[2]) or parallel(*arguments)
+    threads, enter = [], made.enter
+
+    def entered(what, *arguments):
+        if what == codes.ONE:
+            threads.append(int(made._team[codes.THREADS]))
+        return enter(what, *arguments)
+
+    made.enter = entered
     x = example(torch.float32, (1 << 20,))
     alone = jitted(made, x)
-    assert calls == []  # the first time it is seen what that takes
+    assert threads == [1]  # the first time it is seen what that takes
     shared = jitted(made, x)
-    assert calls == [2]
+    assert threads == [1, 2]
     assert shared.tobytes() == alone.tobytes()
     assert made._helpers is None
     assert torch.get_num_threads() == 2
     torch.set_num_threads(1)
     assert jitted(made, x).tobytes() == shared.tobytes()
-    assert calls == [2]
+    assert threads == [1, 2, 1]
+    made.abandon()  # as in a forked child, where those workers do not exist
+    torch.set_num_threads(2)
+    assert jitted(made, x).tobytes() == shared.tobytes()
+    assert threads == [1, 2, 1]
     made.close()

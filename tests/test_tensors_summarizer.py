@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from introspect_cli.records import COUNT_STATS, FLOAT_STATS, Layout, Status
-from introspect_cli.tensors import reuse
+from introspect_cli.tensors import codes, reuse
 from introspect_cli.tensors.device import DeviceRows
 from introspect_cli.tensors.summarize import Summarizer
 
@@ -432,7 +432,7 @@ WRITES = {
 @pytest.mark.parametrize("write", WRITES)
 @pytest.mark.parametrize("between", ["within a step", "from step to step"])
 def test_an_answer_is_never_stale(summarizer, write, between):
-    x = torch.randn(reuse.WORTHWHILE * 3)
+    x = torch.randn(codes.WORTHWHILE * 3)
     summarizer.add(x)
     if between == "from step to step":
         summarizer.take()
@@ -468,9 +468,21 @@ def test_memory_used_again_for_something_else(summarizer):
     assert summarizer.take().floats["mean"].tolist() == means
 
 
+def test_what_did_not_change_is_not_summarised_again_in_a_batch(summarizer):
+    batches, engine = [], summarizer._engine
+    batch = engine.batch
+    engine.batch = lambda items, flags: batches.append(len(items)) or batch(items, flags)
+    frozen = [torch.randn(20_000), torch.randn(300_000)]
+    for _ in range(2):
+        summarizer.add_all([*frozen, torch.randn(20_000)])
+        table = summarizer.take()
+        assert [read(table, row) for row in range(2)] == [fresh(tensor) for tensor in frozen]
+    assert batches == [3, 1]
+
+
 def test_rows_remembered_are_bounded(summarizer, monkeypatch):
     monkeypatch.setattr(reuse, "_LIMIT", 5)
-    tensors = [torch.randn(reuse.WORTHWHILE) for _ in range(20)]
+    tensors = [torch.randn(codes.WORTHWHILE) for _ in range(20)]
     for _ in range(3):
         for tensor in tensors:
             summarizer.add(tensor)

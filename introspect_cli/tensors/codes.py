@@ -1,4 +1,4 @@
-"""What the jitted kernels and their caller agree on: type codes, calls, flags, jobs.
+"""What the jitted kernels and their caller agree on: type codes, calls, flags, what threads share.
 
 Apart from the kernels, since those cannot be imported where there is no numba.
 """
@@ -7,10 +7,18 @@ from __future__ import annotations
 
 from typing import Final
 
-RUN: Final = 0
-WORK: Final = 1
-MERGE: Final = 2
-COPY: Final = 3
+ONE: Final = 0
+ALIKE: Final = 1
+AGAIN: Final = 2
+ALL: Final = 3
+PREPARE: Final = 4
+TAKE: Final = 5
+FINISH: Final = 6
+MERGE: Final = 7
+COPY: Final = 8
+
+CHUNK: Final = 1 << 16
+"""Elements in a chunk, whose row is merged with those of the tensor's other chunks."""
 
 MAX_DIMS: Final = 16
 """Dimensions of a strided copy, at most; torch's own limit for most operations is 64, of which few are used."""
@@ -18,8 +26,35 @@ MAX_DIMS: Final = 16
 STATS: Final = 1
 SKETCH: Final = 2
 
-JOB_WORDS: Final = 6
-"""Words in a job: address, elements, index of the first, type code, address of the row, address of the table."""
+WORTHWHILE: Final = 8192
+"""Elements from which on a second look is cheaper than a second summary."""
+
+ITEM_WORDS: Final = 8
+"""Words in an item, a tensor to summarise: address, elements, index of the first, type code, address of the row,
+address of the table, and, as `teamwork` fills them in, its first chunk's number and the place of its first part."""
+
+# Words of a team: what threads that share a call know of it.
+COUNTER: Final = 0
+"""Chunks taken so far; then how many of them from the front, and how many from the back."""
+CHUNKS: Final = 3
+ITEMS: Final = 4
+"""Address of the items."""
+COUNT: Final = 5
+"""How many."""
+FLAGS: Final = 6
+PARTS: Final = 7
+"""Address of room for the chunks' rows."""
+THREADS: Final = 8
+"""Threads that take part; 1 for the caller alone."""
+PARALLEL: Final = 9
+"""Address of the runtime's function that runs another in several threads."""
+NUMBER: Final = 10
+"""Address of the runtime's function that returns a thread's number, 0 for the first; 0 if there is none."""
+PART: Final = 11
+"""Address of what is run in several threads, `kernels.take_part`."""
+ENTRY: Final = 12
+"""Address of `kernels.enter`, followed by the nine arguments that `take_part` passes to it."""
+TEAM_WORDS: Final = 22
 
 # Type codes. Up to I16 a block is summarised as float32, up to I64 as float64; then come complex elements, and
 # those that have bits and no values.

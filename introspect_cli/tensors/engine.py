@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import time
-from ctypes import c_uint64, memmove
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -18,16 +17,15 @@ import torch
 
 from introspect_cli.tensors import codes, jit, openmp, reference
 from introspect_cli.tensors import rows as r
+from introspect_cli.tensors.codes import CHUNK
 from introspect_cli.tensors.pace import Pace
 from introspect_cli.tensors.threads import Helpers
 from introspect_cli.tensors.views import cut, pieces
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
-CHUNK: Final = 1 << 16
-"""Elements in a chunk, whose row is merged with those of the other chunks."""
-SHARED: Final = 1 << 18
+SHARED: Final = 2 * CHUNK
 """Elements from which on a tensor is worth the other threads."""
 PIECE_BYTES: Final = 4 << 20
 """Bytes copied at once of a tensor that is not contiguous."""
@@ -75,7 +73,7 @@ for _name in dir(torch):
 TABLE_ADDRESS: Final[dict[torch.dtype, int]] = {dtype: table.ctypes.data for dtype, table in TABLES.items()}
 
 
-Jobs = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
+_Words = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 
 
 def thread_count() -> int:
@@ -87,29 +85,7 @@ def thread_count() -> int:
     return max(1, min(torch.get_num_threads(), available))
 
 
-def _chunks(count: int) -> tuple[int, int]:
-    """Elements in a chunk and number of chunks: by the tensor's size alone, so that results do not vary."""
-    # chunks grow with the tensor, so that their rows stay small beside it
-    chunk = CHUNK * max(1, -(-count // (CHUNK << 12)))
-    return chunk, -(-count // chunk)
-
-
-def _jobs(address: int, count: int, first: int, code: int, table: int, parts: int) -> Jobs:
-    """One job a chunk, shape (chunks, 6); rows go to consecutive places from address `parts`."""
-    chunk, number = _chunks(count)
-    order = np.arange(number, dtype=np.int64)
-    jobs = np.empty((number, codes.JOB_WORDS), dtype=np.int64)
-    jobs[:, 0] = address + order * (chunk * codes.SIZES[code])
-    jobs[:, 1] = chunk
-    jobs[-1, 1] = count - (number - 1) * chunk
-    jobs[:, 2] = first + order * chunk
-    jobs[:, 3] = code
-    jobs[:, 4] = parts + order * r.ROW_BYTES
-    jobs[:, 5] = table
-    return jobs
-
-
-def _copy_plan(shape: tuple[int, ...], strides: tuple[int, ...]) -> Jobs:
+def _copy_plan(shape: tuple[int, ...], strides: tuple[int, ...]) -> _Words:
     """What `kernels.copy` takes, for a copy to contiguous memory; the number of dimensions is in the last word.
 
     The dimension that is contiguous in the target goes last; or, if another has a smaller stride in the source, last
@@ -147,34 +123,50 @@ class Engine:
         """The kernels' entry point; None if the reference must do."""
         self._threads = threads
         self._helpers: Helpers | None = None
-        self._counter = np.zeros(1, dtype=np.int64)
-        self._parts = r.empty(64)
-        self._again = r.empty(1)
-        self._parallel = openmp.parallel()
-        self._call = np.zeros(9, dtype=np.int64)
+        self._room = 0
+        self._parts = r.empty(0)
+        self._team = np.zeros(codes.TEAM_WORDS, dtype=np.int64)
+        self._team_address = self._team.ctypes.data
+        self._team_threads = 0
+        self._item = np.zeros(codes.ITEM_WORDS, dtype=np.int64)
+        self._workers = self._found_workers()
         self._paces = [Pace() for _ in range((codes.STATS | codes.SKETCH) + 1)]
+        self._make_room(1 << 22)
+
+    def _found_workers(self) -> bool:
+        """Whether torch's own threads can be had; if so, the team knows how."""
+        workers = openmp.workers() if self._threads is None and openmp.usable() else None
+        if workers is None or self.enter is None:
+            return False
+        self._team[[codes.PARALLEL, codes.NUMBER]] = workers
+        self._team[[codes.PART, codes.ENTRY]] = jit.addresses()
+        self._team[codes.ENTRY + 1] = codes.TAKE
+        self._team[-1] = self._team_address
+        return True
+
+    def _make_room(self, count: int) -> None:
+        """Have room for the rows of all chunks of `count` elements."""
+        self._room = count
+        self._parts = r.empty(count // CHUNK + 1)
+        self._team[codes.PARTS] = self._parts.ctypes.data
 
     def contiguous(self, out: int, address: int, count: int, first: int, code: int, table: int, flags: int) -> None:
-        """Summarise contiguous elements into the row at address `out`; needs `enter`. See `kernels.run`."""
-        assert self.enter is not None
-        if count <= CHUNK:
-            self.enter(codes.RUN, address, count, first, code, flags, table, out)
-            return
-        number = _chunks(count)[1]
-        if number > len(self._parts):
-            self._parts = r.empty(number)
-        parts = self._parts.ctypes.data
-        self._work(_jobs(address, count, first, code, table, parts), flags, share=count >= SHARED)
-        self.enter(codes.MERGE, parts, number, 0, 0, 0, 0, out)
+        """Summarise contiguous elements into the row at address `out`; needs `enter`. See `kernels.enter`."""
+        if count < SHARED:
+            self._alone(codes.ONE, address, count, first, code, flags, table, out)
+        elif self._workers:
+            self._together(codes.ONE, address, count, first, code, flags, table, out)
+        else:
+            self._item[:6] = address, count, first, code, out, table
+            self._items(self._item.ctypes.data, 1, count, flags)
 
     def again(self, out: int, known: int, address: int, count: int, code: int) -> bool:
         """Copy a known row to address `out` if the elements still have its checksum; False, and nothing, if not."""
-        place = self._again.ctypes.data
-        self.contiguous(place, address, count, 0, code, 0, 0)
-        if self._again[0, r.RAW] != c_uint64.from_address(known).value:
+        assert self.enter is not None
+        if not self.enter(codes.ALIKE, address, count, known, code, 0, 0, 0, 0):
             return False
-        memmove(out, known, r.ROW_BYTES)
-        return True
+        call = self._together if count >= SHARED and self._workers else self._alone
+        return bool(call(codes.AGAIN, address, count, known, code, 0, 0, out))
 
     def batch(self, items: Sequence[tuple[int, int, int, int, int]], flags: int) -> None:
         """Summarise many contiguous tensors at once, so that threads are woken once; needs `enter`.
@@ -185,60 +177,73 @@ class Engine:
         """
         if not items:
             return
-        assert self.enter is not None
-        total, cut = 0, [(item, _chunks(item[2])[1]) for item in items if item[2] > CHUNK]
-        parts = r.empty(sum(number for _, number in cut))
-        jobs, merges, at = [], [], parts.ctypes.data
-        for (out, address, count, code, table), number in cut:
-            jobs.append(_jobs(address, count, 0, code, table, at))
-            merges.append((at, number, out))
-            at += number * r.ROW_BYTES
-            total += count
-        small = [(item[1], item[2], 0, item[3], item[0], item[4]) for item in items if item[2] <= CHUNK]
-        if small:
-            jobs.append(np.array(small, dtype=np.int64))
-            total += sum(item[1] for item in small)
-        self._work(np.concatenate(jobs), flags, share=total >= SHARED)
-        for start, number, out in merges:
-            self.enter(codes.MERGE, start, number, 0, 0, 0, 0, out)
+        words = np.zeros((len(items), codes.ITEM_WORDS), dtype=np.int64)
+        words[:, [4, 0, 1, 3, 5]] = items
+        self._items(words.ctypes.data, len(items), int(words[:, 1].sum()), flags)
 
-    def _work(self, jobs: Jobs, flags: int, *, share: bool) -> None:
-        """Do jobs, shared among threads if that is wanted and pays."""
-        enter, count, at = self.enter, len(jobs), jobs.ctypes.data
-        assert enter is not None
-        self._counter[0] = 0
-        counter = self._counter.ctypes.data
-
-        def take_part() -> None:
-            enter(codes.WORK, at, count, 0, 0, flags, 0, counter)
-
-        if not share:
-            take_part()
-            return
-        pace = self._paces[flags]
-        shared, start = pace.pays(), time.perf_counter()
-        if shared:
-            self._share(take_part, (codes.WORK, at, count, 0, 0, flags, 0, counter))
+    def _items(self, address: int, number: int, count: int, flags: int) -> None:
+        """Summarise items, `count` elements in all, with as many threads as pays."""
+        team = self._team
+        team[codes.ITEMS], team[codes.COUNT], team[codes.FLAGS] = address, number, flags
+        if count < SHARED:
+            self._alone(codes.ALL, 0, count, 0, 0, flags, 0, 0)
+        elif self._workers:
+            self._together(codes.ALL, 0, count, 0, 0, flags, 0, 0)
         else:
-            take_part()
-        pace.note((time.perf_counter() - start) / int(jobs[:, 1].sum()), shared=shared)
+            self._with_helpers(count)
 
-    def _share(self, take_part: Callable[[], None], call: tuple[int, ...]) -> None:
-        """Have several threads take part: torch's, or ours where a number was asked for or torch's cannot be had."""
-        if self._threads is None and self._parallel is not None and openmp.usable():
-            threads = torch.get_num_threads()
-            if threads > 1:
-                function, entry = jit.addresses()
-                self._call[:] = entry, *call
-                self._parallel(function, self._call.ctypes.data, threads, 0)
-                return
+    def _alone(
+        self, what: int, address: int, count: int, first: int, code: int, flags: int, table: int, out: int
+    ) -> int:
+        """Call the kernels, without other threads."""
+        assert self.enter is not None
+        if count > self._room:
+            self._make_room(count)
+        self._set_threads(1)
+        return self.enter(what, address, count, first, code, flags, table, out, self._team_address)
+
+    def _together(
+        self, what: int, address: int, count: int, first: int, code: int, flags: int, table: int, out: int
+    ) -> int:
+        """Call the kernels, with torch's own threads if that pays."""
+        assert self.enter is not None
+        if count > self._room:
+            self._make_room(count)
+        pace = self._paces[flags]
+        if pace.untimed:
+            pace.untimed -= 1
+            self._set_threads(torch.get_num_threads() if pace.shares else 1)
+            return self.enter(what, address, count, first, code, flags, table, out, self._team_address)
+        threads = torch.get_num_threads() if pace.pays() else 1
+        self._set_threads(threads)
+        start = time.perf_counter()
+        result = self.enter(what, address, count, first, code, flags, table, out, self._team_address)
+        pace.note((time.perf_counter() - start) / count, shared=threads > 1)
+        return result
+
+    def _with_helpers(self, count: int) -> None:
+        """Summarise the team's items with threads of ours: a number was asked for, or torch's cannot be had."""
+        enter, team = self.enter, self._team_address
+        assert enter is not None
+        if count > self._room:
+            self._make_room(count)
+
+        def take() -> None:
+            enter(codes.TAKE, 0, 0, 0, 0, 0, 0, 0, team)
+
+        enter(codes.PREPARE, 0, 0, 0, 0, 0, 0, 0, team)
         threads = self._threads or thread_count()
-        if threads == 1:
-            take_part()
-            return
-        if self._helpers is None:
+        if threads > 1 and self._helpers is None:
             self._helpers = Helpers(threads - 1)
-        self._helpers.share(take_part)
+        if threads > 1 and self._helpers is not None:
+            self._helpers.share(take)
+        else:
+            take()
+        enter(codes.FINISH, 0, 0, 0, 0, 0, 0, 0, team)
+
+    def _set_threads(self, threads: int) -> None:
+        if threads != self._team_threads:
+            self._team[codes.THREADS] = self._team_threads = threads
 
     def fill(
         self,
@@ -295,7 +300,7 @@ class Engine:
         assert self.enter is not None
         plan = _copy_plan(tuple(view.shape), view.stride())
         dims = int(plan[0, -1])
-        self.enter(codes.COPY, view.data_ptr(), dims, view.element_size(), 0, 0, plan.ctypes.data, target)
+        self.enter(codes.COPY, view.data_ptr(), dims, view.element_size(), 0, 0, plan.ctypes.data, target, 0)
 
     def _runs(self, out: r.Rows, runs: Iterable[tuple[int, torch.Tensor]], code: int, table: int, flags: int) -> None:
         """Summarise runs and merge their rows, in order."""
@@ -311,12 +316,13 @@ class Engine:
             out[:] = rows[0]
         else:
             place = r.empty(1)
-            self.enter(codes.MERGE, rows.ctypes.data, number, 0, 0, 0, 0, place.ctypes.data)
+            self.enter(codes.MERGE, rows.ctypes.data, number, 0, 0, 0, 0, place.ctypes.data, 0)
             out[:] = place[0]
 
     def abandon(self) -> None:
         """In a forked child: forget threads that only the parent has."""
         self._helpers = None
+        self._workers = False
 
     def close(self) -> None:
         """End the helper threads."""

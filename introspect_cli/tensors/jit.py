@@ -32,6 +32,8 @@ DISABLE_VARIABLE: Final = "INTROSPECT_NO_JIT"
 _MODULE: Final = "introspect_cli.tensors.kernels"
 _SOURCES: Final = (
     "kernels.py",
+    "teamwork.py",
+    "summation.py",
     "moments.py",
     "strided.py",
     "widen.py",

@@ -13,32 +13,31 @@ from __future__ import annotations
 import ctypes
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _START = os.getpid()
 """The process that imported this module: any other is a fork of it."""
 
 
-def parallel() -> Callable[[int, int, int, int], None] | None:
-    """`GOMP_parallel(function, data, threads, flags)` of the runtime that torch uses; None if there is none.
+def workers() -> tuple[int, int] | None:
+    """Addresses of two functions of the runtime that torch uses; None if they cannot be had.
 
-    The function's address is of a C function that takes one pointer; the call returns when all threads are through.
+    `GOMP_parallel(function, data, threads, flags)` calls the function in each thread with `data`, and returns when all
+    are through; `omp_get_thread_num()` is 0 in the calling thread.
     """
     try:
         runtime = _runtime()
         if runtime is None:
             return None
-        found = ctypes.CDLL(runtime).GOMP_parallel
+        library = ctypes.CDLL(runtime)
+        parallel, number = (
+            ctypes.cast(function, ctypes.c_void_p).value
+            for function in (library.GOMP_parallel, library.omp_get_thread_num)
+        )
     except (OSError, AttributeError):
         return None
-    found.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
-    found.restype = None
-    return found
+    return (parallel, number) if parallel and number else None
 
 
 def usable() -> bool:

@@ -18,24 +18,33 @@ _PAUSE: Final = 100
 """Calls done alone then."""
 _CALIBRATION: Final = 200
 """One in so many calls is done alone in any case, to know what that takes."""
+_UNTIMED: Final = 4
+"""Calls after a timed one that are done without a look at the clock."""
 
 
 class Pace:
-    """What calls of one kind took, in seconds per element."""
+    """What calls of one kind took, in seconds per element.
+
+    Attributes:
+        untimed: calls that may still be shared, or not, as `pays` last said, before it must be asked again.
+        shares: what that is.
+    """
 
     def __init__(self) -> None:
+        self.untimed = 0
+        self.shares = False
         self._alone = 0.0
         self._strikes = 0
         self._pause = 0
         self._calls = 0
 
     def pays(self) -> bool:
-        """Whether to share the next call."""
+        """Whether to share the next call, of which `note` wants to hear."""
         self._calls += 1
         if self._pause:
             self._pause -= 1
             return False
-        return self._calls % _CALIBRATION != 1
+        return self._calls % (_CALIBRATION // (1 + _UNTIMED)) != 1
 
     def note(self, seconds: float, *, shared: bool) -> None:
         """What a call took, per element."""
@@ -47,4 +56,7 @@ class Pace:
         else:
             self._strikes += 1
             if self._strikes == _STRIKES:
-                self._strikes, self._pause = 0, _PAUSE
+                self._strikes, self._pause = 0, _PAUSE // (1 + _UNTIMED)
+        self.shares = self._alone > 0 and not self._pause
+        # in doubt, every call is timed
+        self.untimed = 0 if self._strikes else _UNTIMED

@@ -10,8 +10,7 @@ whether trying is worth it. Rows used in one step are kept for the next, and no 
 
 from __future__ import annotations
 
-from ctypes import string_at
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -20,35 +19,12 @@ from introspect_cli.tensors import rows as r
 if TYPE_CHECKING:
     import torch
 
-WORTHWHILE: Final = 8192
-"""Elements from which on a second look is cheaper than a second summary."""
 _LIMIT: Final = 8192
 """Rows kept from one step to the next, at most: 2 MB."""
-_SAMPLE: Final = 32
-"""Bytes compared, in the middle of the tensor, before its checksum is."""
 
-
-class Known(NamedTuple):
-    """What was at an address.
-
-    Attributes:
-        dtype: element type.
-        numel: elements.
-        sample: a few bytes of the contents.
-        row: address of the row, until the next take.
-        place: the row's slot, or -1 - its index among the kept rows.
-    """
-
-    dtype: torch.dtype
-    numel: int
-    sample: bytes
-    row: int
-    place: int
-
-
-def sample(address: int, size: int) -> bytes:
-    """A few bytes from the middle of `size` bytes at an address; `size` is at least 64."""
-    return string_at(address + (size >> 1), _SAMPLE)
+Known = tuple["torch.dtype", int, int, int]
+"""What was at an address: element type, elements, address of the row until the next take, and the row's slot, or
+-1 - its index among the kept rows."""
 
 
 class Memory:
@@ -59,13 +35,13 @@ class Memory:
         self._before: dict[int, Known] = {}
         self._kept = r.empty(0)
 
-    def find(self, address: int, dtype: torch.dtype, count: int, contents: bytes) -> Known | None:
-        """What may still be at an address; the caller must compare checksums."""
+    def find(self, address: int, dtype: torch.dtype, count: int) -> int:
+        """Address of the row of what may still be at an address, 0 if there is none; the kernel compares."""
         known = self._now.get(address) or self._before.get(address)
-        if known is None or known.numel != count or known.dtype is not dtype or known.sample != contents:
-            return None
+        if known is None or known[1] != count or known[0] is not dtype:
+            return 0
         self._now[address] = known
-        return known
+        return known[2]
 
     def note(self, address: int, known: Known) -> None:
         """Remember a row."""
@@ -79,12 +55,12 @@ class Memory:
         """
         used = list(self._now.items())[:_LIMIT]
         before = len(self._kept)
-        places = [known.place + before if known.place >= 0 else -1 - known.place for _, known in used]
+        places = [place + before if place >= 0 else -1 - place for _, (_, _, _, place) in used]
         self._kept = np.concatenate([self._kept, rows])[places] if places else r.empty(0)
         base = self._kept.ctypes.data
         self._before = {
-            address: known._replace(row=base + index * r.ROW_BYTES, place=-1 - index)
-            for index, (address, known) in enumerate(used)
+            address: (dtype, count, base + index * r.ROW_BYTES, -1 - index)
+            for index, (address, (dtype, count, _, _)) in enumerate(used)
         }
         self._now = {}
 

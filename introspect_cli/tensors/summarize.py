@@ -19,9 +19,10 @@ import torch
 from introspect_cli.records import Layout, Status
 from introspect_cli.tensors import checksum, codes, reference, values
 from introspect_cli.tensors import rows as r
+from introspect_cli.tensors.codes import WORTHWHILE
 from introspect_cli.tensors.device import DeviceRows
 from introspect_cli.tensors.engine import CODES, TABLE_ADDRESS, Engine
-from introspect_cli.tensors.reuse import WORTHWHILE, Known, Memory, sample
+from introspect_cli.tensors.reuse import Memory
 from introspect_cli.tensors.special import PLAIN, Parts, is_wrapped, take_apart, unseen
 from introspect_cli.tensors.table import SummaryTable, finalise
 from introspect_cli.tensors.views import unobserved
@@ -231,11 +232,11 @@ class Summarizer:
             self._bits_only(slot, dtype)
         table = TABLE_ADDRESS.get(dtype, 0)
         if count >= WORTHWHILE and self._flags:
-            contents = sample(address, count * size)
-            known = self._memory.find(address, dtype, count, contents)
-            if known is not None and engine.again(row, known.row, address, count, code):
+            memory = self._memory
+            known = memory.find(address, dtype, count)
+            if known and engine.again(row, known, address, count, code):
                 return True
-            self._memory.note(address, Known(dtype, count, contents, row, slot))
+            memory.note(address, (dtype, count, row, slot))
         if batch is None:
             engine.contiguous(row, address, count, 0, code, table, self._flags)
         else:

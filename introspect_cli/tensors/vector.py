@@ -27,8 +27,10 @@ LANES: Final = 16
 _I1, _I8, _I16, _I32, _I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
 _F16, _F32, _F64 = ir.HalfType(), ir.FloatType(), ir.DoubleType()
 _FUSED: Final = ("contract",)
-_AHEAD: Final = 8192
-"""Bytes of a block of float32: while one is worked on, the next is fetched."""
+_NEXT: Final = 8192
+"""Bytes of a block of float32: while one is worked on, the next is fetched into the first-level cache."""
+_FAR: Final = 16384
+"""Bytes ahead that memory is fetched into the second-level cache."""
 
 
 def _splat(element: Any, value: Any, lanes: int = LANES) -> Any:
@@ -100,13 +102,13 @@ def _higher(builder: Any, a: Any, b: Any) -> Any:
     return builder.select(builder.fcmp_ordered(">", a, b), a, b)
 
 
-def _prefetch(builder: Any, place: Any, ahead: int) -> None:
-    """Ask for the cache line `ahead` bytes beyond a pointer; a hint, harmless beyond the end of memory."""
+def _prefetch(builder: Any, place: Any, ahead: int, *, level: int) -> None:
+    """Ask for the cache line `ahead` bytes beyond a pointer, in the cache of that level; harmless beyond all memory."""
     text = ir.PointerType(_I8)
     call = ir.FunctionType(ir.VoidType(), [text, _I32, _I32, _I32])
     prefetch = builder.module.declare_intrinsic("llvm.prefetch", (text,), call)
     line = builder.inttoptr(builder.add(builder.ptrtoint(place, _I64), _I64(ahead)), text)
-    builder.call(prefetch, [line, _I32(0), _I32(3), _I32(1)])
+    builder.call(prefetch, [line, _I32(0), _I32(4 - level), _I32(1)])
 
 
 def _put(builder: Any, out: Any, values: list[Any]) -> None:
@@ -166,7 +168,7 @@ def checksum_block(_context: Any, address: Any, spans: Any, vectors: Any, first:
             here = builder.add(base, builder.mul(outer.index, _I64(checksum.SPAN * size.literal_value)))
             with cgutils.for_range(builder, count) as loop:
                 place = _address(builder, here, loop.index, LANES * size.literal_value, word)
-                _prefetch(builder, place, _AHEAD // 2)
+                _prefetch(builder, place, _FAR, level=2)
                 x = builder.zext(builder.load(place, align=size.literal_value), wide)
                 factor = builder.load(_address(builder, factors, loop.index, 8 * LANES, _I64), align=8)
                 shift = builder.load(_address(builder, shifts, loop.index, 8 * LANES, _I64), align=8)
@@ -259,7 +261,7 @@ def moments_block(_context: Any, address: Any, vectors: Any, scale: Any, pivot: 
 
         def body(index: Any) -> None:
             place = _address(builder, base, index, LANES * size.literal_value, element)
-            _prefetch(builder, place, _AHEAD)
+            _prefetch(builder, place, _NEXT, level=1)
             x = builder.load(place, align=size.literal_value)
             d = builder.fsub(builder.fmul(x, factors, flags=_FUSED), shifts, flags=_FUSED)
             square = builder.fmul(d, d)
@@ -356,14 +358,38 @@ def fetch_add(_context: Any, address: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def call_entry(_context: Any, function: Any, arguments: Any) -> Any:
-    """Calls `kernels.enter` by its C address, with eight words at an address as its arguments."""
+    """Calls `kernels.enter` by its C address, with nine words at an address as its arguments."""
 
     def generate(_target: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        kind = ir.FunctionType(_I64, [_I64] * 8)
-        words = [builder.inttoptr(builder.add(args[1], _I64(8 * number)), ir.PointerType(_I64)) for number in range(8)]
+        kind = ir.FunctionType(_I64, [_I64] * 9)
+        words = [builder.inttoptr(builder.add(args[1], _I64(8 * number)), ir.PointerType(_I64)) for number in range(9)]
         return builder.call(builder.inttoptr(args[0], ir.PointerType(kind)), [builder.load(word) for word in words])
 
     return types.int64(function, arguments), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def call_parallel(_context: Any, runtime: Any, function: Any, data: Any, threads: Any) -> Any:
+    """Calls `GOMP_parallel(function, data, threads, 0)`, given the addresses of both functions."""
+
+    def generate(_target: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        kind = ir.FunctionType(ir.VoidType(), [_I64, _I64, _I32, _I32])
+        call = builder.inttoptr(args[0], ir.PointerType(kind))
+        builder.call(call, [args[1], args[2], builder.trunc(args[3], _I32), _I32(0)])
+        return _I64(0)
+
+    return types.int64(runtime, function, data, threads), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def call_number(_context: Any, function: Any) -> Any:
+    """Calls a C function without arguments, given its address; its int32 result as int64."""
+
+    def generate(_target: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        call = builder.inttoptr(args[0], ir.PointerType(ir.FunctionType(_I32, [])))
+        return builder.sext(builder.call(call, []), _I64)
+
+    return types.int64(function), generate
 
 
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
