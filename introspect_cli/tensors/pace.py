@@ -59,4 +59,5 @@ class Pace:
                 self._strikes, self._pause = 0, _PAUSE // (1 + _UNTIMED)
         self.shares = self._alone > 0 and not self._pause
         # in doubt, every call is timed
-        self.untimed = 0 if self._strikes else _UNTIMED
+        certain = self._pause or (shared and not self._strikes)
+        self.untimed = _UNTIMED if certain else 0
