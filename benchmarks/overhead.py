@@ -168,9 +168,7 @@ def main() -> None:
     parser.add_argument("--workload", choices=list(WORKLOADS), action="append")
     arguments = parser.parse_args()
     torch.set_num_threads(2)
-    print(
-        f"{'workload':<16} {'mode':<22} {'bare ms':>8} {'ratio':>7} {'target':>7}  {'least':>6} {'records':>8} {'MB':>5}"
-    )
+    print(f"{'workload':<16} {'mode':<22}  bare ms   ratio  target   least  records    MB")
     for workload in arguments.workload or WORKLOADS:
         torch.manual_seed(0)
         results = measure(WORKLOADS[workload](), 3 if arguments.quick else 8, 4)
