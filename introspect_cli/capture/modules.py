@@ -310,7 +310,10 @@ def _position(number: int) -> str:
 def _is_traced(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     """Whether a call only traces shapes (export, fake tensors): nothing is computed, nothing can be recorded."""
     fake = private_api.FAKE_TENSOR
-    return any(isinstance(value, fake) for value in args) or any(isinstance(value, fake) for value in kwargs.values())
+    for value in args:  # no generators: this runs for every call of every module
+        if isinstance(value, fake):
+            return True
+    return bool(kwargs) and any(isinstance(value, fake) for value in kwargs.values())
 
 
 def _hides(module: nn.Module) -> bool:

@@ -116,10 +116,19 @@ class Recorder:
     def tensors(self, sites: Sequence[int], values: Sequence[torch.Tensor]) -> None:
         """Record many tensors, each at its site: the kernels' threads share them out."""
         with self._lock:
-            for site, slot, value in zip(sites, self.summarizer.add_all(values), values, strict=True):
-                self._note(site, slot)
-                if self._sites[site][2]:
-                    self._save(slot, value)
+            slots = self.summarizer.add_all(values)
+            if self._save_tensors:
+                for site, slot, value in zip(sites, slots, values, strict=True):
+                    if self._sites[site][2]:
+                        self._save(slot, value)
+            times = dict.fromkeys(sites, 1)
+            if self.only is None and len(times) == len(sites) and self._times.keys().isdisjoint(times):
+                self._times.update(times)
+                self._rows.extend(sites)
+                self._slots.extend(slots)
+            else:
+                for site, slot in zip(sites, slots, strict=True):
+                    self._note(site, slot)
 
     def _save(self, slot: int, value: torch.Tensor) -> None:
         with unobserved():

@@ -75,6 +75,7 @@ class Summarizer:
         self._memory = Memory()
         self._quick: dict[tuple[torch.dtype, torch.Size], int] = {}
         self._addresses: list[int] = []
+        self._rows_held = 0
         self._lock = threading.RLock()
         self._layouts: list[Layout] = []
         self._headers: list[int] = []
@@ -180,11 +181,12 @@ class Summarizer:
 
     def _reserve(self, slot: int) -> int:
         """Address of a slot's row."""
-        block, place = divmod(slot, _ARENA_ROWS)
-        if block == len(self._arena):
+        if slot == self._rows_held:
             self._arena.append(r.empty(_ARENA_ROWS))
-            self._addresses.append(self._arena[-1].ctypes.data)
-        return self._addresses[block] + place * r.ROW_BYTES
+            first = self._arena[-1].ctypes.data
+            self._addresses.extend(range(first, first + _ARENA_ROWS * r.ROW_BYTES, r.ROW_BYTES))
+            self._rows_held = len(self._addresses)
+        return self._addresses[slot]
 
     def _row(self, slot: int) -> r.Rows:
         block, place = divmod(slot, _ARENA_ROWS)
@@ -309,7 +311,8 @@ class Summarizer:
         """The table of all rows since the last take; empties."""
         with self._lock, unobserved():
             count = len(self._layout_of)
-            rows = np.concatenate([*self._arena, r.empty(0)])[:count]
+            blocks = -(-count // _ARENA_ROWS)
+            rows = np.concatenate([*self._arena[:blocks], r.empty(0)])[:count]
             for device in self._devices.values():
                 slots = device.slots
                 if slots:
@@ -352,6 +355,7 @@ class Summarizer:
             self._memory.clear()
             self._arena.clear()
             self._addresses.clear()
+            self._rows_held = 0
             self._devices.clear()
             self._reset()
         _LIVE.discard(self)
