@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from introspect_cli.tensors import codes, jit, pace, reference, shards, stats, views
+from introspect_cli.tensors import codes, jit, openmp, pace, reference, shards, stats, views
 from introspect_cli.tensors import engine as engines
 from introspect_cli.tensors import rows as r
 
@@ -273,7 +273,9 @@ def test_sharing_that_pays_goes_on():
 def two_threads():
     before = torch.get_num_threads()
     torch.set_num_threads(2)
+    openmp._SCRIPT.threads = 0
     yield
+    openmp._SCRIPT.threads = 0
     torch.set_num_threads(before)
 
 
@@ -290,18 +292,21 @@ def test_torchs_own_workers_take_part(two_threads):
 
     made.enter = entered
     x = example(torch.float32, (1 << 20,))
+    unasked = jitted(made, x)
+    assert threads == []  # the script has not called them yet; helpers of ours did it
+    made._paces = [pace.Pace() for _ in made._paces]
+    openmp.computed([x])
     alone = jitted(made, x)
+    assert alone.tobytes() == unasked.tobytes()
     assert threads == [1]  # the first time it is seen what that takes
     shared = jitted(made, x)
     assert threads == [1, 2]
     assert shared.tobytes() == alone.tobytes()
-    assert made._helpers is None
     assert torch.get_num_threads() == 2
     torch.set_num_threads(1)
     assert jitted(made, x).tobytes() == shared.tobytes()
-    assert threads == [1, 2, 1]
     made.abandon()  # as in a forked child, where those workers do not exist
     torch.set_num_threads(2)
     assert jitted(made, x).tobytes() == shared.tobytes()
-    assert threads == [1, 2, 1]
+    assert threads == [1, 2]
     made.close()

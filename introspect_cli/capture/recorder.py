@@ -19,7 +19,6 @@ from introspect_cli.capture.names import matches
 from introspect_cli.errors import StoreError
 from introspect_cli.records import Site, SiteInfo
 from introspect_cli.store.batch import StepBatch
-from introspect_cli.tensors.views import unobserved
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -131,9 +130,7 @@ class Recorder:
                     self._note(site, slot)
 
     def _save(self, slot: int, value: torch.Tensor) -> None:
-        with unobserved():
-            copy = value.detach().to("cpu", copy=True)
-        self._saved.append(SavedTensor(slot, copy))
+        self._saved.append(SavedTensor(slot, self.summarizer.copied(value)))
 
     def tensor_at(self, sites: Sequence[int], value: torch.Tensor) -> None:
         """Record a tensor that is several sites' value; another thread may end the step before or after, not within."""

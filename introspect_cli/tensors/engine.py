@@ -135,7 +135,7 @@ class Engine:
 
     def _found_workers(self) -> bool:
         """Whether torch's own threads can be had; if so, the team knows how."""
-        workers = openmp.workers() if self._threads is None and openmp.usable() else None
+        workers = openmp.workers() if self._threads is None else None
         if workers is None or self.enter is None:
             return False
         self._team[[codes.PARALLEL, codes.NUMBER]] = workers
@@ -154,8 +154,8 @@ class Engine:
         """Summarise contiguous elements into the row at address `out`; needs `enter`. See `kernels.enter`."""
         if count < SHARED:
             self._alone(codes.ONE, address, count, first, code, flags, table, out)
-        elif self._workers:
-            self._together(codes.ONE, address, count, first, code, flags, table, out)
+        elif threads := self._torchs_threads():
+            self._together(threads, codes.ONE, address, count, first, code, flags, table, out)
         else:
             self._item[:6] = address, count, first, code, out, table
             self._items(self._item.ctypes.data, 1, count, flags)
@@ -165,8 +165,9 @@ class Engine:
         assert self.enter is not None
         if not self.enter(codes.ALIKE, address, count, known, code, 0, 0, 0, 0):
             return False
-        call = self._together if count >= SHARED and self._workers else self._alone
-        return bool(call(codes.AGAIN, address, count, known, code, 0, 0, out))
+        if count >= SHARED and (threads := self._torchs_threads()):
+            return bool(self._together(threads, codes.AGAIN, address, count, known, code, 0, 0, out))
+        return bool(self._alone(codes.AGAIN, address, count, known, code, 0, 0, out))
 
     def batch(self, items: Sequence[tuple[int, int, int, int, int]], flags: int) -> None:
         """Summarise many contiguous tensors at once, so that threads are woken once; needs `enter`.
@@ -187,10 +188,10 @@ class Engine:
         team[codes.ITEMS], team[codes.COUNT], team[codes.FLAGS] = address, number, flags
         if count < SHARED:
             self._alone(codes.ALL, 0, count, 0, 0, flags, 0, 0)
-        elif self._workers:
-            self._together(codes.ALL, 0, count, 0, 0, flags, 0, 0)
+        elif threads := self._torchs_threads():
+            self._together(threads, codes.ALL, 0, count, 0, 0, flags, 0, 0)
         else:
-            self._with_helpers(count)
+            self._with_helpers(count, flags)
 
     def _alone(
         self, what: int, address: int, count: int, first: int, code: int, flags: int, table: int, out: int
@@ -202,27 +203,31 @@ class Engine:
         self._set_threads(1)
         return self.enter(what, address, count, first, code, flags, table, out, self._team_address)
 
+    def _torchs_threads(self) -> int:
+        """How many of torch's own threads may be called now, this one included; 0 if ours must do."""
+        threads = torch.get_num_threads() if self._workers else 1
+        return threads if threads > 1 and openmp.usable(threads) else 0
+
     def _together(
-        self, what: int, address: int, count: int, first: int, code: int, flags: int, table: int, out: int
+        self, threads: int, what: int, address: int, count: int, first: int, code: int, flags: int, table: int, out: int
     ) -> int:
-        """Call the kernels, with torch's own threads if that pays."""
+        """Call the kernels, with so many of torch's own threads if that pays."""
         assert self.enter is not None
         if count > self._room:
             self._make_room(count)
         pace = self._paces[flags]
         if pace.untimed:
             pace.untimed -= 1
-            self._set_threads(torch.get_num_threads() if pace.shares else 1)
+            self._set_threads(threads if pace.shares else 1)
             return self.enter(what, address, count, first, code, flags, table, out, self._team_address)
-        threads = torch.get_num_threads() if pace.pays() else 1
-        self._set_threads(threads)
-        start = time.perf_counter()
+        shared, start = pace.pays(), time.perf_counter()
+        self._set_threads(threads if shared else 1)
         result = self.enter(what, address, count, first, code, flags, table, out, self._team_address)
-        pace.note((time.perf_counter() - start) / count, shared=threads > 1)
+        pace.note((time.perf_counter() - start) / count, shared=shared)
         return result
 
-    def _with_helpers(self, count: int) -> None:
-        """Summarise the team's items with threads of ours: a number was asked for, or torch's cannot be had."""
+    def _with_helpers(self, count: int, flags: int) -> None:
+        """Summarise the team's items with threads of ours, if that pays: torch's cannot be had, or not yet."""
         enter, team = self.enter, self._team_address
         assert enter is not None
         if count > self._room:
@@ -231,15 +236,17 @@ class Engine:
         def take() -> None:
             enter(codes.TAKE, 0, 0, 0, 0, 0, 0, 0, team)
 
+        threads, pace = self._threads or thread_count(), self._paces[flags]
+        shared, start = threads > 1 and pace.pays(), time.perf_counter()
         enter(codes.PREPARE, 0, 0, 0, 0, 0, 0, 0, team)
-        threads = self._threads or thread_count()
-        if threads > 1 and self._helpers is None:
-            self._helpers = Helpers(threads - 1)
-        if threads > 1 and self._helpers is not None:
+        if shared:
+            if self._helpers is None:
+                self._helpers = Helpers(threads - 1)
             self._helpers.share(take)
         else:
             take()
         enter(codes.FINISH, 0, 0, 0, 0, 0, 0, 0, team)
+        pace.note((time.perf_counter() - start) / count, shared=shared)
 
     def _set_threads(self, threads: int) -> None:
         if threads != self._team_threads:

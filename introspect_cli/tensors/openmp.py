@@ -3,21 +3,38 @@
 The problem: between torch's operations its OpenMP workers spin on all cores, waiting for the next one, and any other
 thread that wants a core has to wait for its turn, which takes longer than the work. The way: hand the work to those
 workers, through the runtime that torch has loaded, as torch itself does for each operation: `GOMP_parallel`, which
-GNU's runtime and its compatible ones offer. The number of threads is passed with each call and set nowhere. Not in a
-forked child, where the workers do not exist and the runtime waits for them for ever; there, and where torch uses
-another runtime, `threads` helps.
+GNU's runtime and its compatible ones offer. The number of threads is passed with each call and set nowhere.
+
+A call would start the workers where there are none, and the script would feel it: a child that it forks waits for
+ever for workers that only its parent has, and workers started before `torch.set_flush_denormal` compute with
+subnormal numbers where those started after it would not. So they are called only in a thread in which an operation
+of the script's own has called as many; not in a forked child; and elsewhere, as where torch uses another runtime,
+`threads` helps. Nor does an operation of torch that we need for a large tensor run in a thread without them.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+import threading
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 _START = os.getpid()
 """The process that imported this module: any other is a fork of it."""
+
+_GRAIN = 1 << 15
+"""Elements from which on torch's operations may call the workers: `at::internal::GRAIN_SIZE`."""
+_SURE = 2 * _GRAIN
+"""Elements from which on an operation on a whole tensor surely calls them."""
+
+_SCRIPT = threading.local()
+"""`threads`: how many the script itself has called, the calling one included, in this thread of its own."""
 
 
 def workers() -> tuple[int, int] | None:
@@ -40,9 +57,29 @@ def workers() -> tuple[int, int] | None:
     return (parallel, number) if parallel and number else None
 
 
-def usable() -> bool:
-    """Whether the workers may be called: not in a forked child."""
-    return os.getpid() == _START
+def computed(tensors: Iterable[torch.Tensor]) -> None:
+    """Hear from the script's thread that operations of its own went over all elements of these tensors."""
+    threads = torch.get_num_threads()
+    if getattr(_SCRIPT, "threads", 0) == threads:
+        return
+    for tensor in tensors:
+        plain = type(tensor) is torch.Tensor and tensor.layout is torch.strided and tensor.device.type == "cpu"
+        if plain and tensor.numel() >= _SURE:
+            _SCRIPT.threads = threads
+            return
+
+
+def usable(threads: int) -> bool:
+    """Whether so many workers may be called: the script has them in this thread, which is not a forked child's."""
+    return getattr(_SCRIPT, "threads", 0) == threads and os.getpid() == _START
+
+
+def starts(tensor: torch.Tensor) -> bool:
+    """Whether operations of ours on a tensor could start workers in this thread that the script has not called."""
+    if not tensor.is_cpu or tensor.numel() < _GRAIN:
+        return False
+    threads = torch.get_num_threads()
+    return threads > 1 and not usable(threads)
 
 
 def _runtime() -> str | None:

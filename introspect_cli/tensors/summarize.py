@@ -11,13 +11,14 @@ from __future__ import annotations
 import os
 import threading
 import weakref
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from introspect_cli.records import Layout, Status
-from introspect_cli.tensors import checksum, codes, reference, values
+from introspect_cli.tensors import checksum, codes, openmp, reference, values
 from introspect_cli.tensors import rows as r
 from introspect_cli.tensors.codes import WORTHWHILE
 from introspect_cli.tensors.device import DeviceRows
@@ -25,10 +26,11 @@ from introspect_cli.tensors.engine import CODES, TABLE_ADDRESS, Engine
 from introspect_cli.tensors.reuse import Memory
 from introspect_cli.tensors.special import PLAIN, Parts, is_wrapped, take_apart, unseen
 from introspect_cli.tensors.table import SummaryTable, finalise
+from introspect_cli.tensors.threads import Stand
 from introspect_cli.tensors.views import unobserved
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
 _LIVE: weakref.WeakSet[Summarizer] = weakref.WeakSet()
 """Summarizers whose locks and threads a forked child must not inherit."""
@@ -72,6 +74,7 @@ class Summarizer:
         self._sorted = tuple(sorted_stats)
         self._flags = codes.STATS * stats | codes.SKETCH * sketch
         self._engine = Engine(threads)
+        self._stand = Stand()
         self._memory = Memory()
         self._quick: dict[tuple[torch.dtype, torch.Size], int] = {}
         self._addresses: list[int] = []
@@ -103,8 +106,7 @@ class Summarizer:
             slot = len(self._layout_of)
             try:
                 if type(tensor) not in PLAIN or is_wrapped(tensor) or not self._plain(slot, tensor):
-                    with unobserved():
-                        self._special(tensor)
+                    self._by_torch(partial(self._special, tensor), tensor)
             except Exception as error:
                 self._failed(slot, tensor, error)
             return slot
@@ -125,8 +127,7 @@ class Summarizer:
                 slots.append(slot)
                 try:
                     if type(tensor) not in PLAIN or is_wrapped(tensor) or not self._plain(slot, tensor, batch):
-                        with unobserved():
-                            self._special(tensor)
+                        self._by_torch(partial(self._special, tensor), tensor)
                 except Exception as error:
                     self._failed(slot, tensor, error)
             self._engine.batch(batch, self._flags)
@@ -250,6 +251,26 @@ class Summarizer:
         if self._stats or self._sketch:
             self._notes[slot] = (Status.PARTIAL, f"no values of {dtype}, only bits")
 
+    def copied(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A copy in host memory."""
+        copies: list[torch.Tensor] = []
+        with self._lock:
+            self._by_torch(lambda: copies.append(tensor.detach().to("cpu", copy=True)), tensor)
+        return copies[0]
+
+    def _by_torch(self, call: Callable[[], None], tensor: torch.Tensor) -> None:
+        """Have torch operate on a tensor; in a thread of ours where that would start workers in this one."""
+
+        def unseen_by_script() -> None:
+            with unobserved():
+                call()
+
+        with unobserved():
+            if type(tensor) in PLAIN and not is_wrapped(tensor) and openmp.starts(tensor):
+                self._stand.call(unseen_by_script)
+            else:
+                call()
+
     def _special(self, tensor: torch.Tensor) -> None:
         parts = take_apart(tensor)
         if parts.values is None:
@@ -347,11 +368,13 @@ class Summarizer:
         """In a forked child: forget what the parent's threads hold."""
         self._lock = threading.RLock()
         self._engine.abandon()
+        self._stand = Stand()
 
     def close(self) -> None:
         """Free what is held; the summarizer must not be used afterwards."""
         with self._lock:
             self._engine.close()
+            self._stand.close()
             self._memory.clear()
             self._arena.clear()
             self._addresses.clear()

@@ -5,6 +5,9 @@ neither forks nor concurrent calls; and threads of ours must not show in the scr
 up its exit, or be waited for in a forked child. The way: bare threads around a queue, started when first needed.
 A call is shared by tickets: whoever is free takes part until the jobs run out, the caller included, and a helper
 that the system has not scheduled by then is not waited for.
+
+Another sort of help is a thread in which torch's own operations may be called without the calling thread's OpenMP
+workers being started (see `openmp`): each thread has its own.
 """
 
 from __future__ import annotations
@@ -96,3 +99,56 @@ class Helpers:
         for _ in range(self._count):
             self._gone.get()
         self._count = 0
+
+
+def _answer(calls: SimpleQueue[Callable[[], object] | None], answers: SimpleQueue[BaseException | None]) -> None:
+    """Make calls until there is a None, and answer each with what it raised."""
+    while True:
+        call = calls.get()
+        if call is None:
+            answers.put(None)
+            return
+        try:
+            call()
+        except BaseException as error:  # raised again where the call came from
+            answers.put(error)
+        else:
+            answers.put(None)
+        del call
+
+
+class Stand:
+    """A thread that stands in for its caller, who waits; for one caller at a time."""
+
+    def __init__(self) -> None:
+        self._calls: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
+        self._answers: SimpleQueue[BaseException | None] = SimpleQueue()
+        self._on = False
+
+    def call(self, call: Callable[[], object]) -> None:
+        """Make a call in that thread, which is started when first needed; what it raises is raised here."""
+        if not self._on:
+            try:
+                _thread.start_new_thread(_answer, (self._calls, self._answers))
+            except RuntimeError:  # as for helpers
+                call()
+                return
+            self._on = True
+        self._calls.put(call)
+        try:
+            error = self._answers.get()
+        except BaseException:  # a signal's handler raised; the call still reads what is the caller's
+            self._answers.get()
+            raise
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error  # it holds this frame
+
+    def close(self) -> None:
+        """End the thread and wait until it has left."""
+        if self._on:
+            self._calls.put(None)
+            self._answers.get()
+            self._on = False

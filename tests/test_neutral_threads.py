@@ -1,0 +1,122 @@
+"""Torch's worker threads are the script's: they start when it calls them, not when a summary would like them.
+
+libgomp's workers do not survive a fork: a child that calls an operation over all of them waits for ever, unless its
+parent never had any. And a worker keeps the floating-point mode of the moment it was started in.
+"""
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+from torch import nn
+
+from introspect_cli.tensors import openmp
+
+LARGE = """
+import os, signal, time
+import torch
+from torch import nn
+
+torch.set_num_threads(2)
+
+class Seen(nn.Module):
+    def forward(self, values):
+        return values
+
+def summarised():
+    for _ in range(4):  # the first large tensor is never shared
+        Seen()(torch.empty(1 << 20))
+"""
+
+FORK = """
+summarised()
+child = os.fork()
+if not child:
+    torch.ones(1 << 20).mul_(2)
+    os._exit(7)
+for _ in range(600):
+    ended, status = os.waitpid(child, os.WNOHANG)
+    if ended:
+        print("child ended", os.waitstatus_to_exitcode(status))
+        break
+    time.sleep(0.05)
+else:
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    print("child hung")
+"""
+
+SUBNORMALS = """
+summarised()
+torch.set_flush_denormal(True)
+tiny = torch.full((1 << 20,), 1e-30).mul(1e-10)
+torch.set_flush_denormal(False)
+print(torch.count_nonzero(tiny.view(torch.int32)).item(), "subnormal")
+"""
+
+
+def both(tmp_path, text, *options, **environment):
+    """What a script prints, bare and captured."""
+    script = tmp_path / "script.py"
+    script.write_text(LARGE + textwrap.dedent(text))
+    env = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"} | environment
+    capture = [sys.executable, "-m", "introspect_cli", "capture", "-q", "-o", str(tmp_path / "run"), *options]
+    bare, captured = (
+        subprocess.run(
+            [*command, str(script)], env=env, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=600
+        )
+        for command in ([sys.executable], capture)
+    )
+    assert captured.stderr == bare.stderr
+    return bare.stdout, captured.stdout
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+@pytest.mark.parametrize(
+    ("options", "without_kernels"),
+    [((), ""), ((), "1"), (("--save-tensors", "*"), "")],
+    ids=["kernels", "torch's operations", "whole tensors"],
+)
+@pytest.mark.parametrize("text", [FORK, SUBNORMALS], ids=["fork", "subnormals"])
+def test_large_summaries_start_no_workers_of_torch(tmp_path, text, options, without_kernels):
+    bare, captured = both(tmp_path, text, *options, INTROSPECT_NO_JIT=without_kernels)
+    assert bare in {"child ended 7\n", "0 subnormal\n"}
+    assert captured == bare
+
+
+@pytest.mark.skipif(openmp.workers() is None, reason="torch's workers cannot be called")
+def test_workers_that_the_script_has_called_are_used(monkeypatch, tmp_path):
+    """After an optimizer's step over a large parameter the summaries are shared among torch's own workers."""
+    from neutrality import watched
+
+    from introspect_cli.tensors import engine
+
+    shared = []
+    monkeypatch.setattr(openmp, "_SCRIPT", type(openmp._SCRIPT)())
+    set_threads, threads = engine.Engine._set_threads, torch.get_num_threads()
+
+    def noted(self, count):
+        if count > 1:
+            shared.append(count)
+        set_threads(self, count)
+
+    monkeypatch.setattr(engine.Engine, "_set_threads", noted)
+    monkeypatch.setattr(engine.Pace, "pays", lambda self: True)
+    torch.set_num_threads(2)
+    try:
+        net = nn.Linear(1024, 1024)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        with watched(tmp_path / "run"):
+            net(torch.ones(1, 1024)).sum().backward()
+            assert shared == []
+            optimizer.step()
+            assert set(shared) == {2}
+            torch.set_num_threads(3)
+            shared.clear()
+            net(torch.ones(1, 1024)).sum().backward()
+            assert shared == []
+    finally:
+        torch.set_num_threads(threads)
