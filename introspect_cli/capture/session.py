@@ -73,10 +73,12 @@ class Session:
         self.options = options
         self.target = target
         self.rank, ranks = distributed_rank()
-        self.path = options.output or fresh_run(target)
         if ranks > 1:
             # One process, one store: a lock cannot be shared by processes that nobody else ties together.
-            self.path = self.path.with_name(f"{self.path.name}-rank{self.rank}")
+            together = options.output or fresh_run(target)
+            self.path = together.with_name(f"{together.name}-rank{self.rank}")
+        else:
+            self.path = options.output or own_run(target)
         self._store = StoreWriter.create(self.path, force=options.force)
         self._guard = Guard(self._warn)
         self._progress = Progress(quiet=options.quiet)
@@ -350,6 +352,21 @@ def fresh_run(target: Target | None) -> Path:
         number += 1
         path = Path(RUNS) / f"{stem}-{number}"
     return path
+
+
+def own_run(target: Target | None) -> Path:
+    """A fresh run's directory, made, so that captures that start in the same second have one each."""
+    while True:
+        path = fresh_run(target)
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            if not path.is_dir():
+                return path  # what stands in the way is told by whoever opens the store
+            continue
+        except OSError:
+            return path  # as above
+        return path
 
 
 def _now() -> str:

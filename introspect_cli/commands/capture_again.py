@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 def verify_neutral(target: Target, options: CaptureOptions, own: Sequence[str], words: Sequence[str]) -> int:
     """Run the script watched and bare, say whether they agree; 0 neutral, 1 not, 2 could not tell."""
     from introspect_cli.capture import verify
-    from introspect_cli.capture.session import fresh_run
+    from introspect_cli.capture.session import own_run
 
-    output = options.output or fresh_run(target)
+    output = options.output or own_run(target)
     _refuse_existing([output], options)
     finding = verify.verify_neutral(own, words, output)
     click.echo(f"introspect: {finding.sentence}", err=True)
