@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 from neutrality import Seen, assert_same, trajectory, watched
@@ -21,6 +23,10 @@ from introspect_cli.capture.names import Names
 from introspect_cli.capture.optimizers import OptimizerProbe
 from introspect_cli.capture.recorder import Recorder
 from introspect_cli.capture.state import StateProbe
+from introspect_cli.compare.diff import compare_runs
+from introspect_cli.compare.options import DiffOptions
+from introspect_cli.compare.result import Verdict
+from introspect_cli.store.reader import open_run
 from introspect_cli.tensors.summarize import Summarizer
 
 ENTRIES = [
@@ -94,9 +100,33 @@ class Mistake(Exception):
     pass
 
 
+def seeded():
+    """Begin a capture with the same random states each time."""
+    random.seed(7)
+    np.random.seed(7)  # noqa: NPY002 - the one that a capture watches
+    torch.manual_seed(7)
+
+
+def diff(a, b):
+    with open_run(a) as one, open_run(b) as other:
+        return compare_runs(one, other, DiffOptions(), [])
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The run that a capture without a mistake makes."""
+    paths = [tmp_path_factory.mktemp("whole") / str(number) for number in range(2)]
+    for path in paths:
+        seeded()
+        with watched(path):
+            trajectory(train)
+    assert diff(*paths).verdict is Verdict.SAME
+    return paths[0]
+
+
 @pytest.mark.parametrize("after", [0, 5])
 @pytest.mark.parametrize(("owner", "name"), ENTRIES, ids=[f"{owner.__name__}.{name}" for owner, name in ENTRIES])
-def test_mistake_anywhere(tmp_path, monkeypatch, capsys, owner, name, after):
+def test_mistake_anywhere(tmp_path, monkeypatch, capsys, whole, owner, name, after):
     bare = trajectory(train)
     original, calls = getattr(owner, name), []
 
@@ -107,6 +137,7 @@ def test_mistake_anywhere(tmp_path, monkeypatch, capsys, owner, name, after):
         return original(self, *args, **kwargs)
 
     monkeypatch.setattr(owner, name, fails)
+    seeded()
     with watched(tmp_path / "run", quiet=False):
         seen = trajectory(train)
     monkeypatch.undo()
@@ -121,6 +152,11 @@ def test_mistake_anywhere(tmp_path, monkeypatch, capsys, owner, name, after):
     manifest = Seen(tmp_path / "run").manifest
     assert any(f"{name} is broken" in sentence for sentence in manifest["not_observed"])
     assert any("Mistake" in detail and "Traceback" in detail for detail in manifest["failures"])
+    for other in (whole, tmp_path / "run"):
+        result = diff(other, tmp_path / "run")
+        assert result.verdict is Verdict.UNDECIDED, result.sentence
+        assert result.sentence.startswith("Could not tell: ")
+        assert any(f"{name} is broken" in note for note in result.notes)
 
 
 def test_steps_before_the_mistake_are_kept(tmp_path, monkeypatch):

@@ -155,6 +155,7 @@ class OptimizerProbe:
 
     def _failed(self, error: Exception) -> None:
         self._on = False
+        self._context.has_optimizer = True  # or forward passes would be taken for steps
         self._context.guard.failure(self.name, "optimizer steps (and so the ends of steps) are", error)
 
     def _skipped(self, optimizer: Optimizer) -> None:

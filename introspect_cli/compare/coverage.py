@@ -34,6 +34,11 @@ def observed_kinds(manifest: dict[str, Any]) -> frozenset[str]:
     return frozenset(str(kind) for kind in record) if isinstance(record, (list, tuple)) else frozenset()
 
 
+def failed(manifest: dict[str, Any]) -> bool:
+    """Whether part of the capture itself failed, so that the run lacks what it would have recorded."""
+    return bool(manifest.get("failures"))
+
+
 @dataclass(frozen=True)
 class Coverage:
     """Which one-sided sites mean something.
@@ -59,8 +64,10 @@ def coverage(
         same_start: whether both captures began at the same step; if not, what `start` recorded has no partner.
     """
     masks = []
+    broken = failed(manifest_a) or failed(manifest_b)
     for other in (manifest_b, manifest_a):
-        meaningful = np.ones(alignment.size, dtype=np.bool_)
+        # what has failed may have named modules and parameters, so that the other run's sites have no partner either
+        meaningful = np.full(alignment.size, not broken)
         watched = observed_kinds(other)
         if watched:
             blind = [kind_code(kind) for kind in KINDS if kind.value not in watched and kind not in SETTING_KINDS]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from introspect_cli.compare.align import columns
 from introspect_cli.compare.clues import Clues, evidence, find_clues
-from introspect_cli.compare.coverage import blindness_notes, option_notes
+from introspect_cli.compare.coverage import blindness_notes, failed, option_notes
 from introspect_cli.compare.exact import Tensors
 from introspect_cli.compare.moved import moved_modules, suggest_renames
 from introspect_cli.compare.names import renamer
@@ -134,6 +134,8 @@ def _answer(a: Any, b: Any, options: DiffOptions, outcomes: Sequence[RankOutcome
     best = _first(outcomes)
     if best is None or best.first is None:
         verdict, text = _undiverged(options, counts, outcomes)
+        if verdict is Verdict.SAME:
+            verdict, text = _doubted(a, b) or (verdict, text)
         settings = setting_changes(a, b, None, {})
         return DiffResult(
             a=str(a.path),
@@ -249,6 +251,18 @@ def _undiverged(options: DiffOptions, counts: Counts, outcomes: Sequence[RankOut
                 ),
             )
     return Verdict.SAME, f"The runs are the same: {extent} agree{passed} up to and including step {last}."
+
+
+def _doubted(a: Any, b: Any) -> tuple[Verdict, str] | None:
+    """Verdict and sentence where nothing diverged, but part of a capture failed; None where none did."""
+    names = [name for run, name in ((a, "a"), (b, "b")) if failed(run.manifest)]
+    if not names:
+        return None
+    which = "both captures" if len(names) == 2 else f"the capture of run {names[0]}"
+    return (
+        Verdict.UNDECIDED,
+        f"Could not tell: all that both runs recorded agrees, but part of {which} failed, and the rest was not seen.",
+    )
 
 
 def _state_notes(a: Any, b: Any) -> list[str]:
