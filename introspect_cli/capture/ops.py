@@ -142,19 +142,26 @@ class OpProbe:
         self._on = self.live = False
         for handle in self._handles:
             handle.remove()
-        self._pop()
         if self._begin in self._context.on_begin:
             self._context.on_begin.remove(self._begin)
             self._context.on_root.remove(self._root)
             self._context.on_tick.remove(self._ticked)
+        self._pop()
+
+    def _failed(self, error: Exception) -> None:
+        self._on = self.live = False
+        self._context.guard.failure(self.name, "operators are", error)
 
     def _begin(self) -> None:
         """A step that is captured has begun: see its operators, unless the script's own modes are under way."""
         if not self._on:
             return
-        self._between = Phase.DATA
-        self.live = True
-        self._push()
+        try:
+            self._between = Phase.DATA
+            self.live = True
+            self._push()
+        except Exception as error:
+            self._failed(error)
 
     def _push(self) -> None:
         if private_api.modes_pushed() == 0:
@@ -163,12 +170,18 @@ class OpProbe:
 
     def _stepping(self, _optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """An optimizer's own operators are not recorded; without a closure there are no others inside its step."""
-        if self._on and len(args) < 2 and kwargs.get("closure") is None:
-            self._pop()
+        try:
+            if self._on and len(args) < 2 and kwargs.get("closure") is None:
+                self._pop()
+        except Exception as error:
+            self._failed(error)
 
     def _stepped(self, _optimizer: Any, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
-        if self._on and self.live:
-            self._push()
+        try:
+            if self._on and self.live:
+                self._push()
+        except Exception as error:
+            self._failed(error)
 
     def _root(self, _module: object) -> None:
         self._between = Phase.LOSS
@@ -205,17 +218,16 @@ class OpProbe:
             result: what it returned.
             frame: the innermost python frame that called it; None in a thread of autograd's own.
         """
-        if not self._recorder.wanted or (frame is not None and self._places.is_ours(frame)):
-            return
         try:
+            if not self._recorder.wanted or (frame is not None and self._places.is_ours(frame)):
+                return
             facts = self._facts(func)
             node = private_api.running_node()
             call = self._called(facts, node, frame)
             if call is not None:
                 self._results(call, node, args, kwargs, result)
         except Exception as error:
-            self._on = self.live = False
-            self._context.guard.failure(self.name, "operators are", error)
+            self._failed(error)
 
     def _called(self, facts: OpFacts, node: Any, frame: FrameType | None) -> OpCall | None:
         """Which call this is; None for one that is not looked at."""

@@ -29,6 +29,8 @@ from introspect_cli.store.names import RUNS
 from introspect_cli.store.writer import StoreWriter
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from introspect_cli.capture.options import CaptureOptions
     from introspect_cli.capture.probes import Probes
 
@@ -214,18 +216,28 @@ class Session:
     def _write_fixed_settings(self) -> None:
         from introspect_cli.capture import settings
 
-        store, options, target = self._store, self.options, self.target
+        options, target = self.options, self.target
         if target is not None:
-            store.write_settings("command", settings.command(target.args, target.script, target.module, options.redact))
-        store.write_settings("runtime", settings.runtime())
-        store.write_settings("hardware", settings.hardware())
-        store.write_settings("seeds", {"seed": options.seed, "deterministic": options.deterministic})
+            words = (target.args, target.script, target.module, options.redact)
+            self._write_document("command", lambda: settings.command(*words))
+        self._write_document("runtime", settings.runtime)
+        self._write_document("hardware", settings.hardware)
+        self._write_document("seeds", lambda: {"seed": options.seed, "deterministic": options.deterministic})
         if options.source:
-            store.write_settings("git", settings.git(sources.Project.root))
+            self._write_document("git", lambda: settings.git(sources.Project.root))
         if options.env:
-            store.write_settings("environment", redact.environment(os.environ, options.redact))
+            self._write_document("environment", lambda: redact.environment(os.environ, options.redact))
         if options.packages:
-            store.write_settings("packages", settings.packages())
+            self._write_document("packages", settings.packages)
+
+    def _write_document(self, name: str, ask: Callable[[], object]) -> None:
+        """Write one document of settings; one that cannot be had costs no other."""
+        try:
+            self._store.write_settings(name, ask())
+        except StoreError:
+            raise
+        except Exception as error:
+            self._guard.failure(f"settings {name}", f"{name} settings are", error)
 
     def finish(self, ending: Ending) -> None:
         """Take the probes out, write what is left, and close the store."""
