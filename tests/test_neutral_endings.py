@@ -13,7 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from introspect_cli.compare.diff import compare_runs
+from introspect_cli.compare.options import DiffOptions
+from introspect_cli.compare.result import Verdict
 from introspect_cli.store.reader import RunState, open_run
+from introspect_cli.store.verify import verify_run
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
@@ -50,8 +54,30 @@ OF_ITSELF = ("interrupted", "exit", "exception", "handled")
 """Endings in which the interpreter goes on long enough for the run to be closed."""
 
 
+@pytest.fixture(scope="module")
+def five_steps(tmp_path_factory):
+    """An undisturbed run of two more steps than the head has."""
+    folder = tmp_path_factory.mktemp("five")
+    (folder / "train.py").write_text(HEAD + "train(2)")
+    process = capture(folder / "train.py", folder / "run")
+    process.communicate(timeout=120)
+    assert process.returncode == 0
+    return folder / "run"
+
+
+def assert_compared(path, whole, note):
+    """Assert that a diff with an undisturbed run compares what is there, and says where it ends."""
+    with open_run(path) as a, open_run(whole) as b:
+        result = compare_runs(a, b, DiffOptions(), [])
+        common = min(len(a.rank(0)), len(b.rank(0)))
+    assert result.verdict is Verdict.UNDECIDED, result.sentence
+    assert f"equal up to and including step {common - 1}, where run" in result.sentence
+    assert result.counts.steps_compared == common
+    assert any(note in told for told in result.notes), result.notes
+
+
 @pytest.mark.parametrize("name", ENDINGS)
-def test_ending(tmp_path, name):
+def test_ending(tmp_path, five_steps, name):
     body, code = ENDINGS[name]
     (tmp_path / "train.py").write_text(HEAD + body)
     process = capture(tmp_path / "train.py", tmp_path / "run")
@@ -66,6 +92,8 @@ def test_ending(tmp_path, name):
         assert run.state is (RunState.COMPLETE if name in OF_ITSELF else RunState.INTERRUPTED)
         if name in OF_ITSELF:
             assert run.manifest["exit_code"] == code
+    if name not in OF_ITSELF:
+        assert_compared(tmp_path / "run", five_steps, "interrupted: it holds up to and including step 2")
 
 
 def test_killed_at_random_instants(tmp_path):
@@ -100,7 +128,7 @@ def test_directory_removed_underneath(tmp_path):
     assert "Traceback" not in out.stderr
 
 
-def test_disk_that_fills_up(tmp_path):
+def test_disk_that_fills_up(tmp_path, five_steps):
     """Writes fail from some size on; the script goes on, the loss is told once, the steps before it are whole."""
 
     def limit():
@@ -117,6 +145,7 @@ def test_disk_that_fills_up(tmp_path):
         steps = run.rank(0).steps
         assert 0 < len(steps) < 203
         assert all(len(list(run.rank(0).records(entry.step))) > 20 for entry in steps)
+    assert_compared(tmp_path / "run", five_steps, "could not see everything: cannot write to")
 
 
 def test_full_device(tmp_path):
@@ -164,6 +193,38 @@ train(2)
     out = run_script(tmp_path, body)
     assert out.returncode == 0, out.stderr
     assert out.stdout == "three\nRuntimeError\n"
+
+
+def test_killed_for_its_memory(tmp_path, five_steps):
+    """Killed as it grows, without notice, as the system or a watching daemon does to the largest process."""
+    if not Path("/proc/self/statm").exists():
+        pytest.skip("no way to see a process grow")
+    body = """
+held = []
+while True:
+    train(1)
+    held.append(torch.ones(2**24))
+    print(len(held), flush=True)
+"""
+    (tmp_path / "train.py").write_text(HEAD + body)
+    process = capture(tmp_path / "train.py", tmp_path / "run")
+    assert process.stdout is not None
+    process.stdout.readline()
+    statm = Path(f"/proc/{process.pid}/statm")
+    allowed = int(statm.read_text().split()[1]) + 2**29 // resource.getpagesize()
+    while int(statm.read_text().split()[1]) < allowed:
+        time.sleep(0.001)
+    process.kill()
+    out, err = process.communicate(timeout=120)
+    assert (process.returncode, err) == (-signal.SIGKILL, b"")
+    ended = 3 + len(out.splitlines())
+    assert ended > 6
+    with open_run(tmp_path / "run") as run:
+        assert run.state is RunState.INTERRUPTED
+        assert ended <= len(run.rank(0).steps) <= ended + 1
+        assert all(len(list(run.rank(0).records(entry.step))) > 20 for entry in run.rank(0).steps)
+    assert verify_run(tmp_path / "run").findings == ()
+    assert_compared(tmp_path / "run", five_steps, "interrupted: it holds up to and including step")
 
 
 def test_interrupt_while_training(tmp_path):
