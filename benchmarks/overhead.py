@@ -55,7 +55,7 @@ MODES: dict[str, tuple[CaptureOptions, float]] = {
     "outside schedule": (CaptureOptions(schedule=Schedule.parse("1000000")), 1.005),
     "state, 14 statistics": (CaptureOptions(record=STATE, stats=FOURTEEN, sketch=False), 1.06),
     # Every operator's results with checksum and statistics: alone, and beside what is recorded of modules.
-    "op level, alone": (CaptureOptions(level="op", record=OPERATORS, sketch=False), 1.5),
+    "op level, no modules": (CaptureOptions(level="op", record=OPERATORS, sketch=False), 1.5),
     "op level": (CaptureOptions(level="op", record=CaptureOptions().record | OPERATORS, sketch=False), 1.5),
 }
 assert set(FOURTEEN) <= set(DEFAULT_STATS)
