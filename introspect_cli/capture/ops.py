@@ -21,30 +21,19 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from introspect_cli.capture import private_api
-from introspect_cli.capture.ops_calls import FLOATS, OpCall, Scope, memory_of, outputs, row_of, tensors
-from introspect_cli.capture.ops_places import Places, in_compiled_call
-from introspect_cli.capture.ops_schema import Operators, OpFacts
+from introspect_cli.capture.ops_calls import Calls, OpCall
+from introspect_cli.capture.ops_places import Places
+from introspect_cli.capture.ops_schema import Operators
+from introspect_cli.capture.ops_values import FLOATS, Writers, given, is_parameter, outputs, row_of, tensors
 from introspect_cli.records import Kind, Phase, Site, SiteInfo
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from types import FrameType
 
     from introspect_cli.capture.context import Context
     from introspect_cli.capture.modules import ModuleProbe
     from introspect_cli.capture.optimizers import OptimizerProbe
-
-SCRIPT = "script"
-"""FQN of operators that run outside every module."""
-
-_NO_OPERATOR = OpFacts("", recorded=False, unwritten=False, each=False, written=())
-"""Stands for the forward operator of nodes that have none: those that accumulate into parameters."""
-
-_MOST = 64
-"""Inputs that are named of one operator, at most."""
-
-_LAST = 2**64 - 1
-"""Sequence number of the nodes that accumulate into parameters."""
 
 
 class OpMode(TorchDispatchMode):
@@ -111,16 +100,11 @@ class OpProbe:
         self.live = False
         self._context = context
         self._recorder = context.recorder
-        self._modules = modules
-        self._optimizers = optimizers
         self._all_dtypes = all_dtypes
-        self._into_compiled = into_compiled
         self._facts = Operators(globs, views=views)
         self._places = Places()
-        self._scopes: dict[tuple[str, Phase], Scope] = {}
-        self._by_node: dict[int, OpCall | None] = {}
-        self._writers: dict[int, int] = {}
-        self._between = Phase.DATA
+        self._calls = Calls(context, modules, optimizers, self._places, into_compiled=into_compiled)
+        self._writers = Writers(context)
         self._mode = OpMode(self)
         self._pushed = threading.local()
         self._handles: list[Any] = []
@@ -157,7 +141,7 @@ class OpProbe:
         if not self._on:
             return
         try:
-            self._between = Phase.DATA
+            self._calls.between = Phase.DATA
             self.live = True
             self._push()
         except Exception as error:
@@ -184,11 +168,11 @@ class OpProbe:
             self._failed(error)
 
     def _root(self, _module: object) -> None:
-        self._between = Phase.LOSS
+        self._calls.between = Phase.LOSS
 
     def _ticked(self) -> None:
-        self._by_node.clear()
-        self._writers.clear()
+        self._calls.forget()
+        self._writers.forget()
         self.live = False  # until the next step begins
         if not self._recorder.wanted:
             self._pop()
@@ -221,144 +205,72 @@ class OpProbe:
         try:
             if not self._recorder.wanted or (frame is not None and self._places.is_ours(frame)):
                 return
-            facts = self._facts(func)
             node = private_api.running_node()
-            call = self._called(facts, node, frame)
+            call = self._calls.of(self._facts(func), node, frame)
             if call is not None:
-                self._results(call, node, args, kwargs, result)
+                if call.facts.recorded:
+                    self._results(call, node, args, kwargs, result)
+                else:
+                    self._passed(call, args, result)
         except Exception as error:
             self._failed(error)
 
-    def _called(self, facts: OpFacts, node: Any, frame: FrameType | None) -> OpCall | None:
-        """Which call this is; None for one that is not looked at."""
-        stack = self._modules.stack
-        origin: OpCall | None = None
-        if stack.calls:
-            state = stack.calls[-1]
-            if state is None or not state.watched or private_api.tracing_state() is not None:
-                self._hidden()
-                return None
-            scope = self._scope(state.fqn, stack.phase, state.module_class, watched=True)
-        elif node is not None:
-            self._between = Phase.OPTIMIZER
-            origin = self._forward_of(node)
-            if origin is None:
-                return None
-            scope = self._scope(origin.fqn, Phase.BACKWARD, origin.module_class, watched=True)
-        else:
-            if self._optimizers.stepping:
-                return None
-            scope = self._scope(SCRIPT, self._between, "", watched=None)
-            if not scope.watched or (self._between is Phase.DATA and not torch.is_grad_enabled()):
-                self._hidden()
-                return None
-        if not self._into_compiled and in_compiled_call(frame):
-            self._hidden()
-            return None
-        step = self._recorder.step
-        if scope.step != step:
-            scope.step = step
-            scope.counts.clear()
-        number = scope.counts.get(facts, 0)
-        scope.counts[facts] = number + 1
-        call = scope.known.get((facts, number))
-        if call is None:
-            source = self._places.line(frame) or (origin.source if origin is not None else "")
-            call = OpCall(scope.phase, scope.fqn, scope.module_class, facts, number, source)
-            scope.known[facts, number] = call
-        # The first operator seen since a node was made is the one it was made for; inside an autograd function of the
-        # script's, the first that its forward runs.
-        self._by_node.setdefault(private_api.next_node() - 1, call)
-        return call
-
-    def _hidden(self) -> None:
-        """An operator that is not looked at; nor are those that its autograd node runs."""
-        self._by_node.setdefault(private_api.next_node() - 1, None)
-
-    def _forward_of(self, node: Any) -> OpCall | None:
-        """The forward operator whose gradient a node computes; None where that operator was not looked at."""
-        number = node._sequence_nr()  # noqa: SLF001 - documented in torch's own notes on autograd
-        if number == _LAST:
-            return self._accumulating(node)
-        try:
-            return self._by_node[number]
-        except KeyError:
-            return None if "Compiled" in node.name() else OpCall(Phase.FORWARD, SCRIPT, "", _NO_OPERATOR)
-
-    def _accumulating(self, node: Any) -> OpCall | None:
-        name = self._context.names.parameter(node.variable) if hasattr(node, "variable") else None
-        if name is None or not name.watched:
-            return None
-        return OpCall(Phase.FORWARD, name.fqn.rpartition(".")[0], name.module_class, _NO_OPERATOR)
-
-    def _scope(self, fqn: str, phase: Phase, module_class: str, *, watched: bool | None) -> Scope:
-        scope = self._scopes.get((fqn, phase))
-        if scope is None:
-            wanted = self._context.names.wanted(fqn) if watched is None else watched
-            scope = self._scopes[fqn, phase] = Scope(phase, fqn, module_class, watched=wanted)
-        return scope
+    def _passed(self, call: OpCall, args: tuple[Any, ...], result: Any) -> None:
+        """Follow memory through an operator whose results are not recorded."""
+        if call.facts.unwritten:
+            for _, value in tensors("", result):
+                self._writers.unknown(value)
+        elif args and is_parameter(args[0]):
+            self._writers.of(args[0])  # a view of a parameter is known by its memory from here on
 
     def _results(
         self, call: OpCall, node: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None, result: Any
     ) -> None:
-        facts = call.facts
-        if not facts.recorded:
-            if facts.unwritten:
-                for _, value in tensors("", result):
-                    self._writers.pop(memory_of(value), None)
-            elif args and isinstance(args[0], torch.nn.Parameter):
-                self._writer(args[0])  # a view of a parameter is known by its memory from here on
-            return
-        text = ""
-        for path, value in outputs(facts, args, kwargs, result):
+        facts, writers = call.facts, self._writers
+        found: Iterable[tuple[str, torch.Tensor]]
+        found = (
+            (("", result),)
+            if type(result) is torch.Tensor and not facts.written
+            else outputs(facts, args, kwargs, result)
+        )
+        remark: str | None = None
+        for path, value in found:
             if type(value) is not torch.Tensor and isinstance(value, private_api.FAKE_TENSOR):
                 return
             if value.dtype not in FLOATS and not self._all_dtypes:
-                self._writers.pop(memory_of(value), None)
+                writers.unknown(value)
                 continue
-            site = call.sites.get(facts.name + path)
+            site = call.sites.get(path)
             if site is None:
                 site = self._new_site(call, path)
             if facts.each:
-                text = self._origins(row_of(args, path), kwargs) + self._belongs(node)
-            elif not text:
-                text = self._origins(args, kwargs) + self._belongs(node)
-            self._recorder.tensor(site, value, text)
-            self._writers[memory_of(value)] = site
+                remark = self._remark(call, node, row_of(args, path), kwargs)
+            elif remark is None:
+                remark = self._remark(call, node, args, kwargs)
+            self._recorder.tensor(site, value, remark)
+            writers.wrote(site, value)
 
     def _new_site(self, call: OpCall, path: str) -> int:
         facts = call.facts
         site = Site(call.phase, Kind.OP_OUTPUT, call.fqn, call.number, facts.name + path)
         number = self._recorder.site(site, SiteInfo(call.module_class, facts.name, call.source))
-        call.sites[facts.name + path] = number
+        call.sites[path] = number
         return number
 
-    def _origins(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> str:
-        """The sites that wrote what the operator was given, by number; `-` for what no recorded operator wrote."""
-        found: dict[str, None] = {}
-        for _, value in tensors("", args if not kwargs else (*args, *kwargs.values())):
-            if value.dtype in FLOATS:
-                site = self._writer(value)
-                found["-" if site is None else str(site)] = None
-                if len(found) == _MOST:
-                    break
-        return "<" + ",".join(found) if found else ""
+    def _remark(self, call: OpCall, node: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> str:
+        """What an operator was given, and the forward operator it belongs to; most often what it was a step ago."""
+        sites = self._writers.of_all(args if not kwargs else (*args, *kwargs.values()))
+        origin = None if node is None else self._calls.origin(node) or node.name()
+        if call.given != (sites, origin):
+            call.given = (sites, origin)
+            call.remark = given(sites) + _belongs(origin)
+        return call.remark
 
-    def _writer(self, value: torch.Tensor) -> int | None:
-        """The site that wrote a tensor's memory last: an operator's, or the parameter's own."""
-        memory = memory_of(value)
-        site = self._writers.get(memory)
-        if site is None and isinstance(value, torch.nn.Parameter):
-            name = self._context.names.parameter(value)
-            if name is not None:
-                site = self._writers[memory] = self._context.state_site(name, Phase.START, Kind.PARAM)
-        return site
 
-    def _belongs(self, node: Any) -> str:
-        """The forward operator of a backward one, by the number of its first site, or by name if it has none."""
-        if node is None:
-            return ""
-        origin = self._by_node.get(node._sequence_nr())  # noqa: SLF001 - as above
-        if origin is None:
-            return f" ^{node.name()}"
-        return f" ^{next(iter(origin.sites.values()), origin.facts.name)}"
+def _belongs(origin: OpCall | str | None) -> str:
+    """The forward operator of a backward one, by the number of its first site, or by name if it has none."""
+    if origin is None:
+        return ""
+    if isinstance(origin, str):
+        return f" ^{origin}"
+    return f" ^{next(iter(origin.sites.values()), origin.facts.name)}"

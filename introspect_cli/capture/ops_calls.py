@@ -1,4 +1,8 @@
-"""One call of an operator, and the tensors that go into it and come out."""
+"""Which call of which operator one is: its module, its phase, and how often that operator has run there.
+
+Python runs for every operator of a step, so everything here is looked up and nothing is built once a call has been met:
+the records of one call are the same site in every step.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +10,32 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from introspect_cli.capture import private_api
+from introspect_cli.capture.ops_places import Places, in_compiled_call
+from introspect_cli.capture.ops_schema import OpFacts
+from introspect_cli.records import Phase
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from types import FrameType
 
-    from introspect_cli.capture.ops_schema import OpFacts
-    from introspect_cli.records import Phase
+    from introspect_cli.capture.context import Context
+    from introspect_cli.capture.modules import ModuleProbe
+    from introspect_cli.capture.optimizers import OptimizerProbe
 
-FLOATS = frozenset({dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}) - {
-    torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
-}  # fmt: skip
+SCRIPT = "script"
+"""FQN of operators that run outside every module."""
+
+_NO_OPERATOR = OpFacts("", recorded=False, unwritten=False, each=False, written=())
+"""Stands for the forward operator of nodes that have none: those that accumulate into parameters."""
+
+_LAST = 2**64 - 1
+"""Sequence number of the nodes that accumulate into parameters."""
 
 
 class OpCall:
     """One call of an operator in a module: the same in every step, so its sites are made once."""
 
-    __slots__ = ("facts", "fqn", "module_class", "number", "phase", "sites", "source")
+    __slots__ = ("facts", "fqn", "given", "module_class", "number", "phase", "remark", "sites", "source")
 
     def __init__(
         self, phase: Phase, fqn: str, module_class: str, facts: OpFacts, number: int = 0, source: str = ""
@@ -33,12 +48,25 @@ class OpCall:
         self.facts = facts
         self.source = source
         self.sites: dict[str, int] = {}
+        self.given: Any = None
+        self.remark = ""
+
+
+class _Repeated:
+    """One operator in one module and phase: how often it has run in this step, and its calls by number."""
+
+    __slots__ = ("calls", "count", "step")
+
+    def __init__(self) -> None:
+        self.step = -1
+        self.count = 0
+        self.calls: dict[int, OpCall] = {}
 
 
 class Scope:
-    """One module in one phase: how often each operator has run there in this step."""
+    """One module in one phase."""
 
-    __slots__ = ("counts", "fqn", "known", "module_class", "phase", "step", "watched")
+    __slots__ = ("fqn", "module_class", "operators", "phase", "watched")
 
     def __init__(self, phase: Phase, fqn: str, module_class: str, *, watched: bool) -> None:
         """Start without calls."""
@@ -46,46 +74,121 @@ class Scope:
         self.fqn = fqn
         self.module_class = module_class
         self.watched = watched
-        self.step = -1
-        self.counts: dict[OpFacts, int] = {}
-        self.known: dict[tuple[OpFacts, int], OpCall] = {}
+        self.operators: dict[OpFacts, _Repeated] = {}
 
 
-def outputs(
-    facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any] | None, result: Any
-) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every tensor that an operator returned or wrote to, with its path."""
-    if isinstance(result, torch.Tensor):
-        yield "", result
-    elif result is not None:
-        yield from tensors("", result)
-    for position, name in facts.written:
-        value = args[position] if 0 <= position < len(args) else (kwargs or {}).get(name)
-        yield from tensors(f"[{name!r}]", value)
+class Calls:
+    """Tells which call an operator is, and which forward operator a node of autograd's was made for."""
 
+    def __init__(
+        self, context: Context, modules: ModuleProbe, optimizers: OptimizerProbe, places: Places, *, into_compiled: bool
+    ) -> None:
+        """Take who knows the step, the module and the optimizer that are running, and the lines of the script.
 
-def tensors(path: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """Tensors in nested lists and tuples (operators take and give nothing else)."""
-    if isinstance(value, torch.Tensor):
-        yield path, value
-    elif isinstance(value, (tuple, list)):
-        for position, item in enumerate(value):
-            if item is not None and not isinstance(item, (int, float)):
-                yield from tensors(f"{path}[{position}]", item)
+        Args:
+            context: the recorder and the names.
+            modules: knows the module that is running.
+            optimizers: knows whether an optimizer step is.
+            places: judges frames.
+            into_compiled: whether compiled regions run as python, so that what they run is recorded too.
+        """
+        self.between = Phase.DATA
+        """The phase of what runs outside every module."""
+        self._recorder = context.recorder
+        self._names = context.names
+        self._stack = modules.stack
+        self._optimizers = optimizers
+        self._places = places
+        self._into_compiled = into_compiled
+        self._scopes: dict[tuple[str, Phase], Scope] = {}
+        self._latest = Scope(Phase.DATA, "", "", watched=False)
+        self._by_node: dict[int, OpCall | None] = {}
 
+    def forget(self) -> None:
+        """Let go of the step's nodes."""
+        self._by_node.clear()
 
-def row_of(args: tuple[Any, ...], path: str) -> tuple[Any, ...]:
-    """What of the arguments one result of an operator over lists came from: its own place in each list."""
-    digits = path.rpartition("[")[2].rstrip("]")
-    place = int(digits) if digits.isdigit() else 0
-    return tuple(
-        (value[place] if place < len(value) else None) if isinstance(value, (list, tuple)) else value for value in args
-    )
+    def of(self, facts: OpFacts, node: Any, frame: FrameType | None) -> OpCall | None:
+        """Which call this is; None for one that is not looked at.
 
+        Args:
+            facts: the operator.
+            node: the autograd node that is running; None outside a backward pass.
+            frame: the innermost python frame that called it; None in a thread of autograd's own.
+        """
+        stack = self._stack
+        origin: OpCall | None = None
+        if stack.calls:
+            state = stack.calls[-1]
+            if state is None or not state.watched or private_api.tracing_state() is not None:
+                self._hidden()
+                return None
+            scope = self._latest
+            if scope.fqn is not state.fqn or scope.phase is not stack.phase:
+                scope = self._latest = self._scope(state.fqn, stack.phase, state.module_class, watched=True)
+        elif node is not None:
+            self.between = Phase.OPTIMIZER
+            origin = self._forward_of(node)
+            if origin is None:
+                return None
+            scope = self._latest
+            if scope.fqn is not origin.fqn or scope.phase is not Phase.BACKWARD:
+                scope = self._latest = self._scope(origin.fqn, Phase.BACKWARD, origin.module_class, watched=True)
+        else:
+            if self._optimizers.stepping:
+                return None
+            scope = self._scope(SCRIPT, self.between, "", watched=None)
+            if not scope.watched or (self.between is Phase.DATA and not torch.is_grad_enabled()):
+                self._hidden()
+                return None
+        if not self._into_compiled and in_compiled_call(frame):
+            self._hidden()
+            return None
+        repeated = scope.operators.get(facts)
+        if repeated is None:
+            repeated = scope.operators[facts] = _Repeated()
+        step = self._recorder.step
+        if repeated.step != step:
+            repeated.step, repeated.count = step, 0
+        number = repeated.count
+        repeated.count = number + 1
+        call = repeated.calls.get(number)
+        if call is None:
+            source = self._places.line(frame) or (origin.source if origin is not None else "")
+            call = OpCall(scope.phase, scope.fqn, scope.module_class, facts, number, source)
+            repeated.calls[number] = call
+        # The first operator seen since a node was made is the one it was made for; inside an autograd function of the
+        # script's, the first that its forward runs.
+        self._by_node.setdefault(private_api.next_node() - 1, call)
+        return call
 
-def memory_of(value: torch.Tensor) -> int:
-    """The address of a tensor's storage: views of one tensor share it; 0 where there is none."""
-    try:
-        return value.untyped_storage().data_ptr()
-    except Exception:  # sparse, wrapped and opaque tensors raise errors of several classes
-        return 0
+    def _hidden(self) -> None:
+        """An operator that is not looked at; nor are those that its autograd node runs."""
+        self._by_node.setdefault(private_api.next_node() - 1, None)
+
+    def origin(self, node: Any) -> OpCall | None:
+        """The forward operator that a node was made for, where one was seen."""
+        return self._by_node.get(node._sequence_nr())  # noqa: SLF001 - documented in torch's own notes on autograd
+
+    def _forward_of(self, node: Any) -> OpCall | None:
+        """The forward operator whose gradient a node computes; None where that operator was not looked at."""
+        number = node._sequence_nr()  # noqa: SLF001 - as above
+        if number == _LAST:
+            return self._accumulating(node)
+        try:
+            return self._by_node[number]
+        except KeyError:
+            return None if "Compiled" in node.name() else OpCall(Phase.FORWARD, SCRIPT, "", _NO_OPERATOR)
+
+    def _accumulating(self, node: Any) -> OpCall | None:
+        name = self._names.parameter(node.variable) if hasattr(node, "variable") else None
+        if name is None or not name.watched:
+            return None
+        return OpCall(Phase.FORWARD, name.fqn.rpartition(".")[0], name.module_class, _NO_OPERATOR)
+
+    def _scope(self, fqn: str, phase: Phase, module_class: str, *, watched: bool | None) -> Scope:
+        scope = self._scopes.get((fqn, phase))
+        if scope is None:
+            wanted = self._names.wanted(fqn) if watched is None else watched
+            scope = self._scopes[fqn, phase] = Scope(phase, fqn, module_class, watched=wanted)
+        return scope

@@ -25,15 +25,15 @@ class Places:
     def __init__(self) -> None:
         """Start with nothing judged."""
         self._files: dict[CodeType, str | None] = {}
-        self._ours: dict[CodeType, bool] = {}
+        self._ours: dict[int, tuple[CodeType, bool]] = {}
 
     def is_ours(self, frame: FrameType) -> bool:
         """Whether an operator is called by code of this package (its own reads are no part of the step)."""
         code = frame.f_code
-        ours = self._ours.get(code)
-        if ours is None:
-            ours = self._ours[code] = code.co_filename.startswith(_OURS)
-        return ours
+        judged = self._ours.get(id(code))  # the hash of a code object goes through all of its constants
+        if judged is None:
+            judged = self._ours[id(code)] = (code, code.co_filename.startswith(_OURS))
+        return judged[1]
 
     def line(self, frame: FrameType | None) -> str:
         """`file:line` of the innermost frame of the user's, "" where there is none this side of a backward pass."""

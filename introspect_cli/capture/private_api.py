@@ -101,6 +101,8 @@ def top_mode() -> Any:
 
 
 _entries: list[frozenset[int]] = []
+_NOTHING: frozenset[int] = frozenset()
+_UNKNOWN = {0: True}
 
 
 def compiled_entries() -> frozenset[int]:
@@ -110,8 +112,12 @@ def compiled_entries() -> frozenset[int]:
     are recorded as if they were the script's.
     """
     module = sys.modules.get("torch._dynamo.eval_frame")
-    if module is None or not getattr(module, "cached_backends", True):
-        return frozenset()
+    if module is None:
+        return _NOTHING
+    # Functions of torch's own that must not be compiled leave a backend that is None there.
+    backends = getattr(module, "cached_backends", _UNKNOWN)
+    if not backends or (len(backends) == 1 and None in backends.values()):
+        return _NOTHING
     if not _entries:
         method = vars(getattr(module, "_TorchDynamoContext", object)).get("__call__")
         constants = getattr(getattr(method, "__code__", None), "co_consts", ())
