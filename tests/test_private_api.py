@@ -26,6 +26,7 @@ def test_names_are_where_they_were():
     assert private_api.LOADER_ITERATOR is torch.utils.data.dataloader._BaseDataLoaderIter
     assert private_api.COMPILERS_GRAPH is torch.fx._lazy_graph_module._LazyGraphModule
     assert private_api.running_node is torch._C._current_autograd_node
+    assert (torch._TorchCompileInductorWrapper, torch._TorchCompileWrapper) == private_api.COMPILERS
 
 
 def test_graph_task_tells_a_backward_pass():

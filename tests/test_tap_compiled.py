@@ -12,8 +12,6 @@ from torch import nn
 from introspect_cli.records import Kind, Phase, Status
 from introspect_cli.store.reader import open_run
 
-NEVER_BY_TAPS = {Kind.GRAD_INPUT}
-
 
 class Inner(nn.Module):
     def __init__(self):
@@ -80,26 +78,24 @@ WAYS = {
 def test_kept_regions_have_the_sites_and_the_numbers_of_eager(tmp_path, way):
     plain = by_site(captured(tmp_path / "eager", trained(lambda model: model)))
     kept = by_site(captured(tmp_path / "kept", trained(WAYS[way]), compile="keep"))
-    inside = {Kind.INPUT, Kind.OUTPUT, Kind.GRAD_OUTPUT, Kind.PARAM, Kind.GRAD, Kind.LOSS}
+    inside = {Kind.INPUT, Kind.OUTPUT, Kind.GRAD_INPUT, Kind.GRAD_OUTPUT, Kind.PARAM, Kind.GRAD, Kind.LOSS}
     wanted = {site for site in plain if site.kind in inside}
     # A compiler drops what nobody uses: the second part of the output has no use and no gradient.
     dropped = {site for site in wanted if site.path == "['parts'][1]"}
     lost = wanted - dropped - set(kept)
     assert lost == set()
-    # An output that the model goes on to use inside is another tensor outside: its gradient is that of the outside.
-    apart = {s for s in wanted if s.kind is Kind.GRAD_OUTPUT and (s.fqn, s.path) == ("Net", "['parts'][0]")}
-    unequal = {s for s in wanted - dropped - apart if plain[s].checksum != kept[s].checksum}
+    unequal = {s for s in wanted - dropped if plain[s].checksum != kept[s].checksum}
     assert {(s.kind, s.path) for s in unequal} <= {(Kind.INPUT, "['scale']")}
-    extra = {s for s in set(kept) - set(plain) if s.kind not in NEVER_BY_TAPS}
+    extra = set(kept) - set(plain)
     assert all("['parts']" in s.path for s in extra), "a compiler gives an unused output a gradient of zeros"
 
 
-def test_gradients_that_no_tap_can_see_are_said_to_be_unseen(tmp_path):
+def test_a_plain_value_that_goes_into_a_module_inside_is_all_that_is_not_seen(tmp_path):
     kept = by_site(captured(tmp_path / "kept", trained(WAYS["module"]), compile="keep"))
-    unseen = {s: summary for s, summary in kept.items() if summary.status is Status.NOT_OBSERVED}
-    assert {s.kind for s in unseen} == {Kind.GRAD_INPUT, Kind.INPUT}
-    for site, summary in unseen.items():
-        assert ("gradients of fresh outputs" if site.kind is Kind.GRAD_INPUT else "plain value") in summary.text
+    unseen = {s: summary.text for s, summary in kept.items() if summary.status is Status.NOT_OBSERVED}
+    assert {(s.kind, s.path, text) for s, text in unseen.items()} == {
+        (Kind.INPUT, "['scale']", "a plain value inside a compiled region")
+    }
 
 
 def test_a_module_called_twice_keeps_its_calls_apart_forward_and_backward(tmp_path):
@@ -130,6 +126,17 @@ def test_eager_runs_every_region_as_python(tmp_path):
     out = torch.compile(lambda x: x + 1, backend="eager")
     assert out(torch.ones(1)).item() == 2, "the stance is put back"
     assert torch._dynamo.eval_frame._stance.stance == "default"
+
+
+def test_a_torch_that_cannot_run_regions_as_python_records_their_boundary_and_says_so(tmp_path, monkeypatch):
+    boundary = by_site(captured(tmp_path / "boundary", trained(WAYS["module"]), level="op"))
+    torch.compiler.reset()
+    monkeypatch.delattr(torch.compiler, "set_stance")
+    old = by_site(captured(tmp_path / "old", trained(WAYS["module"]), level="op", compile="eager"))
+    assert {s: x.checksum for s, x in old.items()} == {s: x.checksum for s, x in boundary.items()}
+    with open_run(tmp_path / "old") as run:
+        assert run.manifest["notes"] == []
+        assert [text for text in run.manifest["not_observed"] if "needs torch 2.6" in text]
 
 
 def test_operators_in_regions_run_as_python_are_recorded(tmp_path):

@@ -15,9 +15,6 @@ from introspect_cli.compare.result import Verdict
 from introspect_cli.records import Kind
 from introspect_cli.store.reader import open_run
 
-SEEN = frozenset({Kind.INPUT, Kind.OUTPUT, Kind.GRAD_OUTPUT, Kind.GRAD, Kind.PARAM, Kind.LOSS})
-"""What a tap can see; gradients of inputs inside a region are not among it."""
-
 
 class Perceptron(nn.Sequential):
     def __init__(self):
@@ -85,7 +82,7 @@ def run(path, build, **settings):
 
 def compared(a, b, **options):
     with open_run(a) as one, open_run(b) as two:
-        return compare_runs(one, two, DiffOptions(kinds=SEEN, **options))
+        return compare_runs(one, two, DiffOptions(**options))
 
 
 @pytest.mark.parametrize("build", MODELS)

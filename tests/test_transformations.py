@@ -133,7 +133,7 @@ TABLE: dict[str, dict[str, str]] = {
     "script, saved and loaded": GRAPH_KEEPS,
     "trace": GRAPH_KEEPS,
     "export": GRAPH_KEEPS,
-    "compile, kept": GRAPH_KEEPS,
+    "compile, kept": PYTHON_KEEPS,
     "compile, boundary": {
         **PYTHON_KEEPS,
         "inputs": EDGE,

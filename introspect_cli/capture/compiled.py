@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from introspect_cli.capture import private_api
+from introspect_cli.capture.compiled_graph import rewrite
 from introspect_cli.capture.patches import Patch
 from introspect_cli.capture.tap_op import NOTHING, ORDER
 from introspect_cli.capture.tap_sites import PLAIN, text_of
@@ -31,6 +33,9 @@ KEPT = (
     "by rounding from a run without them"
 )
 EAGER = "compiled regions were run as python (--compile eager): results may differ by rounding from compiled ones"
+NO_STANCE = (
+    "compiled regions are recorded at their boundary, not run as python: --compile eager needs torch 2.6 or newer"
+)
 
 
 class InputTap:
@@ -109,8 +114,10 @@ class CompileProbe:
         self._note = note
         self._handles: list[Any] = []
         self._tapped: set[int] = set()
-        self._patch: Patch | None = None
+        self._patches: list[Patch] = []
         self._stance: Any = None
+        self.runs_as_python = mode == "eager" and hasattr(torch.compiler, "set_stance")
+        """Whether compiled regions are run as python."""
         self._on = False
 
     def install(self) -> None:
@@ -129,20 +136,51 @@ class CompileProbe:
             return compiled if isinstance(model, nn.Module) or probe._mode == "eager" else probe._late(model, compiled)
 
         self._on = True
-        self._patch = Patch(torch, "compile", compile)
-        self._patch.install()
+        self._patches = [Patch(torch, "compile", compile)]
+        if self._mode == "keep":
+            self._patches += [Patch(kind, "__call__", self._backend(kind.__call__)) for kind in private_api.COMPILERS]
+        for patch in self._patches:
+            patch.install()
 
     def remove(self) -> None:
         """Put `torch.compile` back and take the hooks off; what has been compiled keeps its taps, which do nothing."""
         self._on = False
-        if self._patch is not None:
-            self._patch.remove()
+        for patch in self._patches:
+            patch.remove()
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
         if self._stance is not None:
             torch.compiler.set_stance("default")
             self._stance = None
+
+    def _backend(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """What stands in for the call of a backend: it is given the graph with taps where gradients are wanted."""
+        probe = self
+
+        @functools.wraps(original)
+        def __call__(self: Any, graph_module: Any, inputs: Any) -> Any:  # noqa: N807 - stands in for theirs
+            if not probe._on:
+                return original(self, graph_module, inputs)
+            try:
+                ends = rewrite(graph_module)
+            except Exception as error:
+                probe._context.guard.failure(probe.name, "gradients inside compiled regions are", error)
+                ends = None
+            compiled = original(self, graph_module, inputs)
+            if not ends:
+                return compiled
+
+            @functools.wraps(compiled)
+            def run(*arguments: Any) -> Any:
+                results = compiled(*arguments)
+                if probe._on:
+                    probe._taps.ran(ends, arguments, results)
+                return results
+
+            return run
+
+        return __call__
 
     def _compiling(self, model: Any) -> None:
         try:
@@ -158,7 +196,9 @@ class CompileProbe:
             self._context.guard.failure(self.name, "what is inside compiled regions is", error)
 
     def _run_as_python(self) -> None:
-        if self._stance is None:
+        if not self.runs_as_python:
+            self._context.guard.note(NO_STANCE)
+        elif self._stance is None:
             self._note(EAGER)
             self._stance = "force_eager"
             torch.compiler.set_stance("force_eager")

@@ -12,6 +12,8 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import torch
 
     from introspect_cli.capture.guard import Guard
@@ -30,6 +32,8 @@ class GradientProbe:
         self._watched: dict[int, tuple[weakref.ref[torch.Tensor], int, list[int]]] = {}
         self._leaf_handles: list[Any] = []
         self._on = False
+        self.elsewhere: Callable[[torch.Tensor, int], bool] | None = None
+        """Whether somebody else tells the gradient of a tensor at a site: what left a compiled region."""
 
     def install(self) -> None:
         """Begin to watch; hooks come with the tensors."""
@@ -45,6 +49,8 @@ class GradientProbe:
 
         A recomputed forward may be given the very tensors of the first one, whose gradients have their sites.
         """
+        if self.elsewhere is not None and self.elsewhere(tensor, site):
+            return
         key = id(tensor)
         version = tensor._version  # noqa: SLF001 - the documented-by-use counter of in-place writes
         known = self._watched.get(key)

@@ -63,6 +63,14 @@ except ImportError:  # pragma: no cover - no torch in the tested range lacks it
 COMPILERS_GRAPH: Any = _LazyGraphModule
 """Class of graph modules that compiler backends make. Without it, such backends show an extra `GraphModule`."""
 
+COMPILERS: tuple[Any, ...] = tuple(
+    found
+    for found in (getattr(torch, name, None) for name in ("_TorchCompileInductorWrapper", "_TorchCompileWrapper"))
+    if found is not None
+)
+"""What calls a backend with a graph, for `torch.compile` of each backend. Without it, taps do not see the gradients of
+inputs inside a region."""
+
 DYNAMO_GRAPH_MARK = "compile_subgraph_reason"
 """Attribute of graph modules that Dynamo runs. Without it, eager backends show an extra `GraphModule`."""
 

@@ -79,7 +79,7 @@ class Probes:
             self.optimizers,
             modules,
         ]
-        taps = TapProbe(self.context, modules)
+        taps = TapProbe(self.context, modules, gradients)
         self._probes.append(taps)
         self.notes: list[str] = []
         self._compile: CompileProbe | None = None
@@ -104,7 +104,7 @@ class Probes:
                     globs=options.ops,
                     views=options.views,
                     all_dtypes=options.all_dtypes,
-                    into_compiled=options.compile == "eager",
+                    into_compiled=self._compile is not None and self._compile.runs_as_python,
                 )
             )
 

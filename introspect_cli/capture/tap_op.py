@@ -47,11 +47,16 @@ def _register() -> None:
     tap = torch.library.custom_op("introspect::tap", mutates_args=(), schema="(Tensor x, str site) -> Tensor")(_tap)
     tap.register_fake(_shape_of_tap)
     tap.register_autograd(_gradient, setup_context=_save)
-    look = torch.library.custom_op(
-        "introspect::look", mutates_args=("order",), schema="(Tensor x, Tensor(a!) order, str site) -> ()"
-    )(_look)
-    look.register_fake(_shape_of_look)
+    # Not by `custom_op`, which raises the version of what an operator says that it writes to: checkpointing inside a
+    # compiled region keeps `order` for the backward pass, and would find it written to.
+    tags = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)
+    _LIBRARY.define("look(Tensor x, Tensor(a!) order, str site) -> ()", tags=tags)
+    _LIBRARY.impl("look", _look, "CompositeExplicitAutograd")
+    _LIBRARY.impl("look", torch.library.fallthrough_kernel, "Autograd")
+    torch.library.register_fake("introspect::look", _shape_of_look, lib=_LIBRARY)
 
+
+_LIBRARY = torch.library.Library("introspect", "FRAGMENT")
 
 if not hasattr(torch.ops.introspect, "tap"):
     _register()

@@ -8,25 +8,38 @@ come yet, since the backward pass runs in reverse.
 from __future__ import annotations
 
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from introspect_cli.capture import private_api
 from introspect_cli.capture.tap_sink import GRADIENT, Sink
+from introspect_cli.capture.weak import ById
 from introspect_cli.records import Kind, Phase, Site, SiteInfo
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import torch
     from torch import nn
 
+    from introspect_cli.capture.compiled_graph import Ends
     from introspect_cli.capture.context import Context
+    from introspect_cli.capture.gradients import GradientProbe
     from introspect_cli.capture.modules import ModuleProbe
     from introspect_cli.capture.names import ModuleState
 
 SEPARATOR = "|"
 NUMBERED = "#"
 PLAIN = "plain"
-_UNSEEN_GRADIENT = "inside a compiled region only gradients of fresh outputs are recorded"
+WANTED = "gradient"
+NUMBER = "."
+OUTSIDE = "*"
+"""How the text of a gradient begins that is told from inside a graph for a tensor outside."""
+
+_UNSEEN_GRADIENT = (
+    "inside a compiled region no tap stands at a value that is written to in place or shares memory with what comes in"
+)
+_SHARE = "a compiled region uses this value inside and writes to it, so that only a share of its gradient is seen"
 
 
 @dataclass(frozen=True)
@@ -38,7 +51,8 @@ class Tapped:
         kind: `input`, `output`; `parameter` for a module's own parameter.
         path: where in the nested value.
         module_class: class of the module, where the text says so.
-        gradient: `gradient` where one will pass that no tap can see; `plain` for a value that is no tensor.
+        gradient: `gradient` where one will pass that no tap can see; `.` and a number where a tap will; `plain` for a
+            value that is no tensor.
     """
 
     module: str
@@ -51,6 +65,17 @@ class Tapped:
 def text_of(module: str, kind: Kind, path: str = "", module_class: str = "", gradient: str = "") -> str:
     """The text a tap carries."""
     return SEPARATOR.join((module, kind.value, module_class, gradient, path))
+
+
+def wants_gradient(text: str) -> bool:
+    """Whether a tap's text asks for the gradient of what it looks at."""
+    return _parsed(text).gradient == WANTED
+
+
+def numbered(text: str, number: int) -> str:
+    """A tap's text that is told from every other; its gradient will be seen."""
+    module, kind, module_class, _, path = text.split(SEPARATOR, 4)
+    return SEPARATOR.join((module, kind, module_class, f"{NUMBER}{number}", path))
 
 
 def _parsed(text: str) -> Tapped:
@@ -82,13 +107,26 @@ class _Calls:
         return self.number
 
 
+@dataclass
+class _Outside:
+    """A tensor that left a region which uses it inside, too: the sites that its gradient belongs to outside.
+
+    Attributes:
+        tellable: whether the region tells that gradient.
+        sites: where it is recorded then.
+    """
+
+    tellable: bool
+    sites: list[int] = field(default_factory=list)
+
+
 class TapProbe:
     """Puts a sink in for as long as a capture lasts."""
 
     name = "taps"
 
-    def __init__(self, context: Context, modules: ModuleProbe) -> None:
-        """Take what all probes share, and who knows the module that is running."""
+    def __init__(self, context: Context, modules: ModuleProbe, gradients: GradientProbe) -> None:
+        """Take what all probes share, who knows the module that is running, and who watches tensors."""
         self._context = context
         self._recorder = context.recorder
         self._modules = modules
@@ -96,16 +134,20 @@ class TapProbe:
         self._numbers: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
         self._parsed: dict[str, Tapped] = {}
         self._calls: dict[tuple[str, Phase], _Calls] = {}
-        self._open: dict[str, list[int]] = {}
+        self._gradients = gradients
+        self._open: dict[str, list[list[int]]] = {}
+        self._outside: ById[_Outside] = ById()
 
     def install(self) -> None:
         """Take what taps see."""
         Sink.take = self._take
         self._context.on_tick.append(self._ticked)
+        self._gradients.elsewhere = self._told_inside
 
     def remove(self) -> None:
         """Take nothing more."""
         Sink.take = None
+        self._gradients.elsewhere = None
         if self._ticked in self._context.on_tick:
             self._context.on_tick.remove(self._ticked)
 
@@ -120,6 +162,7 @@ class TapProbe:
     def _ticked(self) -> None:
         self._calls.clear()
         self._open.clear()
+        self._outside.clear()
 
     def _take(self, value: torch.Tensor, text: str) -> None:
         if not self._recorder.wanted:
@@ -153,6 +196,9 @@ class TapProbe:
         return state.fqn, state.module_class, state.watched, state
 
     def _forward(self, value: torch.Tensor, text: str) -> None:
+        text = text.partition("\n")[0]
+        if not text:
+            return  # it is there for the gradient
         tapped = self._parse(text)
         named = self._named(tapped)
         if named is None:
@@ -171,8 +217,9 @@ class TapProbe:
         call = self._calls.setdefault((fqn, phase), _Calls()).at(kind, tapped.path)
         if state is not None:
             state.seen(self._recorder.step, phase, call)
-        if kind is Kind.OUTPUT and phase is not Phase.EVAL:
-            self._open.setdefault(text, []).append(call)
+        gradient = self._gradient_site(tapped, fqn, module_class, call) if watched else -1
+        if phase is not Phase.EVAL and (kind is Kind.OUTPUT or tapped.gradient.startswith(NUMBER)):
+            self._open.setdefault(text, []).append([gradient] if gradient >= 0 else [])
         if not watched or kind not in self._context.kinds:
             return
         site = self._recorder.site(Site(phase, kind, fqn, call, tapped.path), SiteInfo(module_class))
@@ -180,10 +227,15 @@ class TapProbe:
             self._recorder.missing(site, "a plain value inside a compiled region")
             return
         self._recorder.tensor(site, value)
-        unseen = Kind.GRAD_INPUT if kind is Kind.INPUT else Kind.GRAD_OUTPUT
-        if tapped.gradient and unseen in self._context.kinds:
-            gradient = Site(Phase.BACKWARD, unseen, fqn, call, tapped.path)
-            self._recorder.missing(self._recorder.site(gradient, SiteInfo(module_class)), _UNSEEN_GRADIENT)
+        if tapped.gradient == WANTED and gradient >= 0:
+            self._recorder.missing(gradient, _UNSEEN_GRADIENT)
+
+    def _gradient_site(self, tapped: Tapped, fqn: str, module_class: str, call: int) -> int:
+        """The site of the gradient of what is tapped; -1 where it is not wanted."""
+        kind = Kind.GRAD_INPUT if tapped.kind == Kind.INPUT.value else Kind.GRAD_OUTPUT
+        if kind not in self._context.kinds:
+            return -1
+        return self._recorder.site(Site(Phase.BACKWARD, kind, fqn, call, tapped.path), SiteInfo(module_class))
 
     def _outermost(self) -> None:
         """A compiled function, no module, was called: the step begins all the same, and so do its roots."""
@@ -193,14 +245,38 @@ class TapProbe:
                 self._context.root_called(root)
 
     def _gradient(self, value: torch.Tensor, text: str) -> None:
-        tapped = self._parse(text)
-        named = self._named(tapped)
-        calls = self._open.get(text)
-        if named is None or not calls:
+        _, several, lines = text.partition("\n")
+        sites: list[int] = []
+        for line in lines.split("\n") if several else (text,):
+            waiting = self._open.get(line)
+            if waiting:
+                sites += waiting.pop()
+        if sites:
+            self._recorder.tensor_at(sites, value)
+
+    def ran(self, ends: Ends, arguments: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> None:
+        """A compiled graph has run forward: watch what came in, and tell of what went out from inside."""
+        if not self._recorder.wanted:
             return
-        call = calls.pop()
-        fqn, module_class, watched, _ = named
-        kind = Kind.GRAD_OUTPUT if tapped.kind == Kind.OUTPUT.value else Kind.GRAD_INPUT
-        if watched and kind in self._context.kinds:
-            site = Site(Phase.BACKWARD, kind, fqn, call, tapped.path)
-            self._recorder.tensor(self._recorder.site(site, SiteInfo(module_class)), value)
+        try:
+            for place, text in ends.entering:
+                for sites in self._open.pop(text, []):
+                    for site in sites:
+                        self._gradients.watch(arguments[place], site)
+            for place, text in ends.leaving:
+                outside = _Outside(tellable=bool(text))
+                self._open.setdefault(text, []).append(outside.sites)
+                self._outside.set(results[place], outside)
+        except Exception as error:
+            self._context.guard.failure(self.name, "gradients at the ends of compiled regions are", error)
+
+    def _told_inside(self, tensor: torch.Tensor, site: int) -> bool:
+        """Whether a tensor's gradient is not to be watched at the tensor: a region uses the value inside, too."""
+        known = self._outside.get(tensor)
+        if known is None:
+            return False
+        if known.tellable:
+            known.sites.append(site)
+        else:
+            self._recorder.missing(site, _SHARE)
+        return True

@@ -1,0 +1,184 @@
+"""Gradients of whole values inside a compiled region, as a hook on the tensor would see them.
+
+A tap in a module's hook sees the gradient of what passes through the tap: of one use of an input, or of the uses of an
+output that come after. Outside a graph a hook on the tensor sees the sum over all uses. In the graph that a compiler
+is given, every value and all of its uses are known. So before it is compiled, each value whose gradient is wanted gets
+one tap that all of its uses go through; where it has that already, the tap at hand tells for all. What comes into the
+graph is a tensor outside, and gets a hook there; what leaves it and is used inside, too, is told from inside.
+
+A value that the graph writes to in place, or that shares memory with what comes in, keeps its uses as they are: a copy
+would part from that memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from introspect_cli.capture.tap_sites import OUTSIDE, numbered, wants_gradient
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_NUMBERS = count()
+"""Numbers taps apart, those of all graphs of a process."""
+
+
+@dataclass(frozen=True)
+class Ends:
+    """What is to be done where a graph is entered and left.
+
+    Attributes:
+        entering: position of a tensor that comes in, and the text of a tap whose gradient is that tensor's.
+        leaving: position of a tensor that goes out and is used inside, too, and the text by which its gradient is
+            told from inside; "" where it cannot be told.
+    """
+
+    entering: tuple[tuple[int, str], ...]
+    leaving: tuple[tuple[int, str], ...]
+
+    def __bool__(self) -> bool:
+        """Whether anything is."""
+        return bool(self.entering or self.leaving)
+
+
+@dataclass
+class _Value:
+    """One tensor of a graph, and the taps that copy it."""
+
+    node: fx.Node
+    taps: list[fx.Node] = field(default_factory=list)
+
+    def users(self) -> list[fx.Node]:
+        """Whatever takes the value or one of its copies."""
+        return [user for node in (self.node, *self.taps) for user in node.users]
+
+    def looks(self) -> list[fx.Node]:
+        """Looks at it or one of its copies."""
+        return [user for user in self.users() if _calls(user, "look")]
+
+    def is_used(self) -> bool:
+        """Whether something is computed from it in the graph."""
+        return any(user.op != "output" and not _calls(user, "look", "tap") for user in self.users())
+
+
+def rewrite(graph_module: fx.GraphModule) -> Ends:
+    """Have every value whose gradient is wanted pass one tap, in place.
+
+    Args:
+        graph_module: what Dynamo hands to a backend.
+    """
+    graph = graph_module.graph
+    arguments = [node for node in graph.nodes if node.op == "placeholder"]
+    # A view of what comes in may be copied unless it goes out again: whoever gets it may write to it.
+    foreign = {_memory(node) for node in arguments} & {_memory(node) for node in _results(graph)}
+    entering: list[tuple[int, str]] = []
+    leaving: list[tuple[int, str]] = []
+    for value, places in _values(graph):
+        if _tensor_of(value.node)._version:  # noqa: SLF001 - the documented-by-use counter of in-place writes
+            leaving += [(place, "") for place in places]
+        elif value.node in arguments:
+            texts = _renamed(value)
+            _retold(value.taps, None)
+            entering += [(arguments.index(value.node), text) for text in texts]
+        elif _memory(value.node) in foreign:
+            leaving += [(place, "") for place in places]
+        else:
+            text = _told_inside(graph, value)
+            leaving += [(place, text) for place in places]
+    graph_module.recompile()
+    return Ends(tuple(entering), tuple(leaving))
+
+
+def _values(graph: fx.Graph) -> Iterator[tuple[_Value, list[int]]]:
+    """Every value whose gradient somebody wants, and where it leaves the graph after being used inside."""
+    found: dict[fx.Node, _Value] = {}
+    source_of: dict[fx.Node, fx.Node] = {}
+    for node in graph.nodes:
+        if _calls(node, "look", "tap"):
+            source = source_of.get(node.args[0], node.args[0])
+            if _has_gradient(source):
+                value = found.setdefault(source, _Value(source))
+                if _calls(node, "tap"):
+                    value.taps.append(node)
+                    source_of[node] = source
+    leaving: dict[fx.Node, list[int]] = {}
+    for place, result in enumerate(_results(graph)):
+        if _has_gradient(result) and result.op != "placeholder":
+            source = source_of.get(result, result)
+            if found.get(source, _Value(source)).is_used():
+                found.setdefault(source, _Value(source))
+                leaving.setdefault(source, []).append(place)
+    for source, value in found.items():
+        yield value, leaving.get(source, [])
+
+
+def _results(graph: fx.Graph) -> list[Any]:
+    """What a graph gives out, in order; nodes most of all."""
+    given = next(node for node in reversed(graph.nodes) if node.op == "output").args[0]
+    return list(given) if isinstance(given, (tuple, list)) else [given]
+
+
+def _told_inside(graph: fx.Graph, value: _Value) -> str:
+    """Have one tap tell the gradient of a value at all of its sites; returns the text for what is outside."""
+    outside = f"{OUTSIDE}{next(_NUMBERS)}"
+    texts = (*_renamed(value), outside)
+    first = value.taps[0] if value.taps else None
+    if first is not None and all(user is first or _calls(user, "look") for user in value.node.users):
+        _retold(value.taps, first, texts)
+        return outside
+    _retold(value.taps, None)
+    with graph.inserting_after(value.node):
+        through = graph.call_function(torch.ops.introspect.tap, (value.node, "\n" + "\n".join(texts)))
+    through.meta = dict(value.node.meta)
+    value.node.replace_all_uses_with(through, delete_user_cb=lambda user: user is not through)
+    return outside
+
+
+def _renamed(value: _Value) -> list[str]:
+    """Number the texts of a value's looks and taps, so that two calls of one module are told apart."""
+    texts = []
+    for node in (*value.taps, *value.looks()):
+        place = len(node.args) - 1
+        text = str(node.args[place])
+        if _calls(node, "tap") or wants_gradient(text):
+            text = numbered(text, next(_NUMBERS))
+            node.update_arg(place, text)
+            texts.append(text)
+    return texts
+
+
+def _retold(taps: list[fx.Node], teller: fx.Node | None, texts: tuple[str, ...] = ()) -> None:
+    """Have one tap tell all that is wanted of a gradient, and the others nothing."""
+    for tap in taps:
+        tap.update_arg(1, "\n".join((str(tap.args[1]), *(texts if tap is teller else ("",)))))
+
+
+def _calls(node: Any, *names: str) -> bool:
+    """Whether a node calls one of our operators."""
+    if node.op != "call_function":
+        return False
+    ours = [getattr(torch.ops.introspect, name) for name in names]
+    return any(node.target is packet or node.target is packet.default for packet in ours)
+
+
+def _tensor_of(node: fx.Node) -> Any:
+    """The tensor without contents that tracing left for a node."""
+    return node.meta.get("example_value")
+
+
+def _has_gradient(node: Any) -> bool:
+    value = _tensor_of(node) if isinstance(node, fx.Node) else None
+    return isinstance(value, torch.Tensor) and value.requires_grad
+
+
+def _memory(node: Any) -> object:
+    value = _tensor_of(node) if isinstance(node, fx.Node) else None
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return None
+    return StorageWeakRef(value.untyped_storage()).cdata
