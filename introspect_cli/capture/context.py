@@ -9,6 +9,7 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING
 
+from introspect_cli.capture.nested import NestedClasses
 from introspect_cli.capture.weak import ById
 from introspect_cli.records import Kind, Phase, Site, SiteInfo
 
@@ -35,6 +36,7 @@ class Context:
         self.guard = guard
         self.kinds = kinds
         self.wants_eval = wants_eval
+        self.nested = NestedClasses()
         self.on_begin: list[Callable[[], None]] = []
         self.on_root: list[Callable[[nn.Module], None]] = []
         self.on_after_optimizer: list[Callable[[], None]] = []

@@ -261,6 +261,7 @@ class ModuleProbe:
             site = self._site(state, kind, self._stack.phase, call, prefix)
             self._recorder.missing(site, f"{type(value).__name__} cannot be looked into: {type(error).__name__}")
             return
+        self._context.nested.note(state.fqn, kind, prefix, value)
         for path, leaf in leaves:
             if isinstance(leaf, torch.Tensor):
                 self._tensor(state, kind, call, prefix + path, leaf)

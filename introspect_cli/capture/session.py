@@ -186,7 +186,7 @@ class Session:
         if probes is None:
             return
         try:
-            if probes.context.ticks == 1 or probes.optimizers.settings_changed:
+            if probes.context.ticks == 1 or probes.optimizers.settings_changed or probes.context.nested.changed:
                 self._write_settings(probes)
             self._progress.update(probes.recorder.step, probes.rank.rows_written, probes.rank.bytes_written)
         except StoreError as error:
@@ -204,6 +204,10 @@ class Session:
         if probes.optimizers.settings_changed:
             probes.optimizers.settings_changed = False
             store.write_settings("optimizers", probes.optimizers.settings)
+        nested = probes.context.nested
+        if nested.changed:
+            nested.changed = False
+            store.write_settings("nested", nested.found)
         if options.source:
             # The first hash stands: it is nearest to what was imported.
             found = sources.imported_sources() | self._sources

@@ -11,8 +11,9 @@ from introspect_cli.exit_codes import SAME
 
 @click.command(short_help="Tell what is in a run.")
 @click.argument("run", type=click.Path())
-@click.option("--tree", is_flag=True, help="Modules as a tree: class, parameters, output, scale.")
+@click.option("--tree", is_flag=True, help="Modules as a tree: class, parameters, output, nested values.")
 @click.option("--unfold", is_flag=True, help="With --tree: repeated layers one by one.")
+@click.option("--depth", type=click.IntRange(min=0), help="With --tree: levels below the root, of modules and values.")
 @click.option("--graph", is_flag=True, help="Operators of one step and what flows between them (capture --level op).")
 @click.option("--prune/--no-prune", default=True, help="With --graph: leave out what changes no scale, middle layers.")
 @click.option("--target", multiple=True, metavar="GLOB", help="With --graph: only modules or operators of that name.")
@@ -34,6 +35,8 @@ def show(run: str, format_: str, **asked: Any) -> int:
         return _graph(run, format_, asked)
     if asked["output"] or asked["target"] or not asked["prune"]:
         raise UsageError("-o, --target and --no-prune belong to --graph; give it with them.")
+    if asked["depth"] is not None and not asked["tree"]:
+        raise UsageError("--depth belongs to --tree; give it with it.")
     views = [name for name in ("tree", "step", "history", "settings") if asked[name] not in (None, False)]
     if len(views) > 1:
         raise UsageError(f"--{views[0]} and --{views[1]} show different things; ask for one at a time.")
@@ -83,7 +86,7 @@ def _view(run: Any, view: str, asked: dict[str, Any]) -> tuple[Any, Any]:
     kinds = parse_kinds(asked["kinds"]) if asked["kinds"] else frozenset()
     rank = asked["rank"]
     if view == "tree":
-        rows = module_tree.module_tree(run, fold=not asked["unfold"], rank=rank)
+        rows = module_tree.module_tree(run, fold=not asked["unfold"], rank=rank, depth=asked["depth"])
         return lambda: show_json.tree_document(rows), lambda _: show_text.tree_blocks(rows)
     if view == "step":
         step = asked["step"]

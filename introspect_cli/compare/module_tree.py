@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from introspect_cli.compare.nested import ValueRow, nested_values
 from introspect_cli.compare.overview import parameter_sizes, reader_of
 from introspect_cli.records import Kind, ModuleInfo, Phase
 
@@ -26,6 +27,7 @@ class ModuleRow:
         scale: standard deviation of that output; None where not recorded.
         calls: how often it ran in that step.
         folded: how many equal neighbours this row stands for beside itself.
+        values: what was nested among its inputs and outputs.
     """
 
     info: ModuleInfo
@@ -35,10 +37,17 @@ class ModuleRow:
     scale: float | None = None
     calls: int = 0
     folded: int = 0
+    values: tuple[ValueRow, ...] = ()
 
 
-def module_tree(run: Any, *, fold: bool = True, rank: int | None = None) -> list[ModuleRow]:
+def module_tree(run: Any, *, fold: bool = True, rank: int | None = None, depth: int | None = None) -> list[ModuleRow]:
     """The module tree; of runs of equal numbered neighbours only the first and the last, unless told otherwise.
+
+    Args:
+        run: the run.
+        fold: whether such neighbours are left out.
+        rank: which rank; the first where None.
+        depth: levels below the root that are shown, nested values counted from their module; all where None.
 
     Raises:
         UsageError: there is no such rank.
@@ -46,13 +55,22 @@ def module_tree(run: Any, *, fold: bool = True, rank: int | None = None) -> list
     reader = reader_of(run, rank)
     sizes = parameter_sizes(reader)
     outputs = _outputs(reader)
+    values = nested_values(reader, dict(run.settings))
     rows = []
     for info in reader.modules:
         prefix = info.fqn + "."
         inside = sum(size for name, size in sizes.items() if name.startswith(prefix))
         shape, dtype, scale, calls = outputs.get(info.fqn, (None, "", None, 0))
-        rows.append(ModuleRow(info, inside, shape, dtype, scale, calls))
-    return _folded(rows) if fold else rows
+        rows.append(ModuleRow(info, inside, shape, dtype, scale, calls, values=values.get(info.fqn, ())))
+    if fold:
+        rows = _folded(rows)
+    return rows if depth is None else [_cut(row, depth) for row in rows if row.info.fqn.count(".") <= depth]
+
+
+def _cut(row: ModuleRow, depth: int) -> ModuleRow:
+    """A row without the nested values that lie deeper than is wanted."""
+    left = depth - row.info.fqn.count(".")
+    return replace(row, values=tuple(value for value in row.values if value.depth <= left))
 
 
 def _outputs(reader: Any) -> dict[str, tuple[tuple[int, ...] | None, str, float | None, int]]:
@@ -104,6 +122,5 @@ def _folded(rows: Sequence[ModuleRow]) -> list[ModuleRow]:
         while head and head not in hidden:
             head = head.rpartition(".")[0]
         if not head:
-            extra = folded.get(row.info.fqn, 0)
-            out.append(ModuleRow(row.info, row.parameters, row.shape, row.dtype, row.scale, row.calls, extra))
+            out.append(replace(row, folded=folded.get(row.info.fqn, 0)))
     return out

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     from introspect_cli.compare.history import History
     from introspect_cli.compare.module_tree import ModuleRow
+    from introspect_cli.compare.nested import ValueRow
     from introspect_cli.compare.overview import Overview
     from introspect_cli.records import Record
 
@@ -38,10 +39,27 @@ def tree_document(rows: Sequence[ModuleRow]) -> dict[str, Any]:
                 "output_std": row.scale,
                 "calls": row.calls,
                 "folded": row.folded,
+                "values": [
+                    {
+                        "side": _side(row.values, place),
+                        "path": value.path,
+                        "class": value.value_class or None,
+                        "shape": list(value.shape) if value.shape is not None else None,
+                        "dtype": value.dtype or None,
+                        "std": value.scale,
+                        "folded": value.folded,
+                    }
+                    for place, value in enumerate(row.values)
+                ],
             }
             for row in rows
         ],
     }
+
+
+def _side(values: Sequence[ValueRow], place: int) -> str:
+    """`input` or `output`: the outermost line that a value stands under."""
+    return next(value.name for value in reversed(values[: place + 1]) if value.depth == 1)
 
 
 def records_document(records: Sequence[Record], step: int) -> dict[str, Any]:

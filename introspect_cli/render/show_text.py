@@ -114,6 +114,15 @@ def tree_blocks(rows: Sequence[ModuleRow]) -> list[Block]:
             )
         )
         styles.append("heading" if not depth else "")
+        for value in row.values:
+            own = "  " * (depth + value.depth)
+            form = shape(value.shape) if value.shape is not None else ""
+            scale = number(value.scale, 3) if value.scale is not None else ""
+            cells.append((own + clean(value.name), clean(value.value_class), "", form, clean(value.dtype), scale, ""))
+            styles.append("dim")
+            if value.folded:
+                cells.append((f"{own}... {value.folded} more like it", "", "", "", "", "", ""))
+                styles.append("dim")
         if row.folded:
             cells.append(("  " * depth + f"... {row.folded} more like it", "", "", "", "", "", ""))
             styles.append("dim")

@@ -125,3 +125,22 @@ def _walk(value: Any, path: str, leaves: Leaves, above: list[int], objects: int)
     for piece, item in children:
         _walk(item, path + piece, leaves, above, objects if plain else objects + 1)
     above.pop()
+
+
+def containers(value: Any) -> list[tuple[str, str]]:
+    """Path and class name of everything that holds the leaves of a nested value, outermost first."""
+    found: list[tuple[str, str]] = []
+    _name(value, "", found, [], 0)
+    return found
+
+
+def _name(value: Any, path: str, found: list[tuple[str, str]], above: list[int], objects: int) -> None:
+    children = _children(value, objects) if len(found) < MAX_LEAVES else None
+    if children is None or len(above) >= MAX_DEPTH or id(value) in above:
+        return
+    found.append((path, type(value).__name__))
+    above.append(id(value))
+    plain = isinstance(value, (tuple, list, dict)) or dataclasses.is_dataclass(value)
+    for piece, item in children:
+        _name(item, path + piece, found, above, objects if plain else objects + 1)
+    above.pop()

@@ -1,0 +1,157 @@
+"""Nested inputs and outputs of a module as a tree: paths, classes, and what lies at the leaves."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from introspect_cli.records import Kind, Phase
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_PIECE = re.compile(r"""\.\w+|\[(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[^\[\]]*)\]""")
+_DEEPEST = 32
+_SIDES = (Kind.INPUT.value, Kind.OUTPUT.value)
+
+
+@dataclass(frozen=True)
+class ValueRow:
+    """One line of a nested value.
+
+    Attributes:
+        depth: levels below the module, from 1.
+        name: `input` or `output`, or the last piece of the path.
+        path: the whole path; "" for the value itself.
+        value_class: class of what holds others; "" for a leaf, or where the run does not say.
+        shape: shape of a tensor; None for what is none.
+        dtype: its dtype.
+        scale: its standard deviation; None where not recorded.
+        folded: how many equal neighbours this row stands for beside itself.
+    """
+
+    depth: int
+    name: str
+    path: str
+    value_class: str = ""
+    shape: tuple[int, ...] | None = None
+    dtype: str = ""
+    scale: float | None = None
+    folded: int = 0
+
+
+class _Node:
+    """A place in a nested value, while the tree is built."""
+
+    def __init__(self) -> None:
+        self.inside: dict[str, _Node] = {}
+        self.leaf: ValueRow | None = None
+
+
+def pieces(path: str) -> list[str]:
+    """`[0]['hidden'].logits` cut into its pieces; what cannot be read is one piece."""
+    found: list[str] = []
+    place = 0
+    while place < len(path):
+        match = _PIECE.match(path, place)
+        if match is None or len(found) == _DEEPEST:
+            return [*found, path[place:]]
+        found.append(match[0])
+        place = match.end()
+    return found
+
+
+def nested_values(reader: Any, settings: Any) -> dict[str, tuple[ValueRow, ...]]:
+    """For each module, the nested ones among what it was given and gave in its first call of the first step."""
+    if not len(reader):
+        return {}
+    batch, sites = reader.read_row(0), reader.sites
+    trees: dict[tuple[str, str], _Node] = {}
+    for row, number in enumerate(np.asarray(batch.site)):
+        kind = sites.kind[number]
+        if kind not in _SIDES or int(sites.call[number]) or sites.phase[number] == Phase.RECOMPUTE.value:
+            continue
+        layout = reader.layouts[int(batch.layout[row])]
+        variance = batch.floats.get("var")
+        known = variance is not None and np.isfinite(variance[row])
+        node = trees.setdefault((sites.fqn[number], kind), _Node())
+        for piece in pieces(sites.path[number]):
+            node = node.inside.setdefault(piece, _Node())
+        node.leaf = ValueRow(
+            0,
+            "",
+            sites.path[number],
+            shape=tuple(layout.shape) if layout.device else None,
+            dtype=layout.dtype,
+            scale=float(np.sqrt(variance[row])) if known else None,
+        )
+    classes = settings.get("nested") if isinstance(settings, dict) else None
+    found: dict[str, tuple[ValueRow, ...]] = {}
+    for (fqn, kind), root in sorted(trees.items(), key=lambda item: item[0][1]):
+        rows = _rows_of(root, kind, _classes(classes, fqn, kind))
+        found[fqn] = (*found.get(fqn, ()), *rows)
+    return found
+
+
+def _classes(document: Any, fqn: str, kind: str) -> dict[str, str]:
+    """Path to class name, as far as a run says; a run of an older version does not."""
+    for key in (fqn, kind):
+        document = document.get(key) if isinstance(document, dict) else None
+    return {str(path): str(name) for path, name in document.items()} if isinstance(document, dict) else {}
+
+
+def _rows_of(root: _Node, kind: str, classes: dict[str, str]) -> list[ValueRow]:
+    """The lines of one side of a module; none where it is no more than tensors one by one."""
+    arguments = {piece: node for piece, node in root.inside.items() if kind == Kind.OUTPUT.value or node.inside}
+    if not arguments:
+        return []
+    shown = _Node()
+    shown.inside = arguments
+    rows: list[ValueRow] = []
+    _walk(shown, kind, "", 1, classes, rows)
+    return rows
+
+
+def _walk(node: _Node, name: str, path: str, depth: int, classes: dict[str, str], rows: list[ValueRow]) -> None:
+    if not node.inside:
+        if node.leaf is not None:
+            rows.append(replace(node.leaf, depth=depth, name=name))
+        return
+    arguments = name == Kind.INPUT.value and depth == 1
+    rows.append(ValueRow(depth, name, path, "" if arguments else classes.get(path) or _guess(node)))
+    children = list(node.inside.items())
+    start = 0
+    while start < len(children):
+        end = start
+        while end + 1 < len(children) and _alike(children[start], children[end + 1]):
+            end += 1
+        first = len(rows)
+        piece, inner = children[start]
+        _walk(inner, piece, path + piece, depth + 1, classes, rows)
+        if end - start >= 2:
+            rows[first] = replace(rows[first], folded=end - start - 1)
+            start = end
+        else:
+            start += 1
+
+
+def _alike(one: tuple[str, _Node], two: tuple[str, _Node]) -> bool:
+    """Whether two neighbours are numbered and look the same, so that one can stand for the other."""
+    return one[0][1:-1].isdecimal() and two[0][1:-1].isdecimal() and _look(one[1]) == _look(two[1])
+
+
+def _look(node: _Node) -> tuple[Any, ...]:
+    leaf = node.leaf
+    own = (leaf.shape, leaf.dtype) if leaf is not None else None
+    return (own, tuple((piece, _look(inner)) for piece, inner in node.inside.items()))
+
+
+def _guess(node: _Node) -> str:
+    """What a run that tells no classes lets one say: the form of the keys."""
+    first: Sequence[str] = next(iter(node.inside))
+    if first[0] == ".":
+        return "(object)"
+    return "(sequence)" if "".join(first[1:-1]).isdecimal() else "(mapping)"
