@@ -99,6 +99,23 @@ def test_operators_that_leave_the_scale_are_pruned_and_their_neighbours_joined(g
     assert pruned.total == len(graph.nodes)
 
 
+def test_an_operator_with_a_parameter_has_several_inputs_and_stays(tmp_path):
+    class Gains(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gain = nn.Parameter(torch.ones(4))
+
+        def forward(self, x):
+            return ((x.exp() * self.gain) * 1.0).tanh()
+
+    with open_run(captured(tmp_path / "run", trained(Gains()), level="op")) as run:
+        whole = graph_of(run)
+    kept = [node.record.site.call for node in prune(whole).nodes if node.record.info.op == "aten.mul.Tensor"]
+    forward = [node for node in whole.nodes if node.record.site.phase is Phase.FORWARD]
+    assert [node.inputs for node in forward] == [1, 2, 1]
+    assert kept == [0], "the product with a number leaves the scale and goes, that with a parameter stays"
+
+
 def test_the_middle_of_repeated_layers_is_pruned(graph):
     names = set(named(prune(graph, scales=False)).values())
     assert "forward Deep.layers.0.fc aten.addmm.default" in names

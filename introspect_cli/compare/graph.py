@@ -37,6 +37,7 @@ class Node:
         number: the site's number in its run.
         record: the record.
         forward: number of the forward operator that a backward one belongs to; None for others.
+        inputs: floating point inputs, parameters and what no recorded operator wrote among them.
         state: in a comparison `equal`, `origin`, `diverged`, `only a`, `only b`; "" outside one.
         rel_l2: relative distance in a comparison; None where not measured.
     """
@@ -44,6 +45,7 @@ class Node:
     number: int
     record: Record
     forward: int | None = None
+    inputs: int = 0
     state: str = _NOT_COMPARED
     rel_l2: float | None = None
 
@@ -120,22 +122,23 @@ def _read(reader: Any, step: int) -> Graph:
             continue
         if record.site.kind is not Kind.OP_OUTPUT:
             continue
-        given, forward = _remarks(record.summary.text)
-        nodes[number] = Node(number, record, forward)
+        given, inputs, forward = _remarks(record.summary.text)
+        nodes[number] = Node(number, record, forward, inputs)
         edges += [(start, number) for start in given if start in nodes and start != number]
     return Graph(step, tuple(nodes.values()), tuple(dict.fromkeys(edges)), len(nodes))
 
 
-def _remarks(text: str) -> tuple[list[int], int | None]:
-    """Sites an operator was given, and the forward operator it belongs to, from a record's text."""
+def _remarks(text: str) -> tuple[list[int], int, int | None]:
+    """Sites an operator was given, how many inputs it had, and the forward operator it belongs to, from a text."""
     given: list[int] = []
-    forward = None
+    inputs, forward = 0, None
     for word in text.split():
         if word.startswith("<"):
-            given = [int(number) for number in word[1:].split(",") if number.isdigit()]
+            words = word[1:].split(",")
+            given, inputs = [int(number) for number in words if number.isdigit()], len(words)
         elif word.startswith("^") and word[1:].isdigit():
             forward = int(word[1:])
-    return given, forward
+    return given, inputs, forward
 
 
 def prune(graph: Graph, targets: tuple[str, ...] = (), *, scales: bool = True, layers: bool = True) -> Graph:
@@ -185,7 +188,7 @@ def _unchanging(graph: Graph) -> set[int]:
 
     def same(node: Node) -> bool:
         given = inputs.get(node.number, [])
-        if len(given) != 1:
+        if len(given) != 1 or node.inputs != 1:
             return False
         before, after = by_number[given[0]].scale, node.scale
         return before is not None and after is not None and abs(after - before) <= UNCHANGED * abs(before)
