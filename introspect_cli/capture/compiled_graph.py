@@ -6,26 +6,28 @@ is given, every value and all of its uses are known. So before it is compiled, e
 one tap that all of its uses go through; where it has that already, the tap at hand tells for all. What comes into the
 graph is a tensor outside, and gets a hook there; what leaves it and is used inside, too, is told from inside.
 
-A value that the graph writes to in place, or that shares memory with what comes in, keeps its uses as they are: a copy
-would part from that memory.
+A value that the graph goes on to write to in place, or that shares memory with what comes in and goes out again, keeps
+its uses as they are: a copy would part from that memory. So does a result that the function which gives it uses itself
+for another (the state of an LSTM cell). Of those no gradient is recorded, rather than a share of it.
 """
 
 from __future__ import annotations
 
+import itertools
+import operator
 from dataclasses import dataclass, field
-from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from introspect_cli.capture.tap_sites import OUTSIDE, numbered, wants_gradient
+from introspect_cli.capture.tap_sites import OUTSIDE, numbered, wanting, wants_gradient
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_NUMBERS = count()
+_NUMBERS = itertools.count()
 """Numbers taps apart, those of all graphs of a process."""
 
 
@@ -76,23 +78,42 @@ def rewrite(graph_module: fx.GraphModule) -> Ends:
     graph = graph_module.graph
     arguments = [node for node in graph.nodes if node.op == "placeholder"]
     # A view of what comes in may be copied unless it goes out again: whoever gets it may write to it.
-    foreign = {_memory(node) for node in arguments} & {_memory(node) for node in _results(graph)}
+    borrowed = {_memory(node) for node in arguments} & {_memory(node) for node in _results(graph)}
     entering: list[tuple[int, str]] = []
     leaving: list[tuple[int, str]] = []
     for value, places in _values(graph):
-        if _tensor_of(value.node)._version:  # noqa: SLF001 - the documented-by-use counter of in-place writes
+        foreign = _memory(value.node) in borrowed and value.node not in arguments
+        if foreign or not _settled(graph, value.node) or _used_within(value.node):
             leaving += [(place, "") for place in places]
+            _untold(value)
         elif value.node in arguments:
             texts = _renamed(value)
             _retold(value.taps, None)
             entering += [(arguments.index(value.node), text) for text in texts]
-        elif _memory(value.node) in foreign:
-            leaving += [(place, "") for place in places]
         else:
             text = _told_inside(graph, value)
             leaving += [(place, text) for place in places]
     graph_module.recompile()
     return Ends(tuple(entering), tuple(leaving))
+
+
+def _settled(graph: fx.Graph, node: fx.Node) -> bool:
+    """Whether nothing writes to a value in place once it is there, nor uses its memory by an older name."""
+    version = _tensor_of(node)._version  # noqa: SLF001 - the documented-by-use counter of in-place writes
+    if not version:
+        return True
+    memory, older, writes = _memory(node), [], 0
+    for other in graph.nodes:
+        if _memory(other) != memory or other.op in ("placeholder", "output"):
+            continue
+        # What writes in place gives its own argument back. A write that gives nothing is missing in the count.
+        writes += any(_tensor_of(given) is _tensor_of(other) for given in other.all_input_nodes)
+        older.append(other)
+        if other is node:
+            break
+    later = set(itertools.dropwhile(lambda other: other is not node, graph.nodes)) - {node}
+    users = (user for other in older[:-1] for user in other.users)
+    return writes == version and not any(user in later and not _calls(user, "look") for user in users)
 
 
 def _values(graph: fx.Graph) -> Iterator[tuple[_Value, list[int]]]:
@@ -111,7 +132,7 @@ def _values(graph: fx.Graph) -> Iterator[tuple[_Value, list[int]]]:
     for place, result in enumerate(_results(graph)):
         if _has_gradient(result) and result.op != "placeholder":
             source = source_of.get(result, result)
-            if found.get(source, _Value(source)).is_used():
+            if found.get(source, _Value(source)).is_used() or _used_within(source):
                 found.setdefault(source, _Value(source))
                 leaving.setdefault(source, []).append(place)
     for source, value in found.items():
@@ -151,6 +172,42 @@ def _renamed(value: _Value) -> list[str]:
             node.update_arg(place, text)
             texts.append(text)
     return texts
+
+
+def _untold(value: _Value) -> None:
+    """Have the taps of a value say that its gradient is not seen."""
+    for tap in value.taps:
+        tap.update_arg(1, wanting(str(tap.args[1])))
+    _retold(value.taps, None)
+
+
+def _used_within(node: fx.Node) -> bool:
+    """Whether the call that gave a value used it for another of its results."""
+    call = node
+    while call.op == "call_function" and call.target is operator.getitem and isinstance(call.args[0], fx.Node):
+        call = call.args[0]
+    if call is node:
+        return False
+    given = {fn for own in call.all_input_nodes for fn in _functions(_tensor_of(own))}
+    value = _tensor_of(node)
+    mine = (value.grad_fn, value.output_nr)
+    waiting = [fn for fn in _functions(_tensor_of(call)) if fn is not value.grad_fn]
+    seen = set(waiting)
+    while waiting:
+        for follows in waiting.pop().next_functions:
+            if follows == mine:
+                return True
+            if follows[0] is not None and follows[0] not in given and follows[0] not in seen:
+                seen.add(follows[0])
+                waiting.append(follows[0])
+    return False
+
+
+def _functions(value: Any) -> list[Any]:
+    """What autograd would run for the tensors in a value."""
+    if isinstance(value, (tuple, list)):
+        return [fn for item in value for fn in _functions(item)]
+    return [value.grad_fn] if isinstance(value, torch.Tensor) and value.grad_fn is not None else []
 
 
 def _retold(taps: list[fx.Node], teller: fx.Node | None, texts: tuple[str, ...] = ()) -> None:

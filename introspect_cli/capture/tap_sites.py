@@ -37,9 +37,9 @@ OUTSIDE = "*"
 """How the text of a gradient begins that is told from inside a graph for a tensor outside."""
 
 _UNSEEN_GRADIENT = (
-    "inside a compiled region no tap stands at a value that is written to in place or shares memory with what comes in"
+    "inside a compiled region no tap sees all uses of a value that is written to, or used by the call that gives it"
 )
-_SHARE = "a compiled region uses this value inside and writes to it, so that only a share of its gradient is seen"
+_SHARE = "a compiled region uses this value inside, too, where no tap sees it"
 
 
 @dataclass(frozen=True)
@@ -74,8 +74,17 @@ def wants_gradient(text: str) -> bool:
 
 def numbered(text: str, number: int) -> str:
     """A tap's text that is told from every other; its gradient will be seen."""
+    return _with_gradient(text, f"{NUMBER}{number}")
+
+
+def wanting(text: str) -> str:
+    """A tap's text that asks for a gradient which no tap will see."""
+    return _with_gradient(text, WANTED)
+
+
+def _with_gradient(text: str, gradient: str) -> str:
     module, kind, module_class, _, path = text.split(SEPARATOR, 4)
-    return SEPARATOR.join((module, kind, module_class, f"{NUMBER}{number}", path))
+    return SEPARATOR.join((module, kind, module_class, gradient, path))
 
 
 def _parsed(text: str) -> Tapped:
