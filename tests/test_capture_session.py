@@ -233,6 +233,17 @@ def test_sources_on_the_path_beside_the_project_count(captured, project):
     assert set(run.settings["sources"]) == {"helper.py", "train.py", "deep/model.py"}
 
 
+@pytest.mark.parametrize("place", ["torchinductor_me", "cache"])
+def test_what_a_compiler_wrote_into_its_cache_is_no_source(captured, project, place):
+    (project.parent / place / "abc").mkdir(parents=True)
+    (project.parent / place / "abc" / "kernel.py").write_text("y = 1\n")
+    (project / "helper.py").write_text("import kernel\n")
+    cache = project.parent / "cache"
+    paths = {"PYTHONPATH": str(project.parent / place / "abc"), "TORCHINDUCTOR_CACHE_DIR": str(cache)}
+    run, _ = captured(env={**os.environ, **paths})
+    assert set(run.settings["sources"]) == {"helper.py", "train.py"}
+
+
 def test_settings_can_be_left_out(captured):
     run, _ = captured("--no-env", "--no-packages", "--no-source")
     assert not {"environment", "packages", "sources", "git"} & set(run.settings)

@@ -51,7 +51,7 @@ class Watching(fx.Interpreter):
         return {name: int(table.checksum[slot]) for name, slot in self.seen.items()}
 
 
-def test_every_float_tensor_an_interpreter_sees_has_a_site_forward_and_backward(gpt, tmp_path, record_property):
+def test_every_float_tensor_an_interpreter_sees_has_a_site_forward_and_backward(gpt, tmp_path, record_property, capsys):
     torch.manual_seed(0)
     model = gpt.GPT(20, width=16, heads=2, depth=2, context=8)
     tokens = torch.randint(20, (2, 8))
@@ -79,5 +79,7 @@ def test_every_float_tensor_an_interpreter_sees_has_a_site_forward_and_backward(
     missing = {name for name, checksum in expected.items() if checksum not in recorded}
     record_property("values an interpreter sees", len(expected))
     record_property("of these without a site", len(missing))
+    with capsys.disabled():
+        sys.stdout.write(f"\n{len(expected)} float values that an interpreter sees, {len(missing)} without a site\n")
     assert len(expected) > 150
     assert missing == set()

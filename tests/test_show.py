@@ -102,10 +102,11 @@ def test_history_of_a_site(run):
         ([], ["train.py --lr 1", "exit code 0", "4 (0 to 3)"]),
         (["--tree"], ["BatchNorm1d", "6x8", "128"]),
         (["--step", "1", "--kinds", "output"], ["Net.norm", "6x8", "forward"]),
+        (["--step", "0", "--kinds", "output"], ["Net.norm", "6x8", "forward"]),
         (["--history", "Net.a", "--kinds", "output"], ["over 4 steps", "0: "]),
         (["--settings"], ["torch: 2.13.0", "A\\x1b[2J"]),
     ],
-    ids=["overview", "tree", "step", "history", "settings"],
+    ids=["overview", "tree", "step", "first step", "history", "settings"],
 )
 def test_each_view_as_text_and_as_json(introspect, run, options, shown):
     done = introspect("show", run.path, *options)

@@ -64,7 +64,7 @@ def imported_sources() -> dict[str, str]:
     hashes = {}
     for module in list(sys.modules.values()):
         path = getattr(module, "__file__", None)
-        if not isinstance(path, str) or not is_users(path):
+        if not isinstance(path, str) or not is_users(path) or _generated(path):
             continue
         try:
             data = Path(path).read_bytes()
@@ -73,6 +73,14 @@ def imported_sources() -> dict[str, str]:
         if len(data) <= _LARGEST:
             hashes[_named(path, module.__name__)] = hashlib.blake2b(data, digest_size=8).hexdigest()
     return dict(sorted(hashes.items()))
+
+
+def _generated(path: str) -> bool:
+    """Whether a compiler wrote a file into its cache: it says what was compiled, under a name that is a hash."""
+    cache = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    if cache and os.path.realpath(path).startswith(os.path.realpath(cache) + os.sep):
+        return True
+    return any(part.startswith("torchinductor_") for part in Path(path).parts)
 
 
 def _named(path: str, module: str) -> str:

@@ -37,7 +37,8 @@ def show(run: str, format_: str, **asked: Any) -> int:
         raise UsageError("-o, --target and --no-prune belong to --graph; give it with them.")
     if asked["depth"] is not None and not asked["tree"]:
         raise UsageError("--depth belongs to --tree; give it with it.")
-    views = [name for name in ("tree", "step", "history", "settings") if asked[name] not in (None, False)]
+    given = {name for name, value in asked.items() if value is not None and value is not False}
+    views = [name for name in ("tree", "step", "history", "settings") if name in given]
     if len(views) > 1:
         raise UsageError(f"--{views[0]} and --{views[1]} show different things; ask for one at a time.")
     with open_run(run) as opened:

@@ -192,7 +192,7 @@ def _sourced(a: Any, b: Any) -> Iterator[tuple[str, str, Any, Any]]:
                 yield source, name, *(value[:10] if isinstance(value, str) else value for value in (one, two))
     told = [run.manifest.get("options") for run in (a, b)]
     options_a, options_b = (options if isinstance(options, Mapping) else {} for options in told)
-    for name in ("seed", "deterministic"):
+    for name in ("seed", "deterministic", "compile"):
         if options_a.get(name) != options_b.get(name):
             yield "options", f"--{name}", options_a.get(name), options_b.get(name)
 

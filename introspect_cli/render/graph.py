@@ -120,9 +120,10 @@ def graph_html(graph: Graph, title: str) -> str:
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         f"<title>{html.escape(clean(title))}</title>"
         "<style>body{margin:16px;font:14px system-ui,sans-serif;color:#1b1f24;background:#fff}"
-        ".s{overflow:auto}h1{font-size:18px}</style></head><body>"
+        ".scroll{overflow:auto}h1{font-size:18px}</style></head><body>"
         f"<h1>{html.escape(clean(title))}</h1><p>Step {graph.step}: {len(graph.nodes)} of {graph.total} results of "
-        f'operators. Hover over one for its numbers.</p>{notes}<div class="s">{graph_svg(graph)}</div></body></html>'
+        f'operators. Hover over one for its numbers.</p>{notes}<div class="scroll">{graph_svg(graph)}</div>'
+        "</body></html>"
     )
 
 
@@ -240,13 +241,25 @@ def _legend(graph: Graph) -> str:
     return "".join(parts)
 
 
+def _sink(graph: Graph, depth: dict[int, int]) -> None:
+    """Have what is made early and used late (a dropout's mask) stand above what uses it first."""
+    by_number = {node.number: node for node in graph.nodes}
+    after: dict[int, list[int]] = {}
+    for start, end in graph.edges:
+        if not _across(by_number[start], by_number[end]):
+            after.setdefault(start, []).append(end)
+    for node in reversed(graph.nodes):
+        users = after.get(node.number)
+        if users:
+            depth[node.number] = max(depth[node.number], min(depth[end] for end in users) - 1)
+
+
 def _layout(graph: Graph) -> tuple[dict[int, tuple[float, float]], int, int]:
     """Where each node stands (left, top), and the picture's width and height."""
     before: dict[int, list[int]] = {node.number: [] for node in graph.nodes}
     for start, end in graph.edges:
         before[end].append(start)
     depth: dict[int, int] = {}
-    layers: list[list[int]] = []
     first_backward = 0
     for node in graph.nodes:
         own = before[node.number]
@@ -256,9 +269,10 @@ def _layout(graph: Graph) -> tuple[dict[int, tuple[float, float]], int, int]:
         depth[node.number] = level
         if node.record.site.phase is Phase.FORWARD:
             first_backward = max(first_backward, level + 1)
-        while len(layers) <= level:
-            layers.append([])
-        layers[level].append(node.number)
+    _sink(graph, depth)
+    layers: list[list[int]] = [[] for _ in range(max(depth.values(), default=-1) + 1)]
+    for item, level in depth.items():
+        layers[level].append(item)
     step = _WIDE + _APART
     left: dict[int, float] = {}
     for level, layer in enumerate(layers):
