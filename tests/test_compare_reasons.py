@@ -420,18 +420,63 @@ def test_more_calls_are_accumulation_only_with_more_losses(compare):
     assert "called more often" in compare(steps(2, 1), steps(3, 1)).sentence
 
 
-def test_a_tensor_changed_outside_of_the_optimizer(compare):
+SGD = row("optimizer", "hyperparameter", "SGD", 0.1, path="[0]['lr']")
+
+
+@pytest.mark.parametrize(
+    ("stepped", "words"),
+    [([SGD], "it was changed outside of an optimizer step"), ([], "the script updates its parameters by hand")],
+    ids=["optimizer", "none"],
+)
+def test_a_tensor_changed_outside_of_the_optimizer(compare, stepped, words):
     x = np.arange(4, dtype=F32)
 
     def steps(average):
         return [
-            [row("start", "param", "Ema.w", x), row("forward", "output", "Net", x)],
-            [row("start", "param", "Ema.w", average), row("forward", "output", "Net", x)],
+            [row("start", "param", "Ema.w", x), row("forward", "output", "Net", x), *stepped],
+            [row("start", "param", "Ema.w", average), row("forward", "output", "Net", x), *stepped],
         ]
 
     result = compare(steps(x * F32(0.9)), steps(x * F32(0.8)))
     assert (result.first.step, result.first.site.fqn, result.first.reason) == (1, "Ema.w", Reason.OUTSIDE)
-    assert "something other than the optimizer changes it" in result.sentence
+    assert words in result.sentence
+
+
+def test_what_one_run_only_records_at_a_start_counts_where_it_changed(compare):
+    x = np.arange(4, dtype=F32)
+    end = [row("forward", "output", "Net", x), SGD, row("optimizer", "param", "Net.w", x + 1)]
+
+    def steps(*found):
+        return [[row("start", "param", "Net.w", x), *end], [*found, *end]]
+
+    loaded = row("start", "param", "Net.w", x)
+    assert compare(steps(), steps(row("start", "param", "Net.w", x + 1))).verdict is Verdict.SAME
+    for a, b, side in ((steps(), steps(loaded), "b"), (steps(loaded), steps(), "a")):
+        result = compare(a, b)
+        assert (result.first.step, result.first.site.phase.value, result.first.role) == (1, "start", Role.ORIGIN)
+        assert result.first.reason is Reason.OUTSIDE
+        assert f"changed outside of an optimizer step in {side} only" in result.sentence
+
+
+def test_an_optimizer_that_evaluates_the_model_again_within_its_step(compare):
+    x = np.ones((2, 2), F32)
+
+    def steps(inner, lr):
+        called = [row("forward", "input", "Net.a", x, path="[0]"), row("forward", "output", "Net.a", x)]
+        again = [
+            row("optimizer", "param", "Net.a.w", inner, call=1),
+            row("forward", "input", "Net.a", x, path="[0]", call=1),
+            row("forward", "output", "Net.a", inner * 2, call=1),
+        ]
+        after = [row("optimizer", "grad", "Net.a.w", inner * 3), row("optimizer", "param", "Net.a.w", inner * 4)]
+        told = row("optimizer", "hyperparameter", "LBFGS", lr, path="[0]['lr']")
+        return [[row("start", "param", "Net.a.w", x), told, *called, *again, *after]]
+
+    result = compare(steps(x * 2, 1.0), steps(x * 3, 0.5))
+    assert (result.first.site.fqn, result.first.site.call, result.first.reason) == ("Net.a.w", 1, Reason.OPTIMIZER)
+    assert "within the optimizer step, before its forward pass 1" in result.sentence
+    assert "LBFGS or what it was told (lr 1 -> 0.5)" in result.sentence
+    assert [d.role for d in result.divergences] == [Role.ORIGIN] + [Role.PROPAGATED] * (len(result.divergences) - 1)
 
 
 def test_a_model_built_later_is_initialised_differently(compare):

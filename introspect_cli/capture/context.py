@@ -44,6 +44,7 @@ class Context:
         self.has_optimizer = False
         self.ticks = 0
         self.manual = False
+        self.in_optimizer: Callable[[], bool] = lambda: False
         self._trained: ById[bool] = ById()
         self._trained_roots: ById[bool] = ById()
         self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
@@ -150,11 +151,19 @@ class Context:
             self._trained_roots.set(module, known)
         return known
 
-    def state_site(self, name: ParameterName, phase: Phase, kind: Kind, path: str = "") -> int:
-        """The site of a parameter, of its gradient, or of something the optimizer keeps for it."""
-        key = (phase, kind, path)
+    def state_site(self, name: ParameterName, phase: Phase, kind: Kind, path: str = "", call: int = 0) -> int:
+        """The site of a parameter, of its gradient, or of something the optimizer keeps for it.
+
+        Args:
+            name: the parameter's name.
+            phase: where in the step.
+            kind: what of it.
+            path: which part of that.
+            call: how often it was recorded in this phase of the step before.
+        """
+        key = (phase, kind, path, call)
         site = name.sites.get(key)
         if site is None:
-            site = self.recorder.site(Site(phase, kind, name.fqn, 0, path), SiteInfo(name.module_class))
+            site = self.recorder.site(Site(phase, kind, name.fqn, call, path), SiteInfo(name.module_class))
             name.sites[key] = site
         return site

@@ -182,7 +182,7 @@ class ParameterName:
         self.fqn = fqn
         self.module_class = module_class
         self.watched = watched
-        self.sites: dict[tuple[Phase, Kind, str], int] = {}
+        self.sites: dict[tuple[Phase, Kind, str, int], int] = {}
 
 
 class Names:

@@ -58,6 +58,7 @@ class OptimizerProbe:
         self._stepped = 0
         self.settings: list[dict[str, Any]] = []
         self.settings_changed = False
+        context.in_optimizer = lambda: self.stepping
 
     def install(self) -> None:
         """Register the step hooks; hear of optimizers as they are built, and of steps that a scaler skips."""
@@ -123,10 +124,12 @@ class OptimizerProbe:
             return
         try:
             with unobserved():
-                self._note(optimizer)
+                has_closure = _has_closure(args, kwargs)
+                if not (has_closure and self._is_ahead(optimizer)):
+                    self._note(optimizer)
                 self._context.begin()
                 if self._recorder.wanted:
-                    self._record_before(optimizer, has_closure=_has_closure(args, kwargs))
+                    self._record_before(optimizer, has_closure=has_closure)
         except Exception as error:
             self._failed(error)
 
@@ -141,6 +144,8 @@ class OptimizerProbe:
         self._stepped += 1
         try:
             with unobserved():
+                if self._parameters.get(optimizer) is None:
+                    self._note(optimizer)
                 if self._recorder.wanted:
                     self._record_after(optimizer, has_closure=_has_closure(args, kwargs))
                 self._context.auto_tick()
@@ -169,6 +174,13 @@ class OptimizerProbe:
                 self._context.auto_tick()
         except Exception as error:
             self._failed(error)
+
+    def _is_ahead(self, optimizer: Optimizer) -> bool:
+        """Whether the optimizer steps before any model that holds its parameters was called, as with a closure."""
+        names = self._context.names
+        return self._parameters.get(optimizer) is None and any(
+            names.parameter(parameter) is None for parameter in _parameters(optimizer)
+        )
 
     def _note(self, optimizer: Optimizer) -> None:
         """Learn the optimizer's name and those of its parameters; both may grow while it lives."""
@@ -211,7 +223,7 @@ class OptimizerProbe:
         kinds = self._context.kinds
         if Kind.HYPERPARAMETER in kinds:
             self._hyperparameters(optimizer, name)
-        if Kind.OPTIMIZER_STATE in kinds and (self._recorder.resumed or name not in self._state_seen):
+        if names and Kind.OPTIMIZER_STATE in kinds and (self._recorder.resumed or name not in self._state_seen):
             self._state_seen.add(name)
             self._optimizer_state(optimizer, names, Phase.START)
         if not has_closure:

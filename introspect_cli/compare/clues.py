@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.compare.align import KINDS, PHASES, Alignment
+from introspect_cli.compare.align import KINDS, PHASES, Alignment, kind_code
 from introspect_cli.compare.facts import FORWARD, Facts, owner_of
 from introspect_cli.compare.measure import ROUNDING
 from introspect_cli.compare.result import Divergence, Reason
 from introspect_cli.compare.words import often, what
-from introspect_cli.records import Kind, ModuleInfo, Phase, Site
+from introspect_cli.records import SETTING_KINDS, Kind, ModuleInfo, Phase, Site
 
 if TYPE_CHECKING:
     from introspect_cli.compare.match import StepPair
@@ -84,6 +84,7 @@ class Clues:
         recomputed: whether the module was run again in the backward pass, under activation checkpointing.
         no_forward: the side whose step holds no forward pass at all.
         not_optimized: the side whose optimizer does not have the parameter.
+        by_hand: whether no optimizer ever steps in either run.
     """
 
     first_step: int = 0
@@ -124,6 +125,7 @@ class Clues:
     frozen_buffers: str = ""
     no_forward: str = ""
     not_optimized: str = ""
+    by_hand: bool = False
 
 
 def find_clues(
@@ -177,7 +179,7 @@ def find_clues(
         rounding=_is_rounding(divergence),
         dtype_changed=bool(divergence.a and divergence.b and divergence.a.layout.dtype != divergence.b.layout.dtype),
         stale=stale_side(step, before, union) if cause.reason is Reason.GRADIENT else "",
-        grad_equal=_grad_equal(facts, site.fqn),
+        grad_equal=not site.call and _grad_equal(facts, site.fqn),
         value_before_equal=known_before[0] and site.fqn not in facts.carried.params,
         optimizers=", ".join(names_a) if names_a == names_b else "",
         optimizer_classes=(", ".join(names_a), ", ".join(names_b))
@@ -200,6 +202,7 @@ def find_clues(
         frozen_buffers=frozen_buffers(facts, step, before, site.fqn) if cause.reason is Reason.MODULE else "",
         paths=other_paths(facts, step, union) if cause.reason is Reason.STRUCTURE else None,
         gap=facts.gap,
+        by_hand=not np.isin(alignment.kind, [kind_code(kind) for kind in SETTING_KINDS]).any(),
         no_forward=no_forward_side(step),
         idle=idle_side(step, site.fqn) if cause.reason is Reason.STRUCTURE else "",
         earliest=what(facts.sites[0]) if facts.sites and facts.sites[0] != site else "",
@@ -308,6 +311,6 @@ def evidence(clues: Clues, divergence: Divergence, cause: Cause, facts: Facts) -
         name, one, two = clues.calls
         lines.append(f"{name} runs {often(one)} in this step of a and {often(two)} in b.")
     forward = any(site.phase in FORWARD for site in facts.sites)
-    if cause.reason in (Reason.GRADIENT, Reason.OPTIMIZER) and not forward:
+    if cause.reason in (Reason.GRADIENT, Reason.OPTIMIZER) and not divergence.site.call and not forward:
         lines.append("Every recorded value of the forward pass agrees in this step.")
     return tuple(lines)

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from introspect_cli.compare.match import Items, StepPair
 
 FORWARD = frozenset({Phase.FORWARD, Phase.EVAL, Phase.RECOMPUTE})
+_TENSORS = frozenset({Kind.PARAM, Kind.BUFFER})
+_BEFORE_USE = frozenset({Phase.START, Phase.OPTIMIZER})
 
 
 def owner_of(fqn: str) -> str:
@@ -158,14 +160,18 @@ class Facts:
         rows = np.flatnonzero(numbers == union)
         return int(rows[0]) if len(rows) else None
 
-    def tensors_differ(self, fqn: str) -> tuple[str, ...]:
-        """Parameters and buffers of a module, or inside it, that the step began with and that differ."""
+    def tensors_differ(self, fqn: str, order: float) -> bool:
+        """Whether a parameter or buffer of a module, or inside it, differs already at a place of the sequence.
+
+        Those that the step began with, and those that an optimizer changed before, within the step.
+        """
         prefix = fqn + "."
-        names = {name for name in self.carried.params | self.carried.buffers if name.startswith(prefix)}
-        for site in self.sites:
-            if site.phase is Phase.START and site.kind in (Kind.PARAM, Kind.BUFFER) and site.fqn.startswith(prefix):
-                names.add(site.fqn)
-        return tuple(sorted(names))
+        if any(name.startswith(prefix) for name in self.carried.params | self.carried.buffers):
+            return True
+        return any(
+            at < order and site.kind in _TENSORS and site.phase in _BEFORE_USE and site.fqn.startswith(prefix)
+            for at, site in zip(self.items.order, self.sites, strict=True)
+        )
 
     def holds_tensors(self, fqn: str) -> bool:
         """Whether a module, or a module inside it, has parameters or buffers."""
@@ -209,6 +215,8 @@ def carry_over(facts: Facts, known: Carried, recorded_params: frozenset[str]) ->
     states: set[tuple[str, str]] = set()
     loaders = set(known.loaders)
     for site in facts.sites:
+        if site.phase is Phase.OPTIMIZER and site.call:
+            continue  # how a tensor was within the step
         if site.kind is Kind.PARAM and (site.phase is not Phase.START or site.fqn not in recorded_params):
             params.add(site.fqn)
         elif site.kind is Kind.BUFFER and (site.phase is not Phase.START or site.fqn not in recorded_params):

@@ -51,7 +51,8 @@ def _found_in(whole: Any, sites: Columns, start: Checksums) -> int | None:
     if not target:
         return None
     last: dict[str, int] = {}
-    codes = np.flatnonzero((sites.kind == kind_code(Kind.PARAM)) & (sites.phase == phase_code(Phase.OPTIMIZER)))
+    after = (sites.phase == phase_code(Phase.OPTIMIZER)) & (sites.call == 0)  # later calls are within the step
+    codes = np.flatnonzero((sites.kind == kind_code(Kind.PARAM)) & after)
     for number in codes:
         last[sites.fqn[number]] = int(number)
     shared = [fqn for fqn in target if fqn in last]

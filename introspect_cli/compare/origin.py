@@ -139,7 +139,7 @@ def _input(facts: Facts, site: Site, order: float) -> Cause:
     fed = (
         facts.differs(site.phase, Kind.INPUT, parent, call)
         or facts.inside("forward", parent, start, order - 0.25)
-        or facts.tensors_differ(parent)
+        or facts.tensors_differ(parent, order)
         or facts.rng_differs()
     )
     if fed:
@@ -155,7 +155,7 @@ def _output(facts: Facts, site: Site, order: float) -> Cause:
     fed = (
         facts.differs(site.phase, Kind.INPUT, site.fqn, site.call)
         or facts.inside("forward", site.fqn, start, order)
-        or facts.tensors_differ(site.fqn)
+        or facts.tensors_differ(site.fqn, order)
         or facts.rng_differs()
     )
     if fed:
@@ -193,11 +193,16 @@ def _param(facts: Facts, site: Site, order: float) -> Cause:
         return _start(facts)
     carried = facts.carried
     states = {name for name, _ in carried.states}
-    fed = facts.differing(Kind.GRAD, site.fqn) or site.fqn in carried.params or site.fqn in states
-    if not fed and not facts.recorded(Phase.OPTIMIZER, Kind.GRAD, site.fqn, site.call):
-        fed = facts.before(order, _PASSES)
-    started = any(facts.sites[i].phase is Phase.START for i in facts.differing(Kind.PARAM, site.fqn))
-    return _PROPAGATED if fed or started else _origin(Reason.OPTIMIZER)
+    fed = site.fqn in carried.params or site.fqn in states
+    if site.call or not facts.recorded(Phase.OPTIMIZER, Kind.GRAD, site.fqn, 0):
+        fed = fed or facts.before(order, _PASSES)  # its gradient was not recorded, or is that of a later forward pass
+    else:
+        fed = fed or bool(facts.differing(Kind.GRAD, site.fqn))
+    earlier = any(
+        facts.items.order[i] < order and (facts.sites[i].phase is Phase.START or facts.sites[i].call)
+        for i in facts.differing(Kind.PARAM, site.fqn)
+    )
+    return _PROPAGATED if fed or earlier else _origin(Reason.OPTIMIZER)
 
 
 def _optimizer_state(facts: Facts, site: Site, order: float) -> Cause:

@@ -85,12 +85,26 @@ def _initial(story: Story) -> str:
 
 
 def _outside(story: Story) -> str:
-    site, clues = story.first.site, story.clues
-    others = f", as do {clues.initial_differ - 1} more tensors" if clues.initial_differ > 1 else ""
+    first, clues = story.first, story.clues
+    more = f"{clues.initial_differ - 1} more tensors" if clues.initial_differ > 1 else ""
+    step = f"step {first.step - 1}"
+    if first.a is None or first.b is None:
+        side = "a" if first.b is None else "b"
+        were = f", as were {more}" if more else ""
+        return (
+            f"{what(first.site)} was changed outside of an optimizer step in {side} only{were}: when the step "
+            f"begins it is not what {step} left (loading a checkpoint, copying, a moving average, in-place code)."
+        )
+    do = f", as do {more}" if more else ""
+    text = f"{what(first.site)} differs when the step begins{_apart(story)}{do}, while everything recorded before "
+    if clues.by_hand:
+        return (
+            f"{text}agrees: no optimizer steps in these runs, so the script updates its parameters by hand after the "
+            f"backward pass of {step}, with another gradient (clipping, scaling), learning rate or rule."
+        )
     return (
-        f"{what(site)} differs when the step begins{_apart(story)}{others}, while everything recorded before agrees: "
-        f"something other than the optimizer changes it (a moving average, copying, in-place code) after step "
-        f"{story.first.step - 1} was recorded."
+        f"{text}agrees: it was changed outside of an optimizer step (loading a checkpoint, a moving average, copying, "
+        f"in-place code) after {step} was recorded."
     )
 
 
@@ -213,10 +227,13 @@ def _gradient(story: Story) -> str:
 
 def _optimizer(story: Story) -> str:
     first, clues = story.first, story.clues
-    where = f"{what(first.site)} differs after the optimizer step{_apart(story)}"
+    when = f"within the optimizer step, before its forward pass {first.site.call}" if first.site.call else ""
+    where = f"{what(first.site)} differs {when or 'after the optimizer step'}{_apart(story)}"
     known = [
         word for word, ok in (("gradient", clues.grad_equal), ("value before", clues.value_before_equal)) if ok
     ] or ["all that is known of what went in"]
+    if first.site.call:
+        known = ["its value before", "everything computed before"]
     text = f"{where} though {' and '.join(known)} {'are' if len(known) > 1 else 'is'} equal"
     name = clues.optimizers or "the optimizer"
     if clues.optimizer_classes:

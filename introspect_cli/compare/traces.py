@@ -37,6 +37,12 @@ class StepRecords:
         row = rows.get(union)
         return None if row is None else int(batch.checksum[row])
 
+    def sequence(self, union: int, side: str) -> int | None:
+        """When a side recorded a site; None where it did not."""
+        rows, batch = (self.rows_a, self.pair.a) if side == "a" else (self.rows_b, self.pair.b)
+        row = rows.get(union)
+        return None if row is None else int(batch.sequence[row])
+
     def sketch(self, union: int, side: str) -> Any:
         """A site's sketch, float64 (16,); None where there is none."""
         rows, batch = (self.rows_a, self.pair.a) if side == "a" else (self.rows_b, self.pair.b)
@@ -69,24 +75,28 @@ def _short(text: str) -> str:
 
 def value_before(facts: Facts, step: StepRecords, before: StepRecords | None, union: int) -> tuple[bool, str]:
     """(whether the value before the step is known, the side where the step did not change it)."""
-    alignment = facts.alignment
-    site = alignment.site(union)
-    found: dict[str, int | None] = {}
-    start = [
-        u
-        for u in alignment.by_fqn.get(site.fqn, [])
-        if PHASES[alignment.phase[u]] is Phase.START and KINDS[alignment.kind[u]] is site.kind
-    ]
-    for side in ("a", "b"):
-        value = next((v for u in start if (v := step.checksum(u, side)) is not None), None)
-        if value is None and before is not None:
-            value = before.checksum(union, side)
-            if value is None:
-                value = next((v for u in start if (v := before.checksum(u, side)) is not None), None)
-        found[side] = value
+    found = {side: last_value(facts.alignment, step, before, union, side) for side in ("a", "b")}
     known = found["a"] is not None and found["b"] is not None
     same = [side for side in ("a", "b") if found[side] is not None and found[side] == step.checksum(union, side)]
     return known, same[0] if len(same) == 1 else ""
+
+
+def last_value(
+    alignment: Alignment, step: StepRecords, before: StepRecords | None, union: int, side: str
+) -> int | None:
+    """Checksum of what a tensor was when last recorded before a record of it, in this step or the one before."""
+    site = alignment.site(union)
+    own = [
+        u
+        for u in alignment.by_fqn.get(site.fqn, [])
+        if KINDS[alignment.kind[u]] is site.kind and alignment.path[u] == site.path
+    ]
+    now = step.sequence(union, side)
+    earlier = {u: at for u in own if (at := step.sequence(u, side)) is not None and now is not None and at < now}
+    if earlier:
+        return step.checksum(max(earlier, key=lambda u: earlier[u]), side)
+    last = {u: at for u in own if before is not None and (at := before.sequence(u, side)) is not None}
+    return before.checksum(max(last, key=lambda u: last[u]), side) if before is not None and last else None
 
 
 def stale_side(step: StepRecords, before: StepRecords | None, union: int) -> str:

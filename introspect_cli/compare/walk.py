@@ -20,6 +20,7 @@ from introspect_cli.compare.items import materialise
 from introspect_cli.compare.match import Items, StepPair, in_order, match
 from introspect_cli.compare.measure import Layouts
 from introspect_cli.compare.origin import Cause, judge
+from introspect_cli.compare.restated import restated, starts
 from introspect_cli.compare.result import Reason, Role
 from introspect_cli.compare.tolerance import NoiseFloor, keep_rows, relative_rows, within_tolerance
 from introspect_cli.records import Kind, Phase, Status
@@ -82,11 +83,13 @@ class Walk:
         pair = match(self.alignment, counted, step_a, step_b, batch_a, batch_b)
         site_a = np.asarray(batch_a.site).astype(np.int64)
         site_b = self.alignment.b_ids[np.asarray(batch_b.site)]
-        return replace(
-            pair,
-            only_a=pair.only_a[self.cover.only_a[site_a[pair.only_a]]],
-            only_b=pair.only_b[self.cover.only_b[site_b[pair.only_b]]],
-        )
+        only_a = pair.only_a[self.cover.only_a[site_a[pair.only_a]]]
+        only_b = pair.only_b[self.cover.only_b[site_b[pair.only_b]]]
+        pair = replace(pair, only_a=only_a, only_b=only_b)
+        if starts(self.alignment, np.concatenate([site_a[only_a], site_b[only_b]])).any():
+            again_a, again_b = restated(self.sides, self.alignment, pair)
+            pair = replace(pair, only_a=only_a[~again_a], only_b=only_b[~again_b])
+        return pair
 
     def _filtered(self, pair: StepPair) -> StepPair:
         """The step without what tolerance or noise lets pass; what was not seen is counted."""
@@ -164,8 +167,8 @@ class Walk:
             if outcome.first is not None and limit is not None and len(outcome.listed) >= limit:
                 break
             cause = judge(facts, position)
-            if cause.reason is Reason.INITIAL and before is not None and _was_there(facts, position, before):
-                cause = replace(cause, reason=Reason.OUTSIDE)
+            if _found_changed(facts, position, cause) and before is not None and _was_there(facts, position, before):
+                cause = Cause(cause.role, Reason.OUTSIDE)
             if outcome.first is None and cause.role is Role.PROPAGATED and self.resumed:
                 cause = Cause(Role.PROPAGATED, Reason.RESUMED)
             floors = [floor.floor for floor in self.floors]
@@ -177,10 +180,20 @@ class Walk:
         self.carried, self.last = carry_over(facts, carried, self.recorded), pair.step
 
 
+def _found_changed(facts: Facts, position: int, cause: Cause) -> bool:
+    """Whether a step finds a tensor with another value in one run than in the other."""
+    site = facts.sites[position]
+    found = site.phase is Phase.START and site.kind in {Kind.PARAM, Kind.BUFFER}
+    return found and cause.reason in {Reason.INITIAL, Reason.STRUCTURE}
+
+
 def _was_there(facts: Facts, position: int, before: StepPair) -> bool:
     """Whether a tensor found at the start of a step was recorded in the step before, so that it is not a new one."""
     name, alignment = facts.sites[position].fqn, facts.alignment
-    return bool(np.isin(alignment.by_fqn[name], np.asarray(before.a.site)).any())
+    own = alignment.by_fqn[name]
+    return bool(
+        np.isin(own, np.asarray(before.a.site)).any() and np.isin(own, alignment.b_ids[np.asarray(before.b.site)]).any()
+    )
 
 
 def _positions(items: Items, everything: Items) -> list[int]:
