@@ -31,17 +31,18 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 FIXTURES = Path(__file__).resolve().parent.parent / "fixtures"
-MATCHED = ("step", "phase", "kind", "fqn", "role")
-"""What of the first divergence must be exactly as expected."""
+MATCHED = ("step", "phase", "kind", "fqn", "role", "path", "call", "reason")
+"""What of the first divergence must be exactly as expected, as far as the case says it."""
 
 
 @dataclass(frozen=True)
 class Side:
-    """One run of a pair: the script's own arguments and what its environment adds."""
+    """One run of a pair: the script's own arguments, what its environment adds, and options of the capture."""
 
     script: str
     args: tuple[str, ...]
     env: tuple[tuple[str, str], ...] = ()
+    options: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,18 @@ def load_cases(path: Path = FIXTURES / "cases.yaml") -> list[Case]:
         extra = shlex.split(entry.get("b", {}).get("args", ""))
         words = [entry["script"].removesuffix(".py"), *shlex.split(entry["args"]), *(["and", *extra] if extra else [])]
         cases.append(_case("same-" + "-".join(word.lstrip("-") for word in words), entry))
+    return cases
+
+
+def load_operator_cases(path: Path = FIXTURES / "cases_ops.yaml") -> list[Case]:
+    """Read the changed operators: `line` is the text of the script's line that must be named."""
+    script = "ops/train_ops.py"
+    options = ("--level", "op")
+    plain = Side(script, ("--steps", "1"), options=options)
+    cases = []
+    for entry in yaml.safe_load(path.read_text(encoding="utf-8"))["pairs"]:
+        faulty = Side(script, ("--steps", "1", "--fault", entry["name"]), options=options)
+        cases.append(Case(f"op-{entry['name']}", plain, faulty, {**entry["expect"], "line": entry["line"]}))
     return cases
 
 
@@ -99,7 +112,7 @@ class Forks:
 
     _SOURCE = """
 import json, os, sys
-import numba, pyarrow, torch
+import numba, numpy, pyarrow, torch
 import introspect_cli.cli
 for line in sys.stdin:
     arguments, env, out, err = json.loads(line)
@@ -110,6 +123,7 @@ for line in sys.stdin:
         os.dup2(os.open(err, os.O_WRONLY), 2)
         os.environ.update(env)
         sys.path[1:1] = env["PYTHONPATH"].split(":") if "PYTHONPATH" in env else []
+        numpy.random.seed()  # as a process of its own begins; python's own generator sees to it itself
         sys.argv = ["introspect", *arguments]
         introspect_cli.cli.main()
         os._exit(99)
@@ -155,7 +169,8 @@ class Captures:
         finished = target.with_suffix(".done")
         with lock:
             if not finished.exists():
-                arguments = ["capture", "-q", "--force", "-o", str(target), str(FIXTURES / side.script), *side.args]
+                before = ["capture", "-q", "--force", *side.options, "-o", str(target)]
+                arguments = [*before, str(FIXTURES / side.script), *side.args]
                 done = self._run(*arguments, env=side.env)
                 if done.returncode != 0:
                     command = shlex.join([side.script, *side.args])
@@ -186,10 +201,22 @@ def wrong(case: Case, answer: dict[str, Any]) -> list[str]:
     first = answer["first"]
     if answer["verdict"] != "diverged" or answer["status"] != 1 or first is None:
         return [f"{answer['verdict']} (exit {answer['status']}): {answer['sentence']}"]
-    found = [f"{key} is {first[key]}, not {case.expect[key]}" for key in MATCHED if first[key] != case.expect[key]]
-    if case.expect["word"].lower() not in answer["sentence"].lower():
-        found.append(f"no {case.expect['word']!r} in {answer['sentence']!r}")
+    expect = case.expect
+    found = [
+        f"{key} is {first[key]}, not {expect[key]}" for key in MATCHED if key in expect and first[key] != expect[key]
+    ]
+    if expect.get("word", "").lower() not in answer["sentence"].lower():
+        found.append(f"no {expect['word']!r} in {answer['sentence']!r}")
+    if "line" in expect and (line := _line(case.a.script, first.get("source", ""))) != expect["line"]:
+        found.append(f"the line is {line!r}, not {expect['line']!r}")
     return found
+
+
+def _line(script: str, source: str) -> str:
+    """The text of the line that a `file:line` names; "" for none."""
+    number = source.rpartition(":")[2]
+    lines = (FIXTURES / script).read_text(encoding="utf-8").splitlines()
+    return lines[int(number) - 1].strip() if number else ""
 
 
 def judge(case: Case, captures: Captures, run: Command = introspect) -> list[str]:
@@ -208,7 +235,8 @@ def main() -> int:
     parser.add_argument("--keep", type=Path, help="a directory for the runs, kept and used again")
     parser.add_argument("--warm", action="store_true", help="fork captures from a process that has torch imported")
     options = parser.parse_args()
-    cases = [case for case in load_cases() if fnmatch.fnmatch(case.name, options.only)]
+    everything = [*load_cases(), *load_operator_cases()]
+    cases = [case for case in everything if fnmatch.fnmatch(case.name, options.only)]
     with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(options.jobs) as pool:
         directory = options.keep or Path(scratch)
         directory.mkdir(parents=True, exist_ok=True)
@@ -216,14 +244,23 @@ def main() -> int:
         captures = Captures(directory, run)
         verdicts = []
         for case, found in zip(cases, pool.map(lambda case: judge(case, captures, run), cases), strict=True):
-            verdicts.append((case, found))
+            verdicts.append((case, not found))
             if found:
                 print(f"{case.name:44} {'; '.join(found)}", flush=True)
-    planted = [found for case, found in verdicts if case.expect]
-    same = [found for case, found in verdicts if not case.expect]
-    print(f"planted faults: {sum(not found for found in planted)} of {len(planted)} exactly right")
-    print(f"pairs that are the same: {len(same)}, false alarms: {sum(bool(found) for found in same)}")
-    return int(any(found for _, found in verdicts))
+    print(table(verdicts))
+    return int(not all(right for _, right in verdicts))
+
+
+def table(verdicts: Sequence[tuple[Case, bool]]) -> str:
+    """How many of each script's cases are right, and of all."""
+    lines = [f"{'script':24} {'planted faults':>14} {'right':>6} {'equal pairs':>12} {'false alarms':>13}"]
+    for script in [*dict.fromkeys(case.a.script for case, _ in verdicts), "all"]:
+        own = [(case, right) for case, right in verdicts if script in (case.a.script, "all")]
+        planted = [right for case, right in own if case.expect]
+        same = [right for case, right in own if not case.expect]
+        alarms = len(same) - sum(same)
+        lines.append(f"{script:24} {len(planted):14} {sum(planted):6} {len(same):12} {alarms:13}")
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -40,9 +40,23 @@ def test_there_are_enough_cases():
     assert len({case.name for case in CASES}) == len(CASES)
 
 
+def test_changed_operators_are_counted_too():
+    cases = localization.load_operator_cases()
+    assert len(cases) >= 20
+    case = cases[0]
+    expect = {key: value for key, value in case.expect.items() if key != "line"}
+    lines = (localization.FIXTURES / case.a.script).read_text(encoding="utf-8").splitlines()
+    number = [line.strip() for line in lines].index(case.expect["line"]) + 1
+    answer = {"verdict": "diverged", "status": 1, "sentence": ""}
+    assert localization.wrong(case, {**answer, "first": {**expect, "source": f"train_ops.py:{number}"}}) == []
+    assert localization.wrong(case, {**answer, "first": {**expect, "source": f"train_ops.py:{number + 1}"}}) != []
+    told = localization.table([(case, True), (case, False)]).splitlines()
+    assert told[-1].split() == ["all", "2", "1", "0", "0"]
+
+
 def test_a_wrong_answer_is_noticed():
     case = next(case for case in CASES if case.expect)
-    first = {key: case.expect[key] for key in localization.MATCHED}
+    first = {key: case.expect[key] for key in localization.MATCHED if key in case.expect}
     answer = {"verdict": "diverged", "status": 1, "first": first, "sentence": f"because of {case.expect['word']}"}
     assert localization.wrong(case, answer) == []
     assert localization.wrong(case, {**answer, "first": {**first, "step": 99}}) != []

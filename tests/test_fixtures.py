@@ -27,6 +27,10 @@ COMMANDS = [
     "train_resume.py --steps 5 --restart-at 3",
     "train_compiled.py --steps 2 --mode aot_eager",
     "train_library.py --steps 3",
+    "train_byhand.py --steps 4",
+    "train_rollback.py --steps 4 --back-at 2 --fault older",
+    "train_unseeded.py --steps 2 --seed-all",
+    "train_children.py --steps 3",
 ]
 
 MORE = [

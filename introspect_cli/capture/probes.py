@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli import clock
+from introspect_cli.capture.children import ChildrenProbe
 from introspect_cli.capture.context import Context
 from introspect_cli.capture.data import DataProbe
 from introspect_cli.capture.gradients import GradientProbe
@@ -70,7 +71,9 @@ class Probes:
         self.context.on_tick.append(gradients.forget)
         self.context.on_tick.append(self._modules_named)
         modules = ModuleProbe(self.context, gradients)
+        self.children = ChildrenProbe(guard)
         self._probes: list[Any] = [
+            self.children,
             RngProbe(self.context, began),
             state,
             gradients,

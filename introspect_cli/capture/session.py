@@ -280,6 +280,7 @@ class Session:
                 "observed": sorted(kind.value for kind in self.options.record),
                 "not_observed": self._guard.sentences,
                 "notes": probes.notes if probes is not None else [],
+                "children": probes.children.started if probes is not None else [],
                 "failures": self._guard.details,
             }
             # What comes after the last optimizer step is in the store as one more step, and is none.

@@ -85,6 +85,8 @@ class Clues:
         no_forward: the side whose step holds no forward pass at all.
         not_optimized: the side whose optimizer does not have the parameter.
         by_hand: whether no optimizer ever steps in either run.
+        children: what the runs' scripts ran in processes of their own.
+        unseeded: random generators that both runs began to draw from in this step, or the one before, unseeded.
     """
 
     first_step: int = 0
@@ -126,6 +128,8 @@ class Clues:
     no_forward: str = ""
     not_optimized: str = ""
     by_hand: bool = False
+    children: str = ""
+    unseeded: tuple[str, ...] = ()
 
 
 def find_clues(

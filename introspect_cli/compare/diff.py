@@ -6,9 +6,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.compare.align import columns
-from introspect_cli.compare.clues import Clues, evidence, find_clues
+from introspect_cli.compare.clues import evidence
 from introspect_cli.compare.coverage import blindness_notes, failed, option_notes
 from introspect_cli.compare.exact import Tensors
+from introspect_cli.compare.lookout import look_around
 from introspect_cli.compare.moved import moved_modules, suggest_renames
 from introspect_cli.compare.names import renamer
 from introspect_cli.compare.offset import detect
@@ -146,7 +147,7 @@ def _answer(a: Any, b: Any, options: DiffOptions, outcomes: Sequence[RankOutcome
             notes=tuple(notes),
             counts=counts,
         )
-    clues = _clues(a, b, best)
+    clues = look_around(a, b, best)
     assert best.cause is not None and best.facts is not None  # noqa: PT018 - they are set together
     if best.cause.reason is Reason.OPTIMIZER:
         told = changes_for(a.settings.get("optimizers"), b.settings.get("optimizers"), best.first.site.fqn)
@@ -192,24 +193,6 @@ def _listed(outcomes: Sequence[RankOutcome], limit: int | None) -> tuple[Diverge
     everything = [divergence for outcome in outcomes for divergence in outcome.listed]
     everything.sort(key=lambda d: (d.step, d.rank, d.sequence))
     return tuple(everything if limit is None else everything[:limit])
-
-
-def _clues(a: Any, b: Any, outcome: RankOutcome) -> Clues:
-    assert outcome.facts is not None
-    assert outcome.first is not None
-    assert outcome.cause is not None
-    steps = outcome.paired.steps
-    step = outcome.first.step
-    return find_clues(
-        outcome.facts,
-        outcome.first,
-        outcome.cause,
-        outcome.previous,
-        a.rank(outcome.rank).modules,
-        b.rank(outcome.rank).modules,
-        int(steps[0]),
-        int((steps < step).sum()),
-    )
 
 
 def _undiverged(options: DiffOptions, counts: Counts, outcomes: Sequence[RankOutcome]) -> tuple[Verdict, str]:

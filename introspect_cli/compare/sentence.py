@@ -10,14 +10,17 @@ from typing import TYPE_CHECKING
 
 from introspect_cli.compare.result import Reason, Role
 from introspect_cli.compare.settings import describe
+from introspect_cli.compare.start import initial_sentence, outside_sentence, resumed_sentence
 from introspect_cli.compare.structure import structure_sentence
-from introspect_cli.compare.words import both_values, far, named, often, path_of, scaled, what
+from introspect_cli.compare.words import apart, both_values, named, often, path_of, scaled, what
 from introspect_cli.records import Kind, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from introspect_cli.compare.story import Story
+
+_GENERATORS = {"python": "python's random", "numpy": "numpy.random"}
 
 
 def sentence(story: Story) -> str:
@@ -33,6 +36,7 @@ def sentence(story: Story) -> str:
     known = story.cause.role is Role.ORIGIN or story.cause.reason in (Reason.RESUMED, Reason.GAP)
     tell = _TELL[story.cause.reason] if known else _propagated
     text = f"The runs first part at {where}: {tell(story)}"
+    text += _unseeded(story)
     told = {"hyperparameter", "optimizers"} if story.cause.reason is Reason.OPTIMIZER else set()
     blamed = [
         change for change in story.settings if change.explains and change.weight >= 0.8 and change.source not in told
@@ -42,14 +46,22 @@ def sentence(story: Story) -> str:
     return text
 
 
-def _apart(story: Story) -> str:
-    distance = far(story.first)
-    return f" ({distance})" if distance else ""
+def _unseeded(story: Story) -> str:
+    """That a generator was drawn from without a seed, where that is so; it differs between any two processes then."""
+    names = [_GENERATORS.get(name, name) for name in story.clues.unseeded]
+    if not names:
+        return ""
+    step = story.first.step - (story.cause.reason is Reason.RNG)
+    verb = "is" if len(names) == 1 else "are"
+    return (
+        f" {' and '.join(names)} {verb} drawn from in step {step} without ever having been seeded, so every process "
+        "gets other numbers (capture --seed seeds all generators)."
+    )
 
 
 def _batch(story: Story) -> str:
     clues = story.clues
-    text = f"{what(story.first.site)} differs{_apart(story)}."
+    text = f"{what(story.first.site)} differs{apart(story.first)}."
     if clues.same_values:
         text += " It holds the same values in another order: the data was shuffled differently."
     elif story.first.step == clues.first_step or clues.batches_before == 0:
@@ -63,9 +75,11 @@ def _rng(story: Story) -> str:
     site = story.first.site
     if story.first.step == story.clues.first_step:
         return (
-            f"{what(site)} differs already when the first captured step begins: another seed, or another number of "
-            "random draws before it."
+            f"{what(site)} differs already when the first captured step begins: another seed (or none), or another "
+            "number of random draws before it."
         )
+    if site.fqn in story.clues.unseeded:
+        return f"{what(site)} differs when the step begins, while all values recorded before are equal."
     since = "since the last recorded step" if story.clues.gap else f"during step {story.first.step - 1}"
     return (
         f"{what(site)} differs when the step begins, while all values recorded before are equal: {since}, "
@@ -73,51 +87,9 @@ def _rng(story: Story) -> str:
     )
 
 
-def _initial(story: Story) -> str:
-    site, clues = story.first.site, story.clues
-    text = f"{what(site)} differs before any training{_apart(story)}"
-    if clues.initial_differ > 1:
-        text += f", as do {clues.initial_differ - 1} more of {clues.initial_total} initial tensors"
-    elif clues.initial_total > 1:
-        text += f", alone of {clues.initial_total} initial tensors"
-    text += ": other initialisation or seed"
-    return f"{text}, or another checkpoint was loaded."
-
-
-def _outside(story: Story) -> str:
-    first, clues = story.first, story.clues
-    more = f"{clues.initial_differ - 1} more tensors" if clues.initial_differ > 1 else ""
-    step = f"step {first.step - 1}"
-    if first.a is None or first.b is None:
-        side = "a" if first.b is None else "b"
-        were = f", as were {more}" if more else ""
-        return (
-            f"{what(first.site)} was changed outside of an optimizer step in {side} only{were}: when the step "
-            f"begins it is not what {step} left (loading a checkpoint, copying, a moving average, in-place code)."
-        )
-    do = f", as do {more}" if more else ""
-    text = f"{what(first.site)} differs when the step begins{_apart(story)}{do}, while everything recorded before "
-    if clues.by_hand:
-        return (
-            f"{text}agrees: no optimizer steps in these runs, so the script updates its parameters by hand after the "
-            f"backward pass of {step}, with another gradient (clipping, scaling), learning rate or rule."
-        )
-    return (
-        f"{text}agrees: it was changed outside of an optimizer step (loading a checkpoint, a moving average, copying, "
-        f"in-place code) after {step} was recorded."
-    )
-
-
-def _resumed(story: Story) -> str:
-    return (
-        f"{what(story.first.site)} differs{_apart(story)}, because the later run began with other values than the "
-        f"earlier run had then ({', '.join(story.clues.unequal_tensors[:3])}): the checkpoint did not restore them."
-    )
-
-
 def _script(story: Story) -> str:
     site, clues = story.first.site, story.clues
-    text = f"{what(site)} differs{_apart(story)}"
+    text = f"{what(site)} differs{apart(story.first)}"
     if clues.batches_seen:
         return (
             f"{text} while the batch is equal: the script changes something between the data loader and "
@@ -133,7 +105,9 @@ def _script(story: Story) -> str:
 def _module(story: Story) -> str:
     site = story.first.site
     call = f" in call {site.call}" if site.call else ""
-    text = f"{named(site, story.first.module_class)} gives another output{path_of(site)}{call}{_apart(story)} from "
+    text = (
+        f"{named(site, story.first.module_class)} gives another output{path_of(site)}{call}{apart(story.first)} from "
+    )
     text += f"equal {story.clues.fed}{scaled(story.first)}"
     if story.clues.line_search:
         return (
@@ -162,7 +136,8 @@ def _own_code(story: Story) -> str:
     cause, site = story.cause, story.first.site
     if cause.before:
         where = f"before {cause.before}" + (f" and after {cause.after}" if cause.after else "")
-        text = f"{what(site)} differs{_apart(story)} while everything recorded before it is equal{scaled(story.first)}"
+        text = f"{what(site)} differs{apart(story.first)} while everything recorded before it is equal"
+        text += scaled(story.first)
         text += f": it is the own forward code of {cause.module}, {where}"
         if story.clues.rounding:
             text += (
@@ -170,7 +145,7 @@ def _own_code(story: Story) -> str:
             )
         return f"{text}."
     return (
-        f"{named(site, story.first.module_class)} gives another output{path_of(site)}{_apart(story)} "
+        f"{named(site, story.first.module_class)} gives another output{path_of(site)}{apart(story.first)} "
         "though its inputs and "
         f"the outputs of all modules inside it are equal{scaled(story.first)}: it is its own forward code, "
         f"after {cause.after}."
@@ -180,7 +155,7 @@ def _own_code(story: Story) -> str:
 def _loss(story: Story) -> str:
     first = story.first
     values = both_values(first)
-    text = f"{what(first.site)} differs{values or _apart(story)} while every module output before it is equal"
+    text = f"{what(first.site)} differs{values or apart(story.first)} while every module output before it is equal"
     text += ", and so are the batches" if story.clues.batches_seen else ""
     text += scaled(first)
     if story.clues.calls:
@@ -192,7 +167,9 @@ def _loss(story: Story) -> str:
 
 def _backward(story: Story) -> str:
     first = story.first
-    text = f"{what(first.site)} differs{_apart(story)} while the forward pass, the loss and all gradients before it "
+    text = (
+        f"{what(first.site)} differs{apart(story.first)} while the forward pass, the loss and all gradients before it "
+    )
     text += "are equal"
     if first.scale is not None:
         text += f"; b is {first.scale:.6g} times a"
@@ -209,7 +186,7 @@ def _backward(story: Story) -> str:
 def _gradient(story: Story) -> str:
     first, clues = story.first, story.clues
     text = (
-        f"the gradient of {first.site.fqn}, as the optimizer sees it, differs{_apart(story)} while forward, loss and "
+        f"the gradient of {first.site.fqn}, as the optimizer sees it, differs{apart(first)} while forward, loss and "
         "backward are equal"
     )
     if clues.stale:
@@ -228,7 +205,7 @@ def _gradient(story: Story) -> str:
 def _optimizer(story: Story) -> str:
     first, clues = story.first, story.clues
     when = f"within the optimizer step, before its forward pass {first.site.call}" if first.site.call else ""
-    where = f"{what(first.site)} differs {when or 'after the optimizer step'}{_apart(story)}"
+    where = f"{what(first.site)} differs {when or 'after the optimizer step'}{apart(story.first)}"
     known = [
         word for word, ok in (("gradient", clues.grad_equal), ("value before", clues.value_before_equal)) if ok
     ] or ["all that is known of what went in"]
@@ -259,7 +236,9 @@ def _told(hyperparameters: Mapping[str, tuple[str | None, str | None]]) -> str:
 def _buffer(story: Story) -> str:
     first = story.first
     owner = story.cause.module
-    text = f"{what(first.site)} differs at the end of the step{_apart(story)} though the inputs of {owner} are equal"
+    text = (
+        f"{what(first.site)} differs at the end of the step{apart(story.first)} though the inputs of {owner} are equal"
+    )
     if story.clues.untouched:
         return f"{text}: it does not change in {story.clues.untouched} (eval mode or frozen there)."
     return f"{text}: it is updated differently (momentum, mode, or a different number of times)."
@@ -268,7 +247,7 @@ def _buffer(story: Story) -> str:
 def _op(story: Story) -> str:
     first = story.first
     line = f", run at {first.source}," if first.source else ""
-    text = f"{what(first.site)}{line} differs{_apart(story)} though all that went into it is equal{scaled(first)}"
+    text = f"{what(first.site)}{line} differs{apart(story.first)} though all that went into it is equal{scaled(first)}"
     if story.clues.rounding:
         return f"{text}: off by rounding only, so another kernel, thread count, device or library."
     if first.site.phase is Phase.BACKWARD:
@@ -279,14 +258,14 @@ def _op(story: Story) -> str:
 def _gap(story: Story) -> str:
     first = story.first
     return (
-        f"{what(first.site)} differs{_apart(story)} and nothing recorded before it does, but step {first.step - 1} was "
+        f"{what(first.site)} differs{apart(first)} and nothing recorded before it does, but step {first.step - 1} was "
         "not recorded, so what went into it is not known: the runs parted here or in the steps left out."
     )
 
 
 def _propagated(story: Story) -> str:
     first = story.first
-    text = f"{what(first.site)} differs{_apart(story)}, but what went into it differs too or was not compared"
+    text = f"{what(first.site)} differs{apart(story.first)}, but what went into it differs too or was not compared"
     if story.clues.earliest:
         return f"{text}. The first of all records that differ in this step is {story.clues.earliest}."
     return f"{text}, so the origin lies elsewhere (earlier, or outside of what was selected)."
@@ -295,9 +274,9 @@ def _propagated(story: Story) -> str:
 _TELL = {
     Reason.BATCH: _batch,
     Reason.RNG: _rng,
-    Reason.INITIAL: _initial,
-    Reason.OUTSIDE: _outside,
-    Reason.RESUMED: _resumed,
+    Reason.INITIAL: initial_sentence,
+    Reason.OUTSIDE: outside_sentence,
+    Reason.RESUMED: resumed_sentence,
     Reason.SCRIPT: _script,
     Reason.MODULE: _module,
     Reason.OWN_CODE: _own_code,

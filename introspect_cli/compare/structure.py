@@ -47,10 +47,10 @@ def structure_sentence(story: Story) -> str:
             f"({'another number of accumulated batches' if clues.accumulation else 'one is called more often'})."
         )
     if site.kind in {Kind.GRAD, Kind.GRAD_INPUT, Kind.GRAD_OUTPUT}:
-        return (
-            f"only {side} has {what(site)}: in {other} no gradient reaches it (frozen, detached, under no_grad, or not "
-            "part of the loss)."
-        )
+        ways = "frozen, detached, under no_grad, not part of the loss"
+        if site.kind is Kind.GRAD:
+            ways += ", or replaced in the model after the optimizer was built"
+        return f"only {side} has {what(site)}: in {other} no gradient reaches it ({ways})."
     if site.kind is Kind.OPTIMIZER_STATE:
         return (
             f"only {side} has {what(site)}: the optimizer of {other} does not keep it, or does not step this parameter."

@@ -15,7 +15,7 @@ import numpy as np
 from introspect_cli.compare.align import KINDS, PHASES, Alignment
 from introspect_cli.compare.facts import FORWARD, Facts, owner_of
 from introspect_cli.compare.measure import has_sketch
-from introspect_cli.records import SETTING_KINDS, Kind, Phase
+from introspect_cli.records import SETTING_KINDS, Kind, Phase, Status
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -31,28 +31,34 @@ class StepRecords:
         self.rows_a = {int(union): row for row, union in enumerate(np.asarray(pair.a.site))}
         self.rows_b = {int(union): row for row, union in enumerate(alignment.b_ids[np.asarray(pair.b.site)])}
 
+    def _row(self, union: int, side: str) -> tuple[int | None, Any]:
+        """The row of a site on a side, and the side's records."""
+        rows, batch = (self.rows_a, self.pair.a) if side == "a" else (self.rows_b, self.pair.b)
+        return rows.get(union), batch
+
+    def status(self, union: int, side: str) -> Status | None:
+        """How much of a site was seen; None where the side has no record of it."""
+        row, batch = self._row(union, side)
+        return None if row is None else Status(int(batch.status[row]))
+
     def checksum(self, union: int, side: str) -> int | None:
         """A site's checksum; None where the side has no record of it."""
-        rows, batch = (self.rows_a, self.pair.a) if side == "a" else (self.rows_b, self.pair.b)
-        row = rows.get(union)
+        row, batch = self._row(union, side)
         return None if row is None else int(batch.checksum[row])
 
     def sequence(self, union: int, side: str) -> int | None:
         """When a side recorded a site; None where it did not."""
-        rows, batch = (self.rows_a, self.pair.a) if side == "a" else (self.rows_b, self.pair.b)
-        row = rows.get(union)
+        row, batch = self._row(union, side)
         return None if row is None else int(batch.sequence[row])
 
     def sketch(self, union: int, side: str) -> Any:
         """A site's sketch, float64 (16,); None where there is none."""
-        rows, batch = (self.rows_a, self.pair.a) if side == "a" else (self.rows_b, self.pair.b)
-        row = rows.get(union)
+        row, batch = self._row(union, side)
         return None if row is None or not has_sketch(batch) else np.asarray(batch.sketch[row], dtype=np.float64)
 
     def plain(self, union: int, side: str) -> str | None:
         """A value's text, or a scalar tensor's value."""
-        rows, batch = (self.rows_a, self.pair.a) if side == "a" else (self.rows_b, self.pair.b)
-        row = rows.get(union)
+        row, batch = self._row(union, side)
         if row is None:
             return None
         if batch.text[row]:

@@ -48,6 +48,12 @@ def far(divergence: Divergence) -> str:
     return ", ".join(parts)
 
 
+def apart(divergence: Divergence) -> str:
+    """How far apart a and b are, in brackets after a blank, for the middle of a sentence; "" where unknown."""
+    distance = far(divergence)
+    return f" ({distance})" if distance else ""
+
+
 def amount(rel: float, dtype_a: str, dtype_b: str, *, coarser: bool = True) -> str:
     """A relative distance in words.
 

@@ -1,0 +1,58 @@
+"""Gathers what a sentence needs from beyond the diverging step: the step after it, the module trees, the manifests."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from introspect_cli.compare.clues import Clues, find_clues
+from introspect_cli.compare.match import StepPair, match
+from introspect_cli.compare.result import Reason
+from introspect_cli.compare.unseeded import unseeded
+
+if TYPE_CHECKING:
+    from introspect_cli.compare.align import Alignment
+    from introspect_cli.compare.rank import RankOutcome
+
+
+def look_around(a: Any, b: Any, outcome: RankOutcome) -> Clues:
+    """What lies around the first divergence of a rank.
+
+    Args:
+        a: run a.
+        b: run b.
+        outcome: the rank's comparison, which found a divergence.
+    """
+    assert outcome.facts is not None
+    assert outcome.first is not None
+    assert outcome.cause is not None
+    steps = outcome.paired.steps
+    step = outcome.first.step
+    one, two = a.rank(outcome.rank), b.rank(outcome.rank)
+    clues = find_clues(
+        outcome.facts,
+        outcome.first,
+        outcome.cause,
+        outcome.previous,
+        one.modules,
+        two.modules,
+        int(steps[0]),
+        int((steps < step).sum()),
+    )
+    pair, alignment = outcome.facts.pair, outcome.facts.alignment
+    around: tuple[StepPair | None, StepPair | None] = outcome.previous, pair
+    if outcome.cause.reason is not Reason.RNG:
+        known = pair.step + 1 in one and pair.step_b + 1 in two
+        around = pair, _step_after(alignment, pair, one, two) if known else None
+    return replace(clues, children=", ".join(_children(a, b)), unseeded=unseeded(alignment, *around))
+
+
+def _step_after(alignment: Alignment, pair: StepPair, a: Any, b: Any) -> StepPair:
+    steps = pair.step + 1, pair.step_b + 1
+    return match(alignment, alignment.mask(frozenset(), ()), *steps, a.read(steps[0]), b.read(steps[1]))
+
+
+def _children(a: Any, b: Any) -> list[str]:
+    """What either script ran in processes of its own."""
+    told = [run.manifest.get("children") for run in (a, b)]
+    return list(dict.fromkeys(str(name) for names in told if isinstance(names, list) for name in names))
