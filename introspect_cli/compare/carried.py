@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from introspect_cli.compare.align import KINDS
+from introspect_cli.compare.align import kind_code
+from introspect_cli.compare.coverage import STATE_KINDS
 from introspect_cli.compare.facts import Carried
 from introspect_cli.compare.offset import end_values, start_values
 from introspect_cli.records import Kind
@@ -49,10 +50,11 @@ def resumed(sides: Sides, alignment: Alignment, offset: int) -> Carried:
     if first - 1 not in whole:
         return Carried()
     entry = whole.entry(whole.row_of(first - 1))
-    began, ended = start_values(late, sites_late), end_values(whole, sites_whole, entry)
+    began, ended = start_values(late, sites_late, STATE_KINDS), end_values(whole, sites_whole, entry, STATE_KINDS)
     unequal = {key for key in began.keys() & ended.keys() if began[key] != ended[key]}
-    buffer = str(KINDS.index(Kind.BUFFER))
+    codes = {kind: str(kind_code(kind)) for kind in STATE_KINDS}
     return Carried(
-        params={fqn for kind, fqn in unequal if kind != buffer},
-        buffers={fqn for kind, fqn in unequal if kind == buffer},
+        params={fqn for kind, fqn, _ in unequal if kind == codes[Kind.PARAM]},
+        buffers={fqn for kind, fqn, _ in unequal if kind == codes[Kind.BUFFER]},
+        states={(fqn, path) for kind, fqn, path in unequal if kind == codes[Kind.OPTIMIZER_STATE]},
     )

@@ -176,7 +176,10 @@ def find_clues(
         same_values=_same_values(divergence),
         initial_differ=len(start_items),
         initial_total=len(starts),
-        unequal_tensors=tuple(sorted(facts.carried.params | facts.carried.buffers)),
+        unequal_tensors=(
+            *sorted(facts.carried.params | facts.carried.buffers),
+            *(f"{path} of {fqn}" for fqn, path in sorted(facts.carried.states)),
+        ),
         batches_seen=any(kind is Kind.BATCH for _, kind in kinds),
         fed=_fed(facts, kinds, site.fqn),
         class_b=alignment.b_class.get(union, ""),

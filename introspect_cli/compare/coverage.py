@@ -11,11 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from introspect_cli.compare.align import KINDS, Alignment, Mask, kind_code, phase_code
-from introspect_cli.records import SETTING_KINDS, Kind, Phase
+from introspect_cli.compare.align import KINDS, Alignment, Ids, Mask, kind_code, phase_code
+from introspect_cli.records import SETTING_KINDS, Kind, Phase, Status
 
 _MODULE_KINDS = (Kind.INPUT, Kind.OUTPUT, Kind.GRAD_INPUT, Kind.GRAD_OUTPUT, Kind.OP_OUTPUT)
 _TENSOR_KINDS = (Kind.PARAM, Kind.BUFFER, Kind.GRAD, Kind.OPTIMIZER_STATE)
+STATE_KINDS = (Kind.PARAM, Kind.BUFFER, Kind.OPTIMIZER_STATE)
+"""What a step begins with and an optimizer step leaves."""
+
 _FILTERS = ("modules", "exclude", "max_depth")
 _OPTIONS = ("stats", "sketch")
 
@@ -75,7 +78,7 @@ def coverage(
         meaningful &= alignment.phase != phase_code(Phase.RECOMPUTE)
         meaningful &= ~_accelerator_rng(alignment)
         if not same_start:
-            tensors = np.isin(alignment.kind, [kind_code(Kind.PARAM), kind_code(Kind.BUFFER)])
+            tensors = np.isin(alignment.kind, [kind_code(kind) for kind in STATE_KINDS])
             meaningful &= ~(tensors & (alignment.phase == phase_code(Phase.START)))
         masks.append(meaningful)
     options_a, options_b = _options(manifest_a), _options(manifest_b)
@@ -85,6 +88,28 @@ def coverage(
     if options_a.get("eval") != options_b.get("eval"):
         masks = [mask & (alignment.phase != phase_code(Phase.EVAL)) for mask in masks]
     return Coverage(masks[0], masks[1])
+
+
+def seen(alignment: Alignment, unions: Ids, other: Any, other_unions: Ids) -> Mask:
+    """Of sites that one run only has in a step, those that the other could have seen.
+
+    The inside of a compiled or scripted module is recorded as not observed, once for each module in it: what the other
+    run recorded of that module has no partner and means nothing.
+
+    Args:
+        alignment: the runs' sites.
+        unions: sites of the one run.
+        other: the other run's records of the step.
+        other_unions: their sites.
+    """
+    blind = (np.asarray(other.status) == int(Status.NOT_OBSERVED)) & (
+        alignment.kind[other_unions] == kind_code(Kind.OUTPUT)
+    )
+    if not blind.any() or not len(unions):
+        return np.ones(len(unions), dtype=np.bool_)
+    hidden = {alignment.fqn[union] for union in other_unions[blind]}
+    inside = np.isin(alignment.kind[unions], [kind_code(kind) for kind in _MODULE_KINDS])
+    return ~(inside & np.fromiter((alignment.fqn[union] in hidden for union in unions), np.bool_, len(unions)))
 
 
 def _accelerator_rng(alignment: Alignment) -> Mask:

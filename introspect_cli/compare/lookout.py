@@ -40,15 +40,18 @@ def look_around(a: Any, b: Any, outcome: RankOutcome) -> Clues:
         int((steps < step).sum()),
     )
     pair, alignment = outcome.facts.pair, outcome.facts.alignment
-    around: tuple[StepPair | None, StepPair | None] = outcome.previous, pair
-    if outcome.cause.reason is not Reason.RNG:
-        known = pair.step + 1 in one and pair.step_b + 1 in two
-        around = pair, _step_after(alignment, pair, one, two) if known else None
-    return replace(clues, children=", ".join(_children(a, b)), unseeded=unseeded(alignment, *around))
+    if outcome.cause.reason is Reason.RNG:
+        generators = unseeded(alignment, outcome.previous, lambda: pair)
+    else:
+        generators = unseeded(alignment, pair, lambda: _step_after(alignment, pair, one, two))
+    return replace(clues, children=", ".join(_children(a, b)), unseeded=generators)
 
 
-def _step_after(alignment: Alignment, pair: StepPair, a: Any, b: Any) -> StepPair:
+def _step_after(alignment: Alignment, pair: StepPair, a: Any, b: Any) -> StepPair | None:
+    """The step after, where both runs recorded it."""
     steps = pair.step + 1, pair.step_b + 1
+    if steps[0] not in a or steps[1] not in b:
+        return None
     return match(alignment, alignment.mask(frozenset(), ()), *steps, a.read(steps[0]), b.read(steps[1]))
 
 

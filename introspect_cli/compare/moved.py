@@ -46,8 +46,6 @@ def moved_modules(a: Any, b: Any, rename: Sequence[tuple[str, str]]) -> dict[str
     modules_a, modules_b = _renamed(a.modules, rename), list(b.modules)
     if [(m.fqn, m.module_class) for m in modules_a] == [(m.fqn, m.module_class) for m in modules_b]:
         return {}
-    from difflib import SequenceMatcher
-
     children_a, children_b = _children(modules_a), _children(modules_b)
     moved: dict[str, str] = {}
     for parent in children_a.keys() & children_b.keys():
@@ -57,15 +55,34 @@ def moved_modules(a: Any, b: Any, rename: Sequence[tuple[str, str]]) -> dict[str
         signs_b = [_signature(m, children_b) for m in two]
         if signs_a == signs_b or not one or not two or len(one) == len(two):
             continue
-        blocks = SequenceMatcher(None, signs_a, signs_b, autojunk=False).get_matching_blocks()
-        for block in blocks:
-            for k in range(block.size):
-                old, new = one[block.a + k].fqn, two[block.b + k].fqn
-                if old != new:
-                    moved[old] = new
+        for i, j in _common(signs_a, signs_b):
+            if one[i].fqn != two[j].fqn:
+                moved[one[i].fqn] = two[j].fqn
         if any(old != new for old, new in moved.items()):
             _evict(moved, one, two)
     return moved
+
+
+def _common(one: Sequence[Signature], two: Sequence[Signature]) -> list[tuple[int, int]]:
+    """Places of a longest common subsequence, of several the one that keeps most of the beginning.
+
+    Layers that look alike are the rule here, so longest runs (as difflib looks for) would pair the wrong ones.
+    """
+    rows, width = len(one), len(two)
+    best = [[0] * (width + 1) for _ in range(rows + 1)]
+    for i in reversed(range(rows)):
+        for j in reversed(range(width)):
+            best[i][j] = best[i + 1][j + 1] + 1 if one[i] == two[j] else max(best[i + 1][j], best[i][j + 1])
+    pairs, i, j = [], 0, 0
+    while i < rows and j < width:
+        if one[i] == two[j]:
+            pairs.append((i, j))
+            i, j = i + 1, j + 1
+        elif best[i][j + 1] >= best[i + 1][j]:
+            j += 1
+        else:
+            i += 1
+    return pairs
 
 
 def _evict(moved: dict[str, str], one: Sequence[ModuleInfo], two: Sequence[ModuleInfo]) -> None:

@@ -15,11 +15,12 @@ import numpy.typing as npt
 from introspect_cli.compare.align import Columns, kind_code, phase_code
 from introspect_cli.records import Kind, Phase
 
-Checksums = dict[tuple[str, str], int]
+_TENSORS = (Kind.PARAM, Kind.BUFFER)
+Checksums = dict[tuple[str, str, str], int]
 
 
 def _values(reader: Any, sites: Columns, entry: Any, kinds: tuple[Kind, ...], phase: Phase) -> Checksums:
-    """Checksums of tensors by (kind, FQN) at a phase of a step; of several calls the last."""
+    """Checksums of tensors by kind, FQN and path at a phase of a step; of several calls the last."""
     batch = reader.read(entry.step)
     wanted = np.isin(sites.kind, [kind_code(kind) for kind in kinds]) & (sites.phase == phase_code(phase))
     numbers = np.asarray(batch.site)
@@ -28,26 +29,26 @@ def _values(reader: Any, sites: Columns, entry: Any, kinds: tuple[Kind, ...], ph
     found: Checksums = {}
     for row in rows:
         number = int(numbers[row])
-        found[(str(sites.kind[number]), sites.fqn[number])] = int(batch.checksum[row])
+        found[str(sites.kind[number]), sites.fqn[number], sites.path[number]] = int(batch.checksum[row])
     return found
 
 
-def start_values(reader: Any, sites: Columns) -> Checksums:
-    """Checksums of the parameters and buffers a run's first captured step began with."""
+def start_values(reader: Any, sites: Columns, kinds: tuple[Kind, ...] = _TENSORS) -> Checksums:
+    """Checksums of what a run's first captured step began with."""
     if not len(reader):
         return {}
-    return _values(reader, sites, reader.entry(0), (Kind.PARAM, Kind.BUFFER), Phase.START)
+    return _values(reader, sites, reader.entry(0), kinds, Phase.START)
 
 
-def end_values(reader: Any, sites: Columns, entry: Any) -> Checksums:
-    """Checksums of the parameters and buffers after a step."""
-    return _values(reader, sites, entry, (Kind.PARAM, Kind.BUFFER), Phase.OPTIMIZER)
+def end_values(reader: Any, sites: Columns, entry: Any, kinds: tuple[Kind, ...] = _TENSORS) -> Checksums:
+    """Checksums of what a step left."""
+    return _values(reader, sites, entry, kinds, Phase.OPTIMIZER)
 
 
 def _found_in(whole: Any, sites: Columns, start: Checksums) -> int | None:
     """The step of `whole` after which its parameters are those of `start`, as (step + 1); None for none."""
     param = str(kind_code(Kind.PARAM))
-    target = {fqn: value for (kind, fqn), value in start.items() if kind == param}
+    target = {fqn: value for (kind, fqn, _), value in start.items() if kind == param}
     if not target:
         return None
     last: dict[str, int] = {}

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from introspect_cli.compare.align import Alignment, Ids, Mask, kind_code, phase_code
-from introspect_cli.records import Kind, Phase
+from introspect_cli.compare.coverage import STATE_KINDS
+from introspect_cli.records import Phase
 
 if TYPE_CHECKING:
     from introspect_cli.compare.match import StepPair
     from introspect_cli.compare.sides import Sides
 
-Held = dict[tuple[int, str], int]
+Held = dict[tuple[int, str, str], int]
 
 
 def restated(sides: Sides, alignment: Alignment, pair: StepPair) -> tuple[Mask, Mask]:
@@ -36,24 +37,28 @@ def _unions(batch: Any, ids: Ids | None) -> Ids:
 
 
 def _tensors(alignment: Alignment, unions: Ids) -> Mask:
-    return np.isin(alignment.kind[unions], [kind_code(Kind.PARAM), kind_code(Kind.BUFFER)])
+    return np.isin(alignment.kind[unions], [kind_code(kind) for kind in STATE_KINDS])
 
 
 def starts(alignment: Alignment, unions: Ids) -> Mask:
-    """Which of these sites are parameters or buffers at the start of a step."""
+    """Which of these sites are tensors, or an optimizer's state, at the start of a step."""
     started = (alignment.phase[unions] == phase_code(Phase.START)) & (alignment.call[unions] == 0)
     return np.asarray(_tensors(alignment, unions) & started)
 
 
 def _ends(alignment: Alignment, reader: Any, step: int, ids: Ids | None) -> Held | None:
-    """Checksums of parameters and buffers after a step, by kind and FQN; None where it was not recorded."""
+    """Checksums of what a step left, by kind, FQN and path; None where it was not recorded."""
     if step not in reader:
         return None
     batch = reader.read(step)
     unions = _unions(batch, ids)
     rows = np.flatnonzero(_tensors(alignment, unions))
     rows = rows[np.argsort(np.asarray(batch.sequence)[rows], kind="stable")]
-    return {(int(alignment.kind[unions[row]]), alignment.fqn[unions[row]]): int(batch.checksum[row]) for row in rows}
+    return {_key(alignment, int(unions[row])): int(batch.checksum[row]) for row in rows}
+
+
+def _key(alignment: Alignment, union: int) -> tuple[int, str, str]:
+    return int(alignment.kind[union]), alignment.fqn[union], alignment.path[union]
 
 
 def _repeats(
@@ -66,6 +71,5 @@ def _repeats(
     if held is None:
         return repeats
     for place in np.flatnonzero(starts(alignment, unions)):
-        key = int(alignment.kind[unions[place]]), alignment.fqn[unions[place]]
-        repeats[place] = held.get(key) == int(batch.checksum[rows[place]])
+        repeats[place] = held.get(_key(alignment, int(unions[place]))) == int(batch.checksum[rows[place]])
     return repeats

@@ -15,20 +15,33 @@ from introspect_cli.compare.traces import StepRecords
 from introspect_cli.records import Kind, Status
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from introspect_cli.compare.align import Alignment
     from introspect_cli.compare.match import StepPair
 
 
-def unseeded(alignment: Alignment, now: StepPair | None, after: StepPair | None) -> tuple[str, ...]:
-    """Generators untouched in both runs when one step begins, and drawn from, differently, when the next does."""
-    if now is None or after is None:
+def unseeded(alignment: Alignment, now: StepPair | None, after: Callable[[], StepPair | None]) -> tuple[str, ...]:
+    """Generators untouched in both runs when one step begins, and drawn from, differently, when the next does.
+
+    Args:
+        alignment: the runs' sites.
+        now: the one step.
+        after: gives the next, and is asked only where a generator is untouched.
+    """
+    untouched = _with_status(alignment, now, Status.VALUE)
+    following = after() if untouched else None
+    if following is None:
         return ()
-    first, second = StepRecords(alignment, now), StepRecords(alignment, after)
-    found = []
-    for union in np.flatnonzero(alignment.kind == kind_code(Kind.RNG)):
-        number = int(union)
-        untouched = all(first.status(number, side) is Status.VALUE for side in "ab")
-        drawn = all(second.status(number, side) is Status.OBSERVED for side in "ab")
-        if untouched and drawn and second.checksum(number, "a") != second.checksum(number, "b"):
-            found.append(alignment.fqn[number])
-    return tuple(found)
+    records = StepRecords(alignment, following)
+    drawn = [union for union in _with_status(alignment, following, Status.OBSERVED) if union in untouched]
+    return tuple(alignment.fqn[u] for u in drawn if records.checksum(u, "a") != records.checksum(u, "b"))
+
+
+def _with_status(alignment: Alignment, pair: StepPair | None, status: Status) -> list[int]:
+    """Random states of a step that both runs recorded with that status."""
+    if pair is None:
+        return []
+    records = StepRecords(alignment, pair)
+    states = map(int, np.flatnonzero(alignment.kind == kind_code(Kind.RNG)))
+    return [union for union in states if all(records.status(union, side) is status for side in "ab")]

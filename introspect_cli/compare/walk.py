@@ -13,7 +13,7 @@ import numpy as np
 
 from introspect_cli.compare.align import KINDS, PHASES, align, columns
 from introspect_cli.compare.carried import is_gap, kept, resumed
-from introspect_cli.compare.coverage import coverage
+from introspect_cli.compare.coverage import coverage, seen
 from introspect_cli.compare.facts import Carried, Facts, carry_over
 from introspect_cli.compare.heat import Heat
 from introspect_cli.compare.items import materialise
@@ -44,7 +44,7 @@ class Walk:
         self.every = self.alignment.mask(frozenset(), ())
         self.full = not (options.kinds or options.modules)
         self.carried = resumed(sides, self.alignment, outcome.offset)
-        self.resumed = bool(self.carried.params or self.carried.buffers)
+        self.resumed = bool(self.carried.params or self.carried.buffers or self.carried.states)
         same_start = sides.a.entry(0).step == sides.b.entry(0).step + outcome.offset
         self.cover = coverage(self.alignment, sides.manifest_a, sides.manifest_b, same_start=same_start)
         self.floors = [
@@ -85,6 +85,8 @@ class Walk:
         site_b = self.alignment.b_ids[np.asarray(batch_b.site)]
         only_a = pair.only_a[self.cover.only_a[site_a[pair.only_a]]]
         only_b = pair.only_b[self.cover.only_b[site_b[pair.only_b]]]
+        only_a = only_a[seen(self.alignment, site_a[only_a], batch_b, site_b)]
+        only_b = only_b[seen(self.alignment, site_b[only_b], batch_a, site_a)]
         pair = replace(pair, only_a=only_a, only_b=only_b)
         if starts(self.alignment, np.concatenate([site_a[only_a], site_b[only_b]])).any():
             again_a, again_b = restated(self.sides, self.alignment, pair)
@@ -92,16 +94,20 @@ class Walk:
         return pair
 
     def _filtered(self, pair: StepPair) -> StepPair:
-        """The step without what tolerance or noise lets pass; what was not seen is counted."""
+        """The step without what tolerance or noise lets pass, which is counted, as is what was not seen."""
         self._count_unseen(pair)
-        before = len(pair.rows_a)
-        if before and self.options.tolerant:
+        rest = self._standing_out(pair)
+        self._count(within=len(pair.rows_a) - len(rest.rows_a))
+        return rest
+
+    def _standing_out(self, pair: StepPair) -> StepPair:
+        """The step without what tolerance or noise lets pass."""
+        if len(pair.rows_a) and self.options.tolerant:
             pair = keep_rows(pair, ~within_tolerance(self.alignment, pair, self.options, *self.layouts))
         if len(pair.rows_a) and self.floors:
             rel = relative_rows(pair, *self.layouts)
             passes = [floor.within(pair, rel, self.options.noise_factor) for floor in self.floors]
             pair = keep_rows(pair, ~np.logical_or.reduce(passes))
-        self._count(within=before - len(pair.rows_a))
         return pair
 
     def _count(self, **more: int) -> None:
@@ -138,7 +144,7 @@ class Walk:
         if step_a not in self.sides.a or step_b not in self.sides.b:
             first = self.last is None
             return None, self.carried if first else kept(self.carried, self.recorded)
-        before = self._match(step_a, step_b, self.every)
+        before = self._standing_out(self._match(step_a, step_b, self.every))
         if self.last == step_a:
             return before, self.carried
         carried = kept(self.carried, self.recorded)
@@ -158,7 +164,7 @@ class Walk:
         if outcome.first is not None and limit is not None and len(outcome.listed) >= limit:
             return
         items = in_order(self.alignment, pair)
-        whole = pair if self.full else self._match(pair.step, pair.step_b, self.every)
+        whole = pair if self.full else self._standing_out(self._match(pair.step, pair.step_b, self.every))
         everything = items if self.full else in_order(self.alignment, whole)
         before, carried = self._before(pair)
         gap = is_gap(self.sides, pair)
