@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from introspect_cli.minimise import Difference, command_line, ddmin
 
 TRAIN = """\
 import argparse
+import os
 
 import torch
 
@@ -23,12 +26,14 @@ parser.add_argument("--lr", type=float, default=0.1)
 parser.add_argument("--steps", type=int, default=4)
 parser.add_argument("--name", default="x")
 parser.add_argument("--scale", type=float, default=1.0)
+parser.add_argument("--shift", type=float, default=0.0)
 args = parser.parse_args()
 torch.manual_seed(0)
 net = model.Net()
+shift = args.shift if os.environ.get("USE_SHIFT") == "1" else 0.0
 optimizer = torch.optim.SGD(net.parameters(), lr=args.lr)
 for step in range(args.steps):
-    loss = (net(torch.randn(4, 3)) * args.scale).square().mean()
+    loss = (net(torch.randn(4, 3)) * args.scale + shift).square().mean()
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
@@ -59,14 +64,16 @@ def git(repository: Path, *words: str) -> str:
     return answer.stdout.strip()
 
 
-def introspect(directory: Path, *words: str, code: int | None = None) -> subprocess.CompletedProcess[str]:
+def introspect(
+    directory: Path, *words: str, code: int | None = None, **variables: str
+) -> subprocess.CompletedProcess[str]:
     answer = subprocess.run(
         [sys.executable, "-m", "introspect_cli", *words],
         cwd=directory,
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, "COLUMNS": "200"},
+        env={**os.environ, "COLUMNS": "200", **variables},
     )
     if code is not None:
         assert answer.returncode == code, answer.stdout + answer.stderr
@@ -95,25 +102,78 @@ def repository(tmp_path: Path) -> Path:
 def test_culprit_is_named_and_the_checkout_left_alone(repository: Path):
     culprit = git(repository, "rev-parse", "HEAD~9")
     good = git(repository, "rev-parse", "HEAD~29")
+    (repository / "notes.txt").write_text("put away\n")
+    git(repository, "stash")
     (repository / "notes.txt").write_text("not committed\n")
     (repository / "staged.txt").write_text("staged\n")
     git(repository, "add", "staged.txt")
-    before = git(repository, "status", "--porcelain"), git(repository, "rev-parse", "HEAD")
+    before = state(repository)
     answer = introspect(repository, "bisect", "--good", good, "-o", "../kept", "train.py", "--lr", "0.05", code=1)
     assert f"first bad commit is {culprit[:10]}: scale the hidden layer" in answer.stdout
     assert "model.py" in answer.stdout
     assert "Net" in answer.stdout
-    assert (git(repository, "status", "--porcelain"), git(repository, "rev-parse", "HEAD")) == before
+    assert "model.py changed" in answer.stdout
+    assert state(repository) == before
     assert git(repository, "worktree", "list").count("\n") == 0
     assert not git(repository, "for-each-ref", "refs/bisect")
     assert len(answer.stderr.splitlines()) <= 12
 
-    # Interrupted and started again, it answers from what is kept.
     kept = repository.parent / "kept"
-    times = {run: (run / "manifest.yaml").stat().st_mtime_ns for run in kept.iterdir() if run.is_dir()}
+    assert {name.partition("-to-")[2]: steps for name, steps in steps_of(kept).items()} == {"": 4, "0": 1}
+
+    # Started again, it answers from what is kept.
+    times = written(kept)
     again = introspect(repository, "bisect", "--good", good, "-o", "../kept", "train.py", "--lr", "0.05", code=1)
     assert again.stdout.splitlines()[0] == answer.stdout.splitlines()[0]
-    assert {run: (run / "manifest.yaml").stat().st_mtime_ns for run in kept.iterdir() if run.is_dir()} == times
+    assert written(kept) == times
+
+
+def state(repository: Path) -> list[str]:
+    """The user's checkout, index and stash."""
+    asked = (["status", "--porcelain"], ["rev-parse", "HEAD"], ["diff"], ["diff", "--cached"], ["stash", "list"])
+    return [git(repository, *words) for words in asked]
+
+
+def steps_of(kept: Path) -> dict[str, int]:
+    return {run.parent.name: yaml.safe_load(run.read_text())["steps"] for run in kept.glob("*/manifest.yaml")}
+
+
+def written(kept: Path) -> dict[Path, int]:
+    return {run: run.stat().st_mtime_ns for run in kept.glob("*/manifest.yaml")}
+
+
+def test_a_killed_bisection_goes_on_where_it_stopped(repository: Path):
+    command = ["bisect", "--good", "HEAD~10", "--bad", "HEAD~7", "-o", "../kept", "train.py"]
+    kept = repository.parent / "kept"
+    running = subprocess.Popen(
+        [sys.executable, "-m", "introspect_cli", *command],
+        cwd=repository,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    with running:
+        for line in running.stderr:
+            if "later steps are not run" in line:
+                break
+        os.killpg(running.pid, signal.SIGKILL)
+    done = {run: when for run, when in written(kept).items() if "-to-" not in run.parent.name}
+    assert len(done) == 2
+    before = state(repository)
+    answer = introspect(repository, *command, code=1)
+    assert "scale the hidden layer" in answer.stdout
+    assert written(kept).items() >= done.items()
+    assert state(repository) == before
+    assert git(repository, "worktree", "list").count("\n") == 0
+
+
+def test_steps_are_limited_and_the_work_tree_is_kept_on_request(repository: Path):
+    words = ("--good", "HEAD~10", "--bad", "HEAD~9", "--until-step", "2", "--keep", "-o", "../kept", "train.py")
+    answer = introspect(repository, "bisect", *words, code=1)
+    assert "scale the hidden layer" in answer.stdout
+    kept = repository.parent / "kept"
+    assert set(steps_of(kept).values()) == {3}
+    assert (kept / "worktree" / "train.py").exists()
 
 
 def test_revisions_that_do_not_run_are_skipped(repository: Path):
@@ -158,6 +218,22 @@ def test_settings_that_make_runs_part(repository: Path):
     assert answer.stdout.startswith("1 of 3 differing setting makes the runs part")
     assert "--scale" in answer.stdout
     assert "--name" not in answer.stdout.partition("captures")[0].splitlines()[2]
+
+
+def test_an_argument_and_a_variable_that_only_together_make_runs_part(repository: Path):
+    words = ("-q", "-o", "../a", "train.py", "--name", "first")
+    introspect(repository, "capture", *words, code=0, USE_SHIFT="0")
+    words = ("-q", "-o", "../b", "--deterministic", "train.py", "--name", "second", "--shift", "1")
+    introspect(repository, "capture", *words, code=0, USE_SHIFT="1")
+    answer = introspect(repository, "bisect", "--settings", "../a", "../b", "train.py", code=1, USE_SHIFT="0")
+    first, _, found = answer.stdout.partition("\n")
+    assert first.startswith("2 of ")
+    assert "settings together make the runs part" in first
+    found = found.partition("captures")[0]
+    assert "--shift" in found
+    assert "USE_SHIFT" in found
+    assert "--name" not in found
+    assert "deterministic" not in found
 
 
 def test_git_bisect_run_recipe(repository: Path):

@@ -10,6 +10,7 @@ from introspect_cli.compare.items import proportion
 from introspect_cli.compare.measure import rounding
 from introspect_cli.compare.optimizers import changes_for, has_parameter, optimizer_changes
 from introspect_cli.compare.options import DiffOptions
+from introspect_cli.compare.result import Reason
 from introspect_cli.compare.settings import command_options, describe, setting_changes
 from introspect_cli.compare.words import amount
 from introspect_cli.store.reader import open_run
@@ -112,14 +113,63 @@ def test_settings_that_are_noise_are_left_out_and_numeric_packages_lead(tmp_path
         "environment": {"PWD": "/b", "OMP_NUM_THREADS": "4"},
     }
     write_run(tmp_path / "b", [], settings=changed)
-    from introspect_cli.compare.result import Reason
-
     with open_run(tmp_path / "a") as a, open_run(tmp_path / "b") as b:
         found = setting_changes(a, b, Reason.MODULE, {}, rounding=True)
     assert [change.name for change in found][:2] == ["torch", "OMP_NUM_THREADS"]
     assert {change.name for change in found} == {"torch", "rich", "new", "OMP_NUM_THREADS"}
     assert describe(found[0]) == "torch 2.13 -> 2.15"
     assert describe(next(change for change in found if change.name == "new")) == "new = 1 only in b"
+
+
+NEUTRAL = (
+    {"packages": {"rich": "1"}, "environment": {"FOO": "x"}},
+    {"packages": {"rich": "2"}, "environment": {"FOO": "y"}},
+)
+
+
+@pytest.mark.parametrize(
+    ("reason", "rounding", "a", "b", "strongest"),
+    [
+        (Reason.OPTIMIZER, False, {"command": {"argv": ["--name", "x"]}}, {"command": {"argv": ["--name", "y"]}}, "lr"),
+        (Reason.MODULE, False, {"packages": {"torch": "2.13"}}, {"packages": {"torch": "2.15"}}, "torch"),
+        (Reason.MODULE, False, {"sources": {"model.py": "1"}}, {"sources": {"model.py": "2"}}, "model.py"),
+        (Reason.OWN_CODE, False, {"sources": {"model.py": "1"}}, {"sources": {"model.py": "2"}}, "model.py"),
+        (
+            Reason.BATCH,
+            False,
+            {"command": {"argv": ["--name", "x", "--workers", "2"]}},
+            {"command": {"argv": ["--name", "y", "--workers", "4"]}},
+            "--workers",
+        ),
+        (Reason.BATCH, False, {"seeds": {"seed": 1}}, {"seeds": {"seed": 2}}, "seed"),
+        (Reason.RNG, False, {"seeds": {"seed": 1}}, {"seeds": {"seed": 2}}, "seed"),
+        (
+            Reason.MODULE,
+            True,
+            {"runtime": {"deterministic_algorithms": True}},
+            {"runtime": {"deterministic_algorithms": False}},
+            "deterministic_algorithms",
+        ),
+        (
+            Reason.MODULE,
+            True,
+            {"runtime": {"flash_sdp": True, "python": "3.11"}},
+            {"runtime": {"flash_sdp": False, "python": "3.12"}},
+            "flash_sdp",
+        ),
+    ],
+)
+def test_the_setting_that_can_explain_a_divergence_comes_first(tmp_path, reason, rounding, a, b, strongest):
+    for path, own, neutral in (("a", a, NEUTRAL[0]), ("b", b, NEUTRAL[1])):
+        shared = {name: {**value, **own.get(name, {})} for name, value in neutral.items()}
+        write_run(tmp_path / path, [], settings={**own, **shared})
+    told = {"lr": ("0.1", "0.2")} if reason is Reason.OPTIMIZER else {}
+    with open_run(tmp_path / "a") as one, open_run(tmp_path / "b") as two:
+        found = setting_changes(one, two, reason, told, rounding=rounding)
+    assert found[0].name == strongest
+    assert found[0].explains
+    assert found[0].weight > max(change.weight for change in found if change.name in {"rich", "FOO", "--name"})
+    assert [change.weight for change in found] == sorted((change.weight for change in found), reverse=True)
 
 
 def test_nested_settings_are_compared_by_deepdiff(tmp_path):
