@@ -7,6 +7,7 @@ their origins are judged, only as far as they are to be listed.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from introspect_cli.compare.heat import Heat
 from introspect_cli.compare.items import materialise
 from introspect_cli.compare.match import Items, StepPair, in_order, match
 from introspect_cli.compare.measure import Layouts
+from introspect_cli.compare.offset import start_values
 from introspect_cli.compare.origin import Cause, judge
 from introspect_cli.compare.restated import restated, starts
 from introspect_cli.compare.result import Reason, Role
@@ -153,6 +155,23 @@ class Walk:
             carried = carry_over(facts, carried, self.recorded)
         return before, carried
 
+    def _was_there(self, facts: Facts, position: int, before: StepPair | None) -> bool:
+        """Whether a tensor found at the start of a step is not a new one: the step before has it, or the first step."""
+        alignment, name = self.alignment, facts.sites[position].fqn
+        if before is not None:
+            own = alignment.by_fqn[name]
+            rows = np.asarray(before.a.site), alignment.b_ids[np.asarray(before.b.site)]
+            if all(np.isin(own, sites).any() for sites in rows):
+                return True
+        return facts.step > self.sides.a.entry(0).step and name in self._began
+
+    @cached_property
+    def _began(self) -> frozenset[str]:
+        """FQNs of the tensors that both captures began with."""
+        sides = (self.sides.a, self.alignment.a), (self.sides.b, self.alignment.b)
+        one, two = ({fqn for _, fqn, _ in start_values(*side)} for side in sides)
+        return frozenset(one & two)
+
     def _take(self, place: int, pair: StepPair) -> None:
         """Count a step's divergences and list what there is room for."""
         outcome, limit = self.outcome, self.options.limit
@@ -173,7 +192,7 @@ class Walk:
             if outcome.first is not None and limit is not None and len(outcome.listed) >= limit:
                 break
             cause = judge(facts, position)
-            if _found_changed(facts, position, cause) and before is not None and _was_there(facts, position, before):
+            if _found_changed(facts, position, cause) and self._was_there(facts, position, before):
                 cause = Cause(cause.role, Reason.OUTSIDE)
             if outcome.first is None and cause.role is Role.PROPAGATED and self.resumed:
                 cause = Cause(Role.PROPAGATED, Reason.RESUMED)
@@ -191,15 +210,6 @@ def _found_changed(facts: Facts, position: int, cause: Cause) -> bool:
     site = facts.sites[position]
     found = site.phase is Phase.START and site.kind in {Kind.PARAM, Kind.BUFFER}
     return found and cause.reason in {Reason.INITIAL, Reason.STRUCTURE}
-
-
-def _was_there(facts: Facts, position: int, before: StepPair) -> bool:
-    """Whether a tensor found at the start of a step was recorded in the step before, so that it is not a new one."""
-    name, alignment = facts.sites[position].fqn, facts.alignment
-    own = alignment.by_fqn[name]
-    return bool(
-        np.isin(own, np.asarray(before.a.site)).any() and np.isin(own, alignment.b_ids[np.asarray(before.b.site)]).any()
-    )
 
 
 def _positions(items: Items, everything: Items) -> list[int]:
