@@ -507,3 +507,31 @@ def test_recomputation_is_named_where_a_backward_pass_differs(compare):
 
     result = compare(steps(x), steps(x * np.arange(2, dtype=F32)))
     assert "recomputed under activation checkpointing" in result.sentence
+
+
+@pytest.mark.parametrize("draw", ["batch", "nothing"])
+def test_a_generator_that_nobody_seeded_is_the_reason(compare, draw):
+    x = np.arange(4, dtype=F32)
+
+    def steps(state):
+        values = x + state if draw == "batch" else x
+        first = [row("start", "rng", "python", "untouched"), row("data", "batch", "DataLoader", values)]
+        second = [row("start", "rng", "python", np.arange(3) + state), row("data", "batch", "DataLoader", x)]
+        return [first, second]
+
+    result = compare(steps(1), steps(2))
+    expected = (0, Reason.BATCH) if draw == "batch" else (1, Reason.RNG)
+    assert (result.first.step, result.first.reason) == expected
+    assert "python's random is drawn from in step 0 without ever having been seeded" in result.sentence
+    seeded = [[row("start", "rng", "python", np.arange(3)), *rows[1:]] for rows in steps(2)]
+    assert "without ever" not in compare([steps(1)[0], seeded[1]], [steps(2)[0], seeded[1]]).sentence
+
+
+def test_processes_of_the_scripts_own_are_suspected(compare):
+    manifest = {"children": ["train"], "not_observed": ["the script runs train in a process of its own"]}
+    x = np.arange(4, dtype=F32)
+    result = compare(
+        [[row("start", "param", "Net.w", x)]], [[row("start", "param", "Net.w", x + 1)]], manifest=manifest
+    )
+    assert "the script runs train in a process of its own, which is not recorded" in result.sentence
+    assert any(note.startswith("Neither run could see everything: ") for note in result.notes)

@@ -154,6 +154,8 @@ def blindness_notes(manifest_a: dict[str, Any], manifest_b: dict[str, Any]) -> l
         for manifest in (manifest_a, manifest_b)
     )
     for text in dict.fromkeys(told_a + told_b):
-        side = "Neither run" if text in told_a and text in told_b else "Run a" if text in told_a else "Run b"
-        notes.append(f"{side} could not see everything: {text}")
+        if text in told_a and text in told_b:
+            notes.append(f"Neither run could see everything: {text}")
+        else:
+            notes.append(f"Run {'a' if text in told_a else 'b'} could not see everything: {text}")
     return notes
