@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import sys
 from collections import OrderedDict
 
@@ -13,6 +14,7 @@ import torch
 from opcapture import captured
 from torch import nn
 
+from introspect_cli.capture.schedule import Schedule
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.result import Reason, Role, Verdict
@@ -44,20 +46,20 @@ def blocks(count=3):
     return nn.Sequential(*(Block() for _ in range(count)))
 
 
-def fit(model, wrap=lambda net: net, steps=2, each=lambda net, step: None):
+def fit(model, wrap=lambda net: net, steps=2, each=lambda net, step: None, optimizer=torch.optim.SGD):
     """A training run of a model that is built under one seed, and wrapped or changed after that."""
 
     def work():
         torch.manual_seed(0)
         net = wrap(model())
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+        stepper = optimizer(net.parameters(), lr=0.05)
         source = torch.Generator().manual_seed(1)
         for step in range(steps):
             each(net, step)
             loss = net(torch.randn(4, 6, generator=source)).square().mean()
-            optimizer.zero_grad()
+            stepper.zero_grad()
             loss.backward()
-            optimizer.step()
+            stepper.step()
 
     return work
 
@@ -70,9 +72,10 @@ def net():
 def compare(tmp_path):
     """Capture two functions, and any others as noise, and compare."""
 
-    def run(a, b, *noise, options=None, capture=(), **about):
+    def run(a, b, *noise, options=None, capture=(), only_b=()):
         paths = [
-            captured(tmp_path / f"run{i}", work, **dict(capture), **about) for i, work in enumerate((a, b, *noise))
+            captured(tmp_path / f"run{i}", work, **dict(capture), **(dict(only_b) if i == 1 else {}))
+            for i, work in enumerate((a, b, *noise))
         ]
         with contextlib.ExitStack() as stack:
             one, two, *rest = (stack.enter_context(open_run(path)) for path in paths)
@@ -147,7 +150,8 @@ class TestAlignment:
         assert "Net.body.2 runs once in this step of a and twice in b" in result.sentence
         assert any(d.site.fqn == "Net.head" and d.a is not None and d.b is not None for d in result.divergences)
 
-    @pytest.mark.parametrize("wrapper", ["compile", "checkpoint", "ddp"])
+    @pytest.mark.filterwarnings("ignore:FSDP is switching")
+    @pytest.mark.parametrize("wrapper", ["compile", "checkpoint", "ddp", "fsdp"])
     def test_wrappers_are_no_difference(self, compare, wrapper, tmp_path):
         from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
@@ -157,16 +161,22 @@ class TestAlignment:
                 return model
             if wrapper == "compile":
                 return torch.compile(model, backend="eager")
-            return nn.parallel.DistributedDataParallel(model)
+            if wrapper == "ddp":
+                return nn.parallel.DistributedDataParallel(model)
+            from torch.distributed.fsdp import FullyShardedDataParallel
+
+            model.body[1] = FullyShardedDataParallel(model.body[1], device_id=torch.device("cpu"), use_orig_params=True)
+            return FullyShardedDataParallel(model, device_id=torch.device("cpu"), use_orig_params=True)
 
         hook = sys.excepthook  # torch's process groups put in one of their own
-        if wrapper == "ddp":
+        distributed = wrapper in {"ddp", "fsdp"}
+        if distributed:
             store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
             torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
         try:
             result = compare(fit(net), fit(net, wrap))
         finally:
-            if wrapper == "ddp":
+            if distributed:
                 torch.distributed.destroy_process_group()
                 sys.excepthook = hook
         assert result.first is None
@@ -218,6 +228,24 @@ class TestOffset:
         assert (result.first.step, result.first.step_b, result.first.reason) == (4, 1, Reason.LOSS)
         assert "step 4 of a (step 1 of b)" in result.sentence
         assert any("--offset 3" in note for note in result.notes)
+
+
+def test_steps_that_one_schedule_left_out_are_no_difference(compare):
+    """What b records at the start of a step that it takes up again is compared with a's step before."""
+    adam = functools.partial(fit, net, steps=5, optimizer=torch.optim.Adam)
+    every = {"schedule": Schedule.parse("::2")}
+    result = compare(adam(), adam(), only_b=every)
+    assert result.verdict is Verdict.SAME, result.sentence
+    assert result.counts.steps_compared == 3
+    assert any("Only run a has steps 1, 3" in note for note in result.notes)
+
+    def bend(model, step):
+        if step == 4:
+            with torch.no_grad():
+                model.head.weight.mul_(2)
+
+    result = compare(adam(), adam(each=bend), only_b=every)
+    assert (result.first.step, result.first.site.fqn, result.first.site.kind.value) == (4, "Net.head.weight", "param")
 
 
 def recorded():

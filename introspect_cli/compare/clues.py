@@ -12,16 +12,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from introspect_cli.compare.align import KINDS, PHASES, Alignment, kind_code
-from introspect_cli.compare.facts import FORWARD, Facts, owner_of
+from introspect_cli.compare.facts import Facts, owner_of
+from introspect_cli.compare.hyperparameters import hyperparameter_changes
 from introspect_cli.compare.measure import ROUNDING
 from introspect_cli.compare.result import Divergence, Reason
-from introspect_cli.compare.words import often, what
-from introspect_cli.records import SETTING_KINDS, Kind, ModuleInfo, Phase, Site
-
-if TYPE_CHECKING:
-    from introspect_cli.compare.match import StepPair
-    from introspect_cli.compare.origin import Cause
-from introspect_cli.compare.hyperparameters import hyperparameter_changes
 from introspect_cli.compare.traces import (
     StepRecords,
     call_change,
@@ -37,6 +31,12 @@ from introspect_cli.compare.traces import (
     stale_side,
     value_before,
 )
+from introspect_cli.compare.words import what
+from introspect_cli.records import SETTING_KINDS, Kind, ModuleInfo, Phase, Site
+
+if TYPE_CHECKING:
+    from introspect_cli.compare.match import StepPair
+    from introspect_cli.compare.origin import Cause
 
 _SMALL = 64  # roundings; more is not summation order any more
 
@@ -297,27 +297,3 @@ def _missing(alignment: Alignment, subject: str, side: str) -> bool:
 
 def _agreeing_before(facts: Facts, divergence: Divergence) -> int:
     return int((np.asarray(facts.pair.a.sequence) < divergence.sequence).sum())
-
-
-def evidence(clues: Clues, divergence: Divergence, cause: Cause, facts: Facts) -> tuple[str, ...]:
-    """The equalities that the conclusion rests on, one sentence each."""
-    lines = []
-    if clues.batches_before:
-        last = "all steps before agree" if clues.batches_before > 1 else "the step before agrees"
-        lines.append(f"{clues.batches_before} compared step{'s' * (clues.batches_before > 1)}: {last} entirely.")
-    if clues.before:
-        lines.append(f"{clues.before} records before it in step {divergence.step} agree.")
-    if cause.reason in (Reason.MODULE, Reason.OWN_CODE) and divergence.site.kind is Kind.OUTPUT:
-        lines.append(f"Equal going in: {clues.fed}.")
-    if clues.rng_equal is not None and cause.reason is not Reason.RNG:
-        lines.append(f"Random states at the start of the step {'agree' if clues.rng_equal else 'differ'}.")
-    if cause.reason is Reason.GRADIENT and clues.gradients[1]:
-        differ, total = clues.gradients
-        lines.append(f"{differ} of {total} gradients differ in this step.")
-    if clues.calls and cause.reason is not Reason.STRUCTURE:
-        name, one, two = clues.calls
-        lines.append(f"{name} runs {often(one)} in this step of a and {often(two)} in b.")
-    forward = any(site.phase in FORWARD for site in facts.sites)
-    if cause.reason in (Reason.GRADIENT, Reason.OPTIMIZER) and not divergence.site.call and not forward:
-        lines.append("Every recorded value of the forward pass agrees in this step.")
-    return tuple(lines)

@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.compare.align import columns
-from introspect_cli.compare.clues import evidence
 from introspect_cli.compare.coverage import blindness_notes, failed, option_notes
+from introspect_cli.compare.evidence import evidence
 from introspect_cli.compare.exact import Tensors
 from introspect_cli.compare.lookout import look_around
 from introspect_cli.compare.moved import moved_modules, suggest_renames
