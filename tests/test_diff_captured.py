@@ -7,6 +7,7 @@ import copy
 import functools
 import sys
 from collections import OrderedDict
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -228,6 +229,25 @@ class TestOffset:
         assert (result.first.step, result.first.step_b, result.first.reason) == (4, 1, Reason.LOSS)
         assert "step 4 of a (step 1 of b)" in result.sentence
         assert any("--offset 3" in note for note in result.notes)
+
+
+def test_a_fixture_that_goes_on_from_a_checkpoint(introspect, tmp_path):
+    script = Path(__file__).parent.parent / "fixtures" / "train_resume.py"
+    more = ("--resume", "--checkpoint", "c.pt")
+    for name, words in (
+        ("whole", ()),
+        ("first", ("--save-at", "3", "--checkpoint", "c.pt")),
+        ("more", more),
+        ("afresh", (*more, "--fault", "fresh-optimizer")),
+    ):
+        assert introspect("capture", "-q", "-o", name, script, "--steps", "6", *words).returncode == 0
+    same = introspect("diff", "whole", "more")
+    assert same.returncode == 0, same.stdout
+    assert "(--offset 3)" in same.stdout
+    parted = introspect("diff", "whole", "afresh").stdout.replace("\n", " ")
+    assert "step 3 of a (step 0 of b)" in parted
+    assert "the optimizer state of b started afresh" in parted
+    assert "betas" not in parted
 
 
 def test_steps_that_one_schedule_left_out_are_no_difference(compare):

@@ -13,9 +13,14 @@ if TYPE_CHECKING:
 
 
 def hyperparameter_changes(alignment: Alignment, step: StepRecords) -> dict[str, tuple[str | None, str | None]]:
-    """Hyper-parameters that differ in a step: name to both values; equal changes of several groups are folded."""
+    """Hyper-parameters that differ in a step: name to both values; equal changes of several groups are folded.
+
+    All but the learning rate are recorded where they are new or have changed. What one run alone recorded here, and the
+    other at another step, is not known to differ.
+    """
     found: dict[tuple[str, str], dict[tuple[str | None, str | None], list[str]]] = {}
     groups: set[tuple[str, str]] = set()
+    in_b = set(alignment.b_ids.tolist())
     for union in dict.fromkeys([*step.rows_a, *step.rows_b]):
         if KINDS[alignment.kind[union]] not in SETTING_KINDS:
             continue
@@ -26,7 +31,8 @@ def hyperparameter_changes(alignment: Alignment, step: StepRecords) -> dict[str,
             continue
         name = re.sub(r"^\.", "", re.sub(r"\['?([^'\]]*)'?\]", r".\1", rest))
         values = (step.plain(union, "a"), step.plain(union, "b"))
-        if values[0] != values[1]:
+        elsewhere = union < len(alignment.a) and union in in_b
+        if values[0] != values[1] and not (elsewhere and None in values):
             found.setdefault((alignment.fqn[union], name), {}).setdefault(values, []).append(group)
     named: dict[str, tuple[str | None, str | None]] = {}
     several = len({fqn for fqn, _ in groups}) > 1
