@@ -20,12 +20,14 @@ Checksums = dict[tuple[str, str, str], int]
 
 
 def _values(reader: Any, sites: Columns, entry: Any, kinds: tuple[Kind, ...], phase: Phase) -> Checksums:
-    """Checksums of tensors by kind, FQN and path at a phase of a step; of several calls the last."""
+    """Checksums of tensors by kind, FQN and path at a phase: of several calls the first at the start, else the last."""
     batch = reader.read(entry.step)
     wanted = np.isin(sites.kind, [kind_code(kind) for kind in kinds]) & (sites.phase == phase_code(phase))
     numbers = np.asarray(batch.site)
     rows = np.flatnonzero(wanted[numbers])
     rows = rows[np.argsort(np.asarray(batch.sequence)[rows], kind="stable")]
+    if phase is Phase.START:
+        rows = rows[::-1]
     found: Checksums = {}
     for row in rows:
         number = int(numbers[row])
