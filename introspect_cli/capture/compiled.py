@@ -2,8 +2,9 @@
 
 A compiled region runs no module and no hook. `boundary` records what goes in and comes out of it and changes nothing.
 `eager` asks torch to run every region as python. `keep` puts taps on every module before the first compile, so that
-they are compiled in: inputs are looked at, outputs replaced by a copy that gradients pass through too. A tap ends a
-fusion: kernels are split at every module, and results may differ by rounding from those of a region without taps.
+they are compiled in: inputs are looked at, outputs replaced by a copy that gradients pass through too, and the graph is
+rewritten so that each gradient is a whole value's (`compiled_graph`). A tap ends a fusion: kernels are split at every
+module, and results may differ by rounding from those of a region without taps.
 """
 
 from __future__ import annotations
