@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import re
 from pathlib import Path
 
@@ -123,6 +124,46 @@ def test_capture_without_the_rest(tmp_path, monkeypatch):
     monkeypatch.setattr(private_api, "FAKE_TENSOR", ())
     monkeypatch.setattr(private_api, "COMPILERS_GRAPH", ())
     assert_neutral(train, tmp_path / "run").assert_losses()
+
+
+def used_elsewhere():
+    """Underscores on lines that the linter was told to let pass, and those asked for as text, outside that file."""
+    found = {}
+    for file in sorted(PACKAGE.rglob("*.py")):
+        if file.name in {"private_api.py", "script.py"}:  # the second runs scripts, with python's own
+            continue
+        for line in file.read_text().splitlines():
+            code = line.partition("#")[0]
+            names = re.findall(r"(?<!self)\.(_[a-z]\w*)", code) if "SLF001" in line else []
+            if "getattr(torch" in code or '"_Disable' in code:
+                names += re.findall(r'"(_\w+)"', code)
+            found |= dict.fromkeys(names, file.name)
+    return found
+
+
+def test_every_private_name_used_elsewhere_is_listed():
+    listed = {name.rpartition(".")[2] for name in private_api.ELSEWHERE}
+    passed = {"_getframe", "_C", "_functorch"}  # python's, and the way to what is listed
+    found = used_elsewhere()
+    assert {"_parameters", "_version", "_local_tensor", "_DisableAutocast", "_is_functional_tensor"} <= found.keys()
+    assert {name: file for name, file in found.items() if name not in listed | passed} == {}
+
+
+@pytest.mark.parametrize("name", private_api.ELSEWHERE)
+def test_private_name_used_elsewhere_is_where_it_was(name):
+    owner, _, attribute = name.rpartition(".")
+    if owner == "torch.nn.Module":
+        assert attribute in vars(nn.Linear(1, 1))
+    elif owner.endswith("NestedTensor"):
+        jagged = torch.nested.nested_tensor([torch.ones(2), torch.ones(1)], layout=torch.jagged)
+        assert hasattr(jagged, attribute)
+    elif owner.endswith("DTensor"):
+        tensor = pytest.importorskip("torch.distributed.tensor")
+        assert attribute in tensor.DTensor.__slots__ or hasattr(tensor.DTensor, attribute)
+    elif owner.endswith("Node"):
+        assert hasattr(torch.ones(1, requires_grad=True).exp().grad_fn, attribute)
+    else:
+        assert callable(operator.attrgetter(name.removeprefix("torch."))(torch)) or attribute == "_version"
 
 
 def test_private_names_are_gathered_in_one_file():

@@ -1,7 +1,8 @@
 """Every private name of torch that capture leans on, in one place, with what is lost without it.
 
-Each is looked up once, here, with a fallback; `tests/test_private_api.py` notices when one moves. Nothing else
-in the package may touch an underscore of torch's.
+Each is looked up once, here, with a fallback; `tests/test_private_api.py` notices when one moves. Attributes of
+objects, and what `tensors` needs, which may not import this file, stand where they are used and are listed below in
+`ELSEWHERE`; the tests find any other underscore of torch's.
 """
 
 from __future__ import annotations
@@ -131,3 +132,29 @@ def compiled_entries() -> frozenset[int]:
         constants = getattr(getattr(method, "__code__", None), "co_consts", ())
         _entries.append(frozenset(id(constant) for constant in constants if isinstance(constant, CodeType)))
     return _entries[0]
+
+
+ELSEWHERE = {
+    "torch.nn.Module._parameters": "the public view builds a name for each; without it nothing can be named",
+    "torch.nn.Module._buffers": "as _parameters",
+    "torch.nn.Module._modules": "as _parameters; the public view also leaves out modules met twice",
+    "torch.nn.Module._forward_hooks": "taps find their own hooks by it; without it they cannot be taken off",
+    "torch.nn.Module._forward_pre_hooks": "as _forward_hooks",
+    "torch.Tensor._version": "counts in-place writes; without it steps of compiled optimizers are not noticed",
+    "torch.Tensor._values": "values of a sparse tensor as stored; without it such tensors are not observed",
+    "torch.Tensor._indices": "as _values",
+    "torch.Tensor._nested_tensor_size": "sizes in a nested tensor; without it such tensors are not observed",
+    "torch.nested._internal.nested_tensor.NestedTensor._offsets": "jagged tensors; without it they are not observed",
+    "torch.nested._internal.nested_tensor.NestedTensor._lengths": "as _offsets",
+    "torch.distributed.tensor.DTensor._local_tensor": "the shard; without it distributed tensors are not observed",
+    "torch.autograd.graph.Node._sequence_nr": "ties a backward operator to its forward; without it they are not tied",
+    "torch._C._len_torch_function_stack": "whether the script watches functions; without it nothing is observed",
+    "torch._C._functorch.is_functorch_wrapped_tensor": "tells tensors of transforms; without it nothing is observed",
+    "torch._C.DisableTorchFunction": "keeps our operations from the script's modes; without it the script sees them",
+    "torch._C._DisableTorchDispatch": "as DisableTorchFunction",
+    "torch._C._DisableAutocast": "keeps our operations from autocast; without it statistics may be rounded",
+    "torch._is_functional_tensor": "tells tensors without data; without it they are recorded as an error",
+    "torch._subclasses.fake_tensor.FakeTensor": "as _is_functional_tensor",
+    "torch.mps._get_default_mps_generator": "random states on Apple's accelerator; without it they are not observed",
+}
+"""Private names used outside this file: what for, and what is lost without each."""
