@@ -9,7 +9,10 @@ from torch import nn
 from introspect_cli.capture import redact, settings
 from introspect_cli.capture.compiled import CompileProbe
 from introspect_cli.capture.ops import OpProbe
+from introspect_cli.capture.ops_calls import Calls
 from introspect_cli.capture.ops_places import Places
+from introspect_cli.capture.ops_schema import Operators
+from introspect_cli.capture.ops_values import Writers
 from introspect_cli.capture.rng import RngProbe
 from introspect_cli.capture.tap_sites import TapProbe
 from introspect_cli.capture.vjp import VjpProbe
@@ -42,7 +45,9 @@ ASKED = [
     (OpProbe, "_push", OPS, train),
     (OpProbe, "_root", OPS, train),
     (OpProbe, "_ticked", OPS, train),
-    (OpProbe, "_called", OPS, train),
+    (Calls, "of", OPS, train),
+    (Writers, "wrote", OPS, train),
+    (Operators, "_learn", OPS, train),
     (OpProbe, "_results", OPS, train),
     (OpProbe, "_new_site", OPS, train),
     (RngProbe, "_record", {}, train),

@@ -1,4 +1,4 @@
-"""Loading the kernels: caches that cannot be written, many processes at once, and no numba at all."""
+"""Loading the kernels: caches that cannot be written, many processes at once, no linker, and no numba at all."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import pytest
 
 import introspect_cli
 from introspect_cli.tensors import jit
+from introspect_cli.tensors.binaries import _name, private
 
 ROOT = Path(introspect_cli.__file__).parent.parent
 
 SCRIPT = """
 import json, sys
-{before}
 import torch
 from introspect_cli.tensors import jit
 from introspect_cli.tensors.summarize import Summarizer
@@ -31,23 +31,23 @@ for tensor in (x, x[:1000].half(), x.view(500, 600).t(), x[:77].to(torch.float8_
     made.add(tensor)
 table = made.take()
 made.close()
-json.dump({{
+json.dump({
     "seconds": seconds,
     "again": jit.warm_up(),
     "reason": jit.reason(),
     "checksums": [int(value) for value in table.checksum],
     "means": table.floats["mean"].tolist(),
-    "numba": "numba" in sys.modules,
-}}, sys.stdout)
+    "compiler": sorted({"numba", "llvmlite"} & set(sys.modules)),
+}, sys.stdout)
 """
 
 
-def start(tmp_path, before="", path=ROOT, **environment):
+def start(tmp_path, path=ROOT, **environment):
     settings = {key: value for key, value in os.environ.items() if not key.startswith(("NUMBA_", "INTROSPECT_"))}
     settings |= {"XDG_CACHE_HOME": str(tmp_path / "cache"), "TMPDIR": str(tmp_path), "PYTHONPATH": str(path)}
     settings |= {key: str(value) for key, value in environment.items()}
     return subprocess.Popen(
-        [sys.executable, "-c", SCRIPT.format(before=before)],
+        [sys.executable, "-c", SCRIPT],
         env=settings,
         cwd=tmp_path,
         stdout=subprocess.PIPE,
@@ -70,6 +70,11 @@ def warm(tmp_path_factory):
     return path, finish(start(path))
 
 
+def binaries(path):
+    """The files in a filled cache, by suffix."""
+    return {file.suffix: file for file in (path / "cache" / "introspect-cli").rglob("*.*o")}
+
+
 def test_the_first_process_compiles_and_the_next_loads(warm):
     path, first = warm
     second = finish(start(path))
@@ -78,34 +83,66 @@ def test_the_first_process_compiles_and_the_next_loads(warm):
     assert second["seconds"] < first["seconds"] / 2
     assert second["checksums"] == first["checksums"]
     assert second["means"] == first["means"]
-    assert list((path / "cache" / "introspect-cli").rglob("*.nbi"))
+    assert ".o" in binaries(path)
 
 
-def test_without_numba_the_checksums_are_the_same(warm, tmp_path):
+@pytest.mark.skipif(shutil.which("ld") is None, reason="without a linker, LLVM loads the kernels")
+def test_the_compiler_is_not_in_the_process(warm):
+    path, first = warm
+    assert first["compiler"] == finish(start(path))["compiler"] == []
+    assert ".so" in binaries(path)
+
+
+def test_without_a_linker_llvm_loads_the_kernels(warm, tmp_path):
+    path, wanted = warm
+    binary = binaries(path)[".o"]
+    target = tmp_path / "cache" / "introspect-cli" / binary.parent.name
+    target.mkdir(mode=0o700, parents=True)
+    shutil.copy(binary, target)
+    found = finish(start(tmp_path))
+    assert found["reason"] == ""
+    assert found["compiler"] == ["llvmlite"]
+    assert found["checksums"] == wanted["checksums"]
+
+
+def test_a_library_that_cannot_be_loaded(warm, tmp_path):
+    path, wanted = warm
+    shutil.copytree(path / "cache", tmp_path / "cache")
+    for file in (tmp_path / "cache").rglob("*.so"):
+        content = b"as where nothing may be executed"
+        (file.parent / _name(content, ".so")).write_bytes(content)
+        file.unlink()
+    found = finish(start(tmp_path))
+    assert found["reason"] == ""
+    assert found["checksums"] == wanted["checksums"]
+
+
+@pytest.mark.parametrize("package", ["numba", "llvmlite"])
+def test_without_numba_the_checksums_are_the_same(warm, tmp_path, package):
     _, wanted = warm
-    for before in ("sys.modules['numba'] = None", "sys.modules['llvmlite'] = None"):
-        found = finish(start(tmp_path, before))
-        assert found["reason"]
-        assert found["checksums"] == wanted["checksums"]
-        assert found["means"] == pytest.approx(wanted["means"], rel=1e-6, abs=1e-6)
+    broken = tmp_path / "site" / package
+    broken.mkdir(parents=True)
+    (broken / "__init__.py").write_text("raise ImportError('not for this processor')")
+    found = finish(start(tmp_path, path=os.pathsep.join([str(broken.parent), str(ROOT)])))
+    assert found["reason"] == "RuntimeError: ImportError: not for this processor"
+    assert found["checksums"] == wanted["checksums"]
+    assert found["means"] == pytest.approx(wanted["means"], rel=1e-6, abs=1e-6)
 
 
-@pytest.mark.parametrize("setting", [{"NUMBA_DISABLE_JIT": 1}, {jit.DISABLE_VARIABLE: 1}])
-def test_kernels_can_be_switched_off(warm, tmp_path, setting):
+def test_kernels_can_be_switched_off(warm, tmp_path):
     _, wanted = warm
-    found = finish(start(tmp_path, **setting))
-    assert next(iter(setting)) in found["reason"]
+    found = finish(start(tmp_path, **{jit.DISABLE_VARIABLE: 1}))
+    assert jit.DISABLE_VARIABLE in found["reason"]
     assert found["checksums"] == wanted["checksums"]
 
 
 @pytest.mark.sweep
 def test_several_processes_at_once(warm, tmp_path):
     _, wanted = warm
-    for found in [finish(process) for process in [start(tmp_path) for _ in range(3)]]:
+    for found in [finish(process) for process in [start(tmp_path, NUMBA_DISABLE_JIT=1) for _ in range(3)]]:
         assert found["reason"] == ""
         assert found["checksums"] == wanted["checksums"]
-    after = finish(start(tmp_path))
-    assert after["checksums"] == wanted["checksums"]
+    assert sorted(file.suffix for file in (tmp_path / "cache").rglob("*.*")) == sorted(binaries(tmp_path))
 
 
 def test_a_package_that_cannot_be_written_and_a_cache_that_is_a_file(warm, tmp_path):
@@ -115,14 +152,14 @@ def test_a_package_that_cannot_be_written_and_a_cache_that_is_a_file(warm, tmp_p
     for directory in (package, *(item for item in package.rglob("*") if item.is_dir())):
         directory.chmod(0o555)
     (tmp_path / "cache").write_text("in the way")
-    private = next((path / "cache" / "introspect-cli").iterdir()).name
+    name = next((path / "cache" / "introspect-cli").iterdir()).name
     found = finish(start(tmp_path, path=tmp_path / "site"))
     assert found["reason"] == ""
     assert found["checksums"] == wanted["checksums"]
-    assert not list(package.rglob("*.nbi"))
+    assert not list(package.rglob("*.o"))
     made = tmp_path / f"introspect-cli-{os.getuid()}"
     assert stat.S_IMODE(made.stat().st_mode) == 0o700
-    assert list((made / private).rglob("*.nbi"))
+    assert list((made / name).rglob("*.o"))
     for directory in (package, *(item for item in package.rglob("*") if item.is_dir())):
         directory.chmod(0o755)
 
@@ -131,8 +168,8 @@ def test_a_package_that_cannot_be_written_and_a_cache_that_is_a_file(warm, tmp_p
 def test_a_damaged_cache_is_not_used(warm, tmp_path):
     path, wanted = warm
     shutil.copytree(path / "cache", tmp_path / "cache")
-    for number, file in enumerate(sorted((tmp_path / "cache").rglob("*.nb*"))):
-        file.write_bytes(b"" if number % 2 else b"no pickle")
+    for number, file in enumerate(sorted((tmp_path / "cache").rglob("*.*o"))):
+        file.write_bytes(b"" if number % 2 else file.read_bytes()[:-100])
     found = finish(start(tmp_path))
     assert found["reason"] == ""
     assert found["checksums"] == wanted["checksums"]
@@ -142,10 +179,10 @@ def test_directories_of_others_are_not_trusted(tmp_path):
     open_to_all = tmp_path / "open"
     open_to_all.mkdir()
     open_to_all.chmod(0o777)
-    assert jit._private(open_to_all, "kernels") is None
+    assert private(open_to_all, "kernels") is None
     link = tmp_path / "link"
     link.symlink_to(tmp_path)
-    assert jit._private(link, "kernels") is None
+    assert private(link, "kernels") is None
     own = tmp_path / "own"
-    assert jit._private(own, "kernels") == own / "kernels"
+    assert private(own, "kernels") == own / "kernels"
     assert stat.S_IMODE(own.stat().st_mode) == 0o700

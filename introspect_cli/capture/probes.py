@@ -20,7 +20,6 @@ from introspect_cli.capture.recorder import Recorder
 from introspect_cli.capture.rng import RngProbe
 from introspect_cli.capture.state import StateProbe
 from introspect_cli.capture.tap_sites import TapProbe
-from introspect_cli.tensors import jit
 from introspect_cli.tensors.summarize import Summarizer
 
 if TYPE_CHECKING:
@@ -57,8 +56,6 @@ class Probes:
             began: states of the random generators when the process began.
             rank: of this process in a distributed run.
         """
-        self.compiling = jit.warm_up()
-        """Seconds spent on compiling the kernels, or on loading them from the cache."""
         self.summarizer = Summarizer(stats=options.measures, sketch=options.sketch, sorted_stats=options.sorted_stats)
         self.rank = store.rank(rank, stats=options.measures, sketch=options.sketch, sorted_stats=options.sorted_stats)
         self._guard = guard

@@ -34,9 +34,6 @@ if TYPE_CHECKING:
     from introspect_cli.capture.options import CaptureOptions
     from introspect_cli.capture.probes import Probes
 
-_LONG_COMPILATION = 3.0
-"""Seconds from which on somebody at a terminal wants to know what took so long."""
-
 
 def run_capture(target: Target, options: CaptureOptions) -> int:
     """Run a script under capture.
@@ -172,14 +169,29 @@ class Session:
                 determinism.torch_flags()
             from introspect_cli.capture.probes import Probes
 
+            self._load_kernels()
             probes = Probes(self.options, self._store, self._guard, self._lost, self._began, self.rank)
-            if probes.compiling > _LONG_COMPILATION and sys.stderr.isatty():
-                self._say(f"compiled the kernels in {probes.compiling:.0f} s; the next capture finds them compiled")
             probes.context.on_tick.append(self._ticked)
             probes.install()
             self._probes = probes
         except Exception as error:
             self._guard.failure("session", "nothing is", error)
+
+    def _load_kernels(self) -> None:
+        """Have the kernels ready; the one time that they must be compiled, tell who watches why nothing moves."""
+        from introspect_cli.tensors import jit
+
+        announced = False
+
+        def announce() -> None:
+            nonlocal announced
+            announced = sys.stderr.isatty()
+            if announced:
+                self._say("compiling the kernels for this machine; later captures find them compiled ...")
+
+        seconds = jit.warm_up(announce)
+        if announced:
+            self._say(f"compiled the kernels in {seconds:.0f} s")
 
     def _ticked(self) -> None:
         probes = self._probes

@@ -1,6 +1,6 @@
 """What the jitted kernels and their caller agree on: type codes, calls, flags, what threads share.
 
-Apart from the kernels, since those cannot be imported where there is no numba.
+Apart from the kernels, which only the process that compiles them imports.
 """
 
 from __future__ import annotations
@@ -51,10 +51,8 @@ PARALLEL: Final = 9
 NUMBER: Final = 10
 """Address of the runtime's function that returns a thread's number, 0 for the first; 0 if there is none."""
 PART: Final = 11
-"""Address of what is run in several threads, `kernels.take_part`."""
-ENTRY: Final = 12
-"""Address of `kernels.enter`, followed by the nine arguments that `take_part` passes to it."""
-TEAM_WORDS: Final = 22
+"""Address of what is run in several threads: takes the address of the team, calls TAKE."""
+TEAM_WORDS: Final = 12
 
 # Type codes. Up to I16 a block is summarised as float32, up to I64 as float64; then come complex elements, and
 # those that have bits and no values.

@@ -139,9 +139,7 @@ class Engine:
         if workers is None or self.enter is None:
             return False
         self._team[[codes.PARALLEL, codes.NUMBER]] = workers
-        self._team[[codes.PART, codes.ENTRY]] = jit.addresses()
-        self._team[codes.ENTRY + 1] = codes.TAKE
-        self._team[-1] = self._team_address
+        self._team[codes.PART] = jit.part()
         return True
 
     def _make_room(self, count: int) -> None:

@@ -2,26 +2,31 @@
 
 The problem: compiling takes seconds and must neither land on the first step's clock nor be repeated by every
 process; the package may lie in a directory that cannot be written, several processes start at once, and numba may
-be missing or broken. The way: `warm_up` compiles or loads on request and says how long it took. The cache is a
-directory of ours, named by a hash of the kernels' sources and the versions of what compiles them: the user's cache
-directory, or else a private one under the temporary directory; numba writes it by renaming finished files, so
-readers never see half of one. Without a writable one the kernels are compiled and not kept; without numba there are
-none and `engine` uses the reference.
+be missing or broken. The way: `warm_up` loads on request and says how long it took; what is not in the cache, a
+process of its own compiles (see `library`), while others that need the same wait for it. The cache is a directory of
+ours, named by a hash of the kernels' sources, the versions of what compiles them and the processor: the user's cache
+directory, or else a private one under the temporary directory. Its files are named by their contents and appear
+whole. Without a writable directory the kernels are compiled and not kept; without numba there are none and `engine`
+uses the reference.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib
+import importlib.metadata
 import os
-import stat
+import platform
+import subprocess
 import sys
 import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
+
+from introspect_cli.tensors.binaries import Binaries, private
+from introspect_cli.tensors.machine_code import Code, function, in_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -29,8 +34,10 @@ if TYPE_CHECKING:
 DISABLE_VARIABLE: Final = "INTROSPECT_NO_JIT"
 """Environment variable that, set to anything but 0, keeps the jitted kernels from being used."""
 
-_MODULE: Final = "introspect_cli.tensors.kernels"
+_COMPILER: Final = "introspect_cli.tensors.library"
 _SOURCES: Final = (
+    "library.py",
+    "machine_code.py",
     "kernels.py",
     "teamwork.py",
     "summation.py",
@@ -51,7 +58,7 @@ class _Loaded:
 
     tried: bool = False
     enter: Callable[..., int] | None = None
-    addresses: tuple[int, int] = (0, 0)
+    code: Code | None = None
     reason: str = ""
 
 
@@ -65,9 +72,9 @@ def enter() -> Callable[..., int] | None:
     return _LOADED.enter
 
 
-def addresses() -> tuple[int, int]:
-    """C addresses of `kernels.take_part` and `kernels.enter`; zeros if there are no kernels."""
-    return _LOADED.addresses
+def part() -> int:
+    """C address of what the threads of a team run; 0 if there are no kernels."""
+    return _LOADED.code.part if _LOADED.code else 0
 
 
 def reason() -> str:
@@ -75,8 +82,11 @@ def reason() -> str:
     return _LOADED.reason
 
 
-def warm_up() -> float:
-    """Compile the kernels, or load them from the cache, unless that was done.
+def warm_up(before_compiling: Callable[[], None] = lambda: None) -> float:
+    """Load the kernels from the cache, or have them compiled, unless that was done.
+
+    Args:
+        before_compiling: called once it is known that this will take a while.
 
     Returns:
         Seconds spent. Nothing is raised: without kernels the reference is used, and `reason` says why.
@@ -89,88 +99,84 @@ def warm_up() -> float:
         _LOADED.reason = f"{DISABLE_VARIABLE} is set"
         return 0.0
     try:
-        _LOADED.enter = _load()
-    except Exception as error:  # a broken numba or LLVM fails in ways of its own
+        _LOADED.code = _load(before_compiling)
+        _LOADED.enter = function(_LOADED.code.call)
+    except Exception as error:  # a broken numba, LLVM or linker fails in ways of its own
         _LOADED.reason = f"{type(error).__name__}: {error}"
     return time.perf_counter() - start
 
 
-def _load() -> Callable[..., int]:
-    """Import the kernels with their cache in the first directory that works."""
-    import numba
-
-    if numba.config.DISABLE_JIT:
-        raise RuntimeError("NUMBA_DISABLE_JIT is set")
-    failure: Exception | None = None
-    for directory in _directories(numba.__version__):
-        try:
-            with _cache_in(numba.config, directory):
-                module = importlib.import_module(_MODULE)
-        except Exception as error:  # a damaged or unwritable cache; the next place, or no cache, may do
-            failure = error
-            sys.modules.pop(_MODULE, None)
-            continue
-        _LOADED.addresses = (_c_address(module.take_part), _c_address(module.enter))
-        direct: Callable[..., int] = _only(module.enter).entry_point
-        return direct
-    assert failure is not None
-    raise failure
+def _load(before_compiling: Callable[[], None]) -> Code:
+    """The kernels from the first cache directory that works, compiled where they are not there yet."""
+    binary = b""
+    for directory in _directories():
+        binaries = Binaries(directory)
+        with contextlib.suppress(OSError), binaries.alone():
+            code = binaries.load()
+            if code is None:
+                binary = binary or _compile(before_compiling)
+                binaries.keep(binary)
+                code = binaries.load()
+            if code is not None:
+                return code
+    return in_memory(binary or _compile(before_compiling))
 
 
-def _only(compiled: Any) -> Any:
-    """What a function with one signature was compiled to."""
-    return compiled.overloads[compiled.signatures[0]]
+def _compile(before: Callable[[], None]) -> bytes:
+    """Have the kernels compiled by a process of its own, without the script's settings of numba.
+
+    Raises:
+        RuntimeError: it failed, with the last line that it wrote.
+    """
+    before()
+    root = Path(__file__).parents[2]
+    done = subprocess.run(  # noqa: S603  # this interpreter, a module of ours
+        [sys.executable, "-m", _COMPILER],
+        check=False,
+        capture_output=True,
+        stdin=subprocess.DEVNULL,
+        cwd=root,
+        env={key: value for key, value in os.environ.items() if not key.startswith("NUMBA_")},
+    )
+    if done.returncode:
+        lines = done.stderr.decode(errors="replace").strip().splitlines()
+        raise RuntimeError(lines[-1] if lines else f"compiling ended with {done.returncode}")
+    return done.stdout
 
 
-def _c_address(compiled: Any) -> int:
-    """Address of a jitted function as C calls it."""
-    result = _only(compiled)
-    return int(result.library.get_pointer_to_function(result.fndesc.llvm_cfunc_wrapper_name))
-
-
-def _directories(version: str) -> Iterator[Path | None]:
-    """Candidate cache directories, None (no cache) last."""
-    here = Path(__file__).parent
-    digest = hashlib.blake2b(digest_size=8)
-    for name in _SOURCES:
-        digest.update((here / name).read_bytes())
-    digest.update(f"{version} {sys.version}".encode())
-    name = f"kernels-{digest.hexdigest()}"
+def _directories() -> Iterator[Path]:
+    """Candidate cache directories that can be written."""
+    name = f"kernels-{_digest()}"
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     with contextlib.suppress(RuntimeError, OSError):
-        found = _private(Path(base).expanduser() / "introspect-cli", name)
+        found = private(Path(base).expanduser() / "introspect-cli", name)
         if found:
             yield found
     with contextlib.suppress(OSError):
         owner = os.getuid() if hasattr(os, "getuid") else "user"
-        found = _private(Path(tempfile.gettempdir()) / f"introspect-cli-{owner}", name)
+        found = private(Path(tempfile.gettempdir()) / f"introspect-cli-{owner}", name)
         if found:
             yield found
-    yield None
 
 
-def _private(parent: Path, name: str) -> Path | None:
-    """A directory that exists, is ours alone to write and can be written; None otherwise.
-
-    What is cached is machine code: nobody else may have put it there.
-    """
-    parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    about = parent.lstat()
-    if not stat.S_ISDIR(about.st_mode):
-        return None
-    if hasattr(os, "getuid") and (about.st_uid != os.getuid() or about.st_mode & 0o022):
-        return None
-    path = parent / name
-    path.mkdir(mode=0o700, exist_ok=True)
-    return path if os.access(path, os.W_OK | os.X_OK) else None
+def _digest() -> str:
+    """Of everything that compiled kernels depend on."""
+    here = Path(__file__).parent
+    digest = hashlib.blake2b(digest_size=8)
+    for name in _SOURCES:
+        digest.update((here / name).read_bytes())
+    for package in ("numba", "llvmlite"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            digest.update(importlib.metadata.version(package).encode())
+    digest.update(f"{sys.version} {_processor()}".encode())
+    return digest.hexdigest()
 
 
-@contextlib.contextmanager
-def _cache_in(config: Any, directory: Path | None) -> Iterator[None]:
-    """Have numba cache what is compiled meanwhile in a directory; the setting is put back."""
-    before = config.CACHE_DIR
-    config.CACHE_DIR = str(directory or "")
-    try:
-        yield
-    finally:
-        config.CACHE_DIR = before
+def _processor() -> str:
+    """What tells this machine's sort of processor from others that may share the cache."""
+    about = platform.machine()
+    with contextlib.suppress(OSError):
+        first, _, _ = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").partition("\n\n")
+        wanted = ("model name", "flags", "CPU implementer", "CPU part", "Features")
+        about += "".join(line for line in first.splitlines() if line.startswith(wanted))
+    return about

@@ -1,28 +1,22 @@
-"""The entry points of the jitted kernels.
+"""The entry point of the jitted kernels.
 
-Importing this module compiles, or loads from numba's cache; `jit` does that, when asked. The entry points take raw
-addresses, release the interpreter lock and write nowhere but to the rows and the team they are given.
+Importing this module compiles, which takes seconds; only `library` does, in a process of its own. The entry point
+takes raw addresses and writes nowhere but to the rows and the team it is given.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
-from numba import config, njit
 
-from introspect_cli.tensors import codes, teamwork, vector
+from introspect_cli.tensors import codes, teamwork
 from introspect_cli.tensors.strided import copy
 from introspect_cli.tensors.summation import merge
-from introspect_cli.tensors.vector import pointer
-
-_CACHE: Final = bool(config.CACHE_DIR)
-"""`jit` names the directory to cache in while it imports this module."""
+from introspect_cli.tensors.vector import exported
 
 
-@njit(  # type: ignore[untyped-decorator]
-    "int64(int64,uint64,int64,int64,int64,int64,uint64,uint64,uint64)", nogil=True, error_model="numpy", cache=_CACHE
-)
+@exported("int64(int64,uint64,int64,int64,int64,int64,uint64,uint64,uint64)")  # type: ignore[untyped-decorator]
 def enter(what: Any, address: Any, count: Any, first: Any, code: Any, flags: Any, lut: Any, row: Any, team: Any) -> Any:
     """The one entry point, so that everything is compiled once.
 
@@ -55,10 +49,3 @@ def enter(what: Any, address: Any, count: Any, first: Any, code: Any, flags: Any
     if what == codes.COPY:
         return copy(address, count, first, lut, row)
     return merge(address, count, row)
-
-
-@njit("int64(uint64)", nogil=True, error_model="numpy", cache=_CACHE)  # type: ignore[untyped-decorator]
-def take_part(team: Any) -> Any:
-    """What each thread of a team runs: `enter` by its C address, with arguments that the team's words hold."""
-    words = team + np.uint64(8 * codes.ENTRY)
-    return vector.call_entry(pointer(words, np.uint64)[0], words + np.uint64(8))

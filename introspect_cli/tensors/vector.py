@@ -357,18 +357,6 @@ def fetch_add(_context: Any, address: Any) -> Any:
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def call_entry(_context: Any, function: Any, arguments: Any) -> Any:
-    """Calls `kernels.enter` by its C address, with nine words at an address as its arguments."""
-
-    def generate(_target: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        kind = ir.FunctionType(_I64, [_I64] * 9)
-        words = [builder.inttoptr(builder.add(args[1], _I64(8 * number)), ir.PointerType(_I64)) for number in range(9)]
-        return builder.call(builder.inttoptr(args[0], ir.PointerType(kind)), [builder.load(word) for word in words])
-
-    return types.int64(function, arguments), generate
-
-
-@intrinsic  # type: ignore[untyped-decorator]
 def call_parallel(_context: Any, runtime: Any, function: Any, data: Any, threads: Any) -> Any:
     """Calls `GOMP_parallel(function, data, threads, 0)`, given the addresses of both functions."""
 
@@ -425,5 +413,12 @@ def keep_apart(_context: Any) -> Any:
     return types.none(), generate
 
 
-inner = njit(nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+_ALONE: Final = {"nogil": True, "error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+
+inner = njit(**_ALONE)
 """Decorator of functions that only jitted code calls: compiled when first called for, together with the caller."""
+
+
+def exported(signature: str) -> Any:
+    """Decorator of a function that is compiled at once, for one signature, without wrappers of numba's own."""
+    return njit(signature, **_ALONE)
