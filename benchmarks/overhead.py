@@ -1,7 +1,8 @@
 """What capturing costs, as a multiple of the bare training step.
 
 Bare and captured steps alternate in short blocks in one process, so that whatever else the machine does hits both;
-each ratio is the median of those of neighbouring blocks. Run: python benchmarks/overhead.py [--quick] [--workload NAME]
+each ratio is the median of those of neighbouring blocks. Run: python benchmarks/overhead.py [--quick] [--blocks N]
+[--workload NAME]
 """
 
 from __future__ import annotations
@@ -126,12 +127,14 @@ class Result:
     Attributes:
         bare: seconds of a bare step, median.
         ratio: captured over bare, the median over blocks of steps that alternated.
+        spread: half the distance between the quartiles of those ratios: what the machine's noise makes of one.
         least: the ratio there would be if every distinct tensor were only read once, at the speed of `x.sum()`.
         last: the last block.
     """
 
     bare: float
     ratio: float
+    spread: float
     least: float
     last: Captured
 
@@ -157,29 +160,35 @@ def measure(step: Callable[[], None], blocks: int, per_block: int) -> dict[str, 
     for name in MODES:
         base = statistics.median(bare[name])
         least = 1 + last[name].distinct / speed / base
-        found[name] = Result(base, statistics.median(ratios[name]), least, last[name])
+        low, middle, high = statistics.quantiles(ratios[name], n=4, method="inclusive")
+        found[name] = Result(base, middle, (high - low) / 2, least, last[name])
     return found
 
 
 def main() -> None:
     """Measure and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="fewer blocks")
+    parser.add_argument("--quick", action="store_true", help="3 blocks")
+    parser.add_argument(
+        "--blocks", type=int, default=8, help="blocks of each mode: 8, or more where the machine is noisy"
+    )
     parser.add_argument("--workload", choices=list(WORKLOADS), action="append")
     arguments = parser.parse_args()
     torch.set_num_threads(2)
-    print(f"{'workload':<16} {'mode':<22}  bare ms   ratio  target   least  records    MB")
+    print(f"{'workload':<16} {'mode':<22}  bare ms   ratio     +-  target   least  records    MB")
     for workload in arguments.workload or WORKLOADS:
         torch.manual_seed(0)
-        results = measure(WORKLOADS[workload](), 3 if arguments.quick else 8, 4)
+        results = measure(WORKLOADS[workload](), 3 if arguments.quick else arguments.blocks, 4)
         for name, result in results.items():
             target = MODES[name][1]
             verdict = "met" if result.ratio <= target else "MISSED"
             print(
-                f"{workload:<16} {name:<22} {result.bare * 1e3:8.1f} {result.ratio:7.3f} {target:7.3f}  "
-                f"{result.least:6.3f} {result.last.rows:8,} {result.last.distinct / 1e6:5.0f} {verdict}",
+                f"{workload:<16} {name:<22} {result.bare * 1e3:8.1f} {result.ratio:7.3f} "
+                f"{result.spread:6.3f} {target:7.3f}  {result.least:6.3f} {result.last.rows:8,} "
+                f"{result.last.distinct / 1e6:5.0f} {verdict}",
                 flush=True,
             )
+    print("+-: half the distance between the quartiles of the ratios of blocks")
     print("least: every distinct tensor of the step read once at the speed of x.sum(), and nothing else done")
 
 

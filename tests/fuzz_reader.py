@@ -5,8 +5,9 @@ right again over it, so that the bytes reach the code behind the checks. Any ans
 will do; anything else is a finding, which atheris writes to a file. Findings become files in `tests/stores/fuzzed/`,
 which the tests read again for ever.
 
-With atheris installed:
-python tests/fuzz_reader.py CORPUS -keep_seed=1 -len_control=0 -max_total_time=1800 -rss_limit_mb=1024 -timeout=15
+With atheris installed (it keeps some memory of each run, of which the limit has to know):
+python tests/fuzz_reader.py CORPUS -keep_seed=1 -len_control=0 -max_total_time=1800 -timeout=60 \\
+    -rss_limit_mb=8192 -malloc_limit_mb=1024
 """
 
 from __future__ import annotations

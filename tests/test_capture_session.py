@@ -12,9 +12,12 @@ import pytest
 import yaml
 
 from introspect_cli.capture import redact
+from introspect_cli.capture.options import CaptureOptions
 from introspect_cli.capture.progress import Progress, human_size
+from introspect_cli.capture.session import Session
 from introspect_cli.records import Kind, Phase
 from introspect_cli.store.reader import RunState, open_run
+from introspect_cli.tensors import jit
 
 SCRIPT = """\
 import os, random, sys
@@ -422,3 +425,17 @@ def test_json_of_two_equal_runs(captured, introspect):
     assert document["first"] is None
     manifest = yaml.safe_load((Path(one.path) / "manifest.yaml").read_text())
     assert manifest["status"] == "complete"
+
+
+@pytest.mark.parametrize("at_a_terminal", [True, False])
+def test_who_waits_for_the_compiler_is_told(tmp_path, monkeypatch, capsys, at_a_terminal):
+    def warm_up(before_compiling):
+        before_compiling()
+        return 12.3
+
+    monkeypatch.setattr(jit, "warm_up", warm_up)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: at_a_terminal)
+    Session(None, CaptureOptions(output=tmp_path / "run"))._load_kernels()
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == (2 if at_a_terminal else 0)
+    assert not said or (said[0].startswith("introspect: compiling the kernels") and said[1].endswith("in 12 s"))

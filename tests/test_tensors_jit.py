@@ -23,7 +23,8 @@ import json, sys
 import torch
 from introspect_cli.tensors import jit
 from introspect_cli.tensors.summarize import Summarizer
-seconds = jit.warm_up()
+announced = []
+seconds = jit.warm_up(lambda: announced.append("compiling"))
 made = Summarizer(threads=2)
 generator = torch.Generator().manual_seed(1)
 x = torch.randn(300_000, generator=generator)
@@ -33,6 +34,7 @@ table = made.take()
 made.close()
 json.dump({
     "seconds": seconds,
+    "announced": announced,
     "again": jit.warm_up(),
     "reason": jit.reason(),
     "checksums": [int(value) for value in table.checksum],
@@ -79,6 +81,8 @@ def test_the_first_process_compiles_and_the_next_loads(warm):
     path, first = warm
     second = finish(start(path))
     assert first["reason"] == second["reason"] == ""
+    assert first["announced"] == ["compiling"]
+    assert second["announced"] == []
     assert first["again"] == 0.0
     assert second["seconds"] < first["seconds"] / 2
     assert second["checksums"] == first["checksums"]
