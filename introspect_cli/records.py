@@ -96,6 +96,10 @@ class Site:
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
+OTHERS = "(others)"
+"""Path of an `op_output` that stands for operators of a module and phase of which not even the number is known."""
+
+
 @dataclass(frozen=True)
 class SiteInfo:
     """What is known of a site beside its name; two runs are not aligned by it.

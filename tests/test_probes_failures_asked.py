@@ -8,16 +8,19 @@ from torch import nn
 
 from introspect_cli.capture import redact, settings
 from introspect_cli.capture.compiled import CompileProbe
+from introspect_cli.capture.compiled_ops import CompiledOps
 from introspect_cli.capture.ops import OpProbe
 from introspect_cli.capture.ops_calls import Calls
 from introspect_cli.capture.ops_places import Places
 from introspect_cli.capture.ops_schema import Operators
 from introspect_cli.capture.ops_values import Writers
+from introspect_cli.capture.options import CaptureOptions
 from introspect_cli.capture.rng import RngProbe
 from introspect_cli.capture.tap_sites import TapProbe
 from introspect_cli.capture.vjp import VjpProbe
 from introspect_cli.compare.result import Verdict
 from introspect_cli.errors import StoreError
+from introspect_cli.records import Kind
 from introspect_cli.store.rank_writer import RankWriter
 from introspect_cli.store.reader import RunState, open_run
 from introspect_cli.store.writer import StoreWriter
@@ -37,6 +40,7 @@ def train_compiled(log):
 OPS = {"level": "op"}
 VJP = {"vjp": ("Model.last:Model.body",)}
 TAP = {"compile": "keep"}
+INSIDE = OPS | TAP | {"record": CaptureOptions().record | {Kind.OP_OUTPUT}}
 
 ASKED = [
     (Places, "is_ours", OPS, train),
@@ -59,6 +63,9 @@ ASKED = [
     (TapProbe, "_parse", TAP, train_compiled),
     (TapProbe, "_ticked", TAP, train_compiled),
     (CompileProbe, "tap", TAP, train_compiled),
+    (CompiledOps, "put_in", INSIDE, train_compiled),
+    (CompiledOps, "saw", INSIDE, train_compiled),
+    (CompiledOps, "ran", INSIDE, train_compiled),
     (RankWriter, "site", {}, train),
     (RankWriter, "layout", {}, train),
     (RankWriter, "append", {}, train),

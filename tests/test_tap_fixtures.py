@@ -35,7 +35,7 @@ def _fresh_compiler():
     sys.setrecursionlimit(limit)  # inductor raises it
 
 
-def run(path, monkeypatch, name, *, arguments=(), **settings):
+def run(path, monkeypatch, name, *, arguments=(), level="module", **settings):
     """Capture a fixture whose model compiles itself when it is made, if there are settings to compile it with."""
     class_name, given = SCRIPTS[name]
     spec = importlib.util.spec_from_file_location(name, FIXTURES / f"{name}.py")
@@ -52,7 +52,7 @@ def run(path, monkeypatch, name, *, arguments=(), **settings):
 
     monkeypatch.setattr(model, "__init__", built)
     monkeypatch.setattr(sys, "argv", [f"{name}.py", "--steps", "2", *given, *arguments])
-    return captured(path, script.main, compile="keep")
+    return captured(path, script.main, compile="keep", level=level)
 
 
 def compared(a, b, **options):

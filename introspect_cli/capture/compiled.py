@@ -26,6 +26,7 @@ from introspect_cli.records import Kind
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    from introspect_cli.capture.compiled_ops import CompiledOps, Graph
     from introspect_cli.capture.context import Context
     from introspect_cli.capture.tap_sites import TapProbe
 
@@ -119,6 +120,8 @@ class CompileProbe:
         self._stance: Any = None
         self.runs_as_python = mode == "eager" and hasattr(torch.compiler, "set_stance")
         """Whether compiled regions are run as python."""
+        self.operators: CompiledOps | None = None
+        """Who looks at single operators inside regions."""
         self._on = False
 
     def install(self) -> None:
@@ -168,20 +171,42 @@ class CompileProbe:
             except Exception as error:
                 probe._context.guard.failure(probe.name, "gradients inside compiled regions are", error)
                 ends = None
+            operators = probe._operators_in(graph_module)
             compiled = original(self, graph_module, inputs)
-            if not ends:
+            if not ends and operators is None:
                 return compiled
 
             @functools.wraps(compiled)
             def run(*arguments: Any) -> Any:
                 results = compiled(*arguments)
-                if probe._on:
+                if probe._on and ends:
                     probe._taps.ran(ends, arguments, results)
+                if probe._on and operators is not None:
+                    probe._counted(operators)
                 return results
 
             return run
 
         return __call__
+
+    def _operators_in(self, graph_module: Any) -> Graph | None:
+        """Have single operators of a graph looked at, if that is wanted."""
+        try:
+            return None if self.operators is None else self.operators.put_in(graph_module)
+        except Exception as error:
+            self._blind(error)
+            return None
+
+    def _counted(self, graph: Graph) -> None:
+        try:
+            if self.operators is not None:
+                self.operators.ran(graph)
+        except Exception as error:
+            self._blind(error)
+
+    def _blind(self, error: Exception) -> None:
+        self.operators = None
+        self._context.guard.failure(self.name, "operators inside compiled regions are", error)
 
     def _compiling(self, model: Any) -> None:
         try:

@@ -78,11 +78,11 @@ def rewrite(graph_module: fx.GraphModule) -> Ends:
     graph = graph_module.graph
     arguments = [node for node in graph.nodes if node.op == "placeholder"]
     # A view of what comes in may be copied unless it goes out again: whoever gets it may write to it.
-    borrowed = {_memory(node) for node in arguments} & {_memory(node) for node in _results(graph)}
+    borrowed = {memory_of(node) for node in arguments} & {memory_of(node) for node in _results(graph)}
     entering: list[tuple[int, str]] = []
     leaving: list[tuple[int, str]] = []
     for value, places in _values(graph):
-        foreign = _memory(value.node) in borrowed and value.node not in arguments
+        foreign = memory_of(value.node) in borrowed and value.node not in arguments
         if foreign or not _settled(graph, value.node) or _used_within(value.node):
             leaving += [(place, "") for place in places]
             _untold(value)
@@ -99,15 +99,15 @@ def rewrite(graph_module: fx.GraphModule) -> Ends:
 
 def _settled(graph: fx.Graph, node: fx.Node) -> bool:
     """Whether nothing writes to a value in place once it is there, nor uses its memory by an older name."""
-    version = _tensor_of(node)._version  # noqa: SLF001 - the documented-by-use counter of in-place writes
+    version = example_of(node)._version  # noqa: SLF001 - the documented-by-use counter of in-place writes
     if not version:
         return True
-    memory, older, writes = _memory(node), [], 0
+    memory, older, writes = memory_of(node), [], 0
     for other in graph.nodes:
-        if _memory(other) != memory or other.op in ("placeholder", "output"):
+        if memory_of(other) != memory or other.op in ("placeholder", "output"):
             continue
         # What writes in place gives its own argument back. A write that gives nothing is missing in the count.
-        writes += any(_tensor_of(given) is _tensor_of(other) for given in other.all_input_nodes)
+        writes += any(example_of(given) is example_of(other) for given in other.all_input_nodes)
         older.append(other)
         if other is node:
             break
@@ -188,10 +188,10 @@ def _used_within(node: fx.Node) -> bool:
         call = call.args[0]
     if call is node:
         return False
-    given = {fn for own in call.all_input_nodes for fn in _functions(_tensor_of(own))}
-    value = _tensor_of(node)
+    given = {fn for own in call.all_input_nodes for fn in _functions(example_of(own))}
+    value = example_of(node)
     mine = (value.grad_fn, value.output_nr)
-    waiting = [fn for fn in _functions(_tensor_of(call)) if fn is not value.grad_fn]
+    waiting = [fn for fn in _functions(example_of(call)) if fn is not value.grad_fn]
     seen = set(waiting)
     while waiting:
         for follows in waiting.pop().next_functions:
@@ -224,18 +224,19 @@ def _calls(node: Any, *names: str) -> bool:
     return any(node.target is packet or node.target is packet.default for packet in ours)
 
 
-def _tensor_of(node: fx.Node) -> Any:
+def example_of(node: fx.Node) -> Any:
     """The tensor without contents that tracing left for a node."""
     return node.meta.get("example_value")
 
 
 def _has_gradient(node: Any) -> bool:
-    value = _tensor_of(node) if isinstance(node, fx.Node) else None
+    value = example_of(node) if isinstance(node, fx.Node) else None
     return isinstance(value, torch.Tensor) and value.requires_grad
 
 
-def _memory(node: Any) -> object:
-    value = _tensor_of(node) if isinstance(node, fx.Node) else None
+def memory_of(value: Any) -> object:
+    """What tells whether two values share memory: a node's, by its example, or a tensor's; None for no such tensor."""
+    value = example_of(value) if isinstance(value, fx.Node) else value
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return None
     return StorageWeakRef(value.untyped_storage()).cdata

@@ -33,7 +33,10 @@ if TYPE_CHECKING:
 
     from introspect_cli.capture.context import Context
     from introspect_cli.capture.modules import ModuleProbe
+    from introspect_cli.capture.ops_calls import Scope
+    from introspect_cli.capture.ops_schema import OpFacts
     from introspect_cli.capture.optimizers import OptimizerProbe
+    from introspect_cli.capture.tap_sites import Place
 
 
 class OpMode(TorchDispatchMode):
@@ -237,7 +240,7 @@ class OpProbe:
         for path, value in found:
             if type(value) is not torch.Tensor and isinstance(value, private_api.FAKE_TENSOR):
                 return
-            if value.dtype not in FLOATS and not self._all_dtypes:
+            if not self.wants(value):
                 writers.unknown(value)
                 continue
             site = call.sites.get(path)
@@ -249,6 +252,47 @@ class OpProbe:
                 remark = self._remark(call, node, args, kwargs)
             self._recorder.tensor(site, value, remark)
             writers.wrote(site, value)
+
+    def facts(self, func: Callable[..., Any]) -> OpFacts:
+        """What is known of an operator beforehand."""
+        return self._facts(func)
+
+    def wants(self, value: torch.Tensor) -> bool:
+        """Whether a result of its type is recorded."""
+        return self._all_dtypes or value.dtype in FLOATS
+
+    def inside(self, place: Place | None, facts: OpFacts, before: int, source: str) -> OpCall | None:
+        """The call of an operator in a region that runs as one; None if it is not recorded now.
+
+        Args:
+            place: where it runs.
+            facts: the operator.
+            before: how many of its sort the region runs there before it.
+            source: the user's line.
+        """
+        if place is None or not place.watched or not self.live:
+            return None
+        return self._calls.ahead(self._scope_of(place), facts, before, source)
+
+    def passed(self, place: Place | None, facts: OpFacts, times: int) -> None:
+        """A region that runs as one has run, and an operator so many times in it."""
+        if place is not None:
+            self._calls.passed(self._scope_of(place), facts, times)
+
+    def _scope_of(self, place: Place) -> Scope:
+        return self._calls.scope(place.fqn, place.phase, place.module_class, watched=place.watched)
+
+    def record(self, call: OpCall, path: str, value: torch.Tensor | None, given_by: list[int], reason: str = "") -> int:
+        """Record what an operator inside a region gave, or why it was not seen; the number of its site."""
+        site = call.sites.get(path)
+        if site is None:
+            site = self._new_site(call, path)
+        if value is None:
+            self._recorder.missing(site, reason)
+        else:
+            self._recorder.tensor(site, value, given(given_by))
+            self._writers.wrote(site, value)
+        return site
 
     def _new_site(self, call: OpCall, path: str) -> int:
         facts = call.facts

@@ -125,7 +125,7 @@ class Calls:
                 return None
             scope = self._latest
             if scope.fqn is not state.fqn or scope.phase is not stack.phase:
-                scope = self._latest = self._scope(state.fqn, stack.phase, state.module_class, watched=True)
+                scope = self._latest = self.scope(state.fqn, stack.phase, state.module_class, watched=True)
         elif node is not None:
             self.between = Phase.OPTIMIZER
             origin = self._forward_of(node)
@@ -133,23 +133,18 @@ class Calls:
                 return None
             scope = self._latest
             if scope.fqn is not origin.fqn or scope.phase is not Phase.BACKWARD:
-                scope = self._latest = self._scope(origin.fqn, Phase.BACKWARD, origin.module_class, watched=True)
+                scope = self._latest = self.scope(origin.fqn, Phase.BACKWARD, origin.module_class, watched=True)
         else:
             if self._optimizers.stepping:
                 return None
-            scope = self._scope(SCRIPT, self.between, "", watched=None)
+            scope = self.scope(SCRIPT, self.between, "", watched=None)
             if not scope.watched or (self.between is Phase.DATA and not torch.is_grad_enabled()):
                 self._hidden()
                 return None
         if not self._into_compiled and in_compiled_call(frame):
             self._hidden()
             return None
-        repeated = scope.operators.get(facts)
-        if repeated is None:
-            repeated = scope.operators[facts] = _Repeated()
-        step = self._recorder.step
-        if repeated.step != step:
-            repeated.step, repeated.count = step, 0
+        repeated = self._repeated(scope, facts)
         number = repeated.count
         repeated.count = number + 1
         call = repeated.calls.get(number)
@@ -161,6 +156,29 @@ class Calls:
         # script's, the first that its forward runs.
         self._by_node.setdefault(private_api.next_node() - 1, call)
         return call
+
+    def _repeated(self, scope: Scope, facts: OpFacts) -> _Repeated:
+        repeated = scope.operators.get(facts)
+        if repeated is None:
+            repeated = scope.operators[facts] = _Repeated()
+        step = self._recorder.step
+        if repeated.step != step:
+            repeated.step, repeated.count = step, 0
+        return repeated
+
+    def ahead(self, scope: Scope, facts: OpFacts, by: int, source: str) -> OpCall:
+        """The call that comes after so many others of the same operator, of a region that runs as one."""
+        repeated = self._repeated(scope, facts)
+        number = repeated.count + by
+        call = repeated.calls.get(number)
+        if call is None:
+            call = OpCall(scope.phase, scope.fqn, scope.module_class, facts, number, source)
+            repeated.calls[number] = call
+        return call
+
+    def passed(self, scope: Scope, facts: OpFacts, times: int) -> None:
+        """So many calls of an operator are over, in a region that ran as one."""
+        self._repeated(scope, facts).count += times
 
     def _hidden(self) -> None:
         """An operator that is not looked at; nor are those that its autograd node runs."""
@@ -186,7 +204,8 @@ class Calls:
             return None
         return OpCall(Phase.FORWARD, name.fqn.rpartition(".")[0], name.module_class, _NO_OPERATOR)
 
-    def _scope(self, fqn: str, phase: Phase, module_class: str, *, watched: bool | None) -> Scope:
+    def scope(self, fqn: str, phase: Phase, module_class: str, *, watched: bool | None) -> Scope:
+        """A module in a phase; `watched` None where its name has to be asked."""
         scope = self._scopes.get((fqn, phase))
         if scope is None:
             wanted = self._names.wanted(fqn) if watched is None else watched

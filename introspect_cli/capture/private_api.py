@@ -13,6 +13,7 @@ from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils import _python_dispatch as python_dispatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -71,6 +72,33 @@ COMPILERS: tuple[Any, ...] = tuple(
 )
 """What calls a backend with a graph, for `torch.compile` of each backend. Without it, taps do not see the gradients of
 inputs inside a region."""
+
+without_modes: Any = getattr(python_dispatch, "_disable_current_modes", contextlib.nullcontext)
+"""Takes all dispatch modes off for a while. Without it, modes of the script's own see what we ask a graph's calls."""
+
+_enter_autocast: Any = getattr(torch.amp.autocast_mode, "_enter_autocast", None)
+_exit_autocast: Any = getattr(torch.amp.autocast_mode, "_exit_autocast", None)
+
+
+def autocast_ends(target: Any, args: tuple[Any, ...], entered: list[Any]) -> bool:
+    """Enter or leave autocast where a call in a compiler's graph does; whether it does.
+
+    Without it, operators inside such a region are not told.
+    """
+    if target is None or target not in (_enter_autocast, _exit_autocast):
+        return False
+    if target is _enter_autocast:
+        entered.append(_enter_autocast(*args))
+    elif entered:
+        _exit_autocast(entered.pop())
+    return True
+
+
+def leave_autocast(entered: list[Any]) -> None:
+    """Leave what was entered and not left."""
+    while entered:
+        _exit_autocast(entered.pop())
+
 
 DYNAMO_GRAPH_MARK = "compile_subgraph_reason"
 """Attribute of graph modules that Dynamo runs. Without it, eager backends show an extra `GraphModule`."""

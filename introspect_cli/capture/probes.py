@@ -96,17 +96,20 @@ class Probes:
         if options.level == "op":
             from introspect_cli.capture.ops import OpProbe
 
-            self._probes.append(
-                OpProbe(
-                    self.context,
-                    modules,
-                    self.optimizers,
-                    globs=options.ops,
-                    views=options.views,
-                    all_dtypes=options.all_dtypes,
-                    into_compiled=self._compile is not None and self._compile.runs_as_python,
-                )
+            ops = OpProbe(
+                self.context,
+                modules,
+                self.optimizers,
+                globs=options.ops,
+                views=options.views,
+                all_dtypes=options.all_dtypes,
+                into_compiled=self._compile is not None and self._compile.runs_as_python,
             )
+            self._probes.append(ops)
+            if self._compile is not None and options.compile == "keep":
+                from introspect_cli.capture.compiled_ops import CompiledOps
+
+                self._compile.operators = CompiledOps(self.context, taps, ops)
 
     def tap_compiled(self, module: nn.Module) -> None:
         """Tap what a compiled module wraps, if it is one and has not been compiled yet."""

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from introspect_cli.capture import private_api
+from introspect_cli.capture.ops_calls import SCRIPT
 from introspect_cli.capture.tap_sink import GRADIENT, Sink
 from introspect_cli.capture.weak import ById
 from introspect_cli.records import Kind, Phase, Site, SiteInfo
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from introspect_cli.capture.compiled_graph import Ends
+    from introspect_cli.capture.compiled_ops import CompiledOps
     from introspect_cli.capture.context import Context
     from introspect_cli.capture.gradients import GradientProbe
     from introspect_cli.capture.modules import ModuleProbe
@@ -33,6 +35,8 @@ NUMBERED = "#"
 PLAIN = "plain"
 WANTED = "gradient"
 NUMBER = "."
+OPERATOR = "@"
+"""How the text of a look begins that sees an operator's result; the rest is its number."""
 OUTSIDE = "*"
 """How the text of a gradient begins that is told from inside a graph for a tensor outside."""
 
@@ -97,6 +101,24 @@ def _unwanted(calls: list[ModuleState | None], *, in_graph: bool) -> bool:
     return calls == [None] and not in_graph
 
 
+class Place(NamedTuple):
+    """Where something inside a region runs.
+
+    Attributes:
+        fqn: of the module.
+        module_class: its class.
+        watched: whether it is to be recorded.
+        phase: of the step.
+        state: of the module, where it is known by number.
+    """
+
+    fqn: str
+    module_class: str
+    watched: bool
+    phase: Phase
+    state: ModuleState | None
+
+
 class _Calls:
     """Which call of a module it is: a new one begins with an input after an output, or with what has come by before."""
 
@@ -146,6 +168,8 @@ class TapProbe:
         self._gradients = gradients
         self._open: dict[str, list[list[int]]] = {}
         self._outside: ById[_Outside] = ById()
+        self.operators: CompiledOps | None = None
+        """Who takes looks at single operators."""
 
     def install(self) -> None:
         """Take what taps see."""
@@ -191,43 +215,74 @@ class TapProbe:
             parsed = self._parsed[text] = _parsed(text)
         return parsed
 
-    def _named(self, tapped: Tapped) -> tuple[str, str, bool, ModuleState | None] | None:
-        """FQN, class, whether it is wanted, and state of the module a tap sits in; None if it is gone."""
-        if not tapped.module.startswith(NUMBERED):
-            return tapped.module, tapped.module_class, self._context.names.wanted(tapped.module), None
-        module = self._numbered[int(tapped.module[1:])]()
-        if module is None:
+    @property
+    def numbers(self) -> set[str]:
+        """What taps call all modules that have been met."""
+        return {f"{NUMBERED}{number}" for number in range(len(self._numbered))}
+
+    def number_of(self, identity: int) -> str | None:
+        """What a tap calls the module with an `id`; None if none has it."""
+        for number, ref in enumerate(self._numbered):
+            if id(ref()) == identity:
+                return f"{NUMBERED}{number}"
+        return None
+
+    def place(self, module: str, module_class: str = "") -> Place | None:
+        """Where a tap is, by what it calls its module; None if nothing there is to be recorded now.
+
+        Args:
+            module: number of the module, or its FQN; "" for the module that is running, or the script if none is.
+            module_class: its class, where it is known by name.
+        """
+        stack, names = self._modules.stack, self._context.names
+        state: ModuleState | None = None
+        if module.startswith(NUMBERED):
+            owner = self._numbered[int(module[1:])]()
+            if owner is None:
+                return None
+            state = names.find(owner) or names.state(owner, None)
+        if _unwanted(stack.calls, in_graph=stack.in_graph) or private_api.tracing_state() is not None:
             return None
-        names = self._context.names
-        state = names.find(module)
-        if state is None:
-            state = names.state(module, None)
-        return state.fqn, state.module_class, state.watched, state
+        running = next((state for state in reversed(stack.calls) if state is not None), None)
+        if not module and running is not None:
+            return Place(running.fqn, running.module_class, running.watched, stack.phase, running)
+        outermost = not stack.calls or stack.calls == [None]
+        if outermost and private_api.graph_task() != -1:
+            phase = Phase.RECOMPUTE  # checkpointing inside a region: the compiled backward pass computes it again
+        elif outermost:
+            self._outermost()
+            phase = Phase.FORWARD
+        else:
+            phase = stack.phase
+        if state is not None:
+            return Place(state.fqn, state.module_class, state.watched, phase, state)
+        if not module:
+            return Place(SCRIPT, "", names.wanted(SCRIPT), Phase.LOSS, None)
+        return Place(module, module_class, names.wanted(module), phase, None)
 
     def _forward(self, value: torch.Tensor, text: str) -> None:
         text = text.partition("\n")[0]
         if not text:
             return  # it is there for the gradient
-        tapped = self._parse(text)
-        named = self._named(tapped)
-        if named is None:
+        if text.startswith(OPERATOR):
+            if self.operators is not None:
+                self.operators.saw(int(text[len(OPERATOR) :]), value)
             return
-        fqn, module_class, watched, state = named
+        tapped = self._parse(text)
+        place = self.place(tapped.module, tapped.module_class)
+        if place is None:
+            return
+        fqn, module_class, watched, phase, state = place
         stack = self._modules.stack
         if stack.calls and stack.calls[-1] is not None and stack.calls[-1].fqn == fqn and stack.calls[-1] is not state:
             return  # the module itself is running, with its hooks: its inputs and outputs are recorded as they are
-        if _unwanted(stack.calls, in_graph=stack.in_graph) or private_api.tracing_state() is not None:
-            return
-        outermost = not stack.calls or stack.calls == [None]
-        phase = Phase.FORWARD if outermost else stack.phase
-        if outermost:
-            self._outermost()
         kind = Kind(tapped.kind)
         call = self._calls.setdefault((fqn, phase), _Calls()).at(kind, tapped.path)
         if state is not None:
             state.seen(self._recorder.step, phase, call)
         gradient = self._gradient_site(tapped, fqn, module_class, call) if watched else -1
-        if phase is not Phase.EVAL and (kind is Kind.OUTPUT or tapped.gradient.startswith(NUMBER)):
+        in_backward = phase is Phase.RECOMPUTE and not stack.calls  # the gradient is that of the first time
+        if phase is not Phase.EVAL and not in_backward and (kind is Kind.OUTPUT or tapped.gradient.startswith(NUMBER)):
             self._open.setdefault(text, []).append([gradient] if gradient >= 0 else [])
         if not watched or kind not in self._context.kinds:
             return

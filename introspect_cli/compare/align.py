@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from introspect_cli.compare.names import selects, strip_wrappers
 from introspect_cli.errors import StoreError
-from introspect_cli.records import SETTING_KINDS, Kind, Phase, Site
+from introspect_cli.records import OTHERS, SETTING_KINDS, Kind, Phase, Site
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -151,6 +151,11 @@ class Alignment:
     def module_class(self) -> list[str]:
         """Module classes by union number."""
         return self.a.module_class + [self.b.module_class[i] for i in self.extra]
+
+    @cached_property
+    def others(self) -> Ids:
+        """Union numbers of the sites that stand for operators which were not counted."""
+        return np.flatnonzero(np.fromiter((path == OTHERS for path in self.path), np.bool_, self.size))
 
     @cached_property
     def by_fqn(self) -> dict[str, list[int]]:

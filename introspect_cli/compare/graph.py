@@ -15,7 +15,7 @@ from introspect_cli.compare.history import steps_in_words
 from introspect_cli.compare.names import selects
 from introspect_cli.compare.overview import reader_of
 from introspect_cli.errors import UsageError
-from introspect_cli.records import Kind, Phase, Record, Status
+from introspect_cli.records import OTHERS, Kind, Phase, Record, Status
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -120,7 +120,7 @@ def _read(reader: Any, step: int) -> Graph:
         if record.site.kind is Kind.PARAM:
             params[number] = record
             continue
-        if record.site.kind is not Kind.OP_OUTPUT:
+        if record.site.kind is not Kind.OP_OUTPUT or record.site.path == OTHERS:
             continue
         given, inputs, forward = _remarks(record.summary.text)
         nodes[number] = Node(number, record, forward, inputs)

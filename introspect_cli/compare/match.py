@@ -7,7 +7,7 @@ everything else looks at.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -38,6 +38,7 @@ class StepPair:
         only_b: rows of b without a partner.
         unseen_a: rows of a where one side at least saw nothing, and
         unseen_b: their partners.
+        alone: union numbers of sites that one run has and the other could not see.
     """
 
     step: int
@@ -51,6 +52,7 @@ class StepPair:
     only_b: Ids
     unseen_a: Ids
     unseen_b: Ids
+    alone: Ids = field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
     @property
     def diverged(self) -> int:

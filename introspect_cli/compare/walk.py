@@ -25,11 +25,13 @@ from introspect_cli.compare.origin import Cause, judge
 from introspect_cli.compare.restated import restated, starts
 from introspect_cli.compare.result import Reason, Role
 from introspect_cli.compare.tolerance import NoiseFloor, keep_rows, relative_rows, within_tolerance
+from introspect_cli.compare.uncounted import uncounted
 from introspect_cli.records import Kind, Phase, Status
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from introspect_cli.compare.align import Ids
     from introspect_cli.compare.options import DiffOptions
     from introspect_cli.compare.rank import RankOutcome
     from introspect_cli.compare.sides import Sides
@@ -89,11 +91,28 @@ class Walk:
         only_b = pair.only_b[self.cover.only_b[site_b[pair.only_b]]]
         only_a = only_a[seen(self.alignment, site_a[only_a], batch_b, site_b)]
         only_b = only_b[seen(self.alignment, site_b[only_b], batch_a, site_a)]
-        pair = replace(pair, only_a=only_a, only_b=only_b)
+        pair = self._without_uncounted(replace(pair, only_a=only_a, only_b=only_b), site_a, site_b)
+        only_a, only_b = pair.only_a, pair.only_b
         if starts(self.alignment, np.concatenate([site_a[only_a], site_b[only_b]])).any():
             again_a, again_b = restated(self.sides, self.alignment, pair)
             pair = replace(pair, only_a=only_a[~again_a], only_b=only_b[~again_b])
         return pair
+
+    def _without_uncounted(self, pair: StepPair, site_a: Ids, site_b: Ids) -> StepPair:
+        """A step in which operators whose numbers need not mean the same in both runs count as not seen."""
+        mask = uncounted(self.alignment, site_a, site_b)
+        if mask is None:
+            return pair
+        lost_a, lost_b = mask[site_a[pair.only_a]], mask[site_b[pair.only_b]]
+        lost = mask[site_a[pair.rows_a]]
+        return replace(
+            pair,
+            only_a=pair.only_a[~lost_a],
+            only_b=pair.only_b[~lost_b],
+            rows_a=pair.rows_a[~lost],
+            rows_b=pair.rows_b[~lost],
+            alone=np.concatenate([site_a[pair.only_a[lost_a]], site_b[pair.only_b[lost_b]], site_a[pair.rows_a[lost]]]),
+        )
 
     def _filtered(self, pair: StepPair) -> StepPair:
         """The step without what tolerance or noise lets pass, which is counted, as is what was not seen."""
@@ -117,16 +136,22 @@ class Walk:
         self.outcome.tally = replace(tally, **{name: getattr(tally, name) + number for name, number in more.items()})
 
     def _count_unseen(self, pair: StepPair) -> None:
+        if len(pair.alone):
+            self._count(not_observed=len(pair.alone), blind=len(pair.alone))
+            self._first_blind(int(pair.alone[0]), pair.step)
         if not len(pair.unseen_a):
             return
         seen_a = np.asarray(pair.a.status)[pair.unseen_a] != int(Status.NOT_OBSERVED)
         seen_b = np.asarray(pair.b.status)[pair.unseen_b] != int(Status.NOT_OBSERVED)
         one_sided = seen_a != seen_b
         self._count(not_observed=len(pair.unseen_a), blind=int(one_sided.sum()))
-        if one_sided.any() and not self.outcome.blind_site:
-            union = int(np.asarray(pair.a.site)[pair.unseen_a[np.argmax(one_sided)]])
+        if one_sided.any():
+            self._first_blind(int(np.asarray(pair.a.site)[pair.unseen_a[np.argmax(one_sided)]]), pair.step)
+
+    def _first_blind(self, union: int, step: int) -> None:
+        if not self.outcome.blind_site:
             site = self.alignment.site(union)
-            self.outcome.blind_site = f"{site.kind.value} of {site.fqn} at step {pair.step}"
+            self.outcome.blind_site = f"{site.kind.value} of {site.fqn} at step {step}"
 
     def _learn(self, entry_a: Any) -> None:
         """Let each noise run raise its floor at a step, where it has that step and differs there."""
