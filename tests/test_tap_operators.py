@@ -208,6 +208,7 @@ def test_a_wrong_decomposition_is_found_at_its_operator(tmp_path):
     assert first.role.value == "origin"
     assert first.source.startswith("tests/test_tap_operators.py:") or "test_tap_operators.py:" in first.source
     assert "aten.gelu.default of Loops" in result.sentence
+    assert {item.role.value for item in result.divergences[1:] if item.step == 0} == {"propagated"}
 
 
 def test_a_wrong_decomposition_in_a_fixture_is_found_at_its_operator(tmp_path, monkeypatch):

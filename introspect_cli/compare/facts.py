@@ -102,7 +102,8 @@ class Facts:
             self._by_kind.setdefault((site.kind, site.fqn), []).append(index)
             family = "backward" if site.phase is Phase.BACKWARD else "forward" if site.phase in FORWARD else ""
             if family:
-                for head in ancestors(site.fqn):
+                own = (site.fqn,) if site.kind is Kind.OP_OUTPUT else ()  # an operator runs inside its module
+                for head in (*own, *ancestors(site.fqn)):
                     self._inside.setdefault((family, head), []).append(order)
 
     @property
