@@ -332,6 +332,20 @@ def test_steps_without_an_optimizer_and_by_hand(introspect, project):
         assert sum(record.site.kind is Kind.LOSS for record in run.rank(0).records(3)) == 2
 
 
+def test_a_loss_module_belongs_to_the_step_of_the_model_before_it(introspect, project):
+    (project / "byhand.py").write_text(
+        "import torch\nnet, criterion = torch.nn.Linear(2, 2), torch.nn.MSELoss()\n"
+        "for _ in range(3):\n    criterion(net(torch.ones(1, 2)), torch.zeros(1, 2)).backward()\n"
+        "    for p in net.parameters():\n        p.data.add_(p.grad, alpha=-0.1)\n        p.grad = None\n"
+    )
+    introspect("capture", "-o", "byhand", "byhand.py", cwd=project)
+    with open_run(project / "byhand") as run:
+        assert [entry.step for entry in run.rank(0).steps] == [0, 1, 2]
+        for step in range(3):
+            modules = {record.site.fqn for record in run.rank(0).records(step) if record.site.kind is Kind.GRAD_OUTPUT}
+            assert modules == {"Linear", "MSELoss"}
+
+
 def test_each_rank_of_a_launcher_has_a_run_of_its_own(introspect, project):
     for rank in "01":
         done = introspect(

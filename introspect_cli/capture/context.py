@@ -1,7 +1,8 @@
 """What the probes of one capture share, and the step clock that they drive together.
 
 A step ends when an outermost optimizer step returns (or a gradient scaler skips one). A script that never builds an
-optimizer has no such moment; there a step ends where the next outermost forward begins.
+optimizer has no such moment; there a step ends where the next outermost forward begins, unless that is a module without
+parameters after one that has some: a loss module belongs to the step of the model.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ class Context:
         self._begun = -1
         self._rows_at_begin = 0
         self._forwards = 0
+        self._model_ran = False
 
     def begin(self) -> None:
         """Something of the step is about to happen; the first such moment records how the step starts."""
@@ -64,12 +66,14 @@ class Context:
                     listener()
             self._rows_at_begin = self.recorder.rows
 
-    def outermost_forward(self) -> None:
+    def outermost_forward(self, module: nn.Module) -> None:
         """An outermost module is about to be called, outside any backward pass."""
         if not self.has_optimizer:
-            if self._forwards:
+            is_model = next(module.parameters(), None) is not None
+            if self._forwards and (is_model or not self._model_ran):
                 self.auto_tick()
             self._forwards += 1
+            self._model_ran |= is_model
         else:
             self.look_for_unseen_step()
         self.begin()
@@ -128,6 +132,7 @@ class Context:
         """End the step."""
         self.ticks += 1
         self._forwards = 0
+        self._model_ran = False
         self.recorder.tick()
         for listener in self.on_tick:
             listener()

@@ -177,7 +177,7 @@ class ModuleProbe:
             return  # what we read now would become part of the traced graph
         try:
             with unobserved():
-                self._context.outermost_forward()
+                self._context.outermost_forward(module)
         except Exception as error:
             self._failed(error)
 
