@@ -50,8 +50,7 @@ class _Result:
         facts: the operator.
         before: how many of its sort the graph runs in that module before it.
         path: of this result among those of the operator.
-        shape: sizes as the operator gave them, one at most -1; [] where the call's result has the same, None where it
-            has no value of its own.
+        shape: sizes as the operator gave them, one at most -1; None where the call's result has the same.
         source: the user's line.
         given: numbers of the results that it was given, -1 for others.
         site: where it was recorded last.
@@ -95,6 +94,7 @@ class CompiledOps:
         self._taps = taps
         self._ops = ops
         self._results: list[_Result] = []
+        self._numbers: dict[int, str] = {}
         self._marked: set[int] = set()
         context.on_tick.append(self._marked.clear)
         taps.operators = self
@@ -106,6 +106,7 @@ class CompiledOps:
             graph_module: what Dynamo hands to a backend, rewritten for gradients already.
         """
         found, writers = Graph(_order(graph_module.graph)), dict[object, int]()
+        self._numbers = self._taps.numbers()
         with watching(graph_module.graph) as listen:
             for node in _calls(graph_module.graph):
                 known = listen(node)
@@ -134,10 +135,9 @@ class CompiledOps:
         given = [writers.get(memory_of(example_of(argument)), -1) for argument in node.all_input_nodes]
         for call, path, value, facts in self._floats(found, module, known.ran):
             before = found.totals[module, facts] - 1
+            entry = _Result(module, facts, before, path, None, line, given)
             place = places.pop(memory_of(value), None) if _is_last(call, value, known.ran) else None
-            shape = None if place is None else _shape(value, example_of(place))
-            entry = _Result(module, facts, before, path, shape, line, given)
-            if place is None or shape is None or found.order is None:
+            if found.order is None or place is None or not _fits(entry, value, example_of(place)):
                 found.inner.append(entry)
                 continue
             number = len(self._results)
@@ -160,9 +160,8 @@ class CompiledOps:
         """What taps call the innermost module that a node belongs to; "" outside every module of the graph."""
         for key in reversed(list(node.meta.get("nn_module_stack") or ())):
             identity, _, _ = str(key).partition("@")  # the second call of a module has @1 behind it
-            number = self._taps.number_of(int(identity)) if identity.isdigit() else None
-            if number is not None:
-                return number
+            if identity.isdigit() and int(identity) in self._numbers:
+                return self._numbers[int(identity)]
         return ""
 
     def saw(self, number: int, value: torch.Tensor) -> None:
@@ -170,7 +169,7 @@ class CompiledOps:
         entry = self._results[number]
         call = self._ops.inside(self._taps.place(entry.module), entry.facts, entry.before, entry.source)
         if call is not None:
-            shaped = value.reshape(entry.shape) if entry.shape else value
+            shaped = value if entry.shape is None else value.reshape(entry.shape)
             given = [self._results[other].site if other >= 0 else -1 for other in entry.given]
             entry.site = self._ops.record(call, entry.path, shaped, given)
 
@@ -187,7 +186,7 @@ class CompiledOps:
         marked = graph.modules
         if "" in marked and (place := self._taps.place("")) is not None and place.phase is Phase.LOSS:
             # a function, or what comes after a graph break in any of the modules that it calls
-            marked = marked | self._taps.numbers
+            marked = marked.union(self._taps.numbers().values())
         for module in marked:
             self._mark(module, untold=module in graph.untold)
 
@@ -255,12 +254,14 @@ def _flat(values: tuple[Any, ...]) -> Iterator[Any]:
             yield value
 
 
-def _shape(value: torch.Tensor, example: torch.Tensor) -> list[int] | None:
-    """The sizes by which a call's value is what an operator gave: [] as it is, None where there are no such sizes."""
-    if len(value.shape) == len(example.shape) and value.stride() == example.stride():
-        return []
-    shape = [size if isinstance(size, int) else -1 for size in value.shape]
-    return shape if value.is_contiguous() and example.is_contiguous() and shape.count(-1) <= 1 else None
+def _fits(entry: _Result, value: torch.Tensor, example: torch.Tensor) -> bool:
+    """Whether a call's value has all elements that an operator gave, in their order; the entry learns their sizes."""
+    if value.numel() != example.numel() or value.storage_offset() != example.storage_offset():
+        return False
+    if value.shape == example.shape and value.stride() == example.stride():
+        return True
+    entry.shape = [size if isinstance(size, int) else -1 for size in value.shape]
+    return value.is_contiguous() and example.is_contiguous() and entry.shape.count(-1) <= 1
 
 
 def _line(node: fx.Node) -> str:

@@ -215,17 +215,10 @@ class TapProbe:
             parsed = self._parsed[text] = _parsed(text)
         return parsed
 
-    @property
-    def numbers(self) -> set[str]:
-        """What taps call all modules that have been met."""
-        return {f"{NUMBERED}{number}" for number in range(len(self._numbered))}
-
-    def number_of(self, identity: int) -> str | None:
-        """What a tap calls the module with an `id`; None if none has it."""
-        for number, ref in enumerate(self._numbered):
-            if id(ref()) == identity:
-                return f"{NUMBERED}{number}"
-        return None
+    def numbers(self) -> dict[int, str]:
+        """What taps call each module that has been met and is alive, by its `id`."""
+        alive = ((number, ref()) for number, ref in enumerate(self._numbered))
+        return {id(module): f"{NUMBERED}{number}" for number, module in alive if module is not None}
 
     def place(self, module: str, module_class: str = "") -> Place | None:
         """Where a tap is, by what it calls its module; None if nothing there is to be recorded now.
