@@ -125,10 +125,8 @@ def whole(tmp_path_factory):
     return paths[0]
 
 
-@pytest.mark.parametrize("after", [0, 5])
-@pytest.mark.parametrize(("owner", "name"), ENTRIES, ids=[f"{owner.__name__}.{name}" for owner, name in ENTRIES])
-def test_mistake_anywhere(tmp_path, monkeypatch, capsys, whole, owner, name, after):
-    bare = trajectory(train)
+def broken(monkeypatch, owner, name, after):
+    """Have a method raise from its call number `after` on; the list of its calls."""
     original, calls = getattr(owner, name), []
 
     def fails(self, *args, **kwargs):
@@ -138,6 +136,14 @@ def test_mistake_anywhere(tmp_path, monkeypatch, capsys, whole, owner, name, aft
         return original(self, *args, **kwargs)
 
     monkeypatch.setattr(owner, name, fails)
+    return calls
+
+
+@pytest.mark.parametrize("after", [0, 5])
+@pytest.mark.parametrize(("owner", "name"), ENTRIES, ids=[f"{owner.__name__}.{name}" for owner, name in ENTRIES])
+def test_mistake_anywhere(tmp_path, monkeypatch, capsys, whole, owner, name, after):
+    bare = trajectory(train)
+    calls = broken(monkeypatch, owner, name, after)
     seeded()
     with watched(tmp_path / "run", quiet=False):
         seen = trajectory(train)

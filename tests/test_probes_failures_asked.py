@@ -3,7 +3,7 @@
 import pytest
 import torch
 from neutrality import assert_same, trajectory, watched
-from test_probes_failures import Mistake, diff, seeded, train
+from test_probes_failures import Mistake, broken, diff, seeded, train
 from torch import nn
 
 from introspect_cli.capture import redact, settings
@@ -80,15 +80,7 @@ ASKED = [
 )
 def test_mistake_in_what_is_asked_for(tmp_path, monkeypatch, capsys, owner, name, options, work, after):
     bare = trajectory(work)
-    original, calls = getattr(owner, name), []
-
-    def fails(self, *args, **kwargs):
-        calls.append(name)
-        if len(calls) > after:
-            raise Mistake(f"{name} is broken")
-        return original(self, *args, **kwargs)
-
-    monkeypatch.setattr(owner, name, fails)
+    calls = broken(monkeypatch, owner, name, after)
     seeded()
     with watched(tmp_path / "run", quiet=False, **options):
         seen = trajectory(work)

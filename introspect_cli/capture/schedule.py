@@ -82,11 +82,6 @@ class Schedule:
         return any(span.wants(step) for span in self.spans)
 
     @property
-    def is_all(self) -> bool:
-        """Whether every step is wanted by one of the spans alone."""
-        return any(span == Span(0, None, 1) for span in self.spans)
-
-    @property
     def last(self) -> int | None:
         """The last step it can want, None where it goes on for ever."""
         ends = [span.last for span in self.spans]

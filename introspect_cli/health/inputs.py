@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -59,13 +59,27 @@ def find_raw_inputs(table: Table) -> Answer:
     return hits
 
 
-def _batches(table: Table) -> list[tuple[str, int, tuple[int, ...], int]]:
-    """(loader, step, checksums of all its tensors, samples) of every batch, in order."""
+class _Batch(NamedTuple):
+    """One batch.
+
+    Attributes:
+        step: that it was drawn in.
+        marks: checksums of all its tensors.
+        samples: how many, by its largest tensor.
+    """
+
+    step: int
+    marks: tuple[int, ...]
+    samples: int
+
+
+def _batches(table: Table) -> dict[str, list[_Batch]]:
+    """Every loader's batches, in order."""
     columns = table.few
     groups: dict[tuple[str, int], list[int]] = {}
     for site in table.pick(Kind.BATCH, phase=Phase.DATA):
         groups.setdefault((table.fqn[site], table.call[site]), []).append(site)
-    found = []
+    found: dict[str, list[_Batch]] = {}
     for row, step in enumerate(columns.steps):
         for (loader, _), sites in sorted(groups.items()):
             places = [columns.place[site] for site in sites]
@@ -75,7 +89,8 @@ def _batches(table: Table) -> list[tuple[str, int, tuple[int, ...], int]]:
             layouts = [table.layouts[int(columns.layout[row, place])] for place in own]
             largest = max(layouts, key=lambda layout: layout.numel)
             marks = tuple(int(columns.checksum[row, place]) for place in own)
-            found.append((loader, int(step), marks, largest.shape[0] if largest.shape else 1))
+            samples = largest.shape[0] if largest.shape else 1
+            found.setdefault(loader, []).append(_Batch(int(step), marks, samples))
     return found
 
 
@@ -85,16 +100,15 @@ def find_repeated_batch(table: Table) -> Answer:
     if not batches:
         return Unseen("batches of a DataLoader")
     hits = []
-    for loader in dict.fromkeys(batch[0] for batch in batches):
-        own = [batch for batch in batches if batch[0] == loader]
-        if len({batch[2] for batch in own}) < 2:
+    for loader, own in batches.items():
+        if len({batch.marks for batch in own}) < 2:
             continue
-        twice = [(before, after) for before, after in pairwise(own) if before[2] == after[2] and before[3] > 1]
+        twice = [(one, two) for one, two in pairwise(own) if one.marks == two.marks and one.samples > 1]
         if twice:
             before, after = twice[0]
             times = f", and {len(twice) - 1} more times" if len(twice) > 1 else ""
-            text = f"the batch of step {after[1]} is the one of step {before[1]} again, bit for bit{times}"
-            hits.append(Hit(after[1], loader, text))
+            text = f"the batch of step {after.step} is the one of step {before.step} again, bit for bit{times}"
+            hits.append(Hit(after.step, loader, text))
     return hits
 
 
@@ -104,10 +118,9 @@ def find_one_batch(table: Table) -> Answer:
     if not batches:
         return Unseen("batches of a DataLoader")
     hits = []
-    for loader in dict.fromkeys(batch[0] for batch in batches):
-        own = [batch for batch in batches if batch[0] == loader]
-        if len(own) >= REST and len({batch[2] for batch in own}) == 1:
-            hits.append(Hit(own[0][1], loader, f"all {len(own)} batches are the same, bit for bit"))
+    for loader, own in batches.items():
+        if len(own) >= REST and len({batch.marks for batch in own}) == 1:
+            hits.append(Hit(own[0].step, loader, f"all {len(own)} batches are the same, bit for bit"))
     return hits
 
 
