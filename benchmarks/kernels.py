@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from introspect_cli.tensors import jit, reference
+from introspect_cli.tensors import jit, openmp, reference
 from introspect_cli.tensors.summarize import Summarizer
 
 if TYPE_CHECKING:
@@ -215,6 +215,7 @@ def main() -> None:
     device = torch.device(options.device)
     print(f"torch {torch.__version__}, {device}, {torch.get_num_threads()} threads")
     print(f"kernels ready after {jit.warm_up():.2f} s{': ' + jit.reason() if jit.reason() else ''}\n")
+    openmp.computed([torch.empty(1 << 20)])  # as after a script's own optimizer step: torch's workers may be called
     show(bandwidths(device, options.megabytes, options.seconds))
     show(types(device, options.seconds))
     show(latencies(device, options.seconds))

@@ -84,18 +84,19 @@ def captured(options: CaptureOptions, directory: Path, step: Callable[[], None],
     step()
     times = timed(step, count)
     session.finish(Ending(0, "returned"))
-    return Captured(times, session.rows // (count + 1), volume(directory, count))
+    return Captured(times, *volume(directory, count))
 
 
-def volume(directory: Path, step: int) -> int:
-    """Bytes of the tensors of a step's records, those with the same checksum once."""
+def volume(directory: Path, step: int) -> tuple[int, int]:
+    """Records of a step, and bytes of their tensors, those with the same checksum once."""
     with open_run(directory) as run:
         rank = run.rank(0)
         if step not in rank:
-            return 0
+            return 0, 0
         batch = rank.read(step)
         sizes = [_bytes(layout) for layout in rank.layouts]
-    return sum({int(key): sizes[layout] for key, layout in zip(batch.checksum, batch.layout, strict=True)}.values())
+    distinct = {int(key): sizes[layout] for key, layout in zip(batch.checksum, batch.layout, strict=True)}
+    return len(batch.site), sum(distinct.values())
 
 
 def _bytes(layout: Layout) -> int:
@@ -168,17 +169,15 @@ def measure(step: Callable[[], None], blocks: int, per_block: int) -> dict[str, 
 def main() -> None:
     """Measure and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="3 blocks")
-    parser.add_argument(
-        "--blocks", type=int, default=8, help="blocks of each mode: 8, or more where the machine is noisy"
-    )
+    parser.add_argument("--quick", action="store_true", help="4 blocks")
+    parser.add_argument("--blocks", type=int, default=16, help="blocks of each mode; more where the machine is noisy")
     parser.add_argument("--workload", choices=list(WORKLOADS), action="append")
     arguments = parser.parse_args()
     torch.set_num_threads(2)
     print(f"{'workload':<16} {'mode':<22}  bare ms   ratio     +-  target   least  records    MB")
     for workload in arguments.workload or WORKLOADS:
         torch.manual_seed(0)
-        results = measure(WORKLOADS[workload](), 3 if arguments.quick else arguments.blocks, 4)
+        results = measure(WORKLOADS[workload](), 4 if arguments.quick else arguments.blocks, 2)
         for name, result in results.items():
             target = MODES[name][1]
             verdict = "met" if result.ratio <= target else "MISSED"

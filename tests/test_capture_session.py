@@ -453,3 +453,19 @@ def test_who_waits_for_the_compiler_is_told(tmp_path, monkeypatch, capsys, at_a_
     said = capsys.readouterr().err.splitlines()
     assert len(said) == (2 if at_a_terminal else 0)
     assert not said or (said[0].startswith("introspect: compiling the kernels") and said[1].endswith("in 12 s"))
+
+
+@pytest.mark.parametrize(
+    ("reason", "said"),
+    [
+        ("ImportError: no numba", "introspect: no compiled kernels (ImportError: no numba)"),
+        (f"{jit.DISABLE_VARIABLE} is set", ""),
+    ],
+)
+def test_who_goes_without_kernels_is_told(tmp_path, monkeypatch, capsys, reason, said):
+    monkeypatch.setattr(jit, "warm_up", lambda _announce: 0.0)
+    monkeypatch.setattr(jit, "reason", lambda: reason)
+    Session(None, CaptureOptions(output=tmp_path / "run"))._load_kernels()
+    err = capsys.readouterr().err
+    assert err.startswith(said)
+    assert bool(err) == bool(said)

@@ -190,7 +190,10 @@ class Session:
                 self._say("compiling the kernels for this machine; later captures find them compiled ...")
 
         seconds = jit.warm_up(announce)
-        if announced:
+        missing = jit.reason()
+        if missing and not missing.startswith(jit.DISABLE_VARIABLE):
+            self._say(f"no compiled kernels ({missing}): torch operations compute the same, some 40 times slower")
+        elif announced:
             self._say(f"compiled the kernels in {seconds:.0f} s")
 
     def _ticked(self) -> None:
