@@ -251,6 +251,37 @@ def test_rounding_of_a_real_compiler_is_told_at_the_operator(tmp_path):
     assert "all that both runs saw agrees" in near.sentence
 
 
+def gated(x, y):
+    h = F.gelu(x) * torch.sigmoid(y)
+    return (h - h.mean()).tanh()
+
+
+def test_a_region_without_modules_is_seen_too(tmp_path):
+    def run(path, **settings):
+        def train():
+            torch.compiler.reset()
+            torch.manual_seed(3)
+            model = Linears()
+            compute = torch.compile(gated, **settings) if settings else gated
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            for _ in range(2):
+                optimizer.zero_grad()
+                x = torch.randn(8, 8)
+                compute(model.a(x), model.b(x)).square().mean().backward()
+                optimizer.step()
+
+        return captured(path, train, compile="keep", level="op")
+
+    eager, kept = run(tmp_path / "eager"), run(tmp_path / "kept", backend="aot_eager")
+    values = {record.site: record.summary.checksum for record in operators(kept) if is_seen(record)}
+    inside = [record for record in operators(eager) if record.site.phase is Phase.LOSS]
+    names = {record.site.path for record in inside if values.get(record.site) == record.summary.checksum}
+    assert names >= {f"aten.{name}" for name in ("gelu.default", "sigmoid.default", "mul.Tensor", "tanh.default")}
+    assert "all that both runs saw agrees" in compared(eager, kept).sentence
+    wrong = compared(eager, run(tmp_path / "wrong", backend=wrong_backend()), rtol=1e-4).first
+    assert (wrong.site.fqn, wrong.site.path, wrong.step) == ("script", "aten.gelu.default", 0)
+
+
 def test_what_is_not_seen_is_said_once_a_step(tmp_path):
     kept = run(tmp_path / "kept", Loops, backend="aot_eager")
     for step in (0, 1):
@@ -276,8 +307,9 @@ def test_checkpointing_inside_a_region_shifts_no_call(tmp_path):
 
 
 @pytest.mark.parametrize("build", MODELS)
-def test_training_is_the_bare_one(tmp_path, build):
-    train = work(build, backend="aot_eager")
+@pytest.mark.parametrize("function", [False, True])
+def test_training_is_the_bare_one(tmp_path, build, function):
+    train = work(build, function=function, backend="aot_eager")
     bare = trajectory(train)
     torch.manual_seed(0)
     with watched(tmp_path / "run", compile="keep", level="op", record=CaptureOptions().record | {Kind.OP_OUTPUT}):

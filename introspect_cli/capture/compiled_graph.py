@@ -76,14 +76,11 @@ def rewrite(graph_module: fx.GraphModule) -> Ends:
         graph_module: what Dynamo hands to a backend.
     """
     graph = graph_module.graph
-    arguments = [node for node in graph.nodes if node.op == "placeholder"]
-    # A view of what comes in may be copied unless it goes out again: whoever gets it may write to it.
-    borrowed = {memory_of(node) for node in arguments} & {memory_of(node) for node in _results(graph)}
+    arguments, shared = _arguments(graph), borrowed(graph)
     entering: list[tuple[int, str]] = []
     leaving: list[tuple[int, str]] = []
     for value, places in _values(graph):
-        foreign = memory_of(value.node) in borrowed and value.node not in arguments
-        if foreign or not _settled(graph, value.node) or _used_within(value.node):
+        if not may_be_copied(graph, value.node, shared):
             leaving += [(place, "") for place in places]
             _untold(value)
         elif value.node in arguments:
@@ -95,6 +92,40 @@ def rewrite(graph_module: fx.GraphModule) -> Ends:
             leaving += [(place, text) for place in places]
     graph_module.recompile()
     return Ends(tuple(entering), tuple(leaving))
+
+
+def _arguments(graph: fx.Graph) -> list[fx.Node]:
+    return [node for node in graph.nodes if node.op == "placeholder"]
+
+
+def borrowed(graph: fx.Graph) -> set[object]:
+    """Memory that comes into a graph and goes out again.
+
+    A view of what comes in may be copied unless it goes out again: whoever gets it may write to it.
+    """
+    return {memory_of(argument) for argument in _arguments(graph)} & {memory_of(result) for result in _results(graph)}
+
+
+def may_be_copied(graph: fx.Graph, node: fx.Node, shared: set[object]) -> bool:
+    """Whether all uses of a value may go on with a copy of it.
+
+    Args:
+        graph: what a compiler is given.
+        node: of the value.
+        shared: the graph's `borrowed` memory.
+    """
+    if memory_of(node) in shared and node.op != "placeholder":
+        return False
+    return _settled(graph, node) and not _used_within(node)
+
+
+def through_tap(graph: fx.Graph, node: fx.Node, text: str) -> fx.Node:
+    """Have all uses of a value go on with what a tap makes of it; the tap."""
+    with graph.inserting_after(node):
+        through = graph.call_function(torch.ops.introspect.tap, (node, text))
+    through.meta = dict(node.meta)
+    node.replace_all_uses_with(through, delete_user_cb=lambda user: user is not through)
+    return through
 
 
 def _settled(graph: fx.Graph, node: fx.Node) -> bool:
@@ -154,10 +185,7 @@ def _told_inside(graph: fx.Graph, value: _Value) -> str:
         _retold(value.taps, first, texts)
         return outside
     _retold(value.taps, None)
-    with graph.inserting_after(value.node):
-        through = graph.call_function(torch.ops.introspect.tap, (value.node, "\n" + "\n".join(texts)))
-    through.meta = dict(value.node.meta)
-    value.node.replace_all_uses_with(through, delete_user_cb=lambda user: user is not through)
+    through_tap(graph, value.node, "\n" + "\n".join(texts))
     return outside
 
 

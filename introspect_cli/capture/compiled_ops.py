@@ -21,7 +21,7 @@ from torch import fx
 
 from introspect_cli.capture import sources
 from introspect_cli.capture.compiled_calls import NOTHING, Known, Ran, watching
-from introspect_cli.capture.compiled_graph import example_of, memory_of
+from introspect_cli.capture.compiled_graph import borrowed, example_of, may_be_copied, memory_of, through_tap
 from introspect_cli.capture.ops_values import outputs
 from introspect_cli.capture.tap_sites import OPERATOR
 from introspect_cli.records import OTHERS, Kind, Phase, Site, SiteInfo
@@ -71,7 +71,8 @@ class Graph:
     """One graph.
 
     Attributes:
-        order: what looks in it say they write to; None where it has none, and so can have no more.
+        order: what looks in it say they write to; None where it has none: it is tapped then, which copies.
+        shared: memory that comes in and goes out again, of which nothing may be copied.
         totals: how often it runs an operator in a module.
         inner: results of operators that have no value of their own.
         untold: modules with calls whose operators are not known.
@@ -79,6 +80,7 @@ class Graph:
     """
 
     order: fx.Node | None
+    shared: set[object]
     totals: Counter[tuple[str, OpFacts]] = field(default_factory=Counter)
     inner: list[_Result] = field(default_factory=list)
     untold: set[str] = field(default_factory=set)
@@ -105,7 +107,7 @@ class CompiledOps:
         Args:
             graph_module: what Dynamo hands to a backend, rewritten for gradients already.
         """
-        found, writers = Graph(_order(graph_module.graph)), dict[object, int]()
+        found, writers = Graph(_order(graph_module.graph), borrowed(graph_module.graph)), dict[object, int]()
         self._numbers = self._taps.numbers()
         with watching(graph_module.graph) as listen:
             for node in _calls(graph_module.graph):
@@ -137,14 +139,13 @@ class CompiledOps:
             before = found.totals[module, facts] - 1
             entry = _Result(module, facts, before, path, None, line, given)
             place = places.pop(memory_of(value), None) if _is_last(call, value, known.ran) else None
-            if found.order is None or place is None or not _fits(entry, value, example_of(place)):
+            number = len(self._results)
+            seen = place is not None and _fits(entry, value, example_of(place))
+            if place is None or not seen or not _see(graph_module.graph, place, found, f"{OPERATOR}{number}"):
                 found.inner.append(entry)
                 continue
-            number = len(self._results)
             self._results.append(entry)
             writers[memory_of(example_of(place))] = number
-            with graph_module.graph.inserting_after(place):
-                graph_module.graph.call_function(torch.ops.introspect.look, (place, found.order, f"{OPERATOR}{number}"))
 
     def _floats(self, found: Graph, module: str, ran: list[Ran]) -> Iterator[tuple[Ran, str, torch.Tensor, OpFacts]]:
         """Every result that is recorded of operators run as python, each operator counted."""
@@ -277,3 +278,15 @@ def _order(graph: fx.Graph) -> fx.Node | None:
     look = torch.ops.introspect.look
     found = next((node.args[1] for node in graph.nodes if node.target in {look, look.default}), None)
     return found if isinstance(found, fx.Node) else None
+
+
+def _see(graph: fx.Graph, place: fx.Node, about: Graph, text: str) -> bool:
+    """Have a node's value looked at, or tapped where a graph takes no looks; whether that could be done."""
+    if about.order is not None:
+        with graph.inserting_after(place):
+            graph.call_function(torch.ops.introspect.look, (place, about.order, text))
+    elif example_of(place).is_floating_point() and may_be_copied(graph, place, about.shared):
+        through_tap(graph, place, text)
+    else:
+        return False
+    return True
