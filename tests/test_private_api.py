@@ -27,6 +27,9 @@ def test_names_are_where_they_were():
     assert private_api.LOADER_ITERATOR is torch.utils.data.dataloader._BaseDataLoaderIter
     assert private_api.COMPILERS_GRAPH is torch.fx._lazy_graph_module._LazyGraphModule
     assert private_api.running_node is torch._C._current_autograd_node
+    assert private_api.without_modes is torch.utils._python_dispatch._disable_current_modes
+    assert private_api._enter_autocast is torch.amp.autocast_mode._enter_autocast
+    assert private_api._exit_autocast is torch.amp.autocast_mode._exit_autocast
     assert (torch._TorchCompileInductorWrapper, torch._TorchCompileWrapper) == private_api.COMPILERS
 
 
