@@ -133,6 +133,17 @@ def test_without_numba_the_checksums_are_the_same(warm, tmp_path, package):
     assert found["means"] == pytest.approx(wanted["means"], rel=1e-6, abs=1e-6)
 
 
+@pytest.mark.sweep
+def test_a_site_that_prints_does_no_harm(warm, tmp_path):
+    _, wanted = warm
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text("import sys\nif 'library' in ' '.join(sys.orig_argv): print('welcome')\n")
+    found = finish(start(tmp_path, path=os.pathsep.join([str(site), str(ROOT)])))
+    assert found["reason"] == ""
+    assert found["checksums"] == wanted["checksums"]
+
+
 def test_kernels_can_be_switched_off(warm, tmp_path):
     _, wanted = warm
     found = finish(start(tmp_path, **{jit.DISABLE_VARIABLE: 1}))

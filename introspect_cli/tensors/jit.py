@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from introspect_cli.tensors.binaries import Binaries, private
-from introspect_cli.tensors.machine_code import Code, function, in_memory
+from introspect_cli.tensors.machine_code import BEGINNING, Code, function, in_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -138,10 +138,11 @@ def _compile(before: Callable[[], None]) -> bytes:
         cwd=root,
         env={key: value for key, value in os.environ.items() if not key.startswith("NUMBA_")},
     )
-    if done.returncode:
+    _, found, binary = done.stdout.partition(BEGINNING)
+    if done.returncode or not found:
         lines = done.stderr.decode(errors="replace").strip().splitlines()
         raise RuntimeError(lines[-1] if lines else f"compiling ended with {done.returncode}")
-    return done.stdout
+    return binary
 
 
 def _directories() -> Iterator[Path]:

@@ -20,7 +20,7 @@ from llvmlite import ir
 from introspect_cli.tensors import codes, reference
 from introspect_cli.tensors import rows as r
 from introspect_cli.tensors.kernels import enter
-from introspect_cli.tensors.machine_code import ARGUMENTS, CALL, PART, function, in_memory
+from introspect_cli.tensors.machine_code import ARGUMENTS, BEGINNING, CALL, PART, function, in_memory
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -151,7 +151,7 @@ def main() -> None:
     """Write the object file to standard output."""
     binary = compiled()
     _try(binary)
-    sys.stdout.buffer.write(binary)
+    sys.stdout.buffer.write(BEGINNING + binary)
 
 
 if __name__ == "__main__":

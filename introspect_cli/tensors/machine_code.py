@@ -24,6 +24,9 @@ PART: Final = "introspect_part"
 ARGUMENTS: Final = 9
 """Integers that `kernels.enter` takes."""
 
+BEGINNING: Final = b"\0the kernels\0"
+"""What comes before an object file in what the compiling process writes, since a `sitecustomize` may print as well."""
+
 _FASTCALL: Final = 0x0080
 """METH_FASTCALL."""
 
