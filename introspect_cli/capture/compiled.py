@@ -26,7 +26,7 @@ from introspect_cli.records import Kind
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from introspect_cli.capture.compiled_ops import CompiledOps, Graph
+    from introspect_cli.capture.compiled_ops import Graph
     from introspect_cli.capture.context import Context
     from introspect_cli.capture.tap_sites import TapProbe
 
@@ -120,8 +120,6 @@ class CompileProbe:
         self._stance: Any = None
         self.runs_as_python = mode == "eager" and hasattr(torch.compiler, "set_stance")
         """Whether compiled regions are run as python."""
-        self.operators: CompiledOps | None = None
-        """Who looks at single operators inside regions."""
         self._on = False
 
     def install(self) -> None:
@@ -192,20 +190,20 @@ class CompileProbe:
     def _operators_in(self, graph_module: Any) -> Graph | None:
         """Have single operators of a graph looked at, if that is wanted."""
         try:
-            return None if self.operators is None else self.operators.put_in(graph_module)
+            return None if self._taps.operators is None else self._taps.operators.put_in(graph_module)
         except Exception as error:
             self._blind(error)
             return None
 
     def _counted(self, graph: Graph) -> None:
         try:
-            if self.operators is not None:
-                self.operators.ran(graph)
+            if self._taps.operators is not None:
+                self._taps.operators.ran(graph)
         except Exception as error:
             self._blind(error)
 
     def _blind(self, error: Exception) -> None:
-        self.operators = None
+        self._taps.operators = None
         self._context.guard.failure(self.name, "operators inside compiled regions are", error)
 
     def _compiling(self, model: Any) -> None:

@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from introspect_cli.capture import private_api
 from introspect_cli.capture.compiled_graph import example_of
+from introspect_cli.capture.ops_values import tensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -120,7 +121,7 @@ def _called(node: fx.Node, given: list[torch.Tensor], mode: Any) -> Known | None
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:
-    return [item for item in pytree.tree_leaves(value) if isinstance(item, torch.Tensor)]
+    return [item for _, item in tensors("", value)]
 
 
 def _with_gradient(node: fx.Node, given: list[torch.Tensor]) -> bool:

@@ -62,11 +62,11 @@ class _Value:
 
     def looks(self) -> list[fx.Node]:
         """Looks at it or one of its copies."""
-        return [user for user in self.users() if _calls(user, "look")]
+        return [user for user in self.users() if calls_ours(user, "look")]
 
     def is_used(self) -> bool:
         """Whether something is computed from it in the graph."""
-        return any(user.op != "output" and not _calls(user, "look", "tap") for user in self.users())
+        return any(user.op != "output" and not calls_ours(user, "look", "tap") for user in self.users())
 
 
 def rewrite(graph_module: fx.GraphModule) -> Ends:
@@ -144,7 +144,7 @@ def _settled(graph: fx.Graph, node: fx.Node) -> bool:
             break
     later = set(itertools.dropwhile(lambda other: other is not node, graph.nodes)) - {node}
     users = (user for other in older[:-1] for user in other.users)
-    return writes == version and not any(user in later and not _calls(user, "look") for user in users)
+    return writes == version and not any(user in later and not calls_ours(user, "look") for user in users)
 
 
 def _values(graph: fx.Graph) -> Iterator[tuple[_Value, list[int]]]:
@@ -152,11 +152,11 @@ def _values(graph: fx.Graph) -> Iterator[tuple[_Value, list[int]]]:
     found: dict[fx.Node, _Value] = {}
     source_of: dict[fx.Node, fx.Node] = {}
     for node in graph.nodes:
-        if _calls(node, "look", "tap"):
+        if calls_ours(node, "look", "tap"):
             source = source_of.get(node.args[0], node.args[0])
             if _has_gradient(source):
                 value = found.setdefault(source, _Value(source))
-                if _calls(node, "tap"):
+                if calls_ours(node, "tap"):
                     value.taps.append(node)
                     source_of[node] = source
     leaving: dict[fx.Node, list[int]] = {}
@@ -181,7 +181,7 @@ def _told_inside(graph: fx.Graph, value: _Value) -> str:
     outside = f"{OUTSIDE}{next(_NUMBERS)}"
     texts = (*_renamed(value), outside)
     first = value.taps[0] if value.taps else None
-    if first is not None and all(user is first or _calls(user, "look") for user in value.node.users):
+    if first is not None and all(user is first or calls_ours(user, "look") for user in value.node.users):
         _retold(value.taps, first, texts)
         return outside
     _retold(value.taps, None)
@@ -195,7 +195,7 @@ def _renamed(value: _Value) -> list[str]:
     for node in (*value.taps, *value.looks()):
         place = len(node.args) - 1
         text = str(node.args[place])
-        if _calls(node, "tap") or wants_gradient(text):
+        if calls_ours(node, "tap") or wants_gradient(text):
             text = numbered(text, next(_NUMBERS))
             node.update_arg(place, text)
             texts.append(text)
@@ -244,7 +244,7 @@ def _retold(taps: list[fx.Node], teller: fx.Node | None, texts: tuple[str, ...] 
         tap.update_arg(1, "\n".join((str(tap.args[1]), *(texts if tap is teller else ("",)))))
 
 
-def _calls(node: Any, *names: str) -> bool:
+def calls_ours(node: Any, *names: str) -> bool:
     """Whether a node calls one of our operators."""
     if node.op != "call_function":
         return False

@@ -21,8 +21,15 @@ from torch import fx
 
 from introspect_cli.capture import sources
 from introspect_cli.capture.compiled_calls import NOTHING, Known, Ran, watching
-from introspect_cli.capture.compiled_graph import borrowed, example_of, may_be_copied, memory_of, through_tap
-from introspect_cli.capture.ops_values import outputs
+from introspect_cli.capture.compiled_graph import (
+    borrowed,
+    calls_ours,
+    example_of,
+    may_be_copied,
+    memory_of,
+    through_tap,
+)
+from introspect_cli.capture.ops_values import outputs, tensors
 from introspect_cli.capture.tap_sites import OPERATOR
 from introspect_cli.records import OTHERS, Kind, Phase, Site, SiteInfo
 
@@ -31,8 +38,9 @@ if TYPE_CHECKING:
 
     from introspect_cli.capture.context import Context
     from introspect_cli.capture.ops import OpProbe
+    from introspect_cli.capture.ops_calls import OpCall
     from introspect_cli.capture.ops_schema import OpFacts
-    from introspect_cli.capture.tap_sites import TapProbe
+    from introspect_cli.capture.tap_sites import Place, TapProbe
 
 _LINE = re.compile(r'File "(.+?)", line (\d+)')
 
@@ -99,7 +107,6 @@ class CompiledOps:
         self._numbers: dict[int, str] = {}
         self._marked: set[int] = set()
         context.on_tick.append(self._marked.clear)
-        taps.operators = self
 
     def put_in(self, graph_module: fx.GraphModule) -> Graph:
         """Put a look behind every call that gives what an operator gave, in place.
@@ -107,10 +114,12 @@ class CompiledOps:
         Args:
             graph_module: what Dynamo hands to a backend, rewritten for gradients already.
         """
-        found, writers = Graph(_order(graph_module.graph), borrowed(graph_module.graph)), dict[object, int]()
+        graph = graph_module.graph
+        order = _order(graph)
+        found, writers = Graph(order, borrowed(graph) if order is None else set()), dict[object, int]()
         self._numbers = self._taps.numbers()
-        with watching(graph_module.graph) as listen:
-            for node in _calls(graph_module.graph):
+        with watching(graph) as listen:
+            for node in _calls(graph):
                 known = listen(node)
                 if known is NOTHING:
                     continue
@@ -119,7 +128,7 @@ class CompiledOps:
                 if known is None:
                     found.untold.add(module)
                 else:
-                    self._take(graph_module, found, writers, node, known)
+                    self._take(found, writers, module, node, known)
         for nested in graph_module.modules():
             if nested is not graph_module and isinstance(nested, fx.GraphModule):
                 inside = {self._module(node) for node in _calls(nested.graph)}
@@ -128,11 +137,9 @@ class CompiledOps:
         graph_module.recompile()
         return found
 
-    def _take(
-        self, graph_module: fx.GraphModule, found: Graph, writers: dict[object, int], node: fx.Node, known: Known
-    ) -> None:
+    def _take(self, found: Graph, writers: dict[object, int], module: str, node: fx.Node, known: Known) -> None:
         """Look at what a call gives, where one of its operators gave that; note the others."""
-        module, line = self._module(node), _line(node)
+        line = _line(node)
         places = dict(_places(node, known.result))
         given = [writers.get(memory_of(example_of(argument)), -1) for argument in node.all_input_nodes]
         for call, path, value, facts in self._floats(found, module, known.ran):
@@ -141,7 +148,7 @@ class CompiledOps:
             place = places.pop(memory_of(value), None) if _is_last(call, value, known.ran) else None
             number = len(self._results)
             seen = place is not None and _fits(entry, value, example_of(place))
-            if place is None or not seen or not _see(graph_module.graph, place, found, f"{OPERATOR}{number}"):
+            if place is None or not seen or not _see(place, found, f"{OPERATOR}{number}"):
                 found.inner.append(entry)
                 continue
             self._results.append(entry)
@@ -168,32 +175,35 @@ class CompiledOps:
     def saw(self, number: int, value: torch.Tensor) -> None:
         """A look has come by."""
         entry = self._results[number]
-        call = self._ops.inside(self._taps.place(entry.module), entry.facts, entry.before, entry.source)
+        call = self._call(entry, self._taps.place(entry.module))
         if call is not None:
             shaped = value if entry.shape is None else value.reshape(entry.shape)
             given = [self._results[other].site if other >= 0 else -1 for other in entry.given]
             entry.site = self._ops.record(call, entry.path, shaped, given)
 
+    def _call(self, entry: _Result, place: Place | None) -> OpCall | None:
+        return self._ops.inside(place, entry.facts, entry.before, entry.source)
+
     def ran(self, graph: Graph) -> None:
         """A graph has run forward: say what of it was not seen, and count its operators."""
         if not self._recorder.wanted or not self._ops.live:
             return
+        places = {module: self._taps.place(module) for module in graph.modules}
         for entry in graph.inner:
-            call = self._ops.inside(self._taps.place(entry.module), entry.facts, entry.before, entry.source)
+            call = self._call(entry, places[entry.module])
             if call is not None:
-                entry.site = self._ops.record(call, entry.path, None, [], _INNER)
+                self._ops.record(call, entry.path, None, [], _INNER)
         for (module, facts), times in graph.totals.items():
-            self._ops.passed(self._taps.place(module), facts, times)
-        marked = graph.modules
-        if "" in marked and (place := self._taps.place("")) is not None and place.phase is Phase.LOSS:
+            self._ops.passed(places[module], facts, times)
+        root = places.get("")
+        if root is not None and root.phase is Phase.LOSS:
             # a function, or what comes after a graph break in any of the modules that it calls
-            marked = marked.union(self._taps.numbers().values())
-        for module in marked:
-            self._mark(module, untold=module in graph.untold)
+            places |= {module: self._taps.place(module) for module in self._taps.numbers().values()}
+        for module, place in places.items():
+            self._mark(place, untold=module in graph.untold)
 
-    def _mark(self, module: str, *, untold: bool) -> None:
+    def _mark(self, place: Place | None, *, untold: bool) -> None:
         """Note that operators of a module, or of its backward pass, are not all seen; once a step."""
-        place = self._taps.place(module)
         if place is None or not place.watched:
             return
         phases = [(place.phase, _UNTOLD if untold else _INNER)]
@@ -211,14 +221,12 @@ class CompiledOps:
 
 def _calls(graph: fx.Graph) -> list[fx.Node]:
     """The nodes that compute something; ours, and those that take results apart, do not."""
-    ours = {getattr(torch.ops.introspect, name) for name in ("tap", "look")}
-    ours |= {packet.default for packet in ours}
     return [
         node
         for node in graph.nodes
         if node.op in {"call_function", "call_method"}
-        and node.target not in ours
         and node.target is not operator.getitem
+        and not calls_ours(node, "tap", "look")
     ]
 
 
@@ -238,21 +246,13 @@ def _is_last(call: Ran, value: torch.Tensor, ran: list[Ran]) -> bool:
     """Whether no later operator of the same call writes to a result's memory."""
     later = itertools.islice(ran, ran.index(call) + 1, None)
     return not any(
-        memory_of(item) == memory_of(value) and _writes(other) for other in later for item in _flat(other.args)
+        memory_of(item) == memory_of(value) and _writes(other) for other in later for _, item in tensors("", other.args)
     )
 
 
 def _writes(call: Ran) -> bool:
     schema = getattr(call.func, "_schema", None)
     return schema is None or schema.is_mutable
-
-
-def _flat(values: tuple[Any, ...]) -> Iterator[Any]:
-    for value in values:
-        if isinstance(value, (tuple, list)):
-            yield from _flat(tuple(value))
-        else:
-            yield value
 
 
 def _fits(entry: _Result, value: torch.Tensor, example: torch.Tensor) -> bool:
@@ -275,13 +275,13 @@ def _line(node: fx.Node) -> str:
 
 def _order(graph: fx.Graph) -> fx.Node | None:
     """What looks in a graph say they write to; None where there are none, and nothing may be added for them."""
-    look = torch.ops.introspect.look
-    found = next((node.args[1] for node in graph.nodes if node.target in {look, look.default}), None)
+    found = next((node.args[1] for node in graph.nodes if calls_ours(node, "look")), None)
     return found if isinstance(found, fx.Node) else None
 
 
-def _see(graph: fx.Graph, place: fx.Node, about: Graph, text: str) -> bool:
+def _see(place: fx.Node, about: Graph, text: str) -> bool:
     """Have a node's value looked at, or tapped where a graph takes no looks; whether that could be done."""
+    graph = place.graph
     if about.order is not None:
         with graph.inserting_after(place):
             graph.call_function(torch.ops.introspect.look, (place, about.order, text))

@@ -104,7 +104,7 @@ class OpProbe:
         self._context = context
         self._recorder = context.recorder
         self._all_dtypes = all_dtypes
-        self._facts = Operators(globs, views=views)
+        self.facts = Operators(globs, views=views)
         self._places = Places()
         self._calls = Calls(context, modules, optimizers, self._places, into_compiled=into_compiled)
         self._writers = Writers(context)
@@ -209,7 +209,7 @@ class OpProbe:
             if not self._recorder.wanted or (frame is not None and self._places.is_ours(frame)):
                 return
             node = private_api.running_node()
-            call = self._calls.of(self._facts(func), node, frame)
+            call = self._calls.of(self.facts(func), node, frame)
             if call is not None:
                 if call.facts.recorded:
                     self._results(call, node, args, kwargs, result)
@@ -252,10 +252,6 @@ class OpProbe:
                 remark = self._remark(call, node, args, kwargs)
             self._recorder.tensor(site, value, remark)
             writers.wrote(site, value)
-
-    def facts(self, func: Callable[..., Any]) -> OpFacts:
-        """What is known of an operator beforehand."""
-        return self._facts(func)
 
     def wants(self, value: torch.Tensor) -> bool:
         """Whether a result of its type is recorded."""

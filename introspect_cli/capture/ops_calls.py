@@ -62,6 +62,11 @@ class _Repeated:
         self.count = 0
         self.calls: dict[int, OpCall] = {}
 
+    def make(self, scope: Scope, facts: OpFacts, number: int, source: str) -> OpCall:
+        """A call that was not met before."""
+        call = self.calls[number] = OpCall(scope.phase, scope.fqn, scope.module_class, facts, number, source)
+        return call
+
 
 class Scope:
     """One module in one phase."""
@@ -150,8 +155,7 @@ class Calls:
         call = repeated.calls.get(number)
         if call is None:
             source = self._places.line(frame) or (origin.source if origin is not None else "")
-            call = OpCall(scope.phase, scope.fqn, scope.module_class, facts, number, source)
-            repeated.calls[number] = call
+            call = repeated.make(scope, facts, number, source)
         # The first operator seen since a node was made is the one it was made for; inside an autograd function of the
         # script's, the first that its forward runs.
         self._by_node.setdefault(private_api.next_node() - 1, call)
@@ -172,8 +176,7 @@ class Calls:
         number = repeated.count + by
         call = repeated.calls.get(number)
         if call is None:
-            call = OpCall(scope.phase, scope.fqn, scope.module_class, facts, number, source)
-            repeated.calls[number] = call
+            call = repeated.make(scope, facts, number, source)
         return call
 
     def passed(self, scope: Scope, facts: OpFacts, times: int) -> None:

@@ -109,7 +109,7 @@ class Probes:
             if self._compile is not None and options.compile == "keep":
                 from introspect_cli.capture.compiled_ops import CompiledOps
 
-                self._compile.operators = CompiledOps(self.context, taps, ops)
+                taps.operators = CompiledOps(self.context, taps, ops)
 
     def tap_compiled(self, module: nn.Module) -> None:
         """Tap what a compiled module wraps, if it is one and has not been compiled yet."""

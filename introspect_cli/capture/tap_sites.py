@@ -101,6 +101,11 @@ def _unwanted(calls: list[ModuleState | None], *, in_graph: bool) -> bool:
     return calls == [None] and not in_graph
 
 
+def _is_outermost(calls: list[ModuleState | None]) -> bool:
+    """Whether no module call that is recorded is under way."""
+    return not calls or calls == [None]
+
+
 class Place(NamedTuple):
     """Where something inside a region runs.
 
@@ -239,7 +244,7 @@ class TapProbe:
         running = next((state for state in reversed(stack.calls) if state is not None), None)
         if not module and running is not None:
             return Place(running.fqn, running.module_class, running.watched, stack.phase, running)
-        outermost = not stack.calls or stack.calls == [None]
+        outermost = _is_outermost(stack.calls)
         if outermost and private_api.graph_task() != -1:
             phase = Phase.RECOMPUTE  # checkpointing inside a region: the compiled backward pass computes it again
         elif outermost:
@@ -274,7 +279,7 @@ class TapProbe:
         if state is not None:
             state.seen(self._recorder.step, phase, call)
         gradient = self._gradient_site(tapped, fqn, module_class, call) if watched else -1
-        in_backward = phase is Phase.RECOMPUTE and not stack.calls  # the gradient is that of the first time
+        in_backward = phase is Phase.RECOMPUTE and _is_outermost(stack.calls)  # the gradient is that of the first time
         if phase is not Phase.EVAL and not in_backward and (kind is Kind.OUTPUT or tapped.gradient.startswith(NUMBER)):
             self._open.setdefault(text, []).append([gradient] if gradient >= 0 else [])
         if not watched or kind not in self._context.kinds:

@@ -155,7 +155,8 @@ class Alignment:
     @cached_property
     def others(self) -> Ids:
         """Union numbers of the sites that stand for operators which were not counted."""
-        return np.flatnonzero(np.fromiter((path == OTHERS for path in self.path), np.bool_, self.size))
+        operators = np.flatnonzero(self.kind == kind_code(Kind.OP_OUTPUT))
+        return operators[[self.path[number] == OTHERS for number in operators]] if len(operators) else operators
 
     @cached_property
     def by_fqn(self) -> dict[str, list[int]]:
