@@ -171,7 +171,7 @@ def warm_up() -> None:
     """Import and compile what every fork would have to."""
     import torch
 
-    from introspect_cli.capture import probes
+    from introspect_cli.capture.probes.installed import installed as probes
 
     summarizer = probes.Summarizer()
     for dtype in (torch.float32, torch.uint8, torch.int64):

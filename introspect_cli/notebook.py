@@ -66,9 +66,9 @@ class RunView:
         """
         import pyarrow as pa
 
-        from introspect_cli.compare.selection import parse_kinds
         from introspect_cli.exchange.frames import frames
         from introspect_cli.exchange.selection import Selection
+        from introspect_cli.selection import parse_kinds
 
         wanted = () if steps is None else tuple((step, step + 1, 1) for step in steps)
         own = frozenset() if kinds is None else parse_kinds(",".join(kinds))

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.result import DiffResult, Verdict
-from introspect_cli.compare.selection import parse_steps
 from introspect_cli.errors import StoreError
+from introspect_cli.selection import parse_steps
 from introspect_cli.store.reader import RunState, open_run
 
 if TYPE_CHECKING:

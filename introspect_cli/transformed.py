@@ -42,8 +42,8 @@ def compare_transformed(
     buffers and random states are left as they were. Modules are compared by FQN, the transformed model's root bearing
     the original's name; what only one of the two has is left out, and a note says so. A transformation that leaves no
     modules is compared at its boundary, unless
-    `introspect_cli.capture.tap.attach` was called on the model before it was transformed. A model compiled by
-    `torch.compile` that has not run yet is tapped inside; the taps stay in what is compiled and do nothing after.
+    `introspect_cli.capture.regions.attach.attach` was called on the model before it was transformed. A model compiled
+    by `torch.compile` that has not run yet is tapped inside; the taps stay in what is compiled and do nothing after.
 
     Args:
         model: the reference, a module.
@@ -70,7 +70,7 @@ def compare_transformed(
         if not callable(what):
             raise UsageError(f"a {type(what).__name__} cannot be called: give a module or a function")
     from introspect_cli.capture.options import CaptureOptions
-    from introspect_cli.capture.trial import run_once
+    from introspect_cli.capture.run_once import run_once
     from introspect_cli.compare.diff import compare_runs
     from introspect_cli.compare.options import DiffOptions
     from introspect_cli.records import Kind, Status

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from introspect_cli.capture import redact
+from introspect_cli.capture.environment import redact
 from introspect_cli.capture.options import CaptureOptions
 from introspect_cli.capture.progress import Progress, human_size
 from introspect_cli.capture.session import Session

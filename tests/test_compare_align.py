@@ -5,12 +5,12 @@ import pytest
 from synthetic import row, write_run
 from test_compare_reasons import train
 
-from introspect_cli.compare.align import align, columns
 from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.names import parse_rename, renamer, selects, strip_wrappers
+from introspect_cli.compare.join.renames import parse_rename, renamer, selects, strip_wrappers
+from introspect_cli.compare.join.sites import align, columns
+from introspect_cli.compare.join.steps import differing, pair_steps
 from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.result import Reason, Verdict
-from introspect_cli.compare.steps import differing, pair_steps
 from introspect_cli.errors import UsageError
 from introspect_cli.records import Kind, ModuleInfo
 from introspect_cli.store.reader import open_run

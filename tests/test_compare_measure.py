@@ -5,14 +5,14 @@ import pytest
 from synthetic import row, sketch, write_run
 
 from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.exact import Tensors
 from introspect_cli.compare.items import proportion
-from introspect_cli.compare.measure import rounding
-from introspect_cli.compare.optimizers import changes_for, has_parameter, optimizer_changes
+from introspect_cli.compare.join.distance import rounding
+from introspect_cli.compare.join.exact import Tensors
 from introspect_cli.compare.options import DiffOptions
+from introspect_cli.compare.reasons.optimizers import changes_for, has_parameter, optimizer_changes
+from introspect_cli.compare.reasons.settings import command_options, describe, setting_changes
+from introspect_cli.compare.reasons.words import amount
 from introspect_cli.compare.result import Reason
-from introspect_cli.compare.settings import command_options, describe, setting_changes
-from introspect_cli.compare.words import amount
 from introspect_cli.store.reader import open_run
 
 

@@ -10,9 +10,9 @@ from opcapture import captured
 from torch import nn
 
 from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.graph import backward_of, graph_of, marked, prune, without
 from introspect_cli.compare.options import DiffOptions
 from introspect_cli.errors import UsageError
+from introspect_cli.inspect.data_flow import backward_of, graph_of, marked, prune, without
 from introspect_cli.records import Phase
 from introspect_cli.store.reader import open_run
 

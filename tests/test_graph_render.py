@@ -12,8 +12,8 @@ import torch
 from opcapture import captured
 from torch import nn
 
-from introspect_cli.compare.graph import graph_of
 from introspect_cli.errors import UsageError
+from introspect_cli.inspect.data_flow import graph_of
 from introspect_cli.render.graph import draw, graph_blocks, graph_html, graph_svg
 from introspect_cli.store.reader import open_run
 

@@ -33,14 +33,16 @@ LAYERS = {
     "tensors": BASE,
     "store": BASE,
     "capture": BASE | {"clock", "tensors", "store", "script"},
-    "compare": BASE | {"store"},
+    "selection": BASE,
+    "compare": BASE | {"store", "selection"},
+    "inspect": BASE | {"store", "selection", "compare"},
     "health": BASE | {"store"},
-    "exchange": BASE | {"store", "compare", "health"},
-    "rerun": BASE | {"store", "compare"},
+    "exchange": BASE | {"store", "inspect", "health", "selection"},
+    "rerun": BASE | {"store", "compare", "selection"},
     "bisect": BASE | {"store", "compare", "rerun"},
     "minimise": BASE | {"store", "compare", "rerun"},
-    "render": BASE | {"compare", "health", "bisect", "minimise"},
-    "notebook": BASE | {"store", "compare", "health", "render", "exchange"},
+    "render": BASE | {"compare", "inspect", "health", "bisect", "minimise"},
+    "notebook": BASE | {"store", "compare", "health", "render", "exchange", "selection"},
     "api": BASE | {"store", "compare", "capture", "script", "notebook"},
     "transformed": BASE | {"store", "compare", "capture"},
     "integrations": BASE | {"api", "capture", "tensors", "store", "script"},
@@ -114,7 +116,7 @@ def test_the_walk_finds_what_it_looks_for(tmp_path, monkeypatch):
     wrong = tmp_path / "store" / "wrong.py"
     wrong.write_text(
         "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch.nn\n"
-        "def f():\n    from introspect_cli.capture import session\n    import introspect_cli.compare.align\n"
+        "def f():\n    from introspect_cli.capture import session\n    import introspect_cli.compare.join.sites\n"
         "from introspect_cli import __version__\nfrom introspect_cli.records import Kind\nimport pickle\n"
     )
     assert sorted(crossings(wrong)) == [

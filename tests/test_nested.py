@@ -15,10 +15,10 @@ from opcapture import captured
 from torch import nn
 
 from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.module_tree import module_tree
-from introspect_cli.compare.nested import pieces
 from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.result import Verdict
+from introspect_cli.inspect.module_tree import module_tree
+from introspect_cli.inspect.nested import pieces
 from introspect_cli.store.reader import open_run
 
 

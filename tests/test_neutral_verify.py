@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from introspect_cli.capture.verify import Outcome, differing, judge
+from introspect_cli.capture.neutrality.self_check import Outcome, differing, judge
 from introspect_cli.exit_codes import DIVERGED, SAME, UNDECIDED
 
 TRAIN = """
@@ -88,7 +88,7 @@ def test_script_that_is_not_deterministic(introspect, tmp_path):
 
 def test_script_that_notices_the_capture(introspect, tmp_path):
     """The measurement itself works: a script that behaves otherwise under capture is found out."""
-    notices = "net.weight.data += float('introspect_cli.capture.probes' in sys.modules)"
+    notices = "net.weight.data += float('introspect_cli.capture.probes.installed' in sys.modules)"
     out = capture(introspect, tmp_path, "--verify-neutral", disturbed=notices)
     assert out.returncode == 1, out.stderr
     assert "not neutral: watched and bare differ in parameters and optimizer state" in out.stderr

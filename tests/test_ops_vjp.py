@@ -9,7 +9,7 @@ import torch
 from opcapture import captured, records
 from torch import nn
 
-from introspect_cli.capture.vjp import Pair, ValueName, parse_pairs
+from introspect_cli.capture.probes.vjp import Pair, ValueName, parse_pairs
 from introspect_cli.errors import UsageError
 from introspect_cli.records import Kind, Status
 from introspect_cli.tensors.summarize import Summarizer

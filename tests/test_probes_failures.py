@@ -15,14 +15,14 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 
 from introspect_cli.capture.context import Context
-from introspect_cli.capture.data import DataProbe
-from introspect_cli.capture.gradients import GradientProbe
-from introspect_cli.capture.loss import LossProbe
-from introspect_cli.capture.modules import ModuleProbe
 from introspect_cli.capture.names import Names
-from introspect_cli.capture.optimizers import OptimizerProbe
+from introspect_cli.capture.probes.data import DataProbe
+from introspect_cli.capture.probes.gradients import GradientProbe
+from introspect_cli.capture.probes.loss import LossProbe
+from introspect_cli.capture.probes.modules import ModuleProbe
+from introspect_cli.capture.probes.optimizers import OptimizerProbe
+from introspect_cli.capture.probes.state import StateProbe
 from introspect_cli.capture.recorder import Recorder
-from introspect_cli.capture.state import StateProbe
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.result import Verdict
@@ -268,7 +268,7 @@ def test_whole_command_with_a_broken_probe(tmp_path):
         "for _ in range(2):\n    net(torch.ones(2)).sum().backward()\n    opt.step()\n    print('step')\nsys.exit(3)\n"
     )
     (tmp_path / "broken.py").write_text(
-        "import sys\nfrom introspect_cli.capture import modules\n"
+        "import sys\nfrom introspect_cli.capture.probes import modules\n"
         "def fails(*args):\n    raise ZeroDivisionError('planted')\n"
         "modules.ModuleProbe._leave = fails\n"
         "from introspect_cli.cli import main\nsys.argv = ['introspect', 'capture', '-o', 'run', 'train.py']\nmain()\n"

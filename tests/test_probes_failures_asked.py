@@ -6,18 +6,18 @@ from neutrality import assert_same, trajectory, watched
 from test_probes_failures import Mistake, broken, diff, seeded, train
 from torch import nn
 
-from introspect_cli.capture import redact, settings
-from introspect_cli.capture.compiled import CompileProbe
-from introspect_cli.capture.compiled_ops import CompiledOps
-from introspect_cli.capture.ops import OpProbe
-from introspect_cli.capture.ops_calls import Calls
-from introspect_cli.capture.ops_places import Places
-from introspect_cli.capture.ops_schema import Operators
-from introspect_cli.capture.ops_values import Writers
+from introspect_cli.capture.environment import redact, settings
+from introspect_cli.capture.ops.calls import Calls
+from introspect_cli.capture.ops.places import Places
+from introspect_cli.capture.ops.probe import OpProbe
+from introspect_cli.capture.ops.schema import Operators
+from introspect_cli.capture.ops.values import Writers
 from introspect_cli.capture.options import CaptureOptions
-from introspect_cli.capture.rng import RngProbe
-from introspect_cli.capture.tap_sites import TapProbe
-from introspect_cli.capture.vjp import VjpProbe
+from introspect_cli.capture.probes.rng import RngProbe
+from introspect_cli.capture.probes.vjp import VjpProbe
+from introspect_cli.capture.regions.compile import CompileProbe
+from introspect_cli.capture.regions.graph_operators import CompiledOps
+from introspect_cli.capture.regions.tap_sites import TapProbe
 from introspect_cli.compare.result import Verdict
 from introspect_cli.errors import StoreError
 from introspect_cli.records import Kind

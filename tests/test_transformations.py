@@ -17,9 +17,9 @@ from opcapture import QUICK
 from torch import Tensor, nn
 
 import introspect_cli
+from introspect_cli.capture.regions.attach import attach, detach
+from introspect_cli.capture.run_once import run_once
 from introspect_cli.capture.session import Session
-from introspect_cli.capture.tap import attach, detach
-from introspect_cli.capture.trial import run_once
 from introspect_cli.compare.result import Verdict
 from introspect_cli.errors import UsageError
 from introspect_cli.records import Kind, Status

@@ -10,7 +10,7 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING
 
-from introspect_cli.capture.nested import NestedClasses
+from introspect_cli.capture.probes.nested import NestedClasses
 from introspect_cli.capture.weak import ById
 from introspect_cli.records import Kind, Phase, Site, SiteInfo
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from introspect_cli.capture.guard import Guard
     from introspect_cli.capture.names import Names, ParameterName
+    from introspect_cli.capture.probes.guard import Guard
     from introspect_cli.capture.recorder import Recorder
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from introspect_cli.capture.sources import class_source
+from introspect_cli.capture.environment.sources import class_source
 from introspect_cli.capture.weak import ById
 from introspect_cli.records import Kind, ModuleInfo, Phase
 

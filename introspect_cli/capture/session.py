@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli import __version__
-from introspect_cli.capture import determinism, redact, sources
+from introspect_cli.capture.environment import determinism, redact, sources
 from introspect_cli.capture.generators import numpy_state, python_state
-from introspect_cli.capture.guard import Guard
 from introspect_cli.capture.imports import ImportWatch
+from introspect_cli.capture.probes.guard import Guard
 from introspect_cli.capture.progress import Progress, human_size
 from introspect_cli.capture.tracebacks import TracebackFilter
 from introspect_cli.errors import IntrospectError, StoreError
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from introspect_cli.capture.options import CaptureOptions
-    from introspect_cli.capture.probes import Probes
+    from introspect_cli.capture.probes.installed import Probes
 
 
 def run_capture(target: Target, options: CaptureOptions) -> int:
@@ -167,7 +167,7 @@ class Session:
                 determinism.seed_torch(self.options.seed)
             if self.options.deterministic:
                 determinism.torch_flags()
-            from introspect_cli.capture.probes import Probes
+            from introspect_cli.capture.probes.installed import Probes
 
             self._load_kernels()
             probes = Probes(self.options, self._store, self._guard, self._lost, self._began, self.rank)
@@ -233,7 +233,7 @@ class Session:
             self._write_fixed_settings()
 
     def _write_fixed_settings(self) -> None:
-        from introspect_cli.capture import settings
+        from introspect_cli.capture.environment import settings
 
         options, target = self.options, self.target
         if target is not None:

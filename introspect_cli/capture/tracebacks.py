@@ -12,7 +12,7 @@ import os
 import traceback
 from typing import TYPE_CHECKING, Any
 
-from introspect_cli.capture.patches import Patch
+from introspect_cli.capture.probes.patches import Patch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

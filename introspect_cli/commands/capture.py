@@ -61,7 +61,7 @@ def capture(
             return partial(capture_again.verify_neutral, target, options, own, words)
         return partial(capture_again.repeat, target, options, own, words, repeat)
     if last_look is not None:
-        from introspect_cli.capture.last_look import install, run_bare
+        from introspect_cli.capture.neutrality.final_state import install, run_bare
 
         mode, _, report = last_look.partition(":")
         install(Path(report))

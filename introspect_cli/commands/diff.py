@@ -105,7 +105,7 @@ def _graph(a: Any, b: Any, result: Any, options: Any) -> Any:
     from dataclasses import replace
 
     from introspect_cli.compare.diff import compare_runs
-    from introspect_cli.compare.graph import graph_of, marked, prune
+    from introspect_cli.inspect.data_flow import graph_of, marked, prune
 
     if result.first is None:
         return None
@@ -116,9 +116,9 @@ def _graph(a: Any, b: Any, result: Any, options: Any) -> Any:
 
 def _options(**asked: Any) -> Any:
     """The options of the comparison, checked."""
-    from introspect_cli.compare.names import parse_rename
+    from introspect_cli.compare.join.renames import parse_rename
     from introspect_cli.compare.options import DiffOptions
-    from introspect_cli.compare.selection import parse_kinds, parse_ranks, parse_steps
+    from introspect_cli.selection import parse_kinds, parse_ranks, parse_steps
 
     return DiffOptions(
         rename=tuple(parse_rename(text) for text in asked["rename"]),

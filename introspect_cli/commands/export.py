@@ -41,8 +41,8 @@ def export(run: str, format_: str, output: str, *, prune_layers: bool, **asked: 
         raise UsageError("--prune-layers goes with --format json-tree only")
     from functools import partial
 
-    from introspect_cli.compare.selection import parse_kinds, parse_steps
     from introspect_cli.exchange import flat, selection, tensorboard, tree, yaml_report
+    from introspect_cli.selection import parse_kinds, parse_steps
     from introspect_cli.store.reader import open_run
 
     writers: dict[str, Callable[..., int]] = {

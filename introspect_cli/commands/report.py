@@ -10,8 +10,8 @@ import click
 from introspect_cli.exit_codes import SAME
 
 if TYPE_CHECKING:
-    from introspect_cli.compare.graph import Graph
     from introspect_cli.compare.result import DiffResult
+    from introspect_cli.inspect.data_flow import Graph
     from introspect_cli.records import Record
     from introspect_cli.render.html import Page
     from introspect_cli.render.html_parts import OpRow
@@ -108,9 +108,9 @@ def _result(runs: list[Run], noise: list[Run], rtol: float) -> DiffResult | None
 def _graph(runs: list[Run], rank: int, step: int) -> Graph | None:
     """The dataflow of a step of run a, marked with what diverges from b; None where it has no operators."""
     from introspect_cli.compare.diff import compare_runs
-    from introspect_cli.compare.graph import graph_of, marked, prune
     from introspect_cli.compare.options import DiffOptions
     from introspect_cli.errors import UsageError
+    from introspect_cli.inspect.data_flow import graph_of, marked, prune
 
     try:
         graph = graph_of(runs[0], step, rank)

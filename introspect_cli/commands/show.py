@@ -57,7 +57,7 @@ def show(run: str, format_: str, **asked: Any) -> int:
 
 def _graph(run: str, format_: str, asked: dict[str, Any]) -> int:
     """Operators of a step as a table, or drawn into a file."""
-    from introspect_cli.compare.graph import graph_of, prune
+    from introspect_cli.inspect.data_flow import graph_of, prune
     from introspect_cli.render.graph import draw, graph_blocks, graph_document
     from introspect_cli.store.reader import open_run
 
@@ -80,9 +80,9 @@ def _graph(run: str, format_: str, asked: dict[str, Any]) -> int:
 
 def _view(run: Any, view: str, asked: dict[str, Any]) -> tuple[Any, Any]:
     """What was asked for, read from the run: one function makes its document, the other its blocks."""
-    from introspect_cli.compare import history, module_tree, overview
-    from introspect_cli.compare.selection import parse_kinds
+    from introspect_cli.inspect import history, module_tree, overview
     from introspect_cli.render import show_json, show_text
+    from introspect_cli.selection import parse_kinds
 
     kinds = parse_kinds(asked["kinds"]) if asked["kinds"] else frozenset()
     rank = asked["rank"]

@@ -5,22 +5,22 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from introspect_cli.compare.align import columns
-from introspect_cli.compare.coverage import blindness_notes, failed, option_notes
-from introspect_cli.compare.evidence import evidence
-from introspect_cli.compare.exact import Tensors
-from introspect_cli.compare.lookout import look_around
-from introspect_cli.compare.moved import moved_modules, suggest_renames
-from introspect_cli.compare.names import renamer
-from introspect_cli.compare.offset import detect
-from introspect_cli.compare.optimizers import changes_for, has_parameter
+from introspect_cli.compare.join.coverage import blindness_notes, failed, option_notes
+from introspect_cli.compare.join.exact import Tensors
+from introspect_cli.compare.join.moved import moved_modules, suggest_renames
+from introspect_cli.compare.join.offset import detect
+from introspect_cli.compare.join.renames import renamer
+from introspect_cli.compare.join.sides import Sides
+from introspect_cli.compare.join.sites import columns
+from introspect_cli.compare.module_states import tree_of
 from introspect_cli.compare.rank import RankOutcome, compare_rank
+from introspect_cli.compare.reasons.diagnosis import Story
+from introspect_cli.compare.reasons.evidence import evidence
+from introspect_cli.compare.reasons.lookout import look_around
+from introspect_cli.compare.reasons.optimizers import changes_for, has_parameter
+from introspect_cli.compare.reasons.sentence import sentence
+from introspect_cli.compare.reasons.settings import setting_changes
 from introspect_cli.compare.result import Counts, DiffResult, Divergence, Reason, Verdict
-from introspect_cli.compare.sentence import sentence
-from introspect_cli.compare.settings import setting_changes
-from introspect_cli.compare.sides import Sides
-from introspect_cli.compare.story import Story
-from introspect_cli.compare.tree import tree_of
 from introspect_cli.errors import UsageError
 from introspect_cli.records import Kind
 

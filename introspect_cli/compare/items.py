@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from introspect_cli.compare.measure import RESOLUTION, Layouts, distances, has_sketch, relative
+from introspect_cli.compare.join.distance import RESOLUTION, Layouts, distances, has_sketch, relative
 from introspect_cli.compare.result import Divergence
 from introspect_cli.records import Kind, Status, Summary
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from introspect_cli.compare.facts import Facts
-    from introspect_cli.compare.origin import Cause
-    from introspect_cli.compare.sides import Sides
+    from introspect_cli.compare.join.sides import Sides
+    from introspect_cli.compare.reasons.facts import Facts
+    from introspect_cli.compare.reasons.origin import Cause
 
 _UNMEASURED = frozenset({Kind.RNG})
 

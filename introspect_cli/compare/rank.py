@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from introspect_cli.compare.steps import Paired, differing, pair_steps
+from introspect_cli.compare.join.steps import Paired, differing, pair_steps
 from introspect_cli.records import Status
 
 if TYPE_CHECKING:
-    from introspect_cli.compare.facts import Facts
-    from introspect_cli.compare.heat import Heat
-    from introspect_cli.compare.match import StepPair
+    from introspect_cli.compare.divergence_map import Heat
+    from introspect_cli.compare.join.rows import StepPair
+    from introspect_cli.compare.join.sides import Sides
     from introspect_cli.compare.options import DiffOptions
-    from introspect_cli.compare.origin import Cause
+    from introspect_cli.compare.reasons.facts import Facts
+    from introspect_cli.compare.reasons.origin import Cause
     from introspect_cli.compare.result import Divergence
-    from introspect_cli.compare.sides import Sides
 
 
 @dataclass(frozen=True)

@@ -12,29 +12,29 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from introspect_cli.compare.align import KINDS, PHASES, align, columns
-from introspect_cli.compare.carried import is_gap, kept, resumed
-from introspect_cli.compare.coverage import coverage, seen
-from introspect_cli.compare.facts import Carried, Facts, carry_over
-from introspect_cli.compare.heat import Heat
+from introspect_cli.compare.divergence_map import Heat
 from introspect_cli.compare.items import materialise
-from introspect_cli.compare.match import Items, StepPair, in_order, match
-from introspect_cli.compare.measure import Layouts
-from introspect_cli.compare.offset import start_values
-from introspect_cli.compare.origin import Cause, judge
-from introspect_cli.compare.restated import restated, starts
+from introspect_cli.compare.join.coverage import coverage, seen
+from introspect_cli.compare.join.distance import Layouts
+from introspect_cli.compare.join.live_in import is_gap, kept, resumed
+from introspect_cli.compare.join.noise import NoiseFloor, keep_rows, relative_rows, within_tolerance
+from introspect_cli.compare.join.offset import start_values
+from introspect_cli.compare.join.redundant_starts import restated, starts
+from introspect_cli.compare.join.rows import Items, StepPair, in_order, match
+from introspect_cli.compare.join.sites import KINDS, PHASES, align, columns
+from introspect_cli.compare.join.uncounted import uncounted
+from introspect_cli.compare.reasons.facts import Carried, Facts, carry_over
+from introspect_cli.compare.reasons.origin import Cause, judge
 from introspect_cli.compare.result import Reason, Role
-from introspect_cli.compare.tolerance import NoiseFloor, keep_rows, relative_rows, within_tolerance
-from introspect_cli.compare.uncounted import uncounted
 from introspect_cli.records import Kind, Phase, Status
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from introspect_cli.compare.align import Ids
+    from introspect_cli.compare.join.sides import Sides
+    from introspect_cli.compare.join.sites import Ids
     from introspect_cli.compare.options import DiffOptions
     from introspect_cli.compare.rank import RankOutcome
-    from introspect_cli.compare.sides import Sides
 
 
 class Walk:

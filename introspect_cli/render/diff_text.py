@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from introspect_cli.compare.reasons.settings import describe
 from introspect_cli.compare.result import DiffResult, Divergence, Role, SettingChange, Verdict
-from introspect_cli.compare.settings import describe
 from introspect_cli.records import Kind, Status, Summary
 from introspect_cli.render.blocks import Block, Column, Line, Table, line
 from introspect_cli.render.sites import brief_what, site_text

@@ -11,15 +11,15 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from introspect_cli.compare.graph import backward_of
 from introspect_cli.errors import UsageError
+from introspect_cli.inspect.data_flow import backward_of
 from introspect_cli.records import Phase
 from introspect_cli.render.blocks import Block, Column, Table, line
 from introspect_cli.render.json import summary_document
 from introspect_cli.render.text import clean, number, shape
 
 if TYPE_CHECKING:
-    from introspect_cli.compare.graph import Graph, Node
+    from introspect_cli.inspect.data_flow import Graph, Node
 
 _STATS = (
     ("mean|x|", "amean"),

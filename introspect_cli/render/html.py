@@ -26,10 +26,10 @@ from introspect_cli.render.json import finite
 from introspect_cli.render.text import clean
 
 if TYPE_CHECKING:
-    from introspect_cli.compare.graph import Graph
     from introspect_cli.compare.result import DiffResult, Divergence, DivergenceMap
     from introspect_cli.health.findings import CheckResult
     from introspect_cli.health.history import Depth, Packed
+    from introspect_cli.inspect.data_flow import Graph
 
 MOST_CELLS = 2_000_000
 """Cells of the map; neighbouring rows share one where there are more."""

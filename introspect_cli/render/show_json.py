@@ -9,10 +9,10 @@ from introspect_cli.render.json import finite, summary_document
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from introspect_cli.compare.history import History
-    from introspect_cli.compare.module_tree import ModuleRow
-    from introspect_cli.compare.nested import ValueRow
-    from introspect_cli.compare.overview import Overview
+    from introspect_cli.inspect.history import History
+    from introspect_cli.inspect.module_tree import ModuleRow
+    from introspect_cli.inspect.nested import ValueRow
+    from introspect_cli.inspect.overview import Overview
     from introspect_cli.records import Record
 
 

@@ -12,9 +12,9 @@ from introspect_cli.render.text import clean, count, number, shape, size, sparkl
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from introspect_cli.compare.history import History
-    from introspect_cli.compare.module_tree import ModuleRow
-    from introspect_cli.compare.overview import Overview
+    from introspect_cli.inspect.history import History
+    from introspect_cli.inspect.module_tree import ModuleRow
+    from introspect_cli.inspect.overview import Overview
 
 _STATE_STYLE = {"complete": "good", "running": "unsure", "interrupted": "bad"}
 _MOST_CELLS = 20

@@ -1,0 +1,1 @@
+"""The self-check: does a script train the same when it is watched?"""

@@ -1,0 +1,1 @@
+"""Single operators: which ran, where, and what they gave."""

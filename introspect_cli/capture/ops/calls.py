@@ -1,0 +1,216 @@
+"""Which call of which operator one is: its module, its phase, and how often that operator has run there.
+
+Python runs for every operator of a step, so everything here is looked up and nothing is built once a call has been met:
+the records of one call are the same site in every step.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from introspect_cli.capture import private_api
+from introspect_cli.capture.ops.places import Places, in_compiled_call
+from introspect_cli.capture.ops.schema import OpFacts
+from introspect_cli.records import Phase
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from introspect_cli.capture.context import Context
+    from introspect_cli.capture.probes.modules import ModuleProbe
+    from introspect_cli.capture.probes.optimizers import OptimizerProbe
+
+SCRIPT = "script"
+"""FQN of operators that run outside every module."""
+
+_NO_OPERATOR = OpFacts("", recorded=False, unwritten=False, each=False, written=())
+"""Stands for the forward operator of nodes that have none: those that accumulate into parameters."""
+
+_LAST = 2**64 - 1
+"""Sequence number of the nodes that accumulate into parameters."""
+
+
+class OpCall:
+    """One call of an operator in a module: the same in every step, so its sites are made once."""
+
+    __slots__ = ("facts", "fqn", "given", "module_class", "number", "phase", "remark", "sites", "source")
+
+    def __init__(
+        self, phase: Phase, fqn: str, module_class: str, facts: OpFacts, number: int = 0, source: str = ""
+    ) -> None:
+        """Say which call it is; sites come with results."""
+        self.number = number
+        self.phase = phase
+        self.fqn = fqn
+        self.module_class = module_class
+        self.facts = facts
+        self.source = source
+        self.sites: dict[str, int] = {}
+        self.given: Any = None
+        self.remark = ""
+
+
+class _Repeated:
+    """One operator in one module and phase: how often it has run in this step, and its calls by number."""
+
+    __slots__ = ("calls", "count", "step")
+
+    def __init__(self) -> None:
+        self.step = -1
+        self.count = 0
+        self.calls: dict[int, OpCall] = {}
+
+    def make(self, scope: Scope, facts: OpFacts, number: int, source: str) -> OpCall:
+        """A call that was not met before."""
+        call = self.calls[number] = OpCall(scope.phase, scope.fqn, scope.module_class, facts, number, source)
+        return call
+
+
+class Scope:
+    """One module in one phase."""
+
+    __slots__ = ("fqn", "module_class", "operators", "phase", "watched")
+
+    def __init__(self, phase: Phase, fqn: str, module_class: str, *, watched: bool) -> None:
+        """Start without calls."""
+        self.phase = phase
+        self.fqn = fqn
+        self.module_class = module_class
+        self.watched = watched
+        self.operators: dict[OpFacts, _Repeated] = {}
+
+
+class Calls:
+    """Tells which call an operator is, and which forward operator a node of autograd's was made for."""
+
+    def __init__(
+        self, context: Context, modules: ModuleProbe, optimizers: OptimizerProbe, places: Places, *, into_compiled: bool
+    ) -> None:
+        """Take who knows the step, the module and the optimizer that are running, and the lines of the script.
+
+        Args:
+            context: the recorder and the names.
+            modules: knows the module that is running.
+            optimizers: knows whether an optimizer step is.
+            places: judges frames.
+            into_compiled: whether compiled regions run as python, so that what they run is recorded too.
+        """
+        self.between = Phase.DATA
+        """The phase of what runs outside every module."""
+        self._recorder = context.recorder
+        self._names = context.names
+        self._stack = modules.stack
+        self._optimizers = optimizers
+        self._places = places
+        self._into_compiled = into_compiled
+        self._scopes: dict[tuple[str, Phase], Scope] = {}
+        self._latest = Scope(Phase.DATA, "", "", watched=False)
+        self._by_node: dict[int, OpCall | None] = {}
+
+    def forget(self) -> None:
+        """Let go of the step's nodes."""
+        self._by_node.clear()
+
+    def of(self, facts: OpFacts, node: Any, frame: FrameType | None) -> OpCall | None:
+        """Which call this is; None for one that is not looked at.
+
+        Args:
+            facts: the operator.
+            node: the autograd node that is running; None outside a backward pass.
+            frame: the innermost python frame that called it; None in a thread of autograd's own.
+        """
+        stack = self._stack
+        origin: OpCall | None = None
+        if stack.calls:
+            state = stack.calls[-1]
+            if state is None or not state.watched or private_api.tracing_state() is not None:
+                self._hidden()
+                return None
+            scope = self._latest
+            if scope.fqn is not state.fqn or scope.phase is not stack.phase:
+                scope = self._latest = self.scope(state.fqn, stack.phase, state.module_class, watched=True)
+        elif node is not None:
+            self.between = Phase.OPTIMIZER
+            origin = self._forward_of(node)
+            if origin is None:
+                return None
+            scope = self._latest
+            if scope.fqn is not origin.fqn or scope.phase is not Phase.BACKWARD:
+                scope = self._latest = self.scope(origin.fqn, Phase.BACKWARD, origin.module_class, watched=True)
+        else:
+            if self._optimizers.stepping:
+                return None
+            scope = self.scope(SCRIPT, self.between, "", watched=None)
+            if not scope.watched or (self.between is Phase.DATA and not torch.is_grad_enabled()):
+                self._hidden()
+                return None
+        if not self._into_compiled and in_compiled_call(frame):
+            self._hidden()
+            return None
+        repeated = self._repeated(scope, facts)
+        number = repeated.count
+        repeated.count = number + 1
+        call = repeated.calls.get(number)
+        if call is None:
+            source = self._places.line(frame) or (origin.source if origin is not None else "")
+            call = repeated.make(scope, facts, number, source)
+        # The first operator seen since a node was made is the one it was made for; inside an autograd function of the
+        # script's, the first that its forward runs.
+        self._by_node.setdefault(private_api.next_node() - 1, call)
+        return call
+
+    def _repeated(self, scope: Scope, facts: OpFacts) -> _Repeated:
+        repeated = scope.operators.get(facts)
+        if repeated is None:
+            repeated = scope.operators[facts] = _Repeated()
+        step = self._recorder.step
+        if repeated.step != step:
+            repeated.step, repeated.count = step, 0
+        return repeated
+
+    def ahead(self, scope: Scope, facts: OpFacts, by: int, source: str) -> OpCall:
+        """The call that comes after so many others of the same operator, of a region that runs as one."""
+        repeated = self._repeated(scope, facts)
+        number = repeated.count + by
+        call = repeated.calls.get(number)
+        if call is None:
+            call = repeated.make(scope, facts, number, source)
+        return call
+
+    def passed(self, scope: Scope, facts: OpFacts, times: int) -> None:
+        """So many calls of an operator are over, in a region that ran as one."""
+        self._repeated(scope, facts).count += times
+
+    def _hidden(self) -> None:
+        """An operator that is not looked at; nor are those that its autograd node runs."""
+        self._by_node.setdefault(private_api.next_node() - 1, None)
+
+    def origin(self, node: Any) -> OpCall | None:
+        """The forward operator that a node was made for, where one was seen."""
+        return self._by_node.get(node._sequence_nr())  # noqa: SLF001 - documented in torch's own notes on autograd
+
+    def _forward_of(self, node: Any) -> OpCall | None:
+        """The forward operator whose gradient a node computes; None where that operator was not looked at."""
+        number = node._sequence_nr()  # noqa: SLF001 - as above
+        if number == _LAST:
+            return self._accumulating(node)
+        try:
+            return self._by_node[number]
+        except KeyError:
+            return None if "Compiled" in node.name() else OpCall(Phase.FORWARD, SCRIPT, "", _NO_OPERATOR)
+
+    def _accumulating(self, node: Any) -> OpCall | None:
+        name = self._names.parameter(node.variable) if hasattr(node, "variable") else None
+        if name is None or not name.watched:
+            return None
+        return OpCall(Phase.FORWARD, name.fqn.rpartition(".")[0], name.module_class, _NO_OPERATOR)
+
+    def scope(self, fqn: str, phase: Phase, module_class: str, *, watched: bool | None) -> Scope:
+        """A module in a phase; `watched` None where its name has to be asked."""
+        scope = self._scopes.get((fqn, phase))
+        if scope is None:
+            wanted = self._names.wanted(fqn) if watched is None else watched
+            scope = self._scopes[fqn, phase] = Scope(phase, fqn, module_class, watched=wanted)
+        return scope

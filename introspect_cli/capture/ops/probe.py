@@ -1,0 +1,316 @@
+"""Every operator's results, under the module that ran it, forward and backward.
+
+The problem: a bug is often inside a module, where no hook reaches, and the backward pass runs operators that no line
+of the script names. The way: a dispatch mode sees each operator after autograd has done its part and before its
+kernel runs, in the thread that runs it (autograd hands the mode on to its own threads). It calls the operator with
+what it was given and returns what it got. A backward operator is named by the forward one whose autograd node is
+running: nodes carry the sequence number that was current when the forward operator was seen.
+
+The mode lies at the bottom of the stack of modes for as long as steps are captured, so that modes of the script's own
+are pushed and popped above it as ever.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from introspect_cli.capture import private_api
+from introspect_cli.capture.ops.calls import Calls, OpCall
+from introspect_cli.capture.ops.places import Places
+from introspect_cli.capture.ops.schema import Operators
+from introspect_cli.capture.ops.values import FLOATS, Writers, given, is_parameter, outputs, row_of, tensors
+from introspect_cli.records import Kind, Phase, Site, SiteInfo
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from types import FrameType
+
+    from introspect_cli.capture.context import Context
+    from introspect_cli.capture.ops.calls import Scope
+    from introspect_cli.capture.ops.schema import OpFacts
+    from introspect_cli.capture.probes.modules import ModuleProbe
+    from introspect_cli.capture.probes.optimizers import OptimizerProbe
+    from introspect_cli.capture.regions.tap_sites import Place
+
+
+class OpMode(TorchDispatchMode):
+    """Tells the probe of every operator, and changes nothing."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, probe: OpProbe) -> None:
+        """Take whom to tell."""
+        super().__init__()  # type: ignore[no-untyped-call] # torch's
+        self.probe = probe
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # the wrapper that would be put around every call costs as much as the call
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Whether a compiler need not mind this mode."""
+        return True
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run the operator; then look at what it gave."""
+        try:
+            result = func(*args, **kwargs) if kwargs else func(*args)
+        except BaseException as error:
+            # Frames of the dispatcher are not there when nobody watches; ours goes where frames of ours go.
+            raise error.with_traceback(None)  # noqa: B904 - the same error, not a new one
+        probe = self.probe
+        if probe.live:
+            probe.ran(func, args, kwargs, result, sys._getframe().f_back)  # noqa: SLF001 - as python documents it
+        return result
+
+
+class OpProbe:
+    """Watches operators."""
+
+    name = "operators"
+
+    def __init__(
+        self,
+        context: Context,
+        modules: ModuleProbe,
+        optimizers: OptimizerProbe,
+        *,
+        globs: tuple[str, ...] = (),
+        views: bool = False,
+        all_dtypes: bool = False,
+        into_compiled: bool = False,
+    ) -> None:
+        """Take what all probes share, and which operators and results are wanted.
+
+        Args:
+            context: the recorder and the step clock.
+            modules: knows the module that is running.
+            optimizers: knows whether an optimizer step is.
+            globs: globs over operator names; all where empty.
+            views: whether results that share their input's memory are recorded too.
+            into_compiled: whether compiled regions run as python, so that what they run is recorded too.
+            all_dtypes: whether results that are no floating point numbers are recorded too.
+        """
+        self.live = False
+        self._context = context
+        self._recorder = context.recorder
+        self._all_dtypes = all_dtypes
+        self.facts = Operators(globs, views=views)
+        self._places = Places()
+        self._calls = Calls(context, modules, optimizers, self._places, into_compiled=into_compiled)
+        self._writers = Writers(context)
+        self._mode = OpMode(self)
+        self._pushed = threading.local()
+        self._handles: list[Any] = []
+        self._on = False
+
+    def install(self) -> None:
+        """Listen for the steps that are captured."""
+        self._on = True
+        self._context.on_begin.append(self._begin)
+        self._context.on_root.append(self._root)
+        self._context.on_tick.append(self._ticked)
+        self._handles = [
+            register_optimizer_step_pre_hook(self._stepping),
+            register_optimizer_step_post_hook(self._stepped),
+        ]
+
+    def remove(self) -> None:
+        """Stop, and take the mode off the stack."""
+        self._on = self.live = False
+        for handle in self._handles:
+            handle.remove()
+        if self._begin in self._context.on_begin:
+            self._context.on_begin.remove(self._begin)
+            self._context.on_root.remove(self._root)
+            self._context.on_tick.remove(self._ticked)
+        self._pop()
+
+    def _failed(self, error: Exception) -> None:
+        self._on = self.live = False
+        self._context.guard.failure(self.name, "operators are", error)
+
+    def _begin(self) -> None:
+        """A step that is captured has begun: see its operators, unless the script's own modes are under way."""
+        if not self._on:
+            return
+        try:
+            self._calls.between = Phase.DATA
+            self.live = True
+            self._push()
+        except Exception as error:
+            self._failed(error)
+
+    def _push(self) -> None:
+        if private_api.modes_pushed() == 0:
+            private_api.push_mode(self._mode)
+            self._pushed.mode = self._mode
+
+    def _stepping(self, _optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """An optimizer's own operators are not recorded; without a closure there are no others inside its step."""
+        try:
+            if self._on and len(args) < 2 and kwargs.get("closure") is None:
+                self._pop()
+        except Exception as error:
+            self._failed(error)
+
+    def _stepped(self, _optimizer: Any, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
+        try:
+            if self._on and self.live:
+                self._push()
+        except Exception as error:
+            self._failed(error)
+
+    def _root(self, _module: object) -> None:
+        self._calls.between = Phase.LOSS
+
+    def _ticked(self) -> None:
+        self._calls.forget()
+        self._writers.forget()
+        self.live = False  # until the next step begins
+        if not self._recorder.wanted:
+            self._pop()
+
+    def _pop(self) -> None:
+        """Take the mode off this thread's stack if it is on top; under the script's modes it stays, doing nothing."""
+        if getattr(self._pushed, "mode", None) is None:
+            return
+        if private_api.top_mode() is self._mode:
+            private_api.pop_mode()
+            self._pushed.mode = None
+
+    def ran(
+        self,
+        func: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any] | None,
+        result: Any,
+        frame: FrameType | None,
+    ) -> None:
+        """An operator has run; record what it gave.
+
+        Args:
+            func: the operator.
+            args: its positional arguments.
+            kwargs: its keyword arguments.
+            result: what it returned.
+            frame: the innermost python frame that called it; None in a thread of autograd's own.
+        """
+        try:
+            if not self._recorder.wanted or (frame is not None and self._places.is_ours(frame)):
+                return
+            node = private_api.running_node()
+            call = self._calls.of(self.facts(func), node, frame)
+            if call is not None:
+                if call.facts.recorded:
+                    self._results(call, node, args, kwargs, result)
+                else:
+                    self._passed(call, args, result)
+        except Exception as error:
+            self._failed(error)
+
+    def _passed(self, call: OpCall, args: tuple[Any, ...], result: Any) -> None:
+        """Follow memory through an operator whose results are not recorded."""
+        if call.facts.unwritten:
+            for _, value in tensors("", result):
+                self._writers.unknown(value)
+        elif args and is_parameter(args[0]):
+            self._writers.of(args[0])  # a view of a parameter is known by its memory from here on
+
+    def _results(
+        self, call: OpCall, node: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None, result: Any
+    ) -> None:
+        facts, writers = call.facts, self._writers
+        found: Iterable[tuple[str, torch.Tensor]]
+        found = (
+            (("", result),)
+            if type(result) is torch.Tensor and not facts.written
+            else outputs(facts, args, kwargs, result)
+        )
+        remark: str | None = None
+        for path, value in found:
+            if type(value) is not torch.Tensor and isinstance(value, private_api.FAKE_TENSOR):
+                return
+            if not self.wants(value):
+                writers.unknown(value)
+                continue
+            site = call.sites.get(path)
+            if site is None:
+                site = self._new_site(call, path)
+            if facts.each:
+                remark = self._remark(call, node, row_of(args, path), kwargs)
+            elif remark is None:
+                remark = self._remark(call, node, args, kwargs)
+            self._recorder.tensor(site, value, remark)
+            writers.wrote(site, value)
+
+    def wants(self, value: torch.Tensor) -> bool:
+        """Whether a result of its type is recorded."""
+        return self._all_dtypes or value.dtype in FLOATS
+
+    def inside(self, place: Place | None, facts: OpFacts, before: int, source: str) -> OpCall | None:
+        """The call of an operator in a region that runs as one; None if it is not recorded now.
+
+        Args:
+            place: where it runs.
+            facts: the operator.
+            before: how many of its sort the region runs there before it.
+            source: the user's line.
+        """
+        if place is None or not place.watched or not self.live:
+            return None
+        return self._calls.ahead(self._scope_of(place), facts, before, source)
+
+    def passed(self, place: Place | None, facts: OpFacts, times: int) -> None:
+        """A region that runs as one has run, and an operator so many times in it."""
+        if place is not None:
+            self._calls.passed(self._scope_of(place), facts, times)
+
+    def _scope_of(self, place: Place) -> Scope:
+        return self._calls.scope(place.fqn, place.phase, place.module_class, watched=place.watched)
+
+    def record(self, call: OpCall, path: str, value: torch.Tensor | None, given_by: list[int], reason: str = "") -> int:
+        """Record what an operator inside a region gave, or why it was not seen; the number of its site."""
+        site = call.sites.get(path)
+        if site is None:
+            site = self._new_site(call, path)
+        if value is None:
+            self._recorder.missing(site, reason)
+        else:
+            self._recorder.tensor(site, value, given(given_by))
+            self._writers.wrote(site, value)
+        return site
+
+    def _new_site(self, call: OpCall, path: str) -> int:
+        facts = call.facts
+        site = Site(call.phase, Kind.OP_OUTPUT, call.fqn, call.number, facts.name + path)
+        number = self._recorder.site(site, SiteInfo(call.module_class, facts.name, call.source))
+        call.sites[path] = number
+        return number
+
+    def _remark(self, call: OpCall, node: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> str:
+        """What an operator was given, and the forward operator it belongs to; most often what it was a step ago."""
+        sites = self._writers.of_all(args if not kwargs else (*args, *kwargs.values()))
+        origin = None if node is None else self._calls.origin(node) or node.name()
+        if call.given != (sites, origin):
+            call.given = (sites, origin)
+            call.remark = given(sites) + _belongs(origin)
+        return call.remark
+
+
+def _belongs(origin: OpCall | str | None) -> str:
+    """The forward operator of a backward one, by the number of its first site, or by name if it has none."""
+    if origin is None:
+        return ""
+    if isinstance(origin, str):
+        return f" ^{origin}"
+    return f" ^{next(iter(origin.sites.values()), origin.facts.name)}"

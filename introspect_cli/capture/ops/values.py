@@ -1,0 +1,125 @@
+"""The tensors that go into an operator and come out, and which operator wrote each."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from introspect_cli.records import Kind, Phase
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from introspect_cli.capture.context import Context
+    from introspect_cli.capture.ops.schema import OpFacts
+
+FLOATS = frozenset({dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}) - {
+    torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
+}  # fmt: skip
+
+_MOST = 64
+"""Inputs that are named of one operator, at most."""
+
+_PLAIN = torch.Tensor
+_NUMBERS = (int, float, bool, str)
+
+
+def outputs(
+    facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any] | None, result: Any
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every tensor that an operator returned or wrote to, with its path."""
+    yield from tensors("", result)
+    for position, name in facts.written:
+        value = args[position] if 0 <= position < len(args) else (kwargs or {}).get(name)
+        yield from tensors(f"[{name!r}]", value)
+
+
+def tensors(path: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """Tensors in nested lists and tuples (operators take and give nothing else)."""
+    if isinstance(value, torch.Tensor):
+        yield path, value
+    elif isinstance(value, (tuple, list)):
+        for position, item in enumerate(value):
+            if item is not None and not isinstance(item, (int, float)):
+                yield from tensors(f"{path}[{position}]", item)
+
+
+def row_of(args: tuple[Any, ...], path: str) -> tuple[Any, ...]:
+    """What of the arguments one result of an operator over lists came from: its own place in each list."""
+    digits = path.rpartition("[")[2].rstrip("]")
+    place = int(digits) if digits.isdigit() else 0
+    return tuple(
+        (value[place] if place < len(value) else None) if isinstance(value, (list, tuple)) else value for value in args
+    )
+
+
+def is_parameter(value: Any) -> bool:
+    """Whether a value is a parameter; `isinstance` alone runs python of torch's for every tensor that is none."""
+    return type(value) is not _PLAIN and isinstance(value, torch.nn.Parameter)
+
+
+def _memory_of(value: torch.Tensor) -> int:
+    """The address of a tensor's storage: views of one tensor share it; 0 where there is none."""
+    try:
+        return value.untyped_storage().data_ptr()
+    except Exception:  # sparse, wrapped and opaque tensors raise errors of several classes
+        return 0
+
+
+class Writers:
+    """The site that wrote each piece of memory last, in this step."""
+
+    def __init__(self, context: Context) -> None:
+        """Take who knows the parameters."""
+        self._context = context
+        self._sites: dict[int, int] = {}
+
+    def forget(self) -> None:
+        """Let go of the step's."""
+        self._sites.clear()
+
+    def wrote(self, site: int, value: torch.Tensor) -> None:
+        """Note that a tensor's memory holds what a site says."""
+        memory = _memory_of(value)
+        if memory:
+            self._sites[memory] = site
+
+    def unknown(self, value: torch.Tensor) -> None:
+        """Note that a tensor's memory holds what no site says."""
+        self._sites.pop(_memory_of(value), None)
+
+    def of(self, value: torch.Tensor) -> int:
+        """The site that wrote a tensor's memory last: an operator's, or the parameter's own; -1 where none did."""
+        memory = _memory_of(value)
+        site = self._sites.get(memory, -1)
+        if site < 0 and is_parameter(value):
+            name = self._context.names.parameter(value)
+            if name is not None:
+                site = self._sites[memory] = self._context.state_site(name, Phase.START, Kind.PARAM)
+        return site
+
+    def of_all(self, values: tuple[Any, ...] | list[Any]) -> list[int]:
+        """The sites that wrote what an operator was given, each once, in order."""
+        found: list[int] = []
+        self._collect(values, found)
+        return found
+
+    def _collect(self, values: tuple[Any, ...] | list[Any], found: list[int]) -> None:
+        for value in values:
+            if value is None or isinstance(value, _NUMBERS):
+                continue
+            if isinstance(value, _PLAIN):
+                if value.dtype in FLOATS:
+                    site = self.of(value)
+                    if site not in found:
+                        found.append(site)
+                        if len(found) >= _MOST:
+                            return
+            elif isinstance(value, (tuple, list)):
+                self._collect(value, found)
+
+
+def given(sites: list[int]) -> str:
+    """The remark on an operator's inputs: sites by number, `-` for what no recorded operator wrote."""
+    return "<" + ",".join(["-" if site < 0 else str(site) for site in sites]) if sites else ""

@@ -1,0 +1,1 @@
+"""What is watched, a probe a file, and what every probe shares."""

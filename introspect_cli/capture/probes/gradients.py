@@ -1,0 +1,93 @@
+"""Gradients of module inputs and outputs, by hooks on the tensors themselves.
+
+Full backward hooks on modules wrap inputs and outputs in an autograd function, which breaks in-place operations and
+can reorder how gradients accumulate. A hook on the tensor changes nothing. One tensor is often the output of one
+module and the input of two others; it gets one hook, its gradient is summarised once and recorded at every site.
+What is recorded is the tensor's whole gradient, summed over all its uses.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+
+    from introspect_cli.capture.probes.guard import Guard
+    from introspect_cli.capture.recorder import Recorder
+
+
+class GradientProbe:
+    """Registers tensor hooks and records what they are given."""
+
+    name = "gradients"
+
+    def __init__(self, recorder: Recorder, guard: Guard) -> None:
+        """Start without hooks."""
+        self._recorder = recorder
+        self._guard = guard
+        self._watched: dict[int, tuple[weakref.ref[torch.Tensor], int, list[int]]] = {}
+        self._leaf_handles: list[Any] = []
+        self._on = False
+        self.elsewhere: Callable[[torch.Tensor, int], bool] | None = None
+        """Whether somebody else tells the gradient of a tensor at a site: what left a compiled region."""
+
+    def install(self) -> None:
+        """Begin to watch; hooks come with the tensors."""
+        self._on = True
+
+    def remove(self) -> None:
+        """Stop. Hooks on tensors that still live stay and do nothing."""
+        self._on = False
+        self.forget()
+
+    def watch(self, tensor: torch.Tensor, site: int, *, recomputed: bool = False) -> None:
+        """Record the gradient of `tensor`, when it comes, at `site`.
+
+        A recomputed forward may be given the very tensors of the first one, whose gradients have their sites.
+        """
+        if self.elsewhere is not None and self.elsewhere(tensor, site):
+            return
+        key = id(tensor)
+        version = tensor._version  # noqa: SLF001 - the documented-by-use counter of in-place writes
+        known = self._watched.get(key)
+        if known is not None and known[1] == version and known[0]() is tensor:
+            if not recomputed:
+                known[2].append(site)
+            return
+        sites = [site]
+
+        def hook(gradient: torch.Tensor | None) -> None:
+            if self._on and self._recorder.wanted and gradient is not None:
+                self._arrived(sites, gradient)
+
+        # Pickling a tensor warns of hooks that get lost, unless they are marked as meant to be.
+        vars(hook)["__torch_unserializable__"] = True
+        try:
+            handle = tensor.register_hook(hook)
+            is_leaf = tensor.grad_fn is None
+        except RuntimeError:
+            # A view that autograd no longer knows the maker of, since its base was written over, has no gradient.
+            return
+        self._watched[key] = (weakref.ref(tensor), version, sites)
+        if is_leaf:
+            # A leaf outlives its graph: without this, a parameter used as an input would gather hooks for ever.
+            self._leaf_handles.append(handle)
+
+    def _arrived(self, sites: list[int], gradient: torch.Tensor) -> None:
+        if self.name in self._guard.failed:
+            return
+        try:
+            self._recorder.tensor_at(sites, gradient)
+        except Exception as error:
+            self._guard.failure(self.name, "gradients of module inputs and outputs are", error)
+
+    def forget(self) -> None:
+        """Let go of the step's tensors; graphs that are still alive keep their hooks."""
+        self._watched.clear()
+        handles, self._leaf_handles = self._leaf_handles, []
+        for handle in handles:
+            handle.remove()

@@ -1,0 +1,158 @@
+"""All probes of a capture, put in together and taken out in reverse order.
+
+This module imports torch; the session imports it only once the script has imported torch itself.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from introspect_cli import clock
+from introspect_cli.capture.context import Context
+from introspect_cli.capture.names import NameFilter, Names, wrapped
+from introspect_cli.capture.probes.children import ChildrenProbe
+from introspect_cli.capture.probes.data import DataProbe
+from introspect_cli.capture.probes.gradients import GradientProbe
+from introspect_cli.capture.probes.loss import LossProbe
+from introspect_cli.capture.probes.modules import ModuleProbe
+from introspect_cli.capture.probes.optimizers import OptimizerProbe
+from introspect_cli.capture.probes.rng import RngProbe
+from introspect_cli.capture.probes.state import StateProbe
+from introspect_cli.capture.recorder import Recorder
+from introspect_cli.capture.regions.tap_sites import TapProbe
+from introspect_cli.tensors.summarize import Summarizer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import nn
+
+    from introspect_cli.capture.options import CaptureOptions
+    from introspect_cli.capture.probes.guard import Guard
+    from introspect_cli.capture.regions.compile import CompileProbe
+    from introspect_cli.errors import StoreError
+    from introspect_cli.store.writer import StoreWriter
+
+
+class Probes:
+    """Builds the recorder and every probe, and installs and removes them."""
+
+    def __init__(
+        self,
+        options: CaptureOptions,
+        store: StoreWriter,
+        guard: Guard,
+        store_lost: Callable[[StoreError], None],
+        began: dict[str, bytes | None],
+        rank: int = 0,
+    ) -> None:
+        """Wire everything up; nothing is installed yet.
+
+        Args:
+            options: what to record.
+            store: where to.
+            guard: what catches failures of probes.
+            store_lost: told when the store can no longer be written.
+            began: states of the random generators when the process began.
+            rank: of this process in a distributed run.
+        """
+        self.summarizer = Summarizer(stats=options.measures, sketch=options.sketch, sorted_stats=options.sorted_stats)
+        self.rank = store.rank(rank, stats=options.measures, sketch=options.sketch, sorted_stats=options.sorted_stats)
+        self._guard = guard
+        self.names = Names(NameFilter(options.modules, options.exclude, options.max_depth))
+        self.recorder = Recorder(self.summarizer, self.rank, store, options.schedule, options.save_tensors, store_lost)
+        self.context = Context(self.recorder, self.names, guard, options.record, wants_eval=bool(options.eval))
+        gradients = GradientProbe(self.recorder, guard)
+        state = StateProbe(self.context)
+        self.optimizers = OptimizerProbe(self.context, state)
+        self.context.on_tick.append(gradients.forget)
+        self.context.on_tick.append(self._modules_named)
+        modules = ModuleProbe(self.context, gradients)
+        self.children = ChildrenProbe(guard)
+        self._probes: list[Any] = [
+            self.children,
+            RngProbe(self.context, began),
+            state,
+            gradients,
+            DataProbe(self.context),
+            LossProbe(self.context),
+            self.optimizers,
+            modules,
+        ]
+        taps = TapProbe(self.context, modules, gradients)
+        self._probes.append(taps)
+        self.notes: list[str] = []
+        self._compile: CompileProbe | None = None
+        if options.compile != "boundary":
+            from introspect_cli.capture.regions.compile import CompileProbe
+
+            self._compile = CompileProbe(self.context, taps, options.compile, self._remark)
+            self._probes.append(self._compile)
+        if options.vjp or options.jacobian_norm:
+            from introspect_cli.capture.probes.vjp import VjpProbe, parse_pairs
+
+            pairs = parse_pairs(options.vjp, options.jacobian_norm)
+            self._probes.append(VjpProbe(self.context, modules, pairs, options.probes))
+        if options.level == "op":
+            from introspect_cli.capture.ops.probe import OpProbe
+
+            ops = OpProbe(
+                self.context,
+                modules,
+                self.optimizers,
+                globs=options.ops,
+                views=options.views,
+                all_dtypes=options.all_dtypes,
+                into_compiled=self._compile is not None and self._compile.runs_as_python,
+            )
+            self._probes.append(ops)
+            if self._compile is not None and options.compile == "keep":
+                from introspect_cli.capture.regions.graph_operators import CompiledOps
+
+                taps.operators = CompiledOps(self.context, taps, ops)
+
+    def tap_compiled(self, module: nn.Module) -> None:
+        """Tap what a compiled module wraps, if it is one and has not been compiled yet."""
+        inner = wrapped(module)
+        if self._compile is not None and inner is not None:
+            self._compile.tap(child for child in inner.modules() if child is not inner)
+
+    def _remark(self, sentence: str) -> None:
+        if sentence not in self.notes:
+            self.notes.append(sentence)
+
+    def _modules_named(self) -> None:
+        modules = self.names.new_modules()
+        if modules and self.recorder.alive:
+            self.rank.modules(modules)
+
+    def _stepped(self) -> None:
+        try:
+            self.context.manual_tick()
+        except Exception as error:
+            self._guard.failure("clock", "steps that the script ends itself are", error)
+
+    def install(self) -> None:
+        """Install every probe."""
+        for probe in self._probes:
+            probe.install()
+        clock.listen(self._stepped)
+
+    def remove(self) -> None:
+        """Remove every probe, the last installed first."""
+        clock.unlisten(self._stepped)
+        for probe in reversed(self._probes):
+            try:
+                probe.remove()
+            except Exception as error:  # noqa: PERF203 - the others must still go
+                self._guard.failure(probe.name, f"{probe.name} may still be watched and are", error)
+
+    def close(self) -> None:
+        """Join the kernels' threads."""
+        self.recorder.stop()
+        self.summarizer.close()
+
+    def forked(self) -> None:
+        """In a forked child: the patches stay, since the child runs the same code, and pass everything through."""
+        self.recorder.stop()
+        self.remove()

@@ -1,0 +1,331 @@
+"""Every module's inputs and outputs, as they go in and come out.
+
+`nn.Module.__call__` is replaced, not hooked: global module hooks leave out keyword arguments, make torch.compile warn
+on stderr, and send every call through a slower path whose extra frames show in the script's own tracebacks. The
+replacement calls the original with what it was given and returns what it got.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.nn.utils.parametrize import ParametrizationList
+
+from introspect_cli.capture import private_api
+from introspect_cli.capture.names import ModuleState, wrapped
+from introspect_cli.capture.probes.patches import Patch
+from introspect_cli.records import Kind, Phase, Site, SiteInfo
+from introspect_cli.tensors.flatten import flatten
+from introspect_cli.tensors.views import unobserved
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from introspect_cli.capture.context import Context
+    from introspect_cli.capture.probes.gradients import GradientProbe
+
+_PLAIN = (bool, int, float, str)
+_POSITIONS = tuple(f"[{number}]" for number in range(32))
+_GRADIENT_OF = {Kind.INPUT: Kind.GRAD_INPUT, Kind.OUTPUT: Kind.GRAD_OUTPUT}
+
+
+class _Stack(threading.local):
+    """The module calls under way in one thread. `None` stands for a call that is not recorded, nor what is in it."""
+
+    def __init__(self) -> None:
+        """Start outside every module."""
+        self.calls: list[ModuleState | None] = []
+        self.phase = Phase.FORWARD
+        self.in_graph = False
+
+
+class ModuleProbe:
+    """Watches calls of modules."""
+
+    name = "modules"
+
+    def __init__(self, context: Context, gradients: GradientProbe) -> None:
+        """Take what all probes share, and the probe that watches gradients."""
+        self._context = context
+        self._recorder = context.recorder
+        self._names = context.names
+        self._gradients = gradients
+        kinds = context.kinds
+        self._gradient_of = {of: gradient for of, gradient in _GRADIENT_OF.items() if gradient in kinds}
+        self._kinds = frozenset(kind for kind in _GRADIENT_OF if kind in kinds)
+        self._inputs = Kind.INPUT in {*self._kinds, *self._gradient_of}
+        self._outputs = Kind.OUTPUT in {*self._kinds, *self._gradient_of}
+        self._stack = _Stack()
+        self._on_value: Callable[[ModuleState, Kind, str, torch.Tensor], None] | None = None
+        self._on = False
+        self._patch: Patch | None = None
+        self._registration: Any = None
+
+    def listen(self, listener: Callable[[ModuleState, Kind, str, torch.Tensor], None]) -> None:
+        """Tell of every tensor that goes into or comes out of a module, recorded or not."""
+        self._on_value = listener
+        self._inputs = self._outputs = True
+
+    @property
+    def stack(self) -> _Stack:
+        """The module calls under way in this thread."""
+        return self._stack
+
+    def install(self) -> None:
+        """Replace `nn.Module.__call__`."""
+        original = nn.Module.__call__
+        probe = self
+
+        # Dynamo traces into this; the first line is constant there, so nothing of ours enters a graph.
+        @functools.wraps(original)
+        def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807 - stands in for Module.__call__
+            if torch.compiler.is_compiling() or not probe._on:
+                return original(self, *args, **kwargs)
+            return probe._called(original, self, args, kwargs)
+
+        self._patch = Patch(nn.Module, "__call__", __call__)
+        self._patch.install()
+        self._registration = nn.modules.module.register_module_module_registration_hook(self._registered)
+        self._on = True
+
+    def remove(self) -> None:
+        """Put `nn.Module.__call__` back."""
+        self._on = False
+        if self._registration is not None:
+            self._registration.remove()
+        if self._patch is not None:
+            self._patch.remove()
+
+    def _called(
+        self, original: Callable[..., Any], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        stack = self._stack
+        calls = stack.calls
+        in_backward = private_api.graph_task() != -1
+        if not calls and not in_backward:
+            self._outermost(module, args, kwargs)
+        if calls and (calls[-1] is None or not self._recorder.wanted):
+            return original(module, *args, **kwargs)
+        if not self._recorder.wanted:
+            return self._passed(original, module, args, kwargs)
+        if not in_backward:
+            return self._recorded(original, module, args, kwargs)
+        phase, stack.phase = stack.phase, Phase.RECOMPUTE  # the forward around a backward pass goes on after it
+        try:
+            return self._recorded(original, module, args, kwargs)
+        finally:
+            stack.phase = phase
+
+    def _passed(
+        self, original: Callable[..., Any], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Run an outermost call of a step that is not recorded; name it, so that a schedule changes no names."""
+        calls = self._stack.calls
+        if self._names.find(module) is None and private_api.tracing_state() is None:
+            try:
+                self._names.state(module, None)
+            except Exception as error:
+                self._failed(error)
+        calls.append(None)
+        try:
+            return original(module, *args, **kwargs)
+        finally:
+            calls.pop()
+
+    def _recorded(
+        self, original: Callable[..., Any], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        calls = self._stack.calls
+        state: ModuleState | None = None
+        call = -1
+        try:
+            # The script may watch torch's functions itself; it must see its own calls only.
+            with private_api.no_torch_function():
+                state, call = self._enter(module, args, kwargs)
+        except Exception as error:
+            self._failed(error)
+        calls.append(state)
+        try:
+            result = original(module, *args, **kwargs)
+        finally:
+            calls.pop()
+        if state is not None and call >= 0 and self._on:
+            try:
+                with private_api.no_torch_function():
+                    self._leave(module, state, call, result)
+            except Exception as error:
+                self._failed(error)
+        return result
+
+    def _registered(self, parent: nn.Module, name: str, child: nn.Module | None) -> None:
+        try:
+            self._names.registered(parent, name, child)
+        except Exception as error:
+            self._failed(error)
+
+    def _outermost(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Have the step begin, or end, where that hangs on forward passes."""
+        if (
+            isinstance(module, ParametrizationList)
+            or private_api.tracing_state() is not None
+            or _is_traced(args, kwargs)
+        ):
+            return  # what we read now would become part of the traced graph
+        try:
+            with unobserved():
+                self._context.outermost_forward(module)
+        except Exception as error:
+            self._failed(error)
+
+    def _failed(self, error: Exception) -> None:
+        self._on = False
+        self._context.guard.failure(self.name, "module inputs and outputs are", error)
+
+    def _enter(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[ModuleState | None, int]:
+        """Decide whether a call is recorded, and record its inputs.
+
+        Returns:
+            the module's state, None where the call and all in it stay unrecorded; and the index of the call, -1
+            where only what is inside is recorded (wrappers).
+        """
+        if private_api.tracing_state() is not None or _is_traced(args, kwargs):
+            return None, -1
+        stack = self._stack
+        caller = stack.calls[-1] if stack.calls else None
+        if caller is None and isinstance(module, ParametrizationList):
+            return None, -1  # somebody looks at a parametrised weight; that is no forward pass
+        stack.in_graph = isinstance(module, private_api.COMPILERS_GRAPH) and self._names.find(module) is None
+        if stack.in_graph:
+            return None, -1
+        if caller is None:
+            state = self._names.state(module, None)
+            phase = self._phase(module)
+            if phase is Phase.EVAL and not self._context.wants_eval:
+                return None, -1
+            stack.phase = phase
+            if phase is not Phase.RECOMPUTE:
+                self._context.root_called(module)
+        else:
+            if private_api.DYNAMO_GRAPH_MARK in module.__dict__:
+                return None, -1
+            state = self._names.find(module) or self._names.state(module, caller)
+        is_compiled = type(module).__name__ == "OptimizedModule"
+        if wrapped(module) is not None and not is_compiled:
+            return state, -1
+        if is_compiled and state.inner is not None:
+            # The region is recorded at its boundary, under the name of what was compiled.
+            state = state.inner
+            state.compiled = True
+        elif caller is state and state.compiled:
+            return state, -1  # the compiler gave up and runs the module that its wrapper stands for
+        call = state.next_call(self._recorder.step, stack.phase)
+        if self._inputs and state.watched:
+            for position, value in enumerate(args):
+                self._values(state, Kind.INPUT, call, _position(position), value)
+            for name, value in kwargs.items():
+                self._values(state, Kind.INPUT, call, f"[{name!r}]", value)
+        return state, call
+
+    def _phase(self, module: nn.Module) -> Phase:
+        if private_api.graph_task() != -1:
+            return Phase.RECOMPUTE
+        if not torch.is_grad_enabled() and self._context.is_trained(module):
+            return Phase.EVAL
+        return Phase.FORWARD
+
+    def _leave(self, module: nn.Module, state: ModuleState, call: int, result: Any) -> None:
+        if self._outputs and state.watched:
+            self._values(state, Kind.OUTPUT, call, "", result)
+        if _hides(module) or (isinstance(module, nn.TransformerEncoderLayer) and self._was_fused(module)):
+            self._hidden(module, state, call)
+
+    def _values(self, state: ModuleState, kind: Kind, call: int, prefix: str, value: Any) -> None:
+        if type(value) is torch.Tensor or isinstance(value, torch.Tensor):
+            self._tensor(state, kind, call, prefix, value)
+            return
+        if value is None:
+            return
+        if isinstance(value, _PLAIN):
+            if kind in self._kinds:
+                self._recorder.value(self._site(state, kind, self._stack.phase, call, prefix), value)
+            return
+        try:
+            leaves = flatten(value)
+        except Exception as error:  # looking into an object of the script's runs code of the script's
+            site = self._site(state, kind, self._stack.phase, call, prefix)
+            self._recorder.missing(site, f"{type(value).__name__} cannot be looked into: {type(error).__name__}")
+            return
+        self._context.nested.note(state.fqn, kind, prefix, value)
+        for path, leaf in leaves:
+            if isinstance(leaf, torch.Tensor):
+                self._tensor(state, kind, call, prefix + path, leaf)
+            elif isinstance(leaf, _PLAIN) and kind in self._kinds:
+                self._recorder.value(self._site(state, kind, self._stack.phase, call, prefix + path), leaf)
+
+    def _tensor(self, state: ModuleState, kind: Kind, call: int, path: str, value: torch.Tensor) -> None:
+        if kind in self._kinds:
+            self._recorder.tensor(self._site(state, kind, self._stack.phase, call, path), value)
+        gradient = self._gradient_of.get(kind)
+        if gradient is not None and value.requires_grad and torch.is_grad_enabled():
+            site = self._site(state, gradient, Phase.BACKWARD, call, path)
+            self._gradients.watch(value, site, recomputed=self._stack.phase is Phase.RECOMPUTE)
+        if self._on_value is not None:
+            self._on_value(state, kind, path, value)
+
+    def _site(self, state: ModuleState, kind: Kind, phase: Phase, call: int, path: str) -> int:
+        key = (kind, phase, call, path)
+        site = state.sites.get(key)
+        if site is None:
+            site = self._recorder.site(Site(phase, kind, state.fqn, call, path), SiteInfo(state.module_class))
+            state.sites[key] = site
+        return site
+
+    def _was_fused(self, layer: nn.TransformerEncoderLayer) -> bool:
+        """Whether torch has run a layer as one operation, as it does in evaluation; its parts are not called then."""
+        attention = self._names.find(layer.self_attn)
+        return attention is not None and not attention.called(self._recorder.step)
+
+    def _hidden(self, module: nn.Module, state: ModuleState, call: int) -> None:
+        """Say of every module inside a compiled or scripted one that it was not seen."""
+        if call or Kind.OUTPUT not in self._kinds:
+            return
+        for child in module.modules():
+            inner = self._names.find(child)
+            if inner is None or inner is state or inner.called(self._recorder.step) or not inner.watched:
+                continue
+            if wrapped(child) is None:
+                site = self._site(inner, Kind.OUTPUT, self._stack.phase, 0, "")
+                self._recorder.missing(site, f"inside {_how(module)} {state.fqn}")
+
+
+def _position(number: int) -> str:
+    return _POSITIONS[number] if number < len(_POSITIONS) else f"[{number}]"
+
+
+def _is_traced(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a call only traces shapes (export, fake tensors): nothing is computed, nothing can be recorded."""
+    fake = private_api.FAKE_TENSOR
+    for value in args:  # no generators: this runs for every call of every module
+        if isinstance(value, fake):
+            return True
+    return bool(kwargs) and any(isinstance(value, fake) for value in kwargs.values())
+
+
+def _hides(module: nn.Module) -> bool:
+    return (
+        isinstance(module, torch.jit.ScriptModule)
+        or type(module).__name__ == "OptimizedModule"
+        or module.__dict__.get(private_api.MODULE_WRAPPED_CALL) is not None
+    )
+
+
+def _how(module: nn.Module) -> str:
+    if isinstance(module, nn.TransformerEncoderLayer):
+        return "fused"
+    return "scripted" if isinstance(module, torch.jit.ScriptModule) else "compiled"

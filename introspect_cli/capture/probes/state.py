@@ -1,0 +1,171 @@
+"""Parameters and buffers: as training finds them, as each optimizer step leaves them, and wherever else they change."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING
+
+from torch.nn.parameter import is_lazy
+
+from introspect_cli.capture.probes.written import Written
+from introspect_cli.capture.weak import ById
+from introspect_cli.records import Kind, Phase
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import torch
+    from torch import nn
+
+    from introspect_cli.capture.context import Context
+    from introspect_cli.capture.names import ParameterName
+
+Pairs = list[tuple[Kind, "torch.Tensor"]]
+
+
+class StateProbe:
+    """Records what a model holds. It patches nothing: other probes tell it when."""
+
+    name = "state"
+
+    def __init__(self, context: Context) -> None:
+        """Take what all probes share."""
+        self._context = context
+        self._recorder = context.recorder
+        self._started: dict[str, weakref.ref[nn.Module]] = {}
+        self._recorded: set[str] = set()
+        self._holders: ById[list[weakref.ref[nn.Module]]] = ById()
+        self._written = Written()
+        self._fresh: set[str] = set()
+        self._again: dict[tuple[str, Phase], int] = {}
+        self._step = -1
+
+    def install(self) -> None:
+        """Listen for roots and for optimizer steps."""
+        self._context.on_root.append(self._root_called)
+        self._context.on_after_optimizer.append(self.buffers_after)
+
+    def remove(self) -> None:
+        """Stop listening."""
+        self._context.on_root.remove(self._root_called)
+        self._context.on_after_optimizer.remove(self.buffers_after)
+
+    def _root_called(self, root: nn.Module) -> None:
+        state = self._context.names.find(root)
+        if state is None:
+            return
+        context, step = self._context, self._recorder.step
+        first = self._step != step
+        if first:
+            # What the step before left is on record, unless that step was not captured or nobody recorded it.
+            self._step = step
+            self._again.clear()
+            self._fresh.clear()
+            if self._recorder.resumed or context.unseen_steps or not context.has_optimizer:
+                self._started.clear()
+                self._recorded.clear()
+        if first or self._holders.get(root) is None:
+            self._look(root)
+        known = self._started.get(state.fqn)
+        if known is not None:
+            if known() is root:
+                self._changed(root, with_buffers=first)
+                return
+            # Another model has taken the name of one that is gone: what it starts with is not on record.
+            inside = state.fqn + "."
+            self._recorded = {name for name in self._recorded if not name.startswith(inside)}
+        self._started[state.fqn] = weakref.ref(root)
+        context.names.refresh(root)
+        found = [(kind, tensor) for kind, tensor in self._tensors_of(root) if self._is_new(tensor)]
+        self._record(found, Phase.START)
+
+    def _is_new(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor is recorded for the first time: a part may be called by itself, and then the whole."""
+        name = self._name(tensor)
+        if name is None or name.fqn in self._recorded:
+            return False
+        self._recorded.add(name.fqn)
+        self._fresh.add(name.fqn)
+        return True
+
+    def _changed(self, root: nn.Module, *, with_buffers: bool) -> None:
+        """Record what was written to since it was recorded, by anything but the end of an optimizer step.
+
+        Modules write to their own buffers when they are called, so of these only the first call of a step tells.
+        """
+        found = [pair for pair in self._tensors_of(root) if with_buffers or pair[0] is Kind.PARAM]
+        changed = {id(tensor) for tensor in self._written.since(tensor for _, tensor in found)}
+        if not changed:
+            return
+        phase = Phase.OPTIMIZER if self._context.in_optimizer() else Phase.START
+        self._record([pair for pair in found if id(pair[1]) in changed], phase, again=True)
+
+    def buffers_after(self) -> None:
+        """Record every buffer after an optimizer step."""
+        for root in self._context.names.roots():
+            self._record([pair for pair in self._tensors_of(root) if pair[0] is Kind.BUFFER], Phase.OPTIMIZER)
+
+    def parameters_after(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Record the parameters an optimizer has just stepped."""
+        if Kind.PARAM not in self._context.kinds:
+            return
+        self._record([(Kind.PARAM, parameter) for parameter in parameters], Phase.OPTIMIZER)
+
+    def _look(self, root: nn.Module) -> None:
+        """Find out once a step which modules hold tensors of their own: a walk over a large model is not free."""
+        holders = [module for module in root.modules() if module._parameters or module._buffers]  # noqa: SLF001 - the public views build strings
+        self._holders.set(root, [weakref.ref(module) for module in holders])
+
+    def _tensors_of(self, root: nn.Module) -> Pairs:
+        """A model's parameters and buffers, each once, as far as they are wanted."""
+        if self._holders.get(root) is None:
+            self._look(root)
+        kinds = self._context.kinds
+        seen: set[int] = set()
+        found: Pairs = []
+        for reference in self._holders.get(root) or []:
+            module = reference()
+            if module is None:
+                continue
+            for kind, group in ((Kind.PARAM, module._parameters), (Kind.BUFFER, module._buffers)):  # noqa: SLF001 - as above
+                if kind not in kinds:
+                    continue
+                for tensor in group.values():
+                    if tensor is not None and id(tensor) not in seen:
+                        seen.add(id(tensor))
+                        found.append((kind, tensor))
+        return found
+
+    def _record(self, found: Pairs, phase: Phase, *, again: bool = False) -> None:
+        sites, tensors = [], []
+        for kind, tensor in found:
+            site = self._site(tensor, phase, kind, again=again)
+            if site is not None:
+                sites.append(site)
+                tensors.append(tensor)
+        self._recorder.tensors(sites, tensors)
+        self._written.recorded(tensors)
+
+    def _site(self, tensor: torch.Tensor, phase: Phase, kind: Kind, *, again: bool) -> int | None:
+        """Where a tensor is recorded; None if it has no values yet, no name, or is not wanted."""
+        name = self._name(tensor)
+        if name is None or not name.watched:
+            return None
+        if not again:
+            return self._context.state_site(name, phase, kind)
+        # The optimizer's own call 0 is how its step leaves the tensor; the first of a start is its call 0.
+        call = self._again.get((name.fqn, phase), int(phase is Phase.OPTIMIZER or name.fqn in self._fresh))
+        self._again[name.fqn, phase] = call + 1
+        return self._context.state_site(name, phase, kind, call=call)
+
+    def _name(self, tensor: torch.Tensor) -> ParameterName | None:
+        """What a tensor is called; None if it has no values yet or nobody knows it."""
+        if is_lazy(tensor):
+            return None
+        name = self._context.names.parameter(tensor)
+        if name is None:
+            # A buffer that the module replaced instead of writing into it: name it again.
+            for root in self._context.names.roots():
+                self._context.names.refresh(root)
+            name = self._context.names.parameter(tensor)
+        return name

@@ -1,0 +1,205 @@
+"""Between any two values of a step: what a gradient at one becomes at the other.
+
+A gradient recorded in the backward pass is that of the loss. To ask how one intermediate depends on another, the
+vector-Jacobian product with ones is computed on the script's own graph the moment the later value is there, and the
+graph is kept for the script to go on with. The Frobenius norm of the Jacobian follows from random vectors:
+E |v^T J|^2 = |J|_F^2 for v with independent entries of mean 0 and variance 1 (Hutchinson's estimator; here signs).
+Nothing is accumulated into `.grad`, and signs are drawn from a generator of our own.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from introspect_cli.errors import UsageError
+from introspect_cli.records import Kind, Phase, Site, SiteInfo
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from introspect_cli.capture.context import Context
+    from introspect_cli.capture.names import ModuleState
+    from introspect_cli.capture.probes.modules import ModuleProbe
+
+_SEED = 20260
+
+
+@dataclass(frozen=True)
+class ValueName:
+    """A value by name: `blocks.0` and `blocks.0['hidden']` are outputs, `blocks.0/input[0]` is an input.
+
+    Attributes:
+        fqn: the module's name, with or without its root.
+        kind: input or output.
+        path: where in the nested value; "" for the value.
+    """
+
+    fqn: str
+    kind: Kind
+    path: str
+
+    @classmethod
+    def parse(cls, text: str) -> ValueName:
+        """A name as it is written.
+
+        Raises:
+            UsageError: it names no module.
+        """
+        name, bracket, rest = text.strip().partition("[")
+        fqn, _, side = name.partition("/")
+        if not fqn or side not in ("", "input", "output"):
+            raise UsageError(f"{text!r} names no value: write blocks.0, blocks.0['hidden'] or blocks.0/input[0]")
+        kind = Kind.INPUT if side == "input" else Kind.OUTPUT
+        path = bracket + rest
+        return cls(fqn, kind, path or ("[0]" if kind is Kind.INPUT else ""))
+
+    def fits(self, fqn: str, kind: Kind, path: str) -> bool:
+        """Whether a value that passes by is the one named."""
+        return kind is self.kind and path == self.path and self.fqn in (fqn, fqn.partition(".")[2])
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two values: how the first depends on the second.
+
+    Attributes:
+        text: as it was written.
+        later: the value whose Jacobian it is.
+        earlier: the value it is with respect to.
+        norm: whether the Jacobian's norm is wanted, else the product with ones.
+    """
+
+    text: str
+    later: ValueName
+    earlier: ValueName
+    norm: bool
+
+
+def parse_pairs(products: Iterable[str], norms: Iterable[str]) -> tuple[Pair, ...]:
+    """Pairs from the command line, `OUTPUT:INPUT` each.
+
+    Raises:
+        UsageError: one is no pair.
+    """
+    pairs = []
+    for text, norm in [*((text, False) for text in products), *((text, True) for text in norms)]:
+        later, colon, earlier = text.partition(":")
+        if not colon:
+            raise UsageError(f"{text!r} names one value: give two with a colon between, OUTPUT:INPUT")
+        pairs.append(Pair(text, ValueName.parse(later), ValueName.parse(earlier), norm))
+    return tuple(pairs)
+
+
+class VjpProbe:
+    """Computes products and norms as values come by."""
+
+    name = "products"
+
+    def __init__(self, context: Context, modules: ModuleProbe, pairs: tuple[Pair, ...], probes: int) -> None:
+        """Take what all probes share, who sees values, and what is wanted.
+
+        Args:
+            context: the recorder and the step clock.
+            modules: tells of every input and output.
+            pairs: what is wanted.
+            probes: random vectors for a norm.
+        """
+        self._context = context
+        self._recorder = context.recorder
+        self._modules = modules
+        self._pairs = pairs
+        self._probes = probes
+        self._earlier: dict[Pair, torch.Tensor] = {}
+        self._calls: dict[Pair, int] = {}
+        self._on = True
+
+    def install(self) -> None:
+        """Listen for values."""
+        self._modules.listen(self._value)
+        self._context.on_tick.append(self._ticked)
+
+    def remove(self) -> None:
+        """Stop, and let go of the step's values."""
+        self._on = False
+        self._earlier.clear()
+        if self._ticked in self._context.on_tick:
+            self._context.on_tick.remove(self._ticked)
+
+    def _ticked(self) -> None:
+        self._earlier.clear()
+        self._calls.clear()
+
+    def _value(self, state: ModuleState, kind: Kind, path: str, value: torch.Tensor) -> None:
+        if not self._on or not value.requires_grad or not torch.is_grad_enabled():
+            return
+        try:
+            self._passing(state, kind, path, value)
+        except Exception as error:
+            self._on = False
+            self._context.guard.failure(self.name, "vector-Jacobian products are", error)
+
+    def _passing(self, state: ModuleState, kind: Kind, path: str, value: torch.Tensor) -> None:
+        for pair in self._pairs:
+            if pair.later.fits(state.fqn, kind, path) and pair in self._earlier:
+                # The earlier value is let go of at once: held on to, its graph would outlive the step.
+                self._between(pair, value, self._earlier.pop(pair), state)
+            if pair.earlier.fits(state.fqn, kind, path):
+                self._earlier[pair] = value
+
+    def _between(self, pair: Pair, later: torch.Tensor, earlier: torch.Tensor, state: ModuleState) -> None:
+        call = self._calls.get(pair, 0)
+        self._calls[pair] = call + 1
+        what = "jacobian_norm" if pair.norm else "vjp"
+
+        def site(suffix: str = "") -> int:
+            place = Site(Phase.FORWARD, Kind.OP_OUTPUT, state.fqn, call, f"{what}({pair.text}){suffix}")
+            return self._recorder.site(place, SiteInfo(state.module_class, what))
+
+        recorder = self._recorder
+        recorder.wanted = False  # hooks of ours on the way are not to record this pass
+        try:
+            if pair.norm:
+                norm, error = self._norm(later, earlier)
+            else:
+                product = _product(later, earlier, torch.ones_like(later))
+        except RuntimeError as error_of_graph:
+            recorder.wanted = True
+            recorder.missing(site(), f"the graph gives no derivative: {error_of_graph}")
+            return
+        finally:
+            recorder.wanted = True
+        if pair.norm:
+            recorder.value(site(), norm)
+            recorder.value(site(" standard error"), error)
+        elif product is None:
+            recorder.missing(site(), "the one does not depend on the other")
+        else:
+            recorder.tensor(site(), product)
+
+    def _norm(self, later: torch.Tensor, earlier: torch.Tensor) -> tuple[float, float]:
+        """Frobenius norm of a Jacobian and its standard error, by random signs.
+
+        With squares s_i = |v_i^T J|^2 the norm is sqrt(mean s), and its standard error, to first order, that of the
+        mean over 2 sqrt(mean s).
+        """
+        generator = torch.Generator().manual_seed(_SEED + self._recorder.step)
+        squares = []
+        for _ in range(self._probes):
+            signs = torch.randint(0, 2, later.shape, generator=generator).mul_(2).sub_(1).to(later)
+            product = _product(later, earlier, signs)
+            squares.append(0.0 if product is None else float(product.detach().double().square().sum()))
+        mean = sum(squares) / len(squares)
+        spread = math.sqrt(sum((square - mean) ** 2 for square in squares) / max(len(squares) - 1, 1))
+        norm = math.sqrt(mean)
+        return norm, spread / math.sqrt(len(squares)) / (2 * norm) if norm else 0.0
+
+
+def _product(later: torch.Tensor, earlier: torch.Tensor, vector: torch.Tensor) -> torch.Tensor | None:
+    """The vector-Jacobian product, None where the one does not depend on the other."""
+    found: tuple[torch.Tensor | None, ...]
+    found = torch.autograd.grad(later, earlier, vector, retain_graph=True, allow_unused=True)
+    return found[0]

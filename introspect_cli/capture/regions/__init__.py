@@ -1,0 +1,1 @@
+"""Compiled, scripted, traced and exported regions: their graphs, and taps inside of them."""

@@ -1,0 +1,289 @@
+"""What `torch.compile` compiles: left alone, run as python, or tapped inside.
+
+A compiled region runs no module and no hook. `boundary` records what goes in and comes out of it and changes nothing.
+`eager` asks torch to run every region as python. `keep` puts taps on every module before the first compile, so that
+they are compiled in: inputs are looked at, outputs replaced by a copy that gradients pass through too, and the graph is
+rewritten so that each gradient is a whole value's (`compiled_graph`). A tap ends a fusion: kernels are split at every
+module, and results may differ by rounding from those of a region without taps.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from introspect_cli.capture import private_api
+from introspect_cli.capture.probes.patches import Patch
+from introspect_cli.capture.regions.graph_gradients import rewrite
+from introspect_cli.capture.regions.tap_op import NOTHING, ORDER
+from introspect_cli.capture.regions.tap_sites import PLAIN, text_of
+from introspect_cli.records import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from introspect_cli.capture.context import Context
+    from introspect_cli.capture.regions.graph_operators import Graph
+    from introspect_cli.capture.regions.tap_sites import TapProbe
+
+KEPT = (
+    "taps are compiled into the regions (--compile keep): kernels are not fused across them, so results may differ "
+    "by rounding from a run without them"
+)
+EAGER = "compiled regions were run as python (--compile eager): results may differ by rounding from compiled ones"
+NO_STANCE = (
+    "compiled regions are recorded at their boundary, not run as python: --compile eager needs torch 2.6 or newer"
+)
+
+
+class InputTap:
+    """A forward pre-hook: looks at every tensor that goes in."""
+
+    def __init__(self, module: str) -> None:
+        """Take what the taps call the module."""
+        self.module = module
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:  # noqa: ARG002 - torch's signature
+        """Compile the looks in; do nothing where the module runs as python."""
+        if torch.compiler.is_compiling():
+            for position, value in enumerate(args):
+                _look(value, self.module, Kind.INPUT, f"[{position}]")
+            for name, value in kwargs.items():
+                _look(value, self.module, Kind.INPUT, f"[{name!r}]")
+
+
+class OutputTap:
+    """A forward hook: taps every tensor that comes out."""
+
+    def __init__(self, module: str, *, writes: bool) -> None:
+        """Take what the taps call the module, and whether its output is its input, written to."""
+        self.module = module
+        self.writes = writes
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:  # noqa: ARG002 - torch's signature
+        """Compile the taps in; do nothing where the module runs as python."""
+        if not torch.compiler.is_compiling():
+            return None
+        if self.writes:
+            # A copy would part from the memory that the script's code goes on to use.
+            _look(output, self.module, Kind.OUTPUT, "")
+            return None
+        return _tapped(output, self.module, "")
+
+
+def _look(value: Any, module: str, kind: Kind, path: str) -> None:
+    if isinstance(value, torch.Tensor):
+        gradient = "gradient" if value.requires_grad and torch.is_grad_enabled() else ""
+        torch.ops.introspect.look(value, ORDER, text_of(module, kind, path, "", gradient))
+    elif isinstance(value, (tuple, list)):
+        for position, item in enumerate(value):
+            _look(item, module, kind, f"{path}[{position}]")
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            _look(item, module, kind, f"{path}[{key!r}]")
+    elif isinstance(value, (bool, int, float, str)):
+        # Its value must not become part of the graph, which would be compiled anew for every other one.
+        torch.ops.introspect.look(NOTHING, ORDER, text_of(module, kind, path, "", PLAIN))
+
+
+def _tapped(value: Any, module: str, path: str) -> Any:
+    if isinstance(value, torch.Tensor):
+        return torch.ops.introspect.tap(value, text_of(module, Kind.OUTPUT, path))
+    if type(value) is tuple:
+        return tuple([_tapped(item, module, f"{path}[{position}]") for position, item in enumerate(value)])
+    if type(value) is list:
+        return [_tapped(item, module, f"{path}[{position}]") for position, item in enumerate(value)]
+    if type(value) is dict:
+        return {key: _tapped(item, module, f"{path}[{key!r}]") for key, item in value.items()}
+    _look(value, module, Kind.OUTPUT, path)
+    return value
+
+
+class CompileProbe:
+    """Watches for what is compiled."""
+
+    name = "compile"
+
+    def __init__(self, context: Context, taps: TapProbe, mode: str, note: Callable[[str], None]) -> None:
+        """Take what all probes share, the taps' own probe, what to do, and who is told of it."""
+        self._context = context
+        self._taps = taps
+        self._mode = mode
+        self._note = note
+        self._handles: list[Any] = []
+        self._tapped: set[int] = set()
+        self._patches: list[Patch] = []
+        self._stance: Any = None
+        self.runs_as_python = mode == "eager" and hasattr(torch.compiler, "set_stance")
+        """Whether compiled regions are run as python."""
+        self._on = False
+
+    def install(self) -> None:
+        """Replace `torch.compile`, which `Module.compile` calls too."""
+        original = torch.compile
+        probe = self
+
+        @functools.wraps(original)
+        def compile(model: Any = None, **settings: Any) -> Any:  # noqa: A001 - stands in for torch.compile
+            if not probe._on:
+                return original(model, **settings)
+            if model is None:
+                return functools.partial(compile, **settings)
+            probe._compiling(model)
+            compiled = original(model, **settings)
+            return compiled if isinstance(model, nn.Module) or probe._mode == "eager" else probe._late(model, compiled)
+
+        self._on = True
+        self._patches = [Patch(torch, "compile", compile)]
+        if self._mode == "keep":
+            self._patches += [Patch(kind, "__call__", self._backend(kind.__call__)) for kind in private_api.COMPILERS]
+        for patch in self._patches:
+            patch.install()
+
+    def remove(self) -> None:
+        """Put `torch.compile` back and take the hooks off; what has been compiled keeps its taps, which do nothing."""
+        self._on = False
+        for patch in self._patches:
+            patch.remove()
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        if self._stance is not None:
+            torch.compiler.set_stance("default")
+            self._stance = None
+
+    def _backend(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """What stands in for the call of a backend: it is given the graph with taps where gradients are wanted."""
+        probe = self
+
+        @functools.wraps(original)
+        def __call__(self: Any, graph_module: Any, inputs: Any) -> Any:  # noqa: N807 - stands in for theirs
+            if not probe._on:
+                return original(self, graph_module, inputs)
+            try:
+                ends = rewrite(graph_module)
+            except Exception as error:
+                probe._context.guard.failure(probe.name, "gradients inside compiled regions are", error)
+                ends = None
+            operators = probe._operators_in(graph_module)
+            compiled = original(self, graph_module, inputs)
+            if not ends and operators is None:
+                return compiled
+
+            @functools.wraps(compiled)
+            def run(*arguments: Any) -> Any:
+                results = compiled(*arguments)
+                if probe._on and ends:
+                    probe._taps.ran(ends, arguments, results)
+                if probe._on and operators is not None:
+                    probe._counted(operators)
+                return results
+
+            return run
+
+        return __call__
+
+    def _operators_in(self, graph_module: Any) -> Graph | None:
+        """Have single operators of a graph looked at, if that is wanted."""
+        try:
+            return None if self._taps.operators is None else self._taps.operators.put_in(graph_module)
+        except Exception as error:
+            self._blind(error)
+            return None
+
+    def _counted(self, graph: Graph) -> None:
+        try:
+            if self._taps.operators is not None:
+                self._taps.operators.ran(graph)
+        except Exception as error:
+            self._blind(error)
+
+    def _blind(self, error: Exception) -> None:
+        self._taps.operators = None
+        self._context.guard.failure(self.name, "operators inside compiled regions are", error)
+
+    def _compiling(self, model: Any) -> None:
+        try:
+            if self._mode == "eager":
+                self._run_as_python()
+                return
+            self._note(KEPT)
+            if isinstance(model, nn.Module):
+                self.tap(_below(model))
+            else:
+                self.tap(_reached(model))
+        except Exception as error:
+            self._context.guard.failure(self.name, "what is inside compiled regions is", error)
+
+    def _run_as_python(self) -> None:
+        if not self.runs_as_python:
+            self._context.guard.note(NO_STANCE)
+        elif self._stance is None:
+            self._note(EAGER)
+            self._stance = "force_eager"
+            torch.compiler.set_stance("force_eager")
+
+    def _late(self, function: Any, compiled: Any) -> Any:
+        """A compiled function that looks for the modules it reaches once more at its first call.
+
+        A function is often decorated before the model that it uses is made.
+        """
+        if not hasattr(function, "__globals__"):
+            return compiled
+        probe = self
+        looked = False
+
+        @functools.wraps(compiled)
+        def first(*args: Any, **kwargs: Any) -> Any:
+            nonlocal looked
+            if not torch.compiler.is_compiling() and not looked:
+                looked = True
+                probe.tap([*_reached(function), *_modules_among((*args, *kwargs.values()))])
+            return compiled(*args, **kwargs)
+
+        return first
+
+    def tap(self, modules: Iterable[nn.Module]) -> None:
+        """Put taps on modules; once each."""
+        if not self._on:
+            return
+        for module in modules:
+            if id(module) in self._tapped or isinstance(module, torch.jit.ScriptModule):
+                continue
+            self._tapped.add(id(module))
+            number = self._taps.number(module)
+            writes = bool(getattr(module, "inplace", False))
+            self._handles += [
+                module.register_forward_pre_hook(InputTap(number), with_kwargs=True),
+                module.register_forward_hook(OutputTap(number, writes=writes), with_kwargs=True),
+            ]
+
+
+def _below(model: nn.Module) -> list[nn.Module]:
+    """The modules inside one that is compiled; it is itself recorded at its boundary."""
+    return [module for module in model.modules() if module is not model]
+
+
+def _reached(function: Any) -> list[nn.Module]:
+    """The modules that a function or method can reach by its own object, its closure, and the globals it names."""
+    owner = getattr(function, "__self__", None)
+    if isinstance(owner, nn.Module):
+        return _below(owner)
+    code = getattr(function, "__code__", None)
+    named = [function.__globals__.get(name) for name in code.co_names] if code is not None else []
+    cells = inspect.getclosurevars(function).nonlocals.values() if code is not None else ()
+    return list(_modules_among((owner, *named, *cells)))
+
+
+def _modules_among(values: Iterable[Any]) -> Iterator[nn.Module]:
+    for value in values:
+        if isinstance(value, nn.Module):
+            yield from value.modules()
+        elif value is not None and not isinstance(value, torch.Tensor) and hasattr(value, "__dict__"):
+            held = [item for item in vars(value).values() if isinstance(item, nn.Module)]
+            for item in held[:64]:
+                yield from item.modules()

@@ -1,0 +1,68 @@
+"""Two operators of ours that every way of running a model keeps: `introspect::tap` and `introspect::look`.
+
+A compiler, a tracer or an exporter drops python that it cannot see through, but keeps calls of operators it does not
+know. `tap` gives a copy of what it is given (an operator may not return its own input) and takes part in autograd, so
+that the gradient of whatever uses the copy comes by as well. `look` gives nothing; it is kept because it says that it
+writes to a tensor that the graph takes in. Both hand what they see to the sink, if a capture has put one in.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from introspect_cli.capture.regions.tap_sink import GRADIENT, Sink
+
+
+def _tap(x: Tensor, site: str) -> Tensor:
+    if Sink.take is not None:
+        Sink.take(x, site)
+    return x.clone()
+
+
+def _look(x: Tensor, order: Tensor, site: str) -> None:  # noqa: ARG001 - `order` is there to be written to
+    if Sink.take is not None:
+        Sink.take(x, site)
+
+
+def _shape_of_tap(x: Tensor, site: str) -> Tensor:  # noqa: ARG001 - an operator's shapes may depend on any argument
+    return torch.empty_like(x)
+
+
+def _shape_of_look(x: Tensor, order: Tensor, site: str) -> None:  # noqa: ARG001 - as above
+    return None
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001 - torch's signature
+    ctx.site = inputs[1]
+
+
+def _gradient(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+    return torch.ops.introspect.tap(grad, GRADIENT + ctx.site), None
+
+
+def _register() -> None:
+    tap = torch.library.custom_op("introspect::tap", mutates_args=(), schema="(Tensor x, str site) -> Tensor")(_tap)
+    tap.register_fake(_shape_of_tap)
+    tap.register_autograd(_gradient, setup_context=_save)
+    # Not by `custom_op`, which raises the version of what an operator says that it writes to: checkpointing inside a
+    # compiled region keeps `order` for the backward pass, and would find it written to.
+    tags = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)
+    _LIBRARY.define("look(Tensor x, Tensor(a!) order, str site) -> ()", tags=tags)
+    _LIBRARY.impl("look", _look, "CompositeExplicitAutograd")
+    _LIBRARY.impl("look", torch.library.fallthrough_kernel, "Autograd")
+    torch.library.register_fake("introspect::look", _shape_of_look, lib=_LIBRARY)
+
+
+_LIBRARY = torch.library.Library("introspect", "FRAGMENT")
+
+if not hasattr(torch.ops.introspect, "tap"):
+    _register()
+
+ORDER = torch.zeros(())
+"""What `look` says it writes to, so that it is kept, and kept in order."""
+
+NOTHING = torch.zeros(())
+"""What `look` is given where there is a value, but no tensor."""

@@ -1,0 +1,89 @@
+"""The divergence map: modules down, steps across, the largest relative distance in each cell.
+
+A step that goes wrong in one module sends other gradients to all of them, and a map of everything would be dark from
+its first column on. So a module whose forward pass differs at any step is shaded by its forward pass alone; only one
+that never differs there is shaded by its tensors and gradients.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from introspect_cli.compare.join.distance import Floats, Layouts, distances, relative
+from introspect_cli.compare.join.sites import KINDS, Alignment, Ids, phase_code
+from introspect_cli.compare.reasons.facts import owner_of
+from introspect_cli.compare.result import DivergenceMap
+from introspect_cli.records import SETTING_KINDS, Kind, Phase
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from introspect_cli.compare.join.rows import StepPair
+
+_OF_TENSORS = frozenset({Kind.PARAM, Kind.BUFFER, Kind.GRAD, Kind.OPTIMIZER_STATE})
+_FORWARD = (Phase.DATA, Phase.FORWARD, Phase.EVAL, Phase.LOSS)
+_ORDER = {phase_code(phase): place for place, phase in enumerate(_FORWARD)}
+_MOST_COLUMNS = 400
+_UNMEASURED = 1.0  # differs, by how much is not known
+
+
+class Heat:
+    """The map in the making; neighbouring steps share a column where there are very many."""
+
+    def __init__(self, alignment: Alignment, steps: Sequence[int]) -> None:
+        self.alignment = alignment
+        self.fold = max(1, -(-len(steps) // _MOST_COLUMNS))
+        self.steps = list(steps)[:: self.fold]
+        rows: dict[str, int] = {}
+        self.row_of = np.full(alignment.size, -1, dtype=np.int64)
+        for union in sorted(
+            range(alignment.size), key=lambda union: (_ORDER.get(int(alignment.phase[union]), 9), union)
+        ):
+            kind = KINDS[alignment.kind[union]]
+            if kind in SETTING_KINDS:
+                continue
+            name = alignment.fqn[union]
+            if kind in _OF_TENSORS:
+                name = owner_of(name) or name
+            elif kind is Kind.RNG:
+                name = f"random state: {name}"
+            self.row_of[union] = rows.setdefault(name, len(rows))
+        self.modules = tuple(rows)
+        self.values = np.zeros((len(rows), len(self.steps)))
+        self.forward = np.zeros((len(rows), len(self.steps)))
+        self.is_forward = np.isin(alignment.phase, [phase_code(phase) for phase in _FORWARD])
+
+    def add(self, place: int, pair: StepPair, layouts_a: Layouts, layouts_b: Layouts) -> None:
+        """Take in a step, given its place among the compared ones."""
+        rel = relative(*distances(pair.a, pair.b, pair.rows_a, pair.rows_b, layouts_a, layouts_b))
+        rel = np.where(np.isfinite(rel), np.maximum(rel, 1e-12), _UNMEASURED)
+        self._raise(np.asarray(pair.a.site)[pair.rows_a].astype(np.int64), rel, place // self.fold)
+        lonely = np.concatenate(
+            [
+                np.asarray(pair.a.site).astype(np.int64)[pair.only_a],
+                self.alignment.b_ids[np.asarray(pair.b.site)[pair.only_b]],
+            ]
+        )
+        self._raise(lonely, np.full(len(lonely), np.inf), place // self.fold)
+
+    def _raise(self, unions: Ids, rel: Floats, column: int) -> None:
+        """Raise cells of a column to the distances of some sites."""
+        rows = self.row_of[unions]
+        for values, chosen in ((self.values, rows >= 0), (self.forward, (rows >= 0) & self.is_forward[unions])):
+            np.maximum.at(values[:, column], rows[chosen], rel[chosen])
+
+    def result(self) -> DivergenceMap:
+        """The map: every module, and of random states only those that ever differ."""
+        shown = [
+            row
+            for row, name in enumerate(self.modules)
+            if not name.startswith("random state: ") or self.values[row].any()
+        ]
+        values = np.where(self.forward.any(axis=1, keepdims=True), self.forward, self.values)
+        return DivergenceMap(
+            modules=tuple(self.modules[row] for row in shown),
+            steps=tuple(self.steps),
+            values=tuple(tuple(float(value) for value in values[row]) for row in shown),
+        )

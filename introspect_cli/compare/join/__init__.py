@@ -1,0 +1,1 @@
+"""Alignment: sites, steps, offset, coverage, distance, noise."""

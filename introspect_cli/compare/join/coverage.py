@@ -1,0 +1,161 @@
+"""What a comparison did not cover, so that it is never taken for equal.
+
+A site that only one run has may mean that the model changed, or just that the other capture was told not to look.
+The manifests tell which: what one side never watched is reported and is no divergence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from introspect_cli.compare.join.sites import KINDS, Alignment, Ids, Mask, kind_code, phase_code
+from introspect_cli.records import SETTING_KINDS, Kind, Phase, Status
+
+_MODULE_KINDS = (Kind.INPUT, Kind.OUTPUT, Kind.GRAD_INPUT, Kind.GRAD_OUTPUT, Kind.OP_OUTPUT)
+_TENSOR_KINDS = (Kind.PARAM, Kind.BUFFER, Kind.GRAD, Kind.OPTIMIZER_STATE)
+STATE_KINDS = (Kind.PARAM, Kind.BUFFER, Kind.OPTIMIZER_STATE)
+"""What a step begins with and an optimizer step leaves."""
+
+_FILTERS = ("modules", "exclude", "max_depth")
+_OPTIONS = ("stats", "sketch")
+
+
+def _options(manifest: dict[str, Any]) -> dict[str, Any]:
+    options = manifest.get("options")
+    return options if isinstance(options, dict) else {}
+
+
+def observed_kinds(manifest: dict[str, Any]) -> frozenset[str]:
+    """Kinds a run watched for; empty where it does not say."""
+    observed = manifest.get("observed")
+    if isinstance(observed, (list, tuple)):
+        return frozenset(str(kind) for kind in observed)
+    record = _options(manifest).get("record")
+    return frozenset(str(kind) for kind in record) if isinstance(record, (list, tuple)) else frozenset()
+
+
+def failed(manifest: dict[str, Any]) -> bool:
+    """Whether part of the capture itself failed, so that the run lacks what it would have recorded."""
+    return bool(manifest.get("failures"))
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """Which one-sided sites mean something.
+
+    Attributes:
+        only_a: by union number, whether a site that only a has is a divergence.
+        only_b: the same for b.
+    """
+
+    only_a: Mask
+    only_b: Mask
+
+
+def coverage(
+    alignment: Alignment, manifest_a: dict[str, Any], manifest_b: dict[str, Any], *, same_start: bool
+) -> Coverage:
+    """Decide for every site whether its absence from one run means something.
+
+    Args:
+        alignment: the runs' sites.
+        manifest_a: manifest of run a.
+        manifest_b: manifest of run b.
+        same_start: whether both captures began at the same step; if not, what `start` recorded has no partner.
+    """
+    masks = []
+    broken = failed(manifest_a) or failed(manifest_b)
+    for other in (manifest_b, manifest_a):
+        # what has failed may have named modules and parameters, so that the other run's sites have no partner either
+        meaningful = np.full(alignment.size, not broken)
+        watched = observed_kinds(other)
+        if watched:
+            blind = [kind_code(kind) for kind in KINDS if kind.value not in watched and kind not in SETTING_KINDS]
+            meaningful &= ~np.isin(alignment.kind, blind)
+        meaningful &= alignment.phase != phase_code(Phase.RECOMPUTE)
+        meaningful &= ~_accelerator_rng(alignment)
+        if not same_start:
+            tensors = np.isin(alignment.kind, [kind_code(kind) for kind in STATE_KINDS])
+            meaningful &= ~(tensors & (alignment.phase == phase_code(Phase.START)))
+        masks.append(meaningful)
+    options_a, options_b = _options(manifest_a), _options(manifest_b)
+    if any(options_a.get(name) != options_b.get(name) for name in _FILTERS):
+        chosen = np.isin(alignment.kind, [kind_code(kind) for kind in _MODULE_KINDS + _TENSOR_KINDS])
+        masks = [mask & ~chosen for mask in masks]
+    if options_a.get("eval") != options_b.get("eval"):
+        masks = [mask & (alignment.phase != phase_code(Phase.EVAL)) for mask in masks]
+    return Coverage(masks[0], masks[1])
+
+
+def seen(alignment: Alignment, unions: Ids, other: Any, other_unions: Ids) -> Mask:
+    """Of sites that one run only has in a step, those that the other could have seen.
+
+    The inside of a compiled or scripted module is recorded as not observed, once for each module in it: what the other
+    run recorded of that module has no partner and means nothing.
+
+    Args:
+        alignment: the runs' sites.
+        unions: sites of the one run.
+        other: the other run's records of the step.
+        other_unions: their sites.
+    """
+    blind = (np.asarray(other.status) == int(Status.NOT_OBSERVED)) & (
+        alignment.kind[other_unions] == kind_code(Kind.OUTPUT)
+    )
+    if not blind.any() or not len(unions):
+        return np.ones(len(unions), dtype=np.bool_)
+    hidden = {alignment.fqn[union] for union in other_unions[blind]}
+    inside = np.isin(alignment.kind[unions], [kind_code(kind) for kind in _MODULE_KINDS])
+    return ~(inside & np.fromiter((alignment.fqn[union] in hidden for union in unions), np.bool_, len(unions)))
+
+
+def _accelerator_rng(alignment: Alignment) -> Mask:
+    """Random states of devices that one machine only may have."""
+    mask = alignment.kind == kind_code(Kind.RNG)
+    for union in np.flatnonzero(mask):
+        mask[union] = ":" in alignment.fqn[union] or alignment.fqn[union] in {"cuda", "mps", "xpu"}
+    return np.asarray(mask)
+
+
+def option_notes(manifest_a: dict[str, Any], manifest_b: dict[str, Any]) -> list[str]:
+    """Sentences on what the captures were told to watch, where that differs."""
+    notes = []
+    kinds_a, kinds_b = observed_kinds(manifest_a), observed_kinds(manifest_b)
+    if kinds_a and kinds_b:
+        for missing, name in ((kinds_b - kinds_a, "a"), (kinds_a - kinds_b, "b")):
+            kinds = sorted(missing - {kind.value for kind in SETTING_KINDS})
+            if kinds:
+                notes.append(f"Run {name} did not record {', '.join(kinds)}: not compared.")
+    options_a, options_b = _options(manifest_a), _options(manifest_b)
+    notes += [
+        f"The captures chose modules differently ({name}: {options_a.get(name)} in a, "
+        f"{options_b.get(name)} in b): modules that only one recorded are not compared."
+        for name in _FILTERS
+        if options_a.get(name) != options_b.get(name)
+    ]
+    if options_a.get("steps") != options_b.get("steps"):
+        notes.append(
+            f"The captures recorded different steps (a: {options_a.get('steps')}, b: {options_b.get('steps')}): "
+            "steps that only one recorded are not compared."
+        )
+    if any(options_a.get(name) != options_b.get(name) for name in _OPTIONS):
+        notes.append("The captures kept different statistics: distances are missing where one side has none.")
+    return notes
+
+
+def blindness_notes(manifest_a: dict[str, Any], manifest_b: dict[str, Any]) -> list[str]:
+    """What the captures themselves say they could not see."""
+    notes = []
+    told_a, told_b = (
+        [str(text) for text in manifest.get("not_observed") or [] if isinstance(text, str)]
+        for manifest in (manifest_a, manifest_b)
+    )
+    for text in dict.fromkeys(told_a + told_b):
+        if text in told_a and text in told_b:
+            notes.append(f"Neither run could see everything: {text}")
+        else:
+            notes.append(f"Run {'a' if text in told_a else 'b'} could not see everything: {text}")
+    return notes

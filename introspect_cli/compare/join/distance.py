@@ -1,0 +1,130 @@
+"""How far two records are apart.
+
+The tensors are gone; what was kept of each is its sketch, a linear map to 16 numbers whose L2 norm estimates that of
+the tensor. So the norm of the difference of two sketches estimates the distance of the two tensors, 0.76 to 1.32
+of it at the 5th and 95th percentile. It is set against the larger of the two tensors' exact L2 norms: symmetric in a
+and b, defined when either is zero, and at most 2.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from introspect_cli.compare.join.sites import Ids, Mask
+
+Floats = npt.NDArray[np.float64]
+
+ROUNDING = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+"""Unit roundoff by dtype: half the distance from 1 to the next number; Higham, Accuracy and Stability, 2.1."""
+
+RESOLUTION = 1e-7
+"""Relative distances below this drown in a sketch's own float32 rounding."""
+
+_WHOLE = ("float", "bfloat", "complex")
+
+
+class Layouts:
+    """Lookup tables over one rank's layouts: what a row's layout number means, as arrays."""
+
+    def __init__(self, layouts: Any) -> None:
+        self.numel = np.array([max(layout.numel, 0) for layout in layouts] or [0], dtype=np.float64)
+        self.floating = np.array([layout.dtype.startswith(_WHOLE) for layout in layouts] or [False], dtype=np.bool_)
+        names: dict[tuple[Any, ...], int] = _SHAPES
+        self.shape = np.array(
+            [names.setdefault(tuple(layout.shape), len(names)) for layout in layouts] or [0], dtype=np.int64
+        )
+
+
+_SHAPES: dict[tuple[Any, ...], int] = {}  # shape to number, so that two runs' layouts compare as integers
+
+
+def norms(batch: Any, rows: Ids, layouts: Layouts) -> Floats:
+    """L2 norm of each row's tensor from its mean and variance; NaN where absent."""
+    mean = np.asarray(batch.floats["mean"], dtype=np.float64)[rows]
+    var = np.asarray(batch.floats["var"], dtype=np.float64)[rows]
+    numel = layouts.numel[np.asarray(batch.layout)[rows]]
+    for name in ("nans", "posinfs", "neginfs"):
+        numel = numel - np.asarray(batch.counts[name])[rows]
+    with np.errstate(invalid="ignore", over="ignore"):
+        return np.asarray(np.sqrt(np.maximum(numel, 0) * (var + mean * mean)))
+
+
+def sketch_norms(sketch: npt.NDArray[np.float32]) -> Floats:
+    """L2 norm of each row of a sketch."""
+    wide = sketch.astype(np.float64)
+    return np.asarray(np.sqrt(np.einsum("ij,ij->i", wide, wide)))
+
+
+def has_sketch(batch: Any) -> bool:
+    """Whether sketches were kept."""
+    return getattr(batch, "sketch", None) is not None
+
+
+def has_norms(batch: Any) -> bool:
+    """Whether statistics that give the norm were kept."""
+    floats = getattr(batch, "floats", None) or {}
+    counts = getattr(batch, "counts", None) or {}
+    return "mean" in floats and "var" in floats and "nans" in counts
+
+
+def distances(
+    a: Any, b: Any, rows_a: Ids, rows_b: Ids, layouts_a: Layouts, layouts_b: Layouts
+) -> tuple[Floats, Floats]:
+    """Distance and scale of each pair of rows.
+
+    Returns:
+        Two float64 arrays: the estimated L2 distance, and the larger of both L2 norms. NaN where a sketch is missing,
+        the shapes differ, or one has other NaNs and infinities (sketches leave these out).
+    """
+    count = len(rows_a)
+    unknown = np.full(count, np.nan)
+    if not count or not (has_sketch(a) and has_sketch(b)):
+        return unknown, unknown.copy()
+    sketch_a, sketch_b = a.sketch[rows_a], b.sketch[rows_b]
+    apart = sketch_norms(sketch_a.astype(np.float64) - sketch_b.astype(np.float64))
+    size_a = norms(a, rows_a, layouts_a) if has_norms(a) else unknown
+    size_b = norms(b, rows_b, layouts_b) if has_norms(b) else unknown
+    scale = np.fmax(size_a, size_b)
+    unsized = np.flatnonzero(~np.isfinite(scale))
+    scale[unsized] = np.fmax(sketch_norms(sketch_a[unsized]), sketch_norms(sketch_b[unsized]))
+    shape_a = layouts_a.shape[np.asarray(a.layout)[rows_a]]
+    shape_b = layouts_b.shape[np.asarray(b.layout)[rows_b]]
+    apart = np.where((shape_a == shape_b) & same_nonfinite(a, b, rows_a, rows_b), apart, np.nan)
+    return apart, scale
+
+
+def relative(apart: Floats, scale: Floats) -> Floats:
+    """Relative distance; 0 where both tensors are zero, NaN where unknown."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        ratio = apart / scale
+    return np.where((apart == 0) & (scale == 0), 0.0, ratio)
+
+
+def same_nonfinite(a: Any, b: Any, rows_a: Ids, rows_b: Ids) -> Mask:
+    """Rows with as many NaNs and infinities on both sides, as far as they were counted."""
+    same = np.ones(len(rows_a), dtype=np.bool_)
+    for name in ("nans", "posinfs", "neginfs"):
+        if name in (a.counts or {}) and name in (b.counts or {}):
+            same &= np.asarray(a.counts[name])[rows_a] == np.asarray(b.counts[name])[rows_b]
+    return same
+
+
+def rounding(rel: float, dtype_a: str, dtype_b: str) -> tuple[float, str] | None:
+    """A relative distance in units of rounding: (k, dtype), None where that tells nothing.
+
+    The unit is the coarser dtype's roundoff; a float32 result as far off as bfloat16 rounds was probably computed in
+    bfloat16, so that unit is tried next.
+    """
+    units = [name for name in (dtype_a, dtype_b) if name in ROUNDING]
+    if not units or rel <= 0:
+        return None
+    own = max(units, key=lambda name: ROUNDING[name])
+    k = rel / ROUNDING[own]
+    if k <= 64:
+        return k, own
+    k = rel / ROUNDING["bfloat16"]
+    return (k, "bfloat16") if 0.2 <= k <= 1.2 and ROUNDING[own] < ROUNDING["bfloat16"] else None

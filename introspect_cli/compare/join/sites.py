@@ -1,0 +1,223 @@
+"""Two ranks' site tables put side by side.
+
+Each run interns its sites in the order they came up, so the same site has two numbers. Both are mapped once onto
+one numbering, the *union*: a's own numbers, then the sites only b has. From there on every step is matched with
+integer arrays alone. What a site is called is looked up only for the few that are shown or reasoned about.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from introspect_cli.compare.join.renames import selects, strip_wrappers
+from introspect_cli.errors import StoreError
+from introspect_cli.records import OTHERS, SETTING_KINDS, Kind, Phase, Site
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Ids = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+KINDS = tuple(Kind)
+PHASES = tuple(Phase)
+_KIND_CODE = {kind.value: code for code, kind in enumerate(KINDS)}
+_PHASE_CODE = {phase.value: code for code, phase in enumerate(PHASES)}
+
+
+def kind_code(kind: Kind) -> int:
+    """The small integer that stands for a kind in arrays."""
+    return _KIND_CODE[kind.value]
+
+
+def phase_code(phase: Phase) -> int:
+    """The small integer that stands for a phase in arrays."""
+    return _PHASE_CODE[phase.value]
+
+
+def _texts(column: Any) -> list[str]:
+    """A column of a site table as a list; the reader may hand out Arrow arrays."""
+    if isinstance(column, list):
+        return column
+    to_list = getattr(column, "to_pylist", None) or getattr(column, "tolist", None)
+    return list(to_list()) if to_list is not None else list(column)
+
+
+@dataclass(frozen=True)
+class Columns:
+    """One run's sites, column by column, names as they are compared."""
+
+    keys: npt.NDArray[np.uint64]
+    phase: npt.NDArray[np.uint8]
+    kind: npt.NDArray[np.uint8]
+    fqn: list[str]
+    call: npt.NDArray[np.int64]
+    path: list[str]
+    module_class: list[str]
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+
+def columns(table: Any, rename: Callable[[str], str] | None = None) -> Columns:
+    """The columns of a store's site table, FQNs renamed and keys recomputed where a name changed.
+
+    Raises:
+        StoreError: a phase or kind is not one.
+    """
+    phases, kinds = _texts(table.phase), _texts(table.kind)
+    count = len(phases)
+    keys = np.asarray(table.key, dtype=np.uint64)
+    names = _texts(table.fqn)
+    calls = np.asarray(table.call, dtype=np.int64)
+    paths = _texts(table.path)
+    change = rename or strip_wrappers
+    renamed = {name: new for name in set(names) if (new := change(name)) != name}
+    if renamed:
+        keys = keys.copy()
+        fresh = []
+        for index, name in enumerate(names):
+            new = renamed.get(name, name)
+            fresh.append(new)
+            if new is not name:
+                site = Site(Phase(phases[index]), Kind(kinds[index]), new, int(calls[index]), paths[index])
+                keys[index] = site.key()
+        names = fresh
+    if not (_KIND_CODE.keys() >= set(kinds) and _PHASE_CODE.keys() >= set(phases)):
+        raise StoreError(f"{table.path_of_file} is damaged: a site has a phase or a kind that is not one")
+    return Columns(
+        keys=keys,
+        phase=np.fromiter((_PHASE_CODE[text] for text in phases), dtype=np.uint8, count=count),
+        kind=np.fromiter((_KIND_CODE[text] for text in kinds), dtype=np.uint8, count=count),
+        fqn=names,
+        call=calls,
+        path=paths,
+        module_class=_texts(table.module_class),
+    )
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """Both runs' sites under one numbering.
+
+    Attributes:
+        a: sites of run a; their union numbers are their own.
+        b: sites of run b.
+        b_ids: b's site number to union number.
+        extra: b's site numbers of those that only b has; union number len(a) + position.
+    """
+
+    a: Columns
+    b: Columns
+    b_ids: Ids
+    extra: Ids
+
+    @property
+    def size(self) -> int:
+        """How many sites there are in all."""
+        return len(self.a) + len(self.extra)
+
+    @cached_property
+    def kind(self) -> npt.NDArray[np.uint8]:
+        """Kind codes by union number."""
+        return np.concatenate([self.a.kind, self.b.kind[self.extra]])
+
+    @cached_property
+    def phase(self) -> npt.NDArray[np.uint8]:
+        """Phase codes by union number."""
+        return np.concatenate([self.a.phase, self.b.phase[self.extra]])
+
+    @cached_property
+    def call(self) -> Ids:
+        """Call indices by union number."""
+        return np.concatenate([self.a.call, self.b.call[self.extra]])
+
+    @cached_property
+    def fqn(self) -> list[str]:
+        """FQNs by union number."""
+        return self.a.fqn + [self.b.fqn[i] for i in self.extra]
+
+    @cached_property
+    def path(self) -> list[str]:
+        """Paths by union number."""
+        return self.a.path + [self.b.path[i] for i in self.extra]
+
+    @cached_property
+    def module_class(self) -> list[str]:
+        """Module classes by union number."""
+        return self.a.module_class + [self.b.module_class[i] for i in self.extra]
+
+    @cached_property
+    def others(self) -> Ids:
+        """Union numbers of the sites that stand for operators which were not counted."""
+        operators = np.flatnonzero(self.kind == kind_code(Kind.OP_OUTPUT))
+        return operators[[self.path[number] == OTHERS for number in operators]] if len(operators) else operators
+
+    @cached_property
+    def by_fqn(self) -> dict[str, list[int]]:
+        """Union numbers of every FQN."""
+        found: dict[str, list[int]] = {}
+        for index, name in enumerate(self.fqn):
+            found.setdefault(name, []).append(index)
+        return found
+
+    @cached_property
+    def names_a(self) -> frozenset[str]:
+        """All FQNs that run a has, at any step."""
+        return frozenset(self.a.fqn)
+
+    @cached_property
+    def names_b(self) -> frozenset[str]:
+        """All FQNs that run b has, at any step."""
+        return frozenset(self.b.fqn)
+
+    @cached_property
+    def b_class(self) -> dict[int, str]:
+        """Union number to the class run b has there, where it differs from run a's."""
+        classes = {}
+        for index, union in enumerate(self.b_ids):
+            if union < len(self.a) and self.b.module_class[index] != self.a.module_class[union]:
+                classes[int(union)] = self.b.module_class[index]
+        return classes
+
+    def site(self, union: int) -> Site:
+        """The site with a union number."""
+        return Site(
+            PHASES[self.phase[union]],
+            KINDS[self.kind[union]],
+            self.fqn[union],
+            int(self.call[union]),
+            self.path[union],
+        )
+
+    def mask(self, kinds: frozenset[Kind], modules: tuple[str, ...]) -> Mask:
+        """Which sites count: never settings, and only what was selected."""
+        counted = ~np.isin(self.kind, [kind_code(kind) for kind in SETTING_KINDS])
+        if kinds:
+            counted &= np.isin(self.kind, [kind_code(kind) for kind in kinds])
+        if modules:
+            chosen = {name: selects(name, modules) for name in self.by_fqn}
+            counted &= np.fromiter((chosen[name] for name in self.fqn), dtype=np.bool_, count=self.size)
+        return counted
+
+
+def align(a: Columns, b: Columns) -> Alignment:
+    """Map b's sites onto a's by key."""
+    count = len(a)
+    if not count:
+        return Alignment(a, b, np.arange(len(b), dtype=np.int64), np.arange(len(b), dtype=np.int64))
+    if count == len(b) and np.array_equal(a.keys, b.keys):
+        return Alignment(a, b, np.arange(count, dtype=np.int64), np.empty(0, dtype=np.int64))
+    order = np.argsort(a.keys, kind="stable")
+    ranked = a.keys[order]
+    place = np.minimum(np.searchsorted(ranked, b.keys), count - 1)
+    found = ranked[place] == b.keys
+    extra = np.flatnonzero(~found).astype(np.int64)
+    ids = np.where(found, order[place], -1).astype(np.int64)
+    ids[extra] = count + np.arange(len(extra))
+    return Alignment(a, b, ids, extra)

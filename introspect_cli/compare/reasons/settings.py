@@ -1,0 +1,274 @@
+"""Settings that differ, the strongest explanation first.
+
+Two runs differ in hundreds of settings that explain nothing (a shell's working directory, a session's number) and in
+one that does. What a change can explain depends on where the runs part: a learning rate explains a parameter after
+the step and no random state. So each change gets a weight from the reason of the first divergence, and what is known
+to be noise is left out. Flat mappings are compared directly; nested ones by deepdiff, imported only then.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from introspect_cli.compare.reasons.optimizers import optimizer_changes
+from introspect_cli.compare.result import Reason, SettingChange
+
+_ENV_NOISE = re.compile(
+    r"^(PWD|OLDPWD|SHLVL|_|TERM.*|COLORTERM|SSH_.*|TMUX.*|STY|WINDOW.*|XDG_.*|DBUS_.*|DISPLAY|LS_COLORS|PS[0-9]|PROMPT.*"
+    r"|COLUMNS|LINES|HOSTNAME|HOST|LOGNAME|USER|MAIL|HOME|EDITOR|PAGER|LESS.*|HIST.*|LANG|LC_.*|.*_SESSION(_.*)?|TMPDIR"
+    r"|VSCODE_.*|ITERM_.*|CONDA_(SHLVL|PROMPT.*)|SLURM_(JOB|STEP|TASK|SUBMIT|NODE|LAUNCH|SRUN).*|PYTEST_.*"
+    r"|INVOCATION_ID|JOURNAL_STREAM|MANPATH|INTROSPECT_.*|NO_COLOR|FORCE_COLOR|CLICOLOR.*|MASTER_PORT|TORCHELASTIC_RUN_ID"
+    r"|GIT_.*|BASH_.*|WSL.*|DEBUGINFOD_URLS|INFOPATH|WINDOWID|GPG_.*|DESKTOP.*|GNOME_.*|KDE_.*)$"
+)
+_ENV_STRONG = re.compile(
+    r"^(CUDA|CUBLAS|CUDNN|NCCL|OMP|MKL|OPENBLAS|TORCH|PYTORCH|NVIDIA|KMP|GLOO|XLA|ATEN|DNNL|ONEDNN|TRITON|HIP|ROCM)"
+)
+_ENV_SEED = re.compile(r"SEED")
+_RUN_NOISE = re.compile(
+    r"(^|[.\[' ])(time|started|ended|pid|uptime|load|hostname|output|cwd|tmp|temperature|free_?memory|boot)\b"
+)
+_NUMERIC_PACKAGES = re.compile(
+    r"^(torch|torchvision|torchaudio|triton|numpy|scipy|numba|nvidia|jax|tensorflow|flash|xformers|transformers|lightning"
+    r"|pytorch|accelerate|deepspeed|apex|timm|mkl|intel|bitsandbytes|einops|peft|diffusers|tokenizers|datasets)"
+)
+
+_WEIGHTS: dict[str, dict[Reason, float]] = {
+    "hyperparameter": {Reason.OPTIMIZER: 1.0, Reason.GRADIENT: 0.3},
+    "optimizers": {Reason.OPTIMIZER: 0.98, Reason.GRADIENT: 0.3},
+    "sources": dict.fromkeys(Reason, 0.8) | {Reason.RNG: 0.7},
+    "command": dict.fromkeys(Reason, 0.85) | {Reason.RNG: 0.9, Reason.BATCH: 0.9, Reason.INITIAL: 0.9},
+    "git": dict.fromkeys(Reason, 0.6),
+    "runtime": dict.fromkeys(Reason, 0.4)
+    | {Reason.MODULE: 0.75, Reason.BACKWARD: 0.75, Reason.OWN_CODE: 0.6, Reason.OP: 0.75},
+    "packages": dict.fromkeys(Reason, 0.35) | {Reason.MODULE: 0.6, Reason.BACKWARD: 0.6, Reason.OP: 0.6},
+    "hardware": dict.fromkeys(Reason, 0.2) | {Reason.MODULE: 0.55, Reason.BACKWARD: 0.55, Reason.OP: 0.55},
+    "seeds": dict.fromkeys(Reason, 0.3) | {Reason.RNG: 1.0, Reason.INITIAL: 1.0, Reason.BATCH: 0.95},
+    "options": dict.fromkeys(Reason, 0.3) | {Reason.RNG: 0.95, Reason.INITIAL: 0.95},
+    "environment": dict.fromkeys(Reason, 0.25),
+}
+_WORDS: dict[Reason, re.Pattern[str]] = {
+    Reason.OPTIMIZER: re.compile(
+        r"lr|learning|beta|momentum|decay|eps|optim|warm|sched|fused|foreach|amsgrad", re.IGNORECASE
+    ),
+    Reason.BATCH: re.compile(r"seed|worker|batch|shuffle|data|block|seq|sampler|augment", re.IGNORECASE),
+    Reason.RNG: re.compile(r"seed|worker|shuffle", re.IGNORECASE),
+    Reason.INITIAL: re.compile(
+        r"seed|init|hidden|embd|layer|head|width|depth|pretrained|checkpoint|resume", re.IGNORECASE
+    ),
+    Reason.LOSS: re.compile(r"loss|smooth|reduc|label|ignore|pad|accum|scale", re.IGNORECASE),
+    Reason.GRADIENT: re.compile(r"clip|accum|scale|zero|norm|amp|micro", re.IGNORECASE),
+    Reason.MODULE: re.compile(
+        r"drop|eps|bias|act|attn|sdpa|flash|dtype|amp|[bf]p?16|compile|determin|thread|tf32", re.IGNORECASE
+    ),
+    Reason.BUFFER: re.compile(r"momentum|ema|stat|norm", re.IGNORECASE),
+    Reason.STRUCTURE: re.compile(r"layer|depth|head|accum|freeze|tie|batch|step|block|width|bias", re.IGNORECASE),
+}
+_NUMERICS = frozenset({"runtime", "packages", "hardware"})
+_GIT = frozenset({"commit", "dirty"})
+
+
+def _text(value: Any) -> str:
+    """A setting's value on one line."""
+    text = value if isinstance(value, str) else f"{value:g}" if isinstance(value, float) else str(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def command_options(argv: list[str]) -> dict[str, str]:
+    """A command line as options and values: `--lr 1e-3`, `--lr=1e-3` and `lr=1e-3` alike; the rest by position."""
+    found: dict[str, str] = {}
+    position = 0
+    index = 0
+    while index < len(argv):
+        word = argv[index]
+        index += 1
+        if word.startswith("-") and len(word) > 1 and not re.match(r"^-\.?\d", word):
+            name, equals, value = word.partition("=")
+            if not equals and index < len(argv) and not re.match(r"^-[^\d.]", argv[index]):
+                value, equals = argv[index], "="
+                index += 1
+            found[name] = value if equals else "given"
+        elif re.match(r"^[\w.+]+=", word):
+            name, _, value = word.partition("=")
+            found[name] = value
+        else:
+            found[f"argument {position}"] = word
+            position += 1
+    return found
+
+
+def _flat(value: Any) -> bool:
+    return isinstance(value, Mapping) and not any(isinstance(item, (Mapping, list, tuple)) for item in value.values())
+
+
+def _changes(a: Any, b: Any) -> Iterator[tuple[str, Any, Any]]:
+    """(name, value in a, value in b) for each difference; None on the side that lacks it."""
+    if a == b:
+        return
+    if (_flat(a) or not a) and (_flat(b) or not b):
+        a, b = a or {}, b or {}
+        if isinstance(a, Mapping) and isinstance(b, Mapping):
+            for name in dict.fromkeys([*a, *b]):
+                if a.get(name) != b.get(name):
+                    yield str(name), a.get(name), b.get(name)
+            return
+    yield from _nested(a, b)
+
+
+def _nested(a: Any, b: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Differences of nested values, as deepdiff finds them."""
+    from deepdiff import DeepDiff
+
+    found = DeepDiff(a, b, view="tree", verbose_level=2, ignore_order=False)
+    for kind in found:
+        for level in found[kind]:
+            name = re.sub(r"^root", "", level.path() or "")
+            name = re.sub(r"\['([^'\]]*)'\]", r".\1", name).lstrip(".")
+            one, two = level.t1, level.t2
+            yield (
+                name or "value",
+                None if "added" in kind else one,
+                None if "removed" in kind else two,
+            )
+
+
+def _argv(settings: Mapping[str, Any], manifest: Mapping[str, Any]) -> list[str]:
+    command = settings.get("command")
+    argv = command.get("argv") if isinstance(command, Mapping) else None
+    if not isinstance(argv, (list, tuple)):
+        argv = manifest.get("argv")
+    return [str(word) for word in argv] if isinstance(argv, (list, tuple)) else []
+
+
+def _weigh(source: str, name: str, reason: Reason | None, *, rounding: bool) -> float:
+    """How well a change explains a divergence, 0 to 1; 0 is noise that is not shown."""
+    if source == "environment":
+        if _ENV_NOISE.match(name):
+            return 0.0
+        base = 0.65 if _ENV_STRONG.match(name) else 0.25
+        if _ENV_SEED.search(name) and reason in {Reason.RNG, Reason.INITIAL, Reason.BATCH, None}:
+            base = 0.95
+        return base
+    if source in {"runtime", "hardware", "command"} and _RUN_NOISE.search(name.lower()):
+        return 0.0
+    if reason is None:
+        return 0.5
+    base = _WEIGHTS.get(source, {}).get(reason, 0.3)
+    if source == "packages":
+        if not _NUMERIC_PACKAGES.match(name.lower()):
+            return 0.2  # what computes nothing explains nothing
+        base += 0.25
+    if rounding and (source in _NUMERICS or source == "environment"):
+        base += 0.2
+    words = _WORDS.get(reason)
+    if words is not None and source != "packages" and words.search(name):
+        base += 0.1
+    return min(base, 1.0)
+
+
+def _sourced(a: Any, b: Any) -> Iterator[tuple[str, str, Any, Any]]:
+    """(source, name, value in a, value in b) of all settings that differ, from two runs' settings and manifests."""
+    settings_a, settings_b = dict(a.settings or {}), dict(b.settings or {})
+    argv_a, argv_b = (
+        command_options(_argv(settings_a, a.manifest)),
+        command_options(_argv(settings_b, b.manifest)),
+    )
+    for name, one, two in _changes(argv_a, argv_b):
+        yield "command", name, one, two
+    for source in dict.fromkeys([*settings_a, *settings_b]):
+        if source == "command" or source not in settings_a or source not in settings_b:
+            continue  # settings that one capture was told not to keep are no change
+        one_side, other_side = settings_a[source], settings_b[source]
+        found = (optimizer_changes if source == "optimizers" else _changes)(one_side, other_side)
+        for name, one, two in found:
+            if source == "sources":
+                both = one is not None and two is not None
+                yield source, name, *(("", "changed") if both else (one and "imported", two and "imported"))
+            elif source != "git":
+                yield source, name, one, two
+            elif name in _GIT:
+                yield source, name, *(value[:10] if isinstance(value, str) else value for value in (one, two))
+    told = [run.manifest.get("options") for run in (a, b)]
+    options_a, options_b = (options if isinstance(options, Mapping) else {} for options in told)
+    for name in ("seed", "deterministic", "compile"):
+        if options_a.get(name) != options_b.get(name):
+            yield "options", f"--{name}", options_a.get(name), options_b.get(name)
+
+
+def setting_changes(
+    a: Any,
+    b: Any,
+    reason: Reason | None,
+    hyperparameters: Mapping[str, tuple[str | None, str | None]],
+    *,
+    rounding: bool = False,
+) -> tuple[SettingChange, ...]:
+    """Settings that differ between two runs, the strongest explanation first.
+
+    Args:
+        a: run a.
+        b: run b.
+        reason: why the runs part; None where they do not.
+        hyperparameters: name to (value in a, value in b), as recorded at the diverging step.
+        rounding: whether the distance is of the size of rounding, which speaks for kernels, not for code.
+    """
+    found: list[SettingChange] = []
+    named = set()
+    for name, (one, two) in hyperparameters.items():
+        weight = max(_weigh("hyperparameter", name, reason, rounding=rounding), 0.5 if reason is not None else 0.0)
+        found.append(SettingChange("hyperparameter", name, one, two, weight >= 0.5, weight))
+        named.add(_last(name))
+    for source, name, one, two in _sourced(a, b):
+        if source == "optimizers" and _last(name) in named:
+            continue
+        weight = _weigh(source, name, reason, rounding=rounding)
+        if weight <= 0:
+            continue
+        found.append(
+            SettingChange(
+                source,
+                name,
+                None if one is None else _text(one),
+                None if two is None else _text(two),
+                reason is not None and weight >= 0.5,
+                round(weight, 3),
+            )
+        )
+    if reason is not None and all(change.weight < 0.6 for change in found):
+        found = _lonely(found)
+    found.sort(key=lambda change: -change.weight)
+    return tuple(found)
+
+
+def _lonely(found: list[SettingChange]) -> list[SettingChange]:
+    """Few environment variables that differ, where nothing better does: then it is probably one of them."""
+    environment = [change for change in found if change.source == "environment"]
+    if len(environment) > 3:
+        return found
+    return [replace(c, weight=0.8, explains=True) if c.source == "environment" else c for c in found]
+
+
+def _last(name: str) -> str:
+    """The hyper-parameter that a change is about: `lr` of `AdamW#2 lr (group 1)` and of `lr of GPT.head.weight`."""
+    words = re.split(r" of | \(", name)[0].split()
+    return words[-1] if words else name
+
+
+def describe(change: SettingChange) -> str:
+    """A change like a diff: `lr 0.0003 -> 0.001`, `model.py changed`, `--amp only in b`."""
+    if change.source == "sources" and change.b == "changed":
+        return f"{change.name} changed"
+    name = "uncommitted changes" if (change.source, change.name) == ("git", "dirty") else change.name
+    if change.a is None:
+        tail = "" if change.b in {"given", "imported", None} else f"{_sign(name)}{change.b}"
+        return f"{name}{tail} only in b"
+    if change.b is None:
+        tail = "" if change.a in {"given", "imported"} else f"{_sign(name)}{change.a}"
+        return f"{name}{tail} only in a"
+    return f"{name} {change.a} -> {change.b}"
+
+
+def _sign(name: str) -> str:
+    return " " if name.startswith("-") else " = "

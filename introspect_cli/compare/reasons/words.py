@@ -1,0 +1,144 @@
+"""Sites and distances in plain words."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from introspect_cli.compare.join.distance import RESOLUTION, rounding
+from introspect_cli.records import Kind, Phase, Site, Status
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from introspect_cli.compare.result import Divergence
+
+_COMPUTED = frozenset({Kind.INPUT, Kind.OUTPUT, Kind.GRAD_INPUT, Kind.GRAD_OUTPUT, Kind.OP_OUTPUT})
+_WHAT = {
+    Kind.BATCH: "the batch",
+    Kind.RNG: "the random state",
+    Kind.INPUT: "the input",
+    Kind.OUTPUT: "the output",
+    Kind.GRAD_INPUT: "the gradient of the input",
+    Kind.GRAD_OUTPUT: "the gradient of the output",
+    Kind.LOSS: "the loss",
+    Kind.PARAM: "the parameter",
+    Kind.BUFFER: "the buffer",
+    Kind.GRAD: "the gradient",
+    Kind.OPTIMIZER_STATE: "the optimizer state",
+}
+
+
+def far(divergence: Divergence) -> str:
+    """How far apart a and b are, in units people know; "" where unknown."""
+    rel, a, b = divergence.rel_l2, divergence.a, divergence.b
+    if a is None or b is None:
+        return ""
+    if a.layout.shape != b.layout.shape:
+        return f"shape {_shape(a.layout.shape)} against {_shape(b.layout.shape)}"
+    parts = []
+    if a.layout.dtype != b.layout.dtype:
+        parts.append(f"{a.layout.dtype} against {b.layout.dtype}")
+    for name, word in (("nans", "NaN"), ("infs", "Inf")):
+        one, two = a.stats.get(name, 0), b.stats.get(name, 0)
+        if one != two:
+            parts.append(f"{one:.0f} {word} against {two:.0f}")
+    if rel is not None and Status.VALUE not in (a.status, b.status):
+        computed = divergence.site.kind in _COMPUTED
+        parts.append(amount(rel, a.layout.dtype, b.layout.dtype, coarser=computed))
+    return ", ".join(parts)
+
+
+def apart(divergence: Divergence) -> str:
+    """How far apart a and b are, in brackets after a blank, for the middle of a sentence; "" where unknown."""
+    distance = far(divergence)
+    return f" ({distance})" if distance else ""
+
+
+def amount(rel: float, dtype_a: str, dtype_b: str, *, coarser: bool = True) -> str:
+    """A relative distance in words.
+
+    Args:
+        rel: the distance.
+        dtype_a: dtype of run a's tensor.
+        dtype_b: dtype of run b's.
+        coarser: whether the rounding of a coarser dtype than these is worth a thought.
+    """
+    if rel < RESOLUTION:
+        return f"less than {RESOLUTION:.0e} relative".replace("e-0", "e-")
+    unit = rounding(rel, dtype_a, dtype_b)
+    if unit is not None and (coarser or unit[1] in (dtype_a, dtype_b)):
+        return f"relative L2 {rel:.1e}, about {_times(unit[0])} the rounding of {unit[1]}"
+    if rel >= 0.01:
+        return f"relative L2 {rel:.2g}"
+    return f"relative L2 {rel:.1e}"
+
+
+def _times(k: float) -> str:
+    return f"{k:.0f} x" if k >= 9.5 else f"{k:.1f} x".replace(".0 x", " x")
+
+
+def _shape(shape: Sequence[int]) -> str:
+    return "x".join(map(str, shape)) if shape else "scalar"
+
+
+def what(site: Site) -> str:
+    """A site in words: `the input [0] of GPT.head`."""
+    path = f" {site.path}" if site.path else ""
+    call = f" (call {site.call})" if site.call else ""
+    if site.kind is Kind.BATCH:
+        return (
+            f"the batch{f' {site.call}' if site.call else ''} from {site.fqn}{f' ({site.path})' if site.path else ''}"
+        )
+    if site.kind is Kind.RNG:
+        return f"the random state of {site.fqn}"
+    if site.kind is Kind.LOSS:
+        return f"the loss{f' of backward {site.call}' if site.call else ''}{path}"
+    if site.kind in {Kind.PARAM, Kind.BUFFER}:
+        return f"{_WHAT[site.kind]} {site.fqn}"
+    if site.kind is Kind.OPTIMIZER_STATE:
+        return f"the optimizer state {site.path} of {site.fqn}"
+    if site.kind is Kind.OP_OUTPUT:
+        return _operator(site) + call
+    return f"{_WHAT.get(site.kind, site.kind.value)}{path} of {site.fqn}{call}"
+
+
+def _operator(site: Site) -> str:
+    """The result of an operator: `result [0] of the backward operator aten.gelu_backward.default of GPT.act`."""
+    name, bracket, place = site.path.partition("[")
+    backward = "backward " if site.phase is Phase.BACKWARD else ""
+    text = f"result [{place} of the " if bracket else "the "
+    where = "the script itself" if site.fqn == "script" else site.fqn
+    return f"{text}{backward}operator {name} of {where}"
+
+
+def named(site: Site, module_class: str) -> str:
+    """A module and its class."""
+    return f"{site.fqn} ({module_class})" if module_class and module_class != site.fqn else site.fqn
+
+
+def scaled(divergence: Divergence) -> str:
+    """That b is a multiple of a, where it is."""
+    return "" if divergence.scale is None else f"; b is {divergence.scale:.6g} times a"
+
+
+def path_of(site: Site) -> str:
+    """A path with a blank before it, "" for none."""
+    return f" {site.path}" if site.path else ""
+
+
+def both_values(divergence: Divergence) -> str:
+    """Both values of a scalar, for a sentence."""
+    a, b = divergence.a, divergence.b
+    if a is None or b is None or a.layout.numel != 1 or b.layout.numel != 1:
+        return ""
+    one, two = (side.text or _number(side.stats.get("mean")) for side in (a, b))
+    return f" ({one} in a, {two} in b)" if one and two and one != two else ""
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.6g}"
+
+
+def often(count: int) -> str:
+    """How often, in words."""
+    return {1: "once", 2: "twice"}.get(count, f"{count} times")

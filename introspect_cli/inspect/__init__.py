@@ -1,0 +1,1 @@
+"""One run as data: overview, module tree, history, data flow."""

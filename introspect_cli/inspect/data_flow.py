@@ -1,0 +1,273 @@
+"""The dataflow of one step, as data: operators, what they were given, and what of them is worth showing.
+
+A step of a real model runs thousands of operators and most say nothing new. So the graph can be pruned: operators that
+leave the scale of their one input as it is, the middle ones of repeated layers, and whatever was not asked for by name
+are taken out, and what they passed on is joined up.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from introspect_cli.compare.join.renames import selects
+from introspect_cli.errors import UsageError
+from introspect_cli.inspect.history import steps_in_words
+from introspect_cli.inspect.overview import reader_of
+from introspect_cli.records import OTHERS, Kind, Phase, Record, Status
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from introspect_cli.compare.result import DiffResult
+
+UNCHANGED = 2.0**-16
+"""Relative change of the mean of absolutes up to which an operator leaves the scale as it is."""
+
+_LAYER = re.compile(r"\.(\d+)(?=\.|$)")
+_NOT_COMPARED = ""
+
+
+@dataclass(frozen=True)
+class Node:
+    """One result of an operator, or a parameter that operators are given.
+
+    Attributes:
+        number: the site's number in its run.
+        record: the record.
+        forward: number of the forward operator that a backward one belongs to; None for others.
+        inputs: floating point inputs, parameters and what no recorded operator wrote among them.
+        state: in a comparison `equal`, `origin`, `diverged`, `only a`, `only b`; "" outside one.
+        rel_l2: relative distance in a comparison; None where not measured.
+    """
+
+    number: int
+    record: Record
+    forward: int | None = None
+    inputs: int = 0
+    state: str = _NOT_COMPARED
+    rel_l2: float | None = None
+
+    @property
+    def name(self) -> str:
+        """The operator, or the parameter."""
+        site = self.record.site
+        return site.path if site.kind is Kind.OP_OUTPUT else site.fqn
+
+    @property
+    def scale(self) -> float | None:
+        """Mean of absolutes; None where not measured."""
+        return self.record.summary.stats.get("amean")
+
+    @property
+    def nonfinite(self) -> bool:
+        """Whether it holds NaN or infinities."""
+        stats = self.record.summary.stats
+        return bool(stats.get("nans", 0) or stats.get("infs", 0))
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Operators and what flows between them.
+
+    Attributes:
+        step: the step.
+        nodes: in the order they ran.
+        edges: pairs of node numbers, from what wrote a value to what was given it.
+        total: nodes before pruning.
+    """
+
+    step: int
+    nodes: tuple[Node, ...]
+    edges: tuple[tuple[int, int], ...]
+    total: int
+    notes: tuple[str, ...] = field(default=())
+
+
+def graph_of(run: Any, step: int | None = None, rank: int | None = None) -> Graph:
+    """The dataflow of a step.
+
+    Args:
+        run: an opened run.
+        step: which; None for the first that has operators.
+        rank: which; None for the first.
+
+    Raises:
+        UsageError: the run has no such step, or no operators in it.
+    """
+    reader = reader_of(run, rank)
+    steps = [int(number) for number in reader.entries["step"]] if step is None else [step]
+    for number in steps[:8]:
+        if number not in reader:
+            raise UsageError(f"{run.path} has no step {number}: {steps_in_words(reader)}.")
+        graph = _read(reader, number)
+        if graph.nodes:
+            return graph
+    where = f"step {step}" if step is not None else "its first steps"
+    raise UsageError(f"{run.path} has no operators in {where}: capture it with --level op.")
+
+
+def _read(reader: Any, step: int) -> Graph:
+    batch = reader.read(step)
+    order = sorted(range(len(batch.site)), key=lambda row: int(batch.sequence[row]))
+    params: dict[int, Record] = {}
+    nodes: dict[int, Node] = {}
+    edges: list[tuple[int, int]] = []
+    for row in order:
+        record = reader.record(batch, row, step)
+        number = int(batch.site[row])
+        if record.site.kind is Kind.PARAM:
+            params[number] = record
+            continue
+        if record.site.kind is not Kind.OP_OUTPUT or record.site.path == OTHERS:
+            continue
+        given, inputs, forward = _remarks(record.summary.text)
+        nodes[number] = Node(number, record, forward, inputs)
+        edges += [(start, number) for start in given if start in nodes and start != number]
+    return Graph(step, tuple(nodes.values()), tuple(dict.fromkeys(edges)), len(nodes))
+
+
+def _remarks(text: str) -> tuple[list[int], int, int | None]:
+    """Sites an operator was given, how many inputs it had, and the forward operator it belongs to, from a text."""
+    given: list[int] = []
+    inputs, forward = 0, None
+    for word in text.split():
+        if word.startswith("<"):
+            words = word[1:].split(",")
+            given, inputs = [int(number) for number in words if number.isdigit()], len(words)
+        elif word.startswith("^") and word[1:].isdigit():
+            forward = int(word[1:])
+    return given, inputs, forward
+
+
+def prune(graph: Graph, targets: tuple[str, ...] = (), *, scales: bool = True, layers: bool = True) -> Graph:
+    """Take out what says nothing new, and join up what it passed on.
+
+    Args:
+        graph: what to prune.
+        targets: globs over FQNs or operator names to keep; all where empty.
+        scales: take out operators with one input whose mean of absolutes they and the backward operators that belong
+            to them leave within a relative 2^-16. What has several inputs stays.
+        layers: of layers that are numbered alike, keep the first and the last; and leave out what runs on gradients
+            between the backward pass and the optimizer step, which is as much as there are parameters.
+
+    Returns:
+        the rest. What diverges in the forward or backward pass, or holds NaN or infinities, always stays.
+    """
+    gone: set[int] = set()
+    if targets:
+        gone |= {node.number for node in graph.nodes if not _targeted(node, targets)}
+    if layers:
+        gone |= _middle(graph)
+    if scales:
+        gone |= _unchanging(graph)
+    gone -= {node.number for node in graph.nodes if node.nonfinite or node.state not in (_NOT_COMPARED, "equal")}
+    if layers:
+        gone |= {
+            node.number for node in graph.nodes if node.record.site.phase is Phase.OPTIMIZER and not _telling(node)
+        }
+    return without(graph, gone)
+
+
+def _telling(node: Node) -> bool:
+    return node.nonfinite or node.state == "origin"
+
+
+def _targeted(node: Node, targets: tuple[str, ...]) -> bool:
+    return (
+        selects(node.record.site.fqn, targets) or selects(node.name, targets) or selects(node.record.info.op, targets)
+    )
+
+
+def _unchanging(graph: Graph) -> set[int]:
+    by_number = {node.number: node for node in graph.nodes}
+    inputs: dict[int, list[int]] = {}
+    for start, end in graph.edges:
+        inputs.setdefault(end, []).append(start)
+
+    def same(node: Node) -> bool:
+        given = inputs.get(node.number, [])
+        if len(given) != 1 or node.inputs != 1:
+            return False
+        before, after = by_number[given[0]].scale, node.scale
+        return before is not None and after is not None and abs(after - before) <= UNCHANGED * abs(before)
+
+    candidates = {node.number for node in graph.nodes if same(node)}
+    # A forward operator and its backward ones go together or not at all.
+    kept = {node.forward for node in graph.nodes if node.forward is not None and node.number not in candidates}
+    candidates -= kept
+    return {
+        number for number in candidates if by_number[number].forward is None or by_number[number].forward in candidates
+    }
+
+
+def _middle(graph: Graph) -> set[int]:
+    """Nodes in numbered layers that are neither the first nor the last of their kind."""
+    numbers: dict[str, set[int]] = {}
+    places: dict[int, list[tuple[str, int]]] = {}
+    for node in graph.nodes:
+        fqn = node.record.site.fqn
+        for found in _LAYER.finditer(fqn):
+            head, number = fqn[: found.start()], int(found[1])
+            numbers.setdefault(head, set()).add(number)
+            places.setdefault(node.number, []).append((head, number))
+    return {
+        number
+        for number, own in places.items()
+        if any(min(numbers[head]) < layer < max(numbers[head]) for head, layer in own)
+    }
+
+
+def without(graph: Graph, gone: Iterable[int]) -> Graph:
+    """The graph without some nodes; what led into one leads to what it led to."""
+    gone = set(gone)
+    after: dict[int, list[int]] = {}
+    for start, end in graph.edges:
+        after.setdefault(start, []).append(end)
+    reached: dict[int, tuple[int, ...]] = {}
+    # Nodes stand in the order they ran, so what follows one is known before it when walked from the end.
+    for node in reversed(graph.nodes):
+        ends: dict[int, None] = {}
+        for end in after.get(node.number, []):
+            ends.update(dict.fromkeys(reached.get(end, ()) if end in gone else (end,)))
+        reached[node.number] = tuple(ends)
+    nodes = tuple(node for node in graph.nodes if node.number not in gone)
+    edges = tuple((node.number, end) for node in nodes for end in reached[node.number])
+    return replace(graph, nodes=nodes, edges=edges)
+
+
+def marked(graph: Graph, result: DiffResult) -> Graph:
+    """The graph of run a (of run b, where b alone has operators) with what a comparison found at each operator."""
+    found = {(item.step, item.site): item for item in result.divergences}
+    nodes = []
+    for node in graph.nodes:
+        item = found.get((graph.step, node.record.site))
+        if item is None:
+            nodes.append(replace(node, state="equal"))
+        elif item.a is None or item.b is None:
+            nodes.append(replace(node, state="only b" if item.a is None else "only a"))
+        else:
+            state = "origin" if item.role.value == "origin" else "diverged"
+            nodes.append(replace(node, state=state, rel_l2=item.rel_l2))
+    lonely = [item for item in result.divergences if item.a is None and item.step == graph.step]
+    own = [item.site for item in lonely if item.site.kind is Kind.OP_OUTPUT]
+    notes = graph.notes
+    if own:
+        shown = ", ".join(f"{site.path} of {site.fqn}" for site in own[:4])
+        notes = (*notes, f"{len(own)} operators run in b alone and are not drawn: {shown}{', ...' if own[4:] else ''}.")
+    return replace(graph, nodes=tuple(nodes), notes=notes)
+
+
+def backward_of(graph: Graph) -> dict[int, Node]:
+    """For each forward operator, the first backward one that belongs to it: the gradient it passes on."""
+    found: dict[int, Node] = {}
+    for node in graph.nodes:
+        if node.forward is not None and node.record.site.phase is Phase.BACKWARD:
+            found.setdefault(node.forward, node)
+    return found
+
+
+def measured(node: Node) -> bool:
+    """Whether a node has statistics."""
+    return node.record.summary.status is not Status.NOT_OBSERVED and node.scale is not None

@@ -1,0 +1,126 @@
+"""The records of one step, and one site over all steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from introspect_cli.compare.join.renames import selects
+from introspect_cli.errors import UsageError
+from introspect_cli.inspect.overview import reader_of
+from introspect_cli.records import Kind, Record, Status
+
+
+@dataclass(frozen=True)
+class History:
+    """One site over all steps.
+
+    Attributes:
+        site: the site, in words for a table.
+        kind: its kind.
+        steps: steps at which it was recorded.
+        values: the statistic at each; None where it has none.
+        texts: for plain values, their text at each.
+    """
+
+    site: str
+    kind: str
+    steps: tuple[int, ...]
+    values: tuple[float | None, ...]
+    texts: tuple[str, ...] = field(default=())
+
+
+def step_records(
+    run: Any, step: int, kinds: frozenset[Kind], modules: tuple[str, ...], *, rank: int | None = None
+) -> list[Record]:
+    """The records of a step, in the order they were made.
+
+    Raises:
+        UsageError: the run has no such step or rank.
+    """
+    reader = reader_of(run, rank)
+    if step not in reader:
+        raise UsageError(f"{run.path} has no step {step}: {steps_in_words(reader)}.")
+    return [
+        record
+        for record in reader.records(step)
+        if (not kinds or record.site.kind in kinds) and (not modules or selects(record.site.fqn, modules))
+    ]
+
+
+def steps_in_words(reader: Any) -> str:
+    """Which steps a rank has."""
+    if not len(reader):
+        return "it has no complete step"
+    numbers = reader.entries["step"]
+    return f"it has {len(numbers)} from {int(numbers[0])} to {int(numbers[-1])}"
+
+
+def histories(run: Any, fqn: str, stat: str, kinds: frozenset[Kind], *, rank: int | None = None) -> list[History]:
+    """All sites of an FQN (or glob) over all steps.
+
+    Raises:
+        UsageError: the run has no site of that name, or the statistic is unknown or was not kept.
+    """
+    from introspect_cli.store.derived import DERIVED_STATS
+
+    reader = reader_of(run, rank)
+    sites = reader.sites
+    chosen = [
+        number
+        for number in range(len(sites))
+        if selects_exactly(sites.fqn[number], fqn) and (not kinds or Kind(sites.kind[number]) in kinds)
+    ]
+    if not chosen:
+        raise UsageError(f"{run.path} has no record of {fqn!r}{_near(fqn, set(sites.fqn))}.")
+    wanted = set(chosen)
+    points: dict[int, list[tuple[int, float | None, str]]] = {number: [] for number in chosen}
+    known = False
+    for row in range(len(reader)):
+        batch = reader.read_row(row)
+        step = int(reader.entries["step"][row])
+        known = known or stat in batch.floats or stat in batch.counts or (bool(batch.floats) and stat in DERIVED_STATS)
+        places = np.flatnonzero(np.isin(np.asarray(batch.site), chosen))
+        for place in places:
+            number = int(batch.site[place])
+            if number in wanted:
+                record = reader.record(batch, int(place), step)
+                text = record.summary.text if record.summary.status is Status.VALUE else ""
+                points[number].append((step, _number(record.summary.stats.get(stat), text), text))
+    if not known and not any(text for own in points.values() for _, _, text in own):
+        raise UsageError(f"{run.path} keeps no statistic {stat!r}; try --stat mean, std, min, max or l2.")
+    return [_history(sites, number, points[number]) for number in chosen if points[number]]
+
+
+def _history(sites: Any, number: int, own: list[tuple[int, float | None, str]]) -> History:
+    site, _ = sites[number]
+    call = f" #{site.call}" if site.call else ""
+    name = f"{site.phase.value} {site.kind.value} {site.fqn}{site.path and ' ' + site.path}{call}"
+    steps, values, texts = zip(*own, strict=True)
+    return History(name, site.kind.value, steps, values, texts if any(texts) else ())
+
+
+def _number(value: float | None, text: str) -> float | None:
+    if value is not None or not text:
+        return value
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def selects_exactly(name: str, pattern: str) -> bool:
+    """Whether a glob matches a name itself, with or without the root's name."""
+    from fnmatch import fnmatchcase
+
+    return name == pattern or fnmatchcase(name, pattern) or fnmatchcase(name.partition(".")[2], pattern)
+
+
+def _near(name: str, names: set[str]) -> str:
+    """A hint at a name that looks like it."""
+    import difflib
+
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    return f"; did you mean {close[0]!r}?" if close else "; `show --tree` lists its modules"
