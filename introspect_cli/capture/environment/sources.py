@@ -22,7 +22,8 @@ _FOREIGN = tuple(
         if (path := sysconfig.get_paths().get(name))
     }
 )
-_OURS = os.path.realpath(Path(__file__).parent.parent) + os.sep
+OURS = os.path.realpath(Path(__file__).parents[2]) + os.sep
+"""The directory of this package."""
 _LARGEST = 8 * 2**20
 
 
@@ -47,7 +48,7 @@ def is_users(path: str) -> bool:
     if not path or path.startswith("<"):
         return False
     real = os.path.realpath(path)
-    return not real.startswith((*_FOREIGN, _OURS)) and f"{os.sep}site-packages{os.sep}" not in real
+    return not real.startswith((*_FOREIGN, OURS)) and f"{os.sep}site-packages{os.sep}" not in real
 
 
 def relative(path: str) -> str:

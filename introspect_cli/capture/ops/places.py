@@ -6,7 +6,6 @@ Frames are walked only for calls that were not met before, and each code object 
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from introspect_cli.capture import private_api
@@ -15,7 +14,6 @@ from introspect_cli.capture.environment import sources
 if TYPE_CHECKING:
     from types import CodeType, FrameType
 
-_OURS = os.path.realpath(Path(__file__).parent.parent) + os.sep
 _ENGINE = os.path.join("torch", "autograd", "graph.py")  # noqa: PTH118 - the end of a file name, no path
 _DEEPEST = 200
 
@@ -33,7 +31,7 @@ class Places:
         code = frame.f_code
         judged = self._ours.get(id(code))  # the hash of a code object goes through all of its constants
         if judged is None:
-            judged = self._ours[id(code)] = (code, code.co_filename.startswith(_OURS))
+            judged = self._ours[id(code)] = (code, code.co_filename.startswith(sources.OURS))
         return judged[1]
 
     def line(self, frame: FrameType | None) -> str:
