@@ -6,12 +6,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.clock import step
+from introspect_cli.version import __version__
 
 if TYPE_CHECKING:
     from introspect_cli.api import diff, open_run, recording
     from introspect_cli.transformed import compare_transformed
-
-__version__ = "0.1.0"
 
 __all__ = ["__version__", "compare_transformed", "diff", "open_run", "recording", "step"]
 

@@ -20,9 +20,9 @@ from typing import Any, NoReturn
 
 import click
 
-from introspect_cli import __version__
 from introspect_cli.errors import IntrospectError
 from introspect_cli.exit_codes import UNDECIDED
+from introspect_cli.version import __version__
 
 VERBS = {
     "bisect": "Find the commit or the settings that made a script diverge.",

@@ -16,8 +16,8 @@ from introspect_cli.capture.options import CaptureOptions
 from introspect_cli.capture.probes.rng import RngProbe
 from introspect_cli.capture.probes.vjp import VjpProbe
 from introspect_cli.capture.regions.compile import CompileProbe
-from introspect_cli.capture.regions.graph_operators import CompiledOps
-from introspect_cli.capture.regions.tap_sites import TapProbe
+from introspect_cli.capture.regions.operators import CompiledOps
+from introspect_cli.capture.regions.probe import TapProbe
 from introspect_cli.compare.result import Verdict
 from introspect_cli.errors import StoreError
 from introspect_cli.records import Kind

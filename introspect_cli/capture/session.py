@@ -16,7 +16,6 @@ import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from introspect_cli import __version__
 from introspect_cli.capture.environment import determinism, redact, sources
 from introspect_cli.capture.generators import numpy_state, python_state
 from introspect_cli.capture.imports import ImportWatch
@@ -27,6 +26,7 @@ from introspect_cli.errors import IntrospectError, StoreError
 from introspect_cli.script import Ending, Target, check, leave, run
 from introspect_cli.store.names import RUNS
 from introspect_cli.store.writer import StoreWriter
+from introspect_cli.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Callable

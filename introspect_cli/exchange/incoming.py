@@ -102,7 +102,7 @@ def write_run(
     Raises:
         StoreError: there is a run already (without `force`), or it cannot be written.
     """
-    from introspect_cli import __version__
+    from introspect_cli.version import __version__
 
     ordered = sorted(steps, key=lambda found: (found.rank, found.step))
     kinds = sorted({site.kind.value for found in ordered for site, _, _ in found.rows})

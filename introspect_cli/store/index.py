@@ -14,7 +14,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from introspect_cli import __version__
 from introspect_cli.errors import StoreError
 from introspect_cli.store.arrow import schema_message
 from introspect_cli.store.digest import chained
@@ -35,6 +34,7 @@ from introspect_cli.store.format import (
     row_bytes,
 )
 from introspect_cli.store.names import FORMAT
+from introspect_cli.version import __version__
 
 Entries = NDArray[np.void]
 

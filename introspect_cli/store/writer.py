@@ -14,12 +14,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from introspect_cli import __version__
 from introspect_cli.errors import StoreError
 from introspect_cli.store import documents
 from introspect_cli.store.files import Folder, reason
 from introspect_cli.store.locks import take
 from introspect_cli.store.names import FORMAT, LIMIT_DOCUMENT, LOCK, MANIFEST, SETTINGS, TENSORS
+from introspect_cli.version import __version__
 
 if TYPE_CHECKING:
     from types import TracebackType

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from introspect_cli.capture.ops.schema import OpFacts
     from introspect_cli.capture.probes.modules import ModuleProbe
     from introspect_cli.capture.probes.optimizers import OptimizerProbe
-    from introspect_cli.capture.regions.tap_sites import Place
 
 
 class OpMode(TorchDispatchMode):
@@ -257,26 +256,27 @@ class OpProbe:
         """Whether a result of its type is recorded."""
         return self._all_dtypes or value.dtype in FLOATS
 
-    def inside(self, place: Place | None, facts: OpFacts, before: int, source: str) -> OpCall | None:
+    def scope(self, phase: Phase, fqn: str, module_class: str, *, watched: bool) -> Scope:
+        """A module in a phase, in a region that runs as one."""
+        return self._calls.scope(fqn, phase, module_class, watched=watched)
+
+    def inside(self, scope: Scope | None, facts: OpFacts, before: int, source: str) -> OpCall | None:
         """The call of an operator in a region that runs as one; None if it is not recorded now.
 
         Args:
-            place: where it runs.
+            scope: where it runs.
             facts: the operator.
             before: how many of its sort the region runs there before it.
             source: the user's line.
         """
-        if place is None or not place.watched or not self.live:
+        if scope is None or not scope.watched or not self.live:
             return None
-        return self._calls.ahead(self._scope_of(place), facts, before, source)
+        return self._calls.ahead(scope, facts, before, source)
 
-    def passed(self, place: Place | None, facts: OpFacts, times: int) -> None:
+    def passed(self, scope: Scope | None, facts: OpFacts, times: int) -> None:
         """A region that runs as one has run, and an operator so many times in it."""
-        if place is not None:
-            self._calls.passed(self._scope_of(place), facts, times)
-
-    def _scope_of(self, place: Place) -> Scope:
-        return self._calls.scope(place.fqn, place.phase, place.module_class, watched=place.watched)
+        if scope is not None:
+            self._calls.passed(scope, facts, times)
 
     def record(self, call: OpCall, path: str, value: torch.Tensor | None, given_by: list[int], reason: str = "") -> int:
         """Record what an operator inside a region gave, or why it was not seen; the number of its site."""

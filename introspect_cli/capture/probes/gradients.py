@@ -11,9 +11,9 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from introspect_cli.capture.weak import ById
 
+if TYPE_CHECKING:
     import torch
 
     from introspect_cli.capture.probes.guard import Guard
@@ -32,8 +32,7 @@ class GradientProbe:
         self._watched: dict[int, tuple[weakref.ref[torch.Tensor], int, list[int]]] = {}
         self._leaf_handles: list[Any] = []
         self._on = False
-        self.elsewhere: Callable[[torch.Tensor, int], bool] | None = None
-        """Whether somebody else tells the gradient of a tensor at a site: what left a compiled region."""
+        self._elsewhere: ById[list[int] | str] = ById()
 
     def install(self) -> None:
         """Begin to watch; hooks come with the tensors."""
@@ -49,7 +48,12 @@ class GradientProbe:
 
         A recomputed forward may be given the very tensors of the first one, whose gradients have their sites.
         """
-        if self.elsewhere is not None and self.elsewhere(tensor, site):
+        elsewhere = self._elsewhere.get(tensor)
+        if isinstance(elsewhere, str):
+            self._recorder.missing(site, elsewhere)
+            return
+        if elsewhere is not None:
+            elsewhere.append(site)
             return
         key = id(tensor)
         version = tensor._version  # noqa: SLF001 - the documented-by-use counter of in-place writes
@@ -77,6 +81,14 @@ class GradientProbe:
             # A leaf outlives its graph: without this, a parameter used as an input would gather hooks for ever.
             self._leaf_handles.append(handle)
 
+    def told_elsewhere(self, tensor: torch.Tensor, sites: list[int]) -> None:
+        """Watch a tensor no longer: whoever holds the list records the gradient at the sites that come into it."""
+        self._elsewhere.set(tensor, sites)
+
+    def untold(self, tensor: torch.Tensor, reason: str) -> None:
+        """Watch a tensor no longer: its whole gradient cannot be seen."""
+        self._elsewhere.set(tensor, reason)
+
     def _arrived(self, sites: list[int], gradient: torch.Tensor) -> None:
         if self.name in self._guard.failed:
             return
@@ -88,6 +100,7 @@ class GradientProbe:
     def forget(self) -> None:
         """Let go of the step's tensors; graphs that are still alive keep their hooks."""
         self._watched.clear()
+        self._elsewhere.clear()
         handles, self._leaf_handles = self._leaf_handles, []
         for handle in handles:
             handle.remove()

@@ -19,7 +19,7 @@ from introspect_cli.capture.probes.optimizers import OptimizerProbe
 from introspect_cli.capture.probes.rng import RngProbe
 from introspect_cli.capture.probes.state import StateProbe
 from introspect_cli.capture.recorder import Recorder
-from introspect_cli.capture.regions.tap_sites import TapProbe
+from introspect_cli.capture.regions.probe import TapProbe
 from introspect_cli.tensors.summarize import Summarizer
 
 if TYPE_CHECKING:
@@ -107,9 +107,9 @@ class Probes:
             )
             self._probes.append(ops)
             if self._compile is not None and options.compile == "keep":
-                from introspect_cli.capture.regions.graph_operators import CompiledOps
+                from introspect_cli.capture.regions.operators import CompiledOps
 
-                taps.operators = CompiledOps(self.context, taps, ops)
+                self._compile.look_at_operators(CompiledOps(self.context, taps, ops))
 
     def tap_compiled(self, module: nn.Module) -> None:
         """Tap what a compiled module wraps, if it is one and has not been compiled yet."""

@@ -3,7 +3,7 @@
 A compiled region runs no module and no hook. `boundary` records what goes in and comes out of it and changes nothing.
 `eager` asks torch to run every region as python. `keep` puts taps on every module before the first compile, so that
 they are compiled in: inputs are looked at, outputs replaced by a copy that gradients pass through too, and the graph is
-rewritten so that each gradient is a whole value's (`compiled_graph`). A tap ends a fusion: kernels are split at every
+rewritten so that each gradient is a whole value's (`gradients`). A tap ends a fusion: kernels are split at every
 module, and results may differ by rounding from those of a region without taps.
 """
 
@@ -18,17 +18,17 @@ from torch import nn
 
 from introspect_cli.capture import private_api
 from introspect_cli.capture.probes.patches import Patch
-from introspect_cli.capture.regions.graph_gradients import rewrite
+from introspect_cli.capture.regions.gradients import rewrite
 from introspect_cli.capture.regions.tap_op import NOTHING, ORDER
-from introspect_cli.capture.regions.tap_sites import PLAIN, text_of
+from introspect_cli.capture.regions.taps import PLAIN, text_of
 from introspect_cli.records import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from introspect_cli.capture.context import Context
-    from introspect_cli.capture.regions.graph_operators import Graph
-    from introspect_cli.capture.regions.tap_sites import TapProbe
+    from introspect_cli.capture.regions.operators import CompiledOps, Graph
+    from introspect_cli.capture.regions.probe import TapProbe
 
 KEPT = (
     "taps are compiled into the regions (--compile keep): kernels are not fused across them, so results may differ "
@@ -112,6 +112,7 @@ class CompileProbe:
         """Take what all probes share, the taps' own probe, what to do, and who is told of it."""
         self._context = context
         self._taps = taps
+        self._operators: CompiledOps | None = None
         self._mode = mode
         self._note = note
         self._handles: list[Any] = []
@@ -121,6 +122,11 @@ class CompileProbe:
         self.runs_as_python = mode == "eager" and hasattr(torch.compiler, "set_stance")
         """Whether compiled regions are run as python."""
         self._on = False
+
+    def look_at_operators(self, operators: CompiledOps) -> None:
+        """Have single operators inside regions recorded, too."""
+        self._operators = operators
+        self._taps.pass_operators(operators)
 
     def install(self) -> None:
         """Replace `torch.compile`, which `Module.compile` calls too."""
@@ -190,20 +196,21 @@ class CompileProbe:
     def _operators_in(self, graph_module: Any) -> Graph | None:
         """Have single operators of a graph looked at, if that is wanted."""
         try:
-            return None if self._taps.operators is None else self._taps.operators.put_in(graph_module)
+            return None if self._operators is None else self._operators.put_in(graph_module)
         except Exception as error:
             self._blind(error)
             return None
 
     def _counted(self, graph: Graph) -> None:
         try:
-            if self._taps.operators is not None:
-                self._taps.operators.ran(graph)
+            if self._operators is not None:
+                self._operators.ran(graph)
         except Exception as error:
             self._blind(error)
 
     def _blind(self, error: Exception) -> None:
-        self._taps.operators = None
+        self._operators = None
+        self._taps.pass_operators(None)
         self._context.guard.failure(self.name, "operators inside compiled regions are", error)
 
     def _compiling(self, model: Any) -> None:

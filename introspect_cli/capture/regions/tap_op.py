@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from introspect_cli.capture.regions.tap_sink import GRADIENT, Sink
+from introspect_cli.capture.regions.taps import GRADIENT, Sink
 
 
 def _tap(x: Tensor, site: str) -> Tensor:

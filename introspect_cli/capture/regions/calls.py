@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from introspect_cli.capture import private_api
 from introspect_cli.capture.ops.values import tensors
-from introspect_cli.capture.regions.graph_gradients import example_of
+from introspect_cli.capture.regions.graph import example_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

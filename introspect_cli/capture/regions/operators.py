@@ -21,8 +21,8 @@ from torch import fx
 
 from introspect_cli.capture.environment import sources
 from introspect_cli.capture.ops.values import outputs, tensors
-from introspect_cli.capture.regions.graph_calls import NOTHING, Known, Ran, watching
-from introspect_cli.capture.regions.graph_gradients import (
+from introspect_cli.capture.regions.calls import NOTHING, Known, Ran, watching
+from introspect_cli.capture.regions.graph import (
     borrowed,
     calls_ours,
     example_of,
@@ -30,17 +30,17 @@ from introspect_cli.capture.regions.graph_gradients import (
     memory_of,
     through_tap,
 )
-from introspect_cli.capture.regions.tap_sites import OPERATOR
+from introspect_cli.capture.regions.taps import OPERATOR
 from introspect_cli.records import OTHERS, Kind, Phase, Site, SiteInfo
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from introspect_cli.capture.context import Context
-    from introspect_cli.capture.ops.calls import OpCall
+    from introspect_cli.capture.ops.calls import OpCall, Scope
     from introspect_cli.capture.ops.probe import OpProbe
     from introspect_cli.capture.ops.schema import OpFacts
-    from introspect_cli.capture.regions.tap_sites import Place, TapProbe
+    from introspect_cli.capture.regions.probe import TapProbe
 
 _LINE = re.compile(r'File "(.+?)", line (\d+)')
 
@@ -175,45 +175,51 @@ class CompiledOps:
     def saw(self, number: int, value: torch.Tensor) -> None:
         """A look has come by."""
         entry = self._results[number]
-        call = self._call(entry, self._taps.place(entry.module))
+        call = self._call(entry, self._scope(entry.module))
         if call is not None:
             shaped = value if entry.shape is None else value.reshape(entry.shape)
             given = [self._results[other].site if other >= 0 else -1 for other in entry.given]
             entry.site = self._ops.record(call, entry.path, shaped, given)
 
-    def _call(self, entry: _Result, place: Place | None) -> OpCall | None:
-        return self._ops.inside(place, entry.facts, entry.before, entry.source)
+    def _scope(self, module: str) -> Scope | None:
+        place = self._taps.place(module)
+        if place is None:
+            return None
+        return self._ops.scope(place.phase, place.fqn, place.module_class, watched=place.watched)
+
+    def _call(self, entry: _Result, scope: Scope | None) -> OpCall | None:
+        return self._ops.inside(scope, entry.facts, entry.before, entry.source)
 
     def ran(self, graph: Graph) -> None:
         """A graph has run forward: say what of it was not seen, and count its operators."""
         if not self._recorder.wanted or not self._ops.live:
             return
-        places = {module: self._taps.place(module) for module in graph.modules}
+        scopes = {module: self._scope(module) for module in graph.modules}
         for entry in graph.inner:
-            call = self._call(entry, places[entry.module])
+            call = self._call(entry, scopes[entry.module])
             if call is not None:
                 self._ops.record(call, entry.path, None, [], _INNER)
         for (module, facts), times in graph.totals.items():
-            self._ops.passed(places[module], facts, times)
-        root = places.get("")
+            self._ops.passed(scopes[module], facts, times)
+        root = scopes.get("")
         if root is not None and root.phase is Phase.LOSS:
             # a function, or what comes after a graph break in any of the modules that it calls
-            places |= {module: self._taps.place(module) for module in self._taps.numbers().values()}
-        for module, place in places.items():
-            self._mark(place, untold=module in graph.untold)
+            scopes |= {module: self._scope(module) for module in self._taps.numbers().values()}
+        for module, scope in scopes.items():
+            self._mark(scope, untold=module in graph.untold)
 
-    def _mark(self, place: Place | None, *, untold: bool) -> None:
+    def _mark(self, scope: Scope | None, *, untold: bool) -> None:
         """Note that operators of a module, or of its backward pass, are not all seen; once a step."""
-        if place is None or not place.watched:
+        if scope is None or not scope.watched:
             return
-        phases = [(place.phase, _UNTOLD if untold else _INNER)]
-        if place.phase is Phase.LOSS:  # of a function: run as python, some would be in the phase before
+        phases = [(scope.phase, _UNTOLD if untold else _INNER)]
+        if scope.phase is Phase.LOSS:  # of a function: run as python, some would be in the phase before
             phases.append((Phase.DATA, _INNER))
-        if place.phase in {Phase.FORWARD, Phase.LOSS} and torch.is_grad_enabled():
+        if scope.phase in {Phase.FORWARD, Phase.LOSS} and torch.is_grad_enabled():
             phases.append((Phase.BACKWARD, _BACKWARD))
         for phase, reason in phases:
-            site = Site(phase, Kind.OP_OUTPUT, place.fqn, 0, OTHERS)
-            number = self._recorder.site(site, SiteInfo(place.module_class))
+            site = Site(phase, Kind.OP_OUTPUT, scope.fqn, 0, OTHERS)
+            number = self._recorder.site(site, SiteInfo(scope.module_class))
             if number not in self._marked:
                 self._marked.add(number)
                 self._recorder.missing(number, reason)

@@ -14,18 +14,25 @@ for another (the state of an LSTM cell). Of those no gradient is recorded, rathe
 from __future__ import annotations
 
 import itertools
-import operator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import torch
-from torch import fx
-from torch.multiprocessing.reductions import StorageWeakRef
-
-from introspect_cli.capture.regions.tap_sites import OUTSIDE, numbered, wanting, wants_gradient
+from introspect_cli.capture.regions.graph import (
+    arguments,
+    borrowed,
+    calls_ours,
+    has_gradient,
+    may_be_copied,
+    results,
+    through_tap,
+    used_within,
+)
+from introspect_cli.capture.regions.taps import OUTSIDE, numbered, wanting, wants_gradient
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from torch import fx
 
 _NUMBERS = itertools.count()
 """Numbers taps apart, those of all graphs of a process."""
@@ -76,75 +83,22 @@ def rewrite(graph_module: fx.GraphModule) -> Ends:
         graph_module: what Dynamo hands to a backend.
     """
     graph = graph_module.graph
-    arguments, shared = _arguments(graph), borrowed(graph)
+    taken, shared = arguments(graph), borrowed(graph)
     entering: list[tuple[int, str]] = []
     leaving: list[tuple[int, str]] = []
     for value, places in _values(graph):
         if not may_be_copied(graph, value.node, shared):
             leaving += [(place, "") for place in places]
             _untold(value)
-        elif value.node in arguments:
+        elif value.node in taken:
             texts = _renamed(value)
             _retold(value.taps, None)
-            entering += [(arguments.index(value.node), text) for text in texts]
+            entering += [(taken.index(value.node), text) for text in texts]
         else:
             text = _told_inside(graph, value)
             leaving += [(place, text) for place in places]
     graph_module.recompile()
     return Ends(tuple(entering), tuple(leaving))
-
-
-def _arguments(graph: fx.Graph) -> list[fx.Node]:
-    return [node for node in graph.nodes if node.op == "placeholder"]
-
-
-def borrowed(graph: fx.Graph) -> set[object]:
-    """Memory that comes into a graph and goes out again.
-
-    A view of what comes in may be copied unless it goes out again: whoever gets it may write to it.
-    """
-    return {memory_of(argument) for argument in _arguments(graph)} & {memory_of(result) for result in _results(graph)}
-
-
-def may_be_copied(graph: fx.Graph, node: fx.Node, shared: set[object]) -> bool:
-    """Whether all uses of a value may go on with a copy of it.
-
-    Args:
-        graph: what a compiler is given.
-        node: of the value.
-        shared: the graph's `borrowed` memory.
-    """
-    if memory_of(node) in shared and node.op != "placeholder":
-        return False
-    return _settled(graph, node) and not _used_within(node)
-
-
-def through_tap(graph: fx.Graph, node: fx.Node, text: str) -> fx.Node:
-    """Have all uses of a value go on with what a tap makes of it; the tap."""
-    with graph.inserting_after(node):
-        through = graph.call_function(torch.ops.introspect.tap, (node, text))
-    through.meta = dict(node.meta)
-    node.replace_all_uses_with(through, delete_user_cb=lambda user: user is not through)
-    return through
-
-
-def _settled(graph: fx.Graph, node: fx.Node) -> bool:
-    """Whether nothing writes to a value in place once it is there, nor uses its memory by an older name."""
-    version = example_of(node)._version  # noqa: SLF001 - the documented-by-use counter of in-place writes
-    if not version:
-        return True
-    memory, older, writes = memory_of(node), [], 0
-    for other in graph.nodes:
-        if memory_of(other) != memory or other.op in ("placeholder", "output"):
-            continue
-        # What writes in place gives its own argument back. A write that gives nothing is missing in the count.
-        writes += any(example_of(given) is example_of(other) for given in other.all_input_nodes)
-        older.append(other)
-        if other is node:
-            break
-    later = set(itertools.dropwhile(lambda other: other is not node, graph.nodes)) - {node}
-    users = (user for other in older[:-1] for user in other.users)
-    return writes == version and not any(user in later and not calls_ours(user, "look") for user in users)
 
 
 def _values(graph: fx.Graph) -> Iterator[tuple[_Value, list[int]]]:
@@ -154,26 +108,20 @@ def _values(graph: fx.Graph) -> Iterator[tuple[_Value, list[int]]]:
     for node in graph.nodes:
         if calls_ours(node, "look", "tap"):
             source = source_of.get(node.args[0], node.args[0])
-            if _has_gradient(source):
+            if has_gradient(source):
                 value = found.setdefault(source, _Value(source))
                 if calls_ours(node, "tap"):
                     value.taps.append(node)
                     source_of[node] = source
     leaving: dict[fx.Node, list[int]] = {}
-    for place, result in enumerate(_results(graph)):
-        if _has_gradient(result) and result.op != "placeholder":
+    for place, result in enumerate(results(graph)):
+        if has_gradient(result) and result.op != "placeholder":
             source = source_of.get(result, result)
-            if found.get(source, _Value(source)).is_used() or _used_within(source):
+            if found.get(source, _Value(source)).is_used() or used_within(source):
                 found.setdefault(source, _Value(source))
                 leaving.setdefault(source, []).append(place)
     for source, value in found.items():
         yield value, leaving.get(source, [])
-
-
-def _results(graph: fx.Graph) -> list[Any]:
-    """What a graph gives out, in order; nodes most of all."""
-    given = next(node for node in reversed(graph.nodes) if node.op == "output").args[0]
-    return list(given) if isinstance(given, (tuple, list)) else [given]
 
 
 def _told_inside(graph: fx.Graph, value: _Value) -> str:
@@ -209,62 +157,7 @@ def _untold(value: _Value) -> None:
     _retold(value.taps, None)
 
 
-def _used_within(node: fx.Node) -> bool:
-    """Whether the call that gave a value used it for another of its results."""
-    call = node
-    while call.op == "call_function" and call.target is operator.getitem and isinstance(call.args[0], fx.Node):
-        call = call.args[0]
-    if call is node:
-        return False
-    given = {fn for own in call.all_input_nodes for fn in _functions(example_of(own))}
-    value = example_of(node)
-    mine = (value.grad_fn, value.output_nr)
-    waiting = [fn for fn in _functions(example_of(call)) if fn is not value.grad_fn]
-    seen = set(waiting)
-    while waiting:
-        for follows in waiting.pop().next_functions:
-            if follows == mine:
-                return True
-            if follows[0] is not None and follows[0] not in given and follows[0] not in seen:
-                seen.add(follows[0])
-                waiting.append(follows[0])
-    return False
-
-
-def _functions(value: Any) -> list[Any]:
-    """What autograd would run for the tensors in a value."""
-    if isinstance(value, (tuple, list)):
-        return [fn for item in value for fn in _functions(item)]
-    return [value.grad_fn] if isinstance(value, torch.Tensor) and value.grad_fn is not None else []
-
-
 def _retold(taps: list[fx.Node], teller: fx.Node | None, texts: tuple[str, ...] = ()) -> None:
     """Have one tap tell all that is wanted of a gradient, and the others nothing."""
     for tap in taps:
         tap.update_arg(1, "\n".join((str(tap.args[1]), *(texts if tap is teller else ("",)))))
-
-
-def calls_ours(node: Any, *names: str) -> bool:
-    """Whether a node calls one of our operators."""
-    if node.op != "call_function":
-        return False
-    ours = [getattr(torch.ops.introspect, name) for name in names]
-    return any(node.target is packet or node.target is packet.default for packet in ours)
-
-
-def example_of(node: fx.Node) -> Any:
-    """The tensor without contents that tracing left for a node."""
-    return node.meta.get("example_value")
-
-
-def _has_gradient(node: Any) -> bool:
-    value = example_of(node) if isinstance(node, fx.Node) else None
-    return isinstance(value, torch.Tensor) and value.requires_grad
-
-
-def memory_of(value: Any) -> object:
-    """What tells whether two values share memory: a node's, by its example, or a tensor's; None for no such tensor."""
-    value = example_of(value) if isinstance(value, fx.Node) else value
-    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
-        return None
-    return StorageWeakRef(value.untyped_storage()).cdata

@@ -8,13 +8,21 @@ come yet, since the backward pass runs in reverse.
 from __future__ import annotations
 
 import weakref
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from introspect_cli.capture import private_api
 from introspect_cli.capture.ops.calls import SCRIPT
-from introspect_cli.capture.regions.tap_sink import GRADIENT, Sink
-from introspect_cli.capture.weak import ById
+from introspect_cli.capture.regions.taps import (
+    GRADIENT,
+    NUMBER,
+    NUMBERED,
+    OPERATOR,
+    PLAIN,
+    WANTED,
+    Sink,
+    Tapped,
+    parsed,
+)
 from introspect_cli.records import Kind, Phase, Site, SiteInfo
 
 if TYPE_CHECKING:
@@ -27,73 +35,12 @@ if TYPE_CHECKING:
     from introspect_cli.capture.names import ModuleState
     from introspect_cli.capture.probes.gradients import GradientProbe
     from introspect_cli.capture.probes.modules import ModuleProbe
-    from introspect_cli.capture.regions.graph_gradients import Ends
-    from introspect_cli.capture.regions.graph_operators import CompiledOps
-
-SEPARATOR = "|"
-NUMBERED = "#"
-PLAIN = "plain"
-WANTED = "gradient"
-NUMBER = "."
-OPERATOR = "@"
-"""How the text of a look begins that sees an operator's result; the rest is its number."""
-OUTSIDE = "*"
-"""How the text of a gradient begins that is told from inside a graph for a tensor outside."""
+    from introspect_cli.capture.regions.gradients import Ends
 
 _UNSEEN_GRADIENT = (
     "inside a compiled region no tap sees all uses of a value that is written to, or used by the call that gives it"
 )
 _SHARE = "a compiled region uses this value inside, too, where no tap sees it"
-
-
-@dataclass(frozen=True)
-class Tapped:
-    """What a tap's text says.
-
-    Attributes:
-        module: number of the module, or its FQN.
-        kind: `input`, `output`; `parameter` for a module's own parameter.
-        path: where in the nested value.
-        module_class: class of the module, where the text says so.
-        gradient: `gradient` where one will pass that no tap can see; `.` and a number where a tap will; `plain` for a
-            value that is no tensor.
-    """
-
-    module: str
-    kind: str
-    path: str
-    module_class: str
-    gradient: str
-
-
-def text_of(module: str, kind: Kind, path: str = "", module_class: str = "", gradient: str = "") -> str:
-    """The text a tap carries."""
-    return SEPARATOR.join((module, kind.value, module_class, gradient, path))
-
-
-def wants_gradient(text: str) -> bool:
-    """Whether a tap's text asks for the gradient of what it looks at."""
-    return _parsed(text).gradient == WANTED
-
-
-def numbered(text: str, number: int) -> str:
-    """A tap's text that is told from every other; its gradient will be seen."""
-    return _with_gradient(text, f"{NUMBER}{number}")
-
-
-def wanting(text: str) -> str:
-    """A tap's text that asks for a gradient which no tap will see."""
-    return _with_gradient(text, WANTED)
-
-
-def _with_gradient(text: str, gradient: str) -> str:
-    module, kind, module_class, _, path = text.split(SEPARATOR, 4)
-    return SEPARATOR.join((module, kind, module_class, gradient, path))
-
-
-def _parsed(text: str) -> Tapped:
-    module, kind, module_class, gradient, path = text.split(SEPARATOR, 4)
-    return Tapped(module, kind, path, module_class, gradient)
 
 
 def _unwanted(calls: list[ModuleState | None], *, in_graph: bool) -> bool:
@@ -143,17 +90,11 @@ class _Calls:
         return self.number
 
 
-@dataclass
-class _Outside:
-    """A tensor that left a region which uses it inside, too: the sites that its gradient belongs to outside.
+class OperatorLooks(Protocol):
+    """What takes looks at single operators."""
 
-    Attributes:
-        tellable: whether the region tells that gradient.
-        sites: where it is recorded then.
-    """
-
-    tellable: bool
-    sites: list[int] = field(default_factory=list)
+    def saw(self, number: int, value: torch.Tensor) -> None:
+        """A look has come by."""
 
 
 class TapProbe:
@@ -172,22 +113,22 @@ class TapProbe:
         self._calls: dict[tuple[str, Phase], _Calls] = {}
         self._gradients = gradients
         self._open: dict[str, list[list[int]]] = {}
-        self._outside: ById[_Outside] = ById()
-        self.operators: CompiledOps | None = None
-        """Who takes looks at single operators."""
+        self._operators: OperatorLooks | None = None
 
     def install(self) -> None:
         """Take what taps see."""
         Sink.take = self._take
         self._context.on_tick.append(self._ticked)
-        self._gradients.elsewhere = self._told_inside
 
     def remove(self) -> None:
         """Take nothing more."""
         Sink.take = None
-        self._gradients.elsewhere = None
         if self._ticked in self._context.on_tick:
             self._context.on_tick.remove(self._ticked)
+
+    def pass_operators(self, taker: OperatorLooks | None) -> None:
+        """Have looks at single operators taken by somebody, or by nobody."""
+        self._operators = taker
 
     def number(self, module: nn.Module) -> str:
         """What a tap calls a module whose name is not known before it is first called."""
@@ -200,7 +141,6 @@ class TapProbe:
     def _ticked(self) -> None:
         self._calls.clear()
         self._open.clear()
-        self._outside.clear()
 
     def _take(self, value: torch.Tensor, text: str) -> None:
         if not self._recorder.wanted:
@@ -215,10 +155,10 @@ class TapProbe:
             self._context.guard.failure(self.name, "what runs inside compiled and scripted regions is", error)
 
     def _parse(self, text: str) -> Tapped:
-        parsed = self._parsed.get(text)
-        if parsed is None:
-            parsed = self._parsed[text] = _parsed(text)
-        return parsed
+        known = self._parsed.get(text)
+        if known is None:
+            known = self._parsed[text] = parsed(text)
+        return known
 
     def numbers(self) -> dict[int, str]:
         """What taps call each module that has been met and is alive, by its `id`."""
@@ -263,8 +203,8 @@ class TapProbe:
         if not text:
             return  # it is there for the gradient
         if text.startswith(OPERATOR):
-            if self.operators is not None:
-                self.operators.saw(int(text[len(OPERATOR) :]), value)
+            if self._operators is not None:
+                self._operators.saw(int(text[len(OPERATOR) :]), value)
             return
         tapped = self._parse(text)
         place = self.place(tapped.module, tapped.module_class)
@@ -326,19 +266,11 @@ class TapProbe:
                     for site in sites:
                         self._gradients.watch(arguments[place], site)
             for place, text in ends.leaving:
-                outside = _Outside(tellable=bool(text))
-                self._open.setdefault(text, []).append(outside.sites)
-                self._outside.set(results[place], outside)
+                if text:
+                    outside: list[int] = []
+                    self._open.setdefault(text, []).append(outside)
+                    self._gradients.told_elsewhere(results[place], outside)
+                else:
+                    self._gradients.untold(results[place], _SHARE)
         except Exception as error:
             self._context.guard.failure(self.name, "gradients at the ends of compiled regions are", error)
-
-    def _told_inside(self, tensor: torch.Tensor, site: int) -> bool:
-        """Whether a tensor's gradient is not to be watched at the tensor: a region uses the value inside, too."""
-        known = self._outside.get(tensor)
-        if known is None:
-            return False
-        if known.tellable:
-            known.sites.append(site)
-        else:
-            self._recorder.missing(site, _SHARE)
-        return True

@@ -1,0 +1,131 @@
+"""What a compiler's graph says of its values: their memory, who uses them, and whether they may be copied.
+
+In the graph that Dynamo hands to a backend every node carries an example, a tensor without contents, by which memory,
+in-place writes and autograd's own graph can be asked without computing anything.
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from typing import Any
+
+import torch
+from torch import fx
+from torch.multiprocessing.reductions import StorageWeakRef
+
+
+def calls_ours(node: Any, *names: str) -> bool:
+    """Whether a node calls one of our operators."""
+    if node.op != "call_function":
+        return False
+    ours = [getattr(torch.ops.introspect, name) for name in names]
+    return any(node.target is packet or node.target is packet.default for packet in ours)
+
+
+def example_of(node: fx.Node) -> Any:
+    """The tensor without contents that tracing left for a node."""
+    return node.meta.get("example_value")
+
+
+def has_gradient(node: Any) -> bool:
+    """Whether a node's value is a tensor that requires a gradient."""
+    value = example_of(node) if isinstance(node, fx.Node) else None
+    return isinstance(value, torch.Tensor) and value.requires_grad
+
+
+def memory_of(value: Any) -> object:
+    """What tells whether two values share memory: a node's, by its example, or a tensor's; None for no such tensor."""
+    value = example_of(value) if isinstance(value, fx.Node) else value
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return None
+    return StorageWeakRef(value.untyped_storage()).cdata
+
+
+def arguments(graph: fx.Graph) -> list[fx.Node]:
+    """What comes into a graph, in order."""
+    return [node for node in graph.nodes if node.op == "placeholder"]
+
+
+def results(graph: fx.Graph) -> list[Any]:
+    """What a graph gives out, in order; nodes most of all."""
+    given = next(node for node in reversed(graph.nodes) if node.op == "output").args[0]
+    return list(given) if isinstance(given, (tuple, list)) else [given]
+
+
+def borrowed(graph: fx.Graph) -> set[object]:
+    """Memory that comes into a graph and goes out again.
+
+    A view of what comes in may be copied unless it goes out again: whoever gets it may write to it.
+    """
+    return {memory_of(argument) for argument in arguments(graph)} & {memory_of(result) for result in results(graph)}
+
+
+def may_be_copied(graph: fx.Graph, node: fx.Node, shared: set[object]) -> bool:
+    """Whether all uses of a value may go on with a copy of it.
+
+    Args:
+        graph: what a compiler is given.
+        node: of the value.
+        shared: the graph's `borrowed` memory.
+    """
+    if memory_of(node) in shared and node.op != "placeholder":
+        return False
+    return _settled(graph, node) and not used_within(node)
+
+
+def through_tap(graph: fx.Graph, node: fx.Node, text: str) -> fx.Node:
+    """Have all uses of a value go on with what a tap makes of it; the tap."""
+    with graph.inserting_after(node):
+        through = graph.call_function(torch.ops.introspect.tap, (node, text))
+    through.meta = dict(node.meta)
+    node.replace_all_uses_with(through, delete_user_cb=lambda user: user is not through)
+    return through
+
+
+def _settled(graph: fx.Graph, node: fx.Node) -> bool:
+    """Whether nothing writes to a value in place once it is there, nor uses its memory by an older name."""
+    version = example_of(node)._version  # noqa: SLF001 - the documented-by-use counter of in-place writes
+    if not version:
+        return True
+    memory, older, writes = memory_of(node), [], 0
+    for other in graph.nodes:
+        if memory_of(other) != memory or other.op in ("placeholder", "output"):
+            continue
+        # What writes in place gives its own argument back. A write that gives nothing is missing in the count.
+        writes += any(example_of(given) is example_of(other) for given in other.all_input_nodes)
+        older.append(other)
+        if other is node:
+            break
+    later = set(itertools.dropwhile(lambda other: other is not node, graph.nodes)) - {node}
+    users = (user for other in older[:-1] for user in other.users)
+    return writes == version and not any(user in later and not calls_ours(user, "look") for user in users)
+
+
+def used_within(node: fx.Node) -> bool:
+    """Whether the call that gave a value used it for another of its results."""
+    call = node
+    while call.op == "call_function" and call.target is operator.getitem and isinstance(call.args[0], fx.Node):
+        call = call.args[0]
+    if call is node:
+        return False
+    given = {fn for own in call.all_input_nodes for fn in _functions(example_of(own))}
+    value = example_of(node)
+    mine = (value.grad_fn, value.output_nr)
+    waiting = [fn for fn in _functions(example_of(call)) if fn is not value.grad_fn]
+    seen = set(waiting)
+    while waiting:
+        for follows in waiting.pop().next_functions:
+            if follows == mine:
+                return True
+            if follows[0] is not None and follows[0] not in given and follows[0] not in seen:
+                seen.add(follows[0])
+                waiting.append(follows[0])
+    return False
+
+
+def _functions(value: Any) -> list[Any]:
+    """What autograd would run for the tensors in a value."""
+    if isinstance(value, (tuple, list)):
+        return [fn for item in value for fn in _functions(item)]
+    return [value.grad_fn] if isinstance(value, torch.Tensor) and value.grad_fn is not None else []
