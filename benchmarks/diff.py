@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from introspect_cli.records import COUNT_STATS, FLOAT_STATS, Kind, Layout, Phase, Site, SiteInfo
+from introspect_cli.records import STATISTICS, Kind, Layout, Phase, Site, SiteInfo
 from introspect_cli.store.batch import StepBatch
 from introspect_cli.store.writer import StoreWriter
 
@@ -56,14 +56,16 @@ def build(path: Path, steps: int, sites: int, *, change: str = "") -> None:
     layout = writer.layout(Layout((64, 512), "float32", "cpu", "contiguous"))
     base = random.integers(1, 1 << 62, sites, dtype=np.uint64)
     sketch = random.normal(size=(sites, 16)).astype(np.float32) * 45
-    floats = {name: random.normal(size=sites) for name in FLOAT_STATS} | {"var": np.ones(sites)}
+    floats = {name: random.normal(size=sites) for name, own in STATISTICS.items() if own.type != "<i8"} | {
+        "var": np.ones(sites)
+    }
     batch = StepBatch(
         site=np.array(ids, np.uint32),
         sequence=np.arange(sites, dtype=np.uint32),
         layout=np.full(sites, layout, np.uint32),
         status=np.zeros(sites, np.uint8),
         checksum=base,
-        counts={name: np.zeros(sites, np.int64) for name in COUNT_STATS},
+        counts={name: np.zeros(sites, np.int64) for name, own in STATISTICS.items() if own.type == "<i8"},
         floats=floats,
         sketch=sketch * np.float32(1 + 2e-7) if change == "all" else sketch,
         text=[""] * sites,

@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.records import COUNT_STATS, FLOAT_STATS, SKETCH_SIZE, Kind, Layout, Phase, Site, SiteInfo
+from introspect_cli.records import SKETCH_SIZE, STATISTICS, Kind, Layout, Phase, Site, SiteInfo
 from introspect_cli.store.batch import StepBatch
-from introspect_cli.store.format import NARROW
 from introspect_cli.store.reader import open_run
 from introspect_cli.store.writer import StoreWriter
 
@@ -47,10 +46,9 @@ def made(writer: RankWriter, records: int) -> StepBatch:
         ),
         status=np.zeros(records, np.uint8),
         checksum=rng.integers(0, 1 << 63, records, np.uint64),
-        counts={name: np.zeros(records, np.int64) for name in COUNT_STATS},
+        counts={name: np.zeros(records, np.int64) for name, own in STATISTICS.items() if own.type == "<i8"},
         floats={
-            name: rng.standard_normal(records).astype(np.float32 if name in NARROW else np.float64)
-            for name in FLOAT_STATS
+            name: rng.standard_normal(records).astype(own.type) for name, own in STATISTICS.items() if own.type != "<i8"
         },
         sketch=rng.standard_normal((records, SKETCH_SIZE)).astype(np.float32),
         text=["0.001" if row % 33 == 0 else "" for row in range(records)],

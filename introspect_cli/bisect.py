@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from introspect_cli.compare.result import DiffResult, Verdict
 from introspect_cli.errors import UsageError
 from introspect_cli.rerun import Rerun, Variant, capture, judge
-from introspect_cli.store.names import RUNS
+from introspect_cli.store.files import RUNS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

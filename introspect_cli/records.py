@@ -10,15 +10,45 @@ import hashlib
 import json
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
-FLOAT_STATS = ("min", "max", "absmin", "mean", "amean", "var", "skew", "kurt")
-"""Stored float statistics, in column order; NaN where absent."""
 
-COUNT_STATS = ("nans", "posinfs", "neginfs", "zeros")
-"""Stored counts, in column order."""
+@dataclass(frozen=True)
+class Statistic:
+    """A statistic that a store keeps as a column of its records.
 
-SORTED_STATS = ("med", "mode")
-"""Stored on request only: they need a sort and cannot be merged."""
+    Attributes:
+        type: numpy's name of the column's type: `<i8` for a count (-1 where absent), `<f8` or `<f4` (NaN where absent).
+        on_request: kept only where it was asked for: it needs a sort, and cannot be merged.
+    """
+
+    type: str
+    on_request: bool = False
+
+
+STATISTICS: dict[str, Statistic] = {
+    "nans": Statistic("<i8"),
+    "posinfs": Statistic("<i8"),
+    "neginfs": Statistic("<i8"),
+    "zeros": Statistic("<i8"),
+    "min": Statistic("<f8"),
+    "max": Statistic("<f8"),
+    "absmin": Statistic("<f8"),
+    "mean": Statistic("<f8"),
+    "amean": Statistic("<f8"),
+    "var": Statistic("<f8"),
+    "skew": Statistic("<f4"),  # the shape of a distribution needs no more
+    "kurt": Statistic("<f4"),
+    "med": Statistic("<f8", on_request=True),
+    "mode": Statistic("<f8", on_request=True),
+}
+"""What a capture keeps, in column order; `tensors.stats.FORMULAS` says how each is computed.
+
+A store may hold others, of a newer version: a reader takes the columns that are there, by name.
+"""
+
+DERIVED_STATS = ("infs", "absmax", "absmean", "uvar", "std", "l2")
+"""What follows from those, in the order it is shown; `store.batch.derived_stats` says how."""
 
 SKETCH_SIZE = 16
 """float32 values in a sketch."""
@@ -161,9 +191,25 @@ class Summary:
     text: str = ""
 
 
+class Given(NamedTuple):
+    """What an operator was given, and what it belongs to.
+
+    Attributes:
+        inputs: floating point inputs, each once, in the order of the arguments: the number of the site that wrote it
+            last (a parameter's own in phase `start`), -1 where no recorded operator did.
+        forward: for an operator of the backward pass, the number of the first site of the forward operator whose
+            gradient it computes; -1 where that has none.
+        node: the name of that operator, or of the autograd node, where it has no site; "" otherwise.
+    """
+
+    inputs: tuple[int, ...] = ()
+    forward: int = -1
+    node: str = ""
+
+
 @dataclass(frozen=True)
 class Record:
-    """A site and its summary, at one step of one rank."""
+    """A site and its summary, at one step of one rank; `given` is None where nothing is known of inputs."""
 
     step: int
     rank: int
@@ -171,6 +217,7 @@ class Record:
     site: Site
     info: SiteInfo
     summary: Summary
+    given: Given | None = None
 
 
 @dataclass(frozen=True)
@@ -184,6 +231,8 @@ class ModuleInfo:
         parameters: names of its own parameters.
         buffers: names of its own buffers.
         aliases: other FQNs of this module or `name=other.fqn.name` of tied parameters.
+        attributes: its plain attributes, each a name and the `repr` of its value.
+        step: the step from which this holds; a module that changes has another row with the same name.
     """
 
     fqn: str
@@ -192,3 +241,5 @@ class ModuleInfo:
     parameters: tuple[str, ...] = ()
     buffers: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
+    attributes: tuple[tuple[str, str], ...] = ()
+    step: int = 0

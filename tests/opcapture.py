@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from introspect_cli.capture.options import CaptureOptions
 from introspect_cli.capture.session import Session
-from introspect_cli.records import Kind
+from introspect_cli.records import Given, Kind
 from introspect_cli.script import Ending
 from introspect_cli.store.reader import open_run
 
@@ -49,11 +49,10 @@ def named(path, step=0):
 
 def inputs_of(record, by_number):
     """Records of the sites that an operator's inputs came from; `None` for what nothing recorded wrote."""
-    remark = next((word for word in record.summary.text.split() if word.startswith("<")), "<")
-    return [None if number == "-" else by_number.get(int(number)) for number in remark[1:].split(",") if number]
+    given = record.given or Given()
+    return [by_number.get(number) for number in given.inputs]
 
 
 def forward_of(record, by_number):
     """Record of the forward operator that a backward one belongs to, or what is said in its place."""
-    remark = next(word for word in record.summary.text.split() if word.startswith("^"))[1:]
-    return by_number[int(remark)] if remark.isdigit() else remark
+    return by_number[record.given.forward] if record.given.forward >= 0 else record.given.node

@@ -20,13 +20,13 @@ import zlib
 from pathlib import Path
 
 import numpy as np
-from synthetic import row, write_run
+from synthetic import entries_at, row, write_run
 
 from introspect_cli.errors import StoreError
 from introspect_cli.records import ModuleInfo
 from introspect_cli.store import tensorfile
-from introspect_cli.store.digest import chained
 from introspect_cli.store.format import ENTRY, FIRST_CHAIN, HEADER
+from introspect_cli.store.index import chained
 from introspect_cli.store.reader import RunState, open_run
 from introspect_cli.store.verify import verify_run
 from introspect_cli.store.writer import StoreWriter
@@ -190,7 +190,7 @@ def _splice(data, rng, others):
 
 
 YAML_LINES = (
-    b"a: &a [x]\nb: [*a, *a]\n", b"!!python/object/apply:os.system ['true']\n", b"[" * 5000, b"{" * 500, b"format: 2\n",
+    b"a: &a [x]\nb: [*a, *a]\n", b"!!python/object/apply:os.system ['true']\n", b"[" * 5000, b"{" * 500, b"format: 3\n",
     b"format: 1\n", b"<<: {a: 1}\n", b"? [1]\n: 2\n", b"--- \n", b"...\n", b"%YAML 9.9\n---\n", b"\xff\xfe",
     b"x: " + b"9" * 5000,
     b"id: x\n", b"status: complete\n", b"a: 'unclosed\n", b"\t", b"- \n" * 3000,
@@ -244,16 +244,18 @@ def _forged_index(data, streams):
     if len(data) < HEADER.size:
         return data
     out = bytearray(data)
+    begin = entries_at(data)
+    struct.pack_into("<I", out, 40, zlib.crc32(data[HEADER.size : begin]))
     out[HEADER.size - 4 : HEADER.size] = struct.pack("<I", zlib.crc32(out[: HEADER.size - 4]))
-    count = (len(out) - HEADER.size) // ENTRY.itemsize
+    count = max((len(out) - begin) // ENTRY.itemsize, 0)
     chain = FIRST_CHAIN
     for number in range(count):
-        start = HEADER.size + number * ENTRY.itemsize
+        start = begin + number * ENTRY.itemsize
         entry = np.frombuffer(bytes(out[start : start + ENTRY.itemsize]), ENTRY).copy()
         for name in STREAMS:
             entry[f"{name}_crc"] = zlib.crc32(streams[name][: int(entry[f"{name}_length"][0])])
-        begin = int(entry["offset"][0])
-        entry["batch_crc"] = zlib.crc32(streams["records"][begin : begin + int(entry["length"][0])])
+        offset = int(entry["offset"][0])
+        entry["batch_crc"] = zlib.crc32(streams["records"][offset : offset + int(entry["length"][0])])
         if entry["kind"][0] == 0:
             chain = chained(chain, int(entry["step"][0]), entry["digest"][0].tobytes())
         entry["chain"] = np.void(chain)

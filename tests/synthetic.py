@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from introspect_cli.records import (
-    COUNT_STATS,
-    FLOAT_STATS,
     SKETCH_SIZE,
+    STATISTICS,
     Kind,
     Layout,
     ModuleInfo,
@@ -32,6 +31,10 @@ from introspect_cli.store.writer import StoreWriter
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
+
+COUNTS = tuple(name for name, own in STATISTICS.items() if own.type == "<i8")
+NUMBERS = tuple(name for name, own in STATISTICS.items() if own.type != "<i8" and not own.on_request)
+"""Statistics that every capture keeps."""
 
 Row = tuple[Site, SiteInfo, Any]
 """A site, what is known of it, and a `Summary`, an array, a number, a text, or None for what was not observed."""
@@ -107,10 +110,9 @@ def batch(writer: RankWriter, rows: Iterable[Row]) -> StepBatch:
     """The rows as columns, in order of recording; sites and layouts interned with `writer`."""
     rows = list(rows)
     kept = [summary(value) for _, _, value in rows]
-    counts = {name: np.array([s.stats.get(name, -1) for s in kept], np.int64) for name in COUNT_STATS}
+    counts = {name: np.array([s.stats.get(name, -1) for s in kept], np.int64) for name in COUNTS}
     floats = {
-        name: np.array([s.stats.get(name, math.nan) for s in kept], np.float64)
-        for name in (*FLOAT_STATS, "med", "mode")
+        name: np.array([s.stats.get(name, math.nan) for s in kept], np.float64) for name in (*NUMBERS, "med", "mode")
     }
     sketches = np.zeros((len(kept), SKETCH_SIZE), np.float32)
     for number, own in enumerate(kept):
@@ -166,3 +168,8 @@ def write_run(
     else:
         own.abandon()
     return path
+
+
+def entries_at(index: bytes) -> int:
+    """Where the entries of an `index.bin` begin: after the header and what describes the columns."""
+    return 64 + int.from_bytes(index[20:24], "little")

@@ -9,11 +9,11 @@ import time
 
 import numpy as np
 import pytest
-from synthetic import row, site, write_run
+from synthetic import COUNTS, NUMBERS, row, site, write_run
 
 from introspect_cli.health.history import ABSENT, depth, pack, quantised
 from introspect_cli.health.reading import read_table
-from introspect_cli.records import COUNT_STATS, FLOAT_STATS, Kind, Layout, SiteInfo
+from introspect_cli.records import Kind, Layout, SiteInfo
 from introspect_cli.render.html import level
 from introspect_cli.store.batch import StepBatch
 from introspect_cli.store.reader import open_run
@@ -217,8 +217,8 @@ def wide_run(path, sites, steps, apart):
                     layout=np.full(count, layout, np.uint32),
                     status=np.zeros(count, np.uint8),
                     checksum=rng.integers(1, 2**62, count).astype(np.uint64) + np.uint64(differs),
-                    counts={name: np.zeros(count, np.int64) for name in COUNT_STATS},
-                    floats={name: np.abs(mean) if name == "var" else mean for name in FLOAT_STATS},
+                    counts={name: np.zeros(count, np.int64) for name in COUNTS},
+                    floats={name: np.abs(mean) if name == "var" else mean for name in NUMBERS},
                     sketch=rng.standard_normal((count, 16)).astype(np.float32) * np.float32(1 + 1e-3 * differs),
                     text=[""] * count,
                 ),

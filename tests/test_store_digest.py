@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from synthetic import row, write_run
 
 from introspect_cli.records import Kind, Layout, Phase, Site, Status, Summary
-from introspect_cli.store.digest import chained, step_digest
 from introspect_cli.store.format import FIRST_CHAIN
+from introspect_cli.store.index import chained, step_digest
 from introspect_cli.store.reader import open_run
 
 WORDS = st.integers(0, 2**64 - 1)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from synthetic import batch, row, write_run
+from synthetic import batch, entries_at, row, write_run
 
 from introspect_cli.errors import IntrospectError, StoreError
 from introspect_cli.records import ModuleInfo
@@ -76,20 +76,20 @@ def test_a_manifest_of_something_else(tmp_path):
 
 def test_a_newer_format_names_the_version_to_install(tmp_path):
     path = write_run(tmp_path / "run", steps(1))
-    newer = {"format": 3, "tool": {"name": "introspect", "version": "0.9"}, "new": {"things": [1]}}
+    newer = {"format": 4, "tool": {"name": "introspect", "version": "0.9"}, "new": {"things": [1]}}
     (path / "manifest.yaml").write_bytes(dump(newer, "manifest.yaml", "0" * 32))
     message = refused(path, "install introspect-cli>=0.9")
-    assert "was written by introspect 0.9, format 3; this is " in message
-    assert "which reads up to format 1" in message
+    assert "was written by introspect 0.9, format 4; this is " in message
+    assert "which reads up to format 2" in message
     with pytest.raises(StoreError, match=r"install introspect-cli>=0\.9"):
         verify_run(path)
     for version in ("1; rm -rf /", "\x1b[31m", None, 3, "9" * 100):
         (path / "manifest.yaml").write_bytes(
-            dump({"format": 2, "tool": {"version": version}}, "manifest.yaml", "0" * 32)
+            dump({"format": 3, "tool": {"version": version}}, "manifest.yaml", "0" * 32)
         )
-        assert "install the newest introspect-cli" in refused(path, "a newer introspect, format 2")
-    (path / "manifest.yaml").write_bytes(dump({"format": 2, "tool": "x"}, "manifest.yaml", "0" * 32))
-    refused(path, "a newer introspect, format 2")
+        assert "install the newest introspect-cli" in refused(path, "a newer introspect, format 3")
+    (path / "manifest.yaml").write_bytes(dump({"format": 3, "tool": "x"}, "manifest.yaml", "0" * 32))
+    refused(path, "a newer introspect, format 3")
 
 
 def test_a_newer_index_is_refused(tmp_path):
@@ -97,13 +97,13 @@ def test_a_newer_index_is_refused(tmp_path):
     index = path / "rank0" / "index.bin"
     data = bytearray(index.read_bytes())
     fields = list(HEADER.unpack_from(data))
-    fields[1] = 2
+    fields[1] = 3
     data[: HEADER.size] = HEADER.pack(*fields)
     import zlib
 
     data[HEADER.size - 4 : HEADER.size] = zlib.crc32(data[: HEADER.size - 4]).to_bytes(4, "little")
     index.write_bytes(data)
-    refused(path, "format 2; this is")
+    refused(path, "format 3; this is")
 
 
 @pytest.mark.parametrize("complete", [True, False])
@@ -111,12 +111,13 @@ def test_every_cut_of_the_index_is_a_prefix(tmp_path, complete):
     whole = write_run(tmp_path / "run", steps(4), complete=complete)
     data = (whole / "rank0" / "index.bin").read_bytes()
     expected = [entry.digest for entry in open_run(whole).rank(0).steps]
+    begin = entries_at(data)
     for cut in range(len(data)):
         (whole / "rank0" / "index.bin").write_bytes(data[:cut])
         with open_run(whole) as run:
             reader = run.rank(0)
             assert run.state is RunState.INTERRUPTED
-            entries = max(0, (cut - HEADER.size) // ENTRY.itemsize)
+            entries = max(0, (cut - begin) // ENTRY.itemsize)
             assert [entry.digest for entry in reader.steps] == expected[:entries]
             for entry in reader.steps:
                 assert len(list(reader.records(entry.step))) == entry.rows
@@ -155,11 +156,12 @@ def test_an_index_ahead_of_the_records_is_cut_unless_it_ended(tmp_path):
 
 
 DAMAGE = {
-    "a middle entry": ("index.bin", HEADER.size + ENTRY.itemsize + 5, "entry 1 was altered; the 1 before it are sound"),
+    "a middle entry": ("index.bin", -2 * ENTRY.itemsize - 5, "entry 1 was altered; the 1 before it are sound"),
     "the header": ("index.bin", 20, "its header was altered"),
+    "the columns": ("index.bin", 100, "what it says of columns was altered"),
     "the magic": ("index.bin", 2, "it is not an index"),
     "records": ("records.arrow", 2500, "the records of step 0 are not those that were indexed"),
-    "the schema": ("records.arrow", 100, "its columns are not those of this format"),
+    "the schema": ("records.arrow", 100, "its columns are not those that its index names"),
     "sites": ("sites.arrow", 1200, "its bytes are not those that were indexed"),
     "layouts": ("layouts.arrow", 500, "its bytes are not those that were indexed"),
     "modules": ("modules.arrow", 800, "its bytes are not those that were indexed"),

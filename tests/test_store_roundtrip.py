@@ -11,11 +11,9 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from synthetic import row, summary, write_run
+from synthetic import COUNTS, NUMBERS, row, summary, write_run
 
 from introspect_cli.records import (
-    COUNT_STATS,
-    FLOAT_STATS,
     SKETCH_SIZE,
     Kind,
     Layout,
@@ -42,7 +40,7 @@ SUMMARIES = st.builds(
     LAYOUTS,
     st.integers(0, 2**64 - 1),
     st.dictionaries(
-        st.sampled_from(FLOAT_STATS).filter(lambda name: name not in {"skew", "kurt"}), st.floats(allow_nan=False)
+        st.sampled_from(NUMBERS).filter(lambda name: name not in {"skew", "kurt"}), st.floats(allow_nan=False)
     ),
     st.just(()),
     NAMES,
@@ -110,17 +108,16 @@ def test_optional_columns(tmp_path, stats, sketch, sorted_stats):
     )
     with open_run(path) as run:
         batch = run.rank(0).read(0)
-        assert list(batch.counts) == (list(COUNT_STATS) if stats else [])
-        assert set(batch.floats) == (set(FLOAT_STATS) if stats else set()) | set(sorted_stats)
+        assert list(batch.counts) == (list(COUNTS) if stats else [])
+        assert set(batch.floats) == (set(NUMBERS) if stats else set()) | set(sorted_stats)
         assert (batch.sketch is not None) == sketch
         record = next(run.rank(0).records(0))
     assert record.summary.sketch == ((1.0,) * SKETCH_SIZE if sketch else ())
     assert ("mean" in record.summary.stats) == stats
     assert ("med" in record.summary.stats) == ("med" in sorted_stats)
     schema = pa.ipc.open_stream((path / "rank0/records.arrow").read_bytes()).schema
-    bits = (1 if stats else 0) | (2 if sketch else 0) | (4 if "med" in sorted_stats else 0)
-    bits |= 8 if "mode" in sorted_stats else 0
-    assert schema.names == [column.name for column in record_columns(bits)]
+    columns = record_columns(stats=stats, sketch=sketch, sorted_stats=sorted_stats)
+    assert schema.names == [column.name for column in columns]
 
 
 def test_statistics_follow_their_definitions(tmp_path):

@@ -14,7 +14,7 @@ from synthetic import row, write_run
 from introspect_cli.commands.verify import verify
 from introspect_cli.errors import StoreError
 from introspect_cli.records import Kind
-from introspect_cli.store.digest import step_digest
+from introspect_cli.store.index import step_digest
 from introspect_cli.store.reader import RunState, open_run
 from introspect_cli.store.verify import verify_run
 

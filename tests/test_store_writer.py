@@ -318,7 +318,7 @@ def test_the_store_is_written_and_read_without_torch_or_pyarrow(tmp_path):
     [
         ("rank_writer.LIMIT_INDEX", 64 + 4 * 120, "more steps than a store holds"),
         ("rank_writer.LIMIT_BATCH", 8000, "one step has more records than a store holds"),
-        ("interner.LIMIT_NAMES", 8000, "more names than a store holds"),
+        ("names.LIMIT_NAMES", 8000, "more names than a store holds"),
     ],
 )
 def test_a_store_that_reaches_a_limit_ends_there_and_is_read(tmp_path, monkeypatch, where, limit, message):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from introspect_cli.capture.schedule import Schedule
 from introspect_cli.errors import UsageError
-from introspect_cli.records import SORTED_STATS, Kind
+from introspect_cli.records import DERIVED_STATS, STATISTICS, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -29,28 +29,13 @@ LEVELS: tuple[str, ...] = ("module", "op")
 STATS: tuple[str, ...] = (
     "shape",
     "dtype",
-    "infs",
-    "nans",
-    "zeros",
-    "med",
-    "mean",
-    "amean",
-    "std",
-    "var",
-    "uvar",
-    "skew",
-    "kurt",
-    "mode",
-    "min",
-    "max",
-    "absmin",
-    "absmax",
-    "absmean",
-    "l2",
+    *(name for name in (*STATISTICS, *DERIVED_STATS) if name not in ("posinfs", "neginfs")),  # `infs` stands for both
 )
 """Statistics that can be asked for."""
 
-DEFAULT_STATS: tuple[str, ...] = tuple(name for name in STATS if name not in SORTED_STATS)
+DEFAULT_STATS: tuple[str, ...] = tuple(
+    name for name in STATS if name not in STATISTICS or not STATISTICS[name].on_request
+)
 """Statistics kept unless told otherwise: all that need no sort."""
 
 LAYOUT_STATS = frozenset({"shape", "dtype"})
@@ -127,7 +112,7 @@ class CaptureOptions:
     @property
     def sorted_stats(self) -> tuple[str, ...]:
         """The statistics asked for that need a sort, in column order."""
-        return tuple(name for name in SORTED_STATS if name in self.stats)
+        return tuple(name for name, own in STATISTICS.items() if own.on_request and name in self.stats)
 
     def to_dict(self) -> dict[str, Any]:
         """The options as plain values for the manifest, all but those that only steer this command.

@@ -17,8 +17,8 @@ import torch
 
 from introspect_cli.capture.names import matches
 from introspect_cli.errors import StoreError
-from introspect_cli.records import Site, SiteInfo
-from introspect_cli.store.batch import StepBatch
+from introspect_cli.records import Given, Site, SiteInfo
+from introspect_cli.store.batch import StepBatch, given_columns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -80,7 +80,7 @@ class Recorder:
         self._rows: list[int] = []
         self._slots: list[int] = []
         self._times: dict[int, int] = {}
-        self._remarks: dict[int, str] = {}
+        self._given: dict[int, Given] = {}
         self._saved: list[SavedTensor] = []
         self._layouts: list[int] = []
 
@@ -101,12 +101,12 @@ class Recorder:
             self._ids[site] = number
             return number
 
-    def tensor(self, site: int, value: torch.Tensor, text: str = "") -> int:
-        """Record a tensor, with a remark if there is one; returns its slot, good until the end of the step."""
+    def tensor(self, site: int, value: torch.Tensor, given: Given | None = None) -> int:
+        """Record a tensor, and what its operator was given; returns its slot, good until the end of the step."""
         with self._lock:
             slot = self.summarizer.add(value)
-            if text:
-                self._remarks[len(self._rows)] = text
+            if given is not None:
+                self._given[len(self._rows)] = given
             self._note(site, slot)
             if self._sites[site][2]:
                 self._save(slot, value)
@@ -180,13 +180,13 @@ class Recorder:
         with self._lock:
             if not self._rows:
                 return
-            rows, slots, saved, remarks = self._rows, self._slots, self._saved, self._remarks
-            self._rows, self._slots, self._saved, self._times, self._remarks = [], [], [], {}, {}
+            rows, slots, saved, given = self._rows, self._slots, self._saved, self._given
+            self._rows, self._slots, self._saved, self._times, self._given = [], [], [], {}, {}
             table = self.summarizer.take()
             if not self.alive:
                 return
             try:
-                self._append(rows, slots, saved, table, remarks)
+                self._append(rows, slots, saved, table, given)
                 self.steps_written += 1
             except StoreError as error:
                 self.alive = self.wanted = False
@@ -198,15 +198,12 @@ class Recorder:
         slots: list[int],
         saved: list[SavedTensor],
         table: SummaryTable,
-        remarks: dict[int, str],
+        given: dict[int, Given],
     ) -> None:
         pick = np.asarray(slots, dtype=np.int64)
         # The summarizer only ever appends to its layouts.
         self._layouts.extend(self._rank.layout(layout) for layout in table.layouts[len(self._layouts) :])
         layouts = np.asarray(self._layouts, dtype=np.uint32)
-        texts = [table.text[slot] for slot in slots]
-        for row, remark in remarks.items():
-            texts[row] = f"{remark} {texts[row]}".rstrip()
         batch = StepBatch(
             site=np.asarray(rows, dtype=np.uint32),
             sequence=np.arange(len(rows), dtype=np.uint32),
@@ -216,7 +213,8 @@ class Recorder:
             counts={name: column[pick] for name, column in table.counts.items()},
             floats={name: column[pick] for name, column in table.floats.items()},
             sketch=None if table.sketch is None else table.sketch[pick],
-            text=texts,
+            text=[table.text[slot] for slot in slots],
+            given=given_columns(given, len(rows)) if given else None,
         )
         for item in saved:
             save_whole(self._store, int(table.checksum[item.slot]), item.value)

@@ -24,7 +24,7 @@ from introspect_cli.capture.progress import Progress, human_size
 from introspect_cli.capture.tracebacks import TracebackFilter
 from introspect_cli.errors import IntrospectError, StoreError
 from introspect_cli.script import Ending, Target, check, leave, run
-from introspect_cli.store.names import RUNS
+from introspect_cli.store.files import RUNS
 from introspect_cli.store.writer import StoreWriter
 from introspect_cli.version import __version__
 

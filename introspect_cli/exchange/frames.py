@@ -7,16 +7,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from introspect_cli.exchange.selection import EVERYTHING, Selection, wanted_steps
-from introspect_cli.records import COUNT_STATS, FLOAT_STATS, SORTED_STATS, Status
-from introspect_cli.store.derived import DERIVED_STATS, derived_stats
+from introspect_cli.records import DERIVED_STATS, STATISTICS, Status
+from introspect_cli.store.batch import absent, derived_stats
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from introspect_cli.store.reader import Run
-
-STATS = (*FLOAT_STATS, *SORTED_STATS, *DERIVED_STATS)
-"""Float columns, null where absent."""
 
 _STATUS = [status.name.lower() for status in Status]
 
@@ -25,8 +22,9 @@ def step_frame(run: Run, step: int, rank: int, selection: Selection = EVERYTHING
     """The records of a step of a rank as a `pyarrow.Table`, in the order they were made.
 
     Columns: step, rank, sequence (int64); phase, kind, fqn, module_class, path, op, source, status, dtype, device,
-    strides, checksum (16 hex digits), text (strings); call, numel, nans, posinfs, neginfs, zeros (int64); shape
-    (list of int64); float64 statistics; `sketch` (list of 16 float32) when asked for.
+    strides, checksum (16 hex digits), text (strings); call, numel and counts (int64); shape (list of int64); float64
+    statistics, those that this version does not know included; null where absent; `sketch` (list of 16
+    float32) when asked for.
 
     Raises:
         KeyError: there is no such step.
@@ -65,13 +63,12 @@ def step_frame(run: Run, step: int, rank: int, selection: Selection = EVERYTHING
     counts = {name: column[at] for name, column in batch.counts.items()}
     floats = {name: column[at].astype(np.float64) for name, column in batch.floats.items()}
     floats |= derived_stats(counts, floats, numel)
-    for name in COUNT_STATS:
-        absent = np.full(len(at), -1, np.int64)
-        column = counts.get(name, absent)
-        columns[name] = pa.array(column, mask=column < 0)
-    for name in STATS:
-        values = np.asarray(floats.get(name, np.full(len(at), np.nan)), np.float64)
-        columns[name] = pa.array(values, mask=np.isnan(values))
+    for name in dict.fromkeys((*STATISTICS, *DERIVED_STATS, *counts, *floats)):
+        column = counts.get(name, floats.get(name))
+        if column is None:
+            column = absent(STATISTICS[name].type if name in STATISTICS else "<f8", len(at))
+        missing = column < 0 if column.dtype.kind == "i" else np.isnan(column)
+        columns[name] = pa.array(column if column.dtype.kind == "i" else column.astype(np.float64), mask=missing)
     if sketch and batch.sketch is not None:
         flat = pa.array(np.ascontiguousarray(batch.sketch[at]).ravel(), pa.float32())
         columns["sketch"] = pa.FixedSizeListArray.from_arrays(flat, batch.sketch.shape[1])

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from introspect_cli.errors import StoreError
-from introspect_cli.records import COUNT_STATS, FLOAT_STATS, SORTED_STATS, Layout, Site, SiteInfo, Status, Summary
+from introspect_cli.records import STATISTICS, Layout, Site, SiteInfo, Status, Summary
 from introspect_cli.store.batch import StepBatch
 from introspect_cli.store.files import reason
 from introspect_cli.store.writer import StoreWriter
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from introspect_cli.store.rank_writer import RankWriter
 
 Row = tuple[Site, SiteInfo, Summary]
+
+_ON_REQUEST = tuple(name for name, own in STATISTICS.items() if own.on_request)
 
 LIMIT_FILE = 256 * 2**20
 """Bytes of the largest file that is read."""
@@ -122,7 +124,7 @@ def write_run(
         for found in ordered:
             writer = ranks.get(found.rank)
             if writer is None:
-                writer = ranks[found.rank] = store.rank(found.rank, sketch=False, sorted_stats=SORTED_STATS)
+                writer = ranks[found.rank] = store.rank(found.rank, sketch=False, sorted_stats=_ON_REQUEST)
             writer.append(found.step, _batch(writer, found.rows))
         store.write_manifest({**manifest, "status": "complete", "exit_code": 0})
     return len(ordered), sum(len(found.rows) for found in ordered)
@@ -130,14 +132,15 @@ def write_run(
 
 def _batch(writer: RankWriter, rows: Sequence[Row]) -> StepBatch:
     kept = [summary for _, _, summary in rows]
-    names = (*FLOAT_STATS, *SORTED_STATS)
+    counts = [name for name, own in STATISTICS.items() if own.type == "<i8"]
+    floats = [name for name in STATISTICS if name not in counts]
     return StepBatch(
         site=np.array([writer.site(site, info) for site, info, _ in rows], np.uint32),
         sequence=np.arange(len(rows), dtype=np.uint32),
         layout=np.array([writer.layout(summary.layout) for summary in kept], np.uint32),
         status=np.array([summary.status.value for summary in kept], np.uint8),
         checksum=np.array([summary.checksum for summary in kept], np.uint64),
-        counts={name: np.array([int(s.stats.get(name, -1)) for s in kept], np.int64) for name in COUNT_STATS},
-        floats={name: np.array([s.stats.get(name, np.nan) for s in kept], np.float64) for name in names},
+        counts={name: np.array([int(s.stats.get(name, -1)) for s in kept], np.int64) for name in counts},
+        floats={name: np.array([s.stats.get(name, np.nan) for s in kept], np.float64) for name in floats},
         text=[summary.text for summary in kept],
     )

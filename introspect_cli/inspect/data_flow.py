@@ -15,7 +15,7 @@ from introspect_cli.compare.join.renames import selects
 from introspect_cli.errors import UsageError
 from introspect_cli.inspect.history import steps_in_words
 from introspect_cli.inspect.overview import reader_of
-from introspect_cli.records import OTHERS, Kind, Phase, Record, Status
+from introspect_cli.records import OTHERS, Given, Kind, Phase, Record, Status
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -122,23 +122,10 @@ def _read(reader: Any, step: int) -> Graph:
             continue
         if record.site.kind is not Kind.OP_OUTPUT or record.site.path == OTHERS:
             continue
-        given, inputs, forward = _remarks(record.summary.text)
-        nodes[number] = Node(number, record, forward, inputs)
-        edges += [(start, number) for start in given if start in nodes and start != number]
+        given = record.given or Given()
+        nodes[number] = Node(number, record, given.forward if given.forward >= 0 else None, len(given.inputs))
+        edges += [(start, number) for start in given.inputs if start in nodes and start != number]
     return Graph(step, tuple(nodes.values()), tuple(dict.fromkeys(edges)), len(nodes))
-
-
-def _remarks(text: str) -> tuple[list[int], int, int | None]:
-    """Sites an operator was given, how many inputs it had, and the forward operator it belongs to, from a text."""
-    given: list[int] = []
-    inputs, forward = 0, None
-    for word in text.split():
-        if word.startswith("<"):
-            words = word[1:].split(",")
-            given, inputs = [int(number) for number in words if number.isdigit()], len(words)
-        elif word.startswith("^") and word[1:].isdigit():
-            forward = int(word[1:])
-    return given, inputs, forward
 
 
 def prune(graph: Graph, targets: tuple[str, ...] = (), *, scales: bool = True, layers: bool = True) -> Graph:

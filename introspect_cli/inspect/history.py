@@ -10,7 +10,7 @@ import numpy as np
 from introspect_cli.compare.join.renames import selects
 from introspect_cli.errors import UsageError
 from introspect_cli.inspect.overview import reader_of
-from introspect_cli.records import Kind, Record, Status
+from introspect_cli.records import DERIVED_STATS, Kind, Record, Status
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,6 @@ def histories(run: Any, fqn: str, stat: str, kinds: frozenset[Kind], *, rank: in
     Raises:
         UsageError: the run has no site of that name, or the statistic is unknown or was not kept.
     """
-    from introspect_cli.store.derived import DERIVED_STATS
-
     reader = reader_of(run, rank)
     sites = reader.sites
     chosen = [

@@ -3,11 +3,13 @@
 The problem: a store is read while it is written, by other people's tools, and may come from a stranger; a general
 Arrow reader trusts lengths inside a message, knows compression and dictionaries, and costs 30 MB of memory in
 the training process. The way: for a given schema, number of rows and lengths of its buffers, the bytes of a
-message are fixed. The writer fills in numbers; the reader takes the lengths out, writes the message again and
-refuses whatever is not the same, so nothing is ever interpreted that this module would not have written.
+message are fixed: flatbuffers laid out in the order they are visited, every child after its parent. The writer fills
+in numbers; the reader takes the lengths out, writes the message again and refuses whatever is not the same, so
+nothing is ever interpreted that this module would not have written, and nothing here reads a flatbuffer.
 
-Source of the layout: the Arrow columnar format, "Serialization and interprocess communication", metadata
-version 5, little-endian, uncompressed, no nulls, buffers padded to 8 bytes.
+Source of the layout: the Arrow columnar format, "Serialization and interprocess communication", metadata version 5,
+little-endian, uncompressed, no nulls, buffers padded to 8 bytes; and the FlatBuffers "internals" page (vtables,
+unsigned offsets, alignment).
 """
 
 from __future__ import annotations
@@ -20,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from introspect_cli.store.columns import ColumnData, Lists, Texts
-from introspect_cli.store.flatbuffer import Pairs, Scalar, Table, Tables, build
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -45,16 +46,133 @@ class Column:
 
     Attributes:
         name: the column's name.
-        type: a numpy type (`<u4`), `utf8`, `list<i8>`, `list<utf8>`, or `vector` (float32, `width` a row).
+        type: a numpy type (`<u4`), `utf8`, `list<i8>`, `list<i4>`, `list<utf8>`, or `vector` (float32, `width` a row).
         width: values in a row of a `vector`.
+        role: what the column is to a reader that does not know it; not in the stream. See `format`.
     """
 
     name: str
     type: str
     width: int = 0
+    role: str = ""
 
 
 Schema = tuple[Column, ...]
+
+
+# --- flatbuffers: the few shapes that messages are made of
+
+_SIZES = {"q": 8, "i": 4, "h": 2, "B": 1, "?": 1}
+_REFERENCE = 4  # bytes of an unsigned offset
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """One number inside a table; `code` is struct's letter for it."""
+
+    code: str
+    value: int
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table: one field per slot, None where the slot is left at its default."""
+
+    fields: tuple[Field, ...]
+
+
+@dataclass(frozen=True)
+class Tables:
+    """A vector of tables."""
+
+    items: tuple[Table, ...]
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """A vector of structs, each two 64-bit integers (Arrow's FieldNode and Buffer)."""
+
+    items: tuple[tuple[int, int], ...]
+
+
+Field = Scalar | Table | Tables | Pairs | str | None
+
+
+def build(root: Table) -> bytes:
+    """The bytes of a buffer whose root is `root`, padded to a multiple of 8."""
+    out = bytearray(struct.pack("<I", 0))
+    struct.pack_into("<I", out, 0, _table(out, root))
+    _pad(out, 8)
+    return bytes(out)
+
+
+def _pad(out: bytearray, alignment: int, phase: int = 0) -> None:
+    """Append zeros until the length is `phase` modulo `alignment`."""
+    out.extend(bytes((phase - len(out)) % alignment))
+
+
+def _table(out: bytearray, table: Table) -> int:
+    """Append a table with all that hangs from it; its position."""
+    vtable_size = 4 + 2 * len(table.fields)
+    # The offset to the vtable takes 4 bytes, so that what follows it is aligned to 8.
+    _pad(out, 8, (4 - vtable_size) % 8)
+    vtable = len(out)
+    start = vtable + vtable_size
+    slots = [0] * len(table.fields)
+    position = 4
+    for index in sorted(range(len(slots)), key=lambda slot: (-_size(table.fields[slot]), slot)):
+        if table.fields[index] is not None:
+            slots[index] = position
+            position += _size(table.fields[index])
+    out.extend(struct.pack(f"<HH{len(slots)}H", vtable_size, position, *slots))
+    out.extend(struct.pack("<i", start - vtable))
+    out.extend(bytes(position - 4))
+    for value, slot in zip(table.fields, slots, strict=True):
+        if isinstance(value, Scalar):
+            struct.pack_into("<" + value.code, out, start + slot, value.value)
+        elif value is not None:
+            child = _child(out, value)
+            struct.pack_into("<I", out, start + slot, child - (start + slot))
+    return start
+
+
+def _size(value: Field) -> int:
+    if value is None:
+        return 0
+    return _SIZES[value.code] if isinstance(value, Scalar) else _REFERENCE
+
+
+def _child(out: bytearray, value: Table | Tables | Pairs | str) -> int:
+    if isinstance(value, Table):
+        return _table(out, value)
+    if isinstance(value, Tables):
+        return _tables(out, value)
+    if isinstance(value, Pairs):
+        return _pairs(out, value)
+    _pad(out, 4)
+    start = len(out)
+    text = value.encode()
+    out.extend(struct.pack("<I", len(text)) + text + b"\0")
+    return start
+
+
+def _tables(out: bytearray, vector: Tables) -> int:
+    _pad(out, 4)
+    start = len(out)
+    out.extend(struct.pack("<I", len(vector.items)) + bytes(_REFERENCE * len(vector.items)))
+    for index, item in enumerate(vector.items):
+        slot = start + 4 + _REFERENCE * index
+        struct.pack_into("<I", out, slot, _table(out, item) - slot)
+    return start
+
+
+def _pairs(out: bytearray, vector: Pairs) -> int:
+    _pad(out, 8, 4)  # the count takes 4 bytes, the structs are aligned to 8
+    start = len(out)
+    out.extend(struct.pack("<I", len(vector.items)))
+    for pair in vector.items:
+        out.extend(struct.pack("<qq", *pair))
+    return start
 
 
 # --- schema message

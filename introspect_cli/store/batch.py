@@ -1,15 +1,66 @@
-"""The records of one step as columns: what the writer takes and the reader gives."""
+"""The records of one step as columns: what the writer takes and the reader gives, and what follows from them.
+
+The problem: a step has tens of thousands of records, a store may keep statistics that this version does not know, or
+lack some that it does. The way: a column each, by name; what is absent is -1 in a count and NaN in a number, never 0;
+and statistics that follow from others need no bytes of their own.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+import numpy as np
+from numpy.typing import NDArray
 
-    import numpy as np
-    from numpy.typing import NDArray
+from introspect_cli.records import DERIVED_STATS, STATISTICS, Given
+from introspect_cli.store.columns import integer_lists
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from introspect_cli.store.columns import Lists
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, eq=False)
+class GivenColumns:
+    """What the operators of a step were given: columns of n records; see `records.Given`.
+
+    Attributes:
+        inputs: n lists of site numbers, -1 where no recorded operator wrote an input. Empty where nothing is known.
+        forward: int32 (n,), -1 where there is none.
+        node: n texts.
+    """
+
+    inputs: Lists[int]
+    forward: NDArray[np.int32]
+    node: Sequence[str]
+
+    def within(self, sites: int) -> bool:
+        """Whether every number is one of so many sites, or -1."""
+        every = (np.asarray(self.inputs.values), self.forward)
+        return all(not len(own) or (int(own.min()) >= -1 and int(own.max()) < sites) for own in every)
+
+    def row(self, row: int) -> Given | None:
+        """What one record's operator was given; None where nothing is known."""
+        start, end = self.inputs.offsets[row : row + 2]
+        found = Given(tuple(np.asarray(self.inputs.values)[start:end].tolist()), int(self.forward[row]), self.node[row])
+        return None if found == _NOTHING else found
+
+
+_NOTHING = Given()
+
+
+def given_columns(given: Mapping[int, Given], rows: int) -> GivenColumns:
+    """The columns of `rows` records, of which `given` has what is known of some."""
+    forward = np.full(rows, -1, np.int32)
+    inputs: list[tuple[int, ...]] = [()] * rows
+    node = [""] * rows
+    for row, own in given.items():
+        inputs[row], forward[row], node[row] = own
+    return GivenColumns(integer_lists(inputs, np.int32), forward, node)
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,10 +73,11 @@ class StepBatch:
         layout: uint32 (n,), ids of layouts.
         status: uint8 (n,), values of `records.Status`.
         checksum: uint64 (n,), 0 where not observed.
-        counts: int64 (n,) by name of `COUNT_STATS`; -1 where absent. Empty where no statistics are kept.
-        floats: float64 (n,) by name of `FLOAT_STATS` and `SORTED_STATS` (skew and kurt float32); NaN where absent.
+        counts: int64 (n,) by name; -1 where absent. Empty where no statistics are kept.
+        floats: float64 or float32 (n,) by name; NaN where absent.
         sketch: float32 (n, 16), or None where no sketches are kept.
-        text: n texts, "" where there is none. Raw: whoever shows one makes it harmless first.
+        text: n texts, "" where there is none.
+        given: what operators were given, or None where that is not kept.
     """
 
     site: NDArray[np.uint32]
@@ -34,9 +86,83 @@ class StepBatch:
     status: NDArray[np.uint8]
     checksum: NDArray[np.uint64]
     counts: dict[str, NDArray[np.int64]] = field(default_factory=dict)
-    floats: dict[str, NDArray[Any]] = field(default_factory=dict)
+    floats: dict[str, Array] = field(default_factory=dict)
     sketch: NDArray[np.float32] | None = None
     text: Sequence[str] = ()
+    given: GivenColumns | None = None
 
     def __len__(self) -> int:
         return len(self.site)
+
+
+def statistics(columns: Mapping[str, Array]) -> tuple[dict[str, NDArray[np.int64]], dict[str, Array]]:
+    """A step's counts and its other statistics, out of its columns.
+
+    Where there is any, those that every version keeps are there too, absent in every row if the store has not got them:
+    who computes with them need not ask.
+    """
+    counts: dict[str, NDArray[np.int64]] = {}
+    floats: dict[str, Array] = {}
+    if not columns:
+        return counts, floats
+    rows = len(next(iter(columns.values())))
+    usual = [name for name, own in STATISTICS.items() if not own.on_request]
+    every = usual if any(name in columns for name in usual) else ()
+    for name in dict.fromkeys((*every, *columns)):
+        column = columns.get(name)
+        if column is None:
+            column = absent(STATISTICS[name].type, rows)
+        (counts if column.dtype.kind == "i" else floats)[name] = column
+    return counts, floats
+
+
+def absent(kind: str, rows: int) -> Array:
+    """A column of a statistic of which nothing is known."""
+    return np.full(rows, -1 if np.dtype(kind).kind == "i" else np.nan, kind)
+
+
+# --- derived statistics
+
+
+def _infs(c: Mapping[str, Array]) -> Array:
+    return np.where(c["posinfs"] >= 0, c["posinfs"] + c["neginfs"], np.nan)
+
+
+_DERIVED: dict[str, Callable[[Mapping[str, Array]], Array]] = {
+    "infs": _infs,
+    "absmax": lambda c: np.maximum(np.abs(c["min"]), np.abs(c["max"])),
+    "absmean": lambda c: np.abs(c["mean"]),
+    "uvar": lambda c: np.where(c["n"] > 1, c["var"] * c["n"] / np.maximum(c["n"] - 1, 1), np.nan),
+    "std": lambda c: np.sqrt(c["var"]),
+    "l2": lambda c: np.sqrt((c["var"] + c["mean"] * c["mean"]) * c["n"]),
+}
+"""How each of `records.DERIVED_STATS` follows from stored columns and `n`, the number of finite elements (moments are
+stored without the others); `uvar` by Bessel's correction."""
+
+
+def derived_stats(counts: Mapping[str, Array], floats: Mapping[str, Array], numel: Array) -> dict[str, Array]:
+    """Derived statistics of n records, float64 (n,) by name, NaN where absent.
+
+    Args:
+        counts: int64 (n,) by name, -1 where absent.
+        floats: float (n,) by name, NaN where absent.
+        numel: int64 (n,), elements of each record's tensor.
+    """
+    if not counts:
+        return {}
+    left_out = sum(np.maximum(counts[name], 0) for name in ("nans", "posinfs", "neginfs"))
+    columns = {**counts, **floats, "n": (numel - left_out).astype(np.float64)}
+    with np.errstate(all="ignore"):
+        return {name: _DERIVED[name](columns) for name in DERIVED_STATS}
+
+
+def record_stats(counts: Mapping[str, Array], floats: Mapping[str, Array], numel: int, row: int) -> dict[str, float]:
+    """All statistics of one row, stored and derived; counts are ints, absent ones are left out."""
+    own_counts = {name: column[row : row + 1] for name, column in counts.items()}
+    own_floats = {name: column[row : row + 1] for name, column in floats.items()}
+    out: dict[str, float] = {name: int(value[0]) for name, value in own_counts.items() if value[0] >= 0}
+    derived = derived_stats(own_counts, own_floats, np.array([numel]))
+    for name, value in (*own_floats.items(), *derived.items()):
+        if not np.isnan(value[0]):
+            out[name] = int(value[0]) if name == "infs" else float(value[0])
+    return out

@@ -92,10 +92,10 @@ def storable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def integer_lists(values: Sequence[Sequence[int]]) -> Lists[int]:
-    """A column of lists of 64-bit integers."""
+def integer_lists(values: Sequence[Sequence[int]], kind: type[np.signedinteger[Any]] = np.int64) -> Lists[int]:
+    """A column of lists of integers."""
     flat = [item for row in values for item in row]
-    return Lists(_offsets(values), np.array(flat, np.int64))
+    return Lists(_offsets(values), np.array(flat, kind))
 
 
 def text_lists(values: Sequence[Sequence[str]]) -> Lists[str]:

@@ -1,16 +1,21 @@
-"""Files inside a store, opened so that nothing outside it can be reached.
+"""Files inside a store: their names, how they are opened so that nothing outside can be reached, and their locks.
 
-The problem: a store from a stranger may hold symbolic links to other files, pipes that never answer, and names
-with `..`; and a script may change its directory, or have its store renamed, while it is captured. The way: one
-descriptor for the store's directory, everything opened relative to it, links refused, and only regular files and
-directories accepted.
+A store from a stranger may hold symbolic links to other files, pipes that never answer, and names with `..`; and a
+script may change its directory, or have its store renamed, while it is captured. So there is one descriptor for the
+store's directory, everything is opened relative to it, links are refused, and only regular files and directories are
+accepted. Who writes a store holds a lock (`flock`) on a descriptor that it keeps open, which the system drops with the
+process, however that ends; a file system without locks behaves as if nobody ever held one.
+
+Nothing here needs numpy: a capture makes its directory before the script may have loaded numpy itself.
 """
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import stat
+import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -19,9 +24,35 @@ from introspect_cli.errors import StoreError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+RUNS = "introspect-runs"
+"""Where runs are kept that were given no directory."""
+
+REDACTED = "<redacted>"
+"""What stands in a setting for a value that is nobody else's business."""
+
+FORMAT = 2
+"""What this version writes, and the newest it reads."""
+
+MANIFEST = "manifest.yaml"
+SETTINGS = "settings"
+TENSORS = "tensors"
+LOCK = ".lock"
+INDEX = "index.bin"
+RECORDS = "records.arrow"
+SITES = "sites.arrow"
+LAYOUTS = "layouts.arrow"
+MODULES = "modules.arrow"
+STREAMS = (SITES, LAYOUTS, MODULES, RECORDS)
+
+LIMIT_DOCUMENT = 4 << 20
+"""Bytes of a YAML document."""
+
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _DIRECTORY = os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+
+_ATTEMPTS = 5
+_PAUSE = 0.01  # seconds; a reader that asks holds the lock for microseconds
 
 
 class DamageError(StoreError):
@@ -187,3 +218,37 @@ def _reason(error: OSError) -> str:
     if error.errno == errno.ENOTDIR:
         return "it is a link or a file where a directory belongs"
     return reason(error)
+
+
+# --- locks
+
+
+def take_lock(fd: int) -> bool:
+    """Take the lock until `fd` is closed; False where another process has it."""
+    for _ in range(_ATTEMPTS):
+        if _try_lock(fd):
+            return True
+        time.sleep(_PAUSE)
+    return _try_lock(fd)
+
+
+def _try_lock(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def lock_held(fd: int) -> bool:
+    """Whether a writer holds the lock of the open file `fd`."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        fcntl.flock(fd, fcntl.LOCK_UN)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False

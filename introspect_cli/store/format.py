@@ -1,22 +1,30 @@
-"""The numbers and schemas of format 1; `docs/store-format.md` says the same in words.
+"""The numbers and schemas of the store; `docs/store-format.md` says the same in words.
 
-The problem: the writer, the reader and `verify` must agree to the byte. The way: every magic number, column and
-limit is here, and nowhere else.
+The writer, the reader and `verify` must agree to the byte, and a store must be able to grow by a column without
+becoming unreadable. So every magic number, column and limit is here, and an index names the columns of its rank's
+streams: a reader writes their schemas from that and compares bytes, as it does with everything else. It keeps
+statistics that it does not know by name, and passes over other columns that it does not know, unless they are marked
+as needed.
 """
 
 from __future__ import annotations
 
+import json
+import re
 import struct
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 
-from introspect_cli.records import COUNT_STATS, FLOAT_STATS, SKETCH_SIZE, SORTED_STATS
-from introspect_cli.store.arrow import Column, Schema
+from introspect_cli.errors import StoreError
+from introspect_cli.records import SKETCH_SIZE, STATISTICS
+from introspect_cli.store.arrow import Column, Malformed, Schema
 
 MAGIC = b"INTROSPX"
-HEADER = struct.Struct("<8sIIII16s20xI")
-"""Index header: magic, format, bytes of an entry, rank, column bits, run id, 20 zeros, CRC of the 60 before."""
+HEADER = struct.Struct("<8sIIII16sI16xI")
+"""Index header: magic, format, bytes of an entry, rank, bytes of the columns' description that follows, run id, CRC of
+that description, 16 zeros, CRC of the 60 bytes before. (In format 1 bits for optional columns, and no description.)"""
 
 ENTRY = np.dtype(
     [
@@ -48,8 +56,8 @@ END_ENTRY = 1
 
 FIRST_CHAIN = bytes(16)
 
-STATS_BIT, SKETCH_BIT = 1, 2
-SORTED_BITS = {"med": 4, "mode": 8}
+LIMIT_COLUMNS = 64 << 10
+"""Bytes of the description of columns."""
 
 LIMIT_INDEX = 256 << 20
 """Bytes of an index: two million steps."""
@@ -91,46 +99,147 @@ MODULE_COLUMNS: Schema = (
     Column("aliases", "list<utf8>"),
 )
 
-NARROW = frozenset({"skew", "kurt"})
-"""Statistics kept as float32: a shape of a distribution needs no more."""
+ATTRIBUTE_COLUMNS: Schema = (
+    Column("attribute_names", "list<utf8>"),
+    Column("attribute_values", "list<utf8>"),
+    Column("step", "<i8"),
+)
+"""Of modules, since format 2."""
+
+RECORD_COLUMNS: Schema = (
+    Column("site", "<u4"),
+    Column("sequence", "<u4"),
+    Column("layout", "<u4"),
+    Column("status", "|u1"),
+    Column("checksum", "<u8"),
+)
+TEXT = Column("text", "utf8")
+SKETCH = Column("sketch", "vector", SKETCH_SIZE)
+GIVEN_COLUMNS: Schema = (Column("given", "list<i4>"), Column("forward", "<i4"), Column("node", "utf8"))
+"""What an operator was given, where operators are recorded, since format 2."""
+
+STATISTIC, NEEDED = "statistic", "needed"
+"""What a column is to a reader that does not know it: a statistic to keep, or a reason to refuse the store."""
+
+_TYPES = {
+    "uint8": "|u1",
+    "int32": "<i4",
+    "uint32": "<u4",
+    "int64": "<i8",
+    "uint64": "<u8",
+    "float32": "<f4",
+    "float64": "<f8",
+    "utf8": "utf8",
+    "list<int32>": "list<i4>",
+    "list<int64>": "list<i8>",
+    "list<utf8>": "list<utf8>",
+}
+_WORDS = {kind: word for word, kind in _TYPES.items()}
+_VECTOR = re.compile(r"float32\[([1-9]\d{0,3})\]")
+_NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
+_MOST_COLUMNS = 256
 
 
-def column_bits(*, stats: bool, sketch: bool, sorted_stats: tuple[str, ...]) -> int:
-    """The bits that say which optional columns a records stream has."""
-    bits = (STATS_BIT if stats else 0) | (SKETCH_BIT if sketch else 0)
-    for name in sorted_stats:
-        bits |= SORTED_BITS[name]
-    return bits
+@dataclass(frozen=True)
+class Columns:
+    """The columns of a rank's streams."""
+
+    records: Schema
+    sites: Schema = SITE_COLUMNS
+    layouts: Schema = LAYOUT_COLUMNS
+    modules: Schema = MODULE_COLUMNS + ATTRIBUTE_COLUMNS
+
+    def described(self) -> bytes:
+        """The description of the columns that an index holds: JSON, with blanks up to a multiple of 8 bytes."""
+        streams = {name: [_described(column) for column in own] for name, own in vars(self).items()}
+        text = json.dumps(streams, separators=(",", ":")).encode()
+        return text + b" " * (-len(text) % 8)
+
+
+def _described(column: Column) -> list[str]:
+    kind = f"float32[{column.width}]" if column.type == "vector" else _WORDS[column.type]
+    return [column.name, kind, *([column.role] if column.role else [])]
 
 
 @lru_cache(maxsize=16)
-def float_columns(bits: int) -> tuple[str, ...]:
-    """Names of the float statistics a records stream has, in column order."""
-    stored = FLOAT_STATS if bits & STATS_BIT else ()
-    return (*stored, *(name for name in SORTED_STATS if bits & SORTED_BITS[name]))
+def parse_columns(description: bytes) -> Columns:
+    """The columns that an index describes.
+
+    Raises:
+        Malformed: it describes none, or not those that every store has.
+        StoreError: a column is needed that this version does not know.
+    """
+    try:
+        found = json.loads(description)
+        streams = {name: tuple(map(_column, found[name])) for name in ("records", "sites", "layouts", "modules")}
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise Malformed("its columns are not described") from None
+    known = {
+        "records": (*RECORD_COLUMNS, TEXT),
+        "sites": SITE_COLUMNS,
+        "layouts": LAYOUT_COLUMNS,
+        "modules": MODULE_COLUMNS,
+    }
+    optional = {"records": (SKETCH, *GIVEN_COLUMNS), "modules": ATTRIBUTE_COLUMNS}
+    for name, columns in streams.items():
+        _check_columns(name, columns, known[name], optional.get(name, ()))
+    return Columns(**streams)
 
 
-@lru_cache(maxsize=16)
-def record_columns(bits: int) -> Schema:
-    """The schema of a records stream."""
-    columns = [
-        Column("site", "<u4"),
-        Column("sequence", "<u4"),
-        Column("layout", "<u4"),
-        Column("status", "|u1"),
-        Column("checksum", "<u8"),
+def _column(found: object) -> Column:
+    if not isinstance(found, list):
+        raise TypeError
+    name, kind, *role = found
+    vector = _VECTOR.fullmatch(kind)
+    if not _NAME.fullmatch(name) or len(role) > 1 or (role and not _NAME.fullmatch(role[0])):
+        raise ValueError
+    return Column(name, "vector" if vector else _TYPES[kind], int(vector[1]) if vector else 0, *role)
+
+
+def _check_columns(stream: str, columns: Schema, every: Schema, optional: Schema) -> None:
+    by_name = {column.name: column for column in columns}
+    if len(by_name) != len(columns) or len(columns) > _MOST_COLUMNS:
+        raise Malformed(f"the columns of its {stream} are too many, or one is there twice")
+    if any(by_name.get(column.name) != column for column in every):
+        raise Malformed(f"its {stream} have not the columns that every store has")
+    if any(by_name.get(column.name, column) != column for column in optional):
+        raise Malformed(f"a column of its {stream} has another type than it is written with")
+    for group in (GIVEN_COLUMNS, ATTRIBUTE_COLUMNS):
+        there = {own.name in by_name for own in group if own in optional}
+        if len(there) > 1:
+            raise Malformed(f"its {stream} lack a column of those that belong together")
+    for column in columns:
+        if column.role == NEEDED:
+            raise StoreError(
+                f"the {stream} have a column {column.name!r}, which this version does not know and cannot leave out: "
+                "install the newest introspect-cli"
+            )
+        own = STATISTICS.get(column.name)
+        if column.role == STATISTIC and (
+            stream != "records" or column.type not in ("<i8", "<f4", "<f8") or (own and own.type != column.type)
+        ):
+            raise Malformed(f"the statistic {column.name} has a type that no version writes")
+
+
+def record_columns(
+    *, stats: bool = True, sketch: bool = True, sorted_stats: tuple[str, ...] = (), operators: bool = False
+) -> Schema:
+    """The columns of records with what was asked for."""
+    kept = [
+        Column(name, own.type, role=STATISTIC)
+        for name, own in STATISTICS.items()
+        if (name in sorted_stats if own.on_request else stats)
     ]
-    if bits & STATS_BIT:
-        columns += [Column(name, "<i8") for name in COUNT_STATS]
-    columns += [Column(name, "<f4" if name in NARROW else "<f8") for name in float_columns(bits)]
-    if bits & SKETCH_BIT:
-        columns.append(Column("sketch", "vector", SKETCH_SIZE))
-    columns.append(Column("text", "utf8"))
-    return tuple(columns)
+    return (
+        *RECORD_COLUMNS,
+        *kept,
+        *([SKETCH] if sketch else []),
+        *(GIVEN_COLUMNS if operators else ()),
+        TEXT,
+    )
 
 
 @lru_cache(maxsize=16)
-def row_bytes(bits: int) -> int:
-    """Bytes a record takes at least, without its text."""
-    fixed = (column for column in record_columns(bits) if column.type != "utf8")
-    return sum(4 * column.width or np.dtype(column.type).itemsize for column in fixed) + 4
+def row_bytes(schema: Schema) -> int:
+    """Bytes a row takes at least, without what is inside its texts and lists."""
+    return sum(4 * c.width or (np.dtype(c.type).itemsize if c.type[0] in "|<" else 4) for c in schema)

@@ -1,29 +1,291 @@
-"""Names of the files of a store, and the format's number.
+"""What is written once and named by number after: sites, layouts and modules.
 
-Apart from `format`, which needs numpy: a capture makes its directory before the script may have loaded numpy itself.
+Each is a stream of rows. The writer hands out numbers and encodes the rows not yet written; the reader takes a whole
+stream as columns, and what it gives of them is harmless: a name comes from somebody's script, or from somebody.
 """
 
 from __future__ import annotations
 
-RUNS = "introspect-runs"
-"""Where runs are kept that were given no directory."""
+import threading
+import zlib
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
-REDACTED = "<redacted>"
-"""What stands in a setting for a value that is nobody else's business."""
+import numpy as np
 
-FORMAT = 1
-"""What this version writes, and the newest it reads."""
+from introspect_cli.errors import StoreError
+from introspect_cli.records import SETTING_KINDS, Kind, Layout, ModuleInfo, Phase, Site, SiteInfo
+from introspect_cli.store.arrow import Batch, Malformed, Schema, decode_batch, encode_batch, schema_message
+from introspect_cli.store.columns import ColumnData, Lists, Texts, integer_lists, joined, storable, text_lists, texts
+from introspect_cli.store.files import DamageError
+from introspect_cli.store.format import LIMIT_NAMES
 
-MANIFEST = "manifest.yaml"
-SETTINGS = "settings"
-TENSORS = "tensors"
-LOCK = ".lock"
-INDEX = "index.bin"
-RECORDS = "records.arrow"
-SITES = "sites.arrow"
-LAYOUTS = "layouts.arrow"
-MODULES = "modules.arrow"
-STREAMS = (SITES, LAYOUTS, MODULES, RECORDS)
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
-LIMIT_DOCUMENT = 4 << 20
-"""Bytes of a YAML document."""
+    from numpy.typing import NDArray
+
+Row = TypeVar("Row")
+Encoded = Mapping[str, ColumnData]
+
+_SETTING = frozenset(kind.value for kind in SETTING_KINDS)
+_MAX_DIMS = 1024
+
+
+# --- writing
+
+
+class Interner(Generic[Row]):
+    """Numbers rows and encodes those not yet written. Several threads may intern; one writes.
+
+    A site's name is a hundred bytes and recurs every step: a row gets the next number when it is first seen, and waits
+    here until the next step is written.
+
+    Attributes:
+        count: rows written.
+        length: bytes written, the schema included.
+        crc: CRC-32 of the bytes written.
+    """
+
+    def __init__(self, schema: Schema, encoder: Callable[[Sequence[Row]], Encoded]) -> None:
+        self._schema = schema
+        self._encoder = encoder
+        self._numbers: dict[Hashable, int] = {}
+        self._pending: list[Row] = []
+        self._lock = threading.Lock()
+        first = schema_message(schema)
+        self.count = 0
+        self.length = len(first)
+        self.crc = zlib.crc32(first)
+
+    def intern(self, key: Hashable, row: Row) -> int:
+        """The number of the row known by `key`; the first row wins."""
+        known = self._numbers.get(key)
+        if known is not None:
+            return known
+        with self._lock:
+            number = self._numbers.setdefault(key, len(self._numbers))
+            if number == self.count + len(self._pending):
+                self._pending.append(row)
+        return number
+
+    def take(self) -> bytes:
+        """The bytes of a batch of the rows that wait, now counted as written; empty where none does.
+
+        Raises:
+            StoreError: the stream would grow past its limit.
+        """
+        if not self._pending:
+            return b""
+        with self._lock:
+            rows, self._pending = self._pending, []
+            self.count += len(rows)
+        data = b"".join(encode_batch(self._schema, self._encoder(rows), len(rows)))
+        if self.length + len(data) > LIMIT_NAMES:
+            raise StoreError(f"more names than a store holds ({LIMIT_NAMES >> 20} MB of them)")
+        self.length += len(data)
+        self.crc = zlib.crc32(data, self.crc)
+        return data
+
+
+def encode_sites(rows: Sequence[tuple[Site, SiteInfo]]) -> Encoded:
+    """The columns of sites."""
+    sites = [replace(site, fqn=storable(site.fqn), path=storable(site.path)) for site, _ in rows]
+    infos = [info for _, info in rows]
+    return {
+        "key": np.array([site.key() for site in sites], np.uint64),  # of what is stored: it can be computed again
+        "phase": texts([site.phase.value for site in sites]),
+        "kind": texts([site.kind.value for site in sites]),
+        "fqn": texts([site.fqn for site in sites]),
+        "call": np.array([site.call for site in sites], np.uint32),
+        "path": texts([site.path for site in sites]),
+        "module_class": texts([info.module_class for info in infos]),
+        "op": texts([info.op for info in infos]),
+        "source": texts([info.source for info in infos]),
+    }
+
+
+def encode_layouts(rows: Sequence[Layout]) -> Encoded:
+    """The columns of layouts."""
+    return {
+        "shape": integer_lists([row.shape for row in rows]),
+        "dtype": texts([row.dtype for row in rows]),
+        "device": texts([row.device for row in rows]),
+        "strides": texts([row.strides for row in rows]),
+    }
+
+
+def encode_modules(rows: Sequence[ModuleInfo]) -> Encoded:
+    """The columns of modules."""
+    return {
+        "fqn": texts([row.fqn for row in rows]),
+        "module_class": texts([row.module_class for row in rows]),
+        "source": texts([row.source for row in rows]),
+        "parameters": text_lists([row.parameters for row in rows]),
+        "buffers": text_lists([row.buffers for row in rows]),
+        "aliases": text_lists([row.aliases for row in rows]),
+        "attribute_names": text_lists([[name for name, _ in row.attributes] for row in rows]),
+        "attribute_values": text_lists([[value for _, value in row.attributes] for row in rows]),
+        "step": np.array([row.step for row in rows], np.int64),
+    }
+
+
+# --- reading
+
+
+def decode_names(data: bytes, schema: Schema, count: int, path: str) -> dict[str, ColumnData]:
+    """The columns of a whole stream of `count` rows.
+
+    Raises:
+        StoreError: it is not what was written.
+    """
+    first = schema_message(schema)
+    if data[: len(first)] != first:
+        raise DamageError(path, "its columns are not those that its index names")
+    batches: list[Batch] = []
+    rest = memoryview(data)[len(first) :]
+    try:
+        while rest:
+            batches.append(decode_batch(schema, rest))
+            rest = rest[batches[-1].length :]
+    except Malformed as error:
+        raise DamageError(path, str(error)) from None
+    if sum(batch.rows for batch in batches) != count:
+        raise DamageError(path, "it holds another number of names than the index counts")
+    if not batches:
+        return no_rows(schema)
+    return {c.name: joined([batch.columns[c.name] for batch in batches]) for c in schema}
+
+
+def no_rows(schema: Schema) -> dict[str, ColumnData]:
+    """The columns of a stream that holds nothing."""
+    none = np.zeros(1, np.int32)
+
+    def empty(kind: str) -> ColumnData:
+        if kind == "utf8":
+            return Texts(none, b"")
+        if kind.startswith("list<"):
+            inside = empty(kind[5:-1])
+            assert not isinstance(inside, Lists)
+            return Lists(none, inside)
+        return np.zeros(0, kind)
+
+    return {c.name: np.zeros((0, c.width)) if c.type == "vector" else empty(c.type) for c in schema}
+
+
+def layouts_of(columns: Mapping[str, ColumnData], path: str) -> list[Layout]:
+    """All layouts, by number.
+
+    Raises:
+        StoreError: one cannot be.
+    """
+    shapes = columns["shape"]
+    assert isinstance(shapes, Lists)
+    if len(shapes) and int(np.diff(shapes.offsets).max()) > _MAX_DIMS:
+        raise DamageError(path, "a shape has more dimensions than a tensor can have")
+    if len(shapes.values) and np.asarray(shapes.values).min() < 0:
+        raise DamageError(path, "a shape has a negative size")
+    names = (_plain(columns[name]) for name in ("dtype", "device", "strides"))
+    return [Layout(*row) for row in zip(shapes.tolist(), *names, strict=True)]
+
+
+def modules_of(columns: Mapping[str, ColumnData], path: str) -> list[ModuleInfo]:
+    """All rows of modules, in the order they were found; in format 1 without attributes.
+
+    Raises:
+        StoreError: a module has another number of names than of values.
+    """
+    plain = {name: _plain(column) for name, column in columns.items()}
+    names = plain.get("attribute_names", [()] * len(plain["fqn"]))
+    values = plain.get("attribute_values", names)
+    if any(len(own) != len(other) for own, other in zip(names, values, strict=True)):
+        raise DamageError(path, "a module has another number of attributes than of values")
+    attributes = [tuple(zip(own, other, strict=True)) for own, other in zip(names, values, strict=True)]
+    every = ("fqn", "module_class", "source", "parameters", "buffers", "aliases")
+    steps = plain.get("step", [0] * len(names))
+    return [ModuleInfo(*row) for row in zip(*(plain[name] for name in every), attributes, steps, strict=True)]
+
+
+def _plain(column: ColumnData) -> list[Any]:
+    return list(column.tolist())
+
+
+class SiteTable:
+    """All sites of a rank, by number.
+
+    Attributes:
+        key: uint64 (n,), `Site.key()` of each, as stored; `verify` recomputes it.
+        call: uint32 (n,).
+        path_of_file: where the table is stored, for messages.
+    """
+
+    def __init__(self, columns: dict[str, ColumnData], path: str) -> None:
+        self._columns = columns
+        self.path_of_file = path
+        self.key = cast("NDArray[np.uint64]", columns["key"])
+        self.call = cast("NDArray[np.uint32]", columns["call"])
+
+    def _texts(self, name: str) -> list[str]:
+        return _plain(self._columns[name])
+
+    @cached_property
+    def phase(self) -> list[str]:
+        """Phase of each site."""
+        return self._texts("phase")
+
+    @cached_property
+    def kind(self) -> list[str]:
+        """Kind of each site."""
+        return self._texts("kind")
+
+    @cached_property
+    def fqn(self) -> list[str]:
+        """FQN of each site, as the script had it."""
+        return self._texts("fqn")
+
+    @cached_property
+    def path(self) -> list[str]:
+        """Path of each site inside nested values."""
+        return self._texts("path")
+
+    @cached_property
+    def module_class(self) -> list[str]:
+        """Class of the module, optimizer or loader of each site."""
+        return self._texts("module_class")
+
+    @cached_property
+    def op(self) -> list[str]:
+        """Operator of each site, "" where it is none."""
+        return self._texts("op")
+
+    @cached_property
+    def source(self) -> list[str]:
+        """`file:line` of each site, "" where unknown."""
+        return self._texts("source")
+
+    @cached_property
+    def setting(self) -> NDArray[np.bool_]:
+        """Whether digests leave a site out, bool (n,); True for sites that digests leave out."""
+        return np.array([kind in _SETTING for kind in self.kind], np.bool_)
+
+    def __len__(self) -> int:
+        return len(self.key)
+
+    def __getitem__(self, number: int) -> tuple[Site, SiteInfo]:
+        """The site and what is known of it.
+
+        Raises:
+            IndexError: there is no such number.
+            StoreError: its phase or kind is not one.
+        """
+        try:
+            phase, kind = Phase(self.phase[number]), Kind(self.kind[number])
+        except ValueError:
+            raise DamageError(self.path_of_file, f"site {number} has a phase or a kind that is not one") from None
+        site = Site(phase, kind, self.fqn[number], int(self.call[number]), self.path[number])
+        return site, SiteInfo(self.module_class[number], self.op[number], self.source[number])
+
+    def __iter__(self) -> Iterator[tuple[Site, SiteInfo]]:
+        return (self[number] for number in range(len(self)))

@@ -9,36 +9,35 @@ from __future__ import annotations
 
 import zlib
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from introspect_cli.records import COUNT_STATS, Layout, ModuleInfo, Record, Status, Summary
-from introspect_cli.store import locks
-from introspect_cli.store.arrow import END_OF_STREAM, Batch, Malformed, Schema, decode_batch, schema_message
-from introspect_cli.store.batch import StepBatch
-from introspect_cli.store.columns import ColumnData, Lists, Texts, joined
-from introspect_cli.store.derived import record_stats
-from introspect_cli.store.files import DamageError, Folder, Handle, reason
-from introspect_cli.store.format import (
-    LAYOUT_COLUMNS,
-    LIMIT_INDEX,
-    MODULE_COLUMNS,
-    SITE_COLUMNS,
-    STATS_BIT,
-    float_columns,
-    record_columns,
+from introspect_cli.records import Layout, ModuleInfo, Record, Status, Summary
+from introspect_cli.store import format1
+from introspect_cli.store.arrow import END_OF_STREAM, Malformed, Schema, decode_batch, schema_message
+from introspect_cli.store.batch import GivenColumns, StepBatch, record_stats, statistics
+from introspect_cli.store.files import (
+    INDEX,
+    LAYOUTS,
+    MODULES,
+    RECORDS,
+    SITES,
+    DamageError,
+    Folder,
+    Handle,
+    lock_held,
+    reason,
 )
+from introspect_cli.store.format import LIMIT_INDEX, STATISTIC
 from introspect_cli.store.index import EMPTY, Entries, Index, StepEntry, parse_index
-from introspect_cli.store.names import INDEX, LAYOUTS, MODULES, RECORDS, SITES
-from introspect_cli.store.sites import SiteTable
+from introspect_cli.store.names import SiteTable, decode_names, layouts_of, modules_of, no_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-Items = TypeVar("Items")
+    from introspect_cli.store.columns import ColumnData
 
-_MAX_DIMS = 1024
 _STATUSES = len(Status)
 _MEASURED = (Status.OBSERVED, Status.PARTIAL)
 
@@ -63,7 +62,7 @@ class RankReader:
         self._index = index
         self.ended = index.ended
         self.run_id = index.run_id
-        self._schema = record_columns(index.bits)
+        self._schema = index.columns.records
         self._records: Handle | None = None
         self.entries = self._indexed_and_there(index)
 
@@ -73,7 +72,7 @@ class RankReader:
         except FileNotFoundError:
             return EMPTY, False
         try:
-            running = locks.held(handle.fd)
+            running = lock_held(handle.fd)
             if handle.size() > LIMIT_INDEX:
                 raise DamageError(handle.path, "it is larger than any index")
             data = handle.read(0, LIMIT_INDEX)
@@ -90,7 +89,7 @@ class RankReader:
         records = self._open(RECORDS)
         first = schema_message(self._schema)
         if records.read(0, len(first)) != first:
-            raise DamageError(records.path, "its columns are not those of this format")
+            raise DamageError(records.path, "its columns are not those that its index names")
         # Only a power cut leaves an index that is ahead of the records; then the records decide.
         there = entries["offset"] + entries["length"] <= np.uint64(records.size())
         whole = int(np.argmin(there)) if not there.all() else len(entries)
@@ -192,7 +191,7 @@ class RankReader:
         Raises:
             StoreError: the stream is damaged.
         """
-        return SiteTable(self._names(SITES, SITE_COLUMNS, "sites"), f"{self.path}/{SITES}")
+        return SiteTable(self._names("sites"), f"{self.path}/{SITES}")
 
     @cached_property
     def layouts(self) -> list[Layout]:
@@ -201,32 +200,36 @@ class RankReader:
         Raises:
             StoreError: the stream is damaged.
         """
-        columns = self._names(LAYOUTS, LAYOUT_COLUMNS, "layouts")
-        shapes, *names = (columns[column.name] for column in LAYOUT_COLUMNS)
-        assert isinstance(shapes, Lists)
-        if len(shapes) and int(np.diff(shapes.offsets).max()) > _MAX_DIMS:
-            raise DamageError(f"{self.path}/{LAYOUTS}", "a shape has more dimensions than a tensor can have")
-        if len(shapes.values) and np.asarray(shapes.values).min() < 0:
-            raise DamageError(f"{self.path}/{LAYOUTS}", "a shape has a negative size")
-        return [Layout(*row) for row in zip(shapes.tolist(), *map(_plain, names), strict=True)]
+        return layouts_of(self._names("layouts"), f"{self.path}/{LAYOUTS}")
 
     @cached_property
     def modules(self) -> list[ModuleInfo]:
-        """The module tree, in the order it was found.
+        """The module tree, in the order it was found: each module as it was at first.
 
         Raises:
             StoreError: the stream is damaged.
         """
-        columns = self._names(MODULES, MODULE_COLUMNS, "modules")
-        return [ModuleInfo(*row) for row in zip(*(_plain(columns[c.name]) for c in MODULE_COLUMNS), strict=True)]
+        first: dict[str, ModuleInfo] = {}
+        for module in self.module_rows:
+            first.setdefault(module.fqn, module)
+        return list(first.values())
 
-    def _names(self, name: str, schema: Schema, prefix: str) -> dict[str, ColumnData]:
-        """The columns of a stream of names, as far as the index vouches for it."""
-        last = self._index.last
+    @cached_property
+    def module_rows(self) -> list[ModuleInfo]:
+        """All rows of modules in order: a module that changed is there again, with the step from which that holds.
+
+        Raises:
+            StoreError: the stream is damaged.
+        """
+        return modules_of(self._names("modules"), f"{self.path}/{MODULES}")
+
+    def _names(self, stream: str) -> dict[str, ColumnData]:
+        """The columns of `sites`, `layouts` or `modules`, as far as the index vouches for them."""
+        last, schema = self._index.last, getattr(self._index.columns, stream)
         if last is None:
-            return _no_rows(schema)
-        length, crc, count = int(last[f"{prefix}_length"]), int(last[f"{prefix}_crc"]), int(last[f"n_{prefix}"])
-        handle = self._open(name)
+            return no_rows(schema)
+        length, crc, count = int(last[f"{stream}_length"]), int(last[f"{stream}_crc"]), int(last[f"n_{stream}"])
+        handle = self._open(f"{stream}.arrow")
         try:
             data = handle.read(0, length)
         except OSError as error:
@@ -237,22 +240,7 @@ class RankReader:
             raise DamageError(handle.path, "it ends before the names that the index counts")
         if zlib.crc32(data) != crc:
             raise DamageError(handle.path, "its bytes are not those that were indexed")
-        first = schema_message(schema)
-        if data[: len(first)] != first:
-            raise DamageError(handle.path, "its columns are not those of this format")
-        batches: list[Batch] = []
-        rest = memoryview(data)[len(first) :]
-        try:
-            while rest:
-                batches.append(decode_batch(schema, rest))
-                rest = rest[batches[-1].length :]
-        except Malformed as error:
-            raise DamageError(handle.path, str(error)) from None
-        if sum(batch.rows for batch in batches) != count:
-            raise DamageError(handle.path, "it holds another number of names than the index counts")
-        if not batches:
-            return _no_rows(schema)
-        return {c.name: joined([batch.columns[c.name] for batch in batches]) for c in schema}
+        return decode_names(data, schema, count, handle.path)
 
     # --- records
 
@@ -284,13 +272,17 @@ class RankReader:
             raise DamageError(records.path, f"step {step}: {error}") from None
         if batch.length != length or batch.rows != entry["rows"]:
             raise DamageError(records.path, f"step {step} has another length than its index entry says")
-        out = _step_batch(batch.columns, self._index.bits)
+        out = _step_batch(batch.columns, self._schema)
         if batch.rows and (
             out.site.max() >= entry["n_sites"]
             or out.layout.max() >= entry["n_layouts"]
             or out.status.max() >= _STATUSES
         ):
             raise DamageError(records.path, f"a record of step {step} names a site, layout or status that is not there")
+        if self._index.format == 1:
+            return format1.with_given(out, self.sites)
+        if out.given is not None and not out.given.within(int(entry["n_sites"])):
+            raise DamageError(records.path, f"an operator of step {step} names a site that is not there")
         return out
 
     def record(self, batch: StepBatch, row: int, step: int) -> Record:
@@ -307,7 +299,8 @@ class RankReader:
         if batch.sketch is not None and status in _MEASURED:
             sketch = tuple(batch.sketch[row].tolist())
         summary = Summary(status, layout, int(batch.checksum[row]), stats, sketch, batch.text[row])
-        return Record(step, self.rank, int(batch.sequence[row]), site, info, summary)
+        given = batch.given.row(row) if batch.given is not None else None
+        return Record(step, self.rank, int(batch.sequence[row]), site, info, summary, given)
 
     def records(self, step: int) -> Iterator[Record]:
         """All records of a step, in the order they were made."""
@@ -315,26 +308,17 @@ class RankReader:
         return (self.record(batch, int(row), step) for row in np.argsort(batch.sequence, kind="stable"))
 
 
-def _step_batch(columns: dict[str, Any], bits: int) -> StepBatch:
+def _step_batch(columns: dict[str, Any], schema: Schema) -> StepBatch:
+    counts, floats = statistics({column.name: columns[column.name] for column in schema if column.role == STATISTIC})
     return StepBatch(
         site=columns["site"],
         sequence=columns["sequence"],
         layout=columns["layout"],
         status=columns["status"],
         checksum=columns["checksum"],
-        counts={name: columns[name] for name in COUNT_STATS} if bits & STATS_BIT else {},
-        floats={name: columns[name] for name in float_columns(bits)},
+        counts=counts,
+        floats=floats,
         sketch=columns.get("sketch"),
         text=columns["text"],
+        given=GivenColumns(columns["given"], columns["forward"], columns["node"]) if "given" in columns else None,
     )
-
-
-def _plain(column: ColumnData) -> list[Any]:
-    return list(column.tolist())
-
-
-def _no_rows(schema: Schema) -> dict[str, ColumnData]:
-    none = np.zeros(1, np.int32)
-    empty: dict[str, ColumnData] = {"utf8": Texts(none, b""), "list<utf8>": Lists(none, Texts(none, b""))}
-    empty["list<i8>"] = Lists(none, np.zeros(0, np.int64))
-    return {c.name: empty[c.type] if c.type in empty else np.zeros(0, c.type) for c in schema}

@@ -11,40 +11,46 @@ from __future__ import annotations
 import os
 import zlib
 from contextlib import suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from introspect_cli.errors import StoreError
-from introspect_cli.records import COUNT_STATS, SETTING_KINDS, Layout, ModuleInfo, Site, SiteInfo
-from introspect_cli.store.arrow import END_OF_STREAM, encode_batch, schema_message
-from introspect_cli.store.columns import ColumnData, Texts, integer_lists, storable, text_lists, texts
-from introspect_cli.store.digest import chained, step_digest
-from introspect_cli.store.files import Folder, reason, write_all
+from introspect_cli.records import SETTING_KINDS, Layout, ModuleInfo, Site, SiteInfo
+from introspect_cli.store.arrow import END_OF_STREAM, Schema, encode_batch, schema_message
+from introspect_cli.store.batch import absent, given_columns
+from introspect_cli.store.columns import ColumnData, Texts, texts
+from introspect_cli.store.files import (
+    FORMAT,
+    INDEX,
+    LAYOUTS,
+    MODULES,
+    RECORDS,
+    SITES,
+    STREAMS,
+    Folder,
+    reason,
+    take_lock,
+    write_all,
+)
 from introspect_cli.store.format import (
     END_ENTRY,
     ENTRY,
     FIRST_CHAIN,
     HEADER,
-    LAYOUT_COLUMNS,
     LIMIT_BATCH,
     LIMIT_INDEX,
     LIMIT_TEXT,
     MAGIC,
-    MODULE_COLUMNS,
-    NARROW,
-    SITE_COLUMNS,
+    STATISTIC,
     STEP_ENTRY,
-    float_columns,
-    record_columns,
+    Columns,
 )
-from introspect_cli.store.interner import Interner
-from introspect_cli.store.locks import take
-from introspect_cli.store.names import FORMAT, INDEX, LAYOUTS, MODULES, RECORDS, SITES, STREAMS
+from introspect_cli.store.index import chained, step_digest
+from introspect_cli.store.names import Encoded, Interner, encode_layouts, encode_modules, encode_sites
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from introspect_cli.store.batch import StepBatch
 
@@ -60,20 +66,20 @@ class RankWriter:
         failure: why nothing more is written, or None while all is well.
     """
 
-    def __init__(self, folder: Folder, rank: int, bits: int, run_id: bytes) -> None:
+    def __init__(self, folder: Folder, rank: int, schema: Schema, run_id: bytes) -> None:
         self.bytes_written = 0
         self.rows_written = 0
         self.failure: str | None = None
         self._folder = folder
         self._rank = rank
-        self._bits = bits
         self._pid = os.getpid()
         self._keys = np.zeros(0, np.uint64)
         self._setting = np.zeros(0, np.bool_)
-        self._sites: Interner[tuple[Site, SiteInfo]] = Interner(SITE_COLUMNS, self._encode_sites)
-        self._layouts: Interner[Layout] = Interner(LAYOUT_COLUMNS, _encode_layouts)
-        self._modules: Interner[ModuleInfo] = Interner(MODULE_COLUMNS, _encode_modules)
-        self._schema = record_columns(bits)
+        columns = Columns(schema)
+        self._sites: Interner[tuple[Site, SiteInfo]] = Interner(columns.sites, self._encode_sites)
+        self._layouts: Interner[Layout] = Interner(columns.layouts, encode_layouts)
+        self._modules: Interner[ModuleInfo] = Interner(columns.modules, encode_modules)
+        self._schema = schema
         self._step = -1
         self._chain = FIRST_CHAIN
         self._offset = 0
@@ -81,25 +87,26 @@ class RankWriter:
         self._fds: dict[str, int] = {}
         self._lengths: dict[str, int] = {}
         try:
-            self._start(run_id)
+            self._start(columns, run_id)
         except OSError as error:
             self.abandon()
             raise StoreError(f"cannot write to {folder.path}: {reason(error)}") from None
 
-    def _start(self, run_id: bytes) -> None:
+    def _start(self, columns: Columns, run_id: bytes) -> None:
         for name in (*STREAMS, INDEX):
             self._fds[name] = self._folder.create(name)
             self._lengths[name] = 0
-        take(self._fds[INDEX])
-        for name, schema in ((SITES, SITE_COLUMNS), (LAYOUTS, LAYOUT_COLUMNS), (MODULES, MODULE_COLUMNS)):
+        take_lock(self._fds[INDEX])
+        for name, schema in ((SITES, columns.sites), (LAYOUTS, columns.layouts), (MODULES, columns.modules)):
             self._write(name, schema_message(schema))
         first = schema_message(self._schema)
         self._write(RECORDS, first)
         self._offset = len(first)
-        header = bytearray(HEADER.pack(MAGIC, FORMAT, ENTRY.itemsize, self._rank, self._bits, run_id, 0))
-        header[-4:] = zlib.crc32(header[:-4]).to_bytes(4, "little")
+        about = columns.described()
+        fields = (MAGIC, FORMAT, ENTRY.itemsize, self._rank, len(about), run_id, zlib.crc32(about))
+        header = HEADER.pack(*fields, zlib.crc32(HEADER.pack(*fields, 0)[:-4])) + about
         self._crc = zlib.crc32(header)
-        self._write(INDEX, bytes(header))
+        self._write(INDEX, header)
 
     def site(self, site: Site, info: SiteInfo) -> int:
         """The number of a site; what is known of it is taken from the first call."""
@@ -174,15 +181,18 @@ class RankWriter:
             "checksum": batch.checksum,
             "text": _short(batch.text, rows),
         }
-        for name in COUNT_STATS:
-            columns[name] = batch.counts[name] if name in batch.counts else np.full(rows, -1, np.int64)
-        for name in float_columns(self._bits):
-            own = batch.floats.get(name)
-            columns[name] = own if own is not None else np.full(rows, np.nan, _float_type(name))
-        sketch = next((column for column in self._schema if column.name == "sketch"), None)
-        if sketch is not None:
-            own = batch.sketch
-            columns["sketch"] = own if own is not None else np.zeros((rows, sketch.width), np.float32)
+        given = batch.given
+        for column in self._schema:
+            name, own = column.name, None
+            if column.role == STATISTIC:
+                own = batch.counts.get(name) if column.type == "<i8" else batch.floats.get(name)
+                columns[name] = absent(column.type, rows) if own is None else own
+            elif name == "sketch":
+                own = batch.sketch
+                columns[name] = np.zeros((rows, column.width), np.float32) if own is None else own
+            elif name == "given":
+                given = given_columns({}, rows) if given is None else given
+                columns |= {"given": given.inputs, "forward": given.forward, "node": _short(given.node, rows)}
         return columns
 
     def _entry(
@@ -250,49 +260,12 @@ class RankWriter:
             os.close(fd)
         self._folder.close()
 
-    def _encode_sites(self, rows: Sequence[tuple[Site, SiteInfo]]) -> Mapping[str, ColumnData]:
-        # As the texts will be stored, so that the key can be computed again from what is stored.
-        sites = [replace(site, fqn=storable(site.fqn), path=storable(site.path)) for site, _ in rows]
-        infos = [info for _, info in rows]
-        keys = np.array([site.key() for site in sites], np.uint64)
-        setting = np.array([site.kind in SETTING_KINDS for site in sites])
-        self._keys = np.concatenate([self._keys, keys])
+    def _encode_sites(self, rows: Sequence[tuple[Site, SiteInfo]]) -> Encoded:
+        encoded = encode_sites(rows)
+        setting = np.array([site.kind in SETTING_KINDS for site, _ in rows])
+        self._keys = np.concatenate([self._keys, np.asarray(encoded["key"])])
         self._setting = np.concatenate([self._setting, setting])
-        return {
-            "key": keys,
-            "phase": texts([site.phase.value for site in sites]),
-            "kind": texts([site.kind.value for site in sites]),
-            "fqn": texts([site.fqn for site in sites]),
-            "call": np.array([site.call for site in sites], np.uint32),
-            "path": texts([site.path for site in sites]),
-            "module_class": texts([info.module_class for info in infos]),
-            "op": texts([info.op for info in infos]),
-            "source": texts([info.source for info in infos]),
-        }
-
-
-def _encode_layouts(rows: Sequence[Layout]) -> Mapping[str, ColumnData]:
-    return {
-        "shape": integer_lists([row.shape for row in rows]),
-        "dtype": texts([row.dtype for row in rows]),
-        "device": texts([row.device for row in rows]),
-        "strides": texts([row.strides for row in rows]),
-    }
-
-
-def _encode_modules(rows: Sequence[ModuleInfo]) -> Mapping[str, ColumnData]:
-    return {
-        "fqn": texts([row.fqn for row in rows]),
-        "module_class": texts([row.module_class for row in rows]),
-        "source": texts([row.source for row in rows]),
-        "parameters": text_lists([row.parameters for row in rows]),
-        "buffers": text_lists([row.buffers for row in rows]),
-        "aliases": text_lists([row.aliases for row in rows]),
-    }
-
-
-def _float_type(name: str) -> type[np.floating]:
-    return np.float32 if name in NARROW else np.float64
+        return encoded
 
 
 def _short(values: Sequence[str], rows: int) -> Texts:

@@ -15,10 +15,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.errors import StoreError
-from introspect_cli.store import documents, locks, tensorfile
-from introspect_cli.store.files import DamageError, Folder, reason
+from introspect_cli.store import documents, tensorfile
+from introspect_cli.store.files import (
+    FORMAT,
+    LIMIT_DOCUMENT,
+    LOCK,
+    MANIFEST,
+    SETTINGS,
+    TENSORS,
+    DamageError,
+    Folder,
+    lock_held,
+    reason,
+)
 from introspect_cli.store.index import newer_format
-from introspect_cli.store.names import FORMAT, LIMIT_DOCUMENT, LOCK, MANIFEST, SETTINGS, TENSORS
 from introspect_cli.store.rank_reader import RankReader
 
 if TYPE_CHECKING:
@@ -256,6 +266,6 @@ def is_locked(folder: Folder) -> bool:
     except FileNotFoundError:
         return False
     try:
-        return locks.held(handle.fd)
+        return lock_held(handle.fd)
     finally:
         handle.close()

@@ -12,9 +12,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from introspect_cli.store import documents, tensorfile
-from introspect_cli.store.digest import step_digest
-from introspect_cli.store.files import DamageError, Folder, reason
-from introspect_cli.store.names import LIMIT_DOCUMENT, LOCK, MANIFEST, SETTINGS, STREAMS, TENSORS
+from introspect_cli.store.files import (
+    LIMIT_DOCUMENT,
+    LOCK,
+    MANIFEST,
+    SETTINGS,
+    STREAMS,
+    TENSORS,
+    DamageError,
+    Folder,
+    reason,
+)
+from introspect_cli.store.index import step_digest
 from introspect_cli.store.rank_reader import RankReader
 from introspect_cli.store.reader import (
     RANK_NAME,

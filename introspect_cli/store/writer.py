@@ -16,9 +16,17 @@ from typing import TYPE_CHECKING, Any
 
 from introspect_cli.errors import StoreError
 from introspect_cli.store import documents
-from introspect_cli.store.files import Folder, reason
-from introspect_cli.store.locks import take
-from introspect_cli.store.names import FORMAT, LIMIT_DOCUMENT, LOCK, MANIFEST, SETTINGS, TENSORS
+from introspect_cli.store.files import (
+    FORMAT,
+    LIMIT_DOCUMENT,
+    LOCK,
+    MANIFEST,
+    SETTINGS,
+    TENSORS,
+    Folder,
+    reason,
+    take_lock,
+)
 from introspect_cli.version import __version__
 
 if TYPE_CHECKING:
@@ -76,7 +84,7 @@ class StoreWriter:
         lock_fd = -1
         try:
             lock_fd = os.open(LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666, dir_fd=folder.fd)
-            _own(take(lock_fd) and folder.names() == [LOCK], path)
+            _own(take_lock(lock_fd) and folder.names() == [LOCK], path)
             writer = cls(path, folder, lock_fd, os.urandom(16).hex())
             writer.write_manifest({"tool": {"name": "introspect", "version": __version__}, "status": "running"})
         except BaseException:
@@ -160,22 +168,35 @@ class StoreWriter:
             raise StoreError(f"cannot write a tensor to {self.path}: {reason(error)}") from None
 
     def rank(
-        self, rank: int, *, stats: bool = True, sketch: bool = True, sorted_stats: tuple[str, ...] = ()
+        self,
+        rank: int,
+        *,
+        stats: bool = True,
+        sketch: bool = True,
+        sorted_stats: tuple[str, ...] = (),
+        operators: bool = False,
     ) -> RankWriter:
-        """The writer of what `rank` records, with the columns asked for.
+        """The writer of what `rank` records.
+
+        Args:
+            rank: its number.
+            stats: keep the statistics that need no request.
+            sketch: keep sketches.
+            sorted_stats: statistics to keep on request.
+            operators: keep what operators were given.
 
         Raises:
             StoreError: the rank's files are there already or cannot be made.
         """
-        from introspect_cli.store.format import column_bits
+        from introspect_cli.store.format import record_columns
         from introspect_cli.store.rank_writer import RankWriter
 
-        bits = column_bits(stats=stats, sketch=sketch, sorted_stats=sorted_stats)
+        schema = record_columns(stats=stats, sketch=sketch, sorted_stats=sorted_stats, operators=operators)
         try:
             folder = self._folder.make_folder(f"rank{rank}")
         except OSError as error:
             raise StoreError(f"cannot write to {self.path}: {reason(error)}") from None
-        writer = RankWriter(folder, rank, bits, bytes.fromhex(self.id))
+        writer = RankWriter(folder, rank, schema, bytes.fromhex(self.id))
         self._ranks.append(writer)
         return writer
 
@@ -243,7 +264,7 @@ def _set_aside(path: Path, *, force: bool) -> Path | None:
             raise StoreError(f"{path} is not (only) a run: it {what}; choose another place with -o")
         lock_fd = os.open(LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666, dir_fd=folder.fd)
         try:
-            _own(take(lock_fd), path)
+            _own(take_lock(lock_fd), path)
             if not force:
                 raise StoreError(f"{path} holds a run already; choose another place with -o, or --force to replace it")
             aside = path.with_name(f".{path.name}.replaced-{os.getpid()}-{os.urandom(4).hex()}")

@@ -9,16 +9,24 @@ What the columns mean, all over finite elements (complex numbers: over the absol
 `mean`; `amean` the mean of absolute values; `var` the biased variance, M2/n; `skew` (M3/n) / (M2/n)**1.5;
 `kurt` Pearson's kurtosis (M4/n) / (M2/n)**2, 3 for a normal distribution. Where the variance is 0 there is no
 skewness and no kurtosis; where there is no finite element there is nothing. Absent is NaN.
+
+A new statistic that follows from what rows hold is a line of `FORMULAS` here and one of `records.STATISTICS`.
 """
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from introspect_cli.records import STATISTICS
 from introspect_cli.tensors import rows as r
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+Floats = npt.NDArray[np.float64]
 
 Number = TypeVar("Number", bound=Any)
 Moments = tuple[Number, Number, Number, Number, Number]
@@ -72,31 +80,52 @@ def _moments(rows: r.Rows) -> Moments[npt.NDArray[np.float64]]:
     return count, floats[:, r.MEAN], floats[:, r.M2], floats[:, r.M3], floats[:, r.M4]
 
 
-def finalise(rows: r.Rows) -> dict[str, npt.NDArray[np.float64]]:
-    """The stored float statistics of rows, NaN where absent: a column of shape (n,) for each name."""
-    floats = rows.view(np.float64)
-    finite = rows[:, r.FINITE].astype(np.float64)
-    some = finite > 0
+class Columns:
+    """Raw results of n tensors as columns: what formulas are made of."""
+
+    def __init__(self, rows: r.Rows) -> None:
+        self.ints = rows.view(np.int64)
+        self.floats = rows.view(np.float64)
+        self.n = rows[:, r.FINITE].astype(np.float64)
+        """Finite elements, float64 (n,)."""
+        self.var = self.floats[:, r.M2] / self.n
+        """Biased variance over them."""
+
+
+def _spread(c: Columns, values: Floats) -> Floats:
+    """The values where the variance is not 0; NaN elsewhere."""
+    return np.where(c.var > 0, values, np.nan)
+
+
+FORMULAS: dict[str, Callable[[Columns], npt.NDArray[Any]]] = {
+    "nans": lambda c: c.ints[:, r.NANS],
+    "posinfs": lambda c: c.ints[:, r.POSINFS],
+    "neginfs": lambda c: c.ints[:, r.NEGINFS],
+    "zeros": lambda c: c.ints[:, r.ZEROS],
+    "min": lambda c: c.floats[:, r.MIN],
+    "max": lambda c: c.floats[:, r.MAX],
+    "absmin": lambda c: c.floats[:, r.ABSMIN],
+    "mean": lambda c: c.floats[:, r.MEAN],
+    "amean": lambda c: c.floats[:, r.ABSSUM] / c.n,
+    "var": lambda c: c.var,
+    "skew": lambda c: _spread(c, c.floats[:, r.M3] / c.n / (c.var * np.sqrt(c.var))),
+    "kurt": lambda c: _spread(c, c.floats[:, r.M4] / c.n / (c.var * c.var)),
+    "med": lambda c: c.floats[:, r.MEDIAN],
+    "mode": lambda c: c.floats[:, r.MODE],
+}
+"""How each of `records.STATISTICS` is computed from rows: whole columns, of the type named there, shape (n,)."""
+
+
+def finalise(rows: r.Rows, names: Iterable[str]) -> dict[str, npt.NDArray[Any]]:
+    """The statistics `names` of rows, by name: columns of shape (n,); NaN where a number is absent."""
+    found = {}
     with np.errstate(all="ignore"):
-        var = floats[:, r.M2] / finite
-        spread = var > 0
-        columns = {
-            "min": floats[:, r.MIN],
-            "max": floats[:, r.MAX],
-            "absmin": floats[:, r.ABSMIN],
-            "mean": floats[:, r.MEAN],
-            "amean": floats[:, r.ABSSUM] / finite,
-            "var": var,
-            "skew": np.where(spread, floats[:, r.M3] / finite / (var * np.sqrt(var)), np.nan),
-            "kurt": np.where(spread, floats[:, r.M4] / finite / (var * var), np.nan),
-            "med": floats[:, r.MEDIAN],
-            "mode": floats[:, r.MODE],
-        }
-        return {name: np.where(some & np.isfinite(column), column, np.nan) for name, column in columns.items()}
-
-
-def counts(rows: r.Rows) -> dict[str, npt.NDArray[np.int64]]:
-    """The stored counts of rows: a column of shape (n,) for each name."""
-    ints = rows.view(np.int64)
-    columns = {"nans": r.NANS, "posinfs": r.POSINFS, "neginfs": r.NEGINFS, "zeros": r.ZEROS}
-    return {name: ints[:, column].copy() for name, column in columns.items()}
+        columns = Columns(rows)
+        some = columns.n > 0
+        for name in names:
+            kind = STATISTICS[name].type
+            column = FORMULAS[name](columns)
+            if np.dtype(kind).kind == "f":
+                column = np.where(some & np.isfinite(column), column, np.nan)
+            found[name] = column.astype(kind)
+    return found

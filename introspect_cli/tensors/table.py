@@ -11,16 +11,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from introspect_cli.records import FLOAT_STATS, Layout, Status
+from introspect_cli.records import STATISTICS, Layout, Status
 from introspect_cli.tensors import checksum, sketch, stats
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from introspect_cli.tensors.rows import Rows
-
-_NARROW = frozenset({"skew", "kurt"})
-"""Float columns stored as float32: beyond their precision nothing is said by the third and fourth moment."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +30,7 @@ class SummaryTable:
         layout_index: position in `layouts` of each row, uint32, shape (n,).
         checksum: uint64, shape (n,); 0 where nothing was observed.
         status: `records.Status` as uint8, shape (n,).
-        counts: int64 columns by name, shape (n,); 0 where there are no statistics.
+        counts: int64 columns by name, shape (n,); -1 where absent.
         floats: columns by name, shape (n,), float64, or float32 for `skew` and `kurt`; NaN where absent.
         sketch: float32, shape (n, 16), or None; NaN where absent.
         text: a plain value's repr, or why something was not observed; "" otherwise.
@@ -91,13 +88,14 @@ def finalise(
     counts: dict[str, npt.NDArray[np.int64]] = {}
     floats: dict[str, npt.NDArray[np.float64] | npt.NDArray[np.float32]] = {}
     if with_stats:
-        counts = stats.counts(rows)
-        for column in counts.values():
-            column[bare] = 0
-        every = stats.finalise(rows)
-        for name in (*FLOAT_STATS, *sorted_stats):
-            every[name][bare] = np.nan
-            floats[name] = every[name].astype(np.float32) if name in _NARROW else every[name]
+        kept = [name for name, own in STATISTICS.items() if not own.on_request or name in sorted_stats]
+        for name, column in stats.finalise(rows, kept).items():
+            if column.dtype.kind == "i":
+                column[bare] = -1
+                counts[name] = column
+            else:
+                column[bare] = np.nan
+                floats[name] = column
     sketches = None
     if with_sketch:
         sketches = sketch.finalise(rows)

@@ -6,7 +6,7 @@ import fnmatch
 import re
 from typing import TYPE_CHECKING
 
-from introspect_cli.store.names import REDACTED
+from introspect_cli.store.files import REDACTED
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

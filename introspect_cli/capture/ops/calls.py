@@ -13,7 +13,7 @@ import torch
 from introspect_cli.capture import private_api
 from introspect_cli.capture.ops.places import Places, in_compiled_call
 from introspect_cli.capture.ops.schema import OpFacts
-from introspect_cli.records import Phase
+from introspect_cli.records import Given, Phase
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -35,7 +35,7 @@ _LAST = 2**64 - 1
 class OpCall:
     """One call of an operator in a module: the same in every step, so its sites are made once."""
 
-    __slots__ = ("facts", "fqn", "given", "module_class", "number", "phase", "remark", "sites", "source")
+    __slots__ = ("facts", "fqn", "given", "known", "module_class", "number", "phase", "sites", "source")
 
     def __init__(
         self, phase: Phase, fqn: str, module_class: str, facts: OpFacts, number: int = 0, source: str = ""
@@ -48,8 +48,8 @@ class OpCall:
         self.facts = facts
         self.source = source
         self.sites: dict[str, int] = {}
-        self.given: Any = None
-        self.remark = ""
+        self.known: Any = None
+        self.given = Given()
 
 
 class _Repeated:

@@ -24,8 +24,8 @@ from introspect_cli.capture import private_api
 from introspect_cli.capture.ops.calls import Calls, OpCall
 from introspect_cli.capture.ops.places import Places
 from introspect_cli.capture.ops.schema import Operators
-from introspect_cli.capture.ops.values import FLOATS, Writers, given, is_parameter, outputs, row_of, tensors
-from introspect_cli.records import Kind, Phase, Site, SiteInfo
+from introspect_cli.capture.ops.values import FLOATS, Writers, is_parameter, outputs, row_of, tensors
+from introspect_cli.records import Given, Kind, Phase, Site, SiteInfo
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -235,7 +235,7 @@ class OpProbe:
             if type(result) is torch.Tensor and not facts.written
             else outputs(facts, args, kwargs, result)
         )
-        remark: str | None = None
+        given: Given | None = None
         for path, value in found:
             if type(value) is not torch.Tensor and isinstance(value, private_api.FAKE_TENSOR):
                 return
@@ -246,10 +246,10 @@ class OpProbe:
             if site is None:
                 site = self._new_site(call, path)
             if facts.each:
-                remark = self._remark(call, node, row_of(args, path), kwargs)
-            elif remark is None:
-                remark = self._remark(call, node, args, kwargs)
-            self._recorder.tensor(site, value, remark)
+                given = self._given(call, node, row_of(args, path), kwargs)
+            elif given is None:
+                given = self._given(call, node, args, kwargs)
+            self._recorder.tensor(site, value, given)
             writers.wrote(site, value)
 
     def wants(self, value: torch.Tensor) -> bool:
@@ -286,7 +286,7 @@ class OpProbe:
         if value is None:
             self._recorder.missing(site, reason)
         else:
-            self._recorder.tensor(site, value, given(given_by))
+            self._recorder.tensor(site, value, Given(tuple(given_by)))
             self._writers.wrote(site, value)
         return site
 
@@ -297,20 +297,19 @@ class OpProbe:
         call.sites[path] = number
         return number
 
-    def _remark(self, call: OpCall, node: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> str:
+    def _given(self, call: OpCall, node: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Given:
         """What an operator was given, and the forward operator it belongs to; most often what it was a step ago."""
         sites = self._writers.of_all(args if not kwargs else (*args, *kwargs.values()))
         origin = None if node is None else self._calls.origin(node) or node.name()
-        if call.given != (sites, origin):
-            call.given = (sites, origin)
-            call.remark = given(sites) + _belongs(origin)
-        return call.remark
+        if call.known != (sites, origin):
+            call.known = (sites, origin)
+            call.given = Given(tuple(sites), *_belongs(origin))
+        return call.given
 
 
-def _belongs(origin: OpCall | str | None) -> str:
-    """The forward operator of a backward one, by the number of its first site, or by name if it has none."""
-    if origin is None:
-        return ""
-    if isinstance(origin, str):
-        return f" ^{origin}"
-    return f" ^{next(iter(origin.sites.values()), origin.facts.name)}"
+def _belongs(origin: OpCall | str | None) -> tuple[int, str]:
+    """The forward operator of a backward one: the number of its first site, or its name if it has none."""
+    if origin is None or isinstance(origin, str):
+        return -1, origin or ""
+    site = next(iter(origin.sites.values()), -1)
+    return site, "" if site >= 0 else origin.facts.name

@@ -118,8 +118,3 @@ class Writers:
                             return
             elif isinstance(value, (tuple, list)):
                 self._collect(value, found)
-
-
-def given(sites: list[int]) -> str:
-    """The remark on an operator's inputs: sites by number, `-` for what no recorded operator wrote."""
-    return "<" + ",".join(["-" if site < 0 else str(site) for site in sites]) if sites else ""

@@ -57,7 +57,13 @@ class Probes:
             rank: of this process in a distributed run.
         """
         self.summarizer = Summarizer(stats=options.measures, sketch=options.sketch, sorted_stats=options.sorted_stats)
-        self.rank = store.rank(rank, stats=options.measures, sketch=options.sketch, sorted_stats=options.sorted_stats)
+        self.rank = store.rank(
+            rank,
+            stats=options.measures,
+            sketch=options.sketch,
+            sorted_stats=options.sorted_stats,
+            operators=options.level == "op",
+        )
         self._guard = guard
         self.names = Names(NameFilter(options.modules, options.exclude, options.max_depth))
         self.recorder = Recorder(self.summarizer, self.rank, store, options.schedule, options.save_tensors, store_lost)

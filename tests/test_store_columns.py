@@ -1,0 +1,207 @@
+"""A store grows by columns: old stores stay readable, and what a reader does not know is kept or passed over."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from opcapture import captured
+from synthetic import row, write_run
+
+from introspect_cli.cli import introspect
+from introspect_cli.compare.diff import compare_runs
+from introspect_cli.compare.options import DiffOptions
+from introspect_cli.errors import StoreError
+from introspect_cli.inspect.data_flow import graph_of
+from introspect_cli.records import STATISTICS, Given, Kind, ModuleInfo, Statistic
+from introspect_cli.store import format as store_format
+from introspect_cli.store.arrow import Column, Malformed
+from introspect_cli.store.format import HEADER, STATISTIC, Columns, parse_columns, record_columns
+from introspect_cli.store.reader import open_run
+from introspect_cli.store.verify import verify_run
+from introspect_cli.tensors import stats
+
+STORES = Path(__file__).parent / "stores"
+
+
+def train():
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(torch.randn(3, 4)).square().mean().backward()
+        optimizer.step()
+
+
+@pytest.fixture(scope="module")
+def with_peak(tmp_path_factory):
+    """A run captured by a version that has one more statistic, which takes two lines in two files."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(STATISTICS, "peak", Statistic("<f8"))
+        patch.setitem(stats.FORMULAS, "peak", lambda c: np.maximum(-c.floats[:, 6], c.floats[:, 7]))
+        return captured(tmp_path_factory.mktemp("peak") / "run", train)
+
+
+def outputs(path):
+    with open_run(path) as run:
+        return [record for record in run.rank(0).records(1) if record.site.kind is Kind.OUTPUT]
+
+
+def test_a_statistic_takes_a_line_in_two_files(with_peak):
+    (record,) = outputs(with_peak)
+    assert record.summary.stats["peak"] == record.summary.stats["absmax"]
+    assert verify_run(with_peak).sound
+
+
+def test_a_statistic_that_is_not_known_is_kept_and_shown(with_peak, tmp_path):
+    """Outside of the fixture this version has never heard of it."""
+    assert "peak" not in STATISTICS
+    done = CliRunner().invoke(introspect, ["show", str(with_peak), "--history", "Linear", "--stat", "peak"])
+    assert done.exit_code == 0, done.output
+    assert "peak" in done.output
+    done = CliRunner().invoke(introspect, ["export", str(with_peak), "--format", "csv", "-o", str(tmp_path / "out")])
+    assert done.exit_code == 0, done.output
+    (table,) = (tmp_path / "out").rglob("*.csv")
+    assert ",peak," in table.read_text().splitlines()[0]
+
+
+def test_runs_with_and_without_a_statistic_compare(with_peak, tmp_path):
+    plain = captured(tmp_path / "plain", train)
+    with open_run(with_peak) as a, open_run(plain) as b:
+        assert compare_runs(a, b, DiffOptions()).first is None
+
+
+@pytest.fixture
+def without_var(tmp_path, monkeypatch):
+    """A run of a version that kept no variance."""
+    monkeypatch.delitem(STATISTICS, "var")
+    path = write_run(tmp_path / "run", [[row("forward", "output", "A", np.arange(4.0))]])
+    monkeypatch.undo()
+    return path
+
+
+def test_a_statistic_that_is_missing_is_absent_and_never_0(without_var):
+    with open_run(without_var) as run:
+        batch = run.rank(0).read(0)
+        (record,) = run.rank(0).records(0)
+    assert np.isnan(batch.floats["var"]).all()
+    assert record.summary.stats["mean"] == 1.5
+    assert not {"var", "std", "uvar", "l2"} & record.summary.stats.keys()
+    for verb in (["show", "--step", "0"], ["check"], ["diff", str(without_var)]):
+        done = CliRunner().invoke(introspect, [verb[0], str(without_var), *verb[1:]])
+        assert done.exception is None or isinstance(done.exception, SystemExit), done.output
+
+
+def written_with(monkeypatch, path, *columns):
+    """A run whose records have more columns than this version writes."""
+    schema = (*record_columns(), *columns)
+    monkeypatch.setattr(store_format, "record_columns", lambda **_: schema)
+    from introspect_cli.store import rank_writer
+
+    own = rank_writer.RankWriter._columns
+
+    def more(self, batch):
+        extra = {column.name: np.zeros(len(batch), column.type) for column in columns}
+        return extra | own(self, batch)
+
+    monkeypatch.setattr(rank_writer.RankWriter, "_columns", more)
+    write_run(path, [[row("forward", "output", "A", 1.5)]])
+    monkeypatch.undo()
+    return path
+
+
+def test_a_column_that_is_not_known_is_passed_over(tmp_path, monkeypatch):
+    path = written_with(monkeypatch, tmp_path / "run", Column("colour", "<u4"))
+    with open_run(path) as run:
+        (record,) = run.rank(0).records(0)
+    assert record.summary.text == "1.5"
+    assert "colour" not in record.summary.stats
+    assert verify_run(path).sound
+
+
+def test_a_column_that_is_needed_and_not_known_is_refused(tmp_path, monkeypatch):
+    path = written_with(monkeypatch, tmp_path / "run", Column("piece", "<u4", role="needed"))
+    with pytest.raises(StoreError, match="'piece', which this version does not know and cannot leave out: install"):
+        open_run(path)
+
+
+ROWS = Columns(record_columns())
+
+
+@pytest.mark.parametrize(
+    "description",
+    [
+        b"",
+        b"[]",
+        b"{" * 5000,
+        b'{"records":1,"sites":1,"layouts":1,"modules":1}',
+        replace(ROWS, records=ROWS.records[1:]).described(),
+        replace(ROWS, records=(*ROWS.records, ROWS.records[0])).described(),
+        replace(ROWS, records=(*ROWS.records, Column("given", "list<i4>"))).described(),
+        replace(ROWS, records=(*ROWS.records, Column("sketch", "<f4"))).described(),
+        replace(ROWS, sites=(*ROWS.sites, Column("x", "<f8", role=STATISTIC))).described(),
+        replace(ROWS, records=(*ROWS.records, Column("x", "utf8", role=STATISTIC))).described(),
+        replace(ROWS, records=(*ROWS.records, Column("Bad Name", "<f8"))).described(),
+        replace(ROWS, modules=ROWS.modules[:-1]).described(),
+        ROWS.described().replace(b'"nans","int64"', b'"nans","float64"'),
+        ROWS.described().replace(b"float32[16]", b"float32[99999]"),
+    ],
+)
+def test_descriptions_that_no_version_writes_are_refused(description):
+    with pytest.raises(Malformed):
+        parse_columns(description)
+
+
+def test_the_description_is_plain_json(tmp_path):
+    path = write_run(tmp_path / "run", [[row("forward", "output", "A", 1.5)]])
+    data = (path / "rank0" / "index.bin").read_bytes()
+    length = int.from_bytes(data[20:24], "little")
+    description = data[HEADER.size : HEADER.size + length]
+    assert length % 8 == 0
+    assert zlib.crc32(description) == int.from_bytes(data[40:44], "little")
+    assert ["mean", "float64", "statistic"] in json.loads(description)["records"]
+
+
+def test_what_operators_were_given_is_data(tmp_path):
+    path = captured(tmp_path / "run", train, level="op")
+    with open_run(path) as run:
+        reader = run.rank(0)
+        records = list(reader.records(1))
+        numbers = dict(enumerate(reader.sites))
+    (made,) = [record for record in records if record.site.path == "aten.addmm.default"]
+    written = [numbers[number][0].kind if number >= 0 else None for number in made.given.inputs]
+    assert written == [Kind.PARAM, None, Kind.PARAM]
+    assert all(not record.summary.text for record in records if record.site.kind is Kind.OP_OUTPUT)
+    assert all(record.given is None for record in records if record.site.kind is not Kind.OP_OUTPUT)
+    backward = [record for record in records if record.given and record.given.forward >= 0]
+    assert {numbers[record.given.forward][0].path for record in backward} >= {"aten.addmm.default"}
+
+
+def test_operators_of_format_1_are_read_as_columns(tmp_path):
+    """Written when what an operator was given was text."""
+    assert verify_run(STORES / "format1_ops").sound
+    with open_run(STORES / "format1_ops") as run:
+        records = {record.site.path: record for record in run.rank(0).records(0) if record.given}
+        graph = graph_of(run, 0)
+        assert run.manifest["format"] == 1
+    assert records["aten.addmm.default"].given == Given((6, 14, 5))
+    assert records["aten.gelu_backward.default"].given == Given((32, 9), 14)
+    assert all(record.summary.text == "" for record in records.values())
+    assert len(graph.nodes) == 16
+    assert (31, 32) in graph.edges
+
+
+def test_attributes_of_modules_and_their_changes(tmp_path):
+    first = ModuleInfo("A.drop", "Dropout", attributes=(("p", "0.1"), ("training", "True")))
+    later = replace(first, attributes=(("p", "0.2"), ("training", "True")), step=3)
+    path = write_run(tmp_path / "run", [[row("forward", "output", "A", 1.5)]], modules=[first, later])
+    with open_run(path) as run:
+        assert run.rank(0).modules == [first]
+        assert run.rank(0).module_rows == [first, later]
