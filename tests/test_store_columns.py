@@ -69,7 +69,7 @@ def test_a_statistic_that_is_not_known_is_kept_and_shown(with_peak, tmp_path):
     done = CliRunner().invoke(introspect, ["export", str(with_peak), "--format", "csv", "-o", str(tmp_path / "out")])
     assert done.exit_code == 0, done.output
     (table,) = (tmp_path / "out").rglob("*.csv")
-    assert ",peak," in table.read_text().splitlines()[0]
+    assert '"peak"' in table.read_text().splitlines()[0]
 
 
 def test_runs_with_and_without_a_statistic_compare(with_peak, tmp_path):
