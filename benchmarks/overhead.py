@@ -20,10 +20,10 @@ import torch
 from workloads import WORKLOADS
 
 from introspect_cli.capture.options import DEFAULT_STATS, CaptureOptions
-from introspect_cli.capture.schedule import Schedule
 from introspect_cli.capture.session import Session
 from introspect_cli.records import Kind
 from introspect_cli.script import Ending
+from introspect_cli.selection import Schedule
 from introspect_cli.store.reader import open_run
 from introspect_cli.tensors import codes, openmp, rows
 from introspect_cli.tensors.engine import Engine

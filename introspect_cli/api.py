@@ -66,9 +66,9 @@ def capture(
         StoreError: the directory exists, or cannot be made.
     """
     from introspect_cli.capture.options import CaptureOptions, parse_kinds, parse_stats
-    from introspect_cli.capture.schedule import Schedule
     from introspect_cli.capture.session import Session
     from introspect_cli.script import Ending
+    from introspect_cli.selection import Schedule
 
     if _active:
         raise UsageError(f"a capture is under way already, into {_active[0]}: end it before the next")

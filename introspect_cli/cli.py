@@ -41,6 +41,18 @@ VERBS = {
 _COMPLETE = "_INTROSPECT_COMPLETE"
 """Environment variable by which the script of `introspect completion` asks what could come next."""
 
+_MEANT = {
+    "compare": "diff",
+    "info": "show",
+    "inspect": "show",
+    "list": "show",
+    "ls": "show",
+    "record": "capture",
+    "run": "capture",
+    "trace": "capture",
+}
+"""What other tools call our verbs, which do not look alike enough to be guessed."""
+
 Work = Callable[[], int]
 
 _REPORTED = ("torch", "numpy", "pyarrow", "numba", "click")
@@ -70,11 +82,11 @@ class _Verbs(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
         if name not in VERBS and not name.startswith("-"):
-            import difflib
+            from introspect_cli.selection import did_you_mean
 
-            close = difflib.get_close_matches(name, VERBS, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(VERBS)}"
-            raise click.UsageError(f"no verb is called {name!r}: {hint}", ctx)
+            near = f"; did you mean {_MEANT[name]}?" if name in _MEANT else did_you_mean(name, VERBS, cutoff=0.7)
+            hint = near or f": there are {', '.join(VERBS)}"
+            raise click.UsageError(f"no verb is called {name!r}{hint}", ctx)
         return super().resolve_command(ctx, args)
 
 

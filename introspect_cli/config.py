@@ -7,10 +7,10 @@ name. Every scalar is read as the text it was written as: YAML would take the sc
 
 from __future__ import annotations
 
-import difflib
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.errors import UsageError
+from introspect_cli.selection import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -34,10 +34,9 @@ def read_config(file: Path, *, known: Collection[str], lists: Collection[str]) -
     for key, value in _mapping(file).items():
         name = str(key).replace("-", "_")
         if name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
-            hint = f" (did you mean {close[0].replace('_', '-')!r}?)" if close else ""
-            names = ", ".join(name.replace("_", "-") for name in known)
-            raise UsageError(f"{file} has an unknown option {key!r}{hint}: known are {names}")
+            names = [option.replace("_", "-") for option in known]
+            hint = did_you_mean(str(key).replace("_", "-"), names) or ":"
+            raise UsageError(f"{file} has an unknown option {key!r}{hint} known are {', '.join(names)}")
         values: list[Any] = value if isinstance(value, list) else [value]
         if not all(isinstance(item, str) for item in values):
             raise UsageError(f"{file}: {key!r} takes a value or a list of values, not a mapping")

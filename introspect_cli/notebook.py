@@ -7,6 +7,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.errors import UsageError
+from introspect_cli.selection import Selection, check_selection, did_you_mean, read_selection
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -51,30 +52,30 @@ class RunView:
         return sorted({int(step) for rank in self.run.ranks for step in self.run.rank(rank).entries["step"]})
 
     def to_arrow(
-        self, *, steps: Iterable[int] | None = None, kinds: Iterable[str] | None = None, modules: Iterable[str] = ()
+        self,
+        *,
+        steps: str | Iterable[int] | None = None,
+        kinds: str | Iterable[str] = (),
+        modules: str | Iterable[str] = (),
     ) -> Any:
         """Records as a `pyarrow.Table`, one row a record; columns as `introspect export` has them.
 
         Args:
-            steps: numbers of steps; all where None.
-            kinds: names of kinds; all where None.
-            modules: globs over FQNs; all where empty.
+            steps: numbers of steps, or text as `--steps` takes it; all where None.
+            kinds: names of kinds; all where empty.
+            modules: names or globs of modules, each with all that is inside; all where empty.
 
         Raises:
-            UsageError: a kind is unknown.
+            UsageError: a kind is unknown, or something asked for is not in the run.
             StoreError: the run is damaged.
         """
         import pyarrow as pa
 
         from introspect_cli.exchange.frames import frames
-        from introspect_cli.exchange.selection import Selection
-        from introspect_cli.selection import parse_kinds
 
-        wanted = () if steps is None else tuple((step, step + 1, 1) for step in steps)
-        own = frozenset() if kinds is None else parse_kinds(",".join(kinds))
-        if steps is not None and not wanted:
-            wanted = ((0, 0, 1),)
-        tables = list(frames(self.run, Selection(wanted, own, tuple(modules))))
+        wanted = _selection(steps, kinds, modules)
+        check_selection(wanted, [self.run])
+        tables = list(frames(self.run, wanted))
         return pa.concat_tables(tables) if tables else pa.table({})
 
     def to_pandas(self, **selection: Any) -> Any:
@@ -229,6 +230,25 @@ class Comparison(_Shown):
         return answer(self.result) + settings_table(self.result)
 
 
+def _selection(
+    steps: str | Iterable[int] | None = None,
+    kinds: str | Iterable[str] = (),
+    modules: str | Iterable[str] = (),
+    ranks: str | Iterable[int] = "",
+) -> Selection:
+    """A selection from text as the command line takes it, or from numbers and names one by one."""
+
+    def joined(numbers: str | Iterable[int]) -> str:
+        return numbers if isinstance(numbers, str) else ",".join(map(str, numbers))
+
+    return read_selection(
+        None if steps is None else joined(steps),
+        [kinds] if isinstance(kinds, str) else kinds,
+        [modules] if isinstance(modules, str) else modules,
+        joined(ranks) or None,
+    )
+
+
 def compare(a: str | Path, b: str | Path, options: Mapping[str, Any]) -> Comparison:
     """Compare two runs by path; see `introspect_cli.api.diff`.
 
@@ -245,7 +265,10 @@ def compare(a: str | Path, b: str | Path, options: Mapping[str, Any]) -> Compari
     known = {field.name for field in fields(DiffOptions)}
     for name in own:
         if name not in known:
-            raise UsageError(f"diff takes no option {name!r}: there are {', '.join(sorted(known | {'noise'}))}")
+            hint = did_you_mean(name, known) or f": there are {', '.join(sorted(known | {'noise'}))}"
+            raise UsageError(f"diff takes no option {name!r}{hint}")
+    given = {name: own.pop(name) for name in ("steps", "kinds", "modules", "ranks") if name in own}
+    own |= vars(_selection(**given))
     with ExitStack() as stack:
         one, two, *others = (stack.enter_context(open_run(path)) for path in (a, b, *noise))
         return Comparison(compare_runs(one, two, DiffOptions(**own), others))

@@ -17,7 +17,7 @@ from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.result import DiffResult, Verdict
 from introspect_cli.errors import StoreError
-from introspect_cli.selection import parse_steps
+from introspect_cli.selection import Schedule
 from introspect_cli.store.reader import RunState, open_run
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ def judge(reference: Rerun, other: Rerun, until_step: int | None = None) -> tupl
     """
     if not other.usable:
         return Verdict.UNDECIDED, None
-    steps = () if until_step is None else parse_steps(f":{until_step + 1}")
+    steps = None if until_step is None else Schedule.parse(f":{until_step + 1}")
     result = compare(reference.run, other.run, DiffOptions(steps=steps))
     if result.verdict is Verdict.SAME and other.exit_code != reference.exit_code:
         return Verdict.UNDECIDED, result

@@ -91,7 +91,7 @@ def stats(array: np.ndarray) -> dict[str, float]:
     }
     if var > 0:
         scaled = (finite - mean) / math.sqrt(var)
-        out |= {"skew": float((scaled**3).mean()), "kurt": float((scaled**4).mean() - 3)}
+        out |= {"skew": float((scaled**3).mean()), "kurt": float((scaled**4).mean())}
     return out
 
 

@@ -122,7 +122,9 @@ def test_a_run_is_a_table(tmp_path):
     with introspect_cli.open_run(small(tmp_path / "a")) as run:
         assert run.to_arrow().num_rows == 6
         assert run.to_arrow(steps=[1], kinds=["loss"]).column("step").to_pylist() == [1]
-        assert run.to_arrow(steps=[]).num_rows == 0
+        assert run.to_arrow(steps="1:").column("step").to_pylist() == [1, 1, 2, 2]
+        with pytest.raises(UsageError, match="no step of 7"):
+            run.to_arrow(steps=[1, 7])
         assert run.to_arrow(modules=["loss"]).num_rows == 3
         assert repr(run).endswith("steps 0 to 2, 1 rank(s), complete>")
 

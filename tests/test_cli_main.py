@@ -74,7 +74,10 @@ def test_the_version_tells_what_a_bug_report_needs(introspect):
     assert "not installed" not in lines[2]
 
 
-@pytest.mark.parametrize(("word", "hint"), [("dif", "did you mean 'diff'?"), ("xyz", f"there are {', '.join(VERBS)}")])
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [("dif", "did you mean diff?"), ("list", "did you mean show?"), ("xyz", f"there are {', '.join(VERBS)}")],
+)
 def test_an_unknown_verb_is_told_what_there_is(introspect, word, hint):
     done = introspect(word)
     assert (done.returncode, done.stdout) == (2, "")

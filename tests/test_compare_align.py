@@ -6,13 +6,14 @@ from synthetic import row, write_run
 from test_compare_reasons import train
 
 from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.join.renames import parse_rename, renamer, selects, strip_wrappers
+from introspect_cli.compare.join.renames import parse_rename, renamer, strip_wrappers
 from introspect_cli.compare.join.sites import align, columns
 from introspect_cli.compare.join.steps import differing, pair_steps
 from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.result import Reason, Verdict
 from introspect_cli.errors import UsageError
 from introspect_cli.records import Kind, ModuleInfo
+from introspect_cli.selection import Schedule, selects
 from introspect_cli.store.reader import open_run
 
 F32 = np.float32
@@ -187,11 +188,12 @@ class TestSteps:
         assert diff(train(steps=4), train("module", steps=2)).verdict is Verdict.DIVERGED
 
     def test_selected_steps_decide(self, diff):
-        options = DiffOptions(steps=((0, 2, 1),))
+        options = DiffOptions(steps=Schedule.parse("0:2"))
         assert diff(train(steps=4), train(steps=2), options).verdict is Verdict.SAME
-        late = DiffOptions(steps=((2, None, 1),))
-        assert diff(train(), train("module", at=0), DiffOptions(steps=((0, 1, 1),))).verdict is Verdict.DIVERGED
-        assert diff(train(steps=2), train(steps=2), late).verdict is Verdict.UNDECIDED
+        late = DiffOptions(steps=Schedule.parse("2:"))
+        assert diff(train(), train("module", at=0), DiffOptions(steps=Schedule.only(0))).verdict is Verdict.DIVERGED
+        with pytest.raises(UsageError, match="no step of 2: is in either run"):
+            diff(train(steps=2), train(steps=2), late)
 
     def test_nothing_in_common(self, diff):
         result = diff(train(steps=2), train(steps=2), about_b={"first_step": 50})
@@ -227,7 +229,7 @@ class TestSteps:
         assert result.first.reason is Reason.MODULE
 
     def test_what_lies_before_the_selected_steps_is_not_forgotten(self, diff):
-        late = DiffOptions(steps=((2, None, 1),))
+        late = DiffOptions(steps=Schedule.parse("2:"))
         result = diff(train(), train("scaled", at=1), late)
         assert (result.first.step, result.first.site.fqn) == (2, "Net.a")
         assert result.first.reason is Reason.PROPAGATED

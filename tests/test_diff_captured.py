@@ -15,10 +15,10 @@ import torch
 from opcapture import captured
 from torch import nn
 
-from introspect_cli.capture.schedule import Schedule
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.result import Reason, Role, Verdict
+from introspect_cli.selection import Schedule
 from introspect_cli.store.reader import open_run
 
 

@@ -13,8 +13,8 @@ import yaml
 from synthetic import row, write_run
 
 from introspect_cli.exchange.incoming import checksum_of
-from introspect_cli.exchange.paths import keys, nested
 from introspect_cli.exchange.symbols import SYMBOLS, read_tensor, write_tensor
+from introspect_cli.inspect.nested import keys, nested
 from introspect_cli.records import Layout
 from introspect_cli.store.reader import open_run
 from introspect_cli.store.writer import StoreWriter

@@ -12,8 +12,9 @@ from torch import nn
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.options import DiffOptions
 from introspect_cli.errors import UsageError
-from introspect_cli.inspect.data_flow import backward_of, graph_of, marked, prune, without
+from introspect_cli.inspect.data_flow import backward_of, graph_of, prune, without
 from introspect_cli.records import Phase
+from introspect_cli.render.graph import marked
 from introspect_cli.store.reader import open_run
 
 

@@ -11,8 +11,8 @@ from opcapture import captured, forward_of, inputs_of, named, operators, records
 from torch import nn
 from torch.nn import functional as F
 
-from introspect_cli.capture.schedule import Schedule
 from introspect_cli.records import Kind, Phase, Status
+from introspect_cli.selection import Schedule
 from introspect_cli.tensors.summarize import Summarizer
 
 

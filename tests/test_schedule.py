@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from introspect_cli.capture.schedule import Schedule
 from introspect_cli.errors import UsageError
+from introspect_cli.selection import Schedule
 
 BEYOND = 260
 

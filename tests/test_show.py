@@ -12,6 +12,7 @@ from introspect_cli.inspect.history import histories, step_records
 from introspect_cli.inspect.module_tree import module_tree
 from introspect_cli.inspect.overview import overview
 from introspect_cli.records import Kind, ModuleInfo
+from introspect_cli.selection import Selection, read_selection
 from introspect_cli.store.reader import open_run
 
 MANIFEST = {"argv": ["train.py", "--lr", "1"], "exit_code": 0, "ended": "2026-01-01T00:00:00+00:00"}
@@ -75,11 +76,11 @@ def test_repeated_layers_are_folded_to_the_first_and_the_last(deep):
 
 
 def test_records_of_a_step(run):
-    assert len(step_records(run, 1, frozenset(), ())) == len(train()[1])
-    outputs = step_records(run, 1, frozenset({Kind.OUTPUT}), ("a", "norm"))
+    assert len(step_records(run, 1, Selection())) == len(train()[1])
+    outputs = step_records(run, 1, read_selection(kinds=["output"], modules=["a", "norm"]))
     assert [record.site.fqn for record in outputs] == ["Net.a", "Net.norm"]
     with pytest.raises(UsageError, match="it has 4 from 0 to 3"):
-        step_records(run, 9, frozenset(), ())
+        step_records(run, 9, Selection())
 
 
 def test_history_of_a_site(run):
@@ -90,7 +91,7 @@ def test_history_of_a_site(run):
     assert len(histories(run, "*.weight", "l2", frozenset({Kind.GRAD}))) == 2
     (rate,) = histories(run, "SGD", "mean", frozenset({Kind.HYPERPARAMETER}))[:1]
     assert rate.values == (0.05,) * 4
-    with pytest.raises(UsageError, match=r"did you mean 'Net\.norm'"):
+    with pytest.raises(UsageError, match=r"did you mean Net\.norm"):
         histories(run, "Net.nrom", "mean", frozenset())
     with pytest.raises(UsageError, match="keeps no statistic"):
         histories(run, "Net.a", "colour", frozenset())

@@ -9,7 +9,6 @@ one name instead of getting a thousand.
 
 from __future__ import annotations
 
-import fnmatch
 import threading
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -20,6 +19,7 @@ from torch import nn
 from introspect_cli.capture.environment.sources import class_source
 from introspect_cli.capture.weak import ById
 from introspect_cli.records import Kind, ModuleInfo, Phase
+from introspect_cli.selection import selects
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -113,14 +113,9 @@ class NameFilter:
         """Whether the module of that name is wanted."""
         if self._max_depth is not None and fqn.count(".") > self._max_depth:
             return False
-        if self._include and not any(matches(fqn, glob) for glob in self._include):
+        if self._include and not selects(fqn, self._include):
             return False
-        return not any(matches(fqn, glob) for glob in self._exclude)
-
-
-def matches(fqn: str, glob: str) -> bool:
-    """A glob names a module with or without its root: `blocks.*` and `GPT.blocks.*` mean the same."""
-    return fnmatch.fnmatchcase(fqn, glob) or fnmatch.fnmatchcase(fqn.partition(".")[2], glob)
+        return not selects(fqn, self._exclude)
 
 
 class ModuleState:

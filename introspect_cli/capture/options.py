@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from introspect_cli.capture.schedule import Schedule
 from introspect_cli.errors import UsageError
 from introspect_cli.records import DERIVED_STATS, STATISTICS, Kind
+from introspect_cli.selection import Schedule, choose
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -155,8 +155,7 @@ def parse_kinds(names: Iterable[str]) -> frozenset[Kind]:
     Raises:
         UsageError: a name is unknown.
     """
-    chosen = _choose(names, known=KINDS, default=KINDS, what="kind")
-    return frozenset(Kind(name) for name in chosen)
+    return frozenset(Kind(name) for name in choose(names, KINDS, "kind", default=KINDS))
 
 
 def check_pairs(texts: Iterable[str]) -> None:
@@ -182,32 +181,4 @@ def parse_stats(names: Iterable[str]) -> tuple[str, ...]:
     Raises:
         UsageError: a name is unknown.
     """
-    chosen = _choose(names, known=STATS, default=DEFAULT_STATS, what="statistic")
-    return tuple(name for name in STATS if name in chosen)
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """` (did you mean "x"?)` where a known name is close to `name`, else nothing."""
-    import difflib  # only for who mistypes
-
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f' (did you mean "{close[0]}"?)' if close else ""
-
-
-def _choose(names: Iterable[str], *, known: tuple[str, ...], default: tuple[str, ...], what: str) -> set[str]:
-    groups = {"default": default, "all": known, "none": ()}
-    asked = [name.strip() for name in names]
-    if "none" in asked and len(set(asked)) > 1:
-        raise UsageError(f'"none" cannot stand beside another {what}: give it alone or leave it out')
-    chosen: set[str] = set()
-    for name in asked:
-        if name in groups:
-            chosen.update(groups[name])
-        elif name in known:
-            chosen.add(name)
-        else:
-            raise UsageError(
-                f'no {what} is called "{name}"{did_you_mean(name, (*known, *groups))}: '
-                f"known are {', '.join(known)}, and default, all, none"
-            )
-    return chosen
+    return choose(names, STATS, "statistic", default=DEFAULT_STATS)

@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from introspect_cli.capture.names import matches
 from introspect_cli.errors import StoreError
 from introspect_cli.records import Given, Site, SiteInfo
+from introspect_cli.selection import selects
 from introspect_cli.store.batch import StepBatch, given_columns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from introspect_cli.capture.schedule import Schedule
+    from introspect_cli.selection import Schedule
     from introspect_cli.store.rank_writer import RankWriter
     from introspect_cli.store.writer import StoreWriter
     from introspect_cli.tensors.summarize import Summarizer
@@ -96,7 +96,7 @@ class Recorder:
             return known
         with self._lock:
             number = self._rank.site(site, info)
-            save = any(matches(site.fqn, glob) for glob in self._save_tensors)
+            save = selects(site.fqn, self._save_tensors)
             self._sites.append((site, info, save))
             self._ids[site] = number
             return number

@@ -19,13 +19,13 @@ from introspect_cli.capture.options import (
     parse_kinds,
     parse_stats,
 )
-from introspect_cli.capture.schedule import Schedule
 from introspect_cli.config import read_config
 from introspect_cli.errors import UsageError
 from introspect_cli.records import Kind
+from introspect_cli.selection import Schedule, words
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
 RUN, WHAT, WHEN, HOW, AGAIN, SETTINGS = (
     "The run",
@@ -110,7 +110,7 @@ _DECLARATIONS = (
     _option(
         WHAT,
         f"Kinds of values, with commas between: {', '.join(KINDS)}; or default, all, none.",
-        "--record", metavar="KINDS", multiple=True,
+        "--record", "--kinds", "record", metavar="KINDS", multiple=True,
     ),
     _option(
         WHAT,
@@ -253,8 +253,8 @@ def read_options(values: dict[str, Any]) -> CaptureOptions:
         UsageError: an unknown kind or statistic, a bad schedule.
     """
     values = dict(values)
-    record, stats = _parts(values.pop("record")), _parts(values.pop("stats"))
-    values |= {name: _parts(values[name]) for name in ("modules", "exclude", "save_tensors", "redact")}
+    record, stats = values.pop("record"), values.pop("stats")
+    values |= {name: words(values[name]) for name in ("modules", "exclude", "save_tensors", "redact")}
     schedule = Schedule.parse(values.pop("steps"), values.pop("every"))
     if record:
         values["record"] = parse_kinds(record)
@@ -268,10 +268,6 @@ def read_options(values: dict[str, Any]) -> CaptureOptions:
     if stats:
         values["stats"] = parse_stats(stats)
     return CaptureOptions(schedule=schedule, **values)
-
-
-def _parts(texts: Iterable[str]) -> tuple[str, ...]:
-    return tuple(part.strip() for text in texts for part in text.split(","))
 
 
 def split_words(words: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:

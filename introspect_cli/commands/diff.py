@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from introspect_cli.commands.shared import echo_document, selecting, selection_of
 from introspect_cli.exit_codes import CANNOT_TEST, DIVERGED, SAME, UNDECIDED
 
 
@@ -18,10 +19,7 @@ from introspect_cli.exit_codes import CANNOT_TEST, DIVERGED, SAME, UNDECIDED
 @click.option("--format", "format_", type=click.Choice(["table", "json", "yaml"]), default="table", show_default=True)
 @click.option("--all", "everything", is_flag=True, help="List every divergence and every setting that differs.")
 @click.option("--limit", type=click.IntRange(min=0), default=12, show_default=True, help="Divergences to list.")
-@click.option("--steps", help="Steps that count, like 0,5,10:20,100::50 (in a's numbering).")
-@click.option("--kinds", help="Kinds that count, separated by commas.")
-@click.option("--modules", multiple=True, help="Glob of FQNs that count; may be repeated.")
-@click.option("--ranks", help="Ranks that count, separated by commas.")
+@selecting("steps", "kinds", "modules", "ranks")
 @click.option("--rtol", type=click.FloatRange(min=0), default=0.0, help="Tolerated relative RMS difference.")
 @click.option("--atol", type=click.FloatRange(min=0), default=0.0, help="Tolerated absolute RMS difference.")
 @click.option(
@@ -62,7 +60,9 @@ def _compare(
     from contextlib import ExitStack
 
     from introspect_cli.compare.diff import compare_runs
+    from introspect_cli.records import Kind
     from introspect_cli.render.console import Screen
+    from introspect_cli.selection import Selection, check_selection
     from introspect_cli.store.reader import open_run
 
     screen = Screen()
@@ -70,6 +70,8 @@ def _compare(
     options = _options(want_map=mapped, **asked)
     with ExitStack() as stack:
         one, two, *noise = (stack.enter_context(open_run(path)) for path in (a, b, *asked["noise"]))
+        if level == "op":
+            check_selection(Selection(kinds=frozenset({Kind.OP_OUTPUT})), (one, two))
         result = compare_runs(one, two, options, noise)
         graph = _graph(one, two, result, options) if level == "op" else None
     if graph is not None and output:
@@ -88,15 +90,9 @@ def _compare(
 
             screen.draw(graph_blocks(graph))
         return result.verdict
-    from introspect_cli.render.json import diff_document, to_json
+    from introspect_cli.render.json import diff_document
 
-    document = diff_document(result)
-    if format_ == "yaml":
-        from introspect_cli.render.yaml import to_yaml
-
-        click.echo(to_yaml(document))
-    else:
-        click.echo(to_json(document))
+    echo_document(diff_document(result), format_)
     return result.verdict
 
 
@@ -105,12 +101,14 @@ def _graph(a: Any, b: Any, result: Any, options: Any) -> Any:
     from dataclasses import replace
 
     from introspect_cli.compare.diff import compare_runs
-    from introspect_cli.inspect.data_flow import graph_of, marked, prune
+    from introspect_cli.inspect.data_flow import graph_of, prune
+    from introspect_cli.render.graph import marked
+    from introspect_cli.selection import Schedule
 
     if result.first is None:
         return None
     step = result.first.step
-    every = compare_runs(a, b, replace(options, limit=None, steps=((step, step + 1, 1),)))
+    every = compare_runs(a, b, replace(options, limit=None, steps=Schedule.only(step)))
     return prune(marked(graph_of(a, step), every))
 
 
@@ -118,17 +116,13 @@ def _options(**asked: Any) -> Any:
     """The options of the comparison, checked."""
     from introspect_cli.compare.join.renames import parse_rename
     from introspect_cli.compare.options import DiffOptions
-    from introspect_cli.selection import parse_kinds, parse_ranks, parse_steps
 
     return DiffOptions(
+        **vars(selection_of(asked)),
         rename=tuple(parse_rename(text) for text in asked["rename"]),
         offset=asked["offset"],
         rtol=asked["rtol"],
         atol=asked["atol"],
-        steps=parse_steps(asked["steps"]) if asked["steps"] else (),
-        kinds=parse_kinds(asked["kinds"]) if asked["kinds"] else frozenset(),
-        modules=tuple(asked["modules"]),
-        ranks=parse_ranks(asked["ranks"]) if asked["ranks"] else (),
         limit=None if asked["everything"] else asked["limit"],
         want_map=asked["want_map"],
     )

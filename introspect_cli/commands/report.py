@@ -110,14 +110,16 @@ def _graph(runs: list[Run], rank: int, step: int) -> Graph | None:
     from introspect_cli.compare.diff import compare_runs
     from introspect_cli.compare.options import DiffOptions
     from introspect_cli.errors import UsageError
-    from introspect_cli.inspect.data_flow import graph_of, marked, prune
+    from introspect_cli.inspect.data_flow import graph_of, prune
+    from introspect_cli.render.graph import marked
+    from introspect_cli.selection import Schedule
 
     try:
         graph = graph_of(runs[0], step, rank)
     except UsageError:
         return None
     if len(runs) > 1:
-        only = DiffOptions(steps=((step, step + 1, 1),), ranks=(rank,), limit=None)
+        only = DiffOptions(steps=Schedule.only(step), ranks=(rank,), limit=None)
         graph = marked(graph, compare_runs(runs[0], runs[1], only))
     return prune(graph)
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from introspect_cli.commands.shared import echo_document, selecting, selection_of
 from introspect_cli.exit_codes import SAME
 
 
@@ -21,8 +22,7 @@ from introspect_cli.exit_codes import SAME
 @click.option("--step", type=click.IntRange(min=0), help="The records of one step.")
 @click.option("--history", metavar="FQN", help="One site over all steps; a glob takes several.")
 @click.option("--stat", default="mean", show_default=True, help="With --history: which statistic.")
-@click.option("--kinds", help="With --step or --history: kinds, separated by commas.")
-@click.option("--modules", multiple=True, help="With --step: glob of FQNs; may be repeated.")
+@selecting("kinds", "modules")
 @click.option("--settings", is_flag=True, help="Everything that is not a tensor: versions, flags, environment.")
 @click.option("--rank", type=click.IntRange(min=0), help="Which rank; the first by default.")
 @click.option("--format", "format_", type=click.Choice(["table", "json"]), default="table", show_default=True)
@@ -37,16 +37,18 @@ def show(run: str, format_: str, **asked: Any) -> int:
         raise UsageError("-o, --target and --no-prune belong to --graph; give it with them.")
     if asked["depth"] is not None and not asked["tree"]:
         raise UsageError("--depth belongs to --tree; give it with it.")
-    given = {name for name, value in asked.items() if value is not None and value is not False}
+    given = {name for name, value in asked.items() if value is not None and value is not False and value != ()}
     views = [name for name in ("tree", "step", "history", "settings") if name in given]
     if len(views) > 1:
         raise UsageError(f"--{views[0]} and --{views[1]} show different things; ask for one at a time.")
+    view = views[0] if views else ""
+    for name, takers in (("kinds", ("step", "history")), ("modules", ("step",))):
+        if name in given and view not in takers:
+            raise UsageError(f"--{name} narrows --{' and --'.join(takers)}: give one of these with it.")
     with open_run(run) as opened:
-        document, blocks = _view(opened, views[0] if views else "", asked)
+        document, blocks = _view(opened, view, asked)
     if format_ == "json":
-        from introspect_cli.render.json import to_json
-
-        click.echo(to_json(document()))
+        echo_document(document())
     else:
         from introspect_cli.render.console import Screen
 
@@ -68,9 +70,7 @@ def _graph(run: str, format_: str, asked: dict[str, Any]) -> int:
     if asked["output"]:
         draw(graph, asked["output"], f"{run}: operators")
     elif format_ == "json":
-        from introspect_cli.render.json import to_json
-
-        click.echo(to_json(graph_document(graph)))
+        echo_document(graph_document(graph))
     else:
         from introspect_cli.render.console import Screen
 
@@ -82,20 +82,21 @@ def _view(run: Any, view: str, asked: dict[str, Any]) -> tuple[Any, Any]:
     """What was asked for, read from the run: one function makes its document, the other its blocks."""
     from introspect_cli.inspect import history, module_tree, overview
     from introspect_cli.render import show_json, show_text
-    from introspect_cli.selection import parse_kinds
+    from introspect_cli.selection import check_selection
 
-    kinds = parse_kinds(asked["kinds"]) if asked["kinds"] else frozenset()
     rank = asked["rank"]
+    chosen = selection_of(asked)
+    check_selection(chosen, [run])
     if view == "tree":
         rows = module_tree.module_tree(run, fold=not asked["unfold"], rank=rank, depth=asked["depth"])
         return lambda: show_json.tree_document(rows), lambda _: show_text.tree_blocks(rows)
     if view == "step":
         step = asked["step"]
-        records = history.step_records(run, step, kinds, tuple(asked["modules"]), rank=rank)
+        records = history.step_records(run, step, chosen, rank=rank)
         return lambda: show_json.records_document(records, step), lambda _: show_text.records_blocks(records, step)
     if view == "history":
         stat = asked["stat"]
-        found = history.histories(run, asked["history"], stat, kinds, rank=rank)
+        found = history.histories(run, asked["history"], stat, chosen.kinds, rank=rank)
         return (
             lambda: show_json.history_document(found, stat),
             lambda screen: show_text.history_blocks(found, stat, screen.width, ascii_only=not screen.unicode),

@@ -23,6 +23,7 @@ from introspect_cli.compare.reasons.settings import setting_changes
 from introspect_cli.compare.result import Counts, DiffResult, Divergence, Reason, Verdict
 from introspect_cli.errors import UsageError
 from introspect_cli.records import Kind
+from introspect_cli.selection import check_selection
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,7 +44,8 @@ def compare_runs(a: Any, b: Any, options: DiffOptions, noise: Sequence[Any] = ()
         StoreError: a store turns out to be damaged.
         UsageError: nothing can be meant by the options for these runs.
     """
-    ranks = [rank for rank in a.ranks if rank in b.ranks and (not options.ranks or rank in options.ranks)]
+    check_selection(options, (a, b), renamer(options.rename, {}))
+    ranks = [rank for rank in a.ranks if rank in b.ranks and options.wants_rank(rank)]
     if options.ranks and not ranks:
         raise UsageError(f"no rank of {options.ranks} is in both runs; run a has {a.ranks} and run b {b.ranks}.")
     notes: list[str] = []

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from introspect_cli.compare.join.sites import Mask, columns, selected
 from introspect_cli.compare.join.steps import Paired, differing, pair_steps
 from introspect_cli.records import Status
 
@@ -81,18 +82,28 @@ def compare_rank(sides: Sides, options: DiffOptions, offset: int) -> RankOutcome
     paired = pair_steps(sides.a, sides.b, offset, wanted)
     outcome = RankOutcome(sides.rank, paired, offset)
     places = differing(paired)
-    records = paired.records
+    own = columns(sides.a.sites, sides.rename)
+    counted = selected(own.kind, own.fqn, options.kinds, options.modules)
+    records = _records(paired, None if counted.all() else counted)
+    blind = _blind_rows(sides.a, paired, counted)
     if not places:
-        outcome.tally = Tally(records=records, blind_both=_blind_rows(sides.a, paired))
+        outcome.tally = Tally(records=records, blind_both=blind)
         return outcome
     from introspect_cli.compare.walk import Walk  # runs that are equal need none of it
 
     Walk(sides, options, outcome, places).run()
-    outcome.tally = replace(outcome.tally, records=records, blind_both=_blind_rows(sides.a, paired))
+    outcome.tally = replace(outcome.tally, records=records, blind_both=blind)
     return outcome
 
 
-def _blind_rows(reader: Any, paired: Paired) -> int:
+def _records(paired: Paired, counted: Mask | None) -> int:
+    """How many records of run a count in the common steps; `counted` says it by site number, None for all."""
+    if counted is None:
+        return paired.records
+    return sum(int(counted[np.asarray(paired.a.read(entry.step).site)].sum()) for entry, _ in paired)
+
+
+def _blind_rows(reader: Any, paired: Paired, counted: Mask) -> int:
     """How many records run a could not see, in all compared steps.
 
     Steps with equal digests are not opened to find out, and what a run cannot see hardly changes from step to step: the
@@ -100,12 +111,13 @@ def _blind_rows(reader: Any, paired: Paired) -> int:
     """
     if not len(paired):
         return 0
-    first, last = (_blind_in(reader, paired[place][0]) for place in (0, len(paired) - 1))
+    first, last = (_blind_in(reader, paired[place][0], counted) for place in (0, len(paired) - 1))
     return first + last * (len(paired) - 1)
 
 
-def _blind_in(reader: Any, entry: Any) -> int:
+def _blind_in(reader: Any, entry: Any, counted: Mask) -> int:
     batch = reader.read(entry.step)
     status = np.asarray(batch.status)
     partial = (status == int(Status.PARTIAL)) & (np.asarray(batch.checksum) == 0)
-    return int(((status == int(Status.NOT_OBSERVED)) | partial).sum())
+    unseen = (status == int(Status.NOT_OBSERVED)) | partial
+    return int((unseen & counted[np.asarray(batch.site)]).sum())

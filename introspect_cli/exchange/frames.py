@@ -1,18 +1,24 @@
-"""Records as flat tables: one row a record, one column a word, as pyarrow, polars, pandas and DuckDB take them."""
+"""Records as flat tables: one row a record, one column a word, as pyarrow, polars, pandas and DuckDB take them.
+
+The tables go to notebooks as they are, and to Parquet, CSV and JSON lines as files.
+"""
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from introspect_cli.exchange.selection import EVERYTHING, Selection, wanted_steps
-from introspect_cli.records import DERIVED_STATS, STATISTICS, Status
+from introspect_cli.exchange.formats import EVERYTHING, wanted_steps
+from introspect_cli.records import DERIVED_STATS, STATISTICS, Kind, Status
 from introspect_cli.store.batch import absent, derived_stats
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
+    from introspect_cli.selection import Selection
     from introspect_cli.store.reader import Run
 
 _STATUS = [status.name.lower() for status in Status]
@@ -35,7 +41,8 @@ def step_frame(run: Run, step: int, rank: int, selection: Selection = EVERYTHING
     reader = run.rank(rank)
     batch, sites, layouts = reader.read(step), reader.sites, reader.layouts
     order = np.argsort(batch.sequence, kind="stable")
-    rows = [int(row) for row in order if selection.wants(sites.kind[batch.site[row]], sites.fqn[batch.site[row]])]
+    wanted = {site: selection.wants(Kind(sites.kind[site]), sites.fqn[site]) for site in set(batch.site.tolist())}
+    rows = [int(row) for row in order if wanted[int(batch.site[row])]]
     at = np.asarray(rows, np.int64)
     names = batch.site[at].tolist()
     own = [layouts[number] for number in batch.layout[at]]
@@ -80,3 +87,55 @@ def frames(run: Run, selection: Selection = EVERYTHING, *, sketch: bool = False)
     """A `pyarrow.Table` for each wanted step of each rank."""
     for step, rank in wanted_steps(run, selection):
         yield step_frame(run, step, rank, selection, sketch=sketch)
+
+
+def write_parquet(run: Run, directory: Path, selection: Selection) -> int:
+    """`step=<n>/rank=<n>/part-0.parquet`, the two being columns of the directory names; files written."""
+    import pyarrow.parquet as pq
+
+    written = 0
+    for step, rank in wanted_steps(run, selection):
+        table = step_frame(run, step, rank, selection, sketch=True).drop_columns(["step", "rank"])
+        place = directory / f"step={step}" / f"rank={rank}"
+        place.mkdir(parents=True)
+        pq.write_table(table, place / "part-0.parquet", compression="zstd")
+        written += 1
+    return written
+
+
+def write_csv(run: Run, directory: Path, selection: Selection) -> int:
+    """`records.csv`; shapes as `2x3`, absent numbers empty; files written."""
+    import pyarrow as pa
+    from pyarrow import csv
+
+    writer: Any = None
+    for table in frames(run, selection):
+        shapes = ["x".join(map(str, sizes)) for sizes in table.column("shape").to_pylist()]
+        place = table.schema.get_field_index("shape")
+        flat = table.set_column(place, "shape", pa.array(shapes, pa.string()))
+        if writer is None:
+            writer = csv.CSVWriter(str(directory / "records.csv"), flat.schema)
+        writer.write_table(flat)
+    if writer is None:
+        return 0
+    writer.close()
+    return 1
+
+
+def write_jsonl(run: Run, directory: Path, selection: Selection) -> int:
+    """`records.jsonl`, one object a record, absent values null, infinities as text; files written."""
+    written = 0
+    with (directory / "records.jsonl").open("w", encoding="utf-8") as file:
+        for table in frames(run, selection):
+            for row in table.to_pylist():
+                file.write(json.dumps({name: _plain(value) for name, value in row.items()}, ensure_ascii=False))
+                file.write("\n")
+            written = 1
+    return written
+
+
+def _plain(value: Any) -> Any:
+    """A value that strict JSON has a word for."""
+    if isinstance(value, float) and value in (float("inf"), float("-inf")):
+        return repr(value)
+    return value

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from introspect_cli.exchange.selection import wanted_steps
+from introspect_cli.exchange.formats import wanted_steps
 from introspect_cli.records import Kind, Record, Status
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from introspect_cli.exchange.selection import Selection
+    from introspect_cli.selection import Selection
     from introspect_cli.store.reader import Run
 
 STATS = ("mean", "std", "l2", "absmax", "nans", "infs", "zeros")
@@ -115,7 +115,7 @@ def write_tensorboard(run: Run, directory: Path, selection: Selection) -> int:
             values = [
                 value
                 for record in run.rank(rank).records(step)
-                if selection.wants(record.site.kind.value, record.site.fqn)
+                if selection.wants(record.site.kind, record.site.fqn)
                 for value in _values(run, record)
             ]
             # Nothing of the clock is kept with a step; the step itself stands for it.

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from introspect_cli.exchange.paths import keys, nested
-from introspect_cli.exchange.selection import wanted_steps
+from introspect_cli.exchange.formats import wanted_steps
+from introspect_cli.inspect.nested import keys, nested
 from introspect_cli.records import Kind, Phase, Record, Status
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from introspect_cli.exchange.selection import Selection
+    from introspect_cli.selection import Selection
     from introspect_cli.store.reader import Run
 
 _ADDRESS = re.compile(r"object at 0x[0-9a-fA-F]+")
@@ -51,7 +51,7 @@ class Call:
         return max(record.sequence for record in (*self.inputs, *self.outputs))
 
 
-def write_tree(run: Run, directory: Path, selection: Selection, *, prune: bool) -> int:
+def write_tree(run: Run, directory: Path, selection: Selection, *, prune_layers: bool = False) -> int:
     """A pair of files for each outermost call of each step; files written.
 
     `step=<n>/rank<n>/<Class>_debug_tree_SUMMARY.json`, and `..._FULL_TENSORS.json` where a tensor of it was stored.
@@ -67,7 +67,7 @@ def write_tree(run: Run, directory: Path, selection: Selection, *, prune: bool) 
                 document = node(run, root, values=values, top=True)
                 if values and not _has_values(document):
                     continue
-                tree = pruned(document) if prune else document
+                tree = pruned(document) if prune_layers else document
                 text = json.dumps(tree, indent=2, ensure_ascii=False, allow_nan=False)
                 (place / f"{stem}_{name}.json").write_text(text + "\n", encoding="utf-8")
                 written += 1
@@ -81,7 +81,7 @@ def calls(run: Run, step: int, rank: int, selection: Selection) -> list[Call]:
         site = record.site
         if site.phase is not Phase.FORWARD or site.kind not in (Kind.INPUT, Kind.OUTPUT):
             continue
-        if not selection.wants(site.kind.value, site.fqn):
+        if not selection.wants(site.kind, site.fqn):
             continue
         call = found.setdefault((site.fqn, site.call), Call(site.fqn, site.call))
         (call.inputs if site.kind is Kind.INPUT else call.outputs).append(record)

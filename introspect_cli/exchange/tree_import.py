@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from introspect_cli.errors import StoreError
 from introspect_cli.exchange.incoming import Incoming, Row, checksum_of, read_bytes, value
-from introspect_cli.exchange.paths import flattened
+from introspect_cli.inspect.nested import flattened
 from introspect_cli.records import Kind, Layout, Phase, Site, SiteInfo, Status, Summary
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from introspect_cli.errors import StoreError
 from introspect_cli.exchange.incoming import Incoming, Row, checksum_of, read_bytes, scalar, value
-from introspect_cli.exchange.paths import flattened
 from introspect_cli.exchange.symbols import read_tensor
+from introspect_cli.inspect.nested import flattened
 from introspect_cli.records import Kind, Layout, Phase, Site, SiteInfo, Status, Summary
 from introspect_cli.store import documents
 

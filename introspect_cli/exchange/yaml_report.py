@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from introspect_cli.exchange.paths import nested
-from introspect_cli.exchange.selection import wanted_steps
+from introspect_cli.exchange.formats import wanted_steps
 from introspect_cli.exchange.symbols import write_tensor
+from introspect_cli.inspect.nested import nested
 from introspect_cli.records import Kind, Phase, Record, Status
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from introspect_cli.exchange.selection import Selection
+    from introspect_cli.selection import Selection
     from introspect_cli.store.reader import Run
 
 STAGE = "fit"
@@ -70,7 +70,7 @@ def report(run: Run, step: int, rank: int, selection: Selection) -> dict[str, An
     records = [
         record
         for record in run.rank(rank).records(step)
-        if selection.wants(record.site.kind.value, record.site.fqn) and record.summary.status is not Status.NOT_OBSERVED
+        if selection.wants(record.site.kind, record.site.fqn) and record.summary.status is not Status.NOT_OBSERVED
     ]
     by_kind: dict[Kind, list[Record]] = {}
     for record in records:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import fnmatch
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,6 +12,7 @@ from introspect_cli.health import activations, gradients, inputs, losses, nonfin
 from introspect_cli.health.findings import LEVELS, CheckResult, Finding
 from introspect_cli.health.reading import read_table
 from introspect_cli.health.rule import Hit, Rule, Unseen
+from introspect_cli.selection import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,17 +38,15 @@ def choose(wanted: Sequence[str], ignored: Sequence[str]) -> tuple[Rule, ...]:
         UsageError: a glob matches no rule.
     """
     for glob in (*wanted, *ignored):
-        if not any(fnmatch.fnmatchcase(rule.id, glob) for rule in RULES):
-            import difflib
-
-            close = difflib.get_close_matches(glob, [rule.id for rule in RULES], n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(rule.id for rule in RULES)}"
-            raise UsageError(f"no rule is called {glob!r}: {hint}")
+        if not any(fnmatchcase(rule.id, glob) for rule in RULES):
+            known = [rule.id for rule in RULES]
+            hint = did_you_mean(glob, known) or f": known are {', '.join(known)}"
+            raise UsageError(f"no rule is called {glob!r}{hint}")
     return tuple(
         rule
         for rule in RULES
-        if (not wanted or any(fnmatch.fnmatchcase(rule.id, glob) for glob in wanted))
-        and not any(fnmatch.fnmatchcase(rule.id, glob) for glob in ignored)
+        if (not wanted or any(fnmatchcase(rule.id, glob) for glob in wanted))
+        and not any(fnmatchcase(rule.id, glob) for glob in ignored)
     )
 
 

@@ -11,16 +11,14 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from introspect_cli.compare.join.renames import selects
 from introspect_cli.errors import UsageError
 from introspect_cli.inspect.history import steps_in_words
 from introspect_cli.inspect.overview import reader_of
 from introspect_cli.records import OTHERS, Given, Kind, Phase, Record, Status
+from introspect_cli.selection import selects
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-    from introspect_cli.compare.result import DiffResult
 
 UNCHANGED = 2.0**-16
 """Relative change of the mean of absolutes up to which an operator leaves the scale as it is."""
@@ -222,28 +220,6 @@ def without(graph: Graph, gone: Iterable[int]) -> Graph:
     nodes = tuple(node for node in graph.nodes if node.number not in gone)
     edges = tuple((node.number, end) for node in nodes for end in reached[node.number])
     return replace(graph, nodes=nodes, edges=edges)
-
-
-def marked(graph: Graph, result: DiffResult) -> Graph:
-    """The graph of run a (of run b, where b alone has operators) with what a comparison found at each operator."""
-    found = {(item.step, item.site): item for item in result.divergences}
-    nodes = []
-    for node in graph.nodes:
-        item = found.get((graph.step, node.record.site))
-        if item is None:
-            nodes.append(replace(node, state="equal"))
-        elif item.a is None or item.b is None:
-            nodes.append(replace(node, state="only b" if item.a is None else "only a"))
-        else:
-            state = "origin" if item.role.value == "origin" else "diverged"
-            nodes.append(replace(node, state=state, rel_l2=item.rel_l2))
-    lonely = [item for item in result.divergences if item.a is None and item.step == graph.step]
-    own = [item.site for item in lonely if item.site.kind is Kind.OP_OUTPUT]
-    notes = graph.notes
-    if own:
-        shown = ", ".join(f"{site.path} of {site.fqn}" for site in own[:4])
-        notes = (*notes, f"{len(own)} operators run in b alone and are not drawn: {shown}{', ...' if own[4:] else ''}.")
-    return replace(graph, nodes=tuple(nodes), notes=notes)
 
 
 def backward_of(graph: Graph) -> dict[int, Node]:

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from introspect_cli.compare.join.renames import selects
 from introspect_cli.errors import UsageError
 from introspect_cli.inspect.overview import reader_of
 from introspect_cli.records import DERIVED_STATS, Kind, Record, Status
+from introspect_cli.selection import Selection, matches, near_module
 
 
 @dataclass(frozen=True)
@@ -32,22 +32,19 @@ class History:
     texts: tuple[str, ...] = field(default=())
 
 
-def step_records(
-    run: Any, step: int, kinds: frozenset[Kind], modules: tuple[str, ...], *, rank: int | None = None
-) -> list[Record]:
-    """The records of a step, in the order they were made.
+def step_records(run: Any, step: int, selection: Selection, *, rank: int | None = None) -> list[Record]:
+    """The selected records of a step, in the order they were made.
 
     Raises:
-        UsageError: the run has no such step or rank.
+        UsageError: the run has no such step or rank, or nothing of the step is selected.
     """
     reader = reader_of(run, rank)
     if step not in reader:
         raise UsageError(f"{run.path} has no step {step}: {steps_in_words(reader)}.")
-    return [
-        record
-        for record in reader.records(step)
-        if (not kinds or record.site.kind in kinds) and (not modules or selects(record.site.fqn, modules))
-    ]
+    found = [record for record in reader.records(step) if selection.wants(record.site.kind, record.site.fqn)]
+    if not found and selection.narrowed:
+        raise UsageError(f"step {step} of {run.path} has no record that --kinds and --modules select.")
+    return found
 
 
 def steps_in_words(reader: Any) -> str:
@@ -69,10 +66,11 @@ def histories(run: Any, fqn: str, stat: str, kinds: frozenset[Kind], *, rank: in
     chosen = [
         number
         for number in range(len(sites))
-        if selects_exactly(sites.fqn[number], fqn) and (not kinds or Kind(sites.kind[number]) in kinds)
+        if matches(sites.fqn[number], fqn) and (not kinds or Kind(sites.kind[number]) in kinds)
     ]
     if not chosen:
-        raise UsageError(f"{run.path} has no record of {fqn!r}{_near(fqn, set(sites.fqn))}.")
+        hint = near_module(fqn, set(sites.fqn)) or ": `introspect show --tree` lists the modules of a run"
+        raise UsageError(f"{run.path} has no record of {fqn}{hint}")
     wanted = set(chosen)
     points: dict[int, list[tuple[int, float | None, str]]] = {number: [] for number in chosen}
     known = False
@@ -107,18 +105,3 @@ def _number(value: float | None, text: str) -> float | None:
         return float(text)
     except ValueError:
         return None
-
-
-def selects_exactly(name: str, pattern: str) -> bool:
-    """Whether a glob matches a name itself, with or without the root's name."""
-    from fnmatch import fnmatchcase
-
-    return name == pattern or fnmatchcase(name, pattern) or fnmatchcase(name.partition(".")[2], pattern)
-
-
-def _near(name: str, names: set[str]) -> str:
-    """A hint at a name that looks like it."""
-    import difflib
-
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    return f"; did you mean {close[0]!r}?" if close else "; `show --tree` lists its modules"

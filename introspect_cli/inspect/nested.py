@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -11,10 +13,12 @@ import numpy as np
 from introspect_cli.records import Kind, Phase
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 _PIECE = re.compile(r"""\.\w+|\[(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[^\[\]]*)\]""")
 _DEEPEST = 32
+"""Keys after which the rest of a path is one key: nothing that people write is nested deeper."""
+
 _SIDES = (Kind.INPUT.value, Kind.OUTPUT.value)
 
 
@@ -43,14 +47,6 @@ class ValueRow:
     folded: int = 0
 
 
-class _Node:
-    """A place in a nested value, while the tree is built."""
-
-    def __init__(self) -> None:
-        self.inside: dict[str, _Node] = {}
-        self.leaf: ValueRow | None = None
-
-
 def pieces(path: str) -> list[str]:
     """`[0]['hidden'].logits` cut into its pieces; what cannot be read is one piece."""
     found: list[str] = []
@@ -62,6 +58,64 @@ def pieces(path: str) -> list[str]:
         found.append(match[0])
         place = match.end()
     return found
+
+
+def keys(path: str) -> list[str | int]:
+    """The keys of a path, numbers as numbers; what cannot be read is one key."""
+    return [_key(piece) for piece in pieces(path)]
+
+
+def _key(piece: str) -> str | int:
+    if _PIECE.fullmatch(piece) is None:
+        return piece
+    inner = piece[1:] if piece[0] == "." else piece[1:-1]
+    if piece[0] == "[" and inner.isascii() and inner.isdigit():
+        return int(inner)
+    if inner[:1] in ("'", '"'):
+        with contextlib.suppress(ValueError, SyntaxError):  # an escape that python does not know
+            return str(ast.literal_eval(inner))
+    return inner
+
+
+def nested(items: Iterable[tuple[str, Any]]) -> Any:
+    """Values by path as nested dicts and lists; a single value at the empty path is itself."""
+    pairs = [(keys(path), value) for path, value in items]
+    return _nested(pairs)
+
+
+def _nested(pairs: list[tuple[list[str | int], Any]]) -> Any:
+    if len(pairs) == 1 and not pairs[0][0]:
+        return pairs[0][1]
+    groups: dict[str | int, list[tuple[list[str | int], Any]]] = {}
+    for own, value in pairs:
+        groups.setdefault(own[0] if own else "", []).append((own[1:], value))
+    inner = {key: _nested(group) for key, group in groups.items()}
+    if inner and all(isinstance(key, int) for key in inner) and sorted(map(int, inner)) == list(range(len(inner))):
+        return [inner[place] for place in range(len(inner))]
+    return inner
+
+
+def flattened(value: Any, path: str = "") -> list[tuple[str, Any]]:
+    """Leaves of nested dicts and lists with their paths."""
+    if isinstance(value, dict):
+        found = []
+        for key, item in value.items():
+            found += flattened(item, f"{path}[{key!r}]")
+        return found
+    if isinstance(value, (list, tuple)):
+        found = []
+        for place, item in enumerate(value):
+            found += flattened(item, f"{path}[{place}]")
+        return found
+    return [(path, value)]
+
+
+class _Node:
+    """A place in a nested value, while the tree is built."""
+
+    def __init__(self) -> None:
+        self.inside: dict[str, _Node] = {}
+        self.leaf: ValueRow | None = None
 
 
 def nested_values(reader: Any, settings: Any) -> dict[str, tuple[ValueRow, ...]]:

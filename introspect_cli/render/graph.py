@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import html
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.errors import UsageError
 from introspect_cli.inspect.data_flow import backward_of
-from introspect_cli.records import Phase
+from introspect_cli.records import Kind, Phase
 from introspect_cli.render.blocks import Block, Column, Table, line
 from introspect_cli.render.json import summary_document
 from introspect_cli.render.text import clean, number, shape
 
 if TYPE_CHECKING:
+    from introspect_cli.compare.result import DiffResult
     from introspect_cli.inspect.data_flow import Graph, Node
 
 _STATS = (
@@ -42,6 +44,28 @@ _STYLE = (
     "text{font:11px system-ui,sans-serif;fill:#1b1f24}.m{fill:#57606a}.d{fill:#fff}path{fill:none;stroke:#8c959f;"
     "stroke-width:1.1}.s path{stroke:#dfe3e8}rect{stroke:#57606a;stroke-width:.8}.g rect{stroke-dasharray:4 2}"
 )
+
+
+def marked(graph: Graph, result: DiffResult) -> Graph:
+    """The graph of run a (of run b, where b alone has operators) with what a comparison found at each operator."""
+    found = {(item.step, item.site): item for item in result.divergences}
+    nodes = []
+    for node in graph.nodes:
+        item = found.get((graph.step, node.record.site))
+        if item is None:
+            nodes.append(replace(node, state="equal"))
+        elif item.a is None or item.b is None:
+            nodes.append(replace(node, state="only b" if item.a is None else "only a"))
+        else:
+            state = "origin" if item.role.value == "origin" else "diverged"
+            nodes.append(replace(node, state=state, rel_l2=item.rel_l2))
+    lonely = [item for item in result.divergences if item.a is None and item.step == graph.step]
+    own = [item.site for item in lonely if item.site.kind is Kind.OP_OUTPUT]
+    notes = graph.notes
+    if own:
+        shown = ", ".join(f"{site.path} of {site.fqn}" for site in own[:4])
+        notes = (*notes, f"{len(own)} operators run in b alone and are not drawn: {shown}{', ...' if own[4:] else ''}.")
+    return replace(graph, nodes=tuple(nodes), notes=notes)
 
 
 def graph_blocks(graph: Graph) -> list[Block]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from fnmatch import fnmatchcase
 
 from introspect_cli.errors import UsageError
 
@@ -66,15 +65,3 @@ def renamer(pairs: Sequence[tuple[str, str]], moved: dict[str, str]) -> Rename |
         return name
 
     return rename
-
-
-def selects(fqn: str, patterns: Sequence[str]) -> bool:
-    """Whether one of the globs matches the FQN, a module it is inside of, or either without the root's name."""
-    head = fqn
-    while head:
-        short = head.partition(".")[2]
-        for pattern in patterns:
-            if fnmatchcase(head, pattern) or (short and fnmatchcase(short, pattern)):
-                return True
-        head = head.rpartition(".")[0]
-    return False

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from introspect_cli.compare.join.renames import selects, strip_wrappers
+from introspect_cli.compare.join.renames import strip_wrappers
 from introspect_cli.errors import StoreError
 from introspect_cli.records import OTHERS, SETTING_KINDS, Kind, Phase, Site
+from introspect_cli.selection import selects
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -197,13 +198,19 @@ class Alignment:
 
     def mask(self, kinds: frozenset[Kind], modules: tuple[str, ...]) -> Mask:
         """Which sites count: never settings, and only what was selected."""
-        counted = ~np.isin(self.kind, [kind_code(kind) for kind in SETTING_KINDS])
-        if kinds:
-            counted &= np.isin(self.kind, [kind_code(kind) for kind in kinds])
-        if modules:
-            chosen = {name: selects(name, modules) for name in self.by_fqn}
-            counted &= np.fromiter((chosen[name] for name in self.fqn), dtype=np.bool_, count=self.size)
-        return counted
+        counted = selected(self.kind, self.fqn, kinds, modules)
+        return counted & ~np.isin(self.kind, [kind_code(kind) for kind in SETTING_KINDS])
+
+
+def selected(kind: npt.NDArray[np.uint8], fqn: list[str], kinds: frozenset[Kind], modules: tuple[str, ...]) -> Mask:
+    """Which sites are of the kinds (all where empty) and match a glob (all where empty), given their columns."""
+    mask = np.full(len(fqn), True)
+    if kinds:
+        mask &= np.isin(kind, [kind_code(one) for one in kinds])
+    if modules:
+        chosen = {name: selects(name, modules) for name in set(fqn)}
+        mask &= np.fromiter((chosen[name] for name in fqn), dtype=np.bool_, count=len(fqn))
+    return mask
 
 
 def align(a: Columns, b: Columns) -> Alignment:

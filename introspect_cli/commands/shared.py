@@ -1,0 +1,61 @@
+"""What several verbs have in common: options that select a part of a run, and documents written to stdout."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from introspect_cli.selection import Selection
+
+_SELECTING: dict[str, Callable[[Any], Any]] = {
+    "steps": click.option("--steps", metavar="STEPS", help="Only these steps, such as 0,5,10:20,100::50."),
+    "kinds": click.option(
+        "--kinds",
+        "--record",
+        "kinds",
+        metavar="KINDS",
+        multiple=True,
+        help="Only these kinds of values, with commas between.",
+    ),
+    "modules": click.option(
+        "--modules",
+        metavar="GLOB",
+        multiple=True,
+        help="Only modules of that name, with all that is inside them, such as blocks.0 or '*.attn'; may be repeated.",
+    ),
+    "ranks": click.option("--ranks", metavar="RANKS", help="Only these ranks, with commas between."),
+}
+
+
+def selecting(*names: str) -> Callable[[Any], Any]:
+    """Declare options that select a part of a run: of `steps`, `kinds`, `modules` and `ranks`."""
+
+    def declare(command: Any) -> Any:
+        for name in reversed(names):
+            command = _SELECTING[name](command)
+        return command
+
+    return declare
+
+
+def selection_of(asked: dict[str, Any]) -> Selection:
+    """Take the options that `selecting` declared out of what was asked.
+
+    Raises:
+        UsageError: one cannot be read.
+    """
+    from introspect_cli.selection import read_selection
+
+    return read_selection(**{name: asked.pop(name) for name in _SELECTING if name in asked})
+
+
+def echo_document(document: Any, format_: str = "json") -> None:
+    """Write a document to stdout as JSON or YAML."""
+    from introspect_cli.render.json import to_json
+    from introspect_cli.render.yaml import to_yaml
+
+    click.echo(to_yaml(document) if format_ == "yaml" else to_json(document))
