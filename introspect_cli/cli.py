@@ -33,6 +33,7 @@ VERBS = {
     "export": "Write a run in the formats of others.",
     "import": "Make a run out of reports that other tools wrote.",
     "report": "Make a page of a run, or of two.",
+    "runs": "List the runs there are, and remove old ones.",
     "show": "Tell what is in a run.",
     "verify": "Check that a run on disk is whole.",
 }

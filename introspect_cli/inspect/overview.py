@@ -92,7 +92,7 @@ def overview(run: Any) -> Overview:
         not_observed=blind,
         modules=len(first.modules) if first is not None else 0,
         parameters=parameters,
-        size=_size(str(run.path)),
+        size=size_on_disk(str(run.path)),
         directory=_text(run.settings, "command", "directory"),
         machine=_machine(run.settings),
     )
@@ -114,7 +114,7 @@ def _machine(settings: Any) -> str:
     return ", ".join([*parts, *(map(str, gpus) if isinstance(gpus, list) else ())])
 
 
-def _size(path: str) -> int:
+def size_on_disk(path: str) -> int:
     """Bytes of all files of a run, links not followed."""
     total = 0
     for folder, _, files in os.walk(path):

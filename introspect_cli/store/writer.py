@@ -241,6 +241,20 @@ class StoreWriter:
         self.close()
 
 
+def remove_run(path: Path) -> None:
+    """Delete a run that nobody is writing.
+
+    Raises:
+        StoreError: it is being written, is no run, or cannot be moved.
+    """
+    try:
+        old = _set_aside(path, force=True)
+    except OSError as error:
+        raise StoreError(f"cannot remove {path}: {reason(error)}") from None
+    if old is not None:
+        shutil.rmtree(old, ignore_errors=True)
+
+
 def _set_aside(path: Path, *, force: bool) -> Path | None:
     """Make sure nothing is lost at `path`; where a run was moved to that may be deleted, if one was.
 

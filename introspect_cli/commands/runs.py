@@ -1,0 +1,87 @@
+"""`introspect runs`: which runs there are, and removing those nobody needs."""
+
+from __future__ import annotations
+
+import datetime as dt
+from pathlib import Path
+
+import click
+
+from introspect_cli.exit_codes import SAME
+
+
+class _Runs(click.Group):
+    """`runs` alone lists; words that are no subcommand are directories to look in."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if not any(word in ("-h", "--help") for word in args[:1]) and (not args or args[0] not in self.commands):
+            args = ["list", *args]
+        return super().parse_args(ctx, args)
+
+
+@click.group(
+    cls=_Runs,
+    short_help="List the runs there are, and remove old ones.",
+    subcommand_metavar="[list|prune] [DIR]...",
+    epilog="""\b
+Examples:
+  introspect runs
+  introspect runs experiments/ --format json
+  introspect runs prune --keep 10 --older-than 7d""",
+)
+def runs() -> None:
+    """List the runs below introspect-runs/ (or DIR), and remove old ones."""
+
+
+@runs.command("list")
+@click.argument("directories", metavar="[DIR]...", nargs=-1, type=click.Path(path_type=Path))
+@click.option("--format", "format_", type=click.Choice(["table", "json"]), default="table", show_default=True)
+def list_(directories: tuple[Path, ...], format_: str) -> int:
+    """List runs, the latest first: what ran, when, how many steps, how large, how it ended."""
+    from introspect_cli.inspect.runs import find_runs
+    from introspect_cli.render.runs_text import runs_blocks, runs_document
+
+    rows = find_runs(_places(directories))
+    if format_ == "json":
+        from introspect_cli.render.json import to_json
+
+        click.echo(to_json(runs_document(rows)))
+    else:
+        from introspect_cli.render.console import Screen
+
+        Screen().draw(runs_blocks(rows, [str(place) for place in _places(directories)]))
+    return SAME
+
+
+@runs.command("prune")
+@click.argument("directories", metavar="[DIR]...", nargs=-1, type=click.Path(path_type=Path))
+@click.option("--keep", type=click.IntRange(min=0), default=0, help="Leave this many of the latest runs in any case.")
+@click.option("--older-than", metavar="AGE", help="Remove only runs that started longer ago: 7d, 12h, 30m, 2w.")
+@click.option("--dry-run", is_flag=True, help="Say what would go, and leave it.")
+def prune(directories: tuple[Path, ...], keep: int, older_than: str | None, *, dry_run: bool) -> int:
+    """Remove runs beyond the --keep latest that are --older-than an age; give at least one of the two."""
+    from introspect_cli.errors import UsageError
+    from introspect_cli.inspect.runs import find_runs, parse_age, prunable
+    from introspect_cli.render.text import count, size
+    from introspect_cli.store.writer import remove_run
+
+    if not keep and older_than is None:
+        raise UsageError("say which runs may go: --keep N leaves the N latest, --older-than 7d spares recent ones.")
+    age = parse_age(older_than) if older_than is not None else None
+    going = prunable(find_runs(_places(directories)), keep=keep, older_than=age, now=dt.datetime.now(dt.timezone.utc))
+    for row in going:
+        if not dry_run:
+            remove_run(row.path)
+        click.echo(f"{'would remove' if dry_run else 'removed'} {row.path} ({size(row.size)})")
+    freed = size(sum(row.size for row in going))
+    click.echo(f"{count(len(going), 'run')}, {freed}{' would be freed' if dry_run else ' freed'}")
+    return SAME
+
+
+def _places(directories: tuple[Path, ...]) -> list[Path]:
+    from introspect_cli.errors import UsageError
+    from introspect_cli.store.files import RUNS
+
+    if not directories and not Path(RUNS).is_dir():
+        raise UsageError(f"there is no {RUNS}/ here; name a directory that holds runs, or capture one first.")
+    return list(directories) or [Path(RUNS)]

@@ -1,0 +1,81 @@
+"""`introspect runs`: what lies below a directory, and what may be removed."""
+
+import datetime as dt
+import json
+from pathlib import Path
+
+import pytest
+
+from introspect_cli.errors import UsageError
+from introspect_cli.inspect.runs import RunRow, parse_age, prunable
+from synthetic import row, write_run
+
+NOW = dt.datetime(2026, 6, 15, 12, tzinfo=dt.timezone.utc)
+
+
+def listed(name, days, ended="complete"):
+    return RunRow(Path(name), "train.py", NOW - dt.timedelta(days=days), 1, 10, ended)
+
+
+def test_the_latest_stay_and_a_run_under_way_never_goes():
+    rows = [listed("a", 0), listed("b", 1), listed("c", 2, "running"), listed("d", 9), listed("e", 20)]
+    gone = [str(found.path) for found in prunable(rows, keep=1, older_than=None, now=NOW)]
+    assert gone == ["b", "d", "e"]
+    gone = [str(found.path) for found in prunable(rows, keep=0, older_than=parse_age("7d"), now=NOW)]
+    assert gone == ["d", "e"]
+    gone = [str(found.path) for found in prunable(rows, keep=4, older_than=parse_age("7d"), now=NOW)]
+    assert gone == ["e"]
+
+
+def test_a_run_without_a_known_start_is_not_old():
+    unknown = RunRow(Path("x"), "", None, 0, 0, "damaged", "cannot be read")
+    assert prunable([unknown], keep=0, older_than=parse_age("1s"), now=NOW) == []
+    assert prunable([unknown], keep=0, older_than=None, now=NOW) == [unknown]
+
+
+@pytest.mark.parametrize("text", ["7", "d", "-1d", "1.5h", "7 d", "٣d", "1y"])
+def test_what_is_no_age_is_told(text):
+    with pytest.raises(UsageError, match="is not an age"):
+        parse_age(text)
+
+
+@pytest.fixture
+def runs(tmp_path):
+    home = tmp_path / "introspect-runs"
+    for name in ("first", "second"):
+        write_run(home / name, [[row("forward", "output", "Net", name)] for _ in range(3)])
+    broken = home / "nested" / "broken"
+    broken.mkdir(parents=True)
+    (broken / "manifest.yaml").write_text("format: [")
+    return home
+
+
+def test_runs_are_listed_with_what_is_damaged(introspect, runs):
+    done = introspect("runs", cwd=runs.parent)
+    assert done.returncode == 0, done.stderr
+    assert "introspect-runs/first" in done.stdout
+    assert "damaged" in done.stdout
+    assert "3 runs" in done.stdout
+    document = json.loads(introspect("runs", "list", "--format", "json", str(runs)).stdout)
+    assert {Path(found["path"]).name: found["steps"] for found in document["runs"]} == {
+        "first": 3,
+        "second": 3,
+        "broken": 0,
+    }
+
+
+def test_pruning_removes_and_says_what(introspect, runs):
+    done = introspect("runs", "prune", "--keep", "2", "--dry-run", cwd=runs.parent)
+    assert "would remove" in done.stdout
+    assert len(list(runs.glob("*/rank0"))) == 2
+    done = introspect("runs", "prune", "--keep", "1", str(runs / "first"), str(runs / "second"))
+    assert done.returncode == 0, done.stderr
+    assert len(list(runs.glob("*/rank0"))) == 1
+    assert list(runs.glob(".*replaced*")) == []
+
+
+def test_what_cannot_be_done_is_told(introspect, tmp_path):
+    assert introspect("runs", cwd=tmp_path).returncode == 2
+    done = introspect("runs", "prune", str(tmp_path))
+    assert done.returncode == 2
+    assert "say which runs may go" in done.stderr
