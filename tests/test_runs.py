@@ -5,10 +5,10 @@ import json
 from pathlib import Path
 
 import pytest
+from synthetic import row, write_run
 
 from introspect_cli.errors import UsageError
 from introspect_cli.inspect.runs import RunRow, parse_age, prunable
-from synthetic import row, write_run
 
 NOW = dt.datetime(2026, 6, 15, 12, tzinfo=dt.timezone.utc)
 
