@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from introspect_cli.tensors import jit, openmp, reference
-from introspect_cli.tensors.summarize import Summarizer
+from introspect_cli.tensors import kernels, parallel, reference
+from introspect_cli.tensors.summarizer import Summarizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -192,10 +192,10 @@ def latencies(device: torch.device, seconds: float) -> list[Row]:
 
 
 def oracle(seconds: float) -> list[Row]:
-    """What remains where there is no numba."""
+    """What remains where there are no compiled kernels."""
     x = torch.randn(1 << 20)
     rate = x.numel() * 4 / 1e9 / best(lambda: reference.row(x), seconds, x.device)
-    return [Row("without numba, all three, 4 MB", f"{rate:.2f} GB/s")]
+    return [Row("without compiled kernels, all three, 4 MB", f"{rate:.2f} GB/s")]
 
 
 def show(rows: list[Row]) -> None:
@@ -214,8 +214,8 @@ def main() -> None:
     options = parser.parse_args()
     device = torch.device(options.device)
     print(f"torch {torch.__version__}, {device}, {torch.get_num_threads()} threads")
-    print(f"kernels ready after {jit.warm_up():.2f} s{': ' + jit.reason() if jit.reason() else ''}\n")
-    openmp.computed([torch.empty(1 << 20)])  # as after a script's own optimizer step: torch's workers may be called
+    print(kernels.REASON or f"levels of this processor: {', '.join(kernels.KERNELS.levels())}", end="\n\n")
+    parallel.note_computation([torch.empty(1 << 20)])  # as after an optimizer step: torch's workers may be called
     show(bandwidths(device, options.megabytes, options.seconds))
     show(types(device, options.seconds))
     show(latencies(device, options.seconds))

@@ -112,7 +112,7 @@ class Forks:
 
     _SOURCE = """
 import json, os, sys
-import numba, numpy, pyarrow, torch
+import numpy, pyarrow, torch
 import introspect_cli.cli
 for line in sys.stdin:
     arguments, env, out, err = json.loads(line)

@@ -25,8 +25,8 @@ from introspect_cli.records import Kind
 from introspect_cli.script import Ending
 from introspect_cli.selection import Schedule
 from introspect_cli.store.reader import open_run
-from introspect_cli.tensors import codes, openmp, rows
-from introspect_cli.tensors.engine import Engine
+from introspect_cli.tensors import kernels, parallel, rows
+from introspect_cli.tensors.cpu import Engine
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -126,11 +126,11 @@ def bandwidth() -> float:
 def kernel_speed(options: CaptureOptions) -> float:
     """Bytes a second that the kernels of a mode reach on 4 MB of float32 in the cache, with torch's threads."""
     tensor, row, engine = torch.randn(1 << 20), rows.empty(1), Engine()
-    openmp.computed([tensor])  # as after an optimizer step of the script's
-    flags = codes.STATS * options.measures | codes.SKETCH * options.sketch
+    parallel.note_computation([tensor])  # as after an optimizer step of the script's
+    flags = kernels.STATS * options.measures | kernels.SKETCH * options.sketch
 
     def summarise() -> None:
-        engine.contiguous(row.ctypes.data, tensor.data_ptr(), tensor.numel(), 0, codes.F32, 0, flags)
+        engine.contiguous(row.ctypes.data, tensor.data_ptr(), tensor.numel(), 0, kernels.F32, 0, flags)
 
     return tensor.nbytes / min(timed(summarise, 200))
 

@@ -56,7 +56,7 @@ _MEANT = {
 
 Work = Callable[[], int]
 
-_REPORTED = ("torch", "numpy", "pyarrow", "numba", "click")
+_REPORTED = ("torch", "numpy", "pyarrow", "click")
 """Distributions whose versions a bug report needs."""
 
 

@@ -66,13 +66,12 @@ class RunView:
             modules: names or globs of modules, each with all that is inside; all where empty.
 
         Raises:
-            UsageError: a kind is unknown, or something asked for is not in the run.
+            UsageError: a kind is unknown, something asked for is not in the run, or pyarrow is not installed.
             StoreError: the run is damaged.
         """
-        import pyarrow as pa
+        from introspect_cli.exchange.frames import arrow, frames
 
-        from introspect_cli.exchange.frames import frames
-
+        pa = arrow()
         wanted = _selection(steps, kinds, modules)
         check_selection(wanted, [self.run])
         tables = list(frames(self.run, wanted))

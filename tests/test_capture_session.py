@@ -17,7 +17,7 @@ from introspect_cli.capture.progress import Progress, human_size
 from introspect_cli.capture.session import Session
 from introspect_cli.records import Kind, Phase
 from introspect_cli.store.reader import RunState, open_run
-from introspect_cli.tensors import jit
+from introspect_cli.tensors import kernels
 
 SCRIPT = """\
 import os, random, sys
@@ -441,31 +441,17 @@ def test_json_of_two_equal_runs(captured, introspect):
     assert manifest["status"] == "complete"
 
 
-@pytest.mark.parametrize("at_a_terminal", [True, False])
-def test_who_waits_for_the_compiler_is_told(tmp_path, monkeypatch, capsys, at_a_terminal):
-    def warm_up(before_compiling):
-        before_compiling()
-        return 12.3
-
-    monkeypatch.setattr(jit, "warm_up", warm_up)
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: at_a_terminal)
-    Session(None, CaptureOptions(output=tmp_path / "run"))._load_kernels()
-    said = capsys.readouterr().err.splitlines()
-    assert len(said) == (2 if at_a_terminal else 0)
-    assert not said or (said[0].startswith("introspect: compiling the kernels") and said[1].endswith("in 12 s"))
-
-
 @pytest.mark.parametrize(
     ("reason", "said"),
     [
-        ("ImportError: no numba", "introspect: no compiled kernels (ImportError: no numba)"),
-        (f"{jit.DISABLE_VARIABLE} is set", ""),
+        ("a reason", "introspect: no compiled kernels (a reason): torch operations compute the same"),
+        (f"{kernels.DISABLE_VARIABLE} is set", ""),
+        ("", ""),
     ],
 )
 def test_who_goes_without_kernels_is_told(tmp_path, monkeypatch, capsys, reason, said):
-    monkeypatch.setattr(jit, "warm_up", lambda _announce: 0.0)
-    monkeypatch.setattr(jit, "reason", lambda: reason)
-    Session(None, CaptureOptions(output=tmp_path / "run"))._load_kernels()
+    monkeypatch.setattr(kernels, "REASON", reason)
+    Session(None, CaptureOptions(output=tmp_path / "run"))._tell_if_slow()
     err = capsys.readouterr().err
     assert err.startswith(said)
     assert bool(err) == bool(said)

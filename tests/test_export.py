@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
+import os
 import re
 
 import numpy as np
@@ -77,6 +78,18 @@ def test_parquet_is_partitioned_by_step_and_rank(introspect, run):
         kept = next(r for r in opened.rank(0).records(0) if r.site.kind.value == "param").summary
     assert weights[0]["mean"] == pytest.approx(kept.stats["mean"], rel=1e-12)
     assert weights[0]["checksum"] == f"{kept.checksum:016x}"
+
+
+@pytest.mark.parametrize("form", ["parquet", "csv", "jsonl"])
+def test_flat_formats_without_pyarrow_say_what_to_install(introspect, run, form, tmp_path, monkeypatch):
+    hidden = tmp_path / "hidden"
+    hidden.mkdir()
+    (hidden / "pyarrow.py").write_text("raise ImportError('not installed')")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(hidden), os.environ.get("PYTHONPATH", "")]))
+    done = introspect("export", run, "--format", form, "-o", "out")
+    assert done.returncode == 2
+    assert 'pip install "introspect-cli[export]"' in done.stderr
+    assert not list((run.parent / "out").rglob("*.*"))
 
 
 def test_polars_scans_the_partitions(introspect, run):

@@ -56,7 +56,6 @@ LAYERS = {
 
 HOMES = {
     "torch": {"tensors", "capture", "integrations"},
-    "numba": {"tensors"},
     "rich": {"render"},
     "deepdiff": {"compare"},
     "click": {"cli", "commands"},
@@ -205,7 +204,7 @@ def test_packages_hold_no_code():
 
 def loaded_by(code):
     """Which of the heavy modules are imported once `code` has run in a fresh process."""
-    heavy = ("torch", "numpy", "pyarrow", "numba", "rich", "deepdiff", "yaml")
+    heavy = ("torch", "numpy", "pyarrow", "rich", "deepdiff", "yaml")
     program = (
         f"import sys\ntry:\n    {code}\nexcept SystemExit: pass\nprint('|', *[n for n in {heavy} if n in sys.modules])"
     )

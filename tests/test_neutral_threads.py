@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from introspect_cli.tensors import openmp
+from introspect_cli.tensors import parallel
 
 LARGE = """
 import os, signal, time
@@ -82,29 +82,29 @@ def both(tmp_path, text, *options, **environment):
 )
 @pytest.mark.parametrize("text", [FORK, SUBNORMALS], ids=["fork", "subnormals"])
 def test_large_summaries_start_no_workers_of_torch(tmp_path, text, options, without_kernels):
-    bare, captured = both(tmp_path, text, *options, INTROSPECT_NO_JIT=without_kernels)
+    bare, captured = both(tmp_path, text, *options, INTROSPECT_NO_KERNELS=without_kernels)
     assert bare in {"child ended 7\n", "0 subnormal\n"}
     assert captured == bare
 
 
-@pytest.mark.skipif(openmp.workers() is None, reason="torch's workers cannot be called")
+@pytest.mark.skipif(parallel.find_workers() is None, reason="torch's workers cannot be called")
 def test_workers_that_the_script_has_called_are_used(monkeypatch, tmp_path):
     """After an optimizer's step over a large parameter the summaries are shared among torch's own workers."""
     from neutrality import watched
 
-    from introspect_cli.tensors import engine
+    from introspect_cli.tensors import cpu
 
     shared = []
-    monkeypatch.setattr(openmp, "_SCRIPT", type(openmp._SCRIPT)())
-    set_threads, threads = engine.Engine._set_threads, torch.get_num_threads()
+    monkeypatch.setattr(parallel, "_SCRIPT", type(parallel._SCRIPT)())
+    set_threads, threads = cpu.Engine._set_threads, torch.get_num_threads()
 
     def noted(self, count):
         if count > 1:
             shared.append(count)
         set_threads(self, count)
 
-    monkeypatch.setattr(engine.Engine, "_set_threads", noted)
-    monkeypatch.setattr(engine.Pace, "pays", lambda self: True)
+    monkeypatch.setattr(cpu.Engine, "_set_threads", noted)
+    monkeypatch.setattr(parallel.Pace, "pays", lambda self: True)
     torch.set_num_threads(2)
     try:
         net = nn.Linear(1024, 1024)

@@ -12,7 +12,7 @@ from opcapture import captured, operators
 from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from introspect_cli.tensors.summarize import Summarizer
+from introspect_cli.tensors.summarizer import Summarizer
 
 GPT = Path(__file__).resolve().parent.parent / "fixtures" / "train_gpt.py"
 

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from introspect_cli.records import Kind, Phase, Status
 from introspect_cli.selection import Schedule
-from introspect_cli.tensors.summarize import Summarizer
+from introspect_cli.tensors.summarizer import Summarizer
 
 
 class Two(nn.Module):

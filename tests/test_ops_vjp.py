@@ -12,7 +12,7 @@ from torch import nn
 from introspect_cli.capture.probes.vjp import Pair, ValueName, parse_pairs
 from introspect_cli.errors import UsageError
 from introspect_cli.records import Kind, Status
-from introspect_cli.tensors.summarize import Summarizer
+from introspect_cli.tensors.summarizer import Summarizer
 
 KINDS = frozenset({Kind.OUTPUT, Kind.GRAD_OUTPUT, Kind.OP_OUTPUT, Kind.PARAM})
 

@@ -27,7 +27,7 @@ from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.result import Verdict
 from introspect_cli.store.reader import open_run
-from introspect_cli.tensors.summarize import Summarizer
+from introspect_cli.tensors.summarizer import Summarizer
 
 ENTRIES = [
     (ModuleProbe, "_enter"),

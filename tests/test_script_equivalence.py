@@ -356,7 +356,7 @@ SCRIPTS = {
     "runs code of its own": "exec(compile('def f():\\n  1/0\\n', 'generated.py', 'exec'))\nf()",
     "sets what libraries read as they load": """
         import sys
-        print([name for name in ("torch", "numpy", "numba", "pyarrow", "pandas") if name in sys.modules])
+        print([name for name in ("torch", "numpy", "pyarrow", "pandas") if name in sys.modules])
         """,
     "reads its arguments": """
         import argparse

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from introspect_cli.tensors import checksum
-from introspect_cli.tensors.summarize import Summarizer
+from introspect_cli.tensors.summarizer import Summarizer
 
 U = np.uint64
 

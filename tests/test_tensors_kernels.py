@@ -1,8 +1,9 @@
-"""The jitted kernels against the reference, over types, strides and splits."""
+"""The compiled kernels against the reference, over types, strides and splits."""
 
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import hypothesis.strategies as st
 import numpy as np
@@ -10,8 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from introspect_cli.tensors import codes, jit, openmp, pace, reference, shards, stats, views
-from introspect_cli.tensors import engine as engines
+from introspect_cli.tensors import cpu, kernels, parallel, reference, shards, statistics, views
 from introspect_cli.tensors import rows as r
 
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
@@ -34,13 +34,13 @@ EVERY = FLOATS + INTS + COMPLEX + EIGHTS + PACKED
 
 @pytest.fixture(scope="module")
 def engine():
-    made = engines.Engine(threads=1)
-    assert made.enter is not None, jit.reason()
+    made = cpu.Engine(threads=1)
+    assert made.kernels is not None, kernels.REASON
     yield made
     made.close()
 
 
-def jitted(engine, tensor, **options):
+def compiled(engine, tensor, **options):
     out = r.empty(1)
     engine.fill(out[0], tensor, with_stats=True, with_sketch=True, **options)
     return out
@@ -85,7 +85,7 @@ def example(dtype, shape, seed=0):
 @pytest.mark.parametrize("count", [0, 1, 15, 17, 511, 513, 2049, 70_003])
 def test_every_type(engine, dtype, count):
     x = example(dtype, (count,))
-    assert_same(jitted(engine, x), by_torch(x))
+    assert_same(compiled(engine, x), by_torch(x))
 
 
 @pytest.mark.parametrize("count", [(1 << 18) - 1, (1 << 18) + 77, 1_000_003])
@@ -93,12 +93,12 @@ def test_every_type(engine, dtype, count):
 @pytest.mark.parametrize("threads", [3, None])
 def test_large_ones_by_several_threads(engine, dtype, count, threads):
     x = example(dtype, (count,))
-    several = engines.Engine(threads=threads)
-    jitted(several, x)
-    together = jitted(several, x)
+    several = cpu.Engine(threads=threads)
+    compiled(several, x)
+    together = compiled(several, x)
     several.close()
     assert_same(together, by_torch(x))
-    assert jitted(engine, x).tobytes() == together.tobytes()
+    assert compiled(engine, x).tobytes() == together.tobytes()
 
 
 STRIDED = {
@@ -118,23 +118,23 @@ STRIDED = {
 def test_strides_do_not_matter(engine, dtype, stride):
     x = STRIDED[stride](example(dtype, (70, 30)))
     dense = x.contiguous().clone(memory_format=torch.contiguous_format)
-    assert_same(jitted(engine, x), by_torch(dense))
-    assert_same(by_torch(x), jitted(engine, dense))
+    assert_same(compiled(engine, x), by_torch(dense))
+    assert_same(by_torch(x), compiled(engine, dense))
 
 
 def test_strided_ones_are_cut_into_pieces(engine, monkeypatch):
     x = example(torch.float32, (23, 17, 19)).permute(2, 0, 1)
     for limit in (1, 7, 300, 5000):
-        monkeypatch.setattr(engines, "PIECE_BYTES", 4 * limit)
+        monkeypatch.setattr(cpu, "PIECE_BYTES", 4 * limit)
         assert max(piece.numel() for _, piece in views.pieces(x, limit)) <= limit
-        assert_same(jitted(engine, x), by_torch(x.contiguous()))
+        assert_same(compiled(engine, x), by_torch(x.contiguous()))
 
 
 @pytest.mark.parametrize("make", [torch.conj, lambda x: x.conj().imag, lambda x: x.conj().t()])
 def test_lazy_conjugates_and_negatives_are_resolved(engine, make):
     x = make(example(torch.complex64, (30, 40)))
     dense = x.resolve_conj().resolve_neg().contiguous()
-    assert_same(jitted(engine, x), by_torch(dense))
+    assert_same(compiled(engine, x), by_torch(dense))
 
 
 def boxes(draw, shape):
@@ -164,14 +164,14 @@ def splits(draw):
 
 @settings(max_examples=120, deadline=None)
 @given(splits(), st.booleans())
-def test_shards_add_up_whatever_the_split(engine, split, use_jit):
+def test_shards_add_up_whatever_the_split(engine, split, with_kernels):
     tensor, parts = split
-    summarise = (lambda x, **options: jitted(engine, x, **options)) if use_jit else by_torch
+    summarise = (lambda x, **options: compiled(engine, x, **options)) if with_kernels else by_torch
     total = r.empty(1)
     for start, sizes in parts:
         box = tensor[tuple(slice(at, at + size) for at, size in zip(start, sizes, strict=True))]
         assert box.shape == sizes
-        total = stats.merge(total, summarise(box, runs=list(shards.runs(box, tensor.shape, start))))
+        total = statistics.merge(total, summarise(box, runs=list(shards.runs(box, tensor.shape, start))))
     assert_same(total, by_torch(tensor))
 
 
@@ -181,14 +181,14 @@ def test_every_type_and_stride_widely(engine, dtype):
     for seed in range(20):
         x = example(dtype, (70, 30), seed)
         for make in STRIDED.values():
-            assert_same(jitted(engine, make(x)), by_torch(make(x).contiguous()))
+            assert_same(compiled(engine, make(x)), by_torch(make(x).contiguous()))
 
 
 def test_the_floating_point_environment_stays_as_it_is(engine):
     tiny = torch.full((100,), 1e-40)
     threads, before = torch.get_num_threads(), (tiny * 0.5).tolist()
-    jitted(engine, torch.randn(1 << 19))
-    jitted(engine, torch.randn(1 << 19).half())
+    compiled(engine, torch.randn(1 << 19))
+    compiled(engine, torch.randn(1 << 19).half())
     by_torch(torch.randn(100))
     assert (tiny * 0.5).tolist() == before
     assert before[0] > 0
@@ -201,10 +201,10 @@ def test_flushing_denormals_does_not_change_a_checksum(engine):
         pytest.skip("this processor cannot flush denormals")
     try:
         x = torch.full((5000,), 1, dtype=torch.int32).view(torch.float32)
-        flushed = jitted(engine, x)[0, r.RAW], jitted(engine, x.half())[0, r.RAW]
+        flushed = compiled(engine, x)[0, r.RAW], compiled(engine, x.half())[0, r.RAW]
     finally:
         torch.set_flush_denormal(False)  # torch's own signature
-    assert flushed == (jitted(engine, x)[0, r.RAW], jitted(engine, x.half())[0, r.RAW])
+    assert flushed == (compiled(engine, x)[0, r.RAW], compiled(engine, x.half())[0, r.RAW])
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ def test_any_order_of_any_dimensions(engine, dtype):
         x = x[tuple(slice(None, None, step) for step in steps)]
         if trial % 3 == 0:
             x = x.unsqueeze(trial % dims).expand(*x.shape[: trial % dims], 5, *x.shape[trial % dims :])
-        assert_same(jitted(engine, x), by_torch(x.contiguous()))
+        assert_same(compiled(engine, x), by_torch(x.contiguous()))
 
 
 def test_a_large_strided_tensor_costs_little_memory(engine):
@@ -228,10 +228,10 @@ def test_a_large_strided_tensor_costs_little_memory(engine):
     assert not x.is_contiguous()
     tracemalloc = pytest.importorskip("tracemalloc")
     resource = pytest.importorskip("resource")
-    jitted(engine, x[:100])
+    compiled(engine, x[:100])
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     tracemalloc.start()
-    jitted(engine, x)
+    compiled(engine, x)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 8e6
@@ -250,7 +250,7 @@ def paced(paces, seconds):
 
 
 def test_sharing_that_does_not_pay_is_given_up_for_a_while():
-    paces = pace.Pace()
+    paces = parallel.Pace()
     slow = [paced(paces, lambda shared: 5e-9 if shared else 1e-9) for _ in range(500)]
     assert not slow[0]
     assert sum(slow) < 30
@@ -260,7 +260,7 @@ def test_sharing_that_does_not_pay_is_given_up_for_a_while():
 
 
 def test_sharing_that_pays_goes_on():
-    paces, calls = pace.Pace(), iter(range(10_000))
+    paces, calls = parallel.Pace(), iter(range(10_000))
 
     def seconds(shared):
         interrupted = next(calls) % 10 == 0
@@ -273,40 +273,39 @@ def test_sharing_that_pays_goes_on():
 def two_threads():
     before = torch.get_num_threads()
     torch.set_num_threads(2)
-    openmp._SCRIPT.threads = 0
+    parallel._SCRIPT.threads = 0
     yield
-    openmp._SCRIPT.threads = 0
+    parallel._SCRIPT.threads = 0
     torch.set_num_threads(before)
 
 
 def test_torchs_own_workers_take_part(two_threads):
-    made = engines.Engine()
+    made = cpu.Engine()
     if not made._workers:
         pytest.skip("no OpenMP runtime that can be shared")
-    threads, enter = [], made.enter
+    threads = []
 
-    def entered(what, *arguments):
-        if what == codes.ONE:
-            threads.append(int(made._team[codes.THREADS]))
-        return enter(what, *arguments)
+    def summarise(*arguments):
+        threads.append(int(made._team[kernels.THREADS]))
+        return kernels.KERNELS.summarise(*arguments)
 
-    made.enter = entered
+    made.kernels = SimpleNamespace(**{**vars(kernels.KERNELS), "summarise": summarise})
     x = example(torch.float32, (1 << 20,))
-    unasked = jitted(made, x)
+    unasked = compiled(made, x)
     assert threads == []  # the script has not called them yet; helpers of ours did it
-    made._paces = [pace.Pace() for _ in made._paces]
-    openmp.computed([x])
-    alone = jitted(made, x)
+    made._paces = [parallel.Pace() for _ in made._paces]
+    parallel.note_computation([x])
+    alone = compiled(made, x)
     assert alone.tobytes() == unasked.tobytes()
     assert threads == [1]  # the first time it is seen what that takes
-    shared = jitted(made, x)
+    shared = compiled(made, x)
     assert threads == [1, 2]
     assert shared.tobytes() == alone.tobytes()
     assert torch.get_num_threads() == 2
     torch.set_num_threads(1)
-    assert jitted(made, x).tobytes() == shared.tobytes()
+    assert compiled(made, x).tobytes() == shared.tobytes()
     made.abandon()  # as in a forked child, where those workers do not exist
     torch.set_num_threads(2)
-    assert jitted(made, x).tobytes() == shared.tobytes()
+    assert compiled(made, x).tobytes() == shared.tobytes()
     assert threads == [1, 2]
     made.close()

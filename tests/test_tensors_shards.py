@@ -11,7 +11,7 @@ from torch import distributed
 
 from introspect_cli.records import Status
 from introspect_cli.tensors import checksum, shards
-from introspect_cli.tensors.summarize import Summarizer
+from introspect_cli.tensors.summarizer import Summarizer
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from introspect_cli.tensors import sketch
-from introspect_cli.tensors.summarize import Summarizer
+from introspect_cli.tensors.summarizer import Summarizer
 
 CHANGES = {
     "dense noise": lambda x, g: x * (1 + 1e-4 * torch.randn(x.shape, generator=g)),

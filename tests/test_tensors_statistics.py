@@ -10,8 +10,8 @@ import pytest
 import scipy.stats
 import torch
 
-from introspect_cli.tensors import jit
-from introspect_cli.tensors.summarize import Summarizer
+from introspect_cli.tensors import kernels
+from introspect_cli.tensors.summarizer import Summarizer
 
 TOLERANCE = 1e-6
 
@@ -21,14 +21,14 @@ def _seed():
     torch.manual_seed(0)
 
 
-@pytest.fixture(params=["jitted", "reference"])
+@pytest.fixture(params=["compiled", "reference"])
 def measure(request, monkeypatch):
     """Statistics of one tensor as a dict; names that are absent are missing."""
     made = Summarizer(sorted_stats=("med", "mode"))
     if request.param == "reference":
-        made._engine.enter = None
+        made._engine.kernels = None
     else:
-        assert jit.reason() == ""
+        assert kernels.REASON == ""
 
     def measured(tensor):
         made.add(tensor)

@@ -19,9 +19,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from introspect_cli.records import Layout, Status
-from introspect_cli.tensors import codes, reuse
+from introspect_cli.tensors import kernels, reuse
 from introspect_cli.tensors.device import DeviceRows
-from introspect_cli.tensors.summarize import Summarizer
+from introspect_cli.tensors.summarizer import Summarizer
 
 warnings.filterwarnings("ignore")
 
@@ -433,7 +433,7 @@ WRITES = {
 @pytest.mark.parametrize("write", WRITES)
 @pytest.mark.parametrize("between", ["within a step", "from step to step"])
 def test_an_answer_is_never_stale(summarizer, write, between):
-    x = torch.randn(codes.WORTHWHILE * 3)
+    x = torch.randn(kernels.WORTHWHILE * 3)
     summarizer.add(x)
     if between == "from step to step":
         summarizer.take()
@@ -483,7 +483,7 @@ def test_what_did_not_change_is_not_summarised_again_in_a_batch(summarizer):
 
 def test_rows_remembered_are_bounded(summarizer, monkeypatch):
     monkeypatch.setattr(reuse, "_LIMIT", 5)
-    tensors = [torch.randn(codes.WORTHWHILE) for _ in range(20)]
+    tensors = [torch.randn(kernels.WORTHWHILE) for _ in range(20)]
     for _ in range(3):
         for tensor in tensors:
             summarizer.add(tensor)

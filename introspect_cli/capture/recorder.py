@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from introspect_cli.selection import Schedule
     from introspect_cli.store.rank_writer import RankWriter
     from introspect_cli.store.writer import StoreWriter
-    from introspect_cli.tensors.summarize import Summarizer
+    from introspect_cli.tensors.summarizer import Summarizer
     from introspect_cli.tensors.table import SummaryTable
 
 NO_INFO = SiteInfo()

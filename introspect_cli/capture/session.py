@@ -169,7 +169,7 @@ class Session:
                 determinism.torch_flags()
             from introspect_cli.capture.probes.installed import Probes
 
-            self._load_kernels()
+            self._tell_if_slow()
             probes = Probes(self.options, self._store, self._guard, self._lost, self._began, self.rank)
             probes.context.on_tick.append(self._ticked)
             probes.install()
@@ -177,24 +177,15 @@ class Session:
         except Exception as error:
             self._guard.failure("session", "nothing is", error)
 
-    def _load_kernels(self) -> None:
-        """Have the kernels ready; the one time that they must be compiled, tell who watches why nothing moves."""
-        from introspect_cli.tensors import jit
+    def _tell_if_slow(self) -> None:
+        """Tell who has no compiled kernels what that costs, and the remedy; who switched them off knows."""
+        from introspect_cli.tensors import kernels
 
-        announced = False
-
-        def announce() -> None:
-            nonlocal announced
-            announced = sys.stderr.isatty()
-            if announced:
-                self._say("compiling the kernels for this machine; later captures find them compiled ...")
-
-        seconds = jit.warm_up(announce)
-        missing = jit.reason()
-        if missing and not missing.startswith(jit.DISABLE_VARIABLE):
-            self._say(f"no compiled kernels ({missing}): torch operations compute the same, some 40 times slower")
-        elif announced:
-            self._say(f"compiled the kernels in {seconds:.0f} s")
+        if kernels.REASON and not kernels.REASON.startswith(kernels.DISABLE_VARIABLE):
+            self._say(
+                f"no compiled kernels ({kernels.REASON}): torch operations compute the same, some 50 times slower; "
+                "with a C++ compiler on this machine, install introspect-cli again"
+            )
 
     def _ticked(self) -> None:
         probes = self._probes

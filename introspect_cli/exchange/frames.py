@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from introspect_cli.errors import UsageError
 from introspect_cli.exchange.formats import EVERYTHING, wanted_steps
 from introspect_cli.records import DERIVED_STATS, STATISTICS, Kind, Status
 from introspect_cli.store.batch import absent, derived_stats
@@ -24,6 +25,19 @@ if TYPE_CHECKING:
 _STATUS = [status.name.lower() for status in Status]
 
 
+def arrow() -> Any:
+    """The `pyarrow` module.
+
+    Raises:
+        UsageError: it is not installed.
+    """
+    try:
+        import pyarrow as pa
+    except ImportError:
+        raise UsageError('flat tables need pyarrow: `pip install "introspect-cli[export]"`') from None
+    return pa
+
+
 def step_frame(run: Run, step: int, rank: int, selection: Selection = EVERYTHING, *, sketch: bool = False) -> Any:
     """The records of a step of a rank as a `pyarrow.Table`, in the order they were made.
 
@@ -36,7 +50,7 @@ def step_frame(run: Run, step: int, rank: int, selection: Selection = EVERYTHING
         KeyError: there is no such step.
         StoreError: the run is damaged.
     """
-    import pyarrow as pa
+    pa = arrow()
 
     reader = run.rank(rank)
     batch, sites, layouts = reader.read(step), reader.sites, reader.layouts
@@ -91,6 +105,7 @@ def frames(run: Run, selection: Selection = EVERYTHING, *, sketch: bool = False)
 
 def write_parquet(run: Run, directory: Path, selection: Selection) -> int:
     """`step=<n>/rank=<n>/part-0.parquet`, the two being columns of the directory names; files written."""
+    arrow()
     import pyarrow.parquet as pq
 
     written = 0
@@ -105,7 +120,7 @@ def write_parquet(run: Run, directory: Path, selection: Selection) -> int:
 
 def write_csv(run: Run, directory: Path, selection: Selection) -> int:
     """`records.csv`; shapes as `2x3`, absent numbers empty; files written."""
-    import pyarrow as pa
+    pa = arrow()
     from pyarrow import csv
 
     writer: Any = None
@@ -125,6 +140,7 @@ def write_csv(run: Run, directory: Path, selection: Selection) -> int:
 def write_jsonl(run: Run, directory: Path, selection: Selection) -> int:
     """`records.jsonl`, one object a record, absent values null, infinities as text; files written."""
     written = 0
+    arrow()
     with (directory / "records.jsonl").open("w", encoding="utf-8") as file:
         for table in frames(run, selection):
             for row in table.to_pylist():

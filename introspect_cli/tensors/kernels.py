@@ -1,51 +1,100 @@
-"""The entry point of the jitted kernels.
+"""The compiled kernels: loading them, and what they and their caller agree on.
 
-Importing this module compiles, which takes seconds; only `library` does, in a process of its own. The entry point
-takes raw addresses and writes nowhere but to the rows and the team it is given.
+`kernels.cpp` and `module.cpp` become the extension `_kernels` when the package is installed. Where that failed, or
+INTROSPECT_NO_KERNELS is set, there are none, `reason` says why, and torch operations compute the same numbers (see
+`reference`). Every function of the extension takes integers only, addresses among them:
+
+- `summarise(address, count, first, code, flags, table, row, team)`: `count` contiguous elements at an address, the
+  first with index `first` in the whole tensor, into a row. `table`: address of 256 float32 values, for TABLE.
+- `alike(address, count, known, code)`: whether a few bytes are those that the row `known` was filled from.
+- `again(address, count, known, code, row, team)`: copy the known row if the elements still have its checksum: 1, or 0.
+- `summarise_all(team)`: all items of the team; or, with threads of ours, `prepare`, `take` in each, and `finish`.
+- `merge(rows, count, row)`: rows of disjoint parts, added up in order.
+- `copy(source, dims, size, plan, target)`: a strided box of elements of `size` bytes to contiguous memory. `plan`:
+  address of sizes, strides in the source and strides in the target, MAX_DIMS words each.
+- `levels()` that this processor can run, the best one last; `use(level)` takes another than the best.
+
+Only one thread at a time may be in a call with a team, apart from `take`.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import os
+from typing import TYPE_CHECKING, Final
 
-import numpy as np
+if TYPE_CHECKING:
+    from types import ModuleType
 
-from introspect_cli.tensors import codes, teamwork
-from introspect_cli.tensors.strided import copy
-from introspect_cli.tensors.summation import merge
-from introspect_cli.tensors.vector import exported
+DISABLE_VARIABLE: Final = "INTROSPECT_NO_KERNELS"
+"""Environment variable that, set to anything but 0, keeps the compiled kernels from being used."""
 
 
-@exported("int64(int64,uint64,int64,int64,int64,int64,uint64,uint64,uint64)")  # type: ignore[untyped-decorator]
-def enter(what: Any, address: Any, count: Any, first: Any, code: Any, flags: Any, lut: Any, row: Any, team: Any) -> Any:
-    """The one entry point, so that everything is compiled once.
+def _load() -> tuple[ModuleType | None, str]:
+    """The extension, and why there is none."""
+    if os.environ.get(DISABLE_VARIABLE, "0") not in {"", "0"}:
+        return None, f"{DISABLE_VARIABLE} is set"
+    try:
+        from introspect_cli.tensors import _kernels
+    except ImportError as error:
+        missing = "_kernels" in str(error) and "cannot import name" in str(error)
+        return None, "they were not compiled when introspect was installed" if missing else str(error)
+    return _kernels, ""
 
-    Args:
-        what: ONE tensor; whether one is ALIKE or, by its checksum, AGAIN what `first` is the row of; ALL items of the
-            team, or the steps of that, PREPARE, TAKE and FINISH; MERGE `count` rows at `address`; COPY.
-        address: of the elements.
-        count: how many.
-        first: index of the first in the whole tensor.
-        code: type code.
-        flags: STATS, SKETCH.
-        lut: address of 256 float32 values, for type code TABLE.
-        row: address of the row, overwritten.
-        team: address of the team's words; only one thread may be in a call with them, apart from TAKE.
-    """
-    if what == codes.ONE:
-        return teamwork.one(address, count, first, code, flags, lut, row, team)
-    if what == codes.ALIKE:
-        return teamwork.alike(address, count, np.uint64(first), code)
-    if what == codes.AGAIN:
-        return teamwork.again(address, count, np.uint64(first), code, row, team)
-    if what == codes.ALL:
-        return teamwork.everything(team)
-    if what == codes.PREPARE:
-        return teamwork.prepare(team)
-    if what == codes.TAKE:
-        return teamwork.take(team)
-    if what == codes.FINISH:
-        return teamwork.finish(team)
-    if what == codes.COPY:
-        return copy(address, count, first, lut, row)
-    return merge(address, count, row)
+
+KERNELS, REASON = _load()
+"""The extension, None if it cannot be had; and why, "" if it can."""
+
+CHUNK: Final = 1 << 16
+"""Elements in a chunk, whose row is merged with those of the tensor's other chunks."""
+WORTHWHILE: Final = 8192
+"""Elements from which on a second look is cheaper than a second summary."""
+MAX_DIMS: Final = 16
+"""Dimensions of a strided copy, at most; torch's own limit for most operations is 64, of which few are used."""
+
+STATS: Final = 1
+SKETCH: Final = 2
+
+ITEM_WORDS: Final = 8
+"""Words in an item, a tensor to summarise: address, elements, index of the first, type code, address of the row,
+address of the table, and two that the kernels use."""
+
+# Words of a team: what threads that share a call know of it. The first four are the kernels' own.
+ITEMS: Final = 4
+"""Address of the items."""
+COUNT: Final = 5
+"""How many."""
+FLAGS: Final = 6
+PARTS: Final = 7
+"""Address of room for the chunks' rows."""
+THREADS: Final = 8
+"""Threads that take part; 1 for the caller alone."""
+PARALLEL: Final = 9
+"""Address of the runtime's function that runs another in several threads."""
+NUMBER: Final = 10
+"""Address of the runtime's function that returns a thread's number, 0 for the first; 0 if there is none."""
+TEAM_WORDS: Final = 11
+
+# Type codes. Up to I16 a block is summarised as float32, up to I64 as float64; then come complex elements, and
+# those that have bits and no values.
+F32: Final = 0
+F16: Final = 1
+BF16: Final = 2
+TABLE: Final = 3
+"""One byte, its float32 value in a table of 256."""
+U8: Final = 4
+I8: Final = 5
+U16: Final = 6
+I16: Final = 7
+F64: Final = 8
+U32: Final = 9
+I32: Final = 10
+U64: Final = 11
+I64: Final = 12
+C32: Final = 13
+C64: Final = 14
+C128: Final = 15
+OPAQUE8: Final = 16
+OPAQUE16: Final = 17
+
+SIZES: Final = (4, 2, 2, 1, 1, 1, 2, 2, 8, 4, 4, 8, 8, 4, 8, 16, 1, 2)
+"""Bytes in an element, by type code."""

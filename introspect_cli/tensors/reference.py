@@ -1,4 +1,4 @@
-"""The kernels in torch operations alone: the oracle of the jitted ones, and what runs on accelerators.
+"""The kernels in torch operations alone: the oracle of the compiled ones, and what runs on accelerators.
 
 The problem: one result a tensor, on whatever device it is on, without waiting for that device. The way: integer
 and float64 tensor operations only, no value ever read by the host; the result is one row (see `rows`) as an int64
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from introspect_cli.tensors import checksum, sketch, stats
+from introspect_cli.tensors import checksum, sketch, statistics
 from introspect_cli.tensors.views import pieces
 
 if TYPE_CHECKING:
@@ -194,7 +194,7 @@ def order_words(tensor: torch.Tensor, names: Sequence[str]) -> torch.Tensor:
 def _merge(a: torch.Tensor, b: torch.Tensor, count_a: torch.Tensor, count_b: torch.Tensor) -> torch.Tensor:
     """Float words (min to abs-sum, shape (8,)) of two pieces added up; counts are n, 0-dim."""
     n_a, n_b = count_a.to(a.dtype), count_b.to(b.dtype)
-    merged: stats.Moments[torch.Tensor] = stats.merge_moments((n_a, *a[3:7]), (n_b, *b[3:7]))
+    merged: statistics.Moments[torch.Tensor] = statistics.merge_moments((n_a, *a[3:7]), (n_b, *b[3:7]))
     ends = [torch.minimum(a[0], b[0]), torch.maximum(a[1], b[1]), torch.minimum(a[2], b[2])]
     return torch.stack([*ends, *merged[1:], a[7] + b[7]])
 

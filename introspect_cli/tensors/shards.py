@@ -41,7 +41,7 @@ def run_offsets(local: Sequence[int], whole: Sequence[int], start: Sequence[int]
 
 
 def runs(shard: torch.Tensor, whole: Sequence[int], start: Sequence[int]) -> Iterator[tuple[int, torch.Tensor]]:
-    """A shard's runs, each with its global index: what `reference.row` and the jitted kernels take.
+    """A shard's runs, each with its global index: what `reference.row` and the compiled kernels take.
 
     Args:
         shard: the box's elements; made contiguous as a whole.

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from introspect_cli.records import STATISTICS, Layout, Status
-from introspect_cli.tensors import checksum, sketch, stats
+from introspect_cli.tensors import checksum, sketch, statistics
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -89,7 +89,7 @@ def finalise(
     floats: dict[str, npt.NDArray[np.float64] | npt.NDArray[np.float32]] = {}
     if with_stats:
         kept = [name for name, own in STATISTICS.items() if not own.on_request or name in sorted_stats]
-        for name, column in stats.finalise(rows, kept).items():
+        for name, column in statistics.finalise(rows, kept).items():
             if column.dtype.kind == "i":
                 column[bare] = -1
                 counts[name] = column

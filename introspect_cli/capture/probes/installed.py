@@ -20,7 +20,7 @@ from introspect_cli.capture.probes.rng import RngProbe
 from introspect_cli.capture.probes.state import StateProbe
 from introspect_cli.capture.recorder import Recorder
 from introspect_cli.capture.regions.probe import TapProbe
-from introspect_cli.tensors.summarize import Summarizer
+from introspect_cli.tensors.summarizer import Summarizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -23,7 +23,7 @@ from introspect_cli.capture.names import FreeNames
 from introspect_cli.capture.probes.patches import Patch
 from introspect_cli.capture.weak import ById
 from introspect_cli.records import Kind, Phase, Site, SiteInfo
-from introspect_cli.tensors import openmp
+from introspect_cli.tensors import parallel
 from introspect_cli.tensors.flatten import flatten
 from introspect_cli.tensors.views import unobserved
 
@@ -234,7 +234,7 @@ class OptimizerProbe:
         if has_closure and gradients:
             self._gradients(optimizer, names)
         if gradients:
-            openmp.computed(tensor.grad for tensor in _parameters(optimizer) if tensor.grad is not None)
+            parallel.note_computation(tensor.grad for tensor in _parameters(optimizer) if tensor.grad is not None)
         self._state.parameters_after(_parameters(optimizer))
         if Kind.OPTIMIZER_STATE in self._context.kinds:
             self._optimizer_state(optimizer, names, Phase.OPTIMIZER)

@@ -1,7 +1,7 @@
 """Moments that add up, and what is derived from them.
 
-The problem: sums of x, x**2, x**3, x**4 merge easily and lose everything to cancellation once the mean is large
-against the spread. The way: keep the mean and sums of powers of deviations from it, and merge two parts by the
+Sums of x, x**2, x**3, x**4 merge easily and lose everything to cancellation once the mean is large against the
+spread. So rows keep the mean and sums of powers of deviations from it, and merge two parts by the
 pairwise formulas of Chan, Golub and LeVeque (1979) and their extension to third and fourth moments by Pebay
 (Sandia report SAND2008-6212, 2008). All in float64.
 

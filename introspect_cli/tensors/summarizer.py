@@ -1,9 +1,9 @@
 """The summarizer: a tensor in, a row number out, a table of columns once a step.
 
-The problem: hooks hand over thousands of tensors a step, from several threads, on any device, under any mode the
-script has switched on, and none of this may be felt. The way: each tensor is summarised at once into a row of a
-preallocated arena (CPU) or of one device buffer (accelerators, nothing waits); `take` finalises all rows of a step
-with vectorised numpy, after one copy from each device. `add` never raises: what fails becomes a row that says so.
+Hooks hand over thousands of tensors a step, from several threads, on any device, under any mode the script has
+switched on, and none of this may be felt. So each tensor is summarised at once into a row of a preallocated arena
+(CPU) or of one device buffer (accelerators, nothing waits); `take` finalises all rows of a step with vectorised numpy,
+after one copy from each device. `add` never raises: what fails becomes a row that says so.
 """
 
 from __future__ import annotations
@@ -18,15 +18,14 @@ import numpy as np
 import torch
 
 from introspect_cli.records import Layout, Status
-from introspect_cli.tensors import checksum, codes, openmp, reference, values
+from introspect_cli.tensors import checksum, parallel, reference, values
+from introspect_cli.tensors import kernels as k
 from introspect_cli.tensors import rows as r
-from introspect_cli.tensors.codes import WORTHWHILE
+from introspect_cli.tensors.cpu import CODES, TABLE_ADDRESS, Engine
 from introspect_cli.tensors.device import DeviceRows
-from introspect_cli.tensors.engine import CODES, TABLE_ADDRESS, Engine
 from introspect_cli.tensors.reuse import Memory
 from introspect_cli.tensors.special import PLAIN, Parts, is_wrapped, take_apart, unseen
 from introspect_cli.tensors.table import SummaryTable, finalise
-from introspect_cli.tensors.threads import Stand
 from introspect_cli.tensors.views import unobserved
 
 if TYPE_CHECKING:
@@ -72,9 +71,9 @@ class Summarizer:
         self._stats = stats
         self._sketch = sketch
         self._sorted = tuple(sorted_stats)
-        self._flags = codes.STATS * stats | codes.SKETCH * sketch
+        self._flags = k.STATS * stats | k.SKETCH * sketch
         self._engine = Engine(threads)
-        self._stand = Stand()
+        self._stand = parallel.Stand()
         self._memory = Memory()
         self._quick: dict[tuple[torch.dtype, torch.Size], int] = {}
         self._addresses: list[int] = []
@@ -211,7 +210,7 @@ class Summarizer:
         if (
             code is None
             or self._sorted
-            or engine.enter is None
+            or engine.kernels is None
             or not tensor.is_cpu
             or tensor.layout is not torch.strided
             or tensor.is_nested
@@ -226,15 +225,15 @@ class Summarizer:
             name = str(dtype).removeprefix("torch.")
             index = self._quick[dtype, shape] = self._intern(Layout(tuple(shape), name, "cpu", "contiguous"))
         address, count = tensor.data_ptr(), tensor.numel()
-        size = codes.SIZES[code]
+        size = k.SIZES[code]
         if tensor.untyped_storage().nbytes() < (tensor.storage_offset() + count) * size:
             return False  # freed, with the tensor still there; the long way says so
         row = self._reserve(slot)
         self._layout_of.append(index)
-        if code >= codes.OPAQUE8:
+        if code >= k.OPAQUE8:
             self._bits_only(slot, dtype)
         table = TABLE_ADDRESS.get(dtype, 0)
-        if count >= WORTHWHILE and self._flags:
+        if count >= k.WORTHWHILE and self._flags:
             memory = self._memory
             known = memory.find(address, dtype, count)
             if known and engine.again(row, known, address, count, code):
@@ -266,7 +265,7 @@ class Summarizer:
                 call()
 
         with unobserved():
-            if type(tensor) in PLAIN and not is_wrapped(tensor) and openmp.starts(tensor):
+            if type(tensor) in PLAIN and not is_wrapped(tensor) and parallel.would_start_workers(tensor):
                 self._stand.call(unseen_by_script)
             else:
                 call()
@@ -368,7 +367,7 @@ class Summarizer:
         """In a forked child: forget what the parent's threads hold."""
         self._lock = threading.RLock()
         self._engine.abandon()
-        self._stand = Stand()
+        self._stand = parallel.Stand()
 
     def close(self) -> None:
         """Free what is held; the summarizer must not be used afterwards."""

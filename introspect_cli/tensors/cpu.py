@@ -1,9 +1,9 @@
-"""Summarising a tensor in CPU memory: by the jitted kernels, or by the reference where there are none.
+"""Summarising a tensor in CPU memory: by the compiled kernels, or by torch operations where there are none.
 
-The problem: small tensors are bound by the cost of a call, large ones by bandwidth, strided ones by copying. The
-way: contiguous memory goes to the kernels by address; large tensors are cut into chunks whose rows are merged in
-order, so that the result does not depend on the number of threads; strided ones are copied piece by piece. Both
-implementations fill the same row and agree on every checksum bit.
+Small tensors are bound by the cost of a call, large ones by bandwidth, strided ones by copying. So contiguous memory
+goes to the kernels by address; large tensors are cut into chunks whose rows are merged in order, so that the result
+does not depend on the number of threads; strided ones are copied piece by piece. Both implementations fill the same
+row and agree on every bit of the checksum.
 """
 
 from __future__ import annotations
@@ -15,45 +15,43 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import torch
 
-from introspect_cli.tensors import codes, jit, openmp, reference
+from introspect_cli.tensors import kernels as k
+from introspect_cli.tensors import parallel, reference
 from introspect_cli.tensors import rows as r
-from introspect_cli.tensors.codes import CHUNK
-from introspect_cli.tensors.pace import Pace
-from introspect_cli.tensors.threads import Helpers
 from introspect_cli.tensors.views import cut, pieces
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-SHARED: Final = 2 * CHUNK
+SHARED: Final = 2 * k.CHUNK
 """Elements from which on a tensor is worth the other threads."""
 PIECE_BYTES: Final = 4 << 20
 """Bytes copied at once of a tensor that is not contiguous."""
 
 CODES: Final[dict[torch.dtype, int]] = {
-    torch.float32: codes.F32,
-    torch.float16: codes.F16,
-    torch.bfloat16: codes.BF16,
-    torch.uint8: codes.U8,
-    torch.bool: codes.U8,
-    torch.int8: codes.I8,
-    torch.int16: codes.I16,
-    torch.float64: codes.F64,
-    torch.int32: codes.I32,
-    torch.int64: codes.I64,
-    torch.complex32: codes.C32,
-    torch.complex64: codes.C64,
-    torch.complex128: codes.C128,
+    torch.float32: k.F32,
+    torch.float16: k.F16,
+    torch.bfloat16: k.BF16,
+    torch.uint8: k.U8,
+    torch.bool: k.U8,
+    torch.int8: k.I8,
+    torch.int16: k.I16,
+    torch.float64: k.F64,
+    torch.int32: k.I32,
+    torch.int64: k.I64,
+    torch.complex32: k.C32,
+    torch.complex64: k.C64,
+    torch.complex128: k.C128,
 }
 """Type code of the kernels by dtype."""
 
 _NEWER: Final = {
-    "uint16": codes.U16,
-    "uint32": codes.U32,
-    "uint64": codes.U64,
-    "float4_e2m1fn_x2": codes.OPAQUE8,
-    "bits8": codes.OPAQUE8,
-    "bits16": codes.OPAQUE16,
+    "uint16": k.U16,
+    "uint32": k.U32,
+    "uint64": k.U64,
+    "float4_e2m1fn_x2": k.OPAQUE8,
+    "bits8": k.OPAQUE8,
+    "bits16": k.OPAQUE16,
 }
 
 for _name, _code in _NEWER.items():
@@ -68,7 +66,7 @@ for _name in dir(torch):
         _dtype = getattr(torch, _name)
         _every = torch.from_numpy(np.arange(256, dtype=np.uint8)).view(_dtype)
         TABLES[_dtype] = np.ascontiguousarray(_every.to(torch.float32).numpy())
-        CODES[_dtype] = codes.TABLE
+        CODES[_dtype] = k.TABLE
 
 TABLE_ADDRESS: Final[dict[torch.dtype, int]] = {dtype: table.ctypes.data for dtype, table in TABLES.items()}
 
@@ -86,7 +84,7 @@ def thread_count() -> int:
 
 
 def _copy_plan(shape: tuple[int, ...], strides: tuple[int, ...]) -> _Words:
-    """What `kernels.copy` takes, for a copy to contiguous memory; the number of dimensions is in the last word.
+    """What `kernels` takes for `copy`, for a copy to contiguous memory; the number of dimensions is in the last word.
 
     The dimension that is contiguous in the target goes last; or, if another has a smaller stride in the source, last
     but one, and that one last. The others go by falling strides in the source.
@@ -104,9 +102,9 @@ def _copy_plan(shape: tuple[int, ...], strides: tuple[int, ...]) -> _Words:
         order = [*others, row, close]
     else:
         order = [*others, row]
-    plan = np.zeros((4, codes.MAX_DIMS), dtype=np.int64)
+    plan = np.zeros((3, k.MAX_DIMS), dtype=np.int64)
     for place, dim in enumerate(order):
-        plan[:3, place] = dim
+        plan[:, place] = dim
     plan[0, -1] = len(order)
     return plan
 
@@ -119,56 +117,57 @@ class Engine:
     """
 
     def __init__(self, threads: int | None = None) -> None:
-        self.enter = jit.enter()
-        """The kernels' entry point; None if the reference must do."""
+        self.kernels = k.KERNELS
+        """The compiled kernels; None if torch operations must do."""
         self._threads = threads
-        self._helpers: Helpers | None = None
+        self._helpers: parallel.Helpers | None = None
         self._room = 0
         self._parts = r.empty(0)
-        self._team = np.zeros(codes.TEAM_WORDS, dtype=np.int64)
+        self._team = np.zeros(k.TEAM_WORDS, dtype=np.int64)
         self._team_address = self._team.ctypes.data
         self._team_threads = 0
-        self._item = np.zeros(codes.ITEM_WORDS, dtype=np.int64)
+        self._item = np.zeros(k.ITEM_WORDS, dtype=np.int64)
         self._workers = self._found_workers()
-        self._paces = [Pace() for _ in range((codes.STATS | codes.SKETCH) + 1)]
+        self._paces = [parallel.Pace() for _ in range((k.STATS | k.SKETCH) + 1)]
         self._make_room(1 << 22)
 
     def _found_workers(self) -> bool:
         """Whether torch's own threads can be had; if so, the team knows how."""
-        workers = openmp.workers() if self._threads is None else None
-        if workers is None or self.enter is None:
+        workers = parallel.find_workers() if self._threads is None else None
+        if workers is None or self.kernels is None:
             return False
-        self._team[[codes.PARALLEL, codes.NUMBER]] = workers
-        self._team[codes.PART] = jit.part()
+        self._team[[k.PARALLEL, k.NUMBER]] = workers
         return True
 
     def _make_room(self, count: int) -> None:
         """Have room for the rows of all chunks of `count` elements."""
         self._room = count
-        self._parts = r.empty(count // CHUNK + 1)
-        self._team[codes.PARTS] = self._parts.ctypes.data
+        self._parts = r.empty(count // k.CHUNK + 1)
+        self._team[k.PARTS] = self._parts.ctypes.data
 
     def contiguous(self, out: int, address: int, count: int, first: int, code: int, table: int, flags: int) -> None:
-        """Summarise contiguous elements into the row at address `out`; needs `enter`. See `kernels.enter`."""
+        """Summarise contiguous elements into the row at address `out`; needs `kernels`."""
         if count < SHARED:
-            self._alone(codes.ONE, address, count, first, code, flags, table, out)
+            assert self.kernels is not None
+            self._set_threads(1)
+            self.kernels.summarise(address, count, first, code, flags, table, out, self._team_address)
         elif threads := self._torchs_threads():
-            self._together(threads, codes.ONE, address, count, first, code, flags, table, out)
+            self._together(threads, "summarise", flags, count, address, count, first, code, flags, table, out)
         else:
             self._item[:6] = address, count, first, code, out, table
             self._items(self._item.ctypes.data, 1, count, flags)
 
     def again(self, out: int, known: int, address: int, count: int, code: int) -> bool:
         """Copy a known row to address `out` if the elements still have its checksum; False, and nothing, if not."""
-        assert self.enter is not None
-        if not self.enter(codes.ALIKE, address, count, known, code, 0, 0, 0, 0):
+        assert self.kernels is not None
+        if not self.kernels.alike(address, count, known, code):
             return False
         if count >= SHARED and (threads := self._torchs_threads()):
-            return bool(self._together(threads, codes.AGAIN, address, count, known, code, 0, 0, out))
-        return bool(self._alone(codes.AGAIN, address, count, known, code, 0, 0, out))
+            return bool(self._together(threads, "again", 0, count, address, count, known, code, out))
+        return bool(self._alone("again", count, address, count, known, code, out))
 
     def batch(self, items: Sequence[tuple[int, int, int, int, int]], flags: int) -> None:
-        """Summarise many contiguous tensors at once, so that threads are woken once; needs `enter`.
+        """Summarise many contiguous tensors at once, so that threads are woken once; needs `kernels`.
 
         Args:
             items: of each tensor the address of its row, its address, elements, type code, and table address.
@@ -176,79 +175,71 @@ class Engine:
         """
         if not items:
             return
-        words = np.zeros((len(items), codes.ITEM_WORDS), dtype=np.int64)
+        words = np.zeros((len(items), k.ITEM_WORDS), dtype=np.int64)
         words[:, [4, 0, 1, 3, 5]] = items
         self._items(words.ctypes.data, len(items), int(words[:, 1].sum()), flags)
 
     def _items(self, address: int, number: int, count: int, flags: int) -> None:
         """Summarise items, `count` elements in all, with as many threads as pays."""
         team = self._team
-        team[codes.ITEMS], team[codes.COUNT], team[codes.FLAGS] = address, number, flags
+        team[k.ITEMS], team[k.COUNT], team[k.FLAGS] = address, number, flags
         if count < SHARED:
-            self._alone(codes.ALL, 0, count, 0, 0, flags, 0, 0)
+            self._alone("summarise_all", count)
         elif threads := self._torchs_threads():
-            self._together(threads, codes.ALL, 0, count, 0, 0, flags, 0, 0)
+            self._together(threads, "summarise_all", flags, count)
         else:
             self._with_helpers(count, flags)
 
-    def _alone(
-        self, what: int, address: int, count: int, first: int, code: int, flags: int, table: int, out: int
-    ) -> int:
-        """Call the kernels, without other threads."""
-        assert self.enter is not None
+    def _alone(self, function: str, count: int, *arguments: int) -> int:
+        """Call a kernel for `count` elements in all, without other threads."""
         if count > self._room:
             self._make_room(count)
         self._set_threads(1)
-        return self.enter(what, address, count, first, code, flags, table, out, self._team_address)
+        result: int = getattr(self.kernels, function)(*arguments, self._team_address)
+        return result
 
     def _torchs_threads(self) -> int:
         """How many of torch's own threads may be called now, this one included; 0 if ours must do."""
         threads = torch.get_num_threads() if self._workers else 1
-        return threads if threads > 1 and openmp.usable(threads) else 0
+        return threads if threads > 1 and parallel.may_call_workers(threads) else 0
 
-    def _together(
-        self, threads: int, what: int, address: int, count: int, first: int, code: int, flags: int, table: int, out: int
-    ) -> int:
-        """Call the kernels, with so many of torch's own threads if that pays."""
-        assert self.enter is not None
+    def _together(self, threads: int, function: str, flags: int, count: int, *arguments: int) -> int:
+        """Call a kernel for `count` elements in all, with so many of torch's own threads if that pays."""
         if count > self._room:
             self._make_room(count)
-        pace = self._paces[flags]
+        kernel, pace = getattr(self.kernels, function), self._paces[flags]
         if pace.untimed:
             pace.untimed -= 1
             self._set_threads(threads if pace.shares else 1)
-            return self.enter(what, address, count, first, code, flags, table, out, self._team_address)
+            result: int = kernel(*arguments, self._team_address)
+            return result
         shared, start = pace.pays(), time.perf_counter()
         self._set_threads(threads if shared else 1)
-        result = self.enter(what, address, count, first, code, flags, table, out, self._team_address)
+        result = kernel(*arguments, self._team_address)
         pace.note((time.perf_counter() - start) / count, shared=shared)
         return result
 
     def _with_helpers(self, count: int, flags: int) -> None:
         """Summarise the team's items with threads of ours, if that pays: torch's cannot be had, or not yet."""
-        enter, team = self.enter, self._team_address
-        assert enter is not None
+        kernels, team = self.kernels, self._team_address
+        assert kernels is not None
         if count > self._room:
             self._make_room(count)
-
-        def take() -> None:
-            enter(codes.TAKE, 0, 0, 0, 0, 0, 0, 0, team)
-
         threads, pace = self._threads or thread_count(), self._paces[flags]
         shared, start = threads > 1 and pace.pays(), time.perf_counter()
-        enter(codes.PREPARE, 0, 0, 0, 0, 0, 0, 0, team)
+        kernels.prepare(team)
         if shared:
             if self._helpers is None:
-                self._helpers = Helpers(threads - 1)
-            self._helpers.share(take)
+                self._helpers = parallel.Helpers(threads - 1)
+            self._helpers.share(lambda: kernels.take(team))
         else:
-            take()
-        enter(codes.FINISH, 0, 0, 0, 0, 0, 0, 0, team)
+            kernels.take(team)
+        kernels.finish(team)
         pace.note((time.perf_counter() - start) / count, shared=shared)
 
     def _set_threads(self, threads: int) -> None:
         if threads != self._team_threads:
-            self._team[codes.THREADS] = self._team_threads = threads
+            self._team[k.THREADS] = self._team_threads = threads
 
     def fill(
         self,
@@ -271,13 +262,13 @@ class Engine:
             runs: the runs of a shard, see `reference.row`.
         """
         code = CODES.get(tensor.dtype)
-        if self.enter is None or code is None:
+        if self.kernels is None or code is None:
             row = reference.row(
                 tensor, with_stats=with_stats, with_sketch=with_sketch, sorted_stats=sorted_stats, runs=runs
             )
             out[:] = row.numpy().view(np.uint64)
             return
-        flags = codes.STATS * with_stats | codes.SKETCH * with_sketch
+        flags = k.STATS * with_stats | k.SKETCH * with_sketch
         table = TABLE_ADDRESS.get(tensor.dtype, 0)
         self._runs(out, self._pieces(tensor) if runs is None else runs, code, table, flags)
         if sorted_stats and reference.has_values(tensor.dtype) and tensor.numel():
@@ -288,12 +279,12 @@ class Engine:
         """As `views.pieces`, and quicker: the kernel copies in the order of the source's memory."""
         limit = max(1, PIECE_BYTES // tensor.element_size())
         lazy = tensor.is_conj() or tensor.is_neg()
-        if lazy or tensor.is_contiguous() or tensor.dim() >= codes.MAX_DIMS - 1 or tensor.element_size() > 8:
+        if lazy or tensor.is_contiguous() or tensor.dim() >= k.MAX_DIMS - 1 or tensor.element_size() > 8:
             yield from pieces(tensor, limit)
             return
         # some rows at a time, so that a cache line of a transposed source serves them all
-        if tensor.shape[-1] * 16 <= CHUNK:
-            limit = min(limit, CHUNK)
+        if tensor.shape[-1] * 16 <= k.CHUNK:
+            limit = min(limit, k.CHUNK)
         block = torch.empty(min(limit, tensor.numel()), dtype=tensor.dtype)
         for offset, view in cut(tensor, limit):
             count = view.numel()
@@ -302,14 +293,14 @@ class Engine:
 
     def _copy(self, view: torch.Tensor, target: int) -> None:
         """Copy a strided view to an address, in row-major order."""
-        assert self.enter is not None
+        assert self.kernels is not None
         plan = _copy_plan(tuple(view.shape), view.stride())
         dims = int(plan[0, -1])
-        self.enter(codes.COPY, view.data_ptr(), dims, view.element_size(), 0, 0, plan.ctypes.data, target, 0)
+        self.kernels.copy(view.data_ptr(), dims, view.element_size(), plan.ctypes.data, target)
 
     def _runs(self, out: r.Rows, runs: Iterable[tuple[int, torch.Tensor]], code: int, table: int, flags: int) -> None:
         """Summarise runs and merge their rows, in order."""
-        assert self.enter is not None
+        assert self.kernels is not None
         rows = r.empty(1)
         number = 0
         for first, flat in runs:
@@ -321,7 +312,7 @@ class Engine:
             out[:] = rows[0]
         else:
             place = r.empty(1)
-            self.enter(codes.MERGE, rows.ctypes.data, number, 0, 0, 0, 0, place.ctypes.data, 0)
+            self.kernels.merge(rows.ctypes.data, number, place.ctypes.data)
             out[:] = place[0]
 
     def abandon(self) -> None:

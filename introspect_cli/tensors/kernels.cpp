@@ -1,0 +1,554 @@
+// Checksum, statistics and sketch of contiguous elements in CPU memory, for one level of the processor.
+//
+// Memory must be read once, whatever is computed, and a thousand elements must cost little more than the call. So
+// blocks of 16 kB stay in the first-level cache while each loop passes over them: checksum; extent and sums;
+// central moments about the block's own mean; sketch. float32 is exact enough inside a block, since deviations are
+// from the block's mean and scaled by a power of two to around one, so that no power of them over- or underflows;
+// blocks are merged in float64. A block whose sum of absolute values is not finite takes a careful way in float64.
+//
+// This file is compiled once for each level, with LEVEL as the name of its entry point. Every level computes with the
+// same lanes in the same order, and without fused multiply-add, so rows are the same bits on every processor. Nothing
+// here assumes away NaN or infinity, or touches the floating-point environment.
+#include "kernels.h"
+
+#include <cstring>
+#include <type_traits>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int WIDTH = 64;
+#elif defined(__AVX2__)
+constexpr int WIDTH = 32;
+#else
+constexpr int WIDTH = 16;
+#endif
+constexpr int UNIT = 128;         // bytes whose elements are summed in a lane each, whatever the width of registers
+constexpr int PASS = 2 * WIDTH;   // of which so many at once, so that all sums stay in registers
+template <class T> constexpr i64 FLUSH = sizeof(T) == 4 ? 32 : i64(1) << 40;  // additions in float32, then float64: rounding must not add up
+template <class T> constexpr i64 BLOCK = 16384 / sizeof(T);
+constexpr int NEXT = 8192, FAR = 16384;  // bytes ahead that memory is fetched into the first and second-level cache
+
+template <class T, int N> struct Vector {
+    typedef T type __attribute__((vector_size(N * sizeof(T)), may_alias));
+};
+template <class T, int N = WIDTH / int(sizeof(T))> using V = typename Vector<T, N>::type;
+template <class T> constexpr int LANES = WIDTH / int(sizeof(T));
+template <class A> using ELEMENT = std::remove_reference_t<decltype(A()[0])>;
+
+template <class T> INLINE V<T> load(const T *x) {
+    V<T> v;
+    std::memcpy(&v, x, sizeof v);
+    return v;
+}
+template <class T> INLINE void store(T *x, V<T> v) { std::memcpy(x, &v, sizeof v); }
+
+#if defined(__AVX512F__)
+INLINE V<u64> times(V<u64> a, V<u64> b) { return (V<u64>)_mm512_mul_epu32((__m512i)a, (__m512i)b); }
+INLINE V<float> lower(V<float> a, V<float> b) { return (V<float>)_mm512_min_ps((__m512)a, (__m512)b); }
+INLINE V<float> upper(V<float> a, V<float> b) { return (V<float>)_mm512_max_ps((__m512)a, (__m512)b); }
+INLINE V<double> lower(V<double> a, V<double> b) { return (V<double>)_mm512_min_pd((__m512d)a, (__m512d)b); }
+INLINE V<double> upper(V<double> a, V<double> b) { return (V<double>)_mm512_max_pd((__m512d)a, (__m512d)b); }
+#elif defined(__AVX2__)
+INLINE V<u64> times(V<u64> a, V<u64> b) { return (V<u64>)_mm256_mul_epu32((__m256i)a, (__m256i)b); }
+INLINE V<float> lower(V<float> a, V<float> b) { return (V<float>)_mm256_min_ps((__m256)a, (__m256)b); }
+INLINE V<float> upper(V<float> a, V<float> b) { return (V<float>)_mm256_max_ps((__m256)a, (__m256)b); }
+INLINE V<double> lower(V<double> a, V<double> b) { return (V<double>)_mm256_min_pd((__m256d)a, (__m256d)b); }
+INLINE V<double> upper(V<double> a, V<double> b) { return (V<double>)_mm256_max_pd((__m256d)a, (__m256d)b); }
+#else
+template <class A> INLINE A lower(A a, A b) { return a < b ? a : b; }
+template <class A> INLINE A upper(A a, A b) { return a > b ? a : b; }
+#if defined(__SSE2__)
+INLINE V<u64> times(V<u64> a, V<u64> b) { return (V<u64>)_mm_mul_epu32((__m128i)a, (__m128i)b); }
+#else
+INLINE V<u64> times(V<u64> a, V<u64> b) {
+    return __builtin_convertvector(__builtin_convertvector(a, V<u32, 2>), V<u64>) *
+           __builtin_convertvector(__builtin_convertvector(b, V<u32, 2>), V<u64>);
+}
+#endif
+#endif
+INLINE V<float> magnitude(V<float> v) { return (V<float>)((V<u32>)v & 0x7FFFFFFF); }
+INLINE V<double> magnitude(V<double> v) { return (V<double>)((V<u64>)v & 0x7FFFFFFFFFFFFFFF); }
+INLINE double size_of(double v) { return __builtin_fabs(v); }
+INLINE bool is_finite(double v) { return size_of(v) < INF; }
+
+// Adds a vector to numbers in float64.
+INLINE void carry(double *to, V<double> v) { store(to, load(to) + v); }
+INLINE void carry(double *to, V<float> v) {
+    constexpr int half = LANES<double>;
+    V<float, half> parts[2];
+    std::memcpy(parts, &v, sizeof v);
+#if defined(__AVX512F__)
+    carry(to, (V<double>)_mm512_cvtps_pd((__m256)parts[0]));
+    carry(to + half, (V<double>)_mm512_cvtps_pd((__m256)parts[1]));
+#elif defined(__AVX2__)
+    carry(to, (V<double>)_mm256_cvtps_pd((__m128)parts[0]));
+    carry(to + half, (V<double>)_mm256_cvtps_pd((__m128)parts[1]));
+#else
+    carry(to, __builtin_convertvector(parts[0], V<double>));
+    carry(to + half, __builtin_convertvector(parts[1], V<double>));
+#endif
+}
+
+// Combines the lanes of a vector, upper half to lower half until one is left.
+template <class A, class Combine> INLINE double across(A v, Combine combine) {
+    constexpr int lanes = sizeof(v) / sizeof(v[0]);
+    ELEMENT<A> x[lanes];
+    std::memcpy(x, &v, sizeof v);
+    for (int half = lanes / 2; half; half /= 2)
+        for (int i = 0; i < half; i++) x[i] = combine(x[i], x[i + half]);
+    return double(x[0]);
+}
+
+// The sum of the lanes' totals, in an order that is the same at every width.
+template <int N> INLINE double fold(const double *totals) {
+    constexpr int vectors = N / LANES<double>;
+    V<double> v[vectors];
+    for (int i = 0; i < vectors; i++) v[i] = load(totals + i * LANES<double>);
+    for (int half = vectors / 2; half; half /= 2)
+        for (int i = 0; i < half; i++) v[i] += v[i + half];
+    return across(v[0], [](double a, double b) { return a + b; });
+}
+
+// ---- checksum: see checksum.py
+
+template <class W> INLINE u64 term(u64 word, i64 lane, u64 key) {
+    i64 place = key_place<sizeof(W)>(lane);
+    u64 z = word * keys<sizeof(W)>().factor[place] + (keys<sizeof(W)>().shift[place] + key);
+    return (z & 0xFFFFFFFF) * (z >> 32) + z;
+}
+
+// Word k, of SIZE bytes, of each lane; with anything in the upper half, which `times` does not look at.
+template <int SIZE> INLINE V<u64> word_of(V<u64> lanes, int k) {
+    constexpr int in_lane = 8 / SIZE, bits = 8 * SIZE;
+#if defined(__AVX512F__)  // one shuffle is quicker than a shift and a mask
+    if (SIZE < 4 && k < in_lane - 1) {
+        u64 bytes = 0x8080808080808080;  // zeros
+        for (int byte = 0; byte < SIZE; byte++) bytes ^= u64(0x80 ^ (k * SIZE + byte)) << (8 * byte);
+        const u64 upper = bytes + (0x0808080808080808 >> (64 - bits));  // bytes are counted in pairs of lanes
+        return (V<u64>)_mm512_shuffle_epi8((__m512i)lanes, (__m512i)V<u64>{bytes, upper, bytes, upper, bytes, upper, bytes, upper});
+    }
+#endif
+    V<u64> word = lanes >> (k * bits);
+    return SIZE < 4 && k < in_lane - 1 ? word & ((u64(1) << bits) - 1) : word;
+}
+
+// The words of one span from its word `lane` on, which is the first of a group of 64 bytes.
+template <class W> INLINE u64 groups(const W *x, i64 words, i64 lane, u64 key) {
+    constexpr int in_lane = 8 / sizeof(W), group = 8 * in_lane, parts = 64 / WIDTH;
+    V<u64> sum[2] = {};
+    for (i64 i = 0; i < words; i += group) {
+        const u64 *factor = keys<sizeof(W)>().factor + lane + i, *shift = keys<sizeof(W)>().shift + lane + i;
+        __builtin_prefetch((const char *)(x + i) + FAR, 0, 2);
+        for (int part = 0; part < parts; part++) {
+            V<u64> v = load((const u64 *)(x + i) + part * LANES<u64>);
+            for (int k = 0; k < in_lane; k++) {
+                V<u64> word = word_of<sizeof(W)>(v, k);
+                V<u64> z = times(word, load(factor + 8 * k + part * LANES<u64>));
+                z += load(shift + 8 * k + part * LANES<u64>) + key;
+                sum[0] += times(z, z >> 32);
+                sum[1] += z;
+            }
+        }
+    }
+    sum[0] += sum[1];
+    u64 total = 0;
+    for (int lane_of_sum = 0; lane_of_sum < LANES<u64>; lane_of_sum++) total += sum[0][lane_of_sum];
+    return total;
+}
+
+template <class W> u64 checksum(const W *x, i64 words, u64 first) {
+    constexpr i64 group = 64 / sizeof(W);
+    u64 total = 0;
+    while (words > 0) {
+        i64 lane = first % SPAN, some = least(words, SPAN - lane), done = 0;
+        u64 key = mix((first / SPAN + 1) * G);
+        if (some == SPAN) {
+            total += groups(x, SPAN, 0, key);
+        } else {
+            for (; done < some && (lane + done) % group; done++) total += term<W>(x[done], lane + done, key);
+            i64 whole = (some - done) / group * group;
+            if (whole) total += groups(x + done, whole, lane + done, key);
+            for (done += whole; done < some; done++) total += term<W>(x[done], lane + done, key);
+        }
+        x += some, first += some, words -= some;
+    }
+    return total;
+}
+
+// ---- sketch: see sketch.py
+
+INLINE V<u32> flips(u64 signs, int group, int part, float) {  // the sign bits of elements 16 * group + LANES * part ...
+    V<u32> bits = V<u32>{} + u32(signs >> 32 * (group / 2));
+#if defined(__AVX2__) || !defined(__x86_64__)
+    V<u32> up;
+    for (int lane = 0; lane < LANES<u32>; lane++) up[lane] = 31 - (group % 2 * 16 + part * LANES<u32> + lane);
+    return bits << up & 0x80000000;
+#else
+    V<u32> bit;
+    for (int lane = 0; lane < LANES<u32>; lane++) bit[lane] = u32(1) << (group % 2 * 16 + part * LANES<u32> + lane);
+    return (V<u32>)((bits & bit) == bit) & 0x80000000;
+#endif
+}
+INLINE V<u64> flips(u64 signs, int group, int part, double) {
+    V<u64> up, bits = V<u64>{} + signs;
+    for (int lane = 0; lane < LANES<u64>; lane++) up[lane] = 63 - (group * 16 + part * LANES<u64> + lane);
+    return bits << up & 0x8000000000000000;
+}
+
+struct Hashes {
+    u64 row, signs;
+};
+INLINE Hashes hashes(u64 number) {  // of a block of 64 elements
+    u64 z = (number + 1) * 0x9FB21C651E98DF25;
+    z = (z ^ z >> 32) * 0xC4CEB9FE1A85EC53;
+    u64 signs = (z ^ z >> 32) * 0xD6E8FEB86659FD93;
+    return {z >> 60, signs ^ signs >> 32};
+}
+
+// Adds whole blocks of 64 finite numbers to a table of 16 rows, one for each rotation, by 16 lanes.
+template <class T> NOINLINE void sketch_blocks(const T *x, i64 blocks, u64 number, double (*table)[16]) {
+    for (; blocks--; number++, x += 64) {
+        auto [row, signs] = hashes(number);
+        for (int part = 0; part < 16 / LANES<T>; part++) {
+            V<T> total = {};
+            for (int group = 0; group < 4; group++) {
+                V<T> v = load(x + 16 * group + part * LANES<T>);
+                auto flip = flips(signs, group, part, T());
+                v = (V<T>)((decltype(flip))v ^ flip);
+                total = group ? total + v : v;
+            }
+            carry(table[row] + part * LANES<T>, total);
+        }
+    }
+}
+template <class T> void sketch(const T *x, i64 count, u64 first, double (*table)[16]) {
+    for (i64 i = 0; i < count;) {
+        u64 place = first + i;
+        i64 blocks = place % 64 ? 0 : (count - i) / 64, end = least(count, i + 64 - i64(place % 64));
+        if (blocks) {
+            sketch_blocks(x + i, blocks, place / 64, table);
+            i += 64 * blocks;
+            continue;
+        }
+        auto [row, signs] = hashes(place / 64);
+        for (; i < end; i++, place++) {
+            double v = double(x[i]);
+            table[row][place % 16] += signs >> (place % 64) & 1 ? -v : v;
+        }
+    }
+}
+
+// ---- statistics of a block
+
+// The terms of N vectors that lie `step` apart, added up in pairs.
+template <int N, int SUMS, class T, class Term> INLINE void pairwise(const T *x, i64 step, V<T> *sums, int p, Term term) {
+    if constexpr (N == 1) {
+        term(load(x), sums, p);
+    } else {
+        V<T> other[SUMS];
+        pairwise<N / 2, SUMS>(x, step, sums, p, term);
+        pairwise<N / 2, SUMS>(x + N / 2 * step, step, other, p, term);
+        for (int s = 0; s < SUMS; s++) sums[s] += other[s];
+    }
+}
+
+// Sums over whole units of what `term(v, terms, p)` makes of each vector. In float32 a sum that has grown large rounds
+// whatever is added to it, and if that is often the same, always the same way: so only eight times, each time four.
+template <int SUMS, class T, class Term> INLINE void add_up(const T *x, i64 units, double *out, Term term) {
+    constexpr int unit = UNIT / sizeof(T), pass = PASS / sizeof(T), parts = PASS / WIDTH;
+    alignas(64) double totals[SUMS][unit] = {};
+    for (i64 start = 0; start < units; start += FLUSH<T>) {
+        i64 end = least(units, start + FLUSH<T>);
+        for (int side = 0; side < unit; side += pass) {
+            V<T> sums[parts][SUMS] = {}, terms[SUMS];
+            const T *at = x + start * unit + side, *last = x + end * unit + side;
+            auto add = [&](auto number) __attribute__((always_inline)) {
+                for (int p = 0; p < parts; p++) {
+                    pairwise<number(), SUMS>(at + p * LANES<T>, unit, terms, p, term);
+                    for (int s = 0; s < SUMS; s++) sums[p][s] += terms[s];
+                }
+                at += number() * unit;
+            };
+            while (last - at >= 4 * unit) add(std::integral_constant<int, 4>());
+            while (last > at) add(std::integral_constant<int, 1>());
+            for (int p = 0; p < parts; p++)
+                for (int s = 0; s < SUMS; s++) carry(totals[s] + side + p * LANES<T>, sums[p][s]);
+        }
+    }
+    for (int s = 0; s < SUMS; s++) out[s] = fold<unit>(totals[s]);
+}
+
+INLINE double power_of_two(int exponent) {  // within what a normal number can be
+    u64 bits = u64(1023 + exponent) << 52;
+    double v;
+    std::memcpy(&v, &bits, 8);
+    return v;
+}
+INLINE int exponent_of(double v) {  // such that v is between 1/2 and 1 times two to it; v is positive and no subnormal
+    u64 bits;
+    std::memcpy(&bits, &v, 8);
+    return int(bits >> 52) - 1022;
+}
+
+// Whether every number counts, or only those that are finite.
+enum Which { ALL, FINITE };
+template <Which WHICH, class A> INLINE A kept(A v) {  // 0 for what does not count
+    if (WHICH == ALL) return v;
+    using Bits = decltype(v < v);
+    return (A)((Bits)v & (magnitude(v) < V<ELEMENT<A>>{} + ELEMENT<A>(INF)));
+}
+
+// v * a - b, where a is a power of two: the product is exact, so fusing changes no bit.
+#if defined(__AVX512F__)
+INLINE V<float> shifted(V<float> v, V<float> a, V<float> b) { return (V<float>)_mm512_fmsub_ps((__m512)v, (__m512)a, (__m512)b); }
+INLINE V<double> shifted(V<double> v, V<double> a, V<double> b) { return (V<double>)_mm512_fmsub_pd((__m512d)v, (__m512d)a, (__m512d)b); }
+#elif defined(__FMA__)
+INLINE V<float> shifted(V<float> v, V<float> a, V<float> b) { return (V<float>)_mm256_fmsub_ps((__m256)v, (__m256)a, (__m256)b); }
+INLINE V<double> shifted(V<double> v, V<double> a, V<double> b) { return (V<double>)_mm256_fmsub_pd((__m256d)v, (__m256d)a, (__m256d)b); }
+#else
+template <class A> INLINE A shifted(A v, A a, A b) { return v * a - b; }
+#endif
+
+// Merges the central moments of the n numbers of a block that count, whose extrema are `low` and `high`.
+template <Which WHICH, class T> NOINLINE void moments(const T *x, i64 count, Row &r, double n, double low, double high, double mean) {
+    if (low == high) return merge_moments(r, n, low, 0, 0, 0);
+    constexpr int limit = sizeof(T) == 4 ? 120 : 1000, unit = UNIT / sizeof(T);
+    int exponent = most(-limit, least(limit, exponent_of(most(-low, high))));
+    double scale = power_of_two(-exponent), pivot = double(T(mean)) * scale, s[4];
+    const V<T> a = V<T>{} + T(scale), b = V<T>{} + T(pivot);
+    i64 units = count / unit;
+    add_up<4>(x, units, s, [=](V<T> v, V<T> *terms, int) __attribute__((always_inline)) {
+        V<T> d = shifted(v, a, b);
+        if (WHICH == FINITE) d = kept<FINITE>(d);
+        V<T> square = d * d;
+        terms[0] = d, terms[1] = square, terms[2] = square * d, terms[3] = square * square;
+    });
+    for (i64 i = units * unit; i < count; i++) {
+        double d = double(x[i]) * scale - pivot;
+        if (WHICH == FINITE && !is_finite(d)) continue;
+        double square = d * d;
+        s[0] += d, s[1] += square, s[2] += square * d, s[3] += square * square;
+    }
+    double u = s[0] / n, back = power_of_two(exponent), square = back * back;
+    double m2 = s[1] - n * u * u, m3 = s[2] - 3 * u * s[1] + 2 * n * u * u * u;
+    double m4 = s[3] - 4 * u * s[2] + 6 * u * u * s[1] - 3 * n * u * u * u * u;
+    merge_moments(r, n, (pivot + u) * back, most(m2, 0.0) * square, m3 * square * back, most(m4, 0.0) * square * square);
+}
+
+template <class T> INLINE i64 zeros(const T *x, i64 count) {
+    constexpr int step = 4 * LANES<T>;
+    decltype(V<T>{} == V<T>{}) found[4] = {};
+    i64 i = 0, total = 0;
+    for (; i + step <= count; i += step)
+        for (int k = 0; k < 4; k++) found[k] += load(x + i + k * LANES<T>) == V<T>{};  // true is -1
+    for (int k = 0; k < 4; k++)
+        for (int lane = 0; lane < LANES<T>; lane++) total -= found[k][lane];
+    for (; i < count; i++) total += x[i] == 0;
+    return total;
+}
+
+// Of the n numbers of a block that count. False, and nothing written, if their absolute values add up to more than
+// there is, or to NaN.
+template <Which WHICH, class T> NOINLINE bool statistics(const T *x, i64 count, i64 n, Row &r) {
+    constexpr int unit = UNIT / sizeof(T), parts = PASS / WIDTH;
+    const V<T> inf = V<T>{} + T(INF);
+    V<T> low[parts], high[parts], small[parts];
+    for (int p = 0; p < parts; p++) low[p] = small[p] = inf, high[p] = -inf;
+    double s[2];
+    i64 units = count / unit;
+    add_up<2>(x, units, s, [&](V<T> v, V<T> *terms, int p) __attribute__((always_inline)) {
+        V<T> size = magnitude(v);
+        if (WHICH == ALL) {
+            low[p] = lower(v, low[p]), high[p] = upper(v, high[p]), small[p] = lower(size, small[p]);
+        } else {
+            auto counts = size < inf;
+            low[p] = lower(counts ? v : inf, low[p]), high[p] = upper(counts ? v : -inf, high[p]);
+            small[p] = lower(counts ? size : inf, small[p]);
+            v = kept<WHICH>(v), size = magnitude(v);
+        }
+        terms[0] = v, terms[1] = size;
+    });
+    for (int p = 1; p < parts; p++) {
+        low[0] = lower(low[p], low[0]), high[0] = upper(high[p], high[0]), small[0] = lower(small[p], small[0]);
+    }
+    double lo = across(low[0], least<T>), hi = across(high[0], most<T>), sm = across(small[0], least<T>);
+    double total = s[0], sizes = s[1];
+    for (i64 i = units * unit; i < count; i++) {
+        double v = double(x[i]), size = size_of(v);
+        if (WHICH == FINITE && !is_finite(v)) continue;
+        lo = least(lo, v), hi = most(hi, v), sm = least(sm, size), total += v, sizes += size;
+    }
+    if (!(sizes < INF)) return false;
+    if (sm == 0) r.zeros += zeros(x, count);
+    extend(r, lo, hi, sm, sizes);
+    moments<WHICH>(x, count, r, double(n), lo, hi, total / double(n));
+    return true;
+}
+
+// A block whose sums overflow, even without what is not finite.
+template <class T> NOINLINE void huge(const T *x, i64 count, Row &r) {
+    alignas(64) double finite[BLOCK<T>];
+    double low = INF, high = -INF, small = INF;
+    i64 n = 0;
+    for (i64 i = 0; i < count; i++) {
+        double v = double(x[i]);
+        if (!is_finite(v)) continue;
+        finite[n++] = v, low = least(low, v), high = most(high, v), small = least(small, size_of(v));
+    }
+    if (statistics<ALL>(finite, n, n, r)) return;
+    r.zeros += zeros(finite, n);
+    extend(r, low, high, small, INF);
+    moments<ALL>(finite, n, r, double(n), low, high, 0.5 * low + 0.5 * high);
+}
+
+template <class T> NOINLINE void zeroed(const T *x, i64 count, T *to) {  // 0 for what is not finite
+    i64 i = 0;
+    for (; i + LANES<T> <= count; i += LANES<T>) store(to + i, kept<FINITE>(load(x + i)));
+    for (; i < count; i++) to[i] = is_finite(double(x[i])) ? x[i] : T(0);
+}
+
+// The statistics of a block that may hold anything; whether all of it is finite.
+template <class T> INLINE bool measure(const T *x, i64 count, Row &r) {
+    if (statistics<ALL>(x, count, count, r)) return true;
+    i64 nans = 0, posinfs = 0, neginfs = 0;
+    for (i64 i = 0; i < count; i++) nans += x[i] != x[i], posinfs += x[i] == T(INF), neginfs += x[i] == -T(INF);
+    r.nans += nans, r.posinfs += posinfs, r.neginfs += neginfs;
+    i64 n = count - nans - posinfs - neginfs;
+    if (n && !statistics<FINITE>(x, count, n, r)) huge(x, count, r);
+    return n == count;
+}
+
+template <class T> NOINLINE void values(const T *x, i64 count, u64 first, int flags, Row &r, double (*table)[16]) {
+    alignas(64) T clean[BLOCK<T>];
+    bool finite = flags & STATS && measure(x, count, r);
+    if (!(flags & SKETCH)) return;
+    if (!finite) zeroed(x, count, clean);
+    sketch(finite ? x : clean, count, first, table);
+}
+
+// ---- other types as float32 or float64
+
+template <class From, class To> INLINE void convert(const void *from, i64 count, To *to) {
+    const From *x = (const From *)from;
+    for (i64 i = 0; i < count; i++) to[i] = To(x[i]);
+}
+
+INLINE float from_bits(u32 bits) {
+    float v;
+    std::memcpy(&v, &bits, 4);
+    return v;
+}
+INLINE float half(u16 h) {  // without an instruction for it, and without subnormal float32 numbers
+    u32 bits = u32(h & 0x7FFF) << 13, sign = u32(h & 0x8000) << 16;
+    if (bits >= 0x0F800000) bits += 0x70000000;
+    else if (bits >= 0x00800000) bits += 0x38000000;
+    else {
+        float v = from_bits(bits + 0x38800000) - from_bits(0x38800000);
+        std::memcpy(&bits, &v, 4);
+    }
+    return from_bits(bits | sign);
+}
+INLINE void halves(const u16 *x, i64 count, float *to) {
+    i64 i = 0;
+#if defined(__AVX512F__)
+    for (; i + 16 <= count; i += 16) _mm512_storeu_ps(to + i, _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(x + i))));
+#elif defined(__F16C__)
+    for (; i + 8 <= count; i += 8) _mm256_storeu_ps(to + i, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(x + i))));
+#endif
+    for (; i < count; i++) to[i] = half(x[i]);
+}
+
+INLINE void brains(const u16 *x, i64 count, float *to) {
+    u32 *bits = (u32 *)__builtin_assume_aligned(to, 64);
+    for (i64 i = 0; i < count; i++) bits[i] = u32(x[i]) << 16;
+}
+INLINE void looked_up(const u8 *x, i64 count, const float *table, float *to) {
+    i64 i = 0;
+    for (; i + 8 <= count; i += 8) {
+        u64 some;
+        std::memcpy(&some, x + i, 8);
+        for (int k = 0; k < 8; k++) to[i + k] = table[some >> (8 * k) & 255];
+    }
+    for (; i < count; i++) to[i] = table[x[i]];
+}
+
+// Complex numbers count by their absolute values; in the sketch, by their components.
+INLINE double absolute(double re, double im, float) { return __builtin_sqrt(re * re + im * im); }
+INLINE double absolute(double re, double im, double) {  // without a square that over- or underflows
+    double large = most(size_of(re), size_of(im)), scale = 1;
+    if (large > 0x1p500) scale = 0x1p-600;
+    if (large < 0x1p-500) scale = 0x1p600;
+    return __builtin_sqrt(re * scale * (re * scale) + im * scale * (im * scale)) / scale;
+}
+template <class T> NOINLINE void complex(const T *x, i64 count, u64 first, int flags, Row &r, double (*table)[16]) {
+    alignas(64) double sizes[BLOCK<double> / 2], parts[BLOCK<double>], clean[BLOCK<double>];
+    convert<T>(x, 2 * count, parts);
+    for (i64 i = 0; i < count; i++) sizes[i] = absolute(parts[2 * i], parts[2 * i + 1], T());
+    bool finite = flags & STATS && measure(sizes, count, r);
+    if (!(flags & SKETCH)) return;
+    if (!finite) zeroed(parts, 2 * count, clean);
+    sketch(finite ? parts : clean, 2 * count, 2 * first, table);
+}
+
+INLINE u64 words(const void *x, i64 count, u64 first, int size) {
+    int width = size < 4 ? size : 4, each = size / width;
+    if (width == 4) return checksum((const u32 *)x, count * each, first * each);
+    return width == 2 ? checksum((const u16 *)x, count, first) : checksum((const u8 *)x, count, first);
+}
+
+NOINLINE void block(const void *x, i64 n, u64 at, int code, int flags, const float *lut, Row &r, double (*table)[16]) {
+    alignas(64) union {
+        float narrow[BLOCK<float>];
+        double wide[BLOCK<double>];
+    } as;
+    float *narrow = as.narrow;
+    double *wide = as.wide;
+    switch (code) {
+    case F32: return values((const float *)x, n, at, flags, r, table);
+    case F64: return values((const double *)x, n, at, flags, r, table);
+    case C64: return complex((const float *)x, n, at, flags, r, table);
+    case C128: return complex((const double *)x, n, at, flags, r, table);
+    case C32: halves((const u16 *)x, 2 * n, narrow); return complex(narrow, n, at, flags, r, table);
+    case F16: halves((const u16 *)x, n, narrow); break;
+    case BF16: brains((const u16 *)x, n, narrow); break;
+    case TABLE: looked_up((const u8 *)x, n, lut, narrow); break;
+    case U8: convert<u8>(x, n, narrow); break;
+    case I8: convert<int8_t>(x, n, narrow); break;
+    case U16: convert<u16>(x, n, narrow); break;
+    case I16: convert<int16_t>(x, n, narrow); break;
+    case U32: convert<u32>(x, n, wide); break;
+    case I32: convert<int32_t>(x, n, wide); break;
+    case U64: convert<u64>(x, n, wide); break;
+    default: convert<i64>(x, n, wide);
+    }
+    code < F64 ? values(narrow, n, at, flags, r, table) : values(wide, n, at, flags, r, table);
+}
+
+void run(const void *address, i64 count, i64 first, int code, int flags, const float *lut, Row *out) {
+    alignas(64) double table[16][16];
+    const int size = SIZES[code];
+    Row r = EMPTY;
+    if (flags & SKETCH) std::memset(table, 0, sizeof table);
+    if (code >= OPAQUE8) flags = 0;
+    i64 step = code >= C32 ? BLOCK<double> / 2 : code >= F64 ? BLOCK<double> : BLOCK<float>;
+    if (!flags) step = most<i64>(count, 1);
+    for (i64 start = 0; start < count; start += step) {
+        const char *x = (const char *)address + start * size;
+        i64 some = least(step, count - start);
+        r.raw += words(x, some, first + start, size);
+        if (flags) block(x, some, first + start, code, flags, lut, r, table);
+    }
+    if (flags & SKETCH)
+        for (int turn = 0; turn < 16; turn++)
+            for (int lane = 0; lane < 16; lane++) r.sketch[lane ^ turn] += table[turn][lane];
+    *out = r;
+}
+
+}  // namespace
+
+extern HIDDEN Run *const LEVEL;
+Run *const LEVEL = run;

@@ -1,0 +1,364 @@
+// The compiled kernels as a Python module, in the limited API: which level of the processor runs, chunks and the
+// threads that share them, strided copies. Everything takes raw addresses, and writes nowhere but to the rows and the
+// team it is given. See kernels.py for what calls mean.
+#define PY_SSIZE_T_CLEAN
+#define Py_LIMITED_API 0x030A0000
+#include <Python.h>
+
+#include "kernels.h"
+
+#include <cstring>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+// ---- the checksum's tables
+
+namespace {
+
+struct Tables {
+    Keys keys[3];
+};
+template <int SIZE> constexpr void fill(Keys &k) {
+    for (i64 j = 0; j < SPAN; j++) {
+        k.factor[key_place<SIZE>(j)] = mix(u64(j + 1) * G) >> 32 | 1;
+        k.shift[key_place<SIZE>(j)] = mix(u64(j + 1 + SPAN) * G);
+    }
+}
+constexpr Tables TABLES = [] {
+    Tables t{};
+    fill<1>(t.keys[0]), fill<2>(t.keys[1]), fill<4>(t.keys[2]);
+    return t;
+}();
+
+}  // namespace
+
+extern HIDDEN const Keys KEYS[3] = {TABLES.keys[0], TABLES.keys[1], TABLES.keys[2]};
+
+// ---- levels of the processor
+
+extern HIDDEN Run *const level_baseline;
+#if defined(__x86_64__)
+extern HIDDEN Run *const level_v3;
+extern HIDDEN Run *const level_v4;
+#endif
+
+namespace {
+
+struct Level {
+    const char *name;
+    Run *run;
+};
+
+#if defined(__x86_64__)
+struct Features {
+    u32 ecx, ebx7, extended, saved;  // of cpuid's leaves 1, 7 and 0x80000001; which registers the system saves
+};
+Features features() {
+    u32 a = 0, b = 0, c = 0, d = 0;
+    Features f{};
+    if (!__get_cpuid(1, &a, &b, &c, &d)) return f;
+    f.ecx = c;
+    if (__get_cpuid_count(7, 0, &a, &b, &c, &d)) f.ebx7 = b;
+    if (__get_cpuid(0x80000001, &a, &b, &c, &d)) f.extended = c;
+    if (f.ecx >> 27 & 1) __asm__("xgetbv" : "=a"(f.saved), "=d"(d) : "c"(0));
+    return f;
+}
+constexpr u32 bits() { return 0; }
+template <class... Rest> constexpr u32 bits(int one, Rest... rest) { return u32(1) << one | bits(rest...); }
+constexpr bool has(u32 what, u32 wanted) { return (what & wanted) == wanted; }
+bool has_v3(const Features &f) {  // avx2, fma, f16c, movbe, popcnt, sse4.2; bmi1, bmi2; lzcnt
+    return has(f.ecx, bits(0, 9, 12, 13, 19, 20, 22, 23, 27, 28, 29)) && has(f.ebx7, bits(3, 5, 8)) &&
+           has(f.extended, bits(0, 5)) && has(f.saved, bits(1, 2));
+}
+bool has_v4(const Features &f) {  // avx512f, dq, cd, bw, vl
+    return has_v3(f) && has(f.ebx7, bits(16, 17, 28, 30, 31)) && has(f.saved, bits(5, 6, 7));
+}
+#endif
+
+int levels(Level *found) {  // those that this processor can run, the best one last
+    int count = 0;
+    found[count++] = {"baseline", level_baseline};
+#if defined(__x86_64__)
+    Features f = features();
+    if (has_v3(f)) found[count++] = {"x86-64-v3", level_v3};
+    if (has_v4(f)) found[count++] = {"x86-64-v4", level_v4};
+#endif
+    return count;
+}
+
+Run *best() {
+    Level found[3];
+    return found[levels(found) - 1].run;
+}
+Run *RUN = best();
+
+// ---- chunks, and the threads that share them
+//
+// A large tensor wants all cores for a tenth of a millisecond. Whoever takes part, in the runtime's own threads, draws
+// the next chunk from counters. Chunks depend on the tensor's size alone and their rows are merged in order, so the
+// result does not depend on the number of threads.
+
+constexpr i64 CHUNK = 1 << 16, WORTHWHILE = 8192;
+
+struct Item {  // a tensor to summarise; its first chunk's number, and the place of its first part
+    u64 address;
+    i64 count, first, code;
+    Row *row;
+    const float *table;
+    i64 chunk, part;
+};
+struct Team {  // as kernels.py has it
+    i64 counter[3], chunks;
+    Item *items;
+    i64 count, flags;
+    Row *parts;
+    i64 threads;
+    void (*parallel)(void (*)(void *), void *, unsigned, unsigned);
+    int (*number)();
+};
+static_assert(sizeof(Item) == 8 * 8 && sizeof(Team) == 11 * 8);
+
+i64 chunk_of(i64 count) {  // elements in a chunk: more for huge tensors, so that the rows stay small beside them
+    return CHUNK * most<i64>(1, (count + (CHUNK << 12) - 1) / (CHUNK << 12));
+}
+i64 chunks_of(i64 count) {
+    i64 chunk = chunk_of(count);
+    return most<i64>(1, (count + chunk - 1) / chunk);
+}
+u64 sample(u64 address, i64 count, i64 code) {  // eight bytes from the middle
+    u64 middle = address + (u64(count) * SIZES[code] >> 1), found;
+    std::memcpy(&found, (const void *)(middle - middle % 8), 8);
+    return found;
+}
+
+void merge(const Row *parts, i64 count, Row *out) {
+    Row r = EMPTY;
+    for (const Row *p = parts; p < parts + count; p++) {
+        r.raw += p->raw, r.nans += p->nans, r.posinfs += p->posinfs, r.neginfs += p->neginfs, r.zeros += p->zeros;
+        extend(r, p->min, p->max, p->absmin, p->abssum);
+        merge_moments(r, double(p->finite), p->mean, p->m2, p->m3, p->m4);
+        for (int k = 0; k < 16; k++) r.sketch[k] += p->sketch[k];
+    }
+    *out = r;
+}
+
+void prepare(Team *team) {
+    i64 chunks = 0, parts = 0;
+    for (Item *it = team->items; it < team->items + team->count; it++) {
+        i64 number = chunks_of(it->count);
+        it->chunk = chunks, it->part = parts;
+        chunks += number, parts += number > 1 ? number : 0;
+    }
+    team->chunks = chunks;
+    for (i64 &counter : team->counter) counter = 0;
+}
+
+// Summarises chunks until none is left; several threads may, for the same team.
+void take(void *data) {
+    Team *team = (Team *)data;
+    // Torch's threads have just written the tensor, the first one its beginning: what is in their caches goes first.
+    bool back = team->number && team->number() > 0;
+    Item *it = team->items, *last = it + team->count - 1;
+    while (__atomic_fetch_add(team->counter, 1, __ATOMIC_ACQ_REL) < team->chunks) {
+        i64 number = __atomic_fetch_add(team->counter + 1 + back, 1, __ATOMIC_ACQ_REL);
+        if (back) number = team->chunks - 1 - number;
+        while (it->chunk > number) it--;
+        while (it < last && it[1].chunk <= number) it++;
+        i64 chunk = chunk_of(it->count), done = (number - it->chunk) * chunk;
+        Row *row = it->count > chunk ? team->parts + it->part + number - it->chunk : it->row;
+        RUN((const char *)it->address + done * SIZES[it->code], least(chunk, it->count - done), it->first + done,
+            int(it->code), int(team->flags), it->table, row);
+    }
+}
+
+void finish(Team *team) {
+    for (Item *it = team->items; it < team->items + team->count; it++) {
+        i64 number = chunks_of(it->count);
+        if (number > 1) merge(team->parts + it->part, number, it->row);
+        if (it->count >= WORTHWHILE) it->row->sample = sample(it->address, it->count, it->code);
+    }
+}
+
+void summarise_all(Team *team) {
+    prepare(team);
+    if (team->threads > 1 && team->chunks > 1) team->parallel(take, team, unsigned(team->threads), 0);
+    else take(team);
+    finish(team);
+}
+
+void summarise(u64 address, i64 count, i64 first, i64 code, i64 flags, const float *table, Row *row, Team *team) {
+    Item item{address, count, first, code, row, table, 0, 0};
+    if (count > CHUNK) {
+        team->items = &item, team->count = 1, team->flags = flags;
+        return summarise_all(team);
+    }
+    RUN((const void *)address, count, first, int(code), int(flags), table, row);
+    if (count >= WORTHWHILE) row->sample = sample(address, count, code);
+}
+
+bool again(u64 address, i64 count, const Row *known, i64 code, Row *row, Team *team) {
+    Row now;
+    summarise(address, count, 0, code, 0, nullptr, &now, team);
+    if (now.raw != known->raw) return false;
+    *row = *known;
+    return true;
+}
+
+// ---- strided copies
+//
+// Reading a transposed matrix in logical order touches a cache line for each element. Where some dimension is closer
+// together in the source than the one that is contiguous in the target, both are walked in tiles of 16 by 16, so that
+// lines are read and written whole. cpu.py orders the dimensions: one of the last two is contiguous in the target.
+
+template <class T>
+void copy_matrix(const T *a, T *b, i64 rows, i64 columns, i64 step, i64 within, i64 out, i64 stride) {
+    if (stride == 1 && within == 1) {
+        for (i64 i = 0; i < rows; i++) std::memcpy(b + i * out, a + i * step, size_t(columns) * sizeof(T));
+    } else if (stride == 1) {
+        for (i64 i = 0; i < rows; i++)
+            for (i64 j = 0; j < columns; j++) b[i * out + j] = a[i * step + j * within];
+    } else {
+        for (i64 top = 0; top < rows; top += 16)
+            for (i64 left = 0; left < columns; left += 16) {
+                i64 height = least<i64>(16, rows - top), width = least<i64>(16, columns - left);
+                const T *from = a + top * step + left * within;
+                T *to = b + left * stride + top, tile[16][16];
+                if (height == 16 && width == 16 && within == 1) {
+                    for (int i = 0; i < 16; i++) std::memcpy(tile[i], from + i * step, sizeof tile[i]);
+                    for (int j = 0; j < 16; j++)
+                        for (int i = 0; i < 16; i++) to[j * stride + i] = tile[i][j];
+                } else {
+                    for (i64 j = 0; j < width; j++)
+                        for (i64 i = 0; i < height; i++) to[j * stride + i] = from[i * step + j * within];
+                }
+            }
+    }
+}
+
+constexpr int MAX_DIMS = 16;
+
+void copy(const char *source, i64 dims, i64 size, const i64 *plan, char *target) {
+    const i64 *sizes = plan, *in = plan + MAX_DIMS, *out = plan + 2 * MAX_DIMS;
+    const i64 a = dims - 2, b = dims - 1;
+    i64 at[MAX_DIMS] = {}, boxes = 1;
+    for (i64 d = 0; d < a; d++) boxes *= sizes[d];
+    auto box = [&](auto type) {
+        using T = decltype(type);
+        copy_matrix((const T *)source, (T *)target, sizes[a], sizes[b], in[a], in[b], out[a], out[b]);
+    };
+    while (boxes--) {
+        if (size == 8) box(u64());
+        else if (size == 4) box(u32());
+        else if (size == 2) box(u16());
+        else box(u8());
+        for (i64 d = a - 1; d >= 0; d--) {
+            at[d]++, source += in[d] * size, target += out[d] * size;
+            if (at[d] < sizes[d]) break;
+            source -= sizes[d] * in[d] * size, target -= sizes[d] * out[d] * size, at[d] = 0;
+        }
+    }
+}
+
+// ---- the module
+
+constexpr i64 BRIEF = 1 << 13;  // elements up to which a call is over sooner than the interpreter's lock changes hands
+
+// The arguments as integers; false, and an exception set, if they are not as many integers.
+bool integers(PyObject *const *arguments, Py_ssize_t given, int wanted, u64 *out) {
+    if (given != wanted) {
+        PyErr_Format(PyExc_TypeError, "%d integers wanted, %zd arguments given", wanted, given);
+        return false;
+    }
+    for (int i = 0; i < wanted; i++) {
+        out[i] = PyLong_AsUnsignedLongLongMask(arguments[i]);
+        if (out[i] == u64(-1) && PyErr_Occurred()) return false;
+    }
+    return true;
+}
+
+// A Python function of WANTED integers; `call` returns an integer, and the first `BRIEF` elements keep the lock.
+template <int WANTED, class Call>
+PyObject *function(PyObject *const *arguments, Py_ssize_t given, int counted, Call call) {
+    u64 w[WANTED];
+    if (!integers(arguments, given, WANTED, w)) return nullptr;
+    i64 result;
+    if (counted >= 0 && i64(w[counted]) <= BRIEF) {
+        result = call(w);
+    } else {
+        Py_BEGIN_ALLOW_THREADS
+        result = call(w);
+        Py_END_ALLOW_THREADS
+    }
+    return PyLong_FromLongLong(result);
+}
+
+using Arguments = PyObject *const *;
+PyObject *py_summarise(PyObject *, Arguments a, Py_ssize_t n) {
+    return function<8>(a, n, 1, [](const u64 *w) {
+        summarise(w[0], i64(w[1]), i64(w[2]), i64(w[3]), i64(w[4]), (const float *)w[5], (Row *)w[6], (Team *)w[7]);
+        return i64(0);
+    });
+}
+PyObject *py_alike(PyObject *, Arguments a, Py_ssize_t n) {
+    return function<4>(a, n, 3, [](const u64 *w) {
+        return i64(((const Row *)w[2])->sample == sample(w[0], i64(w[1]), i64(w[3])));
+    });
+}
+PyObject *py_again(PyObject *, Arguments a, Py_ssize_t n) {
+    return function<6>(a, n, 1, [](const u64 *w) {
+        return i64(again(w[0], i64(w[1]), (const Row *)w[2], i64(w[3]), (Row *)w[4], (Team *)w[5]));
+    });
+}
+PyObject *py_summarise_all(PyObject *, Arguments a, Py_ssize_t n) {
+    return function<1>(a, n, -1, [](const u64 *w) { return summarise_all((Team *)w[0]), i64(0); });
+}
+PyObject *py_prepare(PyObject *, Arguments a, Py_ssize_t n) {
+    return function<1>(a, n, -1, [](const u64 *w) { return prepare((Team *)w[0]), i64(0); });
+}
+PyObject *py_take(PyObject *, Arguments a, Py_ssize_t n) {
+    return function<1>(a, n, -1, [](const u64 *w) { return take((Team *)w[0]), i64(0); });
+}
+PyObject *py_finish(PyObject *, Arguments a, Py_ssize_t n) {
+    return function<1>(a, n, -1, [](const u64 *w) { return finish((Team *)w[0]), i64(0); });
+}
+PyObject *py_merge(PyObject *, Arguments a, Py_ssize_t n) {
+    return function<3>(a, n, 1, [](const u64 *w) { return merge((const Row *)w[0], i64(w[1]), (Row *)w[2]), i64(0); });
+}
+PyObject *py_copy(PyObject *, Arguments a, Py_ssize_t n) {
+    return function<5>(a, n, -1, [](const u64 *w) {
+        copy((const char *)w[0], i64(w[1]), i64(w[2]), (const i64 *)w[3], (char *)w[4]);
+        return i64(0);
+    });
+}
+PyObject *py_levels(PyObject *, PyObject *) {
+    Level found[3];
+    int count = levels(found);
+    PyObject *names = PyTuple_New(count);
+    for (int i = 0; names && i < count; i++) {
+        PyObject *name = PyUnicode_FromString(found[i].name);
+        if (!name || PyTuple_SetItem(names, i, name)) return Py_DecRef(names), nullptr;
+    }
+    return names;
+}
+PyObject *py_use(PyObject *, PyObject *wanted) {
+    Level found[3];
+    for (int i = levels(found) - 1; i >= 0; i--)
+        if (PyUnicode_Check(wanted) && PyUnicode_CompareWithASCIIString(wanted, found[i].name) == 0) {
+            RUN = found[i].run;
+            return Py_NewRef(Py_None);
+        }
+    return PyErr_Format(PyExc_ValueError, "not a level of this processor: %R", wanted);
+}
+
+#define FAST(name) {#name, (PyCFunction)(void (*)())py_##name, METH_FASTCALL, nullptr}
+PyMethodDef METHODS[] = {
+    FAST(summarise), FAST(alike), FAST(again), FAST(summarise_all), FAST(prepare), FAST(take), FAST(finish),
+    FAST(merge), FAST(copy), {"levels", py_levels, METH_NOARGS, nullptr}, {"use", py_use, METH_O, nullptr},
+    {nullptr, nullptr, 0, nullptr},
+};
+PyModuleDef MODULE = {PyModuleDef_HEAD_INIT, "_kernels", nullptr, -1, METHODS, nullptr, nullptr, nullptr, nullptr};
+
+}  // namespace
+
+PyMODINIT_FUNC PyInit__kernels() { return PyModule_Create(&MODULE); }

@@ -1,0 +1,293 @@
+"""Threads that share the work on large tensors, and when to use them.
+
+A large tensor wants all cores for a fraction of a millisecond. Between torch's operations its OpenMP workers spin on
+all cores, waiting for the next one, and any other thread that wants a core waits for its turn longer than the work
+takes. So the work goes to those workers, through the runtime that torch has loaded, as torch itself does for each
+operation: `GOMP_parallel`, which GNU's runtime and its compatible ones offer. The number of threads is passed with each
+call and set nowhere.
+
+A call would start the workers where there are none, and the script would feel it: a child that it forks waits for
+ever for workers that only its parent has, and workers started before `torch.set_flush_denormal` compute with
+subnormal numbers where those started after it would not. So they are called only in a thread in which an operation
+of the script's own has called as many, and never in a forked child. Nor does an operation of torch that we need for a
+large tensor run in a thread without them: `Stand` runs it elsewhere.
+
+Where torch's workers cannot be called, `Helpers` share the call: bare threads around a queue, started when first
+needed, so that they do not show in the script's `threading.enumerate()`, hold up its exit, or are waited for in a
+forked child. A call is shared by tickets: whoever is free takes part until the work runs out, the caller included, and
+a helper that the system has not scheduled by then is not waited for.
+
+`Pace` tells whether sharing pays at the moment. With more work than cores, or in a container with fewer cores than it
+shows, threads that share a call wait for each other until the system has given all of them a turn: milliseconds
+instead of microseconds. It times what is done alone and what is shared; after a few shared calls that took longer than
+the same would have taken alone, nothing is shared for a while.
+"""
+
+from __future__ import annotations
+
+import _thread
+import ctypes
+import os
+import threading
+from pathlib import Path
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+_START = os.getpid()
+"""The process that imported this module: any other is a fork of it."""
+
+_GRAIN = 1 << 15
+"""Elements from which on torch's operations may call the workers: `at::internal::GRAIN_SIZE`."""
+_SURE = 2 * _GRAIN
+"""Elements from which on an operation on a whole tensor surely calls them."""
+
+_SCRIPT = threading.local()
+"""`threads`: how many the script itself has called, the calling one included, in this thread of its own."""
+
+
+def find_workers() -> tuple[int, int] | None:
+    """Addresses of two functions of the runtime that torch uses; None if they cannot be had.
+
+    `GOMP_parallel(function, data, threads, flags)` calls the function in each thread with `data`, and returns when all
+    are through; `omp_get_thread_num()` is 0 in the calling thread.
+    """
+    try:
+        runtime = _runtime()
+        if runtime is None:
+            return None
+        library = ctypes.CDLL(runtime)
+        parallel, number = (
+            ctypes.cast(function, ctypes.c_void_p).value
+            for function in (library.GOMP_parallel, library.omp_get_thread_num)
+        )
+    except (OSError, AttributeError):
+        return None
+    return (parallel, number) if parallel and number else None
+
+
+def note_computation(tensors: Iterable[torch.Tensor]) -> None:
+    """Note, in a thread of the script's, that operations of its own went over all elements of these tensors."""
+    threads = torch.get_num_threads()
+    if getattr(_SCRIPT, "threads", 0) == threads:
+        return
+    for tensor in tensors:
+        plain = type(tensor) is torch.Tensor and tensor.layout is torch.strided and tensor.device.type == "cpu"
+        if plain and tensor.numel() >= _SURE:
+            _SCRIPT.threads = threads
+            return
+
+
+def may_call_workers(threads: int) -> bool:
+    """Whether so many workers may be called: the script has them in this thread, which is not a forked child's."""
+    return getattr(_SCRIPT, "threads", 0) == threads and os.getpid() == _START
+
+
+def would_start_workers(tensor: torch.Tensor) -> bool:
+    """Whether operations of ours on a tensor could start workers in this thread that the script has not called."""
+    if not tensor.is_cpu or tensor.numel() < _GRAIN:
+        return False
+    threads = torch.get_num_threads()
+    return threads > 1 and not may_call_workers(threads)
+
+
+def _runtime() -> str | None:
+    """Path of the one OpenMP runtime in this process, torch's own if there are several."""
+    with Path("/proc/self/maps").open(encoding="utf-8") as maps:
+        mapped = {line.split(maxsplit=5)[-1].strip() for line in maps}
+    names = ("libgomp", "libiomp5", "libomp")
+    found = sorted(path for path in mapped if Path(path).name.startswith(names) and ".so" in path)
+    own = [path for path in found if Path(path).parent == Path(torch.__file__).parent / "lib"]
+    if len(own) == 1:
+        return own[0]
+    return found[0] if len(found) == 1 else None
+
+
+class _Ticket:
+    """One shared call: helpers may join until the caller is through."""
+
+    def __init__(self, call: Callable[[], object]) -> None:
+        self._call = call
+        self._lock = threading.Lock()
+        self._open = True
+        self._joined = 0
+        self._finished: SimpleQueue[None] = SimpleQueue()
+
+    def help(self) -> None:
+        """Take part, unless it is over."""
+        with self._lock:
+            if not self._open:
+                return
+            self._joined += 1
+        try:
+            self._call()
+        finally:
+            self._finished.put(None)
+
+    def lead(self) -> None:
+        """Take part, then wait for those who joined."""
+        try:
+            self._call()
+        finally:
+            with self._lock:
+                self._open = False
+            for _ in range(self._joined):
+                self._finished.get()
+
+
+def _serve(tickets: SimpleQueue[_Ticket | None], gone: SimpleQueue[None]) -> None:
+    """A helper's life: tickets until there is a None."""
+    while True:
+        ticket = tickets.get()
+        if ticket is None:
+            gone.put(None)
+            return
+        ticket.help()
+        del ticket
+
+
+class Helpers:
+    """Helper threads; one call is shared at a time.
+
+    Args:
+        count: threads beside the caller's.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._tickets: SimpleQueue[_Ticket | None] = SimpleQueue()
+        self._gone: SimpleQueue[None] = SimpleQueue()
+        self._count = 0
+        for _ in range(count):
+            try:
+                _thread.start_new_thread(_serve, (self._tickets, self._gone))
+            except RuntimeError:  # no more threads to be had, or the interpreter is going down
+                break
+            self._count += 1
+
+    def share(self, call: Callable[[], object]) -> None:
+        """Run a call in this thread and in every helper that gets to it before it is over.
+
+        The call must be one that several threads may run at once, each doing part of the work.
+        """
+        ticket = _Ticket(call)
+        for _ in range(self._count):
+            self._tickets.put(ticket)
+        ticket.lead()
+
+    def close(self) -> None:
+        """End the threads and wait until they have left."""
+        for _ in range(self._count):
+            self._tickets.put(None)
+        for _ in range(self._count):
+            self._gone.get()
+        self._count = 0
+
+
+def _answer(calls: SimpleQueue[Callable[[], object] | None], answers: SimpleQueue[BaseException | None]) -> None:
+    """Make calls until there is a None, and answer each with what it raised."""
+    while True:
+        call = calls.get()
+        if call is None:
+            answers.put(None)
+            return
+        try:
+            call()
+        except BaseException as error:  # raised again where the call came from
+            answers.put(error)
+        else:
+            answers.put(None)
+        del call
+
+
+class Stand:
+    """A thread that stands in for its caller, who waits; for one caller at a time."""
+
+    def __init__(self) -> None:
+        self._calls: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
+        self._answers: SimpleQueue[BaseException | None] = SimpleQueue()
+        self._on = False
+
+    def call(self, call: Callable[[], object]) -> None:
+        """Make a call in that thread, which is started when first needed; what it raises is raised here."""
+        if not self._on:
+            try:
+                _thread.start_new_thread(_answer, (self._calls, self._answers))
+            except RuntimeError:  # as for helpers
+                call()
+                return
+            self._on = True
+        self._calls.put(call)
+        try:
+            error = self._answers.get()
+        except BaseException:  # a signal's handler raised; the call still reads what is the caller's
+            self._answers.get()
+            raise
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error  # it holds this frame
+
+    def close(self) -> None:
+        """End the thread and wait until it has left."""
+        if self._on:
+            self._calls.put(None)
+            self._answers.get()
+            self._on = False
+
+
+_SLACK: Final = 1.5
+"""What was done alone may have been in the cache, and what is shared not."""
+_STRIKES: Final = 3
+"""Slow shared calls, less the quick ones since, before a pause."""
+_PAUSE: Final = 100
+"""Calls done alone then."""
+_CALIBRATION: Final = 200
+"""One in so many calls is done alone in any case, to know what that takes."""
+_UNTIMED: Final = 4
+"""Calls after a timed one that are done without a look at the clock."""
+
+
+class Pace:
+    """What calls of one kind took, in seconds per element.
+
+    Attributes:
+        untimed: calls that may still be shared, or not, as `pays` last said, before it must be asked again.
+        shares: what that is.
+    """
+
+    def __init__(self) -> None:
+        self.untimed = 0
+        self.shares = False
+        self._alone = 0.0
+        self._strikes = 0
+        self._pause = 0
+        self._calls = 0
+
+    def pays(self) -> bool:
+        """Whether to share the next call, of which `note` wants to hear."""
+        self._calls += 1
+        if self._pause:
+            self._pause -= 1
+            return False
+        return self._calls % (_CALIBRATION // (1 + _UNTIMED)) != 1
+
+    def note(self, seconds: float, *, shared: bool) -> None:
+        """What a call took, per element."""
+        if not shared:
+            # a call may be interrupted, none is quicker than it can be: forget slow ones sooner than quick ones
+            self._alone = seconds if not self._alone else min(seconds, 0.9 * self._alone + 0.1 * seconds)
+        elif seconds <= _SLACK * self._alone:
+            self._strikes = max(0, self._strikes - 1)
+        else:
+            self._strikes += 1
+            if self._strikes == _STRIKES:
+                self._strikes, self._pause = 0, _PAUSE // (1 + _UNTIMED)
+        self.shares = self._alone > 0 and not self._pause
+        # in doubt, every call is timed
+        certain = self._pause or (shared and not self._strikes)
+        self.untimed = _UNTIMED if certain else 0
