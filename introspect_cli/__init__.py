@@ -1,4 +1,4 @@
-"""Capture PyTorch training runs and find where two of them first part."""
+"""Capture PyTorch training runs and find where two of them first diverge."""
 
 from __future__ import annotations
 

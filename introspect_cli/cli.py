@@ -29,7 +29,7 @@ VERBS = {
     "capture": "Run a training script and record what it computes.",
     "check": "Look for what usually goes wrong in training.",
     "completion": "Print the script that completes this command in a shell.",
-    "diff": "Find where two runs first part, and why.",
+    "diff": "Find where two runs first diverge, and why.",
     "export": "Write a run in the formats of others.",
     "import": "Make a run out of reports that other tools wrote.",
     "report": "Make a page of a run, or of two.",
@@ -131,7 +131,7 @@ Examples:
     help="Print the versions a bug report needs and exit.",
 )
 def introspect() -> None:
-    """Capture PyTorch training runs and find where two of them first part."""
+    """Capture PyTorch training runs and find where two of them first diverge."""
 
 
 def main() -> NoReturn:

@@ -36,7 +36,7 @@ def compare_transformed(
     atol: float = 0.0,
     limit: int | None = 12,
 ) -> DiffResult:
-    """Run a model and its transformed self on the same inputs and find where they first part.
+    """Run a model and its transformed self on the same inputs and find where they first diverge.
 
     Both get copies of the inputs, the same random state and, where they share them, the same buffers; gradients,
     buffers and random states are left as they were. Modules are compared by FQN, the transformed model's root bearing

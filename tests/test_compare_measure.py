@@ -6,13 +6,12 @@ from synthetic import row, sketch, write_run
 
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.items import proportion
-from introspect_cli.compare.join.distance import rounding
-from introspect_cli.compare.join.exact import Tensors
+from introspect_cli.compare.join.distance import Tensors, rounding
 from introspect_cli.compare.options import DiffOptions
-from introspect_cli.compare.reasons.optimizers import changes_for, has_parameter, optimizer_changes
+from introspect_cli.compare.reasons.base import reason_named
+from introspect_cli.compare.reasons.hyperparameters import changes_for, has_parameter, optimizer_changes
 from introspect_cli.compare.reasons.settings import command_options, describe, setting_changes
 from introspect_cli.compare.reasons.words import amount
-from introspect_cli.compare.result import Reason
 from introspect_cli.store.reader import open_run
 
 
@@ -114,7 +113,7 @@ def test_settings_that_are_noise_are_left_out_and_numeric_packages_lead(tmp_path
     }
     write_run(tmp_path / "b", [], settings=changed)
     with open_run(tmp_path / "a") as a, open_run(tmp_path / "b") as b:
-        found = setting_changes(a, b, Reason.MODULE, {}, rounding=True)
+        found = setting_changes(a, b, reason_named("module"), {}, rounding=True)
     assert [change.name for change in found][:2] == ["torch", "OMP_NUM_THREADS"]
     assert {change.name for change in found} == {"torch", "rich", "new", "OMP_NUM_THREADS"}
     assert describe(found[0]) == "torch 2.13 -> 2.15"
@@ -130,28 +129,28 @@ NEUTRAL = (
 @pytest.mark.parametrize(
     ("reason", "rounding", "a", "b", "strongest"),
     [
-        (Reason.OPTIMIZER, False, {"command": {"argv": ["--name", "x"]}}, {"command": {"argv": ["--name", "y"]}}, "lr"),
-        (Reason.MODULE, False, {"packages": {"torch": "2.13"}}, {"packages": {"torch": "2.15"}}, "torch"),
-        (Reason.MODULE, False, {"sources": {"model.py": "1"}}, {"sources": {"model.py": "2"}}, "model.py"),
-        (Reason.OWN_CODE, False, {"sources": {"model.py": "1"}}, {"sources": {"model.py": "2"}}, "model.py"),
+        ("optimizer", False, {"command": {"argv": ["--name", "x"]}}, {"command": {"argv": ["--name", "y"]}}, "lr"),
+        ("module", False, {"packages": {"torch": "2.13"}}, {"packages": {"torch": "2.15"}}, "torch"),
+        ("module", False, {"sources": {"model.py": "1"}}, {"sources": {"model.py": "2"}}, "model.py"),
+        ("own_code", False, {"sources": {"model.py": "1"}}, {"sources": {"model.py": "2"}}, "model.py"),
         (
-            Reason.BATCH,
+            "batch",
             False,
             {"command": {"argv": ["--name", "x", "--workers", "2"]}},
             {"command": {"argv": ["--name", "y", "--workers", "4"]}},
             "--workers",
         ),
-        (Reason.BATCH, False, {"seeds": {"seed": 1}}, {"seeds": {"seed": 2}}, "seed"),
-        (Reason.RNG, False, {"seeds": {"seed": 1}}, {"seeds": {"seed": 2}}, "seed"),
+        ("batch", False, {"seeds": {"seed": 1}}, {"seeds": {"seed": 2}}, "seed"),
+        ("rng", False, {"seeds": {"seed": 1}}, {"seeds": {"seed": 2}}, "seed"),
         (
-            Reason.MODULE,
+            "module",
             True,
             {"runtime": {"deterministic_algorithms": True}},
             {"runtime": {"deterministic_algorithms": False}},
             "deterministic_algorithms",
         ),
         (
-            Reason.MODULE,
+            "module",
             True,
             {"runtime": {"flash_sdp": True, "python": "3.11"}},
             {"runtime": {"flash_sdp": False, "python": "3.12"}},
@@ -163,9 +162,9 @@ def test_the_setting_that_can_explain_a_divergence_comes_first(tmp_path, reason,
     for path, own, neutral in (("a", a, NEUTRAL[0]), ("b", b, NEUTRAL[1])):
         shared = {name: {**value, **own.get(name, {})} for name, value in neutral.items()}
         write_run(tmp_path / path, [], settings={**own, **shared})
-    told = {"lr": ("0.1", "0.2")} if reason is Reason.OPTIMIZER else {}
+    told = {"lr": ("0.1", "0.2")} if reason == "optimizer" else {}
     with open_run(tmp_path / "a") as one, open_run(tmp_path / "b") as two:
-        found = setting_changes(one, two, reason, told, rounding=rounding)
+        found = setting_changes(one, two, reason_named(reason), told, rounding=rounding)
     assert found[0].name == strongest
     assert found[0].explains
     assert found[0].weight > max(change.weight for change in found if change.name in {"rich", "FOO", "--name"})

@@ -58,7 +58,7 @@ def test_bad_usage_with_bisect_cannot_be_tested(introspect, runs):
 
 def test_table_json_and_yaml(introspect, runs):
     table = introspect("diff", "a", "other", cwd=runs).stdout
-    assert table.startswith("The runs first part at step 1: Net.a (Linear) gives another output")
+    assert table.startswith("First divergence at step 1: the output of Net.a (Linear) differs")
     assert "propagated" in table
     assert "\x1b" not in table
     found = json.loads(introspect("diff", "a", "other", "--format", "json", cwd=runs).stdout)

@@ -9,7 +9,6 @@ from introspect_cli.compare.result import (
     DiffResult,
     Divergence,
     DivergenceMap,
-    Reason,
     Role,
     SettingChange,
     TreeNode,
@@ -28,15 +27,13 @@ def side(shape=(2, 3), dtype="float32", status=Status.OBSERVED, checksum=1, text
 def divergence(a, b, *, kind=Kind.OUTPUT, fqn="GPT.blocks.0.attn.qkv", path="", role=Role.ORIGIN, **more):
     about = {"step": 3, "step_b": 3, "rank": 0, "rel_l2": 0.01} | more
     site = Site(Phase.FORWARD, kind, fqn, 0, path)
-    return Divergence(
-        sequence=1.0, site=site, module_class="Linear", role=role, reason=Reason.MODULE, a=a, b=b, **about
-    )
+    return Divergence(sequence=1.0, site=site, module_class="Linear", role=role, reason="module", a=a, b=b, **about)
 
 
 def result(*divergences, **more):
     about = {
         "verdict": Verdict.DIVERGED,
-        "sentence": "The runs first part at step 3.",
+        "sentence": "First divergence at step 3.",
         "first": divergences[0] if divergences else None,
         "divergences": divergences,
         "counts": Counts(steps_compared=4, steps_diverged=1, diverged=30),
@@ -84,12 +81,12 @@ def test_the_sentence_comes_first_and_the_settings_before_the_table():
         notes=("Half seen.",),
     )
     text = text_of(diff_blocks(found))
-    order = ["The runs first", "- Batches agree.", "lr 0.1 -> 0.2", "model.py changed", "and 1 more", "origin"]
+    order = ["First divergence", "- Batches agree.", "lr 0.1 -> 0.2", "model.py changed", "and 1 more", "origin"]
     assert [text.index(word) for word in order] == sorted(text.index(word) for word in order)
-    assert "X = 1 only in b" not in text
+    assert "X = 1, set only in b" not in text
     assert "29 not listed" in text
     assert text.rstrip().endswith("Note: Half seen.")
-    assert "X = 1 only in b" in text_of(diff_blocks(found, everything=True))
+    assert "X = 1, set only in b" in text_of(diff_blocks(found, everything=True))
 
 
 def test_same_says_no_more_than_it_must():

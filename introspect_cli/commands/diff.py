@@ -11,7 +11,7 @@ from introspect_cli.exit_codes import CANNOT_TEST, DIVERGED, SAME, UNDECIDED
 
 
 @click.command(
-    short_help="Find where two runs first part, and why.",
+    short_help="Find where two runs first diverge, and why.",
     epilog="Exit status: 0 the same, 1 diverged, 2 could not tell (with --bisect: 125).",
 )
 @click.argument("a", type=click.Path())
@@ -38,7 +38,7 @@ from introspect_cli.exit_codes import CANNOT_TEST, DIVERGED, SAME, UNDECIDED
 @click.option("-v", "--verbose", is_flag=True, help="Show the statistics of each listed divergence.")
 @click.option("--bisect", is_flag=True, help="Exit with 0, 1 or 125, as `git bisect run` wants it.")
 def diff(a: str, b: str, format_: str, *, bisect: bool, **asked: Any) -> int:
-    """Find where runs A and B first part, and why."""
+    """Find where runs A and B first diverge, and why."""
     from introspect_cli.compare.result import Verdict
     from introspect_cli.errors import IntrospectError, UsageError
 

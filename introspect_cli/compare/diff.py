@@ -2,36 +2,34 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from introspect_cli.compare.divergence_map import tree_of
 from introspect_cli.compare.join.coverage import blindness_notes, failed, option_notes
-from introspect_cli.compare.join.exact import Tensors
+from introspect_cli.compare.join.distance import Tensors
 from introspect_cli.compare.join.moved import moved_modules, suggest_renames
 from introspect_cli.compare.join.offset import detect
 from introspect_cli.compare.join.renames import renamer
-from introspect_cli.compare.join.sides import Sides
 from introspect_cli.compare.join.sites import columns
-from introspect_cli.compare.module_states import tree_of
-from introspect_cli.compare.rank import RankOutcome, compare_rank
-from introspect_cli.compare.reasons.diagnosis import Story
-from introspect_cli.compare.reasons.evidence import evidence
-from introspect_cli.compare.reasons.lookout import look_around
-from introspect_cli.compare.reasons.optimizers import changes_for, has_parameter
+from introspect_cli.compare.join.steps import Sides
+from introspect_cli.compare.reasons.base import Scene, reason_named
+from introspect_cli.compare.reasons.optimizer import changes
 from introspect_cli.compare.reasons.sentence import sentence
 from introspect_cli.compare.reasons.settings import setting_changes
-from introspect_cli.compare.result import Counts, DiffResult, Divergence, Reason, Verdict
+from introspect_cli.compare.result import Counts, DiffResult, Divergence, Verdict
+from introspect_cli.compare.walk import RankOutcome, compare_rank
 from introspect_cli.errors import UsageError
-from introspect_cli.records import Kind
 from introspect_cli.selection import check_selection
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from introspect_cli.compare.options import DiffOptions
+    from introspect_cli.store.rank_reader import RankReader
+    from introspect_cli.store.reader import Run
 
 
-def compare_runs(a: Any, b: Any, options: DiffOptions, noise: Sequence[Any] = ()) -> DiffResult:
+def compare_runs(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run] = ()) -> DiffResult:
     """Compare two opened runs.
 
     Args:
@@ -57,7 +55,7 @@ def compare_runs(a: Any, b: Any, options: DiffOptions, noise: Sequence[Any] = ()
     return _answer(a, b, options, outcomes, notes)
 
 
-def _rank(a: Any, b: Any, rank: int, options: DiffOptions, noise: Sequence[Any]) -> tuple[RankOutcome, list[str]]:
+def _rank(a: Run, b: Run, rank: int, options: DiffOptions, noise: Sequence[Run]) -> tuple[RankOutcome, list[str]]:
     """Compare one rank, under the offset and the moves that make its sites meet."""
     notes = []
     one, two = a.rank(rank), b.rank(rank)
@@ -89,17 +87,17 @@ def _rank(a: Any, b: Any, rank: int, options: DiffOptions, noise: Sequence[Any])
     return compare_rank(sides, options, offset), notes
 
 
-def _starts_apart(a: Any, b: Any) -> bool:
+def _starts_apart(a: RankReader, b: RankReader) -> bool:
     """Whether the first captured steps differ, so that a resumed run is worth looking for."""
     return len(a) > 0 and len(b) > 0 and bool(a.entry(0).digest != b.entry(0).digest)
 
 
-def _last_chain(reader: Any) -> tuple[int, bytes]:
+def _last_chain(reader: RankReader) -> tuple[int, bytes]:
     """What is equal for two ranks that recorded the same everywhere."""
     return (len(reader), reader.entry(len(reader) - 1).chain) if len(reader) else (0, b"")
 
 
-def _counts(a: Any, b: Any, outcomes: Sequence[RankOutcome]) -> Counts:
+def _counts(a: Run, b: Run, outcomes: Sequence[RankOutcome]) -> Counts:
     tallies = [outcome.tally for outcome in outcomes]
     records = sum(tally.records for tally in tallies)
     diverged = sum(tally.diverged for tally in tallies)
@@ -126,7 +124,7 @@ def _first(outcomes: Sequence[RankOutcome]) -> RankOutcome | None:
     return min(apart, key=lambda o: (o.first.step if o.first else 0, o.rank), default=None)
 
 
-def _answer(a: Any, b: Any, options: DiffOptions, outcomes: Sequence[RankOutcome], notes: list[str]) -> DiffResult:
+def _answer(a: Run, b: Run, options: DiffOptions, outcomes: Sequence[RankOutcome], notes: list[str]) -> DiffResult:
     """Put the ranks' outcomes together."""
     counts = _counts(a, b, outcomes)
     notes = [*_state_notes(a, b), *notes, *option_notes(a.manifest, b.manifest), *_missing_notes(a, b, outcomes)]
@@ -149,33 +147,21 @@ def _answer(a: Any, b: Any, options: DiffOptions, outcomes: Sequence[RankOutcome
             notes=tuple(notes),
             counts=counts,
         )
-    clues = look_around(a, b, best)
     assert best.cause is not None and best.facts is not None  # noqa: PT018 - they are set together
-    if best.cause.reason is Reason.OPTIMIZER:
-        told = changes_for(a.settings.get("optimizers"), b.settings.get("optimizers"), best.first.site.fqn)
-        others = {
-            name: both
-            for name, both in clues.hyperparameters.items()
-            if name.partition(" (")[0] not in told and not (told and None in both)
-        }
-        clues = replace(clues, hyperparameters=told | others)
-    if best.cause.reason is Reason.STRUCTURE and best.first.site.kind in (Kind.GRAD, Kind.OPTIMIZER_STATE):
-        has = [has_parameter(run.settings.get("optimizers"), best.first.site.fqn) for run in (a, b)]
-        if has in ([True, False], [False, True]):
-            clues = replace(clues, not_optimized="b" if has[0] else "a")
-    settings = setting_changes(a, b, best.cause.reason, clues.hyperparameters, rounding=clues.rounding)
+    scene = Scene(best.facts, best.first, best.cause, (a, b), best.paired.steps, ranks=len(outcomes))
+    told = changes(scene) if best.cause.reason == "optimizer" else scene.hyperparameters
+    settings = setting_changes(a, b, reason_named(best.cause.reason), told, rounding=scene.rounding)
     candidates = [outcome.first for outcome in outcomes if outcome.first is not None]
-    story = Story(best.first, best.cause, clues, settings, ranks=len(outcomes))
     listed = _listed(outcomes, options.limit)
     suggestions: tuple[str, ...] = ()
-    if best.cause.reason in (Reason.STRUCTURE, Reason.INITIAL):
+    if best.cause.reason in {"structure", "initial"}:
         suggestions = suggest_renames(a.rank(best.rank), b.rank(best.rank), options.rename)
     return DiffResult(
         a=str(a.path),
         b=str(b.path),
         verdict=Verdict.DIVERGED,
-        sentence=sentence(story),
-        evidence=evidence(clues, best.first, best.cause, best.facts),
+        sentence=sentence(scene, settings),
+        evidence=scene.lines(),
         first=best.first,
         candidates=tuple(candidates),
         divergences=listed,
@@ -238,7 +224,7 @@ def _undiverged(options: DiffOptions, counts: Counts, outcomes: Sequence[RankOut
     return Verdict.SAME, f"The runs are the same: {extent} agree{passed} up to and including step {last}."
 
 
-def _doubted(a: Any, b: Any) -> tuple[Verdict, str] | None:
+def _doubted(a: Run, b: Run) -> tuple[Verdict, str] | None:
     """Verdict and sentence where nothing diverged, but part of a capture failed; None where none did."""
     names = [name for run, name in ((a, "a"), (b, "b")) if failed(run.manifest)]
     if not names:
@@ -250,7 +236,7 @@ def _doubted(a: Any, b: Any) -> tuple[Verdict, str] | None:
     )
 
 
-def _state_notes(a: Any, b: Any) -> list[str]:
+def _state_notes(a: Run, b: Run) -> list[str]:
     """Runs that did not end, or have not yet."""
     notes = []
     for run, name in ((a, "a"), (b, "b")):
@@ -263,7 +249,7 @@ def _state_notes(a: Any, b: Any) -> list[str]:
     return notes
 
 
-def _missing_notes(a: Any, b: Any, outcomes: Sequence[RankOutcome]) -> list[str]:
+def _missing_notes(a: Run, b: Run, outcomes: Sequence[RankOutcome]) -> list[str]:
     """Ranks and steps that only one run has."""
     notes = []
     for one, other, name in ((a, b, "a"), (b, a, "b")):

@@ -1,4 +1,6 @@
-"""The divergence map: modules down, steps across, the largest relative distance in each cell.
+"""The divergence map, modules by steps, and the module tree at the first diverging step.
+
+A cell of the map is the largest relative distance of its module and step.
 
 A step that goes wrong in one module sends other gradients to all of them, and a map of everything would be dark from
 its first column on. So a module whose forward pass differs at any step is shaded by its forward pass alone; only one
@@ -13,19 +15,21 @@ import numpy as np
 
 from introspect_cli.compare.join.distance import Floats, Layouts, distances, relative
 from introspect_cli.compare.join.sites import KINDS, Alignment, Ids, phase_code
-from introspect_cli.compare.reasons.facts import owner_of
-from introspect_cli.compare.result import DivergenceMap
-from introspect_cli.records import SETTING_KINDS, Kind, Phase
+from introspect_cli.compare.reasons.facts import FORWARD, Facts, ancestors, owner_of
+from introspect_cli.compare.result import Divergence, DivergenceMap, TreeNode
+from introspect_cli.records import SETTING_KINDS, Kind, ModuleInfo, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from introspect_cli.compare.join.rows import StepPair
+    from introspect_cli.compare.reasons.base import Cause
 
 _OF_TENSORS = frozenset({Kind.PARAM, Kind.BUFFER, Kind.GRAD, Kind.OPTIMIZER_STATE})
 _FORWARD = (Phase.DATA, Phase.FORWARD, Phase.EVAL, Phase.LOSS)
 _ORDER = {phase_code(phase): place for place, phase in enumerate(_FORWARD)}
 _MOST_COLUMNS = 400
+_OF_MODULE = (Kind.INPUT, Kind.OUTPUT, Kind.GRAD_INPUT, Kind.GRAD_OUTPUT)
 _UNMEASURED = 1.0  # differs, by how much is not known
 
 
@@ -87,3 +91,57 @@ class Heat:
             steps=tuple(self.steps),
             values=tuple(tuple(float(value) for value in values[row]) for row in shown),
         )
+
+
+def tree_of(
+    facts: Facts, modules_a: Sequence[ModuleInfo], modules_b: Sequence[ModuleInfo], first: Divergence, cause: Cause
+) -> tuple[TreeNode, ...]:
+    """All modules of both runs, in a's order, those of b alone after their neighbours."""
+    origin = cause.module or first.site.fqn
+    if first.site.kind not in _OF_MODULE and not cause.module:
+        origin = first.site.fqn.rpartition(".")[0]
+    diverged: set[str] = set()
+    lonely_a: set[str] = set()
+    lonely_b: set[str] = set()
+    forward_only = first.site.phase in FORWARD  # gradients of everything differ then, and say nothing
+    for index, site in enumerate(facts.sites):
+        if forward_only and site.phase not in FORWARD:
+            continue
+        owner = site.fqn if site.kind in _OF_MODULE else site.fqn.rpartition(".")[0]
+        diverged.add(owner)
+        if facts.items.row_b[index] < 0:
+            lonely_a.add(owner)
+        elif facts.items.row_a[index] < 0:
+            lonely_b.add(owner)
+    known_a, known_b = {m.fqn for m in modules_a}, {m.fqn for m in modules_b}
+    for name in list(diverged):
+        diverged.update(ancestors(name))
+    nodes = []
+    for module in _merged(modules_a, modules_b):
+        fqn = module.fqn
+        state = "diverged" if fqn in diverged else "equal"
+        if fqn == origin:
+            state = "origin"
+        elif fqn not in known_b and fqn in lonely_a:
+            state = "only a"
+        elif fqn not in known_a:
+            state = "only b"
+        nodes.append(TreeNode(fqn, module.module_class, state))
+    return tuple(nodes)
+
+
+def _merged(modules_a: Sequence[ModuleInfo], modules_b: Sequence[ModuleInfo]) -> list[ModuleInfo]:
+    """Both trees in one order: a's, and what only b has after what precedes it there."""
+    merged = list(modules_a)
+    place = {module.fqn: index for index, module in enumerate(merged)}
+    inserted: dict[int, list[ModuleInfo]] = {}
+    last = -1
+    for module in modules_b:
+        if module.fqn in place:
+            last = place[module.fqn]
+        else:
+            inserted.setdefault(last, []).append(module)
+    out = list(inserted.get(-1, []))
+    for index, module in enumerate(merged):
+        out += [module, *inserted.get(index, [])]
+    return out

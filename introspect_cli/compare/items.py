@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from introspect_cli.compare.join.distance import RESOLUTION, Layouts, distances, has_sketch, relative
+from introspect_cli.compare.join.distance import RESOLUTION, Layouts, distances, relative
 from introspect_cli.compare.result import Divergence
 from introspect_cli.records import Kind, Status, Summary
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from introspect_cli.compare.join.sides import Sides
+    from introspect_cli.compare.join.steps import Sides
+    from introspect_cli.compare.reasons.base import Cause
     from introspect_cli.compare.reasons.facts import Facts
-    from introspect_cli.compare.reasons.origin import Cause
 
 _UNMEASURED = frozenset({Kind.RNG})
 
@@ -74,7 +74,7 @@ def materialise(
     if a is not None and b is not None and site.kind not in _UNMEASURED:
         if Status.VALUE in (a.status, b.status):
             rel, exact = _plain_relative(a, b), True
-        elif has_sketch(pair.a) and has_sketch(pair.b):
+        elif pair.a.sketch is not None and pair.b.sketch is not None:
             one_a, one_b = np.array([row_a]), np.array([row_b])
             found = relative(*distances(pair.a, pair.b, one_a, one_b, layouts_a, layouts_b))[0]
             rel = float(found) if np.isfinite(found) else None

@@ -29,28 +29,6 @@ class Role(str, Enum):
     PROPAGATED = "propagated"
 
 
-class Reason(str, Enum):
-    """What the records say made a divergence; one word for programs, a sentence for people."""
-
-    BATCH = "batch"
-    RNG = "rng"
-    INITIAL = "initial"
-    OUTSIDE = "outside"
-    RESUMED = "resumed"
-    SCRIPT = "script"
-    MODULE = "module"
-    OWN_CODE = "own_code"
-    LOSS = "loss"
-    BACKWARD = "backward"
-    GRADIENT = "gradient"
-    OPTIMIZER = "optimizer"
-    BUFFER = "buffer"
-    STRUCTURE = "structure"
-    OP = "op"
-    GAP = "gap"
-    PROPAGATED = "propagated"
-
-
 @dataclass(frozen=True)
 class Divergence:
     """One site at one step whose records differ, or that only one run has.
@@ -63,7 +41,7 @@ class Divergence:
         site: what was compared; names are those of run b after `--rename`.
         module_class: class of the module, optimizer or loader.
         role: origin or propagated.
-        reason: what made it.
+        reason: what made it: the word of a reason in `reasons/`, or `gap` or `propagated`.
         a: what run a recorded; None where only b has the site.
         b: what run b recorded; None where only a has the site.
         rel_l2: L2 distance over the larger of the two L2 norms; None where it cannot be told.
@@ -80,7 +58,7 @@ class Divergence:
     site: Site
     module_class: str
     role: Role
-    reason: Reason
+    reason: str
     a: Summary | None
     b: Summary | None
     rel_l2: float | None = None

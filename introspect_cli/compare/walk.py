@@ -1,4 +1,4 @@
-"""The walk over one rank's differing steps.
+"""One rank of both runs, compared step by step.
 
 Only steps whose digests differ are opened, one at a time. Counting is done on arrays; divergences become objects, and
 their origins are judged, only as far as they are to be listed.
@@ -6,35 +6,83 @@ their origins are judged, only as far as they are to be listed.
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from introspect_cli.compare.divergence_map import Heat
 from introspect_cli.compare.items import materialise
-from introspect_cli.compare.join.coverage import coverage, seen
+from introspect_cli.compare.join.coverage import coverage, seen, uncounted
 from introspect_cli.compare.join.distance import Layouts
-from introspect_cli.compare.join.live_in import is_gap, kept, resumed
+from introspect_cli.compare.join.live_in import Carried, is_gap, kept, redundant_starts, resumed, starts
 from introspect_cli.compare.join.noise import NoiseFloor, keep_rows, relative_rows, within_tolerance
-from introspect_cli.compare.join.offset import start_values
-from introspect_cli.compare.join.redundant_starts import restated, starts
 from introspect_cli.compare.join.rows import Items, StepPair, in_order, match
-from introspect_cli.compare.join.sites import KINDS, PHASES, align, columns
-from introspect_cli.compare.join.uncounted import uncounted
-from introspect_cli.compare.reasons.facts import Carried, Facts, carry_over
-from introspect_cli.compare.reasons.origin import Cause, judge
-from introspect_cli.compare.result import Reason, Role
+from introspect_cli.compare.join.sites import KINDS, PHASES, align, columns, selected
+from introspect_cli.compare.join.steps import Paired, differing, pair_steps
+from introspect_cli.compare.reasons.base import judge
+from introspect_cli.compare.reasons.facts import Facts, carry_over, within_tolerance_of
 from introspect_cli.records import Kind, Phase, Status
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from introspect_cli.compare.join.sides import Sides
-    from introspect_cli.compare.join.sites import Ids
+    from introspect_cli.compare.join.sites import Ids, Mask
+    from introspect_cli.compare.join.steps import Sides
     from introspect_cli.compare.options import DiffOptions
-    from introspect_cli.compare.rank import RankOutcome
+    from introspect_cli.compare.reasons.base import Cause
+    from introspect_cli.compare.result import Divergence
+    from introspect_cli.store.index import StepEntry
+    from introspect_cli.store.rank_reader import RankReader
+
+
+@dataclass(frozen=True)
+class Tally:
+    """Counts of one rank; the words are those of `result.Counts`.
+
+    Attributes:
+        blind: records that only one side could see.
+        blind_both: records that run a could not see, by estimate.
+    """
+
+    records: int = 0
+    diverged_steps: int = 0
+    diverged: int = 0
+    only_a: int = 0
+    only_b: int = 0
+    within: int = 0
+    not_observed: int = 0
+    blind: int = 0
+    blind_both: int = 0
+
+
+@dataclass
+class RankOutcome:
+    """What came out of comparing one rank.
+
+    Attributes:
+        rank: process.
+        paired: the steps of both.
+        offset: step k of b was compared with step k + offset of a.
+        tally: counts.
+        listed: divergences, in order, up to the limit.
+        first: the first divergence, also where the limit is 0.
+        cause: why the first one is what it is.
+        facts: the first diverging step.
+        blind_site: a site that only one side could see, as an example.
+        heat: the divergence map in the making.
+    """
+
+    rank: int
+    paired: Paired
+    offset: int = 0
+    tally: Tally = field(default_factory=Tally)
+    listed: list[Divergence] = field(default_factory=list)
+    first: Divergence | None = None
+    cause: Cause | None = None
+    facts: Facts | None = None
+    blind_site: str = ""
+    heat: Heat | None = None
 
 
 class Walk:
@@ -81,7 +129,7 @@ class Walk:
             if place in chosen:
                 yield place, self._filtered(self._match(entry_a.step, entry_b.step, self.counted))
 
-    def _match(self, step_a: int, step_b: int, counted: Any) -> StepPair:
+    def _match(self, step_a: int, step_b: int, counted: Mask) -> StepPair:
         """A step of both runs, one-sided sites that mean nothing left out."""
         batch_a, batch_b = self.sides.a.read(step_a), self.sides.b.read(step_b)
         pair = match(self.alignment, counted, step_a, step_b, batch_a, batch_b)
@@ -94,7 +142,7 @@ class Walk:
         pair = self._without_uncounted(replace(pair, only_a=only_a, only_b=only_b), site_a, site_b)
         only_a, only_b = pair.only_a, pair.only_b
         if starts(self.alignment, np.concatenate([site_a[only_a], site_b[only_b]])).any():
-            again_a, again_b = restated(self.sides, self.alignment, pair)
+            again_a, again_b = redundant_starts(self.sides, self.alignment, pair)
             pair = replace(pair, only_a=only_a[~again_a], only_b=only_b[~again_b])
         return pair
 
@@ -153,7 +201,7 @@ class Walk:
             site = self.alignment.site(union)
             self.outcome.blind_site = f"{site.kind.value} of {site.fqn} at step {step}"
 
-    def _learn(self, entry_a: Any) -> None:
+    def _learn(self, entry_a: StepEntry) -> None:
         """Let each noise run raise its floor at a step, where it has that step and differs there."""
         for reader, floor in zip(self.sides.noise, self.floors, strict=True):
             if entry_a.step not in reader:
@@ -176,26 +224,10 @@ class Walk:
             return before, self.carried
         carried = kept(self.carried, self.recorded)
         if before.diverged:
-            facts = Facts(self.alignment, before, in_order(self.alignment, before), carried)
-            carried = carry_over(facts, carried, self.recorded)
+            facts = Facts(self.sides, self.alignment, before, in_order(self.alignment, before), carried)
+            return before, carry_over(facts, carried, self.recorded)
+        carried.within |= within_tolerance_of(self.alignment, before)
         return before, carried
-
-    def _was_there(self, facts: Facts, position: int, before: StepPair | None) -> bool:
-        """Whether a tensor found at the start of a step is not a new one: the step before has it, or the first step."""
-        alignment, name = self.alignment, facts.sites[position].fqn
-        if before is not None:
-            own = alignment.by_fqn[name]
-            rows = np.asarray(before.a.site), alignment.b_ids[np.asarray(before.b.site)]
-            if all(np.isin(own, sites).any() for sites in rows):
-                return True
-        return facts.step > self.sides.a.entry(0).step and name in self._began
-
-    @cached_property
-    def _began(self) -> frozenset[str]:
-        """FQNs of the tensors that both captures began with."""
-        sides = (self.sides.a, self.alignment.a), (self.sides.b, self.alignment.b)
-        one, two = ({fqn for _, fqn, _ in start_values(*side)} for side in sides)
-        return frozenset(one & two)
 
     def _take(self, place: int, pair: StepPair) -> None:
         """Count a step's divergences and list what there is room for."""
@@ -212,29 +244,20 @@ class Walk:
         everything = items if self.full else in_order(self.alignment, whole)
         before, carried = self._before(pair)
         gap = is_gap(self.sides, pair)
-        facts = Facts(self.alignment, whole, everything, carried, gap=gap)
+        afresh = self.resumed and outcome.first is None
+        facts = Facts(self.sides, self.alignment, whole, everything, carried, before=before, gap=gap, resumed=afresh)
         for position in _positions(items, everything):
             if outcome.first is not None and limit is not None and len(outcome.listed) >= limit:
                 break
             cause = judge(facts, position)
-            if _found_changed(facts, position, cause) and self._was_there(facts, position, before):
-                cause = Cause(cause.role, Reason.OUTSIDE)
-            if outcome.first is None and cause.role is Role.PROPAGATED and self.resumed:
-                cause = Cause(Role.PROPAGATED, Reason.RESUMED)
             floors = [floor.floor for floor in self.floors]
             divergence = materialise(self.sides, facts, position, cause, *self.layouts, floors)
             if outcome.first is None:
-                outcome.first, outcome.cause, outcome.facts, outcome.previous = divergence, cause, facts, before
+                outcome.first, outcome.cause, outcome.facts = divergence, cause, facts
+                facts.resumed = False
             if limit is None or len(outcome.listed) < limit:
                 outcome.listed.append(divergence)
         self.carried, self.last = carry_over(facts, carried, self.recorded), pair.step
-
-
-def _found_changed(facts: Facts, position: int, cause: Cause) -> bool:
-    """Whether a step finds a tensor with another value in one run than in the other."""
-    site = facts.sites[position]
-    found = site.phase is Phase.START and site.kind in {Kind.PARAM, Kind.BUFFER}
-    return found and cause.reason in {Reason.INITIAL, Reason.STRUCTURE}
 
 
 def _positions(items: Items, everything: Items) -> list[int]:
@@ -243,3 +266,48 @@ def _positions(items: Items, everything: Items) -> list[int]:
         return list(range(len(items)))
     place_of = {(int(a), int(b)): i for i, (a, b) in enumerate(zip(everything.row_a, everything.row_b, strict=True))}
     return [place_of[int(a), int(b)] for a, b in zip(items.row_a, items.row_b, strict=True)]
+
+
+def compare_rank(sides: Sides, options: DiffOptions, offset: int) -> RankOutcome:
+    """Compare one rank of two runs."""
+    wanted = options.wants_step if options.steps else None
+    paired = pair_steps(sides.a, sides.b, offset, wanted)
+    outcome = RankOutcome(sides.rank, paired, offset)
+    places = differing(paired)
+    own = columns(sides.a.sites, sides.rename)
+    counted = selected(own.kind, own.fqn, options.kinds, options.modules)
+    records = _records(paired, None if counted.all() else counted)
+    blind = _blind_rows(sides.a, paired, counted)
+    if not places:
+        outcome.tally = Tally(records=records, blind_both=blind)
+        return outcome
+    Walk(sides, options, outcome, places).run()
+    outcome.tally = replace(outcome.tally, records=records, blind_both=blind)
+    return outcome
+
+
+def _records(paired: Paired, counted: Mask | None) -> int:
+    """How many records of run a count in the common steps; `counted` says it by site number, None for all."""
+    if counted is None:
+        return paired.records
+    return sum(int(counted[np.asarray(paired.a.read(entry.step).site)].sum()) for entry, _ in paired)
+
+
+def _blind_rows(reader: RankReader, paired: Paired, counted: Mask) -> int:
+    """How many records run a could not see, in all compared steps.
+
+    Steps with equal digests are not opened to find out, and what a run cannot see hardly changes from step to step: the
+    first and the last common step are counted, and the last stands for those between.
+    """
+    if not len(paired):
+        return 0
+    first, last = (_blind_in(reader, paired[place][0], counted) for place in (0, len(paired) - 1))
+    return first + last * (len(paired) - 1)
+
+
+def _blind_in(reader: RankReader, entry: StepEntry, counted: Mask) -> int:
+    batch = reader.read(entry.step)
+    status = np.asarray(batch.status)
+    partial = (status == int(Status.PARTIAL)) & (np.asarray(batch.checksum) == 0)
+    unseen = (status == int(Status.NOT_OBSERVED)) | partial
+    return int((unseen & counted[np.asarray(batch.site)]).sum())

@@ -49,7 +49,7 @@ def divergence_document(divergence: Divergence) -> dict[str, Any]:
         "call": site.call,
         "path": site.path,
         "role": divergence.role.value,
-        "reason": divergence.reason.value,
+        "reason": divergence.reason,
         "a": summary_document(divergence.a),
         "b": summary_document(divergence.b),
         "rel_l2": None if divergence.rel_l2 is None else finite(divergence.rel_l2),

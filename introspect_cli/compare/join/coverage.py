@@ -6,13 +6,17 @@ The manifests tell which: what one side never watched is reported and is no dive
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from introspect_cli.compare.join.sites import KINDS, Alignment, Ids, Mask, kind_code, phase_code
 from introspect_cli.records import SETTING_KINDS, Kind, Phase, Status
+
+if TYPE_CHECKING:
+    from introspect_cli.store.batch import StepBatch
 
 _MODULE_KINDS = (Kind.INPUT, Kind.OUTPUT, Kind.GRAD_INPUT, Kind.GRAD_OUTPUT, Kind.OP_OUTPUT)
 _TENSOR_KINDS = (Kind.PARAM, Kind.BUFFER, Kind.GRAD, Kind.OPTIMIZER_STATE)
@@ -90,7 +94,7 @@ def coverage(
     return Coverage(masks[0], masks[1])
 
 
-def seen(alignment: Alignment, unions: Ids, other: Any, other_unions: Ids) -> Mask:
+def seen(alignment: Alignment, unions: Ids, other: StepBatch, other_unions: Ids) -> Mask:
     """Of sites that one run only has in a step, those that the other could have seen.
 
     The inside of a compiled or scripted module is recorded as not observed, once for each module in it: what the other
@@ -110,6 +114,34 @@ def seen(alignment: Alignment, unions: Ids, other: Any, other_unions: Ids) -> Ma
     hidden = {alignment.fqn[union] for union in other_unions[blind]}
     inside = np.isin(alignment.kind[unions], [kind_code(kind) for kind in _MODULE_KINDS])
     return ~(inside & np.fromiter((alignment.fqn[union] in hidden for union in unions), np.bool_, len(unions)))
+
+
+def uncounted(alignment: Alignment, unions_a: Ids, unions_b: Ids) -> Mask | None:
+    """By union number, operators of a step that cannot be told apart by their number; None where there are none.
+
+    An operator's site ends in how often it has run in its module before. Where one run compiled a module, some
+    operators are gone or made anew, and the numbers of the rest need not mean the same. Such a run says so, by one
+    record for a module and phase. There the results of an operator are compared only if both runs have as many of them.
+
+    Args:
+        alignment: the runs' sites.
+        unions_a: sites that run a has in the step.
+        unions_b: sites that run b has.
+    """
+    if not len(alignment.others):
+        return None
+    present = np.union1d(unions_a, unions_b)
+    marks = np.intersect1d(alignment.others, present)
+    if not len(marks):
+        return None
+    regions = {(alignment.fqn[mark], alignment.phase[mark]) for mark in marks}
+    operators = present[alignment.kind[present] == kind_code(Kind.OP_OUTPUT)]
+    inside = [number for number in operators if (alignment.fqn[number], alignment.phase[number]) in regions]
+    group = {number: (alignment.fqn[number], alignment.phase[number], alignment.path[number]) for number in inside}
+    counts = [Counter(group[number] for number in unions if number in group) for unions in (unions_a, unions_b)]
+    mask = np.zeros(alignment.size, dtype=np.bool_)
+    mask[[number for number in inside if counts[0][group[number]] != counts[1][group[number]]]] = True
+    return mask
 
 
 def _accelerator_rng(alignment: Alignment) -> Mask:

@@ -1,20 +1,26 @@
 """How far two records are apart.
 
-The tensors are gone; what was kept of each is its sketch, a linear map to 16 numbers whose L2 norm estimates that of
-the tensor. So the norm of the difference of two sketches estimates the distance of the two tensors, 0.76 to 1.32
-of it at the 5th and 95th percentile. It is set against the larger of the two tensors' exact L2 norms: symmetric in a
-and b, defined when either is zero, and at most 2.
+Where both runs stored the whole tensors, the distance is exact. Mostly the tensors are gone; what was kept of each is
+its sketch, a linear map to 16 numbers whose L2 norm estimates that of the tensor. So the norm of the difference of two
+sketches estimates the distance of the two tensors, 0.76 to 1.32 of it at the 5th and 95th percentile. It is set against
+the larger of the two tensors' exact L2 norms: symmetric in a and b, defined when either is zero, and at most 2.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from introspect_cli.compare.join.sites import Ids, Mask
+    from introspect_cli.records import Layout
+    from introspect_cli.store.batch import StepBatch
+    from introspect_cli.store.reader import Run
 
 Floats = npt.NDArray[np.float64]
 
@@ -30,7 +36,7 @@ _WHOLE = ("float", "bfloat", "complex")
 class Layouts:
     """Lookup tables over one rank's layouts: what a row's layout number means, as arrays."""
 
-    def __init__(self, layouts: Any) -> None:
+    def __init__(self, layouts: Sequence[Layout]) -> None:
         self.numel = np.array([max(layout.numel, 0) for layout in layouts] or [0], dtype=np.float64)
         self.floating = np.array([layout.dtype.startswith(_WHOLE) for layout in layouts] or [False], dtype=np.bool_)
         names: dict[tuple[Any, ...], int] = _SHAPES
@@ -42,7 +48,7 @@ class Layouts:
 _SHAPES: dict[tuple[Any, ...], int] = {}  # shape to number, so that two runs' layouts compare as integers
 
 
-def norms(batch: Any, rows: Ids, layouts: Layouts) -> Floats:
+def norms(batch: StepBatch, rows: Ids, layouts: Layouts) -> Floats:
     """L2 norm of each row's tensor from its mean and variance; NaN where absent."""
     mean = np.asarray(batch.floats["mean"], dtype=np.float64)[rows]
     var = np.asarray(batch.floats["var"], dtype=np.float64)[rows]
@@ -53,26 +59,24 @@ def norms(batch: Any, rows: Ids, layouts: Layouts) -> Floats:
         return np.asarray(np.sqrt(np.maximum(numel, 0) * (var + mean * mean)))
 
 
-def sketch_norms(sketch: npt.NDArray[np.float32]) -> Floats:
+def sketch_norms(sketch: npt.NDArray[np.float32] | Floats) -> Floats:
     """L2 norm of each row of a sketch."""
     wide = sketch.astype(np.float64)
     return np.asarray(np.sqrt(np.einsum("ij,ij->i", wide, wide)))
 
 
-def has_sketch(batch: Any) -> bool:
+def has_sketch(batch: StepBatch) -> bool:
     """Whether sketches were kept."""
-    return getattr(batch, "sketch", None) is not None
+    return batch.sketch is not None
 
 
-def has_norms(batch: Any) -> bool:
+def has_norms(batch: StepBatch) -> bool:
     """Whether statistics that give the norm were kept."""
-    floats = getattr(batch, "floats", None) or {}
-    counts = getattr(batch, "counts", None) or {}
-    return "mean" in floats and "var" in floats and "nans" in counts
+    return "mean" in batch.floats and "var" in batch.floats and "nans" in batch.counts
 
 
 def distances(
-    a: Any, b: Any, rows_a: Ids, rows_b: Ids, layouts_a: Layouts, layouts_b: Layouts
+    a: StepBatch, b: StepBatch, rows_a: Ids, rows_b: Ids, layouts_a: Layouts, layouts_b: Layouts
 ) -> tuple[Floats, Floats]:
     """Distance and scale of each pair of rows.
 
@@ -82,7 +86,7 @@ def distances(
     """
     count = len(rows_a)
     unknown = np.full(count, np.nan)
-    if not count or not (has_sketch(a) and has_sketch(b)):
+    if not count or a.sketch is None or b.sketch is None:
         return unknown, unknown.copy()
     sketch_a, sketch_b = a.sketch[rows_a], b.sketch[rows_b]
     apart = sketch_norms(sketch_a.astype(np.float64) - sketch_b.astype(np.float64))
@@ -104,11 +108,11 @@ def relative(apart: Floats, scale: Floats) -> Floats:
     return np.where((apart == 0) & (scale == 0), 0.0, ratio)
 
 
-def same_nonfinite(a: Any, b: Any, rows_a: Ids, rows_b: Ids) -> Mask:
+def same_nonfinite(a: StepBatch, b: StepBatch, rows_a: Ids, rows_b: Ids) -> Mask:
     """Rows with as many NaNs and infinities on both sides, as far as they were counted."""
     same = np.ones(len(rows_a), dtype=np.bool_)
     for name in ("nans", "posinfs", "neginfs"):
-        if name in (a.counts or {}) and name in (b.counts or {}):
+        if name in a.counts and name in b.counts:
             same &= np.asarray(a.counts[name])[rows_a] == np.asarray(b.counts[name])[rows_b]
     return same
 
@@ -128,3 +132,48 @@ def rounding(rel: float, dtype_a: str, dtype_b: str) -> tuple[float, str] | None
         return k, own
     k = rel / ROUNDING["bfloat16"]
     return (k, "bfloat16") if 0.2 <= k <= 1.2 and ROUNDING[own] < ROUNDING["bfloat16"] else None
+
+
+def _wide(values: Any) -> npt.NDArray[Any] | None:
+    """A tensor as float64 or complex128; None for what is not a number."""
+    array = np.asarray(values)
+    if array.dtype.kind in "biuf":
+        return array.astype(np.float64)
+    return array.astype(np.complex128) if array.dtype.kind == "c" else None
+
+
+@dataclass(frozen=True)
+class Tensors:
+    """Where both runs keep whole tensors, if they do.
+
+    Attributes:
+        a: run a.
+        b: run b.
+    """
+
+    a: Run
+    b: Run
+
+    def relative(self, checksum_a: int, checksum_b: int, shape: tuple[int, ...]) -> float | None:
+        """||a - b|| over the larger norm, from the stored tensors; None where one is not stored, or not as numbers.
+
+        Elements that are not finite on either side are left out.
+
+        Args:
+            checksum_a: checksum of run a's tensor.
+            checksum_b: checksum of run b's.
+            shape: the shape that both must have.
+        """
+        stored = [self._load(self.a, checksum_a), self._load(self.b, checksum_b)]
+        if stored[0] is None or stored[1] is None or not stored[0].shape == stored[1].shape == shape:
+            return None
+        a, b = stored[0].ravel(), stored[1].ravel()
+        finite = np.isfinite(a) & np.isfinite(b)
+        a, b = a[finite], b[finite]
+        scale = max(float(np.linalg.norm(a)), float(np.linalg.norm(b)))
+        apart = float(np.linalg.norm(a - b))
+        return 0.0 if scale == 0 else apart / scale
+
+    def _load(self, run: Run, checksum: int) -> npt.NDArray[Any] | None:
+        values = run.tensor(checksum) if checksum else None
+        return None if values is None else _wide(values)

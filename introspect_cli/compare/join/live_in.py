@@ -3,22 +3,49 @@
 Parameters are recorded after each optimizer step, so what step k computes with was recorded at the end of step k - 1,
 or at the start of the first captured step. Where step k - 1 was not recorded, nothing is known, and a module whose
 output differs is no proven origin.
+
+A run that rebuilds its model from a checkpoint, or whose capture left out the step before, records at the start of a
+step what the other run did not need to: it is on record there as the end of the step before. Where both are equal,
+nothing differs; where they are not, something other than the optimizer has changed the tensor in between.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from introspect_cli.compare.join.coverage import STATE_KINDS
 from introspect_cli.compare.join.offset import end_values, start_values
-from introspect_cli.compare.join.sites import kind_code
-from introspect_cli.compare.reasons.facts import Carried
-from introspect_cli.records import Kind
+from introspect_cli.compare.join.sites import Alignment, Ids, Mask, kind_code, phase_code
+from introspect_cli.records import Kind, Phase
 
 if TYPE_CHECKING:
     from introspect_cli.compare.join.rows import StepPair
-    from introspect_cli.compare.join.sides import Sides
-    from introspect_cli.compare.join.sites import Alignment
+    from introspect_cli.compare.join.steps import Sides
+    from introspect_cli.store.batch import StepBatch
+    from introspect_cli.store.rank_reader import RankReader
+
+Held = dict[tuple[int, str, str], int]
+
+
+@dataclass
+class Carried:
+    """Tensors that the step began with and that are known to differ, by FQN (and path for optimizer state).
+
+    Attributes:
+        within: those that differ by no more than the tolerance or the noise.
+        diverged: whether anything has diverged before.
+    """
+
+    params: set[str] = field(default_factory=set)
+    buffers: set[str] = field(default_factory=set)
+    states: set[tuple[str, str]] = field(default_factory=set)
+    rng: set[str] = field(default_factory=set)
+    loaders: set[str] = field(default_factory=set)
+    within: set[str] = field(default_factory=set)
+    diverged: bool = False
 
 
 def kept(carried: Carried, recorded: frozenset[str]) -> Carried:
@@ -26,6 +53,7 @@ def kept(carried: Carried, recorded: frozenset[str]) -> Carried:
     return Carried(
         params={name for name in carried.params if name not in recorded},
         buffers={name for name in carried.buffers if name not in recorded},
+        within={name for name in carried.within if name not in recorded},
         diverged=carried.diverged,
     )
 
@@ -58,3 +86,56 @@ def resumed(sides: Sides, alignment: Alignment, offset: int) -> Carried:
         buffers={fqn for kind, fqn, _ in unequal if kind == codes[Kind.BUFFER]},
         states={(fqn, path) for kind, fqn, path in unequal if kind == codes[Kind.OPTIMIZER_STATE]},
     )
+
+
+def redundant_starts(sides: Sides, alignment: Alignment, pair: StepPair) -> tuple[Mask, Mask]:
+    """Of the rows of `pair.only_a` and of `pair.only_b`, those that hold what the step before left."""
+    ends = (_ends(alignment, sides.a, pair.step - 1, None), _ends(alignment, sides.b, pair.step_b - 1, alignment.b_ids))
+    return (
+        _repeats(alignment, pair.a, pair.only_a, None, ends),
+        _repeats(alignment, pair.b, pair.only_b, alignment.b_ids, ends[::-1]),
+    )
+
+
+def _unions(batch: StepBatch, ids: Ids | None) -> Ids:
+    sites = np.asarray(batch.site).astype(np.int64)
+    return sites if ids is None else ids[sites]
+
+
+def _tensors(alignment: Alignment, unions: Ids) -> Mask:
+    return np.isin(alignment.kind[unions], [kind_code(kind) for kind in STATE_KINDS])
+
+
+def starts(alignment: Alignment, unions: Ids) -> Mask:
+    """Which of these sites are tensors, or an optimizer's state, at the start of a step."""
+    started = (alignment.phase[unions] == phase_code(Phase.START)) & (alignment.call[unions] == 0)
+    return np.asarray(_tensors(alignment, unions) & started)
+
+
+def _ends(alignment: Alignment, reader: RankReader, step: int, ids: Ids | None) -> Held | None:
+    """Checksums of what a step left, by kind, FQN and path; None where it was not recorded."""
+    if step not in reader:
+        return None
+    batch = reader.read(step)
+    unions = _unions(batch, ids)
+    rows = np.flatnonzero(_tensors(alignment, unions))
+    rows = rows[np.argsort(np.asarray(batch.sequence)[rows], kind="stable")]
+    return {_key(alignment, int(unions[row])): int(batch.checksum[row]) for row in rows}
+
+
+def _key(alignment: Alignment, union: int) -> tuple[int, str, str]:
+    return int(alignment.kind[union]), alignment.fqn[union], alignment.path[union]
+
+
+def _repeats(
+    alignment: Alignment, batch: StepBatch, rows: Ids, ids: Ids | None, ends: tuple[Held | None, Held | None]
+) -> Mask:
+    """Rows of one side that repeat the end of its own step before, or of the other's where its own is not known."""
+    unions = _unions(batch, ids)[rows]
+    repeats = np.zeros(len(rows), dtype=np.bool_)
+    held = ends[0] if ends[0] is not None else ends[1]
+    if held is None:
+        return repeats
+    for place in np.flatnonzero(starts(alignment, unions)):
+        repeats[place] = held.get(_key(alignment, int(unions[place]))) == int(batch.checksum[rows[place]])
+    return repeats

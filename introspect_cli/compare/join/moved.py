@@ -8,13 +8,15 @@ and compared where they moved to. Renamed modules are only suggested: that two s
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from introspect_cli.compare.join.renames import renamer
 from introspect_cli.records import ModuleInfo
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from introspect_cli.store.rank_reader import RankReader
 
 Signature = tuple[tuple[str, str, tuple[str, ...]], ...]
 
@@ -38,7 +40,7 @@ def _signature(module: ModuleInfo, children: dict[str, list[ModuleInfo]], *, own
     return tuple(sorted(found))
 
 
-def moved_modules(a: Any, b: Any, rename: Sequence[tuple[str, str]]) -> dict[str, str]:
+def moved_modules(a: RankReader, b: RankReader, rename: Sequence[tuple[str, str]]) -> dict[str, str]:
     """Numbered children of a that are found under another number in b: old FQN to new.
 
     Empty where the trees agree, which is the ordinary case and costs one comparison.
@@ -102,7 +104,7 @@ def _renamed(modules: Sequence[ModuleInfo], rename: Sequence[tuple[str, str]]) -
     return [ModuleInfo(change(m.fqn), m.module_class, m.source, m.parameters, m.buffers, m.aliases) for m in modules]
 
 
-def suggest_renames(a: Any, b: Any, rename: Sequence[tuple[str, str]]) -> tuple[str, ...]:
+def suggest_renames(a: RankReader, b: RankReader, rename: Sequence[tuple[str, str]]) -> tuple[str, ...]:
     """`--rename` options that would align subtrees that only one run has and that look the same."""
     modules_a, modules_b = _renamed(a.modules, rename), list(b.modules)
     names_a, names_b = {m.fqn for m in modules_a}, {m.fqn for m in modules_b}

@@ -26,8 +26,9 @@ _VALUE = int(Status.VALUE)
 
 
 def keep_rows(pair: StepPair, keep: Mask) -> StepPair:
-    """The step with only some of its differing rows."""
-    return replace(pair, rows_a=pair.rows_a[keep], rows_b=pair.rows_b[keep])
+    """The step with only some of its differing rows; the others count as within tolerance."""
+    within = np.concatenate([pair.within_a, pair.rows_a[~keep]])
+    return replace(pair, rows_a=pair.rows_a[keep], rows_b=pair.rows_b[keep], within_a=within)
 
 
 def _close_values(pair: StepPair, rows: Ids, options: DiffOptions) -> Mask:

@@ -8,7 +8,7 @@ everything else looks at.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,7 @@ from introspect_cli.records import Status
 
 if TYPE_CHECKING:
     from introspect_cli.compare.join.sites import Alignment, Ids, Mask
+    from introspect_cli.store.batch import StepBatch
 
 _UNSEEN = int(Status.NOT_OBSERVED)
 _PARTIAL = int(Status.PARTIAL)
@@ -39,12 +40,13 @@ class StepPair:
         unseen_a: rows of a where one side at least saw nothing, and
         unseen_b: their partners.
         alone: union numbers of sites that one run has and the other could not see.
+        within_a: rows of a that differ by no more than the tolerance or the noise.
     """
 
     step: int
     step_b: int
-    a: Any
-    b: Any
+    a: StepBatch
+    b: StepBatch
     matched: int
     rows_a: Ids
     rows_b: Ids
@@ -53,6 +55,7 @@ class StepPair:
     unseen_a: Ids
     unseen_b: Ids
     alone: Ids = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    within_a: Ids = field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
     @property
     def diverged(self) -> int:
@@ -77,7 +80,7 @@ def _partners(alignment: Alignment, union_a: Ids, union_b: Ids) -> tuple[Ids, Id
     return rows_a, rows_b, np.flatnonzero(lonely), np.flatnonzero(~found)
 
 
-def _blind(batch: Any, rows: Ids) -> Mask:
+def _blind(batch: StepBatch, rows: Ids) -> Mask:
     """Rows whose value was not seen: nothing observed, or so little that there is no checksum."""
     status = np.asarray(batch.status)[rows]
     unseen: Mask = status == _UNSEEN
@@ -87,7 +90,7 @@ def _blind(batch: Any, rows: Ids) -> Mask:
     return unseen
 
 
-def match(alignment: Alignment, counted: Mask, step: int, step_b: int, a: Any, b: Any) -> StepPair:
+def match(alignment: Alignment, counted: Mask, step: int, step_b: int, a: StepBatch, b: StepBatch) -> StepPair:
     """Compare one step.
 
     Args:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,8 @@ from introspect_cli.selection import selects
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from introspect_cli.store.sites import SiteTable
 
 Ids = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
@@ -41,14 +43,6 @@ def phase_code(phase: Phase) -> int:
     return _PHASE_CODE[phase.value]
 
 
-def _texts(column: Any) -> list[str]:
-    """A column of a site table as a list; the reader may hand out Arrow arrays."""
-    if isinstance(column, list):
-        return column
-    to_list = getattr(column, "to_pylist", None) or getattr(column, "tolist", None)
-    return list(to_list()) if to_list is not None else list(column)
-
-
 @dataclass(frozen=True)
 class Columns:
     """One run's sites, column by column, names as they are compared."""
@@ -65,18 +59,18 @@ class Columns:
         return len(self.keys)
 
 
-def columns(table: Any, rename: Callable[[str], str] | None = None) -> Columns:
+def columns(table: SiteTable, rename: Callable[[str], str] | None = None) -> Columns:
     """The columns of a store's site table, FQNs renamed and keys recomputed where a name changed.
 
     Raises:
         StoreError: a phase or kind is not one.
     """
-    phases, kinds = _texts(table.phase), _texts(table.kind)
+    phases, kinds = table.phase, table.kind
     count = len(phases)
     keys = np.asarray(table.key, dtype=np.uint64)
-    names = _texts(table.fqn)
+    names = table.fqn
     calls = np.asarray(table.call, dtype=np.int64)
-    paths = _texts(table.path)
+    paths = table.path
     change = rename or strip_wrappers
     renamed = {name: new for name in set(names) if (new := change(name)) != name}
     if renamed:
@@ -98,7 +92,7 @@ def columns(table: Any, rename: Callable[[str], str] | None = None) -> Columns:
         fqn=names,
         call=calls,
         path=paths,
-        module_class=_texts(table.module_class),
+        module_class=table.module_class,
     )
 
 

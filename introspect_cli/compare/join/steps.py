@@ -17,6 +17,11 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from introspect_cli.compare.join.distance import Tensors
+    from introspect_cli.compare.join.renames import Rename
+    from introspect_cli.store.index import Entries, StepEntry
+    from introspect_cli.store.rank_reader import RankReader
+
 Ids = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]
 
@@ -37,8 +42,8 @@ class Paired:
         tail_b: how many steps b has after the last common one.
     """
 
-    a: Any
-    b: Any
+    a: RankReader
+    b: RankReader
     rows_a: Ids
     rows_b: Ids
     aligned: bool
@@ -50,11 +55,11 @@ class Paired:
     def __len__(self) -> int:
         return len(self.rows_a)
 
-    def __getitem__(self, place: int) -> tuple[Any, Any]:
+    def __getitem__(self, place: int) -> tuple[StepEntry, StepEntry]:
         """The entries of a and b at a place of the common steps."""
         return self.a.entry(int(self.rows_a[place])), self.b.entry(int(self.rows_b[place]))
 
-    def __iter__(self) -> Iterator[tuple[Any, Any]]:
+    def __iter__(self) -> Iterator[tuple[StepEntry, StepEntry]]:
         return (self[place] for place in range(len(self)))
 
     @property
@@ -68,7 +73,7 @@ class Paired:
         return int(self.a.entries["rows"][self.rows_a].sum(dtype=np.int64))
 
 
-def pair_steps(a: Any, b: Any, offset: int, wanted: Callable[[int], bool] | None) -> Paired:
+def pair_steps(a: RankReader, b: RankReader, offset: int, wanted: Callable[[int], bool] | None) -> Paired:
     """Put the steps of a and b side by side.
 
     Args:
@@ -104,7 +109,7 @@ def pair_steps(a: Any, b: Any, offset: int, wanted: Callable[[int], bool] | None
     )
 
 
-def words(entries: Any, rows: Ids, name: str) -> Words:
+def words(entries: Entries, rows: Ids, name: str) -> Words:
     """A 16-byte field of some entries as two 64-bit words each."""
     return np.frombuffer(np.ascontiguousarray(entries[name][rows]).tobytes(), dtype=np.uint64).reshape(-1, 2)
 
@@ -133,3 +138,28 @@ def differing(paired: Paired) -> list[int]:
     digests_a = words(paired.a.entries, paired.rows_a[start:], "digest")
     digests_b = words(paired.b.entries, paired.rows_b[start:], "digest")
     return [start + int(place) for place in np.flatnonzero((digests_a != digests_b).any(axis=1))]
+
+
+@dataclass(frozen=True)
+class Sides:
+    """What does not change from step to step.
+
+    Attributes:
+        rank: process.
+        a: reader of run a's rank.
+        b: reader of run b's rank.
+        noise: readers of the noise runs' ranks.
+        manifest_a: manifest of run a.
+        manifest_b: manifest of run b.
+        tensors: whole tensors, where they are stored.
+        rename: FQNs of a to those of b; None where they are the same.
+    """
+
+    rank: int
+    a: RankReader
+    b: RankReader
+    noise: tuple[RankReader, ...]
+    manifest_a: dict[str, Any]
+    manifest_b: dict[str, Any]
+    tensors: Tensors
+    rename: Rename | None = None

@@ -1,38 +1,283 @@
-"""What a conclusion rests on, one sentence each: a reader can check it instead of believing it."""
+"""What is known of the things that a divergence depends on.
+
+A sentence like "although its inputs are equal" is true only where both runs recorded them and their checksums agree. A
+value that was not recorded, and one that tolerance let pass, are not equal. So whoever explains a divergence asks here,
+gets one of four answers for each thing, and makes its sentence from these with `although`.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from enum import Enum
 from typing import TYPE_CHECKING
 
-from introspect_cli.compare.reasons.facts import FORWARD, Facts
-from introspect_cli.compare.reasons.words import often
-from introspect_cli.compare.result import Divergence, Reason
-from introspect_cli.records import Kind
+import numpy as np
+
+from introspect_cli.compare.join.sites import KINDS
+from introspect_cli.compare.reasons.facts import BLIND, DIFFERS, EQUAL, FORWARD, WITHIN, Facts, owner_of
+from introspect_cli.records import Kind, Phase, Site
 
 if TYPE_CHECKING:
-    from introspect_cli.compare.reasons.clues import Clues
-    from introspect_cli.compare.reasons.origin import Cause
+    from collections.abc import Iterable, Sequence
+
+    from introspect_cli.compare.join.sites import Ids
+
+_START = frozenset({Phase.START})
+_AFTER = frozenset({Phase.OPTIMIZER})
+_TENSOR_KINDS = {Kind.PARAM: "parameters", Kind.BUFFER: "buffers"}
+PASSES = frozenset({Phase.DATA, Phase.FORWARD, Phase.LOSS, Phase.BACKWARD})
 
 
-def evidence(clues: Clues, divergence: Divergence, cause: Cause, facts: Facts) -> tuple[str, ...]:
-    """The equalities that the conclusion rests on, one sentence each."""
-    lines = []
-    if clues.batches_before:
-        last = "all steps before agree" if clues.batches_before > 1 else "the step before agrees"
-        lines.append(f"{clues.batches_before} compared step{'s' * (clues.batches_before > 1)}: {last} entirely.")
-    if clues.before:
-        lines.append(f"{clues.before} records before it in step {divergence.step} agree.")
-    if cause.reason in (Reason.MODULE, Reason.OWN_CODE) and divergence.site.kind is Kind.OUTPUT:
-        lines.append(f"Equal going in: {clues.fed}.")
-    if clues.rng_equal is not None and cause.reason is not Reason.RNG:
-        lines.append(f"Random states at the start of the step {'agree' if clues.rng_equal else 'differ'}.")
-    if cause.reason is Reason.GRADIENT and clues.gradients[1]:
-        differ, total = clues.gradients
-        lines.append(f"{differ} of {total} gradients differ in this step.")
-    if clues.calls and cause.reason is not Reason.STRUCTURE:
-        name, one, two = clues.calls
-        lines.append(f"{name} runs {often(one)} in this step of a and {often(two)} in b.")
-    forward = any(site.phase in FORWARD for site in facts.sites)
-    if cause.reason in (Reason.GRADIENT, Reason.OPTIMIZER) and not divergence.site.call and not forward:
-        lines.append("Every recorded value of the forward pass agrees in this step.")
-    return tuple(lines)
+class Known(Enum):
+    """What is known of a thing in both runs."""
+
+    EQUAL = "equal"
+    WITHIN = "within tolerance"
+    UNSEEN = "not recorded"
+    DIFFERS = "different"
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """One thing that a divergence depends on.
+
+    Attributes:
+        name: what it is, in words: `its inputs`.
+        known: what is known of it.
+        needed: whether nothing can be concluded where it was not seen.
+        plural: whether it takes a plural verb.
+    """
+
+    name: str
+    known: Known
+    needed: bool = False
+    plural: bool = True
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names as a list in a sentence: `a, b and c`."""
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _verb(found: Sequence[Evidence], one: str, many: str) -> str:
+    return many if len(found) > 1 or found[0].plural else one
+
+
+def of(evidence: Iterable[Evidence], known: Known) -> list[Evidence]:
+    """The evidence with this answer."""
+    return [found for found in evidence if found.known is known]
+
+
+def although(evidence: Sequence[Evidence], word: str = "although") -> str:
+    """` although its inputs are equal`, and what is not known, for the middle of a sentence; "" for none."""
+    clauses = []
+    for known, text in ((Known.EQUAL, "equal"), (Known.WITHIN, "within tolerance")):
+        found = of(evidence, known)
+        if found:
+            clauses.append(f"{listed([e.name for e in found])} {_verb(found, 'is', 'are')} {text}")
+    text = f" {word} {' and '.join(clauses)}" if clauses else ""
+    unseen = of(evidence, Known.UNSEEN)
+    if unseen:
+        text += f" ({listed([e.name for e in unseen])} {_verb(unseen, 'was', 'were')} not recorded)"
+    return text
+
+
+def lines(evidence: Sequence[Evidence]) -> list[str]:
+    """The evidence as lines under the sentence."""
+    texts = []
+    for known in (Known.EQUAL, Known.WITHIN, Known.UNSEEN):
+        found = of(evidence, known)
+        if found:
+            texts.append(f"{known.value.capitalize()}: {listed([e.name for e in found])}.")
+    return texts
+
+
+def known_of(facts: Facts, unions: Ids | Sequence[int], before: float = np.inf, *, every: bool = False) -> Known:
+    """What is known of some sites in this step.
+
+    Args:
+        facts: the step.
+        unions: union numbers of the sites.
+        before: only what was recorded earlier than this counts.
+        every: whether one record that was not seen makes the whole not seen.
+    """
+    numbers = np.asarray(unions, dtype=np.int64)
+    states = facts.state[numbers]
+    if np.isfinite(before):
+        states = states[facts.order[numbers] < before]
+    return _answer(states, every=every)
+
+
+def _answer(states: np.ndarray[tuple[int], np.dtype[np.int8]], *, every: bool) -> Known:
+    if (states == DIFFERS).any():
+        return Known.DIFFERS
+    if every and (states == BLIND).any():
+        return Known.UNSEEN
+    if (states == WITHIN).any():
+        return Known.WITHIN
+    return Known.EQUAL if (states == EQUAL).any() else Known.UNSEEN
+
+
+def random_state(facts: Facts, site: Site | None = None) -> Evidence:
+    """The random state before a module runs where that is recorded, else at the start of the step."""
+    if site is not None:
+        own = [u for u in facts.unions(Kind.RNG, FORWARD) if _of_call(facts, int(u), site)]
+        known = known_of(facts, own)
+        if known is not Known.UNSEEN:
+            return Evidence("the random state", known, plural=False)
+    known = known_of(facts, facts.unions(Kind.RNG, _START))
+    return Evidence("the random state at the start of the step", known, plural=False)
+
+
+def is_random(evidence: Evidence) -> bool:
+    """Whether this is about a random state."""
+    return evidence.name.startswith("the random state")
+
+
+def _of_call(facts: Facts, union: int, site: Site) -> bool:
+    own = facts.alignment.site(union)
+    return own.fqn == site.fqn and own.call == site.call and own.phase is site.phase
+
+
+def batches(facts: Facts, order: float = np.inf) -> Evidence:
+    """The batches of the step."""
+    return Evidence("the batches", known_of(facts, facts.unions(Kind.BATCH, frozenset({Phase.DATA})), order))
+
+
+def inputs_of(facts: Facts, site: Site, name: str = "its inputs") -> Evidence | None:
+    """What a module is given at a call; None where inputs were recorded, but this call has none."""
+    unions = facts.recorded(site.phase, Kind.INPUT, site.fqn, site.call)
+    present = [union for union in unions if facts.state[union]]
+    if not present and Kind.INPUT in facts.kinds:
+        return None
+    return Evidence(name, known_of(facts, present, every=True), needed=True)
+
+
+def outputs_before(facts: Facts, order: float) -> Evidence:
+    """The outputs of all modules that ran before a place of the sequence."""
+    known = known_of(facts, facts.unions(Kind.OUTPUT, FORWARD), order)
+    return Evidence("every module output recorded before it", known, needed=True, plural=False)
+
+
+def forward_pass(facts: Facts) -> Evidence:
+    """The forward pass of the step."""
+    unions = np.concatenate([facts.unions(kind, FORWARD) for kind in (Kind.INPUT, Kind.OUTPUT)])
+    return Evidence("the forward pass", known_of(facts, unions), needed=True, plural=False)
+
+
+def loss_of(facts: Facts) -> list[Evidence]:
+    """The losses of the step; nothing where losses were recorded, but this step has none."""
+    unions = facts.unions(Kind.LOSS, frozenset({Phase.LOSS}))
+    if not facts.state[unions].any() and Kind.LOSS in facts.kinds:
+        return []
+    return [Evidence("the loss", known_of(facts, unions), needed=True, plural=False)]
+
+
+def backward_before(facts: Facts, order: float, name: str, *, needed: bool = True) -> Evidence:
+    """The gradients that hooks recorded in the backward pass before a place of the sequence."""
+    backward = frozenset({Phase.BACKWARD})
+    unions = np.concatenate([facts.unions(kind, backward) for kind in (Kind.GRAD_INPUT, Kind.GRAD_OUTPUT)])
+    return Evidence(name, known_of(facts, unions, order), needed=needed, plural=name.endswith("s before it"))
+
+
+def tensors_of(facts: Facts, fqn: str, order: float, *, whole: bool = True) -> list[Evidence]:
+    """The parameters and the buffers that a module computes with.
+
+    Args:
+        facts: the step.
+        fqn: the module.
+        order: when it computes.
+        whole: whether those of the modules inside it count, as far as their outputs were not recorded.
+    """
+    owners = [fqn, *(_blind_inside(facts, fqn) if whole else ())]
+    found = []
+    for kind, word in _TENSOR_KINDS.items():
+        names = _expected(facts, owners, kind)
+        if names:
+            answers = [_tensor(facts, name, kind, order) for name in sorted(names)]
+            known = next((k for k in (Known.DIFFERS, Known.UNSEEN, Known.WITHIN) if k in answers), Known.EQUAL)
+            found.append(Evidence(f"its {word}", known, needed=True))
+    if not found and not facts.modules[0] and Kind.PARAM not in facts.kinds:
+        found.append(Evidence("its parameters", Known.UNSEEN, needed=True))
+    return found
+
+
+def _blind_inside(facts: Facts, fqn: str) -> list[str]:
+    """Modules inside one whose outputs are not on record in this step, nor those of a module between."""
+    prefix = fqn + "."
+    inside = {name for tree in facts.modules for name in tree if name.startswith(prefix)}
+    told = {
+        name
+        for name in inside
+        if any(facts.state[union] in {EQUAL, WITHIN, DIFFERS} for union in facts.unions(Kind.OUTPUT, FORWARD, name))
+    }
+
+    def hidden(name: str) -> bool:
+        while name and name != fqn:
+            if name in told:
+                return False
+            name = owner_of(name)
+        return True
+
+    return [name for name in inside if hidden(name)]
+
+
+def _expected(facts: Facts, owners: Iterable[str], kind: Kind) -> set[str]:
+    """FQNs of the tensors that modules hold, tied ones under the name they are recorded by."""
+    names: set[str] = set()
+    for owner in owners:
+        for tree in facts.modules:
+            module = tree.get(owner)
+            if module is None:
+                continue
+            names |= {f"{owner}.{name}" for name in (module.parameters if kind is Kind.PARAM else module.buffers)}
+            tied = (alias.partition("=") for alias in module.aliases)
+            names |= {target for _, equals, target in tied if equals and _is(facts, target, kind)}
+    names |= {name for owner in owners for name in facts.tensors_in(owner) if _is(facts, name, kind)}
+    return names
+
+
+def _is(facts: Facts, fqn: str, kind: Kind) -> bool:
+    return any(KINDS[facts.alignment.kind[union]] is kind for union in facts.alignment.by_fqn.get(fqn, []))
+
+
+def _tensor(facts: Facts, fqn: str, kind: Kind, order: float) -> Known:
+    """What is known of a tensor's value when something computes with it."""
+    alignment, carried = facts.alignment, facts.carried
+    own = [union for union in alignment.by_fqn.get(fqn, []) if KINDS[alignment.kind[union]] is kind]
+    now = [union for union in own if facts.state[union] and facts.order[union] < order]
+    if now:
+        return known_of(facts, [max(now, key=lambda union: facts.order[union])], every=True)
+    if fqn in carried.params or fqn in carried.buffers:
+        return Known.DIFFERS
+    before = facts.state_before
+    if before is not None and own and before[own].any():
+        return _answer(before[[union for union in own if before[union]][-1:]], every=True)
+    if not any(facts.in_both[union] for union in own) or (facts.gap and fqn in facts.ended):
+        return Known.UNSEEN
+    return Known.WITHIN if fqn in carried.within else Known.EQUAL
+
+
+def value_before(facts: Facts, site: Site, order: float) -> Evidence:
+    """A parameter's or buffer's own value before a record of it."""
+    return Evidence("its value before", _tensor(facts, site.fqn, site.kind, order), plural=False)
+
+
+def state_before(facts: Facts, site: Site) -> list[Evidence]:
+    """The optimizer's state for a parameter, as the step before left it; nothing where there is none yet."""
+    if any(name == site.fqn for name, _ in facts.carried.states):
+        return [Evidence("the optimizer state before", Known.DIFFERS, plural=False)]
+    unions = facts.unions(Kind.OPTIMIZER_STATE, _AFTER | _START, site.fqn)
+    started = [union for union in unions if facts.alignment.phase[union] != facts.alignment.phase[unions[0]]]
+    if facts.state_before is not None and len(unions) and facts.state_before[unions].any():
+        return [Evidence("the optimizer state before", _answer(facts.state_before[unions], every=True), plural=False)]
+    known = known_of(facts, started) if started else Known.UNSEEN
+    begun = facts.step == 0 and facts.pair.step_b == 0
+    return [] if begun and known is Known.UNSEEN else [Evidence("the optimizer state before", known, plural=False)]
+
+
+def gradient_of(facts: Facts, fqn: str) -> Evidence:
+    """A parameter's gradient, as the optimizer sees it."""
+    return Evidence(
+        "its gradient", known_of(facts, facts.unions(Kind.GRAD, _AFTER, fqn), every=True), needed=True, plural=False
+    )

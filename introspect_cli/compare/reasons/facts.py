@@ -7,20 +7,32 @@ modules contain which. The step's divergences are walked once, and every later q
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.records import Kind, Phase
+from introspect_cli.compare.join.coverage import observed_kinds
+from introspect_cli.compare.join.live_in import Carried
+from introspect_cli.compare.join.offset import start_values
+from introspect_cli.compare.join.sites import KINDS, kind_code, phase_code
+from introspect_cli.records import Kind, ModuleInfo, Phase
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
     from introspect_cli.compare.join.rows import Items, StepPair
-    from introspect_cli.compare.join.sites import Alignment
+    from introspect_cli.compare.join.sites import Alignment, Ids
+    from introspect_cli.compare.join.steps import Sides
 
 FORWARD = frozenset({Phase.FORWARD, Phase.EVAL, Phase.RECOMPUTE})
 _TENSORS = frozenset({Kind.PARAM, Kind.BUFFER})
 _BEFORE_USE = frozenset({Phase.START, Phase.OPTIMIZER})
+
+
+ABSENT, EQUAL, WITHIN, DIFFERS, BLIND = range(5)
+"""What is known of a site in a step: no record, equal, within tolerance, different (or one-sided), not seen."""
 
 
 def owner_of(fqn: str) -> str:
@@ -36,18 +48,6 @@ def ancestors(fqn: str) -> list[str]:
         found.append(head)
         head = owner_of(head)
     return found
-
-
-@dataclass
-class Carried:
-    """Tensors that the step began with and that are known to differ, by FQN (and path for optimizer state)."""
-
-    params: set[str] = field(default_factory=set)
-    buffers: set[str] = field(default_factory=set)
-    states: set[tuple[str, str]] = field(default_factory=set)
-    rng: set[str] = field(default_factory=set)
-    loaders: set[str] = field(default_factory=set)
-    diverged: bool = False
 
 
 @dataclass(frozen=True)
@@ -67,28 +67,37 @@ class Facts:
     """Lookups over one step's divergences.
 
     Attributes:
+        sides: both runs' ranks.
         alignment: the runs' sites.
         pair: the step's records.
         items: its divergences in order.
         sites: their sites.
         carried: what differed before the step began.
+        before: the step before, where both runs recorded it.
         gap: whether what the step began with is not known: the step before was not recorded.
+        resumed: whether nothing diverged before, and one run began later, with other values than the other had then.
     """
 
     def __init__(
         self,
+        sides: Sides,
         alignment: Alignment,
         pair: StepPair,
         items: Items,
         carried: Carried,
         *,
+        before: StepPair | None = None,
         gap: bool = False,
+        resumed: bool = False,
     ) -> None:
+        self.sides = sides
         self.alignment = alignment
         self.pair = pair
         self.items = items
         self.carried = carried
+        self.before_pair = before
         self.gap = gap
+        self.resumed = resumed
         self.sites = [alignment.site(int(union)) for union in items.union]
         self._first: dict[tuple[Phase, Kind], float] = {}
         self._differing: dict[tuple[Phase, Kind, str, int], float] = {}
@@ -111,6 +120,99 @@ class Facts:
         """The step of run a."""
         return self.pair.step
 
+    @cached_property
+    def state(self) -> npt.NDArray[np.int8]:
+        """What is known of every site in this step, by union number."""
+        return states(self.alignment, self.pair)
+
+    @cached_property
+    def state_before(self) -> npt.NDArray[np.int8] | None:
+        """The same for the step before; None where it was not recorded."""
+        return None if self.before_pair is None else states(self.alignment, self.before_pair)
+
+    @cached_property
+    def order(self) -> npt.NDArray[np.float64]:
+        """When each site was recorded in run a, by union number; infinity where it was not."""
+        order = np.full(self.alignment.size, np.inf)
+        order[np.asarray(self.pair.a.site).astype(np.int64)] = np.asarray(self.pair.a.sequence)
+        return order
+
+    @cached_property
+    def kinds(self) -> frozenset[Kind]:
+        """Kinds that both runs watched for, as far as is known."""
+        found = []
+        for manifest, columns in (
+            (self.sides.manifest_a, self.alignment.a),
+            (self.sides.manifest_b, self.alignment.b),
+        ):
+            told = observed_kinds(manifest)
+            own = {KINDS[code] for code in np.unique(columns.kind)}
+            found.append({kind for kind in Kind if kind.value in told} | own)
+        return frozenset(found[0] & found[1])
+
+    @cached_property
+    def modules(self) -> tuple[dict[str, ModuleInfo], dict[str, ModuleInfo]]:
+        """Both module trees by FQN, as they are compared."""
+        change = self.sides.rename or str
+        return (
+            {change(module.fqn): module for module in self.sides.a.modules},
+            {module.fqn: module for module in self.sides.b.modules},
+        )
+
+    def unions(self, kind: Kind, phases: frozenset[Phase], fqn: str | None = None) -> Ids:
+        """Union numbers of the sites of a kind, in these phases."""
+        if fqn is not None:
+            numbers = np.array(self.alignment.by_fqn.get(fqn, []), dtype=np.int64)
+        else:
+            numbers = np.arange(self.alignment.size, dtype=np.int64)
+        chosen = self.alignment.kind[numbers] == kind_code(kind)
+        chosen &= np.isin(self.alignment.phase[numbers], [phase_code(phase) for phase in phases])
+        return np.asarray(numbers[chosen])
+
+    @cached_property
+    def ended(self) -> frozenset[str]:
+        """FQNs of the tensors that optimizer steps leave on record."""
+        tensors = np.isin(self.alignment.kind, [kind_code(kind) for kind in _TENSORS])
+        after = tensors & (self.alignment.phase == phase_code(Phase.OPTIMIZER))
+        return frozenset(self.alignment.fqn[union] for union in np.flatnonzero(after))
+
+    @cached_property
+    def _began(self) -> frozenset[str]:
+        """FQNs of the tensors that both captures began with."""
+        sides = (self.sides.a, self.alignment.a), (self.sides.b, self.alignment.b)
+        one, two = ({fqn for _, fqn, _ in start_values(*side)} for side in sides)
+        return frozenset(one & two)
+
+    @cached_property
+    def in_both(self) -> npt.NDArray[np.bool_]:
+        """By union number, whether both runs have a site, at any step."""
+        found = np.zeros(self.alignment.size, dtype=np.bool_)
+        shared = self.alignment.b_ids[self.alignment.b_ids < len(self.alignment.a)]
+        found[shared] = True
+        return found
+
+    @cached_property
+    def _tensors_of_owner(self) -> dict[str, set[str]]:
+        found: dict[str, set[str]] = {}
+        for union in np.flatnonzero(np.isin(self.alignment.kind, [kind_code(kind) for kind in _TENSORS])):
+            name = self.alignment.fqn[union]
+            found.setdefault(owner_of(name), set()).add(name)
+        return found
+
+    def tensors_in(self, fqn: str) -> set[str]:
+        """FQNs of the parameters and buffers recorded of a module, without those of modules inside it."""
+        return self._tensors_of_owner.get(fqn, set())
+
+    def was_there(self, fqn: str) -> bool:
+        """Whether a tensor found at the start of a step is not a new one: the step before has it, or the first step."""
+        alignment, before = self.alignment, self.before_pair
+        if before is not None:
+            own = alignment.by_fqn[fqn]
+            rows = np.asarray(before.a.site), alignment.b_ids[np.asarray(before.b.site)]
+            if all(np.isin(own, sites).any() for sites in rows):
+                return True
+        return self.step > self.sides.a.entry(0).step and fqn in self._began
+
     def before(
         self, order: float, phases: frozenset[Phase] | None = None, kinds: frozenset[Kind] | None = None
     ) -> bool:
@@ -120,6 +222,10 @@ class Facts:
             for (phase, kind), at in self._first.items()
             if (phases is None or phase in phases) and (kinds is None or kind in kinds)
         )
+
+    def anything_before(self, order: float) -> bool:
+        """Whether anything differs before this place, in the step or in what it began with."""
+        return bool(self.carried.params or self.carried.buffers) or self.before(order)
 
     def differs(self, phase: Phase, kind: Kind, fqn: str, call: int) -> bool:
         """Whether a site differs, on any path."""
@@ -142,24 +248,10 @@ class Facts:
             if (site := self.alignment.site(union)).phase is phase and site.kind is kind and site.call == call
         ]
 
-    def sequence_of(self, unions: list[int], *, side: str = "a") -> float | None:
-        """Earliest sequence, in run a (or b), of any of these sites at this step; None where none was recorded."""
-        batch = self.pair.a if side == "a" else self.pair.b
-        wanted = np.asarray(unions, dtype=np.int64)
-        numbers = np.asarray(batch.site).astype(np.int64)
-        if side == "b":
-            numbers = self.alignment.b_ids[numbers]
-        rows = np.flatnonzero(np.isin(numbers, wanted))
-        return float(np.asarray(batch.sequence)[rows].min()) if len(rows) else None
-
-    def row(self, union: int, side: str) -> int | None:
-        """Row of a site in run a (or b) at this step."""
-        batch = self.pair.a if side == "a" else self.pair.b
-        numbers = np.asarray(batch.site).astype(np.int64)
-        if side == "b":
-            numbers = self.alignment.b_ids[numbers]
-        rows = np.flatnonzero(numbers == union)
-        return int(rows[0]) if len(rows) else None
+    def sequence_of(self, unions: list[int]) -> float | None:
+        """Earliest sequence, in run a, of any of these sites at this step; None where none was recorded."""
+        found = self.order[unions].min(initial=np.inf)
+        return float(found) if np.isfinite(found) else None
 
     def tensors_differ(self, fqn: str, order: float) -> bool:
         """Whether a parameter or buffer of a module, or inside it, differs already at a place of the sequence.
@@ -172,15 +264,6 @@ class Facts:
         return any(
             at < order and site.kind in _TENSORS and site.phase in _BEFORE_USE and site.fqn.startswith(prefix)
             for at, site in zip(self.items.order, self.sites, strict=True)
-        )
-
-    def holds_tensors(self, fqn: str) -> bool:
-        """Whether a module, or a module inside it, has parameters or buffers."""
-        prefix = fqn + "."
-        kinds = (Kind.PARAM, Kind.BUFFER)
-        return any(
-            name.startswith(prefix) and any(self.alignment.site(union).kind in kinds for union in unions)
-            for name, unions in self.alignment.by_fqn.items()
         )
 
     def lonely(self, side: str) -> Lonely:
@@ -199,7 +282,22 @@ class Facts:
 
     def rng_differs(self) -> bool:
         """Whether a random state differs at the start of the step."""
-        return any(site.kind is Kind.RNG for site in self.sites)
+        return any(site.kind is Kind.RNG and site.phase is Phase.START for site in self.sites)
+
+
+def states(alignment: Alignment, pair: StepPair) -> npt.NDArray[np.int8]:
+    """What is known of every site in a step, by union number."""
+    found = np.full(alignment.size, ABSENT, dtype=np.int8)
+    site_a = np.asarray(pair.a.site).astype(np.int64)
+    site_b = alignment.b_ids[np.asarray(pair.b.site)]
+    found[np.intersect1d(site_a, site_b)] = EQUAL
+    found[site_a[pair.within_a]] = WITHIN
+    found[site_a[pair.unseen_a]] = BLIND
+    found[pair.alone] = BLIND
+    found[site_a[pair.rows_a]] = DIFFERS
+    found[site_a[pair.only_a]] = DIFFERS
+    found[site_b[pair.only_b]] = DIFFERS
+    return found
 
 
 def carry_over(facts: Facts, known: Carried, recorded_params: frozenset[str]) -> Carried:
@@ -213,7 +311,7 @@ def carry_over(facts: Facts, known: Carried, recorded_params: frozenset[str]) ->
     """
     params = {name for name in known.params if name not in recorded_params}
     buffers = {name for name in known.buffers if name not in recorded_params}
-    states: set[tuple[str, str]] = set()
+    held: set[tuple[str, str]] = set()
     loaders = set(known.loaders)
     for site in facts.sites:
         if site.phase is Phase.OPTIMIZER and site.call:
@@ -223,8 +321,18 @@ def carry_over(facts: Facts, known: Carried, recorded_params: frozenset[str]) ->
         elif site.kind is Kind.BUFFER and (site.phase is not Phase.START or site.fqn not in recorded_params):
             buffers.add(site.fqn)
         elif site.kind is Kind.OPTIMIZER_STATE:
-            states.add((site.fqn, site.path))
+            held.add((site.fqn, site.path))
         elif site.kind is Kind.BATCH:
             loaders.add(site.fqn)
     rng = {site.fqn for site in facts.sites if site.kind is Kind.RNG} | known.rng
-    return Carried(params, buffers, states, rng, loaders, diverged=True)
+    within = {name for name in known.within if name not in recorded_params} | within_tolerance_of(
+        facts.alignment, facts.pair
+    )
+    return Carried(params, buffers, held, rng, loaders, within, diverged=True)
+
+
+def within_tolerance_of(alignment: Alignment, pair: StepPair) -> set[str]:
+    """FQNs of the tensors that a step leaves within tolerance, not equal."""
+    unions = np.asarray(pair.a.site).astype(np.int64)[pair.within_a]
+    tensors = unions[np.isin(alignment.kind[unions], [kind_code(kind) for kind in _TENSORS])]
+    return {alignment.fqn[union] for union in tensors}

@@ -1,18 +1,28 @@
-"""Hyper-parameters as recorded at a step, where the two runs differ."""
+"""How two runs' optimizers were set up differently: as recorded at a step, and as their settings say.
+
+Group numbers and lists of names say little; what matters is what applies to a parameter. So groups are turned inside
+out, parameter to hyper-parameters, and equal changes of many parameters are told once.
+"""
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from introspect_cli.compare.join.sites import KINDS, Alignment
 from introspect_cli.records import SETTING_KINDS
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from introspect_cli.compare.reasons.step_view import StepRecords
 
+Change = tuple[str, Any, Any]
+Told = dict[str, tuple[str | None, str | None]]
+"""Name to the values in a and in b."""
 
-def hyperparameter_changes(alignment: Alignment, step: StepRecords) -> dict[str, tuple[str | None, str | None]]:
+
+def hyperparameter_changes(alignment: Alignment, step: StepRecords) -> Told:
     """Hyper-parameters that differ in a step: name to both values; equal changes of several groups are folded.
 
     All but the learning rate are recorded where they are new or have changed. What one run alone recorded here, and the
@@ -34,7 +44,7 @@ def hyperparameter_changes(alignment: Alignment, step: StepRecords) -> dict[str,
         elsewhere = union < len(alignment.a) and union in in_b
         if values[0] != values[1] and not (elsewhere and None in values):
             found.setdefault((alignment.fqn[union], name), {}).setdefault(values, []).append(group)
-    named: dict[str, tuple[str | None, str | None]] = {}
+    named: Told = {}
     several = len({fqn for fqn, _ in groups}) > 1
     for (fqn, name), by_values in found.items():
         count = sum(1 for owner, _ in groups if owner == fqn)
@@ -46,3 +56,95 @@ def hyperparameter_changes(alignment: Alignment, step: StepRecords) -> dict[str,
     if "lr" in named:
         named.pop("initial_lr", None)  # a scheduler's note of where lr began; it says nothing more
     return named
+
+
+def _optimizers(settings: Any) -> dict[str, dict[str, Any]]:
+    found = {}
+    for place, optimizer in enumerate(settings if isinstance(settings, (list, tuple)) else ()):
+        if isinstance(optimizer, dict):
+            found[str(optimizer.get("name", place))] = optimizer
+    return found
+
+
+def _by_parameter(optimizer: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Parameter to the hyper-parameters of its group; groups without names under their number."""
+    found: dict[str, dict[str, Any]] = {}
+    groups = optimizer.get("groups")
+    for place, group in enumerate(groups if isinstance(groups, (list, tuple)) else ()):
+        if not isinstance(group, dict):
+            continue
+        told = {str(name): value for name, value in group.items() if name != "params"}
+        names = group.get("params")
+        for name in names if isinstance(names, (list, tuple)) and names else (f"group {place}",):
+            found[str(name)] = told
+    return found
+
+
+def _differing(a: dict[str, Any], b: dict[str, Any]) -> Iterator[Change]:
+    for name in dict.fromkeys([*a, *b]):
+        if name == "initial_lr" and a.get("lr") != b.get("lr"):
+            continue  # a scheduler's note of where lr began
+        if a.get(name) != b.get(name):
+            yield name, a.get(name), b.get(name)
+
+
+def changes_for(a: Any, b: Any, parameter: str) -> Told:
+    """Hyper-parameters that apply to one parameter and differ."""
+    found: Told = {}
+    both_a, both_b = _optimizers(a), _optimizers(b)
+    for name in both_a.keys() & both_b.keys():
+        one, two = _by_parameter(both_a[name]).get(parameter), _by_parameter(both_b[name]).get(parameter)
+        if one is not None and two is not None:
+            found |= {key: (_text(x), _text(y)) for key, x, y in _differing(one, two)}
+    return found
+
+
+def has_parameter(settings: Any, parameter: str) -> bool | None:
+    """Whether an optimizer has a parameter; None where no names were kept."""
+    names = {name for optimizer in _optimizers(settings).values() for name in _by_parameter(optimizer)}
+    return None if not names or all(name.startswith("group ") for name in names) else parameter in names
+
+
+def _text(value: Any) -> str | None:
+    return None if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def optimizer_changes(a: Any, b: Any) -> Iterator[Change]:
+    """All that differs, each change told once, with how many parameters it is for where not all."""
+    both_a, both_b = _optimizers(a), _optimizers(b)
+    if len(both_a) == len(both_b) == 1 and both_a.keys() != both_b.keys():
+        yield "optimizer", next(iter(both_a)), next(iter(both_b))
+        return
+    for name in dict.fromkeys([*both_a, *both_b]):
+        if name not in both_a or name not in both_b:
+            yield f"optimizer {name}", "used" if name in both_a else None, "used" if name in both_b else None
+            continue
+        yield from _one(name if len(both_a) > 1 else "", _by_parameter(both_a[name]), _by_parameter(both_b[name]))
+
+
+def _one(name: str, a: dict[str, dict[str, Any]], b: dict[str, dict[str, Any]]) -> Iterator[Change]:
+    prefix = f"{name} " if name else ""
+    folded: dict[tuple[str, str, str], list[Any]] = {}
+    for parameter in a.keys() & b.keys():
+        for key, one, two in _differing(a[parameter], b[parameter]):
+            entry = folded.setdefault((key, repr(one), repr(two)), [one, two, []])
+            entry[2].append(parameter)
+    shared = len(a.keys() & b.keys())
+    for (key, _, _), (one, two, parameters) in folded.items():
+        label = prefix + key
+        if len(parameters) < shared:
+            first = min(parameters)
+            label += f" of {first}" + (f" and {len(parameters) - 1} more" if len(parameters) > 1 else "")
+        yield label, one, two
+    for own, other, in_a in ((a, b, True), (b, a, False)):
+        alone = [parameter for parameter in own if parameter not in other]
+        if alone:
+            label = f"{prefix}{alone[0]}" + (f" and {len(alone) - 1} more" if len(alone) > 1 else "")
+            yield f"parameter {label}", "optimized" if in_a else None, None if in_a else "optimized"
+
+
+def in_words(changed: Told) -> str:
+    """Differing hyper-parameters in brackets after a blank, for the middle of a sentence."""
+    if not changed:
+        return " (equal where recorded)"
+    return f" ({', '.join(f'{name} {a} -> {b}' for name, (a, b) in list(changed.items())[:3])})"

@@ -1,7 +1,7 @@
 """Settings that differ, the strongest explanation first.
 
 Two runs differ in hundreds of settings that explain nothing (a shell's working directory, a session's number) and in
-one that does. What a change can explain depends on where the runs part: a learning rate explains a parameter after
+one that does. What a change can explain depends on where the runs diverge: a learning rate explains a parameter after
 the step and no random state. So each change gets a weight from the reason of the first divergence, and what is known
 to be noise is left out. Flat mappings are compared directly; nested ones by deepdiff, imported only then.
 """
@@ -11,10 +11,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from introspect_cli.compare.reasons.optimizers import optimizer_changes
-from introspect_cli.compare.result import Reason, SettingChange
+from introspect_cli.compare.reasons.hyperparameters import optimizer_changes
+from introspect_cli.compare.result import SettingChange
+
+if TYPE_CHECKING:
+    from introspect_cli.compare.reasons.base import Reason
+    from introspect_cli.store.reader import Run
 
 _ENV_NOISE = re.compile(
     r"^(PWD|OLDPWD|SHLVL|_|TERM.*|COLORTERM|SSH_.*|TMUX.*|STY|WINDOW.*|XDG_.*|DBUS_.*|DISPLAY|LS_COLORS|PS[0-9]|PROMPT.*"
@@ -35,37 +39,21 @@ _NUMERIC_PACKAGES = re.compile(
     r"|pytorch|accelerate|deepspeed|apex|timm|mkl|intel|bitsandbytes|einops|peft|diffusers|tokenizers|datasets)"
 )
 
-_WEIGHTS: dict[str, dict[Reason, float]] = {
-    "hyperparameter": {Reason.OPTIMIZER: 1.0, Reason.GRADIENT: 0.3},
-    "optimizers": {Reason.OPTIMIZER: 0.98, Reason.GRADIENT: 0.3},
-    "sources": dict.fromkeys(Reason, 0.8) | {Reason.RNG: 0.7},
-    "command": dict.fromkeys(Reason, 0.85) | {Reason.RNG: 0.9, Reason.BATCH: 0.9, Reason.INITIAL: 0.9},
-    "git": dict.fromkeys(Reason, 0.6),
-    "runtime": dict.fromkeys(Reason, 0.4)
-    | {Reason.MODULE: 0.75, Reason.BACKWARD: 0.75, Reason.OWN_CODE: 0.6, Reason.OP: 0.75},
-    "packages": dict.fromkeys(Reason, 0.35) | {Reason.MODULE: 0.6, Reason.BACKWARD: 0.6, Reason.OP: 0.6},
-    "hardware": dict.fromkeys(Reason, 0.2) | {Reason.MODULE: 0.55, Reason.BACKWARD: 0.55, Reason.OP: 0.55},
-    "seeds": dict.fromkeys(Reason, 0.3) | {Reason.RNG: 1.0, Reason.INITIAL: 1.0, Reason.BATCH: 0.95},
-    "options": dict.fromkeys(Reason, 0.3) | {Reason.RNG: 0.95, Reason.INITIAL: 0.95},
-    "environment": dict.fromkeys(Reason, 0.25),
+_WEIGHTS = {
+    "hyperparameter": 0.3,
+    "optimizers": 0.3,
+    "sources": 0.8,
+    "command": 0.85,
+    "git": 0.6,
+    "runtime": 0.4,
+    "packages": 0.35,
+    "hardware": 0.2,
+    "seeds": 0.3,
+    "options": 0.3,
+    "environment": 0.25,
 }
-_WORDS: dict[Reason, re.Pattern[str]] = {
-    Reason.OPTIMIZER: re.compile(
-        r"lr|learning|beta|momentum|decay|eps|optim|warm|sched|fused|foreach|amsgrad", re.IGNORECASE
-    ),
-    Reason.BATCH: re.compile(r"seed|worker|batch|shuffle|data|block|seq|sampler|augment", re.IGNORECASE),
-    Reason.RNG: re.compile(r"seed|worker|shuffle", re.IGNORECASE),
-    Reason.INITIAL: re.compile(
-        r"seed|init|hidden|embd|layer|head|width|depth|pretrained|checkpoint|resume", re.IGNORECASE
-    ),
-    Reason.LOSS: re.compile(r"loss|smooth|reduc|label|ignore|pad|accum|scale", re.IGNORECASE),
-    Reason.GRADIENT: re.compile(r"clip|accum|scale|zero|norm|amp|micro", re.IGNORECASE),
-    Reason.MODULE: re.compile(
-        r"drop|eps|bias|act|attn|sdpa|flash|dtype|amp|[bf]p?16|compile|determin|thread|tf32", re.IGNORECASE
-    ),
-    Reason.BUFFER: re.compile(r"momentum|ema|stat|norm", re.IGNORECASE),
-    Reason.STRUCTURE: re.compile(r"layer|depth|head|accum|freeze|tie|batch|step|block|width|bias", re.IGNORECASE),
-}
+"""How well a change explains a divergence whose reason says nothing else."""
+
 _NUMERICS = frozenset({"runtime", "packages", "hardware"})
 _GIT = frozenset({"commit", "dirty"})
 
@@ -148,27 +136,26 @@ def _weigh(source: str, name: str, reason: Reason | None, *, rounding: bool) -> 
         if _ENV_NOISE.match(name):
             return 0.0
         base = 0.65 if _ENV_STRONG.match(name) else 0.25
-        if _ENV_SEED.search(name) and reason in {Reason.RNG, Reason.INITIAL, Reason.BATCH, None}:
+        if _ENV_SEED.search(name) and (reason is None or reason.weights.get("seeds", 0.0) > 0.9):
             base = 0.95
         return base
     if source in {"runtime", "hardware", "command"} and _RUN_NOISE.search(name.lower()):
         return 0.0
     if reason is None:
         return 0.5
-    base = _WEIGHTS.get(source, {}).get(reason, 0.3)
+    base = reason.weights.get(source, _WEIGHTS.get(source, 0.3))
     if source == "packages":
         if not _NUMERIC_PACKAGES.match(name.lower()):
             return 0.2  # what computes nothing explains nothing
         base += 0.25
     if rounding and (source in _NUMERICS or source == "environment"):
         base += 0.2
-    words = _WORDS.get(reason)
-    if words is not None and source != "packages" and words.search(name):
+    if reason.names is not None and source != "packages" and reason.names.search(name):
         base += 0.1
     return min(base, 1.0)
 
 
-def _sourced(a: Any, b: Any) -> Iterator[tuple[str, str, Any, Any]]:
+def _sourced(a: Run, b: Run) -> Iterator[tuple[Any, ...]]:
     """(source, name, value in a, value in b) of all settings that differ, from two runs' settings and manifests."""
     settings_a, settings_b = dict(a.settings or {}), dict(b.settings or {})
     argv_a, argv_b = (
@@ -198,8 +185,8 @@ def _sourced(a: Any, b: Any) -> Iterator[tuple[str, str, Any, Any]]:
 
 
 def setting_changes(
-    a: Any,
-    b: Any,
+    a: Run,
+    b: Run,
     reason: Reason | None,
     hyperparameters: Mapping[str, tuple[str | None, str | None]],
     *,
@@ -210,7 +197,7 @@ def setting_changes(
     Args:
         a: run a.
         b: run b.
-        reason: why the runs part; None where they do not.
+        reason: why the runs diverge; None where they do not.
         hyperparameters: name to (value in a, value in b), as recorded at the diverging step.
         rounding: whether the distance is of the size of rounding, which speaks for kernels, not for code.
     """
@@ -237,12 +224,12 @@ def setting_changes(
             )
         )
     if reason is not None and all(change.weight < 0.6 for change in found):
-        found = _lonely(found)
+        found = _alone(found)
     found.sort(key=lambda change: -change.weight)
     return tuple(found)
 
 
-def _lonely(found: list[SettingChange]) -> list[SettingChange]:
+def _alone(found: list[SettingChange]) -> list[SettingChange]:
     """Few environment variables that differ, where nothing better does: then it is probably one of them."""
     environment = [change for change in found if change.source == "environment"]
     if len(environment) > 3:
@@ -257,16 +244,17 @@ def _last(name: str) -> str:
 
 
 def describe(change: SettingChange) -> str:
-    """A change like a diff: `lr 0.0003 -> 0.001`, `model.py changed`, `--amp only in b`."""
+    """A change like a diff: `lr 0.0003 -> 0.001`, `model.py changed`, `--amp, set only in b`."""
     if change.source == "sources" and change.b == "changed":
         return f"{change.name} changed"
+    only = ", set only in" if change.source in {"command", "environment", "options"} else " only in"
     name = "uncommitted changes" if (change.source, change.name) == ("git", "dirty") else change.name
     if change.a is None:
         tail = "" if change.b in {"given", "imported", None} else f"{_sign(name)}{change.b}"
-        return f"{name}{tail} only in b"
+        return f"{name}{tail}{only} b"
     if change.b is None:
         tail = "" if change.a in {"given", "imported"} else f"{_sign(name)}{change.a}"
-        return f"{name}{tail} only in a"
+        return f"{name}{tail}{only} a"
     return f"{name} {change.a} -> {change.b}"
 
 

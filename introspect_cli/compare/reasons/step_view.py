@@ -14,7 +14,6 @@ import numpy as np
 
 from introspect_cli.compare.join.distance import has_sketch
 from introspect_cli.compare.join.sites import KINDS, PHASES, Alignment
-from introspect_cli.compare.reasons.facts import FORWARD, Facts, owner_of
 from introspect_cli.records import SETTING_KINDS, Kind, Phase, Status
 
 if TYPE_CHECKING:
@@ -79,18 +78,16 @@ def _short(text: str) -> str:
         return text
 
 
-def value_before(facts: Facts, step: StepRecords, before: StepRecords | None, union: int) -> tuple[bool, str]:
-    """(whether the value before the step is known, the side where the step did not change it)."""
-    found = {side: last_value(facts.alignment, step, before, union, side) for side in ("a", "b")}
-    known = found["a"] is not None and found["b"] is not None
+def untouched_side(step: StepRecords, before: StepRecords | None, union: int) -> str:
+    """The side where a step did not change a tensor, where the other side's step did."""
+    found = {side: last_value(step, before, union, side) for side in ("a", "b")}
     same = [side for side in ("a", "b") if found[side] is not None and found[side] == step.checksum(union, side)]
-    return known, same[0] if len(same) == 1 else ""
+    return same[0] if len(same) == 1 else ""
 
 
-def last_value(
-    alignment: Alignment, step: StepRecords, before: StepRecords | None, union: int, side: str
-) -> int | None:
+def last_value(step: StepRecords, before: StepRecords | None, union: int, side: str) -> int | None:
     """Checksum of what a tensor was when last recorded before a record of it, in this step or the one before."""
+    alignment = step.alignment
     site = alignment.site(union)
     own = [
         u
@@ -105,83 +102,15 @@ def last_value(
     return before.checksum(max(last, key=lambda u: last[u]), side) if before is not None and last else None
 
 
-def stale_side(step: StepRecords, before: StepRecords | None, union: int) -> str:
-    """The side whose gradient is the other's plus that of the step before, by the sketches' linearity."""
-    if before is None:
-        return ""
-    a, b, old = step.sketch(union, "a"), step.sketch(union, "b"), before.sketch(union, "a")
-    if a is None or b is None or old is None or not np.linalg.norm(old) > 0:
-        return ""
-    if _is_mix(b, a, old):
-        return "b"
-    return "a" if _is_mix(a, b, old) else ""
-
-
-def _is_mix(mixed: Any, fresh: Any, old: Any) -> bool:
-    """Whether a sketch is a positive mix of two others; clipping rescales the whole, so the weights are free."""
-    basis = np.stack([fresh, old], axis=1)
-    if np.linalg.matrix_rank(basis, tol=1e-6 * float(np.linalg.norm(basis))) < 2:
-        return False
-    weights = np.linalg.lstsq(basis, mixed, rcond=None)[0]
-    rest = float(np.linalg.norm(basis @ weights - mixed)) / max(float(np.linalg.norm(mixed)), 1e-300)
-    return rest < 1e-5 and min(weights) > 1e-2 * max(weights)
-
-
-def fresh_state(step: StepRecords, fqn: str) -> tuple[str, str]:
-    """The side whose optimizer counts fewer steps for a parameter, and both counts in words."""
-    alignment = step.alignment
-    for union in alignment.by_fqn.get(fqn, []):
-        if KINDS[alignment.kind[union]] is Kind.OPTIMIZER_STATE and "step" in alignment.path[union]:
-            one, two = step.plain(union, "a"), step.plain(union, "b")
-            try:
-                counts = float(one or "nan"), float(two or "nan")
-            except ValueError:
-                return "", ""
-            if counts[0] != counts[1] and 1.0 in counts:
-                return ("a" if counts[0] == 1.0 else "b"), f"it has counted {one} steps in a and {two} in b"
-    return "", ""
-
-
-def identity_side(facts: Facts, step: StepRecords, union: int) -> str:
-    """The side on which a module's output is its input, where that is so on one side only."""
-    site = facts.alignment.site(union)
-    inputs = facts.recorded(site.phase, Kind.INPUT, site.fqn, site.call)
-    same = [
-        side
-        for side in ("a", "b")
-        if any(step.checksum(u, side) == step.checksum(union, side) is not None for u in inputs)
-    ]
-    return same[0] if len(same) == 1 else ""
-
-
-def frozen_buffers(facts: Facts, step: StepRecords, before: StepRecords | None, fqn: str) -> str:
-    """The side where a module's own buffers stay as they are in the step, where the other's change."""
-    for index in [i for i, site in enumerate(facts.sites) if site.kind is Kind.BUFFER and owner_of(site.fqn) == fqn]:
-        side = value_before(facts, step, before, int(facts.items.union[index]))[1]
-        if side:
-            return side
-    return ""
-
-
-def no_forward_side(step: StepRecords) -> str:
-    """The side whose step has no forward record while the other's has."""
-    ran = [
-        side
-        for side in ("a", "b")
-        if any(PHASES[step.alignment.phase[union]] is Phase.FORWARD for union in step.unions(side))
-    ]
-    return "" if len(ran) != 1 else "b" if ran == ["a"] else "a"
-
-
 def losses_of(step: StepRecords, side: str) -> int:
     """How many losses a step has."""
     alignment = step.alignment
     return sum(KINDS[alignment.kind[union]] is Kind.LOSS for union in step.unions(side))
 
 
-def call_change(facts: Facts, step: StepRecords) -> tuple[str, int, int] | None:
-    """The outermost module that both runs call, but another number of times in this step."""
-    alignment = facts.alignment
+def call_change(step: StepRecords) -> tuple[str, int, int] | None:
+    """The outermost module that both runs call, but a different number of times in this step."""
+    alignment = step.alignment
     counts: dict[str, list[set[int]]] = {}
     for side in ("a", "b"):
         for union in step.unions(side):
@@ -200,39 +129,3 @@ def optimizers_of(step: StepRecords, side: str) -> list[str]:
     alignment = step.alignment
     names = (alignment.fqn[u] for u in step.unions(side) if KINDS[alignment.kind[u]] in SETTING_KINDS)
     return list(dict.fromkeys(names))
-
-
-def other_paths(facts: Facts, step: StepRecords, union: int) -> tuple[str, str] | None:
-    """What a call of a module is given, or gives, on either side, where both have something and not the same."""
-    alignment, site = facts.alignment, facts.alignment.site(union)
-    paths = []
-    for side in ("a", "b"):
-        recorded = set(step.unions(side))
-        own = [u for u in facts.recorded(site.phase, site.kind, site.fqn, site.call) if u in recorded]
-        paths.append([alignment.path[u] or "the value itself" for u in own])
-    if not paths[0] or not paths[1]:
-        return None
-    shown = [", ".join(own[:4]) + (", ..." if len(own) > 4 else "") for own in paths]
-    return shown[0], shown[1]
-
-
-def phases_of(step: StepRecords, fqn: str) -> set[Phase]:
-    """Phases in which anything of this name was recorded, on either side."""
-    alignment = step.alignment
-    return {
-        PHASES[alignment.phase[union]]
-        for union in alignment.by_fqn.get(fqn, [])
-        if union in step.rows_a or union in step.rows_b
-    }
-
-
-def idle_side(step: StepRecords, fqn: str) -> str:
-    """The side on which nothing of this module's forward pass was recorded in the step, though the other has some."""
-    alignment = step.alignment
-    ran = {
-        side
-        for side in ("a", "b")
-        for union in alignment.by_fqn.get(fqn, [])
-        if PHASES[alignment.phase[union]] in FORWARD and union in set(step.unions(side))
-    }
-    return "" if len(ran) != 1 else "b" if ran == {"a"} else "a"

@@ -1,64 +1,227 @@
-"""The sentence for what only one run has."""
+"""A record that only one run has: a module, a parameter, a call, a gradient that the other does not have."""
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
+from introspect_cli.compare.join.sites import PHASES
+from introspect_cli.compare.reasons.base import Cause, Reason, Scene
+from introspect_cli.compare.reasons.facts import FORWARD, Facts, owner_of
+from introspect_cli.compare.reasons.hyperparameters import has_parameter
 from introspect_cli.compare.reasons.words import often, what
-from introspect_cli.records import Kind
+from introspect_cli.compare.result import Role
+from introspect_cli.records import Kind, ModuleInfo, Phase
 
 if TYPE_CHECKING:
-    from introspect_cli.compare.reasons.diagnosis import Story
+    from introspect_cli.compare.reasons.step_view import StepRecords
 
 
-def structure_sentence(story: Story) -> str:
-    """What only one run has and why, the most telling reason first."""
-    first, clues = story.first, story.clues
-    side, other = ("a", "b") if first.b is None else ("b", "a")
-    site = first.site
-    if site.kind is Kind.OP_OUTPUT:
-        line = f", at {first.source}" if first.source else ""
-        return f"only {side} has {what(site)}{line}: other operators run there in {other}."
-    if clues.tied_to:
-        return f"the parameter {site.fqn} exists only in {side}; in {other} it is tied to {clues.tied_to}."
-    if clues.not_optimized:
-        return (
-            f"only {side} has {what(site)}, as the optimizer sees it: the optimizer of {clues.not_optimized} does not "
-            "have this parameter."
-        )
-    if clues.losses[0] != clues.losses[1] and site.kind is Kind.LOSS:
-        one, two = clues.losses
-        return f"only {side} has {what(site)}: backward runs {often(one)} in this step of a and {often(two)} in b."
-    if clues.no_forward:
-        return (
-            f"only {side} has {what(site)}: this step of {clues.no_forward} holds no forward pass, so its optimizer "
-            "stepped once more for the same gradients."
-        )
-    if clues.idle and not clues.subject_missing:
-        return f"only {side} has {what(site)}: {site.fqn} does not run in this step of {clues.idle}."
-    if clues.subject_missing:
-        kind = "parameter" if site.kind in {Kind.PARAM, Kind.BUFFER} and story.cause.subject == site.fqn else "module"
-        text = f"the structure differs: the {kind} {story.cause.subject} exists only in {side}"
-        return f"{text} ({first.module_class})." if kind == "module" and first.module_class else f"{text}."
-    if clues.calls:
-        name, one, two = clues.calls
-        return (
-            f"only {side} has {what(site)}: {name} runs {often(one)} in this step of a and {often(two)} in b "
-            f"({'another number of accumulated batches' if clues.accumulation else 'one is called more often'})."
-        )
-    if site.kind in {Kind.GRAD, Kind.GRAD_INPUT, Kind.GRAD_OUTPUT}:
-        ways = "frozen, detached, under no_grad, not part of the loss"
-        if site.kind is Kind.GRAD:
-            ways += ", or replaced in the model after the optimizer was built"
-        return f"only {side} has {what(site)}: in {other} no gradient reaches it ({ways})."
-    if site.kind is Kind.OPTIMIZER_STATE:
-        return (
-            f"only {side} has {what(site)}: the optimizer of {other} does not keep it, or does not step this parameter."
-        )
-    if clues.paths:
-        does = {Kind.INPUT: "it is called with other arguments", Kind.BATCH: "the batch has another structure"}
-        told = does.get(site.kind, "it gives another structure")
-        return f"only {side} has {what(site)}: {told} ({clues.paths[0]} in a; {clues.paths[1]} in b)."
-    if site.kind is Kind.BATCH:
-        return f"only {side} draws {what(site)}: another number of batches."
-    return f"only {side} has {what(site)}: the structure differs there."
+class Structure(Reason):
+    """Whatever only one run has."""
+
+    word = "structure"
+    place = "the structure"
+    priority = 30
+    names = re.compile(r"layer|depth|head|accum|freeze|tie|batch|step|block|width|bias", re.IGNORECASE)
+
+    def applies(self, facts: Facts, position: int) -> Cause | None:
+        """What is the outermost thing that only this run has, and is this its first record?"""
+        if facts.items.row_a[position] >= 0 and facts.items.row_b[position] >= 0:
+            return None
+        subject, role = subject_of(facts, position)
+        return self.cause(role=role, subject=subject)
+
+    def sentence(self, scene: Scene) -> str:
+        """What only one run has and why, the most telling reason first."""
+        first = scene.first
+        side, other = ("a", "b") if first.b is None else ("b", "a")
+        return next(text for look in _LOOKS if (text := look(scene, side, other)))
+
+
+def subject_of(facts: Facts, position: int) -> tuple[str, Role]:
+    """The outermost thing that only the run with this record has, and whether this record is the first of it."""
+    first_of = facts.lonely("a" if facts.items.row_a[position] >= 0 else "b")
+    subject = facts.sites[position].fqn
+    head = owner_of(subject)
+    while head and head in first_of.own:
+        subject, head = head, owner_of(head)
+    if facts.carried.diverged or first_of.inside.get(subject, position) != position:
+        return subject, Role.PROPAGATED
+    earlier = bool(((facts.items.row_a[:position] >= 0) & (facts.items.row_b[:position] >= 0)).any())
+    other = facts.alignment.names_b if facts.items.row_b[position] < 0 else facts.alignment.names_a
+    return subject, Role.PROPAGATED if earlier and subject in other else Role.ORIGIN
+
+
+def _operator(scene: Scene, side: str, other: str) -> str:
+    if scene.site.kind is not Kind.OP_OUTPUT:
+        return ""
+    line = f", at {scene.first.source}" if scene.first.source else ""
+    return f"only {side} has {what(scene.site)}{line}: different operators run there in {other}."
+
+
+def _tied(scene: Scene, side: str, other: str) -> str:
+    target = _tied_to(scene.modules[0] if other == "a" else scene.modules[1], scene.site.fqn)
+    if not target:
+        return ""
+    return f"the parameter {scene.site.fqn} exists only in {side}; in {other} it is tied to {target}."
+
+
+def _not_optimized(scene: Scene, side: str, other: str) -> str:
+    if scene.site.kind not in {Kind.GRAD, Kind.OPTIMIZER_STATE}:
+        return ""
+    runs = {"a": scene.run_a, "b": scene.run_b}
+    has = [has_parameter(runs[name].settings.get("optimizers"), scene.site.fqn) for name in (side, other)]
+    if has != [True, False]:
+        return ""
+    return (
+        f"only {side} has {what(scene.site)}, as the optimizer sees it: the optimizer of {other} does not have this "
+        "parameter."
+    )
+
+
+def _losses(scene: Scene, side: str, _other: str) -> str:
+    one, two = scene.losses
+    if one == two or scene.site.kind is not Kind.LOSS:
+        return ""
+    return f"only {side} has {what(scene.site)}: backward runs {often(one)} in this step of a and {often(two)} in b."
+
+
+def _no_forward(scene: Scene, side: str, _other: str) -> str:
+    forward = [
+        name
+        for name in ("a", "b")
+        if any(PHASES[scene.facts.alignment.phase[union]] is Phase.FORWARD for union in scene.step.unions(name))
+    ]
+    if len(forward) != 1:
+        return ""
+    lacking = "b" if forward == ["a"] else "a"
+    return (
+        f"only {side} has {what(scene.site)}: this step of {lacking} holds no forward pass, so its optimizer stepped "
+        "once more for the same gradients."
+    )
+
+
+def _idle(scene: Scene, side: str, other: str) -> str:
+    lacking = _idle_side(scene.step, scene.site.fqn)
+    if not lacking or _missing(scene, other):
+        return ""
+    return f"only {side} has {what(scene.site)}: {scene.site.fqn} does not run in this step of {lacking}."
+
+
+def _subject(scene: Scene, side: str, other: str) -> str:
+    if not _missing(scene, other):
+        return ""
+    subject = scene.cause.subject
+    tensor = scene.site.kind in {Kind.PARAM, Kind.BUFFER} and subject == scene.site.fqn
+    kind = "parameter" if tensor and scene.site.kind is Kind.PARAM else "buffer" if tensor else "module"
+    told = "" if tensor or scene.first.module_class in {"", subject} else f" ({scene.first.module_class})"
+    return f"the structure differs: the {kind} {subject} exists only in {side}{told}."
+
+
+def _calls(scene: Scene, side: str, _other: str) -> str:
+    if not scene.calls:
+        return ""
+    name, one, two = scene.calls
+    whole = not owner_of(name) and scene.losses[0] != scene.losses[1]
+    why = "a different number of accumulated batches" if whole else "one run calls it more often"
+    return (
+        f"only {side} has {what(scene.site)}: {name} runs {often(one)} in this step of a and {often(two)} in b ({why})."
+    )
+
+
+def _gradient(scene: Scene, side: str, other: str) -> str:
+    if scene.site.kind not in {Kind.GRAD, Kind.GRAD_INPUT, Kind.GRAD_OUTPUT}:
+        return ""
+    ways = "frozen, detached, under no_grad, not part of the loss"
+    if scene.site.kind is Kind.GRAD:
+        ways += ", or replaced in the model after the optimizer was built"
+    return f"only {side} has {what(scene.site)}: in {other} no gradient reaches it ({ways})."
+
+
+def _state(scene: Scene, side: str, other: str) -> str:
+    if scene.site.kind is not Kind.OPTIMIZER_STATE:
+        return ""
+    text = f"only {side} has {what(scene.site)}"
+    return f"{text}: the optimizer of {other} does not keep it, or does not step this parameter."
+
+
+def _paths(scene: Scene, side: str, _other: str) -> str:
+    paths = _other_paths(scene)
+    if paths is None:
+        return ""
+    told = {Kind.INPUT: "it is called with different arguments", Kind.BATCH: "the structure of the batch is different"}
+    text = told.get(scene.site.kind, "the structure of its output is different")
+    return f"only {side} has {what(scene.site)}: {text} ({paths[0]} in a; {paths[1]} in b)."
+
+
+def _else(scene: Scene, side: str, _other: str) -> str:
+    if scene.site.kind is Kind.BATCH:
+        return f"only {side} draws {what(scene.site)}: a different number of batches."
+    return f"only {side} has {what(scene.site)}: the structure differs there."
+
+
+_LOOKS = (
+    _operator,
+    _tied,
+    _not_optimized,
+    _losses,
+    _no_forward,
+    _idle,
+    _subject,
+    _calls,
+    _gradient,
+    _state,
+    _paths,
+    _else,
+)
+
+
+def _tied_to(modules: list[ModuleInfo], fqn: str) -> str:
+    """What a parameter is tied to, by the aliases of its module."""
+    owner, _, name = fqn.rpartition(".")
+    for module in modules:
+        for alias in module.aliases:
+            own, equals, target = alias.partition("=")
+            if equals and module.fqn == owner and own == name:
+                return target
+            if equals and target == fqn:
+                return f"{module.fqn}.{own}"
+    return ""
+
+
+def _missing(scene: Scene, side: str) -> bool:
+    """Whether a run has nothing at all of the subject or inside it."""
+    alignment, subject = scene.facts.alignment, scene.cause.subject or scene.site.fqn
+    prefix = subject + "."
+    names = alignment.names_a if side == "a" else alignment.names_b
+    return not any(name == subject or name.startswith(prefix) for name in names)
+
+
+def _other_paths(scene: Scene) -> tuple[str, str] | None:
+    """What a call of a module is given, or gives, on either side, where both have something and not the same."""
+    alignment, site = scene.facts.alignment, scene.site
+    paths = []
+    for side in ("a", "b"):
+        recorded = set(scene.step.unions(side))
+        own = [u for u in scene.facts.recorded(site.phase, site.kind, site.fqn, site.call) if u in recorded]
+        paths.append([alignment.path[u] or "the value itself" for u in own])
+    if not paths[0] or not paths[1]:
+        return None
+    shown = [", ".join(own[:4]) + (", ..." if len(own) > 4 else "") for own in paths]
+    return shown[0], shown[1]
+
+
+def _idle_side(step: StepRecords, fqn: str) -> str:
+    """The side on which nothing of this module's forward pass was recorded in the step, though the other has some."""
+    alignment = step.alignment
+    ran = {
+        side
+        for side in ("a", "b")
+        for union in alignment.by_fqn.get(fqn, [])
+        if PHASES[alignment.phase[union]] in FORWARD and union in set(step.unions(side))
+    }
+    return "" if len(ran) != 1 else "b" if ran == {"a"} else "a"
+
+
+REASONS = (Structure(),)

@@ -81,8 +81,8 @@ def _shape(shape: Sequence[int]) -> str:
     return "x".join(map(str, shape)) if shape else "scalar"
 
 
-def what(site: Site) -> str:
-    """A site in words: `the input [0] of GPT.head`."""
+def what(site: Site, module_class: str = "") -> str:
+    """A site in words: `the input [0] of GPT.head`; with its module's class, where that is given."""
     path = f" {site.path}" if site.path else ""
     call = f" (call {site.call})" if site.call else ""
     if site.kind is Kind.BATCH:
@@ -99,7 +99,7 @@ def what(site: Site) -> str:
         return f"the optimizer state {site.path} of {site.fqn}"
     if site.kind is Kind.OP_OUTPUT:
         return _operator(site) + call
-    return f"{_WHAT.get(site.kind, site.kind.value)}{path} of {site.fqn}{call}"
+    return f"{_WHAT.get(site.kind, site.kind.value)}{path} of {named(site, module_class)}{call}"
 
 
 def _operator(site: Site) -> str:
@@ -117,13 +117,8 @@ def named(site: Site, module_class: str) -> str:
 
 
 def scaled(divergence: Divergence) -> str:
-    """That b is a multiple of a, where it is."""
+    """That b is a multiple of a, where it is, for the end of a clause."""
     return "" if divergence.scale is None else f"; b is {divergence.scale:.6g} times a"
-
-
-def path_of(site: Site) -> str:
-    """A path with a blank before it, "" for none."""
-    return f" {site.path}" if site.path else ""
 
 
 def both_values(divergence: Divergence) -> str:

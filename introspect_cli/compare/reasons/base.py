@@ -1,0 +1,269 @@
+"""What a reason is: when it applies, what it rests on, its sentence, and which settings explain it.
+
+A record that differs is an origin where everything that went into it was seen and does not differ. Each reason knows
+what goes into the records it is about, and hands that over as evidence; `judge` alone decides what follows from it, so
+that no reason can take what was not recorded for equal. A reason is a class in a file of this folder, named in that
+file's `REASONS`; a new file is found by itself.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from introspect_cli.compare import reasons as folder
+from introspect_cli.compare.join.distance import ROUNDING
+from introspect_cli.compare.join.rows import StepPair, match
+from introspect_cli.compare.reasons.evidence import Evidence, Known, lines, of
+from introspect_cli.compare.reasons.facts import EQUAL, WITHIN
+from introspect_cli.compare.reasons.hyperparameters import Told, hyperparameter_changes
+from introspect_cli.compare.reasons.step_view import StepRecords, call_change, losses_of, optimizers_of
+from introspect_cli.compare.reasons.words import often
+from introspect_cli.compare.result import Divergence, Role
+
+if TYPE_CHECKING:
+    import re
+    from collections.abc import Mapping
+
+    from introspect_cli.compare.join.sites import Ids
+    from introspect_cli.compare.reasons.facts import Facts
+    from introspect_cli.records import Kind, ModuleInfo, Site
+    from introspect_cli.store.reader import Run
+
+_SMALL = 64  # roundings; more is not summation order any more
+
+
+@dataclass(frozen=True)
+class Cause:
+    """What made a divergence.
+
+    Attributes:
+        role: origin or propagated.
+        reason: the word of the reason.
+        evidence: what it rests on.
+        module: the module whose code is meant, where that is not the record's own.
+        after: the last module inside `module` that agreed.
+        before: the first module inside `module` that did not.
+        subject: for structure, the module or name that only one run has.
+        instead: for a gap, the word of the reason that would apply if all had been recorded.
+    """
+
+    role: Role
+    reason: str
+    evidence: tuple[Evidence, ...] = ()
+    module: str = ""
+    after: str = ""
+    before: str = ""
+    subject: str = ""
+    instead: str = ""
+
+
+class Reason:
+    """A reason that a record can differ for.
+
+    Attributes:
+        word: its name in `--format json`, documented in docs/diff.md.
+        place: where the cause lies, in words: `the loss code`.
+        kinds: kinds of the records it is about; empty for all.
+        priority: of several that could apply, the smallest is asked first.
+        weights: how well a setting explains it, 0 to 1, by the setting's source.
+        names: settings whose names match explain it a little better.
+    """
+
+    word: str = ""
+    place: str = ""
+    kinds: frozenset[Kind] = frozenset()
+    priority: int = 50
+    weights: ClassVar[Mapping[str, float]] = {}
+    names: re.Pattern[str] | None = None
+
+    def applies(self, facts: Facts, position: int) -> Cause | None:
+        """What makes a divergence one, resting on evidence; None where something that went into it differs."""
+        raise NotImplementedError
+
+    def sentence(self, scene: Scene) -> str:
+        """What follows `First divergence at step 3: `."""
+        raise NotImplementedError
+
+    def evidence(self, scene: Scene) -> list[str]:
+        """Lines under the sentence beside those of the cause's evidence."""
+        del scene
+        return []
+
+    def cause(self, *evidence: Evidence, role: Role = Role.ORIGIN, **where: str) -> Cause:
+        """This reason as a cause."""
+        return Cause(role, self.word, evidence, **where)
+
+
+@cache
+def reasons() -> tuple[Reason, ...]:
+    """All reasons there are, in the order in which they are asked."""
+    found: list[Reason] = []
+    for module in pkgutil.iter_modules(folder.__path__, folder.__name__ + "."):
+        found += getattr(importlib.import_module(module.name), "REASONS", ())
+    return tuple(sorted(found, key=lambda reason: (reason.priority, reason.word)))
+
+
+@cache
+def _about(kind: Kind) -> tuple[Reason, ...]:
+    return tuple(reason for reason in reasons() if not reason.kinds or kind in reason.kinds)
+
+
+@cache
+def reason_named(word: str) -> Reason:
+    """The reason of a cause."""
+    return next(reason for reason in reasons() if reason.word == word)
+
+
+def judge(facts: Facts, position: int) -> Cause:
+    """Role and reason of one divergence of a step."""
+    gap: Cause | None = None
+    for reason in _about(facts.sites[position].kind):
+        if gap is not None and reason.priority < 90:
+            continue
+        cause = reason.applies(facts, position)
+        if cause is None or of(cause.evidence, Known.DIFFERS):
+            continue
+        if cause.role is Role.ORIGIN and any(found.needed for found in of(cause.evidence, Known.UNSEEN)):
+            gap = replace(cause, role=Role.PROPAGATED, reason="gap", instead=reason.word)
+            continue
+        if gap is None or reason.word == "resumed":
+            return cause
+        return gap
+    raise AssertionError(facts.sites[position])  # `propagated` always applies
+
+
+class Scene:
+    """The first divergence with all that a sentence about it may look up.
+
+    Attributes:
+        facts: its step.
+        first: the divergence.
+        cause: why it is one.
+        run_a: run a.
+        run_b: run b.
+        compared: the compared steps of its rank, in a's numbering.
+        ranks: how many ranks were compared.
+    """
+
+    def __init__(
+        self, facts: Facts, first: Divergence, cause: Cause, runs: tuple[Run, Run], compared: Ids, ranks: int = 1
+    ) -> None:
+        self.facts, self.first, self.cause = facts, first, cause
+        self.run_a, self.run_b = runs
+        self.compared, self.ranks = compared, ranks
+        self.step = StepRecords(facts.alignment, facts.pair)
+
+    @property
+    def tells(self) -> str:
+        """The word of the reason whose sentence is true: what merely follows is told as that."""
+        known = self.cause.role is Role.ORIGIN or self.cause.reason in {"resumed", "gap"}
+        return self.cause.reason if known else "propagated"
+
+    @property
+    def site(self) -> Site:
+        """Where it is."""
+        return self.first.site
+
+    @cached_property
+    def position(self) -> int:
+        """Which of the step's divergences it is."""
+        return self.facts.sites.index(self.site)
+
+    @cached_property
+    def union(self) -> int:
+        """Its site's union number."""
+        return int(self.facts.items.union[self.position])
+
+    @cached_property
+    def before(self) -> StepRecords | None:
+        """The step before, where both runs recorded it."""
+        pair = self.facts.before_pair
+        return None if pair is None else StepRecords(self.facts.alignment, pair)
+
+    @cached_property
+    def after(self) -> StepPair | None:
+        """The step after, where both runs recorded it."""
+        facts, pair = self.facts, self.facts.pair
+        one, two = facts.sides.a, facts.sides.b
+        steps = pair.step + 1, pair.step_b + 1
+        if steps[0] not in one or steps[1] not in two:
+            return None
+        every = facts.alignment.mask(frozenset(), ())
+        return match(facts.alignment, every, *steps, one.read(steps[0]), two.read(steps[1]))
+
+    @property
+    def is_first_step(self) -> bool:
+        """Whether no compared step came before."""
+        return self.first.step == int(self.compared[0])
+
+    @cached_property
+    def steps_before(self) -> int:
+        """Compared steps before this one; all of them agree."""
+        return int((self.compared < self.first.step).sum())
+
+    @cached_property
+    def last_before(self) -> int | None:
+        """The last compared step before this one."""
+        earlier = self.compared[self.compared < self.first.step]
+        return int(earlier[-1]) if len(earlier) else None
+
+    @cached_property
+    def agreeing_before(self) -> int:
+        """Records of this step that come before it and agree."""
+        facts = self.facts
+        earlier = facts.state[facts.order < self.first.sequence]
+        return int(np.isin(earlier, (EQUAL, WITHIN)).sum())
+
+    @cached_property
+    def hyperparameters(self) -> Told:
+        """Hyper-parameters that differ at this step."""
+        return hyperparameter_changes(self.facts.alignment, self.step)
+
+    @cached_property
+    def optimizers(self) -> tuple[list[str], list[str]]:
+        """Names of the optimizers that step in a and in b."""
+        return optimizers_of(self.step, "a"), optimizers_of(self.step, "b")
+
+    @cached_property
+    def calls(self) -> tuple[str, int, int] | None:
+        """(name, calls in a, calls in b) of the outermost module that runs a different number of times."""
+        return call_change(self.step)
+
+    @cached_property
+    def losses(self) -> tuple[int, int]:
+        """How many losses the step has in a and in b."""
+        return losses_of(self.step, "a"), losses_of(self.step, "b")
+
+    @cached_property
+    def modules(self) -> tuple[list[ModuleInfo], list[ModuleInfo]]:
+        """Both module trees."""
+        return self.facts.sides.a.modules, self.facts.sides.b.modules
+
+    @cached_property
+    def rounding(self) -> bool:
+        """Whether the distance is a few roundings of the dtype."""
+        a, b, rel = self.first.a, self.first.b, self.first.rel_l2
+        if a is None or b is None or rel is None or a.layout.dtype != b.layout.dtype:
+            return False
+        unit = ROUNDING.get(a.layout.dtype)
+        return unit is not None and rel <= _SMALL * unit
+
+    def lines(self) -> tuple[str, ...]:
+        """What the conclusion rests on, one sentence each: a reader can check it instead of believing it."""
+        found = []
+        if self.steps_before:
+            last = "all steps before agree" if self.steps_before > 1 else "the step before agrees"
+            found.append(f"{self.steps_before} compared step{'s' * (self.steps_before > 1)}: {last} entirely.")
+        if self.agreeing_before:
+            found.append(f"{self.agreeing_before} records before it in step {self.first.step} agree.")
+        found += lines(self.cause.evidence)
+        if self.calls and self.cause.reason != "structure":
+            name, one, two = self.calls
+            found.append(f"{name} runs {often(one)} in this step of a and {often(two)} in b.")
+        return tuple(found + reason_named(self.tells).evidence(self))

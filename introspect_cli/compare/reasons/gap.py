@@ -1,0 +1,115 @@
+"""Where the cause cannot be told: something that went in was not recorded, or differs too."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from introspect_cli.compare.reasons.base import Cause, Reason, Scene, reason_named
+from introspect_cli.compare.reasons.evidence import Known, although, listed, of
+from introspect_cli.compare.reasons.initial import TENSORS, initial_tensors
+from introspect_cli.compare.reasons.words import apart, what
+from introspect_cli.compare.result import Role
+from introspect_cli.records import Kind, Phase
+
+if TYPE_CHECKING:
+    from introspect_cli.compare.reasons.facts import Facts
+
+
+class Gap(Reason):
+    """Nothing that differs went in, but not all that went in was recorded.
+
+    Most gaps are other reasons that lack evidence. This class itself finds the tensors that differ when a step begins
+    after steps that were not recorded.
+    """
+
+    word = "gap"
+    priority = 21
+
+    def applies(self, facts: Facts, position: int) -> Cause | None:
+        """A tensor was there before, and the step before was not recorded."""
+        site = facts.sites[position]
+        if site.phase is not Phase.START or not facts.gap or facts.carried.diverged or facts.rng_differs():
+            return None
+        if site.kind not in TENSORS | {Kind.OPTIMIZER_STATE} or not facts.was_there(site.fqn):
+            return None
+        return self.cause(role=Role.PROPAGATED)
+
+    def sentence(self, scene: Scene) -> str:
+        """What is known, and between which records it happened."""
+        cause, site = scene.cause, scene.site
+        if not cause.instead:
+            differ, _ = initial_tensors(scene.facts)
+            more = f", as {'does' if differ == 2 else 'do'} {differ - 1} more" if differ > 1 else ""
+            text = f"{what(site)} differs when the step begins{apart(scene.first)}{more}"
+            return f"{text}. {_between(scene)}"
+        known = [found for found in cause.evidence if found.known is not Known.UNSEEN]
+        unseen = [found.name for found in of(cause.evidence, Known.UNSEEN)]
+        text = f"{what(site, scene.first.module_class)} differs{apart(scene.first)}{although(known)}"
+        lacks = (
+            f"{listed(unseen)} {'was' if len(unseen) == 1 and not _plural(cause, unseen[0]) else 'were'} not recorded"
+        )
+        place = reason_named(cause.instead).place
+        if scene.facts.gap:
+            return f"{text}; {lacks}. The cause is {place}, or lies earlier. {_between(scene)}"
+        return f"{text}; {lacks}, so the cause is {place} or what was not recorded."
+
+
+def _plural(cause: Cause, name: str) -> bool:
+    return any(found.plural for found in cause.evidence if found.name == name)
+
+
+def _between(scene: Scene) -> str:
+    """Between which recorded steps the runs diverged."""
+    last, now = scene.last_before, scene.first.step
+    if last is None:
+        return f"The steps before step {now} were not recorded, so the runs diverged there or here."
+    lost = f"step {last + 1}" if now - last == 2 else f"steps {last + 1} to {now - 1}"
+    return f"The runs agree in step {last}; {lost} cannot be compared, so they diverged there or in step {now}."
+
+
+class Resumed(Reason):
+    """A run that goes on from a checkpoint that did not restore everything."""
+
+    word = "resumed"
+    place = "the checkpoint"
+    priority = 90
+
+    def applies(self, facts: Facts, position: int) -> Cause | None:
+        """One run began later, with other values than the other had then."""
+        del position
+        return self.cause(role=Role.PROPAGATED) if facts.resumed else None
+
+    def sentence(self, scene: Scene) -> str:
+        """Which tensors were not restored."""
+        carried = scene.facts.carried
+        unequal = (
+            *sorted(carried.params | carried.buffers),
+            *(f"{path} of {fqn}" for fqn, path in sorted(carried.states)),
+        )
+        return (
+            f"{what(scene.site)} differs{apart(scene.first)}, because the later run began with different values than "
+            f"the earlier run had then ({', '.join(unequal[:3])}): the checkpoint did not restore them."
+        )
+
+
+class Propagated(Reason):
+    """What went into a record differs already."""
+
+    word = "propagated"
+    priority = 100
+
+    def applies(self, facts: Facts, position: int) -> Cause | None:
+        """Always."""
+        del facts, position
+        return self.cause(role=Role.PROPAGATED)
+
+    def sentence(self, scene: Scene) -> str:
+        """Where to look instead."""
+        text = f"{what(scene.site)} differs{apart(scene.first)}, but what went into it differs too or was not compared"
+        earliest = scene.facts.sites[0]
+        if earliest != scene.site:
+            return f"{text}. The first of all records that differ in this step is {what(earliest)}."
+        return f"{text}, so the origin lies elsewhere (earlier, or outside of what was selected)."
+
+
+REASONS = (Gap(), Resumed(), Propagated())

@@ -1,0 +1,107 @@
+"""A parameter's gradient differs when the optimizer sees it, though the backward pass does not: what was done to it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from introspect_cli.compare.reasons.base import Cause, Reason, Scene
+from introspect_cli.compare.reasons.evidence import (
+    PASSES,
+    Known,
+    although,
+    backward_before,
+    forward_pass,
+    is_random,
+    loss_of,
+    of,
+    random_state,
+)
+from introspect_cli.compare.reasons.step_view import StepRecords
+from introspect_cli.compare.reasons.words import apart, scaled
+from introspect_cli.records import Kind, Phase
+
+if TYPE_CHECKING:
+    from introspect_cli.compare.reasons.facts import Facts
+
+
+class Gradient(Reason):
+    """A gradient as an optimizer step finds it."""
+
+    word = "gradient"
+    place = "clipping, unscaling, accumulation, zero_grad or a change of the gradient by hand"
+    kinds = frozenset({Kind.GRAD})
+    weights: ClassVar = {"hyperparameter": 0.3, "optimizers": 0.3}
+    names = re.compile(r"clip|accum|scale|zero|norm|amp|micro", re.IGNORECASE)
+
+    def applies(self, facts: Facts, position: int) -> Cause | None:
+        """It comes from the forward pass, the loss and the backward pass of the step."""
+        site, order = facts.sites[position], float(facts.items.order[position])
+        upstream = (
+            facts.before(order, PASSES)
+            or facts.rng_differs()
+            or facts.carried.params
+            or facts.before(order, frozenset({Phase.START}))
+        )
+        if upstream or not site.fqn:
+            return None
+        backward = backward_before(facts, order, "the backward pass")
+        passes = [forward_pass(facts), *loss_of(facts), backward, random_state(facts)]
+        if of(passes, Known.UNSEEN) and _stale(facts, position):
+            passes = [replace(found, needed=False) for found in passes]  # the values alone tell the cause
+        return self.cause(*passes)
+
+    def sentence(self, scene: Scene) -> str:
+        """What was done to it, where the values tell."""
+        first = scene.first
+        text = f"the gradient of {first.site.fqn}, as the optimizer sees it, differs{apart(first)}"
+        text += although([found for found in scene.cause.evidence if not is_random(found)])
+        side = _stale(scene.facts, scene.position)
+        if side:
+            return (
+                f"{text}. In {side} it is the other run's gradient plus that of the step before: zero_grad is missing "
+                f"or late in {side}."
+            )
+        if first.scale is not None:
+            text += scaled(first)
+            return f"{text}. The cause is clipping, unscaling, averaging over accumulated batches, or their order."
+        if scene.rounding:
+            text += ". The difference is as small as rounding"
+            return f"{text}: a different kernel or order of sums, or a tiny stale part."
+        return f"{text}. The cause is {self.place}."
+
+    def evidence(self, scene: Scene) -> list[str]:
+        """How many gradients differ."""
+        differ = sum(site.kind is Kind.GRAD for site in scene.facts.sites)
+        recorded = [u for u in scene.facts.unions(Kind.GRAD, frozenset({Phase.OPTIMIZER})) if scene.facts.state[u]]
+        return [f"{differ} of {len(recorded)} gradients differ in this step."]
+
+
+def _stale(facts: Facts, position: int) -> str:
+    """The side whose gradient is the other's plus that of the step before, by the sketches' linearity."""
+    if facts.before_pair is None:
+        return ""
+    step, before = StepRecords(facts.alignment, facts.pair), StepRecords(facts.alignment, facts.before_pair)
+    union = int(facts.items.union[position])
+    a, b, old = step.sketch(union, "a"), step.sketch(union, "b"), before.sketch(union, "a")
+    if a is None or b is None or old is None or not np.linalg.norm(old) > 0:
+        return ""
+    if _is_mix(b, a, old):
+        return "b"
+    return "a" if _is_mix(a, b, old) else ""
+
+
+def _is_mix(mixed: Any, fresh: Any, old: Any) -> bool:
+    """Whether a sketch is a positive mix of two others; clipping rescales the whole, so the weights are free."""
+    basis = np.stack([fresh, old], axis=1)
+    if np.linalg.matrix_rank(basis, tol=1e-6 * float(np.linalg.norm(basis))) < 2:
+        return False
+    weights = np.linalg.lstsq(basis, mixed, rcond=None)[0]
+    rest = float(np.linalg.norm(basis @ weights - mixed)) / max(float(np.linalg.norm(mixed)), 1e-300)
+    return rest < 1e-5 and min(weights) > 1e-2 * max(weights)
+
+
+REASONS = (Gradient(),)

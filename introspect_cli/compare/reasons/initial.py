@@ -1,0 +1,70 @@
+"""A parameter or buffer differs before any training: initialisation, seed or checkpoint."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, ClassVar
+
+from introspect_cli.compare.reasons.base import Cause, Reason, Scene
+from introspect_cli.compare.reasons.evidence import random_state
+from introspect_cli.compare.reasons.words import apart, what
+from introspect_cli.records import Kind, Phase
+
+if TYPE_CHECKING:
+    from introspect_cli.compare.reasons.facts import Facts
+
+TENSORS = frozenset({Kind.PARAM, Kind.BUFFER})
+
+
+class Initial(Reason):
+    """A tensor that a step finds for the first time."""
+
+    word = "initial"
+    place = "the initialisation"
+    kinds = TENSORS
+    weights: ClassVar = {"command": 0.9, "seeds": 1.0, "options": 0.95}
+    names = re.compile(r"seed|init|hidden|embd|layer|head|width|depth|pretrained|checkpoint|resume", re.IGNORECASE)
+
+    def applies(self, facts: Facts, position: int) -> Cause | None:
+        """It is drawn at random or loaded before anything recorded."""
+        site = facts.sites[position]
+        if site.phase is not Phase.START or one_sided(facts, position) or facts.was_there(site.fqn):
+            return None
+        return None if facts.rng_differs() or facts.carried.diverged else self.cause(random_state(facts))
+
+    def sentence(self, scene: Scene) -> str:
+        """How many of the initial tensors differ, and what the script ran elsewhere."""
+        differ, total = initial_tensors(scene.facts)
+        text = f"{what(scene.site)} differs before any training{apart(scene.first)}"
+        if differ > 1:
+            text += f", as do {differ - 1} more of {total} initial tensors"
+        elif total > 1:
+            text += f"; the other {total - 1} initial tensors are equal"
+        children = _children(scene)
+        if children:
+            return (
+                f"{text}: the script runs {children} in a process of its own, which is not recorded and may have "
+                "changed them; or the initialisation, seed or checkpoint is different."
+            )
+        return f"{text}: a different initialisation or seed, or a different checkpoint was loaded."
+
+
+def one_sided(facts: Facts, position: int) -> bool:
+    """Whether one run only has the record."""
+    return bool(facts.items.row_a[position] < 0 or facts.items.row_b[position] < 0)
+
+
+def initial_tensors(facts: Facts) -> tuple[int, int]:
+    """How many tensors differ at the start of the step, and how many were recorded there."""
+    differ = sum(site.phase is Phase.START and site.kind in TENSORS for site in facts.sites)
+    starts = [u for kind in TENSORS for u in facts.unions(kind, frozenset({Phase.START})) if facts.state[u]]
+    return differ, len(starts)
+
+
+def _children(scene: Scene) -> str:
+    """What either script ran in processes of its own."""
+    told = [run.manifest.get("children") for run in (scene.run_a, scene.run_b)]
+    return ", ".join(dict.fromkeys(str(name) for names in told if isinstance(names, list) for name in names))
+
+
+REASONS = (Initial(),)

@@ -1,0 +1,245 @@
+"""A module's output differs, though what went into it does not: its own computation, or its own forward code."""
+
+from __future__ import annotations
+
+import re
+from typing import ClassVar
+
+import numpy as np
+
+from introspect_cli.compare.join.sites import KINDS, PHASES
+from introspect_cli.compare.reasons.base import Cause, Reason, Scene
+from introspect_cli.compare.reasons.evidence import (
+    Evidence,
+    although,
+    inputs_of,
+    is_random,
+    known_of,
+    random_state,
+    tensors_of,
+)
+from introspect_cli.compare.reasons.facts import FORWARD, Facts, owner_of
+from introspect_cli.compare.reasons.hyperparameters import in_words
+from introspect_cli.compare.reasons.step_view import untouched_side
+from introspect_cli.compare.reasons.words import apart, scaled, what
+from introspect_cli.records import Kind, Site
+
+WEIGHTS = {"runtime": 0.75, "packages": 0.6, "hardware": 0.55}
+_DRAWS_NOTHING = re.compile(
+    r"^(Linear|Bilinear|Conv.*|Embedding.*|.*Norm\d?d?|GELU|ReLU6?|LeakyReLU|SiLU|Mish|ELU|Tanh|Sigmoid|Softmax|"
+    r"LogSoftmax|Softplus|Hardswish|.*Pool\dd|Flatten|Unflatten|Identity|PixelShuffle|Upsample|.*Loss)$"
+)
+
+
+class Module(Reason):
+    """The output of a module in which no other module ran."""
+
+    word = "module"
+    place = "this module's own computation"
+    kinds = frozenset({Kind.OUTPUT})
+    priority = 41
+    weights: ClassVar = WEIGHTS
+    names = re.compile(
+        r"drop|eps|bias|act|attn|sdpa|flash|dtype|amp|[bf]p?16|compile|determin|thread|tf32", re.IGNORECASE
+    )
+
+    def applies(self, facts: Facts, position: int) -> Cause | None:
+        """An output comes from the inputs, the parameters, the buffers and the random state."""
+        site, order = facts.sites[position], float(facts.items.order[position])
+        start = _fed_equally(facts, site, order)
+        if start is None or (start >= 0 and last_child(facts, site.fqn, start, order)):
+            return None
+        return self.cause(*went_in(facts, site, order))
+
+    def sentence(self, scene: Scene) -> str:
+        """What inside the module it is, as far as the records show."""
+        first = scene.first
+        taken = [e for e in scene.cause.evidence if not (is_random(e) and _DRAWS_NOTHING.match(first.module_class))]
+        text = f"{what(first.site, first.module_class)} differs{apart(first)}{although(taken)}{scaled(first)}"
+        return f"{text}. {_inside(scene)}"
+
+
+class OwnCode(Reason):
+    """What a module's own forward code gives to a module inside it, or makes of what those gave."""
+
+    word = "own_code"
+    place = "the module's own forward code"
+    kinds = frozenset({Kind.INPUT, Kind.OUTPUT})
+    priority = 42
+    weights: ClassVar = {"runtime": 0.6}
+
+    def applies(self, facts: Facts, position: int) -> Cause | None:
+        """It comes from the module's inputs, its tensors, and what the modules inside it gave before."""
+        site, order = facts.sites[position], float(facts.items.order[position])
+        if site.kind is Kind.OUTPUT:
+            start = _fed_equally(facts, site, order)
+            after = last_child(facts, site.fqn, start, order) if start is not None and start >= 0 else ""
+            if not after or start is None:
+                return None
+            evidence = went_in(facts, site, order)
+            evidence.insert(1, _inside_before(facts, site.fqn, start, order))
+            return self.cause(*evidence, module=site.fqn, after=after)
+        found = parent_call(facts, site.fqn, order)
+        if found is None:
+            return None
+        parent, start, call = found
+        fed = (
+            facts.differs(site.phase, Kind.INPUT, parent, call)
+            or facts.inside("forward", parent, start, order - 0.25)
+            or facts.tensors_differ(parent, order)
+            or facts.rng_differs()
+        )
+        if fed:
+            return None
+        after = last_child(facts, parent, start, order)
+        evidence = went_in(facts, Site(site.phase, Kind.INPUT, parent, call), order, f"the inputs of {parent}")
+        if after:
+            evidence.insert(1, _inside_before(facts, parent, start, order))
+        return self.cause(*evidence, module=parent, after=after, before=site.fqn)
+
+    def sentence(self, scene: Scene) -> str:
+        """Between which of the modules inside."""
+        cause, first = scene.cause, scene.first
+        text = f"{what(first.site, first.module_class if first.site.kind is Kind.OUTPUT else '')} differs{apart(first)}"
+        text += (
+            f"{although(cause.evidence)}{scaled(first)}. The cause is in the forward code of {cause.module} itself, "
+        )
+        if cause.before:
+            text += f"between {cause.after} and {cause.before}" if cause.after else f"before {cause.before}"
+        else:
+            text += f"after {cause.after}"
+        if scene.rounding:
+            text += (
+                "; the difference is as small as rounding (a different kernel, such as attention's, or order of sums)"
+            )
+        return f"{text}."
+
+
+def went_in(facts: Facts, site: Site, order: float, name: str = "its inputs") -> list[Evidence]:
+    """What goes into a call of a module."""
+    inputs = inputs_of(facts, site, name)
+    return [*([inputs] if inputs else []), *tensors_of(facts, site.fqn, order), random_state(facts, site)]
+
+
+def _inside_before(facts: Facts, fqn: str, start: float, order: float) -> Evidence:
+    """The outputs of the modules that ran inside one."""
+    prefix = fqn + "."
+    own = [u for u in facts.unions(Kind.OUTPUT, FORWARD) if facts.alignment.fqn[u].startswith(prefix)]
+    inside = [u for u in own if start <= facts.order[u] < order]
+    return Evidence("the outputs of the modules inside it so far", known_of(facts, inside), needed=True)
+
+
+def _fed_equally(facts: Facts, site: Site, order: float) -> float | None:
+    """When a module's call began, -1 where that is not known; None where something that went in differs."""
+    inputs = facts.recorded(site.phase, Kind.INPUT, site.fqn, site.call)
+    start = facts.sequence_of(inputs) if inputs else None
+    if start is None:
+        return None if facts.anything_before(order) else -1.0
+    fed = (
+        facts.differs(site.phase, Kind.INPUT, site.fqn, site.call)
+        or facts.inside("forward", site.fqn, start, order)
+        or facts.tensors_differ(site.fqn, order)
+        or facts.rng_differs()
+    )
+    return None if fed else start
+
+
+def parent_call(facts: Facts, fqn: str, order: float) -> tuple[str, float, int] | None:
+    """The module that was running when a module inside it was called: name, when its call began, call index."""
+    parent = owner_of(fqn)
+    while parent:
+        found = _running(facts, parent, order)
+        if found is not None:
+            return parent, *found
+        parent = owner_of(parent)
+    return None
+
+
+def _running(facts: Facts, fqn: str, order: float) -> tuple[float, int] | None:
+    """When the call of a module that is running at `order` began, its last input before, and which call it is."""
+    alignment = facts.alignment
+    wanted = [
+        union
+        for union in alignment.by_fqn.get(fqn, [])
+        if KINDS[alignment.kind[union]] is Kind.INPUT and PHASES[alignment.phase[union]] in FORWARD
+    ]
+    begun = [union for union in wanted if facts.order[union] <= order]
+    if not begun:
+        return None
+    call = int(alignment.call[max(begun, key=lambda union: facts.order[union])])
+    return min(float(facts.order[union]) for union in begun if alignment.call[union] == call), call
+
+
+def last_child(facts: Facts, fqn: str, low: float, high: float) -> str:
+    """The last module inside `fqn` that gave an output between two places of the sequence; "" for none."""
+    alignment = facts.alignment
+    sequence = np.asarray(facts.pair.a.sequence)
+    rows = np.flatnonzero((sequence >= low) & (sequence < high))
+    prefix = fqn + "."
+    for row in rows[np.argsort(sequence[rows])[::-1]]:
+        union = int(facts.pair.a.site[row])
+        if KINDS[alignment.kind[union]] is Kind.OUTPUT and alignment.fqn[union].startswith(prefix):
+            name = alignment.fqn[union]
+            child = prefix + name[len(prefix) :].partition(".")[0]
+            return child if child in alignment.by_fqn else name
+    return ""
+
+
+def _inside(scene: Scene) -> str:
+    """What inside the module the cause may be."""
+    searching = next((name for name in scene.optimizers[0] if name.startswith("LBFGS")), "") if scene.site.call else ""
+    if searching:
+        told = in_words(scene.hyperparameters)
+        return (
+            f"{searching} changes the parameters between calls within a step, and may have done so differently{told}."
+        )
+    side = _identity_side(scene)
+    if side:
+        return (
+            f"The cause is inside this module: in {side} it returns its input unchanged (switched off or in eval mode)."
+        )
+    side = _frozen_buffers(scene)
+    if side:
+        return f"Its buffers do not change in {side}: it is in eval mode there."
+    other = scene.facts.alignment.b_class.get(scene.union, "")
+    if other:
+        return f"The cause is inside this module: its class is {scene.first.module_class} in a and {other} in b."
+    if scene.rounding:
+        return (
+            "The difference is as small as rounding: a different kernel, thread count, device or library, or code that "
+            "computes the same in a different order."
+        )
+    a, b = scene.first.a, scene.first.b
+    if a is not None and b is not None and a.layout.dtype != b.layout.dtype:
+        return "The cause is inside this module: it computes in a different precision."
+    causes = ["its code", "options", "train/eval mode"]
+    causes += ["kernel"] if _DRAWS_NOTHING.match(scene.first.module_class) else ["random numbers", "kernel"]
+    text = f"The cause is inside this module: {', '.join(causes[:-1])} or {causes[-1]}"
+    if scene.steps_before and any(found.name == "its parameters" for found in scene.cause.evidence):
+        text += "; or its parameters changed after they were recorded (.data, numpy)"
+    return f"{text}."
+
+
+def _identity_side(scene: Scene) -> str:
+    """The side on which a module's output is its input, where that is so on one side only."""
+    site, step = scene.site, scene.step
+    inputs = scene.facts.recorded(site.phase, Kind.INPUT, site.fqn, site.call)
+    same = [
+        side
+        for side in ("a", "b")
+        if any(step.checksum(u, side) == step.checksum(scene.union, side) is not None for u in inputs)
+    ]
+    return same[0] if len(same) == 1 else ""
+
+
+def _frozen_buffers(scene: Scene) -> str:
+    """The side where a module's own buffers stay as they are in the step, where the other's change."""
+    for index, site in enumerate(scene.facts.sites):
+        if site.kind is Kind.BUFFER and owner_of(site.fqn) == scene.site.fqn:
+            side = untouched_side(scene.step, scene.before, int(scene.facts.items.union[index]))
+            if side:
+                return side
+    return ""
+
+
+REASONS = (Module(), OwnCode())
