@@ -22,7 +22,7 @@ from introspect_cli.selection import selects
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from introspect_cli.store.sites import SiteTable
+    from introspect_cli.store.names import SiteTable
 
 Ids = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
