@@ -6,6 +6,9 @@ kind, name and role of the first divergence are right and its sentence says what
 pairs share is made once.
 
     python benchmarks/localization.py [--only PATTERN] [--jobs N] [--keep DIRECTORY]
+
+With `--matrix`, every fault again under every configuration of `configurations.py`, and each claim of each answer held
+against the records (`claims.py`).
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import yaml
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 FIXTURES = Path(__file__).resolve().parent.parent / "fixtures"
 MATCHED = ("step", "phase", "kind", "fqn", "role", "path", "call", "reason")
@@ -112,7 +115,7 @@ class Forks:
 
     _SOURCE = """
 import json, os, sys
-import numpy, pyarrow, torch
+import numpy, pyarrow, torch, torch._dynamo  # every optimizer imports the last one
 import introspect_cli.cli
 for line in sys.stdin:
     arguments, env, out, err = json.loads(line)
@@ -132,6 +135,12 @@ for line in sys.stdin:
 
     def __init__(self) -> None:
         self._local = threading.local()
+        self._servers: list[subprocess.Popen[str]] = []
+
+    def close(self) -> None:
+        """End the processes; no command may run any more."""
+        for server in self._servers:
+            server.communicate()
 
     def __call__(self, *arguments: str, env: Sequence[tuple[str, str]] = ()) -> Answer:
         """As `introspect`."""
@@ -144,6 +153,7 @@ for line in sys.stdin:
                 text=True,
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
             )
+            self._servers.append(self._local.server)
         server = self._local.server
         with tempfile.NamedTemporaryFile("r") as out, tempfile.NamedTemporaryFile("r") as err:
             server.stdin.write(json.dumps([arguments, dict(env), out.name, err.name]) + "\n")
@@ -163,20 +173,26 @@ class Captures:
     def path(self, side: Side, *, again: bool = False) -> Path:
         """The run of this side; `again` is a second capture of the same command."""
         digest = hashlib.sha256(repr((side, again)).encode()).hexdigest()[:12]
+        return self.made(f"{Path(side.script).stem}-{digest}", lambda target: self._capture(side, target))
+
+    def made(self, name: str, make: Callable[[Path], object]) -> Path:
+        """What has this name, made when it is first asked for."""
         with self._guard:
-            lock = self._locks.setdefault(digest, threading.Lock())
-        target = self.directory / f"{Path(side.script).stem}-{digest}"
-        finished = target.with_suffix(".done")
+            lock = self._locks.setdefault(name, threading.Lock())
+        target = self.directory / name
+        finished = self.directory / f"{name}.done"
         with lock:
             if not finished.exists():
-                before = ["capture", "-q", "--force", *side.options, "-o", str(target)]
-                arguments = [*before, str(FIXTURES / side.script), *side.args]
-                done = self._run(*arguments, env=side.env)
-                if done.returncode != 0:
-                    command = shlex.join([side.script, *side.args])
-                    raise RuntimeError(f"{command} ended with {done.returncode}: {done.stderr[-300:].strip()}")
+                make(target)
                 finished.touch()
         return target
+
+    def _capture(self, side: Side, target: Path) -> None:
+        before = ["capture", "-q", "--force", *side.options, "-o", str(target)]
+        done = self._run(*before, str(FIXTURES / side.script), *side.args, env=side.env)
+        if done.returncode != 0:
+            command = shlex.join([side.script, *side.args])
+            raise RuntimeError(f"{command} ended with {done.returncode}: {done.stderr[-300:].strip()}")
 
     def pair(self, case: Case) -> tuple[Path, Path]:
         """Both runs of a case."""
@@ -234,6 +250,10 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=2, help="cases at a time")
     parser.add_argument("--keep", type=Path, help="a directory for the runs, kept and used again")
     parser.add_argument("--warm", action="store_true", help="fork captures from a process that has torch imported")
+    parser.add_argument(
+        "--matrix", action="store_true", help="every fault under every configuration, each claim checked"
+    )
+    parser.add_argument("--configurations", default="*", help="names of the configurations to try, as a glob")
     options = parser.parse_args()
     everything = [*load_cases(), *load_operator_cases()]
     cases = [case for case in everything if fnmatch.fnmatch(case.name, options.only)]
@@ -242,6 +262,8 @@ def main() -> int:
         directory.mkdir(parents=True, exist_ok=True)
         run = Forks() if options.warm else introspect
         captures = Captures(directory, run)
+        if options.matrix:
+            return _matrix(cases, options, captures)
         verdicts = []
         for case, found in zip(cases, pool.map(lambda case: judge(case, captures, run), cases), strict=True):
             verdicts.append((case, not found))
@@ -249,6 +271,14 @@ def main() -> int:
                 print(f"{case.name:44} {'; '.join(found)}", flush=True)
     print(table(verdicts))
     return int(not all(right for _, right in verdicts))
+
+
+def _matrix(cases: Sequence[Case], options: argparse.Namespace, captures: Captures) -> int:
+    from configurations import CONFIGURATIONS
+    from matrix import chosen, print_matrix  # which imports this file
+
+    wanted = [one for one in CONFIGURATIONS if fnmatch.fnmatch(one.name, options.configurations)]
+    return print_matrix(chosen(cases, wanted), captures, options.jobs)
 
 
 def table(verdicts: Sequence[tuple[Case, bool]]) -> str:

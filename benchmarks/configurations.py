@@ -1,0 +1,183 @@
+"""The ways a run is captured and compared beside the default, and runs reduced to what such a capture records.
+
+The tool's pages recommend lean records, sampled steps and tolerances, and its answers were only ever measured without
+them. Capturing every planted fault under each of them anew would take hours, and most of these captures record less
+of the same training: their runs are made from a full one, by dropping kinds, statistics and modules from it
+(`tests/test_truth_matrix.py` shows that the answer is that of a real capture). What changes the training or the
+order of what is recorded is captured for real.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from introspect_cli.records import SETTING_KINDS, Kind
+from introspect_cli.store.reader import open_run
+from introspect_cli.store.writer import StoreWriter
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+CALL_KINDS = frozenset({Kind.INPUT, Kind.OUTPUT, Kind.GRAD_INPUT, Kind.GRAD_OUTPUT})
+TENSOR_KINDS = frozenset({Kind.PARAM, Kind.BUFFER, Kind.GRAD, Kind.OPTIMIZER_STATE})
+"""Kinds that `--modules` chooses among: those of a module's calls, and those named after a tensor of it."""
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """What of a full run is kept.
+
+    Attributes:
+        record: kinds, as for `capture --record`; all where empty.
+        measured: whether statistics and sketches are kept beside the checksums.
+        modules: globs, as for `capture --modules`; all where empty.
+    """
+
+    record: tuple[str, ...] = ()
+    measured: bool = True
+    modules: tuple[str, ...] = ()
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """The options of a capture that records the same."""
+        found: tuple[str, ...] = ()
+        found += ("--record", ",".join(self.record)) if self.record else ()
+        found += () if self.measured else ("--stats", "none", "--no-sketch")
+        return found + tuple(word for glob in self.modules for word in ("--modules", glob))
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """One column of the matrix.
+
+    Attributes:
+        name: what it is called.
+        a: what is kept of run a.
+        b: what is kept of run b.
+        capture: options of both captures, which then are made for real.
+        scripts: arguments that are added on both sides, by script; all scripts and none where empty.
+        diff: options of the comparison, by name of the field of `DiffOptions`.
+    """
+
+    name: str
+    a: Reduction = field(default_factory=Reduction)
+    b: Reduction = field(default_factory=Reduction)
+    capture: tuple[str, ...] = ()
+    scripts: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    diff: dict[str, Any] = field(default_factory=dict)
+
+    def fits(self, script: str) -> bool:
+        """Whether the script can be run so."""
+        return not self.scripts or script in self.scripts
+
+
+def _both(name: str, **kept: Any) -> Configuration:
+    reduction = Reduction(**kept)
+    return Configuration(name, a=reduction, b=reduction)
+
+
+LEAN = ("param", "grad", "loss", "batch")
+
+CONFIGURATIONS: tuple[Configuration, ...] = (
+    Configuration("everything"),
+    _both("params+grads", record=("param", "grad")),
+    _both("lean", record=LEAN),
+    _both("outputs", record=("output", "loss")),
+    _both("state", record=("param", "buffer", "optimizer_state", "hyperparameter")),
+    _both("checksums", measured=False),
+    Configuration("lean-a", a=Reduction(record=LEAN)),
+    Configuration("modules-b", b=Reduction(modules=("*.0", "*.0.*"))),
+    Configuration("diff-kinds", diff={"kinds": frozenset({Kind.OUTPUT, Kind.LOSS})}),
+    Configuration("diff-steps", diff={"steps": ((1, None, 1),)}),
+    Configuration("rtol-1e-5", diff={"rtol": 1e-5}),
+    Configuration("rtol-1e-2", diff={"rtol": 1e-2}),
+    Configuration("every-3", capture=("--every", "3")),
+    Configuration("steps-2:", capture=("--steps", "2:")),
+    Configuration("lean-every-2", capture=("--every", "2", "--record", "param,grad,loss")),
+    Configuration("operators", capture=("--level", "op")),
+    Configuration(
+        "evaluated", scripts={"train_gpt.py": ("--evaluate-every", "1"), "train_cnn.py": ("--eval-every", "1")}
+    ),
+    Configuration(
+        "accumulated", scripts={"train_gpt.py": ("--accumulate", "2"), "train_cnn.py": ("--accumulate", "2")}
+    ),
+    Configuration("autocast", scripts={"train_gpt.py": ("--autocast",), "train_cnn.py": ("--autocast",)}),
+    Configuration("compiled", capture=("--compile", "keep"), scripts={"train_gpt.py": ("--compile",)}),
+    Configuration("resumed", scripts={"train_gpt.py": ("--resume", "{checkpoint}")}),
+)
+
+
+def reduce(source: Path, target: Path, reduction: Reduction) -> Path:
+    """Write the run that a capture with the reduction's options would have left.
+
+    Sites, layouts and modules keep their numbers, and are there although no record may name them.
+    """
+    with open_run(source) as run, StoreWriter.create(target, force=True) as store:
+        for number in run.ranks:
+            reader = run.rank(number)
+            kept = np.array([_kept(site, reduction) for site, _ in reader.sites], bool)
+            rank = store.rank(number, stats=reduction.measured, sketch=reduction.measured)
+            for layout in reader.layouts:
+                rank.layout(layout)
+            for site, info in reader.sites:
+                rank.site(site, info)
+            rank.modules(getattr(reader, "module_rows", reader.modules))
+            for entry in reader.steps:
+                batch = reader.read(entry.step)
+                rows = _rows(batch, np.flatnonzero(kept[batch.site]), measured=reduction.measured)
+                if len(rows):
+                    rank.append(entry.step, rows)
+        for name, value in run.settings.items():
+            store.write_settings(name, value)
+        store.write_manifest(_manifest(run.manifest, reduction))
+    return target
+
+
+def _kept(site: Any, reduction: Reduction) -> bool:
+    if reduction.record and site.kind.value not in reduction.record and site.kind not in SETTING_KINDS:
+        return False
+    if reduction.record and site.kind in SETTING_KINDS and "hyperparameter" not in reduction.record:
+        return False
+    if not reduction.modules or site.kind not in CALL_KINDS | TENSOR_KINDS:
+        return True
+    owner = site.fqn.rpartition(".")[0] if site.kind in TENSOR_KINDS else site.fqn
+    return any(_matches(owner, glob) for glob in reduction.modules)
+
+
+def _matches(fqn: str, glob: str) -> bool:
+    return fnmatch.fnmatchcase(fqn, glob) or fnmatch.fnmatchcase(fqn.partition(".")[2], glob)
+
+
+def _rows(batch: Any, rows: Any, *, measured: bool) -> Any:
+    """The rows of a batch, numbered anew, whatever columns it has."""
+    chosen: dict[str, Any] = {}
+    for item in dataclasses.fields(batch):
+        value = getattr(batch, item.name)
+        if isinstance(value, dict):
+            chosen[item.name] = {name: column[rows] for name, column in value.items()} if measured else {}
+        elif value is None or (item.name == "sketch" and not measured):
+            chosen[item.name] = None
+        elif isinstance(value, np.ndarray):
+            chosen[item.name] = value[rows]
+        else:
+            chosen[item.name] = [value[int(row)] for row in rows] if len(value) else value
+    chosen["sequence"] = np.arange(len(rows), dtype=np.uint32)
+    return type(batch)(**chosen)
+
+
+def _manifest(manifest: dict[str, Any], reduction: Reduction) -> dict[str, Any]:
+    options = dict(manifest["options"])
+    observed = list(manifest["observed"])
+    if reduction.record:
+        options["record"] = [kind for kind in options["record"] if kind in reduction.record]
+        observed = sorted(options["record"])
+    if reduction.modules:
+        options["modules"] = list(reduction.modules)
+    if not reduction.measured:
+        options |= {"stats": [], "sketch": False}
+    return {**manifest, "options": options, "observed": observed}
