@@ -29,7 +29,7 @@ _EQUAL = re.compile(
     r"\b(?:equal(?:ly)?|agrees?|identical|unchanged|match(?:es)?|bit for bit|the same)\b", re.IGNORECASE
 )
 _UNSEEN = re.compile(
-    r"\b(?:not|nor|never|nothing|no one|none|neither|cannot|unless|if)\b|n't\b|\bwithin tolerance\b|\bonly\b|\bdiffers?\b",
+    r"\b(?:not|nor|never|nothing|no one|none|neither|cannot|unless|if|within tolerance|only|differs?)\b|n't\b",
     re.IGNORECASE,
 )
 _STEP = re.compile(r"\bsteps? (\d+)(?: of [ab])?\b")
@@ -359,6 +359,14 @@ def _records_before(claim: Claim) -> list[Pair]:
     return agreeing if len(agreeing) >= int(counted[1].replace(",", "")) else pairs
 
 
+def _batches(claim: Claim) -> list[Pair]:
+    if not re.search(r"\b(?:earlier|before)\b", claim.clause, re.IGNORECASE):
+        return claim.earlier(Kind.BATCH)
+    steps = [step for step in claim.books.steps if step < claim.first["step"]]
+    earlier = [pair for step in steps for pair in claim.books.pairs(step) if pair.site.kind is Kind.BATCH]
+    return earlier or claim.earlier(Kind.BATCH)
+
+
 _SUBJECTS: tuple[tuple[str, Look], ...] = (
     (r"\binputs?\b(?! of the optimizer)", _inputs),
     (r"(?<![-\w])parameters\b", _state(Kind.PARAM)),
@@ -369,7 +377,7 @@ _SUBJECTS: tuple[tuple[str, Look], ...] = (
     (r"\bloss\b(?! code)", _kinds(Kind.LOSS)),
     (r"\bforward\b(?! code)|\bmodule outputs?\b", _kinds(Kind.INPUT, Kind.OUTPUT)),
     (r"\bbackward\b", _kinds(Kind.GRAD_INPUT, Kind.GRAD_OUTPUT)),
-    (r"\bbatch(?:es)?\b", _kinds(Kind.BATCH)),
+    (r"\bbatch(?:es)?\b", _batches),
     (r"\bsteps? before\b|\bearlier steps\b", _steps_before),
     (r"\brecords? before\b|\brecorded before\b|\beverything before\b", _records_before),
 )

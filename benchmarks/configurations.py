@@ -132,8 +132,10 @@ def reduce(source: Path, target: Path, reduction: Reduction) -> Path:
                 rows = _rows(batch, np.flatnonzero(kept[batch.site]), measured=reduction.measured)
                 if len(rows):
                     rank.append(entry.step, rows)
+        calls = not reduction.modules and (not reduction.record or not {"input", "output"}.isdisjoint(reduction.record))
         for name, value in run.settings.items():
-            store.write_settings(name, value)
+            if name != "nested" or calls:  # how inputs and outputs nest is told by who records them
+                store.write_settings(name, value)
         store.write_manifest(_manifest(run.manifest, reduction))
     return target
 

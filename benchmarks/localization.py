@@ -24,7 +24,7 @@ import sys
 import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -79,6 +79,17 @@ def load_operator_cases(path: Path = FIXTURES / "cases_ops.yaml") -> list[Case]:
     for entry in yaml.safe_load(path.read_text(encoding="utf-8"))["pairs"]:
         faulty = Side(script, ("--steps", "1", "--fault", entry["name"]), options=options)
         cases.append(Case(f"op-{entry['name']}", plain, faulty, {**entry["expect"], "line": entry["line"]}))
+    return cases
+
+
+def load_field_cases(path: Path = FIXTURES / "field" / "cases.yaml") -> list[Case]:
+    """Read the errors of the field."""
+    cases = []
+    for entry in yaml.safe_load(path.read_text(encoding="utf-8"))["cases"]:
+        plain = Side(f"field/{entry['script']}", tuple(shlex.split(entry.get("args", ""))))
+        faulty = replace(plain, args=(*plain.args, "--bug", entry["bug"]))
+        name = f"{entry['script'].removesuffix('.py')}-{entry['bug']}"
+        cases.append(Case(name, plain, faulty, entry["expect"], bool(entry.get("slice"))))
     return cases
 
 
@@ -166,7 +177,7 @@ class Captures:
 
     def __init__(self, directory: Path, run: Command = introspect) -> None:
         self.directory = directory
-        self._run = run
+        self.run = run
         self._locks: dict[str, threading.Lock] = {}
         self._guard = threading.Lock()
 
@@ -189,7 +200,7 @@ class Captures:
 
     def _capture(self, side: Side, target: Path) -> None:
         before = ["capture", "-q", "--force", *side.options, "-o", str(target)]
-        done = self._run(*before, str(FIXTURES / side.script), *side.args, env=side.env)
+        done = self.run(*before, str(FIXTURES / side.script), *side.args, env=side.env)
         if done.returncode != 0:
             command = shlex.join([side.script, *side.args])
             raise RuntimeError(f"{command} ended with {done.returncode}: {done.stderr[-300:].strip()}")
@@ -223,6 +234,9 @@ def wrong(case: Case, answer: dict[str, Any]) -> list[str]:
     ]
     if expect.get("word", "").lower() not in answer["sentence"].lower():
         found.append(f"no {expect['word']!r} in {answer['sentence']!r}")
+    told = " ".join([answer["sentence"], *answer["evidence"]]).lower()
+    found += [f"no {word!r} in {told!r}" for word in expect.get("words", ()) if word.lower() not in told]
+    found += [f"{word!r} in {told!r}" for word in expect.get("never", ()) if word.lower() in told]
     if "line" in expect and (line := _line(case.a.script, first.get("source", ""))) != expect["line"]:
         found.append(f"the line is {line!r}, not {expect['line']!r}")
     return found
@@ -255,7 +269,7 @@ def main() -> int:
     )
     parser.add_argument("--configurations", default="*", help="names of the configurations to try, as a glob")
     options = parser.parse_args()
-    everything = [*load_cases(), *load_operator_cases()]
+    everything = [*load_cases(), *load_operator_cases(), *load_field_cases()]
     cases = [case for case in everything if fnmatch.fnmatch(case.name, options.only)]
     with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(options.jobs) as pool:
         directory = options.keep or Path(scratch)

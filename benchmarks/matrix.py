@@ -60,7 +60,7 @@ def fault_cases(cases: Iterable[Case]) -> list[Case]:
 def judge(case: Case, configuration: Configuration, captures: Captures) -> Cell:
     """Capture or reduce both runs, compare them, and check the answer."""
     try:
-        a, b = (_run(case, letter, configuration, captures) for letter in "ab")
+        a, b = (run_of(case, letter, configuration, captures) for letter in "ab")
     except (RuntimeError, subprocess.TimeoutExpired) as error:
         return Cell("cannot run", (str(error),))
     options = DiffOptions(**configuration.diff)
@@ -75,7 +75,8 @@ def judge(case: Case, configuration: Configuration, captures: Captures) -> Cell:
         return _cell(case, configuration, answer, books)
 
 
-def _run(case: Case, letter: str, configuration: Configuration, captures: Captures) -> Path:
+def run_of(case: Case, letter: str, configuration: Configuration, captures: Captures) -> Path:
+    """The run of one side of a case under a configuration, captured or reduced when it is first asked for."""
     side: Side = getattr(case, letter)
     reduction: Reduction = getattr(configuration, letter)
     extra = configuration.scripts.get(side.script, ())
