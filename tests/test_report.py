@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from synthetic import COUNTS, NUMBERS, row, site, write_run
 
-from introspect_cli.health.history import ABSENT, depth, pack, quantised
+from introspect_cli.health.history import ABSENT, DIFFERS, EQUAL, depth, pack, quantised
 from introspect_cli.health.reading import read_table
 from introspect_cli.records import Kind, Layout, SiteInfo
 from introspect_cli.render.html import level
@@ -273,12 +273,77 @@ def test_absent_values_have_a_number_of_their_own():
     assert quantised(np.array([1e-6, 1e-3, 1.0]), 1e-6, 1.0, log=True).tolist() == [0, 32767, 65534]
 
 
+def late_peak(tmp_path):
+    """Two runs of forty steps that differ from step 30 on, in a peak that thinning hides from the steps before it."""
+    for name, apart in (("a", 0.0), ("b", 1.0)):
+        steps = []
+        for number in range(40):
+            value = np.array([0.25, 0.5 + apart * (number >= 30)], np.float32)
+            steps.append([row("forward", "output", "Net.layer", value, module_class="Linear")])
+        write_run(tmp_path / name, steps)
+
+
+def test_checksums_decide_what_differs_and_numbers_are_the_recorded_ones(tmp_path):
+    late_peak(tmp_path)
+    with open_run(tmp_path / "a") as a, open_run(tmp_path / "b") as b:
+        tables = [read_table(run.rank(0)) for run in (a, b)]
+        packed = pack(tables, keep_step=30, budget=1, compared=True)
+        alone = pack(tables[:1])
+    assert packed.states[0].tolist() == [DIFFERS if step >= 30 else EQUAL for step in packed.steps]
+    before = max(place for place, step in enumerate(packed.steps) if step < 30)
+    for place, number in enumerate(packed.exact_steps):
+        mean, _, largest = packed.exact[place, 0]
+        apart = packed.steps[number] >= 30
+        assert mean.tolist() == [0.375, 0.875 if apart else 0.375]
+        assert largest.tolist() == [0.5, 1.5 if apart else 0.5]
+    assert before in packed.exact_steps
+    assert not len(alone.states)
+    assert alone.exact.shape[-1] == 1
+
+
+def test_the_map_does_not_call_equal_what_the_answer_says_diverges(introspect, tmp_path, browser):
+    """A parameter differs after the first step, its module's outputs from the next step on."""
+    for name, apart in (("a", 0.0), ("b", 1.0)):
+        steps = []
+        for number in range(4):
+            out = np.array([1.0 + apart * (number > 0)], np.float32)
+            weight = np.array([2.0 + apart], np.float32)
+            steps.append(
+                [
+                    row("forward", "output", "Net.layer", out, module_class="Linear"),
+                    row("optimizer", "param", "Net.layer.weight", weight, module_class="Linear"),
+                ]
+            )
+        write_run(tmp_path / name, steps)
+    text_of = introspect("diff", "a", "b", "--map", env={**os.environ, "PYTHONIOENCODING": "utf-8"}).stdout
+    assert re.search(r"Net\.layer +--█", text_of), text_of
+    made(introspect, "a", "b")
+    visit(browser, tmp_path / "page.html")
+    assert text(browser, "#map-cell").endswith("step 0: forward pass equal, tensors or gradients differ")
+    shown = browser.execute_script("return [...document.querySelectorAll('#map-records tr')].map((r) => r.textContent)")
+    (output,) = (line for line in shown if line.startswith("output Net.layer"))
+    assert output == "output Net.layerequal11001" + "1"
+    assert any("param Net.layer.weight" in line and "differs" in line for line in shown)
+    assert complaints(browser) == []
+
+
+def test_a_run_that_went_wrong_says_so_before_its_curves(introspect, tmp_path, browser):
+    steps = [[row("loss", "loss", "loss", np.array(1.0 if number < 3 else np.nan, np.float32))] for number in range(6)]
+    write_run(tmp_path / "a", steps)
+    made(introspect, "a")
+    visit(browser, tmp_path / "page.html")
+    assert text(browser, "#history-sick") == "not finite at 3 of 6 steps drawn, from step 3 on"
+    order = browser.execute_script("return [...document.querySelectorAll('main > section')].map((own) => own.id)")
+    assert order.index("findings") < order.index("map") < order.index("history")
+    assert "error" in text(browser, "#findings")
+
+
 def test_distances_have_their_shades():
     assert [level(value) for value in (float("nan"), 0.0, float("inf"))] == [0, 1, 255]
-    assert level(1e-12) == 2
-    assert level(1e-8) == 2
+    assert level(1e-12) == 3
+    assert level(1e-8) == 3
     assert level(5.0) == 254
-    assert 2 < level(1e-6) < level(1e-3) < 254
+    assert 3 < level(1e-6) < level(1e-3) < 254
 
 
 def test_depth_is_in_execution_order(tmp_path):

@@ -87,7 +87,7 @@ def _page(runs: list[Run], noise: list[Run], rtol: float) -> Page:
         facts=tuple(_facts(run) for run in runs),
         result=result,
         checks=tuple(check_tables(str(run.path), list(own.values())) for run, own in zip(runs, tables, strict=True)),
-        history=pack(drawn, first.step if first is not None else None, shifts),
+        history=pack(drawn, first.step if first is not None else None, shifts, compared=len(runs) > 1),
         depths=tuple(depths),
         noise=len(noise),
         ops=ops,

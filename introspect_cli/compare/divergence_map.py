@@ -4,7 +4,8 @@ A cell of the map is the largest relative distance of its module and step.
 
 A step that goes wrong in one module sends other gradients to all of them, and a map of everything would be dark from
 its first column on. So a module whose forward pass differs at any step is shaded by its forward pass alone; only one
-that never differs there is shaded by its tensors and gradients.
+that never differs there is shaded by its tensors and gradients. Where the forward pass of a module agrees and something
+else of it does not, the cell says so: it is not equal.
 """
 
 from __future__ import annotations
@@ -90,6 +91,7 @@ class Heat:
             modules=tuple(self.modules[row] for row in shown),
             steps=tuple(self.steps),
             values=tuple(tuple(float(value) for value in values[row]) for row in shown),
+            behind=tuple(tuple(bool(own) for own in (values[row] == 0) & (self.values[row] != 0)) for row in shown),
         )
 
 

@@ -129,11 +129,14 @@ class DivergenceMap:
         steps: steps of run a, in order; neighbouring steps may be folded into one.
         values: one row a module, one value a step: the largest relative distance; 0.0 where all agree, inf
             where one run only has it, NaN where nothing was compared.
+        behind: where the value is 0 because the forward pass of the module agrees, although a tensor or a gradient of
+            it differs.
     """
 
     modules: tuple[str, ...]
     steps: tuple[int, ...]
     values: tuple[tuple[float, ...], ...]
+    behind: tuple[tuple[bool, ...], ...]
 
 
 @dataclass(frozen=True)

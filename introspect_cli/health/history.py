@@ -5,6 +5,9 @@ The way: steps are thinned (extremes keep their windows' extremes, and the step 
 16-bit numbers between the least and the largest of each series, on a logarithmic scale where they span decades; what is
 constant takes no room, and neither does the second run where it equals the first. Where there are still too many sites,
 those that say least are left out, and the page says how many.
+
+Such series are for drawing. Whether two records are equal is told by their checksums, step by step, and numbers are
+shown as they were recorded: for the step that matters first, and for as many others as there is room.
 """
 
 from __future__ import annotations
@@ -29,6 +32,9 @@ STATS = ("mean", "std", "amean", "min", "max", "zeros", "bad")
 BUDGET = 2_600_000
 """Bytes of all series before they are compressed."""
 
+EXACT_BUDGET = 700_000
+"""Bytes of the values as they were recorded."""
+
 MOST_POINTS = 2000
 LEAST_POINTS = 64
 ABSENT = 65535
@@ -50,6 +56,12 @@ _ORDER = (
     Kind.OPTIMIZER_STATE,
 )
 
+EXACT = ("mean", "std", "absmax")
+"""Statistics that are kept as they were recorded."""
+
+UNKNOWN, EQUAL, DIFFERS, ONLY_A, ONLY_B = range(5)
+"""How a record of a and its partner in b compare, by their checksums; unknown where one was not observed."""
+
 _RANK = {kind.value: place for place, kind in enumerate(_ORDER)}
 
 SiteName = tuple[str, str, str, int, str]
@@ -68,6 +80,9 @@ class Packed:
             the row in `values`; -1 where the run has no such series. A constant series has equal ends and row 0.
         values: uint16 (n, P), `ABSENT` where there is no value.
         total: sites there were.
+        states: uint8 (sites, P), how a and b compare; empty for a single run.
+        exact_steps: places among `steps` of those whose recorded values are kept, the step that matters among them.
+        exact: float32 (exact steps, sites, `EXACT`, runs a and b), NaN where there is no value.
     """
 
     steps: NDArray[np.int64]
@@ -76,10 +91,18 @@ class Packed:
     series: tuple[dict[str, tuple[bool, float, float, tuple[int, ...]]], ...]
     values: NDArray[np.uint16]
     total: int
+    states: NDArray[np.uint8]
+    exact_steps: tuple[int, ...]
+    exact: NDArray[np.float32]
 
 
 def pack(
-    tables: Sequence[Table], keep_step: int | None = None, shifts: Sequence[int] = (), budget: int = BUDGET
+    tables: Sequence[Table],
+    keep_step: int | None = None,
+    shifts: Sequence[int] = (),
+    budget: int = BUDGET,
+    *,
+    compared: bool = False,
 ) -> Packed:
     """Pack the histories of runs that are compared: the first is a, then b, then noise runs.
 
@@ -88,6 +111,7 @@ def pack(
         keep_step: a step that must stay.
         shifts: what is added to the step numbers of each run; 0 where there are fewer.
         budget: bytes of all series.
+        compared: whether the second run is b; else there is none.
     """
     shifts = [*shifts, *[0] * (len(tables) - len(shifts))]
     found: dict[SiteName, dict[int, int]] = {}
@@ -118,7 +142,40 @@ def pack(
         layout = tables[run].layout(number)
         described = (layout.dtype, layout.shape, layout.numel) if layout else ("", (), 0)
         about.append((tables[run].module_class[number], *described))
-    return Packed(steps, tuple(kept), tuple(about), tuple(series), np.stack(rows), len(names))
+    sides = windows[: 1 + compared]
+    chosen = _exact_steps(steps, keep_step, EXACT_BUDGET // max(len(kept) * len(EXACT) * len(sides) * 4, 1))
+    exact = np.full((len(chosen), len(kept), len(EXACT), len(sides)), np.nan, np.float32)
+    states = np.zeros((len(kept) if compared else 0, len(steps)), np.uint8)
+    for place, name in enumerate(kept):
+        for run, window in enumerate(sides):
+            if run in found[name]:
+                exact[:, place, :, run] = window.recorded(found[name][run], chosen)
+        if compared:
+            bits = [
+                window.checksums(found[name][run]) if run in found[name] else None for run, window in enumerate(sides)
+            ]
+            states[place] = _states(bits[0], bits[1], len(steps))
+    return Packed(
+        steps, tuple(kept), tuple(about), tuple(series), np.stack(rows), len(names), states, tuple(chosen), exact
+    )
+
+
+def _exact_steps(steps: NDArray[np.int64], keep: int | None, most: int) -> list[int]:
+    """Places of the steps whose recorded values are kept: the one that matters, else the first, and others evenly."""
+    if not len(steps):
+        return []
+    first = int(np.searchsorted(steps, keep)) if keep is not None and keep in steps else 0
+    spread = np.linspace(0, len(steps) - 1, min(max(most - 1, 0), len(steps))).round().astype(np.int64)
+    return sorted({first, *spread.tolist()})
+
+
+def _states(a: NDArray[np.uint64] | None, b: NDArray[np.uint64] | None, steps: int) -> NDArray[np.uint8]:
+    """How a site compares at each kept step, from its checksums in a and b; None where a run has no such site."""
+    if a is None or b is None:
+        own, other = (a, ONLY_A) if a is not None else (b, ONLY_B)
+        return np.where(own != 0, other, UNKNOWN).astype(np.uint8) if own is not None else np.zeros(steps, np.uint8)
+    seen = (a != 0) & (b != 0)
+    return np.select([seen & (a == b), seen], [EQUAL, DIFFERS], UNKNOWN).astype(np.uint8)
 
 
 def _is_told(name: SiteName) -> bool:
@@ -172,6 +229,26 @@ class _Windows:
             out[there] = (np.fmin if stat == "min" else np.fmax).reduceat(whole, rows)
         else:
             out[there] = (columns.zeros if stat == "zeros" else columns.floats[stat])[rows, place]
+        return out
+
+    def recorded(self, number: int, places: Sequence[int]) -> NDArray[np.float64]:
+        """The statistics of `EXACT` at some of the kept steps as they were recorded, (places, statistics)."""
+        columns, place = self.table.columns(number)
+        there, rows = self._of[id(columns)]
+        own = {name: column[rows, place].astype(np.float64) for name, column in columns.floats.items()}
+        with np.errstate(all="ignore"):
+            found = (own["mean"], np.sqrt(own["var"]), np.maximum(np.abs(own["min"]), np.abs(own["max"])))
+        out = np.full((self.length, len(EXACT)), np.nan)
+        out[there] = np.stack(found, axis=1)
+        picked: NDArray[np.float64] = out[list(places)]
+        return picked
+
+    def checksums(self, number: int) -> NDArray[np.uint64]:
+        """A site's checksums at the kept steps, 0 where it was not observed."""
+        columns, place = self.table.columns(number)
+        there, rows = self._of[id(columns)]
+        out = np.zeros(self.length, np.uint64)
+        out[there] = columns.checksum[rows, place]
         return out
 
 

@@ -154,6 +154,8 @@ def _data(page: Page, folded: tuple[np.ndarray[Any, Any], list[list[str]], list[
             for own in history.series
         ],
         "values": _packed(history.values),
+        "states": _packed(history.states),
+        "exact": {"steps": list(history.exact_steps), "values": _packed(history.exact)},
         "plots": {
             "linear": history_item(log=False),
             "log": history_item(log=True),
@@ -208,22 +210,27 @@ def _divergence(own: Divergence) -> dict[str, Any]:
 
 
 def level(value: float) -> int:
-    """A relative distance as a colour: 0 not compared, 1 equal, 2 to 254 from 1e-8 to 1, 255 only in one run."""
+    """A relative distance as a colour: 0 not compared, 1 equal, 3 to 254 from 1e-8 to 1, 255 only in one run.
+
+    2 stands for a module whose forward pass is equal while its tensors or gradients differ.
+    """
     if math.isnan(value):
         return 0
     if value == 0:
         return 1
     if math.isinf(value):
         return 255
-    return round(2 + 252 * min(max((math.log10(value) + 8) / 8, 0.0), 1.0))
+    return round(3 + 251 * min(max((math.log10(value) + 8) / 8, 0.0), 1.0))
 
 
 def _folded(found: DivergenceMap) -> tuple[np.ndarray[Any, Any], list[list[str]], list[int]]:
     """Levels (rows, steps), the modules of each row, and the steps."""
     values = np.array(found.values, np.float64).reshape(len(found.modules), len(found.steps))
     with np.errstate(all="ignore"):
-        scaled = np.round(2 + 252 * np.clip((np.log10(values) + 8) / 8, 0, 1))
-    levels = np.select([np.isnan(values), values == 0, np.isinf(values)], [0, 1, 255], scaled).astype(np.uint8)
+        scaled = np.round(3 + 251 * np.clip((np.log10(values) + 8) / 8, 0, 1))
+    behind = np.array(found.behind, np.bool_).reshape(values.shape)
+    cases = [np.isnan(values), behind, values == 0, np.isinf(values)]
+    levels = np.select(cases, [0, 2, 1, 255], scaled).astype(np.uint8)
     fold = max(1, -(-levels.size // MOST_CELLS))
     names = [list(found.modules[row : row + fold]) for row in range(0, len(found.modules), fold)]
     if fold > 1:

@@ -80,6 +80,7 @@ def _map(found: DivergenceMap) -> dict[str, Any]:
         "modules": list(found.modules),
         "steps": list(found.steps),
         "values": [[finite(value) for value in row] for row in found.values],
+        "behind": [list(row) for row in found.behind],
     }
 
 

@@ -9,9 +9,12 @@ from introspect_cli.render.blocks import Block, Line, Span, line
 from introspect_cli.render.text import clean, shorten
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from introspect_cli.compare.result import DiffResult, DivergenceMap, TreeNode
 
 _SHADES = ((0.0, "·", "dim"), (1e-6, "░", "warm"), (1e-3, "▒", "warm"), (1e-1, "▓", "hot"), (math.inf, "█", "hot"))
+_BEHIND = ("-", "warm")
 _MOST_ROWS = 40
 
 
@@ -31,7 +34,7 @@ def map_blocks(result: DiffResult, width: int, most: int = _MOST_ROWS) -> list[B
     return blocks
 
 
-def _fold(row: tuple[float, ...], fold: int) -> list[float]:
+def _fold(row: Sequence[float], fold: int) -> list[float]:
     return [max(row[start : start + fold]) for start in range(0, len(row), fold)]
 
 
@@ -54,11 +57,21 @@ def _map(found: DivergenceMap, width: int, most: int) -> list[Block]:
     blocks: list[Block] = [Line((("Divergence map", "heading"), (f" ({span})", "dim")))]
     for row in rows:
         spans: list[Span] = [(shorten(names[row], label).ljust(label) + "  ", "")]
-        spans += [(_shade(value)[0] * wide, _shade(value)[1]) for value in _fold(found.values[row], fold)]
+        behind = _fold(found.behind[row], fold)
+        shades = [
+            _BEHIND if value == 0 and other else _shade(value)
+            for value, other in zip(_fold(found.values[row], fold), behind, strict=True)
+        ]
+        spans += [(mark * wide, style) for mark, style in shades]
         blocks.append(Line(tuple(spans), wrap=False))
     if left_out:
         blocks.append(line(f"{left_out} more rows are not shown", "dim"))
-    blocks.append(line("· equal  ░ below 1e-6  ▒ below 1e-3  ▓ below 0.1  █ more, or in one run only", "dim"))
+    blocks.append(
+        line(
+            "· equal  - forward equal, rest not  ░ below 1e-6  ▒ below 1e-3  ▓ below 0.1  █ more, or one run only",
+            "dim",
+        )
+    )
     return blocks
 
 

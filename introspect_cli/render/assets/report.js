@@ -41,8 +41,8 @@
 
   function palette(dark) {
     const shade = dark ? ramp(["#3d5f94", "#6b4a9e", "#c8508c", "#ff9d5c", "#fff2a8"]) : ramp(["#a9c8ec", "#f7c884", "#e8743b", "#b3261e", "#4a0d16"]);
-    const colours = [dark ? "#363d45" : "#e3e6ea", dark ? "#1d2227" : "#f5f7f9"];
-    for (let at = 2; at < 255; at++) colours.push(shade((at - 2) / 252));
+    const colours = [dark ? "#363d45" : "#e3e6ea", dark ? "#1d2227" : "#f5f7f9", dark ? "#2c3f5c" : "#d3e1f3"];
+    for (let at = 3; at < 255; at++) colours.push(shade((at - 3) / 251));
     colours.push(dark ? "#4dd0e1" : "#00838f");
     return colours;
   }
@@ -50,7 +50,7 @@
   function legend(colours) {
     const list = $("map-legend");
     list.replaceChildren();
-    for (const [level, text] of [[0, "not compared"], [1, "equal"], [2, "1e-8"], [65, "1e-6"], [128, "1e-4"], [191, "1e-2"], [254, "1 and more"], [255, "in one run only"]]) {
+    for (const [level, text] of [[0, "not compared"], [1, "equal"], [2, "forward pass equal, tensors or gradients differ"], [3, "1e-8"], [66, "1e-6"], [129, "1e-4"], [191, "1e-2"], [254, "1 and more"], [255, "in one run only"]]) {
       const item = document.createElement("li"), swatch = document.createElement("span");
       swatch.className = "swatch";
       swatch.style.background = colours[level];
@@ -125,6 +125,17 @@
     return series(site, stat, run);
   }
 
+  // What the runs recorded, for some of the steps, and how their checksums compare, for all.
+  const states = new Uint8Array(await inflate(data.states)), STATES = ["", "equal", "differs", "only in a", "only in b"];
+  const exactly = new Float32Array(await inflate(data.exact.values)), runsKept = data.two ? 2 : 1;
+  const recordedAt = new Map(data.exact.steps.map((step, place) => [step, place]));
+  function recorded(site, at) {
+    const place = recordedAt.get(at), width = 3 * runsKept;
+    if (place === undefined) return [];
+    const from = (place * data.sites.length + site) * width;
+    return Array.from(exactly.subarray(from, from + width));
+  }
+
   const label = ([phase, kind, fqn, call, path]) => `${kind} ${fqn}${path}${call ? ` call ${call}` : ""}${["start", "eval", "recompute"].includes(phase) ? ` (${phase})` : ""}`;
   const labels = data.sites.map(label);
   let chosen = 0;
@@ -152,6 +163,12 @@
     if (bands.length > 1) band.data = { x: steps, low: steps.map((_, at) => Math.min(...bands.map((own) => own[at]))), high: steps.map((_, at) => Math.max(...bands.map((own) => own[at]))) };
     else band.data = { x: [], low: [], high: [] };
     $("noise-legend").hidden = bands.length < 2;
+    const sick = [["a", firstRun], ["b", second]].flatMap(([run, number]) => {
+      const bad = number < 0 ? null : series(chosen, "bad", number);
+      const where = bad ? steps.filter((_, at) => bad[at] > 0) : [];
+      return where.length ? [`${data.two ? `${run}: ` : ""}not finite at ${where.length} of ${points} steps drawn, from step ${where[0]} on`] : [];
+    });
+    $("history-sick").textContent = sick.join("; ");
     const [, , , , , kind, dtype, shape] = data.sites[chosen];
     $("history-name").textContent = `${TITLES[stat] || stat} of ${labels[chosen]}${kind ? ` (${kind})` : ""}${dtype ? `, ${shape.join("x") || "scalar"} ${dtype}` : ""}`;
     for (const id of ["history-linear", "history-log"]) $(id).setAttribute("aria-label", $("history-name").textContent);
@@ -200,7 +217,7 @@
   });
 
   const short = (value) => value === undefined || value === null || Number.isNaN(value) ? "" : typeof value === "number" ? String(Number(value.toPrecision(5))) : String(value);
-  const meaning = (level) => level === 0 ? "not compared" : level === 1 ? "equal" : level === 255 ? "in one run only" : `relative distance about ${(10 ** ((level - 2) / 252 * 8 - 8)).toExponential(0)}`;
+  const meaning = (level) => level === 0 ? "not compared" : level === 1 ? "equal" : level === 2 ? "forward pass equal, tensors or gradients differ" : level === 255 ? "in one run only" : `relative distance about ${(10 ** ((level - 3) / 251 * 8 - 8)).toExponential(0)}`;
 
   function tableOf(caption, head, body) {
     const table = document.createElement("table");
@@ -235,9 +252,9 @@
     const name = names.length > 1 ? `${names[0]} to ${names[names.length - 1]}` : names[0];
     const span = until !== undefined && until - from > 1 ? `steps ${from} to ${until - 1}` : `step ${from}`;
     $("map-cell").textContent = `${name}, ${span}: ${meaning(level)}`;
-    // The kept step nearest to where the cell begins, inside the cell where there is one.
-    let at = data.steps.findIndex((step) => step >= from);
-    if (at < 0) at = data.steps.length - 1;
+    // A kept step inside the cell, one whose recorded values are here if there is any. Checksums say what differs.
+    const inside = [...data.steps.keys()].filter((place) => data.steps[place] >= from && (until === undefined || data.steps[place] < until));
+    const at = inside.find((place) => recordedAt.has(place)) ?? inside[0];
     const body = [], exact = [];
     for (const own of data.divergences) {
       if (own.step < from || (until !== undefined && own.step >= until)) continue;
@@ -245,15 +262,17 @@
       const side = (s, key) => s ? (key === "checksum" ? s.text || s.checksum : short(s.stats[key])) : "not there";
       exact.push({ differs: true, cells: [`step ${own.step}: ${label(own.site)}`, own.role, own.rel === null ? "" : own.rel.toExponential(1), side(own.a, "checksum"), side(own.b, "checksum"), side(own.a, "mean"), side(own.b, "mean"), side(own.a, "std"), side(own.b, "std")] });
     }
-    for (const module of names) for (const site of byModule.get(module) || []) {
-      const pair = (stat) => [0, 1].map((run) => { const values = statistic(site, stat, run), bad = series(site, "bad", run); return values && !Number.isNaN(values[at]) ? short(values[at]) : bad && bad[at] === 1 ? "not finite" : ""; });
-      const mean = pair("mean"), std = pair("std"), largest = pair("absmax");
-      if (mean.concat(std, largest).every((text) => text === "")) continue;
-      body.push({ differs: mean[0] !== mean[1] || std[0] !== std[1] || largest[0] !== largest[1], cells: [labels[site], ...mean, ...std, ...largest] });
+    const own = at === undefined ? [] : names.flatMap((module) => byModule.get(module) || []);
+    for (const site of own) {
+      const state = states[site * points + at];
+      if (state === 0 && !recorded(site, at).some((value) => !Number.isNaN(value))) continue;
+      const numbers = recordedAt.has(at) ? recorded(site, at).map((value) => Number.isNaN(value) ? "" : String(Number(value.toPrecision(7)))) : [];
+      body.push({ differs: state > 1, cells: [labels[site], STATES[state], ...numbers] });
     }
     const parts = [];
     if (exact.length) parts.push(tableOf("Divergences listed", ["record", "role", "rel. L2", "a", "b", "mean a", "mean b", "std a", "std b"], exact));
-    if (body.length) parts.push(tableOf(`Records at step ${data.steps[at]}`, ["record", "mean a", "mean b", "std a", "std b", "largest a", "largest b"], body.slice(0, 200)));
+    if (body.length) parts.push(tableOf(`Records at step ${data.steps[at]}`, ["record", "", ...(recordedAt.has(at) ? ["mean a", "mean b", "std a", "std b", "largest a", "largest b"] : [])], body.slice(0, 200)));
+    if (body.length && !recordedAt.has(at)) { const note = document.createElement("p"); note.className = "quiet"; note.textContent = `The values of this step are not in the page: introspect show --step ${data.steps[at]} prints them.`; parts.push(note); }
     $("map-records").replaceChildren(...parts);
     const site = (byModule.get(names[0]) || [])[0];
     if (site !== undefined) { choose(site); }
