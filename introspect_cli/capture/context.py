@@ -7,10 +7,10 @@ parameters after one that has some: a loss module belongs to the step of the mod
 
 from __future__ import annotations
 
+import threading
 import weakref
 from typing import TYPE_CHECKING
 
-from introspect_cli.capture.probes.nested import NestedClasses
 from introspect_cli.capture.weak import ById
 from introspect_cli.records import Kind, Phase, Site, SiteInfo
 
@@ -21,8 +21,16 @@ if TYPE_CHECKING:
     from torch import nn
 
     from introspect_cli.capture.names import Names, ParameterName
-    from introspect_cli.capture.probes.guard import Guard
+    from introspect_cli.capture.probes.base import Guard
     from introspect_cli.capture.recorder import Recorder
+
+
+class Running(threading.local):
+    """Optimizers (by `id`) inside whose step this thread is, outermost first."""
+
+    def __init__(self) -> None:
+        """Start outside every optimizer."""
+        self.optimizers: list[int] = []
 
 
 class Context:
@@ -31,13 +39,12 @@ class Context:
     def __init__(
         self, recorder: Recorder, names: Names, guard: Guard, kinds: frozenset[Kind], *, wants_eval: bool
     ) -> None:
-        """Take what the session has made; probes register for moments with `on_*`."""
+        """Start at step 0; probes register for moments with `on_*`."""
         self.recorder = recorder
         self.names = names
         self.guard = guard
         self.kinds = kinds
         self.wants_eval = wants_eval
-        self.nested = NestedClasses()
         self.on_begin: list[Callable[[], None]] = []
         self.on_root: list[Callable[[nn.Module], None]] = []
         self.on_after_optimizer: list[Callable[[], None]] = []
@@ -45,7 +52,7 @@ class Context:
         self.has_optimizer = False
         self.ticks = 0
         self.manual = False
-        self.in_optimizer: Callable[[], bool] = lambda: False
+        self.running = Running()
         self._trained: ById[bool] = ById()
         self._trained_roots: ById[bool] = ById()
         self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
@@ -105,6 +112,10 @@ class Context:
         self.has_optimizer = True
         self._optimizers = [reference for reference in self._optimizers if reference() is not None]
         self._optimizers.append(weakref.ref(optimizer))
+
+    def lost_optimizers(self) -> None:
+        """Optimizers are no longer watched: forward passes are not to be taken for steps because of it."""
+        self.has_optimizer = True
 
     def finish(self) -> None:
         """Write what came after the last step, unless it is but how a step begins: a loader asked once too often."""

@@ -1,12 +1,13 @@
 """What a capture was asked to do, as data.
 
-The command line, a configuration file and the manifest of a run all speak of the same options; they meet
-here, checked once, so that nothing downstream meets an unknown name.
+The command line, a configuration file, the manifest of a run and a comparison of runs all speak of the same options.
+Each is one field here: its flags, its help, its default, and whether it narrows what is observed. Names of kinds and
+statistics are checked here too, so that nothing downstream meets an unknown one.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.errors import UsageError
@@ -42,67 +43,298 @@ LAYOUT_STATS = frozenset({"shape", "dtype"})
 """Statistics that are kept whatever was asked for, since a layout is no measurement."""
 
 
+RUN, WHAT, WHEN, HOW, AGAIN, SETTINGS = HEADINGS = (
+    "The run",
+    "What is recorded",
+    "When it is recorded",
+    "How the script runs",
+    "Running it more than once",
+    "Settings kept beside it",
+)
+"""Headings of the help."""
+
+
 @dataclass(frozen=True)
-class CaptureOptions:
-    """The options of one capture.
+class Option:
+    """How one option is written on a command line and what it means for a comparison.
 
     Attributes:
-        output: directory of the run; None for a fresh one under `introspect-runs/`.
-        force: replace an existing run.
-        record: kinds to record.
-        stats: names of the statistics to keep.
-        sketch: whether to keep a sketch of each tensor.
-        modules: globs over FQNs; only modules that match one are recorded, all where empty.
-        exclude: globs over FQNs of modules that are not recorded.
-        max_depth: deepest level of modules to record, the root being 0; None for no limit.
-        schedule: steps to record.
-        eval: whether to record forward passes outside training; None for what suits the script.
-        seed: seed for python, numpy and torch; None to leave them alone.
-        deterministic: ask torch for deterministic algorithms.
-        env: keep environment variables among the settings.
-        packages: keep the installed packages among the settings.
-        source: keep hashes of the imported source files among the settings.
-        save_tensors: globs over FQNs; values of sites that match one are kept whole.
-        redact: globs over names of environment variables, beside the usual ones, whose values are secret.
-        level: `module` or `op`, which also records the results of every operator.
-        ops: globs over operator names; only operators that match one are recorded, all where empty.
-        views: whether results that share their input's memory are recorded too.
-        vjp: pairs of values, `OUTPUT:INPUT`, whose vector-Jacobian product with ones is recorded.
-        jacobian_norm: pairs of values whose Jacobian's Frobenius norm is estimated.
-        probes: random vectors for such an estimate.
-        compile: what is done with what `torch.compile` compiles: `boundary`, `keep` or `eager`.
-        all_dtypes: whether operators' results that are no floating point numbers are recorded too.
-        until_step: end the script when this step is complete; None to let it run.
-        quiet: say nothing but errors.
+        heading: of the help.
+        flags: names on the command line, synonyms included; `--a/--no-a` for a switch that can be turned off.
+        help: one sentence, with the default.
+        narrows: whether it makes a capture observe less, or something else, of the same training. Two runs that differ
+            in it do not diverge because of that.
+        in_manifest: whether it says anything about what is in the run.
+        metavar: what stands for the value in the help.
+        repeated: whether it may be given several times.
+        commas: whether commas part several values in one.
+        choices: all values there are, None for any.
+        least: smallest number allowed.
+        most: largest number allowed.
     """
 
-    output: Path | None = None
-    force: bool = False
-    record: frozenset[Kind] = frozenset(Kind(name) for name in KINDS)
-    stats: tuple[str, ...] = DEFAULT_STATS
-    sketch: bool = True
-    modules: tuple[str, ...] = ()
-    exclude: tuple[str, ...] = ()
-    max_depth: int | None = None
-    schedule: Schedule = field(default_factory=Schedule)
-    eval: bool | None = None
-    seed: int | None = None
-    deterministic: bool = False
-    env: bool = True
-    packages: bool = True
-    source: bool = True
-    save_tensors: tuple[str, ...] = ()
-    redact: tuple[str, ...] = ()
-    level: str = "module"
-    ops: tuple[str, ...] = ()
-    views: bool = False
-    all_dtypes: bool = False
-    compile: str = "boundary"
-    vjp: tuple[str, ...] = ()
-    jacobian_norm: tuple[str, ...] = ()
-    probes: int = 8
-    until_step: int | None = None
-    quiet: bool = False
+    heading: str
+    flags: tuple[str, ...]
+    help: str
+    narrows: bool = False
+    in_manifest: bool = True
+    metavar: str | None = None
+    repeated: bool = False
+    commas: bool = True
+    choices: tuple[str, ...] | None = None
+    least: int | None = None
+    most: int | None = None
+
+
+def _option(heading: str, text: str, *flags: str, **details: Any) -> dict[str, Option]:
+    """What a field of `CaptureOptions` carries as its metadata."""
+    return {"option": Option(heading, flags, text, **details)}
+
+
+@dataclass(frozen=True)
+class CaptureOptions:
+    """The options of one capture: a field each, which holds all that is known of it.
+
+    The command line, the check of what two captures observed, and the manifest are made from these fields.
+    """
+
+    output: Path | None = field(
+        default=None,
+        metadata=_option(
+            RUN,
+            "Directory of the run [default: a fresh one under introspect-runs/, named at the end].",
+            "-o",
+            "--output",
+            metavar="DIR",
+            in_manifest=False,
+        ),
+    )
+    force: bool = field(default=False, metadata=_option(RUN, "Replace an existing run.", "--force", in_manifest=False))
+    quiet: bool = field(
+        default=False, metadata=_option(RUN, "Say nothing but errors.", "-q", "--quiet", in_manifest=False)
+    )
+    record: frozenset[Kind] = field(
+        default=frozenset(Kind(name) for name in KINDS),
+        metadata=_option(
+            WHAT,
+            f"Kinds of values, with commas between: {', '.join(KINDS)}; or default, all, none.",
+            "--record",
+            "--kinds",
+            metavar="KINDS",
+            repeated=True,
+            narrows=True,
+        ),
+    )
+    stats: tuple[str, ...] = field(
+        default=DEFAULT_STATS,
+        metadata=_option(
+            WHAT,
+            f"Statistics of each tensor, with commas between: {', '.join(STATS)}; or default "
+            f"(all but {' and '.join(name for name in STATS if name not in DEFAULT_STATS)}), all, none.",
+            "--stats",
+            metavar="NAMES",
+            repeated=True,
+            narrows=True,
+        ),
+    )
+    sketch: bool = field(
+        default=True,
+        metadata=_option(
+            WHAT,
+            "Keep 16 numbers a tensor that tell how far two tensors are apart [default: yes].",
+            "--sketch/--no-sketch",
+            narrows=True,
+        ),
+    )
+    modules: tuple[str, ...] = field(
+        default=(),
+        metadata=_option(
+            WHAT,
+            "Record only modules whose name matches, such as '*.attn'; may be repeated.",
+            "--modules",
+            metavar="GLOB",
+            repeated=True,
+            narrows=True,
+        ),
+    )
+    level: str = field(
+        default="module",
+        metadata=_option(
+            WHAT,
+            "What is looked at: each module, or also the result of each operator in it, forward and backward "
+            "[default: module].",
+            "--level",
+            choices=LEVELS,
+            narrows=True,
+        ),
+    )
+    ops: tuple[str, ...] = field(
+        default=(),
+        metadata=_option(
+            WHAT,
+            "With --level op, record only operators whose name matches, such as mm or 'aten.*norm*'; may be repeated.",
+            "--ops",
+            metavar="GLOB",
+            repeated=True,
+            commas=False,
+            narrows=True,
+        ),
+    )
+    views: bool = field(
+        default=False,
+        metadata=_option(
+            WHAT,
+            "With --level op, also record results that are views of what went in [default: no].",
+            "--views/--no-views",
+            narrows=True,
+        ),
+    )
+    all_dtypes: bool = field(
+        default=False,
+        metadata=_option(
+            WHAT,
+            "With --level op, also record results that are no floating point numbers [default: no].",
+            "--all-dtypes/--float-dtypes",
+            narrows=True,
+        ),
+    )
+    vjp: tuple[str, ...] = field(
+        default=(),
+        metadata=_option(
+            WHAT,
+            "Record how one value depends on another: the vector-Jacobian product with ones, such as "
+            "lm_head:blocks.0/input[0]; may be repeated.",
+            "--vjp",
+            metavar="OUTPUT:INPUT",
+            repeated=True,
+            commas=False,
+            narrows=True,
+        ),
+    )
+    jacobian_norm: tuple[str, ...] = field(
+        default=(),
+        metadata=_option(
+            WHAT,
+            "Estimate the Frobenius norm of such a Jacobian, with its standard error; may be repeated.",
+            "--jacobian-norm",
+            metavar="OUTPUT:INPUT",
+            repeated=True,
+            commas=False,
+            narrows=True,
+        ),
+    )
+    probes: int = field(
+        default=8,
+        metadata=_option(
+            WHAT, "Random vectors for an estimated norm [default: 8].", "--probes", metavar="K", least=2, narrows=True
+        ),
+    )
+    exclude: tuple[str, ...] = field(
+        default=(),
+        metadata=_option(
+            WHAT,
+            "Leave out modules whose name matches; may be repeated.",
+            "--exclude",
+            metavar="GLOB",
+            repeated=True,
+            narrows=True,
+        ),
+    )
+    max_depth: int | None = field(
+        default=None,
+        metadata=_option(
+            WHAT,
+            "Record no module more than N levels below its root.",
+            "--max-depth",
+            metavar="N",
+            least=0,
+            narrows=True,
+        ),
+    )
+    save_tensors: tuple[str, ...] = field(
+        default=(),
+        metadata=_option(
+            WHAT,
+            "Keep whole tensors of what matches by name; may be repeated.",
+            "--save-tensors",
+            metavar="GLOB",
+            repeated=True,
+        ),
+    )
+    schedule: Schedule = field(
+        default_factory=Schedule,
+        metadata=_option(
+            WHEN, "Steps and python slices, such as 0,5,10:20,100::50.", "--steps", metavar="STEPS", narrows=True
+        ),
+    )
+    until_step: int | None = field(
+        default=None,
+        metadata=_option(
+            WHEN, "End the script when step N is complete.", "--until-step", metavar="N", least=0, narrows=True
+        ),
+    )
+    eval: bool | None = field(
+        default=None,
+        metadata=_option(
+            WHEN,
+            "Record forward passes outside training [default: if the script has no optimizer].",
+            "--eval/--no-eval",
+            narrows=True,
+        ),
+    )
+    compile: str = field(
+        default="boundary",
+        metadata=_option(
+            HOW,
+            "What torch.compile compiles: recorded at its boundary; kept compiled and tapped inside, which limits "
+            "fusion; or run as python [default: boundary].",
+            "--compile",
+            choices=COMPILE_MODES,
+            narrows=True,
+        ),
+    )
+    seed: int | None = field(
+        default=None,
+        metadata=_option(
+            HOW,
+            "Seed python, numpy and torch before the script starts.",
+            "--seed",
+            metavar="N",
+            least=0,
+            most=2**32 - 1,
+        ),
+    )
+    deterministic: bool = field(
+        default=False,
+        metadata=_option(HOW, "Ask torch and its libraries for deterministic algorithms.", "--deterministic"),
+    )
+    env: bool = field(
+        default=True,
+        metadata=_option(
+            SETTINGS, "Environment variables, secrets redacted [default: yes].", "--env/--no-env", narrows=True
+        ),
+    )
+    packages: bool = field(
+        default=True,
+        metadata=_option(SETTINGS, "Installed packages [default: yes].", "--packages/--no-packages", narrows=True),
+    )
+    source: bool = field(
+        default=True,
+        metadata=_option(
+            SETTINGS, "Hashes of the script's own source files [default: yes].", "--source/--no-source", narrows=True
+        ),
+    )
+    redact: tuple[str, ...] = field(
+        default=(),
+        metadata=_option(
+            SETTINGS,
+            "Redact more environment variables, by name, such as 'WANDB_*'; may be repeated.",
+            "--redact",
+            metavar="PATTERN",
+            repeated=True,
+            in_manifest=False,
+        ),
+    )
 
     @property
     def measures(self) -> bool:
@@ -119,31 +351,29 @@ class CaptureOptions:
 
         `output`, `force` and `quiet` say nothing about what is in the run; names of secrets stay out too.
         """
-        return {
-            "record": [kind.value for kind in Kind if kind in self.record],
-            "stats": list(self.stats),
-            "sketch": self.sketch,
-            "modules": list(self.modules),
-            "exclude": list(self.exclude),
-            "max_depth": self.max_depth,
-            "steps": str(self.schedule),
-            "eval": self.eval,
-            "seed": self.seed,
-            "deterministic": self.deterministic,
-            "env": self.env,
-            "packages": self.packages,
-            "source": self.source,
-            "save_tensors": list(self.save_tensors),
-            "until_step": self.until_step,
-            "level": self.level,
-            "ops": list(self.ops),
-            "views": self.views,
-            "all_dtypes": self.all_dtypes,
-            "compile": self.compile,
-            "vjp": list(self.vjp),
-            "jacobian_norm": list(self.jacobian_norm),
-            "probes": self.probes,
-        }
+        return {_key(name): _plain(getattr(self, name)) for name, option in described(self) if option.in_manifest}
+
+    def narrowing(self) -> dict[str, Any]:
+        """What the manifest says apart: the options that decide how much of a training is observed, all of them."""
+        return {_key(name): _plain(getattr(self, name)) for name, option in described(self) if option.narrows}
+
+
+def described(options: CaptureOptions | type[CaptureOptions] = CaptureOptions) -> list[tuple[str, Option]]:
+    """Every option with the name of its field, in the order of the help."""
+    return [(item.name, item.metadata["option"]) for item in fields(options)]
+
+
+def _key(name: str) -> str:
+    """A field's name in the manifest."""
+    return "steps" if name == "schedule" else name
+
+
+def _plain(value: object) -> Any:
+    if isinstance(value, frozenset):
+        return [kind.value for kind in Kind if kind in value]
+    if isinstance(value, tuple):
+        return list(value)
+    return str(value) if isinstance(value, Schedule) else value
 
 
 def parse_kinds(names: Iterable[str]) -> frozenset[Kind]:

@@ -9,27 +9,25 @@ has finished, and it is closed when the script's main part is over; everything b
 from __future__ import annotations
 
 import contextlib
-import datetime as dt
 import os
 import sys
 import weakref
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from introspect_cli.capture.environment import determinism, redact, sources
-from introspect_cli.capture.generators import numpy_state, python_state
+from introspect_cli.capture.environment import randomness
+from introspect_cli.capture.environment.randomness import numpy_state, python_state
 from introspect_cli.capture.imports import ImportWatch
-from introspect_cli.capture.probes.guard import Guard
+from introspect_cli.capture.manifest import Documents, closing, opening
+from introspect_cli.capture.probes.base import Guard
 from introspect_cli.capture.progress import Progress, human_size
+from introspect_cli.capture.run_directory import distributed_rank, run_directory
 from introspect_cli.capture.tracebacks import TracebackFilter
 from introspect_cli.errors import IntrospectError, StoreError
 from introspect_cli.script import Ending, Target, check, leave, run
-from introspect_cli.store.files import RUNS
 from introspect_cli.store.writer import StoreWriter
-from introspect_cli.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Iterator
 
     from introspect_cli.capture.options import CaptureOptions
     from introspect_cli.capture.probes.installed import Probes
@@ -71,13 +69,8 @@ class Session:
         """
         self.options = options
         self.target = target
-        self.rank, ranks = distributed_rank()
-        if ranks > 1:
-            # One process, one store: a lock cannot be shared by processes that nobody else ties together.
-            together = options.output or fresh_run(target)
-            self.path = together.with_name(f"{together.name}-rank{self.rank}")
-        else:
-            self.path = options.output or own_run(target)
+        self.rank = distributed_rank()[0]
+        self.path = run_directory(target, options.output)
         self._store = StoreWriter.create(self.path, force=options.force)
         self._guard = Guard(self._warn)
         self._progress = Progress(quiet=options.quiet)
@@ -86,32 +79,19 @@ class Session:
         self._store_lost = ""
         self._tracebacks = TracebackFilter()
         self._words: list[str] = []
-        self._sources: dict[str, str] = {}
-        self._manifest: dict[str, Any] = {
-            "tool": {"name": "introspect-cli", "version": __version__},
-            "status": "running",
-            "started": _now(),
-            "options": options.to_dict(),
-        }
         self._began: dict[str, bytes | None] = {}
-        script = target.script if target is not None else None
-        sources.set_project(os.path.dirname(os.path.realpath(script)) if script else str(Path.cwd()))  # noqa: PTH120 - realpath first
+        self._documents = Documents(target, options, self._store, self._guard)
         self._imports = ImportWatch({"numpy": self._numpy_imported, "torch": self._torch_imported})
-        if target is not None:
-            self._manifest |= {"script": script, "module": target.module}
-            shown = redact.arguments(target.args, options.redact)
-            self._manifest["argv"] = [script or f"-m {target.module}", *shown]
+        self._manifest = opening(target, options)
         with self._store_errors():
             self._store.write_manifest(self._manifest)
 
     def _numpy_imported(self) -> None:
         """Note what numpy's generator starts from, before the script can seed it."""
-        try:
+        with self._guard.around("session", "the state of numpy's generator is"):
             self._began["numpy"] = numpy_state()
             if self.options.seed is not None:
-                determinism.seed_numpy(self.options.seed)
-        except Exception as error:
-            self._guard.failure("session", "the state of numpy's generator is", error)
+                randomness.seed_numpy(self.options.seed)
 
     @property
     def probes(self) -> Probes | None:
@@ -135,9 +115,9 @@ class Session:
         os.register_at_fork(after_in_child=in_child)
         self._began["python"] = python_state()
         if self.options.seed is not None:
-            determinism.seed_python(self.options.seed)
+            randomness.seed_python(self.options.seed)
         if self.options.deterministic:
-            determinism.environment()
+            randomness.environment()
         self._tracebacks.install()
         self._imports.install()
 
@@ -162,11 +142,11 @@ class Session:
 
     def _torch_imported(self) -> None:
         """Install the probes; called inside the script's `import torch`."""
-        try:
+        with self._guard.around("session", "nothing is"):
             if self.options.seed is not None:
-                determinism.seed_torch(self.options.seed)
+                randomness.seed_torch(self.options.seed)
             if self.options.deterministic:
-                determinism.torch_flags()
+                randomness.torch_flags()
             from introspect_cli.capture.probes.installed import Probes
 
             self._tell_if_slow()
@@ -174,8 +154,6 @@ class Session:
             probes.context.on_tick.append(self._ticked)
             probes.install()
             self._probes = probes
-        except Exception as error:
-            self._guard.failure("session", "nothing is", error)
 
     def _tell_if_slow(self) -> None:
         """Tell who has no compiled kernels what that costs, and the remedy; who switched them off knows."""
@@ -191,69 +169,22 @@ class Session:
         probes = self._probes
         if probes is None:
             return
-        try:
-            if probes.context.ticks == 1 or probes.optimizers.settings_changed or probes.context.nested.changed:
-                self._write_settings(probes)
+        with self._store_errors("settings", "settings are"):
+            self._documents.write(probes)
+            if probes.context.ticks == 1:
+                self._documents.write_all()
             self._progress.update(probes.recorder.step, probes.rank.rows_written, probes.rank.bytes_written)
-        except StoreError as error:
-            self._lost(error)
-        except Exception as error:
-            self._guard.failure("settings", "settings are", error)
         last = self.options.until_step
         if last is not None and probes.recorder.step > last:
             # Asked for by the user: the script ends as if it had called sys.exit(), handlers and all.
             raise SystemExit(0)
-
-    def _write_settings(self, probes: Probes) -> None:
-        """Keep the settings as soon as a step is complete, so that a run that is killed has them."""
-        store, options = self._store, self.options
-        if probes.optimizers.settings_changed:
-            probes.optimizers.settings_changed = False
-            store.write_settings("optimizers", probes.optimizers.settings)
-        nested = probes.context.nested
-        if nested.changed:
-            nested.changed = False
-            store.write_settings("nested", nested.found)
-        if options.source:
-            # The first hash stands: it is nearest to what was imported.
-            found = sources.imported_sources() | self._sources
-            if found != self._sources:
-                self._sources = found
-                store.write_settings("sources", found)
-        if probes.context.ticks <= 1:
-            self._write_fixed_settings()
-
-    def _write_fixed_settings(self) -> None:
-        from introspect_cli.capture.environment import settings
-
-        options, target = self.options, self.target
-        if target is not None:
-            words = (target.args, target.script, target.module, options.redact)
-            self._write_document("command", lambda: settings.command(*words))
-        self._write_document("runtime", settings.runtime)
-        self._write_document("hardware", settings.hardware)
-        self._write_document("seeds", lambda: {"seed": options.seed, "deterministic": options.deterministic})
-        if options.source:
-            self._write_document("git", lambda: settings.git(sources.Project.root))
-        if options.env:
-            self._write_document("environment", lambda: redact.environment(os.environ, options.redact))
-        if options.packages:
-            self._write_document("packages", settings.packages)
-
-    def _write_document(self, name: str, ask: Callable[[], object]) -> None:
-        """Write one document of settings; one that cannot be had costs no other."""
-        try:
-            self._store.write_settings(name, ask())
-        except StoreError:
-            raise
-        except Exception as error:
-            self._guard.failure(f"settings {name}", f"{name} settings are", error)
 
     def finish(self, ending: Ending) -> None:
         """Take the probes out, write what is left, and close the store."""
         if self._closed:
             return
         self._closed = True
+        self._guard.script_is_over = True
         self._imports.remove()
         self._tracebacks.remove()
         self._progress.clear()
@@ -270,30 +201,12 @@ class Session:
         with self._store_errors():
             if probes is not None:
                 probes.rank.modules(probes.names.new_modules())
-                probes.optimizers.settings_changed |= bool(probes.optimizers.settings)
-                ticks, probes.context.ticks = probes.context.ticks, 0
-                self._write_settings(probes)
-                probes.context.ticks = ticks
-            elif "torch" in sys.modules:
-                self._write_fixed_settings()
+                self._documents.write(probes)
+            if "torch" in sys.modules:
+                self._documents.write_all()
         with self._store_errors():
-            self._manifest |= {
-                "status": "interrupted" if self._store_lost else "complete",
-                "ended": _now(),
-                "exit_code": ending.exit_code,
-                "how": ending.how,
-                "exception": redact.looks(ending.exception),
-                "observed": sorted(kind.value for kind in self.options.record),
-                "not_observed": self._guard.sentences,
-                "notes": probes.notes if probes is not None else [],
-                "children": probes.children.started if probes is not None else [],
-                "failures": self._guard.details,
-            }
-            # What comes after the last optimizer step is in the store as one more step, and is none.
-            self._manifest |= {
-                "steps": steps,
-                "remainder": probes is not None and probes.recorder.steps_written > steps,
-            }
+            self._manifest["status"] = "interrupted" if self._store_lost else "complete"
+            self._manifest |= closing(self.options, self._guard, probes, ending, steps)
             self._store.write_manifest(self._manifest)
         with self._store_errors():
             if probes is not None:
@@ -335,13 +248,15 @@ class Session:
             self._guard.note(f"{error}; the script goes on, the run ends here")
 
     @contextlib.contextmanager
-    def _store_errors(self) -> Any:
-        try:
-            yield
-        except (IntrospectError, OSError) as error:
-            self._lost(StoreError(str(error)))
-        except Exception as error:
-            self._guard.failure("session", "the end of the run is", error)
+    def _store_errors(self, what: str = "session", lost: str = "the end of the run is") -> Iterator[None]:
+        """Go on without a store that can no longer be written; anything else is a failure of ours."""
+        with self._guard.around(what, lost):
+            try:
+                yield
+            except (IntrospectError, OSError) as error:
+                if self._guard.passes(error):
+                    raise
+                self._lost(StoreError(str(error)))
 
     def _warn(self, sentence: str) -> None:
         self._progress.clear()
@@ -353,44 +268,3 @@ class Session:
         with contextlib.suppress(OSError, ValueError, UnicodeError):
             sys.stderr.write(f"introspect: {sentence}\n")
             sys.stderr.flush()
-
-
-def distributed_rank() -> tuple[int, int]:
-    """The rank of this process and their number, as launchers such as torchrun tell them; (0, 1) where none did."""
-    try:
-        rank, ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    except ValueError:
-        return 0, 1
-    return (rank, ranks) if 0 <= rank < ranks else (0, 1)
-
-
-def fresh_run(target: Target | None) -> Path:
-    """A directory under `introspect-runs/` that does not exist yet, named by the script and the time."""
-    name = "run"
-    if target is not None:
-        name = target.module or Path(target.script or "run").stem or "run"
-    stem = f"{name}-{dt.datetime.now().strftime('%Y%m%d-%H%M%S')}"  # noqa: DTZ005 - the user's own clock, for the user
-    path, number = Path(RUNS) / stem, 1
-    while path.exists():
-        number += 1
-        path = Path(RUNS) / f"{stem}-{number}"
-    return path
-
-
-def own_run(target: Target | None) -> Path:
-    """A fresh run's directory, made, so that captures that start in the same second have one each."""
-    while True:
-        path = fresh_run(target)
-        try:
-            path.mkdir(parents=True)
-        except FileExistsError:
-            if not path.is_dir():
-                return path  # what stands in the way is told by whoever opens the store
-            continue
-        except OSError:
-            return path  # as above
-        return path
-
-
-def _now() -> str:
-    return dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds")

@@ -12,7 +12,7 @@ import os
 import traceback
 from typing import TYPE_CHECKING, Any
 
-from introspect_cli.capture.probes.patches import Patch
+from introspect_cli.capture.probes.base import Patches
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -30,19 +30,19 @@ class TracebackFilter:
 
     def __init__(self) -> None:
         """Nothing is replaced before `install`."""
-        walks = [(name, getattr(traceback, name, None)) for name in _WALKS]
-        self._patches = [Patch(traceback, name, _walks_traceback(walk)) for name, walk in walks if walk is not None]
-        self._patches.append(Patch(traceback, "walk_stack", _walks_stack(traceback.walk_stack)))
+        self._patches = Patches()
 
     def install(self) -> None:
         """Leave our frames out from now on."""
-        for patch in self._patches:
-            patch.install()
+        for name in _WALKS:
+            walk = getattr(traceback, name, None)
+            if walk is not None:
+                self._patches.replace(traceback, name, _walks_traceback(walk))
+        self._patches.replace(traceback, "walk_stack", _walks_stack(traceback.walk_stack))
 
     def remove(self) -> None:
         """Put the functions back."""
-        for patch in reversed(self._patches):
-            patch.remove()
+        self._patches.remove()
 
 
 def _is_ours(frame: FrameType) -> bool:

@@ -38,6 +38,7 @@ def bisect(words: tuple[str, ...], good: str | None, settings: tuple[str, str] |
     Revisions are tried in a work tree of their own: your checkout, index and stash stay as they are. Options that are
     not listed here are handed to `introspect capture`.
     """
+    from introspect_cli.commands.capture import capture
     from introspect_cli.commands.capture_options import split_words
     from introspect_cli.errors import UsageError
     from introspect_cli.render.bisect_text import culprit_blocks, smallest_blocks
@@ -45,7 +46,7 @@ def bisect(words: tuple[str, ...], good: str | None, settings: tuple[str, str] |
 
     if (good is None) == (settings is None):
         raise UsageError("say what to bisect: commits with --good REV, or two runs with --settings RUN_A RUN_B")
-    options, rest = split_words(words)
+    options, rest = split_words(capture, words)
     if settings is not None:
         from introspect_cli.minimise import minimise
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def verify_neutral(target: Target, options: CaptureOptions, own: Sequence[str], words: Sequence[str]) -> int:
     """Run the script watched and bare, say whether they agree; 0 neutral, 1 not, 2 could not tell."""
     from introspect_cli.capture.neutrality import self_check as verify
-    from introspect_cli.capture.session import own_run
+    from introspect_cli.capture.run_directory import own_run
 
     output = options.output or own_run(target)
     _refuse_existing([output], options)
@@ -35,7 +35,7 @@ def verify_neutral(target: Target, options: CaptureOptions, own: Sequence[str], 
 def repeat(target: Target, options: CaptureOptions, own: Sequence[str], words: Sequence[str], times: int) -> int:
     """Capture the script several times; 0 if all runs are the same, 1 if two differ, 2 if that could not be told."""
     from introspect_cli.capture.neutrality.self_check import run_child
-    from introspect_cli.capture.session import fresh_run
+    from introspect_cli.capture.run_directory import fresh_run
 
     base = options.output or fresh_run(target)
     outputs = [base.with_name(f"{base.name}-{number}") for number in range(1, times + 1)]

@@ -1,7 +1,8 @@
-"""The options of `capture`: their declarations, their help in groups, their meaning as `CaptureOptions`."""
+"""The options of `capture` on the command line, made from the fields of `CaptureOptions`; their help in groups."""
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,13 +10,15 @@ import click
 from click.core import ParameterSource
 
 from introspect_cli.capture.options import (
-    COMPILE_MODES,
-    DEFAULT_STATS,
-    KINDS,
-    LEVELS,
-    STATS,
+    AGAIN,
+    HEADINGS,
+    HOW,
+    RUN,
+    WHEN,
     CaptureOptions,
+    Option,
     check_pairs,
+    described,
     parse_kinds,
     parse_stats,
 )
@@ -25,16 +28,7 @@ from introspect_cli.records import Kind
 from introspect_cli.selection import Schedule, words
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-RUN, WHAT, WHEN, HOW, AGAIN, SETTINGS = (
-    "The run",
-    "What is recorded",
-    "When it is recorded",
-    "How the script runs",
-    "Running it more than once",
-    "Settings kept beside it",
-)
+    from collections.abc import Callable, Iterable
 
 _NOT_IN_FILE = {"config", "module", "words", "help", "repeat", "verify_neutral", "last_look"}
 
@@ -57,9 +51,9 @@ class CaptureCommand(click.Command):
             line = param.get_help_record(ctx) if isinstance(param, click.Option) else None
             if line is not None:
                 headings.setdefault(getattr(param, "heading", "Help"), []).append(line)
-        for heading, lines in headings.items():
+        for heading in sorted(headings, key=(*HEADINGS, "Help").index):
             with formatter.section(heading):
-                formatter.write_dl(lines)
+                formatter.write_dl(headings[heading])
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse, telling where a bad value was written if not on the command line."""
@@ -89,159 +83,56 @@ def _read_config(ctx: click.Context, _: click.Parameter, file: Path | None) -> N
     )
 
 
-def _option(heading: str, text: str, *names: str, **settings: Any) -> Callable[[Any], Any]:
+def _declared(heading: str, text: str, *names: str, **settings: Any) -> Callable[[Any], Any]:
     return click.option(*names, cls=GroupedOption, heading=heading, help=text, **settings)
 
 
-_DECLARATIONS = (
-    _option(
-        RUN,
-        "Directory of the run [default: a fresh one under introspect-runs/, named at the end].",
-        "-o", "--output", metavar="DIR", type=click.Path(path_type=Path),
-    ),
-    _option(RUN, "Replace an existing run.", "--force", is_flag=True),
-    _option(
+def _from_field(name: str, option: Option, default: object) -> Callable[[Any], Any]:
+    """One field of `CaptureOptions` as an option of the command line."""
+    settings: dict[str, Any] = {"metavar": option.metavar}
+    if option.repeated:
+        settings |= {"multiple": True}
+    elif option.choices is not None:
+        settings |= {"type": click.Choice(option.choices), "default": default}
+    elif option.least is not None:
+        settings |= {"type": click.IntRange(min=option.least, max=option.most), "default": default}
+    elif option.metavar == "DIR":
+        settings |= {"type": click.Path(path_type=Path)}
+    elif option.metavar is None:
+        settings |= {"default": default} if "/" in option.flags[-1] else {"is_flag": True}
+    return _declared(option.heading, option.help, *option.flags, name, **settings)
+
+
+def _declarations() -> Iterable[Callable[[Any], Any]]:
+    """All options: those that are fields, and those that steer this command only."""
+    for field in fields(CaptureOptions):
+        name = "steps" if field.name == "schedule" else field.name
+        yield _from_field(name, field.metadata["option"], field.default)
+        if name == "steps":
+            yield _declared(WHEN, "Of these, only the multiples of N.", "--every", metavar="N", type=int)
+    yield _declared(
         RUN,
         "YAML file with any of these options by long name; the command line wins.",
         "--config", metavar="FILE", type=click.Path(path_type=Path),
         is_eager=True, expose_value=False, callback=_read_config,
-    ),
-    _option(RUN, "Say nothing but errors.", "-q", "--quiet", is_flag=True),
-    _option(
-        WHAT,
-        f"Kinds of values, with commas between: {', '.join(KINDS)}; or default, all, none.",
-        "--record", "--kinds", "record", metavar="KINDS", multiple=True,
-    ),
-    _option(
-        WHAT,
-        f"Statistics of each tensor, with commas between: {', '.join(STATS)}; or default "
-        f"(all but {' and '.join(name for name in STATS if name not in DEFAULT_STATS)}), all, none.",
-        "--stats", metavar="NAMES", multiple=True,
-    ),
-    _option(
-        WHAT,
-        "Keep 16 numbers a tensor that tell how far two tensors are apart [default: yes].",
-        "--sketch/--no-sketch", default=True,
-    ),
-    _option(
-        WHAT,
-        "Record only modules whose name matches, such as '*.attn'; may be repeated.",
-        "--modules", metavar="GLOB", multiple=True,
-    ),
-    _option(
-        WHAT,
-        "What is looked at: each module, or also the result of each operator in it, forward and backward "
-        "[default: module].",
-        "--level", type=click.Choice(LEVELS), default="module",
-    ),
-    _option(
-        WHAT,
-        "With --level op, record only operators whose name matches, such as mm or 'aten.*norm*'; may be repeated.",
-        "--ops", metavar="GLOB", multiple=True,
-    ),
-    _option(
-        WHAT,
-        "With --level op, also record results that are views of what went in [default: no].",
-        "--views/--no-views", default=False,
-    ),
-    _option(
-        WHAT,
-        "With --level op, also record results that are no floating point numbers [default: no].",
-        "--all-dtypes/--float-dtypes", default=False,
-    ),
-    _option(
-        WHAT,
-        "Record how one value depends on another: the vector-Jacobian product with ones, such as "
-        "lm_head:blocks.0/input[0]; may be repeated.",
-        "--vjp", metavar="OUTPUT:INPUT", multiple=True,
-    ),
-    _option(
-        WHAT,
-        "Estimate the Frobenius norm of such a Jacobian, with its standard error; may be repeated.",
-        "--jacobian-norm", metavar="OUTPUT:INPUT", multiple=True,
-    ),
-    _option(
-        WHAT,
-        "Random vectors for an estimated norm [default: 8].",
-        "--probes", metavar="K", type=click.IntRange(min=2), default=8,
-    ),
-    _option(
-        WHAT,
-        "Leave out modules whose name matches; may be repeated.",
-        "--exclude", metavar="GLOB", multiple=True,
-    ),
-    _option(
-        WHAT,
-        "Record no module more than N levels below its root.",
-        "--max-depth", metavar="N", type=click.IntRange(min=0),
-    ),
-    _option(
-        WHAT,
-        "Keep whole tensors of what matches by name; may be repeated.",
-        "--save-tensors", metavar="GLOB", multiple=True,
-    ),
-    _option(WHEN, "Steps and python slices, such as 0,5,10:20,100::50.", "--steps", metavar="STEPS"),
-    _option(WHEN, "Of these, only the multiples of N.", "--every", metavar="N", type=int),
-    _option(
-        WHEN,
-        "End the script when step N is complete.",
-        "--until-step", metavar="N", type=click.IntRange(min=0),
-    ),
-    _option(
-        WHEN,
-        "Record forward passes outside training [default: if the script has no optimizer].",
-        "--eval/--no-eval", default=None,
-    ),
-    _option(HOW, "Run the module named next, as `python -m` does.", "-m", "module", is_flag=True),
-    _option(
-        HOW,
-        "What torch.compile compiles: recorded at its boundary; kept compiled and tapped inside, which limits fusion; "
-        "or run as python [default: boundary].",
-        "--compile", type=click.Choice(COMPILE_MODES), default="boundary",
-    ),
-    _option(
-        HOW,
-        "Seed python, numpy and torch before the script starts.",
-        "--seed", metavar="N", type=click.IntRange(min=0, max=2**32 - 1),
-    ),
-    _option(
-        HOW,
-        "Ask torch and its libraries for deterministic algorithms.",
-        "--deterministic", is_flag=True,
-    ),
-    _option(
+    )  # fmt: skip
+    yield _declared(HOW, "Run the module named next, as `python -m` does.", "-m", "module", is_flag=True)
+    yield _declared(
         AGAIN,
         "Capture the script N times, into OUT-1 to OUT-N, and say whether all runs are the same.",
         "--repeat", metavar="N", type=click.IntRange(min=1), default=1,
-    ),
-    _option(
+    )  # fmt: skip
+    yield _declared(
         AGAIN,
         "Run the script watched and bare, and say whether both train the same.",
         "--verify-neutral/--no-verify-neutral", default=False,
-    ),
-    click.option("--last-look", hidden=True),  # what --verify-neutral gives to the processes it starts
-    _option(
-        SETTINGS,
-        "Environment variables, secrets redacted [default: yes].",
-        "--env/--no-env", default=True,
-    ),
-    _option(SETTINGS, "Installed packages [default: yes].", "--packages/--no-packages", default=True),
-    _option(
-        SETTINGS,
-        "Hashes of the script's own source files [default: yes].",
-        "--source/--no-source", default=True,
-    ),
-    _option(
-        SETTINGS,
-        "Redact more environment variables, by name, such as 'WANDB_*'; may be repeated.",
-        "--redact", metavar="PATTERN", multiple=True,
-    ),
-)  # fmt: skip
+    )  # fmt: skip
+    yield click.option("--last-look", hidden=True)  # what --verify-neutral gives to the processes it starts
 
 
 def capture_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Declare the options on a command."""
-    for declare in reversed(_DECLARATIONS):
+    for declare in reversed(list(_declarations())):
         command = declare(command)
     return command
 
@@ -254,7 +145,9 @@ def read_options(values: dict[str, Any]) -> CaptureOptions:
     """
     values = dict(values)
     record, stats = values.pop("record"), values.pop("stats")
-    values |= {name: words(values[name]) for name in ("modules", "exclude", "save_tensors", "redact")}
+    for name, option in described():
+        if name in values and option.repeated and option.commas:
+            values[name] = words(values[name])
     schedule = Schedule.parse(values.pop("steps"), values.pop("every"))
     if record:
         values["record"] = parse_kinds(record)
@@ -270,17 +163,19 @@ def read_options(values: dict[str, Any]) -> CaptureOptions:
     return CaptureOptions(schedule=schedule, **values)
 
 
-def split_words(words: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def split_words(command: click.Command, line: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Capture options and, apart, the script with its arguments (or `-m`, a module and its arguments).
+
+    Args:
+        command: the command `capture`.
+        line: all that follows it.
 
     Raises:
         click.UsageError: the options are not those of `capture`.
     """
-    from introspect_cli.commands.capture import capture
-
-    context = capture.make_context("capture", list(words))
+    context = command.make_context("capture", list(line))
     rest: tuple[str, ...] = context.params["words"]
-    options = words[: len(words) - len(rest)]
+    options = line[: len(line) - len(rest)]
     if context.params["module"]:
         return tuple(word for word in options if word != "-m"), ("-m", *rest)
     return options, rest

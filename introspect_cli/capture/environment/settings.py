@@ -5,10 +5,8 @@ Each function returns plain data for one file under `settings/`. Nothing here as
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import platform
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,16 +14,6 @@ from typing import Any
 import torch
 
 from introspect_cli.capture.environment import redact
-
-
-def packages() -> dict[str, str]:
-    """Installed distributions: name to version."""
-    found: dict[str, str] = {}
-    for distribution in importlib.metadata.distributions():
-        name = distribution.metadata["Name"]
-        if name:
-            found.setdefault(name, distribution.version)
-    return dict(sorted(found.items(), key=lambda item: item[0].lower()))
 
 
 def runtime() -> dict[str, Any]:
@@ -76,37 +64,6 @@ def _cpu_name() -> str:
     except OSError:
         pass
     return platform.processor()
-
-
-def git(directory: str) -> dict[str, Any]:
-    """Commit of the work tree that holds `directory`, and which tracked files differ from it; {} outside of git."""
-
-    def ask(*arguments: str) -> str | None:
-        try:
-            answer = subprocess.run(  # noqa: S603 - fixed arguments, no shell
-                ["git", "-C", directory, *arguments],  # noqa: S607 - the user's own git
-                capture_output=True,
-                text=True,
-                timeout=10,
-                check=False,
-                stdin=subprocess.DEVNULL,
-                env={**os.environ, "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"},
-            )
-        except (OSError, subprocess.SubprocessError):
-            return None
-        return answer.stdout.rstrip("\n") if answer.returncode == 0 else None
-
-    commit = ask("rev-parse", "HEAD")
-    if commit is None:
-        return {}
-    changed = [line[3:] for line in (ask("status", "--porcelain", "--untracked-files=no") or "").splitlines()]
-    return {
-        "commit": commit,
-        "branch": ask("rev-parse", "--abbrev-ref", "HEAD"),
-        "subject": redact.looks(ask("log", "-1", "--format=%s") or ""),
-        "dirty": bool(changed),
-        "changed": sorted(changed)[:200],
-    }
 
 
 def command(argv: tuple[str, ...], script: str | None, module: str | None, patterns: tuple[str, ...]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Which files are the user's, and where in them a class is defined.
+"""Which code runs: the user's files and their commit, the installed packages, and where a class is defined.
 
 Two runs that should agree often do not because a file changed. Files of the project are those under its root (the
 git work tree that holds the script, else the script's own directory); imported files from elsewhere count, too, unless
@@ -10,10 +10,15 @@ from __future__ import annotations
 import ast
 import functools
 import hashlib
+import importlib.metadata
 import os
+import subprocess
 import sys
 import sysconfig
 from pathlib import Path
+from typing import Any
+
+from introspect_cli.capture.environment import redact
 
 _FOREIGN = tuple(
     {
@@ -25,6 +30,52 @@ _FOREIGN = tuple(
 OURS = os.path.realpath(Path(__file__).parents[2]) + os.sep
 """The directory of this package."""
 _LARGEST = 8 * 2**20
+
+
+def git(directory: str) -> dict[str, Any]:
+    """Commit of the work tree that holds `directory`, and which tracked files differ from it; {} outside of git.
+
+    To be asked before the script starts: `subprocess` enters `warnings.catch_warnings`, after which warnings that the
+    script has shown already are shown again.
+    """
+
+    def ask(*arguments: str) -> str | None:
+        try:
+            answer = subprocess.run(  # noqa: S603 - fixed arguments, no shell
+                ["git", "-C", directory, *arguments],  # noqa: S607 - the user's own git
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=10,
+                check=False,
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"},
+            )
+        except (OSError, subprocess.SubprocessError):
+            return None
+        return answer.stdout.rstrip("\n") if answer.returncode == 0 else None
+
+    commit = ask("rev-parse", "HEAD")
+    if commit is None:
+        return {}
+    changed = [line[3:] for line in (ask("status", "--porcelain", "--untracked-files=no") or "").splitlines()]
+    return {
+        "commit": commit,
+        "branch": ask("rev-parse", "--abbrev-ref", "HEAD"),
+        "subject": redact.looks(ask("log", "-1", "--format=%s") or ""),
+        "dirty": bool(changed),
+        "changed": sorted(changed)[:200],
+    }
+
+
+def packages() -> dict[str, str]:
+    """Installed distributions: name to version."""
+    found: dict[str, str] = {}
+    for distribution in importlib.metadata.distributions():
+        name = distribution.metadata["Name"]
+        if name:
+            found.setdefault(name, distribution.version)
+    return dict(sorted(found.items(), key=lambda item: item[0].lower()))
 
 
 class Project:

@@ -17,8 +17,8 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from introspect_cli.capture.environment import determinism
-from introspect_cli.capture.generators import numpy_state, python_state
+from introspect_cli.capture.environment import randomness
+from introspect_cli.capture.environment.randomness import numpy_state, python_state
 from introspect_cli.capture.imports import ImportWatch
 from introspect_cli.script import Ending, Target, leave, run
 
@@ -63,19 +63,19 @@ def run_bare(target: Target, options: CaptureOptions) -> int:
 
     def numpy_imported() -> None:
         if seed is not None:
-            determinism.seed_numpy(seed)
+            randomness.seed_numpy(seed)
 
     def torch_imported() -> None:
         if seed is not None:
-            determinism.seed_torch(seed)
+            randomness.seed_torch(seed)
         if options.deterministic:
-            determinism.torch_flags()
+            randomness.torch_flags()
 
     def started() -> None:
         if seed is not None:
-            determinism.seed_python(seed)
+            randomness.seed_python(seed)
         if options.deterministic:
-            determinism.environment()
+            randomness.environment()
         ImportWatch({"numpy": numpy_imported, "torch": torch_imported}).install()
 
     def ended(_: Ending) -> None:

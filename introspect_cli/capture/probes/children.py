@@ -11,10 +11,10 @@ import functools
 from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any
 
-from introspect_cli.capture.probes.patches import Patch
+from introspect_cli.capture.probes.base import Patches
 
 if TYPE_CHECKING:
-    from introspect_cli.capture.probes.guard import Guard
+    from introspect_cli.capture.probes.base import Guard
 
 _HELPERS = ("torch.", "concurrent.", "multiprocessing.", "joblib.")
 _SPAWN = "torch.multiprocessing.spawn"
@@ -26,10 +26,10 @@ class ChildrenProbe:
     name = "children"
 
     def __init__(self, guard: Guard) -> None:
-        """Take what keeps sentences."""
+        """Start without processes; the guard keeps the sentences."""
         self._guard = guard
-        self._patch: Patch | None = None
-        self._on = False
+        self._guarded = guard.around(self.name, "processes that the script starts are")
+        self._patches = Patches()
         self.started: list[str] = []
         """What the processes run, each function once."""
 
@@ -39,24 +39,26 @@ class ChildrenProbe:
 
         @functools.wraps(original)
         def start(self: BaseProcess) -> Any:
-            work = _work(self) if probe._on else ""  # starting a process forgets what it runs
+            work = ""
+            if probe._guarded.on:
+                with probe._guarded:
+                    work = _work(self)  # starting a process forgets what it runs
             result = original(self)
             if work:
-                probe._started(work)
+                with probe._guarded:
+                    probe._started(work)
             return result
 
-        self._patch = Patch(BaseProcess, "start", start)
-        self._patch.install()
-        self._on = True
+        self._patches.replace(BaseProcess, "start", start)
+        self._guarded.on = True
 
     def remove(self) -> None:
         """Put the method back."""
-        self._on = False
-        if self._patch is not None:
-            self._patch.remove()
+        self._guarded.on = False
+        self._patches.remove()
 
     def _started(self, work: str) -> None:
-        if self._on and work not in self.started:
+        if self._guarded.on and work not in self.started:
             self.started.append(work)
             self._guard.note(f"the script runs {work} in a process of its own, and what that computes is not recorded")
 

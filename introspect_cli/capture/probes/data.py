@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 
 from introspect_cli.capture import private_api
 from introspect_cli.capture.names import FreeNames
-from introspect_cli.capture.probes.patches import Patch
+from introspect_cli.capture.probes.base import Patches
 from introspect_cli.records import Kind, Phase, Site, SiteInfo
 from introspect_cli.tensors.flatten import flatten
 from introspect_cli.tensors.views import unobserved
@@ -25,15 +25,15 @@ class DataProbe:
     name = "data"
 
     def __init__(self, context: Context) -> None:
-        """Take what all probes share."""
+        """Start without loaders."""
         self._context = context
+        self._guarded = context.guard.around(self.name, "batches are")
         self._recorder = context.recorder
         self._loaders = FreeNames()
         self._iterators = FreeNames()
         self._loader_of: dict[str, str] = {}
         self._counts: dict[tuple[str, Phase], int] = {}
-        self._patches: list[Patch] = []
-        self._on = False
+        self._patches = Patches()
 
     def install(self) -> None:
         """Replace the two methods through which every batch passes."""
@@ -48,58 +48,37 @@ class DataProbe:
         @functools.wraps(started)
         def __iter__(self: DataLoader[Any]) -> Any:  # noqa: N807 - stands in for DataLoader.__iter__
             result = started(self)
-            if probe._on:
-                probe._begun(self, result)
+            if probe._guarded.on:
+                with probe._guarded:
+                    probe._begun(self, result)
             return result
 
         @functools.wraps(following)
         def __next__(self: Any) -> Any:  # noqa: N807 - stands in for the iterator's __next__
-            if not probe._on:
+            if not probe._guarded.on:
                 return following(self)
-            probe._before()
+            with probe._guarded, unobserved():
+                probe._context.begin()
             batch = following(self)
-            probe._yielded(self, batch)
+            if probe._guarded.on and probe._recorder.wanted:
+                with probe._guarded, unobserved():
+                    probe._record(self, batch)
             return batch
 
-        self._patches = [Patch(DataLoader, "__iter__", __iter__), Patch(iterator, "__next__", __next__)]
-        for patch in self._patches:
-            patch.install()
+        self._patches.replace(DataLoader, "__iter__", __iter__)
+        self._patches.replace(iterator, "__next__", __next__)
         self._context.on_tick.append(self._counts.clear)
-        self._on = True
+        self._guarded.on = True
 
     def remove(self) -> None:
         """Put the methods back."""
-        self._on = False
-        for patch in reversed(self._patches):
-            patch.remove()
-
-    def _failed(self, error: Exception) -> None:
-        self._on = False
-        self._context.guard.failure(self.name, "batches are", error)
+        self._guarded.on = False
+        self._patches.remove()
 
     def _begun(self, loader: DataLoader[Any], iterator: object) -> None:
-        try:
-            name = self._loaders.name(loader, type(loader).__name__)
-            # Persistent workers hand out one iterator again and again; it keeps its name.
-            self._loader_of[self._iterators.name(iterator, "iterator")] = name
-        except Exception as error:
-            self._failed(error)
-
-    def _before(self) -> None:
-        try:
-            with unobserved():
-                self._context.begin()
-        except Exception as error:
-            self._failed(error)
-
-    def _yielded(self, iterator: object, batch: object) -> None:
-        if not self._recorder.wanted or not self._on:
-            return
-        try:
-            with unobserved():
-                self._record(iterator, batch)
-        except Exception as error:
-            self._failed(error)
+        name = self._loaders.name(loader, type(loader).__name__)
+        # Persistent workers hand out one iterator again and again; it keeps its name.
+        self._loader_of[self._iterators.name(iterator, "iterator")] = name
 
     def _record(self, iterator: object, batch: object) -> None:
         phase = Phase.DATA if torch.is_grad_enabled() else Phase.EVAL

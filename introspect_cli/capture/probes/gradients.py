@@ -16,7 +16,7 @@ from introspect_cli.capture.weak import ById
 if TYPE_CHECKING:
     import torch
 
-    from introspect_cli.capture.probes.guard import Guard
+    from introspect_cli.capture.probes.base import Guard
     from introspect_cli.capture.recorder import Recorder
 
 
@@ -28,19 +28,18 @@ class GradientProbe:
     def __init__(self, recorder: Recorder, guard: Guard) -> None:
         """Start without hooks."""
         self._recorder = recorder
-        self._guard = guard
+        self._guarded = guard.around(self.name, "gradients of module inputs and outputs are")
         self._watched: dict[int, tuple[weakref.ref[torch.Tensor], int, list[int]]] = {}
         self._leaf_handles: list[Any] = []
-        self._on = False
         self._elsewhere: ById[list[int] | str] = ById()
 
     def install(self) -> None:
         """Begin to watch; hooks come with the tensors."""
-        self._on = True
+        self._guarded.on = True
 
     def remove(self) -> None:
         """Stop. Hooks on tensors that still live stay and do nothing."""
-        self._on = False
+        self._guarded.on = False
         self.forget()
 
     def watch(self, tensor: torch.Tensor, site: int, *, recomputed: bool = False) -> None:
@@ -65,8 +64,9 @@ class GradientProbe:
         sites = [site]
 
         def hook(gradient: torch.Tensor | None) -> None:
-            if self._on and self._recorder.wanted and gradient is not None:
-                self._arrived(sites, gradient)
+            if self._guarded.on and self._recorder.wanted and gradient is not None:
+                with self._guarded:
+                    self._recorder.tensor_at(sites, gradient)
 
         # Pickling a tensor warns of hooks that get lost, unless they are marked as meant to be.
         vars(hook)["__torch_unserializable__"] = True
@@ -88,14 +88,6 @@ class GradientProbe:
     def untold(self, tensor: torch.Tensor, reason: str) -> None:
         """Watch a tensor no longer: its whole gradient cannot be seen."""
         self._elsewhere.set(tensor, reason)
-
-    def _arrived(self, sites: list[int], gradient: torch.Tensor) -> None:
-        if self.name in self._guard.failed:
-            return
-        try:
-            self._recorder.tensor_at(sites, gradient)
-        except Exception as error:
-            self._guard.failure(self.name, "gradients of module inputs and outputs are", error)
 
     def forget(self) -> None:
         """Let go of the step's tensors; graphs that are still alive keep their hooks."""

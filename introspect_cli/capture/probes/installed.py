@@ -5,7 +5,7 @@ This module imports torch; the session imports it only once the script has impor
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from introspect_cli import clock
 from introspect_cli.capture.context import Context
@@ -23,12 +23,12 @@ from introspect_cli.capture.regions.probe import TapProbe
 from introspect_cli.tensors.summarizer import Summarizer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from torch import nn
 
     from introspect_cli.capture.options import CaptureOptions
-    from introspect_cli.capture.probes.guard import Guard
+    from introspect_cli.capture.probes.base import Guard, Probe
     from introspect_cli.capture.regions.compile import CompileProbe
     from introspect_cli.errors import StoreError
     from introspect_cli.store.writer import StoreWriter
@@ -73,9 +73,9 @@ class Probes:
         self.optimizers = OptimizerProbe(self.context, state)
         self.context.on_tick.append(gradients.forget)
         self.context.on_tick.append(self._modules_named)
-        modules = ModuleProbe(self.context, gradients)
+        self._modules = modules = ModuleProbe(self.context, gradients)
         self.children = ChildrenProbe(guard)
-        self._probes: list[Any] = [
+        self._probes: list[Probe] = [
             self.children,
             RngProbe(self.context, began),
             state,
@@ -123,6 +123,16 @@ class Probes:
         if self._compile is not None and inner is not None:
             self._compile.tap(child for child in inner.modules() if child is not inner)
 
+    def new_settings(self) -> Iterator[tuple[str, object]]:
+        """Documents of settings that have changed since this was last asked, by name."""
+        if self.optimizers.settings_changed:
+            self.optimizers.settings_changed = False
+            yield "optimizers", self.optimizers.settings
+        nested = self._modules.nested
+        if nested.changed:
+            nested.changed = False
+            yield "nested", nested.found
+
     def _remark(self, sentence: str) -> None:
         if sentence not in self.notes:
             self.notes.append(sentence)
@@ -133,10 +143,8 @@ class Probes:
             self.rank.modules(modules)
 
     def _stepped(self) -> None:
-        try:
+        with self._guard.around("clock", "steps that the script ends itself are"):
             self.context.manual_tick()
-        except Exception as error:
-            self._guard.failure("clock", "steps that the script ends itself are", error)
 
     def install(self) -> None:
         """Install every probe."""
@@ -148,10 +156,10 @@ class Probes:
         """Remove every probe, the last installed first."""
         clock.unlisten(self._stepped)
         for probe in reversed(self._probes):
-            try:
+            with self._guard.around(
+                probe.name, f"{probe.name} may still be watched and are"
+            ):  # the others must still go
                 probe.remove()
-            except Exception as error:  # noqa: PERF203 - the others must still go
-                self._guard.failure(probe.name, f"{probe.name} may still be watched and are", error)
 
     def close(self) -> None:
         """Join the kernels' threads."""

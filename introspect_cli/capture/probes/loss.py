@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from introspect_cli.capture import private_api
-from introspect_cli.capture.probes.patches import Patch
+from introspect_cli.capture.probes.base import Patches
 from introspect_cli.records import Kind, Phase, Site
 from introspect_cli.tensors.views import unobserved
 
@@ -24,30 +24,26 @@ class LossProbe:
     name = "loss"
 
     def __init__(self, context: Context) -> None:
-        """Take what all probes share."""
+        """Start without calls."""
         self._context = context
+        self._guarded = context.guard.around(self.name, "losses are")
         self._recorder = context.recorder
         self._calls = 0
-        self._patches: list[Patch] = []
-        self._on = False
+        self._patches = Patches()
 
     def install(self) -> None:
         """Replace the two functions."""
         if Kind.LOSS not in self._context.kinds:
             return
-        self._patches = [
-            Patch(torch.autograd, name, self._watched(getattr(torch.autograd, name))) for name in ("backward", "grad")
-        ]
-        for patch in self._patches:
-            patch.install()
+        for name in ("backward", "grad"):
+            self._patches.replace(torch.autograd, name, self._watched(getattr(torch.autograd, name)))
         self._context.on_tick.append(self._ticked)
-        self._on = True
+        self._guarded.on = True
 
     def remove(self) -> None:
         """Put the functions back."""
-        self._on = False
-        for patch in reversed(self._patches):
-            patch.remove()
+        self._guarded.on = False
+        self._patches.remove()
 
     def _ticked(self) -> None:
         self._calls = 0
@@ -55,23 +51,20 @@ class LossProbe:
     def _watched(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def entry(*args: Any, **kwargs: Any) -> Any:
-            if not torch.compiler.is_compiling() and self._on and self._recorder.wanted:
-                self._starting(args[0] if args else kwargs.get("tensors", kwargs.get("outputs")))
+            if not torch.compiler.is_compiling() and self._guarded.on and self._recorder.wanted:
+                with self._guarded:
+                    self._starting(args[0] if args else kwargs.get("tensors", kwargs.get("outputs")))
             return original(*args, **kwargs)
 
         return entry
 
     def _starting(self, roots: Any) -> None:
-        try:
-            if private_api.graph_task() != -1:
-                return  # a backward inside a backward: checkpointing, not the script
-            with unobserved():
-                self._context.look_for_unseen_step()
-                call, self._calls = self._calls, self._calls + 1
-                self._record(roots, call)
-        except Exception as error:
-            self._on = False
-            self._context.guard.failure(self.name, "losses are", error)
+        if private_api.graph_task() != -1:
+            return  # a backward inside a backward: checkpointing, not the script
+        with unobserved():
+            self._context.look_for_unseen_step()
+            call, self._calls = self._calls, self._calls + 1
+            self._record(roots, call)
 
     def _record(self, roots: Any, call: int) -> None:
         single = isinstance(roots, torch.Tensor)

@@ -17,13 +17,15 @@ from torch.nn.utils.parametrize import ParametrizationList
 
 from introspect_cli.capture import private_api
 from introspect_cli.capture.names import ModuleState, wrapped
-from introspect_cli.capture.probes.patches import Patch
+from introspect_cli.capture.probes.base import Patches
 from introspect_cli.records import Kind, Phase, Site, SiteInfo
-from introspect_cli.tensors.flatten import flatten
+from introspect_cli.tensors.flatten import containers, flatten
 from introspect_cli.tensors.views import unobserved
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+    from torch.utils.hooks import RemovableHandle
 
     from introspect_cli.capture.context import Context
     from introspect_cli.capture.probes.gradients import GradientProbe
@@ -31,6 +33,10 @@ if TYPE_CHECKING:
 _PLAIN = (bool, int, float, str)
 _POSITIONS = tuple(f"[{number}]" for number in range(32))
 _GRADIENT_OF = {Kind.INPUT: Kind.GRAD_INPUT, Kind.OUTPUT: Kind.GRAD_OUTPUT}
+
+
+_MOST_CONTAINERS = 20_000
+"""Containers that are noted of one run, at most."""
 
 
 class _Stack(threading.local):
@@ -49,8 +55,9 @@ class ModuleProbe:
     name = "modules"
 
     def __init__(self, context: Context, gradients: GradientProbe) -> None:
-        """Take what all probes share, and the probe that watches gradients."""
+        """Start outside every module; `gradients` watches the gradients of inputs and outputs."""
         self._context = context
+        self._guarded = context.guard.around(self.name, "module inputs and outputs are")
         self._recorder = context.recorder
         self._names = context.names
         self._gradients = gradients
@@ -61,9 +68,9 @@ class ModuleProbe:
         self._outputs = Kind.OUTPUT in {*self._kinds, *self._gradient_of}
         self._stack = _Stack()
         self._on_value: Callable[[ModuleState, Kind, str, torch.Tensor], None] | None = None
-        self._on = False
-        self._patch: Patch | None = None
-        self._registration: Any = None
+        self.nested = NestedClasses()
+        self._patches = Patches()
+        self._registration: RemovableHandle | None = None
 
     def listen(self, listener: Callable[[ModuleState, Kind, str, torch.Tensor], None]) -> None:
         """Tell of every tensor that goes into or comes out of a module, recorded or not."""
@@ -83,22 +90,20 @@ class ModuleProbe:
         # Dynamo traces into this; the first line is constant there, so nothing of ours enters a graph.
         @functools.wraps(original)
         def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807 - stands in for Module.__call__
-            if torch.compiler.is_compiling() or not probe._on:
+            if torch.compiler.is_compiling() or not probe._guarded.on:
                 return original(self, *args, **kwargs)
             return probe._called(original, self, args, kwargs)
 
-        self._patch = Patch(nn.Module, "__call__", __call__)
-        self._patch.install()
+        self._patches.replace(nn.Module, "__call__", __call__)
         self._registration = nn.modules.module.register_module_module_registration_hook(self._registered)
-        self._on = True
+        self._guarded.on = True
 
     def remove(self) -> None:
         """Put `nn.Module.__call__` back."""
-        self._on = False
+        self._guarded.on = False
         if self._registration is not None:
             self._registration.remove()
-        if self._patch is not None:
-            self._patch.remove()
+        self._patches.remove()
 
     def _called(
         self, original: Callable[..., Any], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -107,7 +112,8 @@ class ModuleProbe:
         calls = stack.calls
         in_backward = private_api.graph_task() != -1
         if not calls and not in_backward:
-            self._outermost(module, args, kwargs)
+            with self._guarded:
+                self._outermost(module, args, kwargs)
         if calls and (calls[-1] is None or not self._recorder.wanted):
             return original(module, *args, **kwargs)
         if not self._recorder.wanted:
@@ -126,15 +132,14 @@ class ModuleProbe:
         """Run an outermost call of a step that is not recorded; name it, so that a schedule changes no names."""
         calls = self._stack.calls
         if self._names.find(module) is None and private_api.tracing_state() is None:
-            try:
+            with self._guarded:
                 self._names.state(module, None)
-            except Exception as error:
-                self._failed(error)
-        calls.append(None)
+        depth = len(calls)
         try:
+            calls.append(None)
             return original(module, *args, **kwargs)
         finally:
-            calls.pop()
+            del calls[depth:]
 
     def _recorded(
         self, original: Callable[..., Any], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -142,30 +147,23 @@ class ModuleProbe:
         calls = self._stack.calls
         state: ModuleState | None = None
         call = -1
+        # The script may watch torch's functions itself; it must see its own calls only.
+        with self._guarded, private_api.no_torch_function():
+            state, call = self._enter(module, args, kwargs)
+        depth = len(calls)
         try:
-            # The script may watch torch's functions itself; it must see its own calls only.
-            with private_api.no_torch_function():
-                state, call = self._enter(module, args, kwargs)
-        except Exception as error:
-            self._failed(error)
-        calls.append(state)
-        try:
+            calls.append(state)  # in here: a signal handler may raise as soon as it is done
             result = original(module, *args, **kwargs)
         finally:
-            calls.pop()
-        if state is not None and call >= 0 and self._on:
-            try:
-                with private_api.no_torch_function():
-                    self._leave(module, state, call, result)
-            except Exception as error:
-                self._failed(error)
+            del calls[depth:]
+        if state is not None and call >= 0 and self._guarded.on:
+            with self._guarded, private_api.no_torch_function():
+                self._leave(module, state, call, result)
         return result
 
     def _registered(self, parent: nn.Module, name: str, child: nn.Module | None) -> None:
-        try:
+        with self._guarded:
             self._names.registered(parent, name, child)
-        except Exception as error:
-            self._failed(error)
 
     def _outermost(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Have the step begin, or end, where that hangs on forward passes."""
@@ -175,15 +173,8 @@ class ModuleProbe:
             or _is_traced(args, kwargs)
         ):
             return  # what we read now would become part of the traced graph
-        try:
-            with unobserved():
-                self._context.outermost_forward(module)
-        except Exception as error:
-            self._failed(error)
-
-    def _failed(self, error: Exception) -> None:
-        self._on = False
-        self._context.guard.failure(self.name, "module inputs and outputs are", error)
+        with unobserved():
+            self._context.outermost_forward(module)
 
     def _enter(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -261,7 +252,7 @@ class ModuleProbe:
             site = self._site(state, kind, self._stack.phase, call, prefix)
             self._recorder.missing(site, f"{type(value).__name__} cannot be looked into: {type(error).__name__}")
             return
-        self._context.nested.note(state.fqn, kind, prefix, value)
+        self.nested.note(state.fqn, kind, prefix, value)
         for path, leaf in leaves:
             if isinstance(leaf, torch.Tensor):
                 self._tensor(state, kind, call, prefix + path, leaf)
@@ -329,3 +320,30 @@ def _how(module: nn.Module) -> str:
     if isinstance(module, nn.TransformerEncoderLayer):
         return "fused"
     return "scripted" if isinstance(module, torch.jit.ScriptModule) else "compiled"
+
+
+class NestedClasses:
+    """What nested inputs and outputs are made of: the class at each path that holds others.
+
+    Records name leaves by path and say nothing of what is in between: `['cache'][0].key` could be a dict of tuples or
+    of lists. The classes are noted once for each module, when a nested value first goes in or comes out, and stand
+    among the settings, so that no step grows by them.
+    """
+
+    def __init__(self) -> None:
+        """Start with nothing noted."""
+        self.found: dict[str, dict[str, dict[str, str]]] = {}
+        self.changed = False
+        self._seen: set[tuple[str, Kind, str]] = set()
+        self._count = 0
+
+    def note(self, fqn: str, kind: Kind, prefix: str, value: Any) -> None:
+        """Note what one nested value is made of, the first time it is met."""
+        key = (fqn, kind, prefix)
+        if key in self._seen or self._count > _MOST_CONTAINERS:
+            return
+        self._seen.add(key)
+        classes = {prefix + path: name for path, name in containers(value)}
+        self._count += len(classes)
+        self.found.setdefault(fqn, {}).setdefault(kind.value, {}).update(classes)
+        self.changed = True

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import sys
-import threading
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,7 +19,7 @@ from torch.optim.optimizer import (
 )
 
 from introspect_cli.capture.names import FreeNames
-from introspect_cli.capture.probes.patches import Patch
+from introspect_cli.capture.probes.base import Patches
 from introspect_cli.capture.weak import ById
 from introspect_cli.records import Kind, Phase, Site, SiteInfo
 from introspect_cli.tensors import parallel
@@ -29,6 +28,8 @@ from introspect_cli.tensors.views import unobserved
 
 if TYPE_CHECKING:
     from types import FrameType
+
+    from torch.utils.hooks import RemovableHandle
 
     from introspect_cli.capture.context import Context
     from introspect_cli.capture.names import ParameterName
@@ -43,22 +44,22 @@ class OptimizerProbe:
     name = "optimizers"
 
     def __init__(self, context: Context, state: StateProbe) -> None:
-        """Take what all probes share, and the probe that records parameters."""
+        """Start without optimizers; `state` records parameters."""
         self._context = context
+        self._guarded = context.guard.around(
+            self.name, "optimizer steps (and so the ends of steps) are", context.lost_optimizers
+        )
         self._recorder = context.recorder
         self._state = state
         self._names = FreeNames()
-        self._local = threading.local()
         self._parameters: ById[list[ParameterName]] = ById()
         self._state_seen: set[str] = set()
         self._known: dict[str, dict[str, Any]] = {}
-        self._patches: list[Patch] = []
-        self._handles: list[Any] = []
-        self._on = False
+        self._patches = Patches()
+        self._handles: list[RemovableHandle] = []
         self._stepped = 0
         self.settings: list[dict[str, Any]] = []
         self.settings_changed = False
-        context.in_optimizer = lambda: self.stepping
 
     def install(self) -> None:
         """Register the step hooks; hear of optimizers as they are built, and of steps that a scaler skips."""
@@ -71,109 +72,80 @@ class OptimizerProbe:
         @functools.wraps(built)
         def __init__(self: Optimizer, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - stands in for Optimizer.__init__
             built(self, *args, **kwargs)
-            if probe._on:
-                probe._built(self)
+            if probe._guarded.on:
+                with probe._guarded:
+                    probe._context.built(self)
 
         @functools.wraps(scaled)
         def step(self: Any, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
             stepped = probe._stepped
             result = scaled(self, optimizer, *args, **kwargs)
-            if probe._on and probe._stepped == stepped:
-                probe._skipped(optimizer)
+            if probe._guarded.on and probe._stepped == stepped:
+                with probe._guarded, unobserved():
+                    probe._skipped(optimizer)
             return result
 
         probe = self
-        self._patches = [Patch(Optimizer, "__init__", __init__), Patch(torch.amp.GradScaler, "step", step)]
-        for patch in self._patches:
-            patch.install()
-        self._on = True
+        self._patches.replace(Optimizer, "__init__", __init__)
+        self._patches.replace(torch.amp.GradScaler, "step", step)
+        self._guarded.on = True
 
     def remove(self) -> None:
         """Take the hooks out."""
-        self._on = False
-        for patch in reversed(self._patches):
-            patch.remove()
+        self._guarded.on = False
+        self._patches.remove()
         for handle in self._handles:
             handle.remove()
 
     @property
-    def _running(self) -> list[int]:
-        """Optimizers inside whose step this thread is, outermost first."""
-        running = getattr(self._local, "running", None)
-        if running is None:
-            running = self._local.running = []
-        return running
-
-    @property
     def stepping(self) -> bool:
         """Whether this thread is inside an optimizer's step."""
-        return bool(self._running)
+        return bool(self._context.running.optimizers)
 
     def _before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if torch.compiler.is_compiling() or not self._on:
+        if torch.compiler.is_compiling() or not self._guarded.on:
             return
         context = self._context
         # From the first step on, names stay as they are, and steps need not be guessed at.
         context.stepped = context.names.settled = True
         context.unseen_steps = False
-        running = self._running
+        running = self._context.running.optimizers
         if running and not _inside_step(sys._getframe(1)):  # noqa: SLF001 - the documented way to a frame
             running.clear()  # the last step never returned: a closure raised and the script caught it
         running.append(id(optimizer))
         if len(running) > 1:
             return
-        try:
-            with unobserved():
-                has_closure = _has_closure(args, kwargs)
-                if not (has_closure and self._is_ahead(optimizer)):
-                    self._note(optimizer)
-                self._context.begin()
-                if self._recorder.wanted:
-                    self._record_before(optimizer, has_closure=has_closure)
-        except Exception as error:
-            self._failed(error)
+        with self._guarded, unobserved():
+            has_closure = _has_closure(args, kwargs)
+            if not (has_closure and self._is_ahead(optimizer)):
+                self._note(optimizer)
+            self._context.begin()
+            if self._recorder.wanted:
+                self._record_before(optimizer, has_closure=has_closure)
 
     def _after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if torch.compiler.is_compiling() or not self._on:
+        if torch.compiler.is_compiling() or not self._guarded.on:
             return
-        running = self._running
+        running = self._context.running.optimizers
         if id(optimizer) in running:
             del running[running.index(id(optimizer)) :]
         if running:
             return
         self._stepped += 1
-        try:
-            with unobserved():
-                if self._parameters.get(optimizer) is None:
-                    self._note(optimizer)
-                if self._recorder.wanted:
-                    self._record_after(optimizer, has_closure=_has_closure(args, kwargs))
-                self._context.auto_tick()
-        except Exception as error:
-            self._failed(error)
-
-    def _built(self, optimizer: Optimizer) -> None:
-        try:
-            self._context.built(optimizer)
-        except Exception as error:
-            self._failed(error)
-
-    def _failed(self, error: Exception) -> None:
-        self._on = False
-        self._context.has_optimizer = True  # or forward passes would be taken for steps
-        self._context.guard.failure(self.name, "optimizer steps (and so the ends of steps) are", error)
+        with self._guarded, unobserved():
+            if self._parameters.get(optimizer) is None:
+                self._note(optimizer)
+            if self._recorder.wanted:
+                self._record_after(optimizer, has_closure=_has_closure(args, kwargs))
+            self._context.auto_tick()
 
     def _skipped(self, optimizer: Optimizer) -> None:
         """A gradient scaler found infinities and left the optimizer alone: the step ends all the same."""
-        try:
-            with unobserved():
-                self._note(optimizer)
-                if self._recorder.wanted:
-                    self._record_before(optimizer, has_closure=False)
-                    self._record_after(optimizer, has_closure=True, gradients=False)
-                self._context.auto_tick()
-        except Exception as error:
-            self._failed(error)
+        self._note(optimizer)
+        if self._recorder.wanted:
+            self._record_before(optimizer, has_closure=False)
+            self._record_after(optimizer, has_closure=True, gradients=False)
+        self._context.auto_tick()
 
     def _is_ahead(self, optimizer: Optimizer) -> bool:
         """Whether the optimizer steps before any model that holds its parameters was called, as with a closure."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from introspect_cli.capture.generators import numpy_state, python_state
+from introspect_cli.capture.environment.randomness import numpy_state, python_state
 from introspect_cli.records import Kind, Phase, Site
 
 if TYPE_CHECKING:
@@ -25,8 +25,9 @@ class RngProbe:
     name = "rng"
 
     def __init__(self, context: Context, began: dict[str, bytes | None]) -> None:
-        """Take what all probes share, and the states the process began with."""
+        """Start with the states that the generators had when the capture began."""
         self._context = context
+        self._guarded = context.guard.around(self.name, "states of random generators are", self.remove)
         self._recorder = context.recorder
         self._began = began
 
@@ -41,7 +42,7 @@ class RngProbe:
             self._context.on_begin.remove(self._record)
 
     def _record(self) -> None:
-        try:
+        with self._guarded:
             for name, state in (("python", python_state()), ("numpy", numpy_state())):
                 if state is None:
                     continue
@@ -52,9 +53,6 @@ class RngProbe:
             self._recorder.tensor(self._site("torch"), torch.default_generator.get_state())
             for device, generator in _accelerators():
                 self._recorder.tensor(self._site(device), generator.get_state())
-        except Exception as error:
-            self.remove()
-            self._context.guard.failure(self.name, "states of random generators are", error)
 
     def _site(self, name: str) -> int:
         return self._recorder.site(Site(Phase.START, Kind.RNG, name))

@@ -1,4 +1,11 @@
-"""Parameters and buffers: as training finds them, as each optimizer step leaves them, and wherever else they change."""
+"""Parameters and buffers: as training finds them, as each optimizer step leaves them, and wherever else they change.
+
+A script that loads a checkpoint in the middle of a run, copies weights from another model or clamps them by hand
+changes parameters after the optimizer left them, and an optimizer with a line search changes them between the forward
+passes of one step; the next forward pass then looks as if its modules computed something else. Autograd counts the
+in-place writes of every tensor, and its memory has an address; a tensor with another count or address than when it was
+recorded is recorded again.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from torch.nn.parameter import is_lazy
 
-from introspect_cli.capture.probes.written import Written
 from introspect_cli.capture.weak import ById
 from introspect_cli.records import Kind, Phase
 
@@ -21,6 +27,7 @@ if TYPE_CHECKING:
     from introspect_cli.capture.names import ParameterName
 
 Pairs = list[tuple[Kind, "torch.Tensor"]]
+Mark = tuple[int, int]
 
 
 class StateProbe:
@@ -29,7 +36,7 @@ class StateProbe:
     name = "state"
 
     def __init__(self, context: Context) -> None:
-        """Take what all probes share."""
+        """Start with nothing recorded."""
         self._context = context
         self._recorder = context.recorder
         self._started: dict[str, weakref.ref[nn.Module]] = {}
@@ -97,7 +104,7 @@ class StateProbe:
         changed = {id(tensor) for tensor in self._written.since(tensor for _, tensor in found)}
         if not changed:
             return
-        phase = Phase.OPTIMIZER if self._context.in_optimizer() else Phase.START
+        phase = Phase.OPTIMIZER if self._context.running.optimizers else Phase.START
         self._record([pair for pair in found if id(pair[1]) in changed], phase, again=True)
 
     def buffers_after(self) -> None:
@@ -169,3 +176,30 @@ class StateProbe:
                 self._context.names.refresh(root)
             name = self._context.names.parameter(tensor)
         return name
+
+
+class Written:
+    """Remembers how tensors stood when they were recorded."""
+
+    def __init__(self) -> None:
+        """Start with nothing recorded."""
+        self._marks: ById[Mark] = ById()
+
+    def recorded(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Remember tensors that have just been recorded."""
+        for tensor in tensors:
+            mark = _mark(tensor)
+            if mark is not None and self._marks.get(tensor) != mark:
+                self._marks.set(tensor, mark)
+
+    def since(self, tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+        """Those of the tensors that were recorded and have been written to since, or never were recorded."""
+        return [tensor for tensor in tensors if self._marks.get(tensor) != _mark(tensor)]
+
+
+def _mark(tensor: torch.Tensor) -> Mark | None:
+    """Count of in-place writes and address; None for what has neither (inference tensors, some subclasses)."""
+    try:
+        return tensor._version, tensor.data_ptr()  # noqa: SLF001 - documented by use; there is no public counter
+    except (RuntimeError, NotImplementedError):
+        return None

@@ -100,7 +100,7 @@ class VjpProbe:
     name = "products"
 
     def __init__(self, context: Context, modules: ModuleProbe, pairs: tuple[Pair, ...], probes: int) -> None:
-        """Take what all probes share, who sees values, and what is wanted.
+        """Start without values.
 
         Args:
             context: the recorder and the step clock.
@@ -115,16 +115,17 @@ class VjpProbe:
         self._probes = probes
         self._earlier: dict[Pair, torch.Tensor] = {}
         self._calls: dict[Pair, int] = {}
-        self._on = True
+        self._guarded = context.guard.around(self.name, "vector-Jacobian products are")
 
     def install(self) -> None:
         """Listen for values."""
         self._modules.listen(self._value)
+        self._guarded.on = True
         self._context.on_tick.append(self._ticked)
 
     def remove(self) -> None:
         """Stop, and let go of the step's values."""
-        self._on = False
+        self._guarded.on = False
         self._earlier.clear()
         if self._ticked in self._context.on_tick:
             self._context.on_tick.remove(self._ticked)
@@ -134,13 +135,9 @@ class VjpProbe:
         self._calls.clear()
 
     def _value(self, state: ModuleState, kind: Kind, path: str, value: torch.Tensor) -> None:
-        if not self._on or not value.requires_grad or not torch.is_grad_enabled():
-            return
-        try:
-            self._passing(state, kind, path, value)
-        except Exception as error:
-            self._on = False
-            self._context.guard.failure(self.name, "vector-Jacobian products are", error)
+        if self._guarded.on and value.requires_grad and torch.is_grad_enabled():
+            with self._guarded:
+                self._passing(state, kind, path, value)
 
     def _passing(self, state: ModuleState, kind: Kind, path: str, value: torch.Tensor) -> None:
         for pair in self._pairs:

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from introspect_cli.capture import private_api
-from introspect_cli.capture.probes.patches import Patch
+from introspect_cli.capture.probes.base import Patches
 from introspect_cli.capture.regions.gradients import rewrite
 from introspect_cli.capture.regions.tap_op import NOTHING, ORDER
 from introspect_cli.capture.regions.taps import PLAIN, text_of
@@ -117,7 +117,7 @@ class CompileProbe:
         self._note = note
         self._handles: list[Any] = []
         self._tapped: set[int] = set()
-        self._patches: list[Patch] = []
+        self._patches = Patches()
         self._stance: Any = None
         self.runs_as_python = mode == "eager" and hasattr(torch.compiler, "set_stance")
         """Whether compiled regions are run as python."""
@@ -144,17 +144,15 @@ class CompileProbe:
             return compiled if isinstance(model, nn.Module) or probe._mode == "eager" else probe._late(model, compiled)
 
         self._on = True
-        self._patches = [Patch(torch, "compile", compile)]
+        self._patches.replace(torch, "compile", compile)
         if self._mode == "keep":
-            self._patches += [Patch(kind, "__call__", self._backend(kind.__call__)) for kind in private_api.COMPILERS]
-        for patch in self._patches:
-            patch.install()
+            for kind in private_api.COMPILERS:
+                self._patches.replace(kind, "__call__", self._backend(kind.__call__))
 
     def remove(self) -> None:
         """Put `torch.compile` back and take the hooks off; what has been compiled keeps its taps, which do nothing."""
         self._on = False
-        for patch in self._patches:
-            patch.remove()
+        self._patches.remove()
         for handle in self._handles:
             handle.remove()
         self._handles.clear()

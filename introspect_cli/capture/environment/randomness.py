@@ -1,6 +1,8 @@
-"""`--seed` and `--deterministic`: what the user asks to be changed about the run, and nothing else.
+"""Random generators and determinism: what a process starts from, and what the user asks to be changed about it.
 
-Each part is applied when the library it concerns has just been imported, so that the script may still override it.
+The states of the generators that live in the interpreter are had as bytes; nothing is drawn and torch is not needed.
+`--seed` and `--deterministic` are applied to each library when it has just been imported, so that the script may still
+override them.
 """
 
 from __future__ import annotations
@@ -8,6 +10,25 @@ from __future__ import annotations
 import os
 import random
 import sys
+from array import array
+
+
+def python_state() -> bytes:
+    """State of python's global generator."""
+    version, words, gauss = random.getstate()
+    return array("Q", words).tobytes() + repr((version, gauss)).encode()
+
+
+def numpy_state() -> bytes | None:
+    """State of numpy's global generator, None while the script has not loaded it."""
+    if "numpy" not in sys.modules:
+        return None
+    import numpy.random as numpy_random
+
+    state = numpy_random.get_state(legacy=False)  # noqa: NPY002 - the global generator is what scripts seed
+    inner = state["state"]
+    rest = (state["bit_generator"], inner.get("pos"), state.get("has_gauss"), state.get("gauss"))
+    return bytes(inner["key"].tobytes()) + repr(rest).encode()
 
 
 def seed_python(seed: int) -> None:

@@ -1,0 +1,146 @@
+"""What a run says of itself: its manifest, and the documents under `settings/`.
+
+A run that is killed has to have them, so they are written as soon as the first step is complete, and again where
+something in them has changed. What needs a process of its own or a long look (git, installed packages) is asked before
+the script starts: inside it, it would cost a step its time, and what python's `subprocess` does to the warnings filter
+would be seen.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from introspect_cli.capture.environment import redact, sources
+from introspect_cli.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from introspect_cli.capture.options import CaptureOptions
+    from introspect_cli.capture.probes.base import Guard
+    from introspect_cli.capture.probes.installed import Probes
+    from introspect_cli.script import Ending, Target
+    from introspect_cli.store.writer import StoreWriter
+
+
+def opening(target: Target | None, options: CaptureOptions) -> dict[str, Any]:
+    """The manifest of a run that begins."""
+    manifest: dict[str, Any] = {
+        "tool": {"name": "introspect-cli", "version": __version__},
+        "status": "running",
+        "started": _now(),
+        "options": options.to_dict(),
+        "narrowing": options.narrowing(),
+    }
+    if target is not None:
+        manifest |= {"script": target.script, "module": target.module}
+        shown = redact.arguments(target.args, options.redact)
+        manifest["argv"] = [target.script or f"-m {target.module}", *shown]
+    return manifest
+
+
+def closing(options: CaptureOptions, guard: Guard, probes: Probes | None, ending: Ending, steps: int) -> dict[str, Any]:
+    """What the manifest says in addition once the run is over.
+
+    Args:
+        options: what was asked for.
+        guard: knows what could not be seen.
+        probes: what watched; None where torch was never imported.
+        ending: how the script ended.
+        steps: complete steps on record.
+    """
+    return {
+        "ended": _now(),
+        "exit_code": ending.exit_code,
+        "how": ending.how,
+        "exception": redact.looks(ending.exception),
+        "observed": sorted(kind.value for kind in options.record),
+        "not_observed": guard.sentences,
+        "notes": probes.notes if probes is not None else [],
+        "children": probes.children.started if probes is not None else [],
+        "failures": guard.details,
+        "steps": steps,
+        # What comes after the last optimizer step is in the store as one more step, and is none.
+        "remainder": probes is not None and probes.recorder.steps_written > steps,
+    }
+
+
+def _now() -> str:
+    return dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds")
+
+
+class Documents:
+    """Writes the documents under `settings/`."""
+
+    def __init__(self, target: Target | None, options: CaptureOptions, store: StoreWriter, guard: Guard) -> None:
+        """Ask what has to be asked before the script starts.
+
+        Args:
+            target: what will run; None where the caller runs it.
+            options: which documents are wanted.
+            store: where to write them.
+            guard: is told of a document that cannot be had.
+        """
+        self._target = target
+        self._options = options
+        self._store = store
+        self._guard = guard
+        self._sources: dict[str, str] = {}
+        script = target.script if target is not None else None
+        sources.set_project(os.path.dirname(os.path.realpath(script)) if script else str(Path.cwd()))  # noqa: PTH120 - realpath first
+        self._git = sources.git(sources.Project.root) if options.source else {}
+        self._packages = sources.packages() if options.packages else {}
+        self._found: dict[str, object] = {}
+
+    def write(self, probes: Probes) -> None:
+        """Write what is new since this was last called.
+
+        Raises:
+            StoreError: the store can no longer be written.
+        """
+        changed = list(probes.new_settings())
+        for name, document in changed:
+            self._store.write_settings(name, document)
+        if changed and self._options.source:
+            self._write_sources()
+
+    def write_all(self) -> None:
+        """Write what does not depend on the probes: code, command, machine, versions, flags.
+
+        Raises:
+            StoreError: the store can no longer be written.
+        """
+        from introspect_cli.capture.environment import settings  # it imports torch, as the script has by now
+
+        options, target = self._options, self._target
+        if options.source:
+            self._write_sources()
+        if target is not None:
+            words = (target.args, target.script, target.module, options.redact)
+            self._one("command", lambda: settings.command(*words))
+        self._one("runtime", settings.runtime)
+        self._one("hardware", settings.hardware)
+        self._one("seeds", lambda: {"seed": options.seed, "deterministic": options.deterministic})
+        if options.source:
+            self._one("git", lambda: self._git)
+        if options.env:
+            self._one("environment", lambda: redact.environment(os.environ, options.redact))
+        if options.packages:
+            self._one("packages", lambda: self._packages)
+
+    def _write_sources(self) -> None:
+        # The first hash stands: it is nearest to what was imported.
+        found = sources.imported_sources() | self._sources
+        if found != self._sources:
+            self._sources = found
+            self._store.write_settings("sources", found)
+
+    def _one(self, name: str, ask: Callable[[], object]) -> None:
+        """Write one document; one that cannot be had costs no other."""
+        with self._guard.around(f"settings {name}", f"{name} settings are"):
+            self._found[name] = ask()
+        if name in self._found:
+            self._store.write_settings(name, self._found.pop(name))

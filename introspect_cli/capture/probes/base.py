@@ -1,0 +1,211 @@
+"""What every probe is and shares: install and remove, replaced functions, and the guard around all of its code.
+
+A capture's code runs inside the script's: in its forward passes, its backward passes, its optimizer steps. A mistake
+of ours must never become the script's, and what is the script's must never be taken for a mistake of ours: a signal
+handler of the script runs wherever the interpreter happens to be, often in our code, and the timeout that it raises
+there belongs to the script. So everything that a probe does runs inside one context manager. It switches the probe off
+after a mistake, says once what is no longer seen, keeps the sentence for the manifest, and lets pass what did not come
+from us.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import sys
+import traceback
+from typing import TYPE_CHECKING, Any, Protocol
+
+from introspect_cli.capture.environment.sources import is_users
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType, TracebackType
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep  # noqa: PTH100, PTH120 - compared with co_filename text
+_MISSING = object()
+
+
+class Probe(Protocol):
+    """Watches one thing.
+
+    It never raises into the script, draws no random number, keeps no tensor or graph alive, changes no mode and touches
+    no value.
+    """
+
+    name: str
+    """As the manifest and messages call it."""
+
+    def install(self) -> None:
+        """Begin to watch."""
+
+    def remove(self) -> None:
+        """Stop watching, and put back what was replaced; also after a failed `install`."""
+
+
+class Patches:
+    """Attributes of torch's that are replaced for as long as a capture lasts.
+
+    Where torch offers a hook, probes use the hook. Where it does not, or where the hook changes what runs (global
+    module hooks switch torch.compile to another path and print a warning), a function is replaced on its class or
+    module.
+    """
+
+    def __init__(self) -> None:
+        """Nothing is replaced yet."""
+        self._replaced: list[tuple[Any, str, object, object]] = []
+
+    def replace(self, owner: Any, name: str, replacement: object) -> None:
+        """Put a replacement in place of an attribute."""
+        self._replaced.append((owner, name, replacement, vars(owner).get(name, _MISSING)))
+        setattr(owner, name, replacement)
+
+    def remove(self) -> None:
+        """Put the originals back, the last replaced first.
+
+        If the script has replaced an attribute since, its replacement stays: it may call ours, and ours passes
+        everything through once its probe is off.
+        """
+        while self._replaced:
+            owner, name, replacement, original = self._replaced.pop()
+            if vars(owner).get(name) is not replacement:
+                continue
+            if original is _MISSING:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, original)
+
+
+class Guard:
+    """Remembers which probes have failed and what is no longer observed because of it."""
+
+    def __init__(self, warn: Callable[[str], None]) -> None:
+        """Start without failures.
+
+        Args:
+            warn: shows a sentence to the user.
+        """
+        self._warn = warn
+        self.sentences: list[str] = []
+        self.failed: set[str] = set()
+        self.details: list[str] = []
+        self.script_is_over = False
+        """From then on, nothing that is raised in our code can be meant for the script."""
+
+    def around(self, probe: str, lost: str, then: Callable[[], None] | None = None) -> Guarded:
+        """A context manager for the code of one probe.
+
+        Args:
+            probe: its name.
+            lost: what is no longer seen if it fails, as in "batches are".
+            then: called after a failure.
+        """
+        return Guarded(self, probe, lost, then)
+
+    def failure(self, probe: str, lost: str, error: BaseException) -> None:
+        """Note that `probe` failed; `lost` says what is no longer seen.
+
+        Raises:
+            BaseException: the error itself, where it did not come from our code.
+        """
+        if self.passes(error):
+            raise error
+        if probe in self.failed:
+            return
+        self.failed.add(probe)
+        where = traceback.extract_tb(error.__traceback__)
+        line = f" at {where[-1].filename.rpartition('/')[2]}:{where[-1].lineno}" if where else ""
+        self.details.append("".join(traceback.format_exception(error))[-4000:])
+        self.note(f"{lost} not observed from here on: {type(error).__name__}: {error}{line}")
+
+    def passes(self, error: BaseException) -> bool:
+        """Whether an error has to reach the script."""
+        return not self.script_is_over and belongs_to_script(error)
+
+    def note(self, sentence: str) -> None:
+        """Keep and show a sentence about something that is not seen."""
+        if sentence not in self.sentences:
+            self.sentences.append(sentence)
+            self._warn(sentence)
+
+
+class Guarded:
+    """The code of one probe: `with guarded: ...` raises no mistake of ours, and `on` says whether to go on watching."""
+
+    __slots__ = ("_guard", "_lost", "_probe", "_then", "on")
+
+    def __init__(self, guard: Guard, probe: str, lost: str, then: Callable[[], None] | None) -> None:
+        """Off until the probe is installed."""
+        self._guard = guard
+        self._probe = probe
+        self._lost = lost
+        self._then = then
+        self.on = False
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, _class: type[BaseException] | None, error: BaseException | None, _traceback: TracebackType | None
+    ) -> bool:
+        if error is None:
+            return False
+        if self._guard.passes(error):
+            return False
+        self.on = False
+        if self._then is not None:
+            self._then()
+        self._guard.failure(self._probe, self._lost, error)
+        return True
+
+
+def belongs_to_script(error: BaseException) -> bool:
+    """Whether an exception that passes through our code is meant for the script.
+
+    What is no `Exception` is an order to stop. A signal handler runs between two instructions of ours: its frame stands
+    in the traceback right below the frame that it interrupted, which is also its argument. An exception that one thread
+    raises in another appears out of nothing in a frame of ours and is of a class that neither python nor torch has.
+    """
+    if not isinstance(error, Exception):
+        return True
+    frames = _frames(error)
+    for interrupted, frame in itertools.pairwise(frames):
+        if not _is_ours(frame) and _is_handler(frame, interrupted):
+            return True
+    if not frames or not _is_ours(frames[-1]):
+        return False
+    home = sys.modules.get(type(error).__module__)
+    return is_users(str(getattr(home, "__file__", "")))
+
+
+def _frames(error: BaseException) -> list[FrameType]:
+    found, entry = [], error.__traceback__
+    while entry is not None:
+        found.append(entry.tb_frame)
+        entry = entry.tb_next
+    return found
+
+
+def _is_ours(frame: FrameType) -> bool:
+    return frame.f_code.co_filename.startswith(_PACKAGE)
+
+
+def _is_handler(frame: FrameType, interrupted: FrameType) -> bool:
+    """Whether a frame is that of a signal handler, which is called with the frame that it interrupts."""
+    for value in frame.f_locals.values():
+        if value is interrupted:
+            return True
+        if type(value) is tuple and any(item is interrupted for item in value):
+            return True
+    return _handles_a_signal(frame)
+
+
+def _handles_a_signal(frame: FrameType) -> bool:
+    """Whether the frame's function is installed as a handler: it may have let go of its arguments."""
+    for number in signal.valid_signals():
+        handler: Any = signal.getsignal(number)
+        function = getattr(handler, "__func__", handler)
+        if getattr(function, "__code__", None) is frame.f_code:
+            return True
+    return False
