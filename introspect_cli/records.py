@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
+import unicodedata
+import zlib
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
@@ -243,3 +246,51 @@ class ModuleInfo:
     aliases: tuple[str, ...] = ()
     attributes: tuple[tuple[str, str], ...] = ()
     step: int = 0
+
+
+# --- texts made harmless
+
+_LEVEL = re.compile(r"[.\[]")
+_DEEPEST = 64
+
+
+def clean(text: str, limit: int = 0) -> str:
+    """The text on one line, without control, format, surrogate or private characters; cut to `limit` if given.
+
+    Names and values in a store come from somebody's script, or from somebody: a parameter may hold an escape code that
+    repaints the terminal, a right-to-left mark turns a line around. What is no plain visible character is shown as its
+    escape.
+    """
+    if not (text.isascii() and text.isprintable()):
+        text = "".join(char if _visible(char) else _escape(char) for char in text)
+    return text if not limit or len(text) <= limit else text[: max(limit - 3, 0)] + "..."
+
+
+def bounded(text: str, limit: int) -> str:
+    """The text cleaned, and cut to some `limit` characters; two that differ only beyond still differ."""
+    if len(text) > limit:
+        text = f"{text[:limit]}...({len(text)} characters, {_mark(text)})"
+    return clean(text)
+
+
+def shallow(path: str) -> str:
+    """A value's path with at most 64 levels: nothing that people write is nested deeper, and readers walk it down."""
+    for level, found in enumerate(_LEVEL.finditer(path)):
+        if level == _DEEPEST:
+            return f"{path[: found.start()]}['...{_mark(path)}']"
+    return path
+
+
+def _mark(text: str) -> str:
+    return f"{zlib.crc32(text.encode('utf-8', 'backslashreplace')):08x}"
+
+
+def _visible(char: str) -> bool:
+    category = unicodedata.category(char)
+    if category == "Zs":
+        return char == " "
+    return category[0] not in "CZ" and not unicodedata.combining(char)
+
+
+def _escape(char: str) -> str:
+    return char.encode("unicode_escape").decode("ascii")

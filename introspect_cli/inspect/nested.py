@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from introspect_cli.records import Kind, Phase
+from introspect_cli.records import Kind, Phase, clean
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 _PIECE = re.compile(r"""\.\w+|\[(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[^\[\]]*)\]""")
+_LONGEST = 20  # digits of a position; python reads no number of more than 4,300
 _DEEPEST = 32
 """Keys after which the rest of a path is one key: nothing that people write is nested deeper."""
 
@@ -69,11 +70,11 @@ def _key(piece: str) -> str | int:
     if _PIECE.fullmatch(piece) is None:
         return piece
     inner = piece[1:] if piece[0] == "." else piece[1:-1]
-    if piece[0] == "[" and inner.isascii() and inner.isdigit():
+    if piece[0] == "[" and inner.isascii() and inner.isdigit() and len(inner) < _LONGEST:
         return int(inner)
     if inner[:1] in ("'", '"'):
         with contextlib.suppress(ValueError, SyntaxError):  # an escape that python does not know
-            return str(ast.literal_eval(inner))
+            return clean(str(ast.literal_eval(inner)))  # what was an escape is a character now
     return inner
 
 

@@ -1,39 +1,17 @@
-"""Text from strangers made harmless, and numbers made short.
-
-Names and values in a store come from somebody's script, or from somebody: a module may be called `[bold]`, a parameter
-may hold an escape code that repaints the terminal, a right-to-left mark turns a line around. Whatever is not a plain
-visible character is shown as its escape.
-"""
+"""Text made harmless and names and numbers made short, for lines of a terminal."""
 
 from __future__ import annotations
 
 import math
-import unicodedata
 from typing import TYPE_CHECKING
+
+from introspect_cli.records import clean as clean  # noqa: PLC0414 - who draws text finds it here
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _SPARKS = "▁▂▃▄▅▆▇█"
 _PLAIN_SPARKS = "_.-:=+*#"
-
-
-def clean(text: str, limit: int = 0) -> str:
-    """The text on one line, without control, format, surrogate or private characters; cut to `limit` if given."""
-    if not (text.isascii() and text.isprintable()):
-        text = "".join(char if _visible(char) else _escape(char) for char in text)
-    return text if not limit or len(text) <= limit else text[: max(limit - 3, 0)] + "..."
-
-
-def _visible(char: str) -> bool:
-    category = unicodedata.category(char)
-    if category == "Zs":
-        return char == " "
-    return category[0] not in "CZ" and not unicodedata.combining(char)
-
-
-def _escape(char: str) -> str:
-    return char.encode("unicode_escape").decode("ascii")
 
 
 def shorten(text: str, width: int) -> str:

@@ -112,8 +112,20 @@ def statistics(columns: Mapping[str, Array]) -> tuple[dict[str, NDArray[np.int64
         column = columns.get(name)
         if column is None:
             column = absent(STATISTICS[name].type, rows)
-        (counts if column.dtype.kind == "i" else floats)[name] = column
+        (counts if column.dtype.kind == "i" else floats)[name] = _possible(name, column)
     return counts, floats
+
+
+_NOT_NEGATIVE = frozenset({"absmin", "amean", "var", "kurt"})
+
+
+def _possible(name: str, column: Array) -> Array:
+    """The column without values that no capture writes: they are absent, so that nobody computes with them."""
+    whole = column.dtype.kind == "i"
+    wrong = column < -1 if whole else np.isinf(column)
+    if name in _NOT_NEGATIVE:
+        wrong |= column < 0
+    return np.where(wrong, column.dtype.type(-1 if whole else np.nan), column) if wrong.any() else column
 
 
 def absent(kind: str, rows: int) -> Array:
@@ -153,7 +165,8 @@ def derived_stats(counts: Mapping[str, Array], floats: Mapping[str, Array], nume
     left_out = sum(np.maximum(counts[name], 0) for name in ("nans", "posinfs", "neginfs"))
     columns = {**counts, **floats, "n": (numel - left_out).astype(np.float64)}
     with np.errstate(all="ignore"):
-        return {name: _DERIVED[name](columns) for name in DERIVED_STATS}
+        found = {name: _DERIVED[name](columns) for name in DERIVED_STATS}
+        return {name: np.where(np.isfinite(column), column, np.nan) for name, column in found.items()}
 
 
 def record_stats(counts: Mapping[str, Array], floats: Mapping[str, Array], numel: int, row: int) -> dict[str, float]:

@@ -15,6 +15,8 @@ from typing import Any, Generic, TypeVar, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from introspect_cli.records import bounded
+
 Value = TypeVar("Value")
 Offsets = NDArray[np.int32]
 Array = NDArray[Any]
@@ -51,6 +53,38 @@ class Texts(Sequence[str]):
             return [""] * len(self)
         data = bytes(self.data)
         return [str(data[a:b], "utf-8", "replace") for a, b in pairwise(self.offsets.tolist())]
+
+
+class Harmless(Sequence[str]):
+    """A column of texts as a reader gives them: bounded, and without characters that do something to a terminal.
+
+    So nobody who shows, exports or compares them need remember to.
+    """
+
+    def __init__(self, column: Texts, limit: int) -> None:
+        self._column = column
+        self._limit = limit
+
+    def __len__(self) -> int:
+        return len(self._column)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[str]: ...
+    def __getitem__(self, index: int | slice) -> str | Sequence[str]:
+        if isinstance(index, slice):
+            return [self[row] for row in range(*index.indices(len(self)))]
+        return bounded(self._column[index], self._limit)
+
+    def tolist(self) -> list[str]:
+        """All texts; nearly always all are harmless, which one look at all of them tells."""
+        column = self._column
+        data = bytes(column.data)
+        longest = int(np.diff(column.offsets).max()) if len(column) else 0
+        if longest <= self._limit and data.isascii() and data.decode("ascii").isprintable():
+            return column.tolist()
+        return [bounded(text, self._limit) for text in column.tolist()]
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,6 +17,7 @@ from typing import Any
 
 import yaml
 
+from introspect_cli.records import bounded
 from introspect_cli.store.files import DamageError
 
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -24,6 +25,7 @@ _Dumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 _CHECK = b"# %s of run %s, crc32 %08x\n"
 _MAX_DEPTH = 64
+_LONGEST = 1 << 15  # characters of a text that a reader gives; a PATH has a tenth
 _MAX_NODES = 200_000
 _MAX_DIGITS = 1000  # int() is quadratic, and refuses more than 4300
 _NUMBERS = frozenset({"tag:yaml.org,2002:int", "tag:yaml.org,2002:float"})
@@ -85,6 +87,15 @@ def check(data: bytes, name: str, run_id: object, path: str) -> None:
 
 def _check_line(data: bytes, name: str, run_id: str) -> bytes:
     return _CHECK % (name.encode("ascii", "replace"), run_id.encode("ascii", "replace"), zlib.crc32(data))
+
+
+def harmless(value: Any) -> Any:
+    """A document's plain data with every text bounded and cleaned, as readers show it; see `records.bounded`."""
+    if isinstance(value, str):
+        return bounded(value, _LONGEST)
+    if isinstance(value, dict):
+        return {harmless(key): harmless(item) for key, item in value.items()}
+    return [harmless(item) for item in value] if isinstance(value, list) else value
 
 
 def load(data: bytes, path: str) -> Any:

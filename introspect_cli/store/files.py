@@ -67,17 +67,47 @@ class DamageError(StoreError):
         super().__init__(f"{path} is damaged: {what}; `introspect verify` on the run tells what is still sound")
 
 
+def _identity(fd: int) -> tuple[int, int] | None:
+    """The file behind a descriptor; None where there is none."""
+    try:
+        found = os.fstat(fd)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
 class Handle:
-    """An open descriptor that closes with its owner."""
+    """An open descriptor that closes with its owner.
+
+    A script may close descriptors that are not its own (`os.closerange(3, 100)`, as daemons do) and get the numbers for
+    its files: what is behind a number is asked before it is written to or closed.
+    """
 
     def __init__(self, fd: int, path: str) -> None:
         self.fd = fd
         self.path = path
+        self._own = _identity(fd)
+
+    def is_ours(self) -> bool:
+        """Whether the descriptor is still the file that was opened."""
+        return self.fd >= 0 and _identity(self.fd) == self._own
+
+    def open_again(self, flags: int) -> None:
+        """Make the descriptor ours again, by path.
+
+        Raises:
+            OSError: the file is not there any more, or another is.
+        """
+        fd = os.open(self.path, flags | os.O_CLOEXEC | os.O_NOFOLLOW)
+        if _identity(fd) != self._own:
+            os.close(fd)
+            raise FileNotFoundError(errno.ENOENT, "its descriptors were closed and its files replaced")
+        self.fd = fd
 
     def close(self) -> None:
         """Close; again is harmless."""
-        fd, self.fd = self.fd, -1
-        if fd >= 0:
+        ours, fd, self.fd = self.is_ours(), self.fd, -1
+        if ours:
             os.close(fd)
 
     def __del__(self) -> None:
@@ -100,6 +130,46 @@ class Handle:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
+class Appended(Handle):
+    """A file of ours that grows.
+
+    Attributes:
+        length: bytes written.
+    """
+
+    def __init__(self, folder: Folder, name: str, *, locked: bool = False) -> None:
+        super().__init__(folder.create(name), f"{folder.path}/{name}")
+        self.length = 0
+        self._locked = locked
+        if locked:
+            take_lock(self.fd)
+
+    def append(self, data: bytes) -> None:
+        """Write at the end of what was written, wherever the descriptor stands.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        self.secure()
+        rest, end = memoryview(data), self.length
+        while rest:
+            written = os.pwrite(self.fd, rest, end)
+            rest, end = rest[written:], end + written
+        self.length = end
+
+    def secure(self) -> None:
+        """Make sure that the descriptor is ours, opening the file again where the script closed it."""
+        if not self.is_ours():
+            self.open_again(os.O_WRONLY)
+            if self._locked:
+                take_lock(self.fd)
+
+    def cut(self) -> None:
+        """Leave out what a write that failed has left behind."""
+        if self.is_ours():
+            os.ftruncate(self.fd, self.length)
+
+
 class Folder(Handle):
     """An open directory."""
 
@@ -107,6 +177,16 @@ class Folder(Handle):
     def at(cls, path: str) -> Folder:
         """The directory at `path`, which may be a link: a person named it."""
         return cls(os.open(path, _DIRECTORY), path)
+
+    def secure(self) -> Folder:
+        """This directory, opened again where the script closed its descriptor.
+
+        Raises:
+            OSError: it is not there any more, or another is.
+        """
+        if not self.is_ours():
+            self.open_again(os.O_RDONLY | os.O_DIRECTORY)
+        return self
 
     def folder(self, name: str) -> Folder:
         """The directory `name` inside this one.
@@ -181,7 +261,7 @@ class Folder(Handle):
         """A descriptor of the new file `name`, for writing; it must not exist."""
         return os.open(name, _CREATE, mode, dir_fd=self.fd)
 
-    def replace(self, name: str, pieces: Iterable[bytes | memoryview], mode: int) -> int:
+    def replace(self, name: str, pieces: Iterable[bytes | memoryview], mode: int, *, durable: bool = False) -> int:
         """Write the file `name` so that readers see the old content or the new, never a part; bytes written."""
         temporary = f".{name}.{os.getpid()}"
         with suppress(FileNotFoundError):
@@ -189,12 +269,16 @@ class Folder(Handle):
         fd = self.create(temporary, mode)
         try:
             written = write_all(fd, list(pieces))
+            if durable:
+                os.fsync(fd)
         except BaseException:
             os.unlink(temporary, dir_fd=self.fd)
             raise
         finally:
             os.close(fd)
         os.rename(temporary, name, src_dir_fd=self.fd, dst_dir_fd=self.fd)
+        if durable:
+            os.fsync(self.fd)
         return written
 
 

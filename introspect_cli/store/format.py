@@ -71,6 +71,9 @@ LIMIT_NAMES = 64 << 20
 LIMIT_TEXT = 4096
 """Characters of a record's text."""
 
+LIMIT_NAME = 8192
+"""Characters of a name that a reader gives; a model of 2,000 levels has names of half as many."""
+
 SITE_COLUMNS: Schema = (
     Column("key", "<u8"),
     Column("phase", "utf8"),

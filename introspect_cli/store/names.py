@@ -11,16 +11,27 @@ import zlib
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import numpy as np
 
 from introspect_cli.errors import StoreError
-from introspect_cli.records import SETTING_KINDS, Kind, Layout, ModuleInfo, Phase, Site, SiteInfo
+from introspect_cli.records import SETTING_KINDS, Kind, Layout, ModuleInfo, Phase, Site, SiteInfo, shallow
 from introspect_cli.store.arrow import Batch, Malformed, Schema, decode_batch, encode_batch, schema_message
-from introspect_cli.store.columns import ColumnData, Lists, Texts, integer_lists, joined, storable, text_lists, texts
+from introspect_cli.store.columns import (
+    ColumnData,
+    Harmless,
+    Lists,
+    Texts,
+    integer_lists,
+    joined,
+    storable,
+    text_lists,
+    texts,
+)
 from introspect_cli.store.files import DamageError
-from introspect_cli.store.format import LIMIT_NAMES
+from introspect_cli.store.format import LIMIT_NAME, LIMIT_NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,6 +43,8 @@ Encoded = Mapping[str, ColumnData]
 
 _SETTING = frozenset(kind.value for kind in SETTING_KINDS)
 _MAX_DIMS = 1024
+_MAX_ELEMENTS = (1 << 63) - 1
+_SHORT = 64  # characters of a path that cannot be too deep
 
 
 # --- writing
@@ -188,7 +201,19 @@ def layouts_of(columns: Mapping[str, ColumnData], path: str) -> list[Layout]:
     if len(shapes.values) and np.asarray(shapes.values).min() < 0:
         raise DamageError(path, "a shape has a negative size")
     names = (_plain(columns[name]) for name in ("dtype", "device", "strides"))
-    return [Layout(*row) for row in zip(shapes.tolist(), *names, strict=True)]
+    layouts = [Layout(*row) for row in zip(shapes.tolist(), *names, strict=True)]
+    if any(_too_many(layout.shape) for layout in layouts):
+        raise DamageError(path, "a shape has more elements than a tensor can have")
+    return layouts
+
+
+def _too_many(shape: tuple[int, ...]) -> bool:
+    elements = 1
+    for size in shape if 0 not in shape else ():
+        elements *= size
+        if elements > _MAX_ELEMENTS:
+            return True
+    return False
 
 
 def modules_of(columns: Mapping[str, ColumnData], path: str) -> list[ModuleInfo]:
@@ -209,6 +234,12 @@ def modules_of(columns: Mapping[str, ColumnData], path: str) -> list[ModuleInfo]
 
 
 def _plain(column: ColumnData) -> list[Any]:
+    """The values of a column, texts made harmless."""
+    if isinstance(column, Texts):
+        return Harmless(column, LIMIT_NAME).tolist()
+    if isinstance(column, Lists) and isinstance(column.values, Texts):
+        values, offsets = Harmless(column.values, LIMIT_NAME).tolist(), column.offsets.tolist()
+        return [tuple(values[start:end]) for start, end in pairwise(offsets)]
     return list(column.tolist())
 
 
@@ -242,13 +273,13 @@ class SiteTable:
 
     @cached_property
     def fqn(self) -> list[str]:
-        """FQN of each site, as the script had it."""
+        """FQN of each site."""
         return self._texts("fqn")
 
     @cached_property
     def path(self) -> list[str]:
         """Path of each site inside nested values."""
-        return self._texts("path")
+        return [shallow(path) if len(path) > _SHORT else path for path in self._texts("path")]
 
     @cached_property
     def module_class(self) -> list[str]:
@@ -286,6 +317,12 @@ class SiteTable:
             raise DamageError(self.path_of_file, f"site {number} has a phase or a kind that is not one") from None
         site = Site(phase, kind, self.fqn[number], int(self.call[number]), self.path[number])
         return site, SiteInfo(self.module_class[number], self.op[number], self.source[number])
+
+    def key_of(self, number: int) -> int:
+        """The key of a site, computed from its texts as they are stored."""
+        fqn, path = (cast("Texts", self._columns[name])[number] for name in ("fqn", "path"))
+        site, _ = self[number]
+        return replace(site, fqn=fqn, path=path).key()
 
     def __iter__(self) -> Iterator[tuple[Site, SiteInfo]]:
         return (self[number] for number in range(len(self)))

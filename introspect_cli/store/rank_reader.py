@@ -17,6 +17,7 @@ from introspect_cli.records import Layout, ModuleInfo, Record, Status, Summary
 from introspect_cli.store import format1
 from introspect_cli.store.arrow import END_OF_STREAM, Malformed, Schema, decode_batch, schema_message
 from introspect_cli.store.batch import GivenColumns, StepBatch, record_stats, statistics
+from introspect_cli.store.columns import Harmless
 from introspect_cli.store.files import (
     INDEX,
     LAYOUTS,
@@ -29,7 +30,7 @@ from introspect_cli.store.files import (
     lock_held,
     reason,
 )
-from introspect_cli.store.format import LIMIT_INDEX, STATISTIC
+from introspect_cli.store.format import LIMIT_INDEX, LIMIT_TEXT, STATISTIC
 from introspect_cli.store.index import EMPTY, Entries, Index, StepEntry, parse_index
 from introspect_cli.store.names import SiteTable, decode_names, layouts_of, modules_of, no_rows
 
@@ -308,6 +309,15 @@ class RankReader:
         return (self.record(batch, int(row), step) for row in np.argsort(batch.sequence, kind="stable"))
 
 
+def _finite(sketch: Any) -> Any:
+    """The sketches; infinities, which no capture writes, are absent."""
+    return (
+        np.where(np.isinf(sketch), np.float32(np.nan), sketch)
+        if sketch is not None and np.isinf(sketch).any()
+        else sketch
+    )
+
+
 def _step_batch(columns: dict[str, Any], schema: Schema) -> StepBatch:
     counts, floats = statistics({column.name: columns[column.name] for column in schema if column.role == STATISTIC})
     return StepBatch(
@@ -318,7 +328,9 @@ def _step_batch(columns: dict[str, Any], schema: Schema) -> StepBatch:
         checksum=columns["checksum"],
         counts=counts,
         floats=floats,
-        sketch=columns.get("sketch"),
-        text=columns["text"],
-        given=GivenColumns(columns["given"], columns["forward"], columns["node"]) if "given" in columns else None,
+        sketch=_finite(columns.get("sketch")),
+        text=Harmless(columns["text"], LIMIT_TEXT),
+        given=GivenColumns(columns["given"], columns["forward"], Harmless(columns["node"], LIMIT_TEXT))
+        if "given" in columns
+        else None,
     )

@@ -28,10 +28,9 @@ from introspect_cli.store.files import (
     RECORDS,
     SITES,
     STREAMS,
+    Appended,
     Folder,
     reason,
-    take_lock,
-    write_all,
 )
 from introspect_cli.store.format import (
     END_ENTRY,
@@ -66,12 +65,13 @@ class RankWriter:
         failure: why nothing more is written, or None while all is well.
     """
 
-    def __init__(self, folder: Folder, rank: int, schema: Schema, run_id: bytes) -> None:
+    def __init__(self, folder: Folder, rank: int, schema: Schema, run_id: bytes, *, durable: bool = False) -> None:
         self.bytes_written = 0
         self.rows_written = 0
         self.failure: str | None = None
         self._folder = folder
         self._rank = rank
+        self._durable = durable
         self._pid = os.getpid()
         self._keys = np.zeros(0, np.uint64)
         self._setting = np.zeros(0, np.bool_)
@@ -84,8 +84,7 @@ class RankWriter:
         self._chain = FIRST_CHAIN
         self._offset = 0
         self._crc = 0
-        self._fds: dict[str, int] = {}
-        self._lengths: dict[str, int] = {}
+        self._files: dict[str, Appended] = {}
         try:
             self._start(columns, run_id)
         except OSError as error:
@@ -94,9 +93,7 @@ class RankWriter:
 
     def _start(self, columns: Columns, run_id: bytes) -> None:
         for name in (*STREAMS, INDEX):
-            self._fds[name] = self._folder.create(name)
-            self._lengths[name] = 0
-        take_lock(self._fds[INDEX])
+            self._files[name] = Appended(self._folder, name, locked=name == INDEX)
         for name, schema in ((SITES, columns.sites), (LAYOUTS, columns.layouts), (MODULES, columns.modules)):
             self._write(name, schema_message(schema))
         first = schema_message(self._schema)
@@ -147,7 +144,7 @@ class RankWriter:
         data = b"".join(encode_batch(self._schema, self._columns(batch), rows))
         if len(data) > LIMIT_BATCH:
             raise StoreError(f"one step has more records than a store holds ({LIMIT_BATCH >> 20} MB of them)")
-        if self._lengths[INDEX] + 2 * ENTRY.itemsize > LIMIT_INDEX:  # the end mark needs room, too
+        if self._files[INDEX].length + 2 * ENTRY.itemsize > LIMIT_INDEX:  # the end mark needs room, too
             raise StoreError(f"more steps than a store holds ({LIMIT_INDEX // ENTRY.itemsize:,})")
         digest = step_digest(self._keys[batch.site], batch.checksum, batch.status, self._setting[batch.site])
         chain = chained(self._chain, step, digest)
@@ -155,7 +152,9 @@ class RankWriter:
         for name, piece in names.items():
             self._write(name, piece)
         self._write(RECORDS, data)
+        self._sync(*names, RECORDS)  # before the entry that vouches for it
         self._write(INDEX, entry)
+        self._sync(INDEX)
         self._step, self._chain = step, chain
         self._offset += len(data)
         self.rows_written += rows
@@ -163,7 +162,9 @@ class RankWriter:
     def _guard(self) -> None:
         if os.getpid() != self._pid:
             raise StoreError("a forked child does not write its parent's store")
-        if os.fstat(self._fds[INDEX]).st_nlink == 0:
+        index = self._files[INDEX]
+        index.secure()
+        if os.fstat(index.fd).st_nlink == 0:
             raise StoreError("its files were removed")
 
     def _take_names(self) -> dict[str, bytes]:
@@ -214,18 +215,22 @@ class RankWriter:
         return data
 
     def _write(self, name: str, data: bytes) -> None:
-        write_all(self._fds[name], [data])
-        self._lengths[name] += len(data)
+        self._files[name].append(data)
         self.bytes_written += len(data)
+
+    def _sync(self, *names: str) -> None:
+        if self._durable:
+            for name in names:
+                os.fsync(self._files[name].fd)
 
     def _fail(self, why: str) -> None:
         """Leave the files ending where the last write that succeeded ended, and write no more."""
         ends = f"step {self._step}" if self._step >= 0 else "its beginning: no step was written"
         self.failure = f"cannot write to {self._folder.path}: {why}; the store ends at {ends}"
         if os.getpid() == self._pid:
-            for name, fd in self._fds.items():
+            for file in self._files.values():
                 with suppress(OSError):  # what follows the last index entry is not read anyway
-                    os.ftruncate(fd, self._lengths[name])
+                    file.cut()
         raise StoreError(self.failure)
 
     def close(self) -> None:
@@ -235,7 +240,7 @@ class RankWriter:
             StoreError: the mark could not be written.
         """
         try:
-            if self.failure is None and self._fds:
+            if self.failure is None and self._files:
                 self._finish()
         finally:
             self.abandon()
@@ -249,15 +254,17 @@ class RankWriter:
             entry = self._entry(END_ENTRY, step, 0, 0, 0, bytes(16), self._chain)
             for name in STREAMS:
                 self._write(name, END_OF_STREAM)
+            self._sync(*STREAMS)
             self._write(INDEX, entry)
+            self._sync(INDEX)
         except (OSError, StoreError) as error:
             self._fail(reason(error) if isinstance(error, OSError) else str(error))
 
     def abandon(self) -> None:
         """Close the descriptors and write nothing: what a forked child does."""
-        fds, self._fds = self._fds, {}
-        for fd in fds.values():
-            os.close(fd)
+        files, self._files = self._files, {}
+        for file in files.values():
+            file.close()
         self._folder.close()
 
     def _encode_sites(self, rows: Sequence[tuple[Site, SiteInfo]]) -> Encoded:

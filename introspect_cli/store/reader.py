@@ -76,7 +76,7 @@ class Settings(Mapping[str, Any]):
             except FileNotFoundError:
                 raise KeyError(name) from None
             documents.check(data, f"{SETTINGS}/{name}.yaml", self._run_id, path)
-            self._read[name] = documents.load(data, path)
+            self._read[name] = documents.harmless(documents.load(data, path))
         return self._read[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -256,7 +256,7 @@ def read_manifest(folder: Folder) -> dict[str, Any]:
         known = isinstance(version, str) and _VERSION.fullmatch(version)
         raise newer_format(found, version if known else None, folder.path)
     documents.check(data, MANIFEST, manifest.get("id"), path)
-    return dict(manifest)
+    return dict(documents.harmless(manifest))
 
 
 def is_locked(folder: Folder) -> bool:

@@ -205,8 +205,8 @@ class _Check:
 def _checked_keys(reader: RankReader) -> np.ndarray[Any, Any]:
     """Keys of all sites, after computing each again."""
     sites = reader.sites
-    for number, (site, _) in enumerate(sites):
-        if site.key() != sites.key[number]:
+    for number in range(len(sites)):
+        if sites.key_of(number) != sites.key[number]:
             raise DamageError(sites.path_of_file, f"site {number} is stored with the key of another site")
     return sites.key
 

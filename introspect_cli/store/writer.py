@@ -24,6 +24,7 @@ from introspect_cli.store.files import (
     SETTINGS,
     TENSORS,
     Folder,
+    Handle,
     reason,
     take_lock,
 )
@@ -47,22 +48,24 @@ class StoreWriter:
         id: 32 hex digits that every index of the run repeats, so that files of two runs cannot be mixed up.
     """
 
-    def __init__(self, path: Path, folder: Folder, lock_fd: int, run_id: str) -> None:
+    def __init__(self, path: Path, folder: Folder, lock: Handle, run_id: str, *, durable: bool = False) -> None:
         self.path = path
         self.id = run_id
         self._folder = folder
-        self._lock_fd = lock_fd
+        self._lock = lock
+        self._durable = durable
         self._ranks: list[RankWriter] = []
         self._tensors: Folder | None = None
         self._stored: set[int] = set()
 
     @classmethod
-    def create(cls, path: Path, *, force: bool = False) -> StoreWriter:
+    def create(cls, path: Path, *, force: bool = False, durable: bool = False) -> StoreWriter:
         """Make the directory of a new run and lock it.
 
         Args:
             path: where; parents are made. An empty directory that is there is used.
             force: replace the run that is there.
+            durable: force each step to disk before the next begins, so that a power cut loses none.
 
         Raises:
             StoreError: a run is there (without `force`), is being written, or something else is there; or the
@@ -70,27 +73,27 @@ class StoreWriter:
         """
         path = Path(os.path.abspath(path))  # noqa: PTH100 -- `resolve` would follow the link it is about to replace
         try:
-            return cls._create(path, force=force)
+            return cls._create(path, force=force, durable=durable)
         except OSError as error:
             raise StoreError(f"cannot make a run at {path}: {reason(error)}; choose another place with -o") from None
 
     @classmethod
-    def _create(cls, path: Path, *, force: bool) -> StoreWriter:
+    def _create(cls, path: Path, *, force: bool, durable: bool) -> StoreWriter:
         if path.is_symlink():
             path = path.resolve()
         old = _set_aside(path, force=force)
         path.mkdir(parents=True, exist_ok=True)
         folder = Folder.at(str(path))
-        lock_fd = -1
+        lock: Handle | None = None
         try:
-            lock_fd = os.open(LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666, dir_fd=folder.fd)
-            _own(take_lock(lock_fd) and folder.names() == [LOCK], path)
-            writer = cls(path, folder, lock_fd, os.urandom(16).hex())
+            lock = _lock_file(folder)
+            _own(take_lock(lock.fd) and folder.names() == [LOCK], path)
+            writer = cls(path, folder, lock, os.urandom(16).hex(), durable=durable)
             writer.write_manifest({"tool": {"name": "introspect", "version": __version__}, "status": "running"})
         except BaseException:
             folder.close()
-            if lock_fd >= 0:
-                os.close(lock_fd)
+            if lock is not None:
+                lock.close()
             raise
         if old is not None:
             shutil.rmtree(old, ignore_errors=True)
@@ -108,7 +111,7 @@ class StoreWriter:
         if manifest.get("status") == "complete":
             self._close_ranks()
         own = {"format": FORMAT, "id": self.id}
-        self._write_document(self._folder, MANIFEST, {**own, **manifest, **own})
+        self._write_document(MANIFEST, {**own, **manifest, **own})
 
     def write_settings(self, name: str, value: object) -> None:
         """Write (or replace) the settings document `name`, readable by its owner only.
@@ -120,21 +123,32 @@ class StoreWriter:
         if not _NAME.fullmatch(name):
             raise ValueError(f"{name!r} cannot name a settings document")
         try:
-            folder = self._folder.make_folder(SETTINGS, _PRIVATE_DIRECTORY)
+            self._here().make_folder(SETTINGS, _PRIVATE_DIRECTORY).close()
         except OSError as error:
             raise StoreError(f"cannot write to {self.path}: {reason(error)}") from None
-        try:
-            self._write_document(folder, f"{SETTINGS}/{name}.yaml", value)
-        finally:
-            folder.close()
+        self._write_document(f"{SETTINGS}/{name}.yaml", value)
 
-    def _write_document(self, folder: Folder, name: str, value: object) -> None:
-        """Write the document `name`, a path inside the run whose last part is in `folder`."""
+    def _here(self) -> Folder:
+        """The run's directory; the lock is taken again if the script closed its descriptor."""
+        if not self._lock.is_ours():
+            self._lock.open_again(os.O_RDWR)
+            take_lock(self._lock.fd)
+        return self._folder.secure()
+
+    def _write_document(self, name: str, value: object) -> None:
+        """Write the document `name`, a path inside the run."""
         data = documents.dump(value, name, self.id)
         if len(data) > LIMIT_DOCUMENT:
             raise StoreError(f"cannot write {self.path}/{name}: it would be larger than a store allows")
+        parent, _, own = name.rpartition("/")
         try:
-            folder.replace(name.rpartition("/")[2], [data], _PRIVATE_FILE)
+            here = self._here()
+            folder = here.folder(parent) if parent else here
+            try:
+                folder.replace(own, [data], _PRIVATE_FILE, durable=self._durable)
+            finally:
+                if folder is not here:
+                    folder.close()
         except OSError as error:
             raise StoreError(f"cannot write {self.path}/{name}: {reason(error)}") from None
 
@@ -156,14 +170,14 @@ class StoreWriter:
         name = f"{checksum:016x}.safetensors"
         try:
             if self._tensors is None:
-                self._tensors = self._folder.make_folder(TENSORS)
-            if name in self._tensors:
+                self._tensors = self._here().make_folder(TENSORS)
+            if name in self._tensors.secure():
                 return 0
             data = memoryview(array).cast("B")
             from introspect_cli.store import tensorfile
 
             head = tensorfile.encode(data, checksum, dtype, shape)
-            return self._tensors.replace(name, [head, data], 0o666)
+            return self._tensors.replace(name, [head, data], 0o666, durable=self._durable)
         except OSError as error:
             raise StoreError(f"cannot write a tensor to {self.path}: {reason(error)}") from None
 
@@ -193,10 +207,10 @@ class StoreWriter:
 
         schema = record_columns(stats=stats, sketch=sketch, sorted_stats=sorted_stats, operators=operators)
         try:
-            folder = self._folder.make_folder(f"rank{rank}")
+            folder = self._here().make_folder(f"rank{rank}")
         except OSError as error:
             raise StoreError(f"cannot write to {self.path}: {reason(error)}") from None
-        writer = RankWriter(folder, rank, schema, bytes.fromhex(self.id))
+        writer = RankWriter(folder, rank, schema, bytes.fromhex(self.id), durable=self._durable)
         self._ranks.append(writer)
         return writer
 
@@ -228,9 +242,7 @@ class StoreWriter:
         if self._tensors is not None:
             self._tensors.close()
         self._folder.close()
-        fd, self._lock_fd = self._lock_fd, -1
-        if fd >= 0:
-            os.close(fd)
+        self._lock.close()
 
     def __enter__(self) -> StoreWriter:  # noqa: PYI034 -- typing.Self is newer than Python 3.10
         return self
@@ -276,18 +288,23 @@ def _set_aside(path: Path, *, force: bool) -> Path | None:
         if strange is not None or not (MANIFEST in names or LOCK in names):
             what = f"holds {strange!r}" if strange is not None else "has no manifest"
             raise StoreError(f"{path} is not (only) a run: it {what}; choose another place with -o")
-        lock_fd = os.open(LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666, dir_fd=folder.fd)
+        lock = _lock_file(folder)
         try:
-            _own(take_lock(lock_fd), path)
+            _own(take_lock(lock.fd), path)
             if not force:
                 raise StoreError(f"{path} holds a run already; choose another place with -o, or --force to replace it")
             aside = path.with_name(f".{path.name}.replaced-{os.getpid()}-{os.urandom(4).hex()}")
             path.rename(aside)
             return aside
         finally:
-            os.close(lock_fd)
+            lock.close()
     finally:
         folder.close()
+
+
+def _lock_file(folder: Folder) -> Handle:
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    return Handle(os.open(LOCK, flags, 0o666, dir_fd=folder.fd), f"{folder.path}/{LOCK}")
 
 
 def _own(locked: bool, path: Path) -> None:

@@ -1,0 +1,105 @@
+"""Stores that are valid in form and hostile in content: no verb ends in a traceback or lets a control code through."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from store_contents import attack, control, problem, written
+from synthetic import row, write_run
+
+from introspect_cli.cli import introspect
+from introspect_cli.records import Layout, ModuleInfo, Status, Summary, bounded, shallow
+from introspect_cli.store.reader import open_run
+from introspect_cli.store.verify import verify_run
+
+CODES = "\x1b[31m\x7f\x9b2J\u202e\n\0"
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_hostile_contents(seed):
+    assert attack(seed, most=3) == []
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("hundred", range(10))
+def test_many_hostile_contents(hundred):
+    assert [wrong for seed in range(1000 + 100 * hundred, 1100 + 100 * hundred) for wrong in attack(seed)] == []
+
+
+@pytest.fixture(scope="module")
+def coded(tmp_path_factory):
+    """Two runs that differ, with control codes in every text of their records, names and documents."""
+    paths = []
+    for name, number in (("a", 1.0), ("b", 2.0)):
+        layout = Layout((3,), f"float{CODES}32", f"cpu{CODES}", f"strided{CODES}")
+        whole = Summary(Status.OBSERVED, layout, int(number), {"mean": number, "var": 1.0, "min": 0.0, "max": 3.0})
+        rows = [
+            row("forward", "input", f"A{CODES}", np.ones(3), path=f"['{CODES}']", module_class=f"Linear{CODES}"),
+            row("forward", "output", f"A{CODES}", whole, path=f"['{CODES}']", module_class=f"Linear{CODES}"),
+            row("optimizer", "hyperparameter", "SGD", Summary(Status.VALUE, Layout((), "python.str"), 1, text=CODES)),
+        ]
+        modules = [ModuleInfo(f"A{CODES}", CODES, CODES, (CODES,), (CODES,), (f"x={CODES}",), ((CODES, CODES),))]
+        settings = {"environment": {f"KEY{CODES}": f"value{CODES}{name}"}, "git": {"commit": CODES, "dirty": name}}
+        place = tmp_path_factory.mktemp("coded") / name
+        paths.append(write_run(place, [rows], modules=modules, settings=settings, manifest={"script": CODES}))
+    return [str(path) for path in paths]
+
+
+VERBS = [
+    tuple(line.split())
+    for line in (
+        "diff -v --all", "diff --format json", "show --step 0", "show --tree", "show --settings", "show --history *",
+        "check", "report", "export csv", "export jsonl", "export yaml", "export json-tree", "verify",
+    )
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("verb", VERBS, ids=" ".join)
+def test_no_code_of_a_name_reaches_a_terminal_or_a_file(coded, tmp_path, verb):
+    """Texts were cleaned one by one by who showed them: those in the columns of dtype, device and path were not."""
+    a, b = coded
+    name, *rest = verb
+    if name == "export":
+        rest = ["--format", *rest, "-o", str(tmp_path / "out")]
+    if name == "report":
+        rest = ["-o", str(tmp_path / "out.html")]
+    both = [a, b] if name in {"diff", "report"} else [a]
+    assert problem([name, *both, *rest]) is None
+    assert written(tmp_path) is None
+
+
+def test_the_reader_gives_harmless_texts(coded):
+    with open_run(coded[0]) as run:
+        reader = run.rank(0)
+        everything = repr((run.manifest, dict(run.settings), reader.modules, reader.layouts, list(reader.records(0))))
+    assert control(everything) == ""
+    assert "\\x1b[31m" in everything.replace("\\\\", "\\")
+    assert verify_run(coded[0]).sound  # keys are of the texts as they are stored
+
+
+def test_a_path_nested_thousands_deep(tmp_path):
+    rows = [row("forward", "output", "A", np.ones(3), path="[0]" * 5000 + end) for end in ("", "[1]")]
+    path = write_run(tmp_path / "run", [rows])
+    for form in ("yaml", "json-tree"):
+        assert problem(["export", str(path), "--format", form, "-o", str(tmp_path / form)]) is None
+    assert problem(["show", str(path), "--tree"]) is None
+    with open_run(path) as run:
+        paths = {record.site.path for record in run.rank(0).records(0)}
+    assert len(paths) == 2
+    assert all(len(own) < 300 for own in paths)
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
+def test_a_history_of_a_statistic_that_is_no_number(tmp_path, number):
+    value = Summary(Status.OBSERVED, Layout((3,), "float32", "cpu"), 7, {"mean": number, "var": number, "max": number})
+    path = write_run(tmp_path / "run", [[row("forward", "output", "A", value)]] * 3)
+    for stat in ("mean", "max", "std"):
+        done = CliRunner().invoke(introspect, ["show", str(path), "--history", "A", "--stat", stat])
+        assert done.exit_code == 0, done.output
+
+
+def test_texts_that_differ_only_beyond_the_limit_still_differ():
+    assert bounded("a" * 100 + "b", 100) != bounded("a" * 100 + "c", 100)
+    assert shallow("[0]" * 100) != shallow("[0]" * 101)
+    assert shallow("['a'][0].b") == "['a'][0].b"
