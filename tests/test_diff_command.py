@@ -13,10 +13,10 @@ from test_compare_reasons import MODULES, train
 
 @pytest.fixture
 def runs(tmp_path):
-    about = {"modules": MODULES, "settings": {"command": {"arguments": ["--lr", "1"]}, "environment": {"PWD": "/x"}}}
+    about = {"modules": MODULES, "settings": {"command": {"argv": ["--lr", "1"]}, "environment": {"PWD": "/x"}}}
     write_run(tmp_path / "a", train(), **about)
     write_run(tmp_path / "same", train(), modules=MODULES)
-    write_run(tmp_path / "other", train("module"), modules=MODULES)
+    write_run(tmp_path / "other", train("module"), modules=MODULES, settings={"command": {"argv": ["--lr", "2"]}})
     write_run(tmp_path / "short", train(steps=2), modules=MODULES)
     return tmp_path
 
@@ -59,11 +59,24 @@ def test_bad_usage_with_bisect_cannot_be_tested(introspect, runs):
 def test_table_json_and_yaml(introspect, runs):
     table = introspect("diff", "a", "other", cwd=runs).stdout
     assert table.startswith("First divergence at step 1: the output of Net.a (Linear) differs")
-    assert "propagated" in table
+    assert "also at step 1" in table
     assert "\x1b" not in table
     found = json.loads(introspect("diff", "a", "other", "--format", "json", cwd=runs).stdout)
     assert found["first"]["fqn"] == "Net.a"
     assert introspect("diff", "a", "other", "--format", "yaml", cwd=runs).stdout.startswith("format: 1\n")
+
+
+def test_the_first_stands_alone_and_the_rest_of_its_step_is_counted_by_kind(introspect, runs):
+    every = json.loads(introspect("diff", "a", "other", "--all", "--format", "json", cwd=runs).stdout)["divergences"]
+    text = introspect("diff", "a", "other", cwd=runs).stdout
+    assert len(text.splitlines()) <= 24
+    assert text.count("origin") == 1
+    (parameters,) = (shown for shown in text.splitlines() if shown.startswith("parameters after the step"))
+    own = [d for d in every[1:] if d["step"] == 1 and d["kind"] == "param"]
+    largest = max(own, key=lambda d: d["rel_l2"])
+    assert parameters.split()[4] == str(len(own))
+    assert largest["fqn"] in parameters
+    assert f"{len(every) - 1} not listed" in text
 
 
 def test_all_lists_all(introspect, runs):
@@ -75,11 +88,34 @@ def test_all_lists_all(introspect, runs):
     assert "not listed" not in every
 
 
-def test_verbose_shows_statistics(introspect, runs):
+def test_verbose_shows_what_differs_and_no_more(introspect, runs):
     text = introspect("diff", "a", "other", "-v", "--limit", "1", cwd=runs).stdout
-    assert "statistic" in text
-    assert "checksum" in text
-    assert "differs" in text
+    (start,) = (place for place, shown in enumerate(text.splitlines()) if shown.startswith("differs"))
+    rows = [shown.split() for shown in text.splitlines()[start + 1 :]]
+    for _, one, two, *_ in rows[: next(place for place, words in enumerate(rows) if "divergences" in words)]:
+        assert one != two
+    assert "checksum" not in text
+
+
+def test_settings_alone(introspect, runs):
+    done = introspect("diff", "a", "other", "--settings", cwd=runs)
+    assert done.returncode == 1
+    assert "--lr 1 -> 2" in done.stdout
+    assert "diverge at" not in done.stdout
+    assert "rel. L2" not in done.stdout
+    assert introspect("diff", "a", "same", "--settings", cwd=runs).stdout == "No setting that both runs kept differs.\n"
+
+
+def test_no_map_unless_asked_for(runs):
+    script = "import os, pty, sys; sys.exit(os.waitstatus_to_exitcode(pty.spawn(sys.argv[1:])))"
+    words = [sys.executable, "-m", "introspect_cli", "diff", "a", "other"]
+    done = subprocess.run(
+        [sys.executable, "-c", script, *words], cwd=runs, env={**os.environ, "COLUMNS": "140"}, capture_output=True,
+        text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "Net.a" in done.stdout
+    assert "Divergence map" not in done.stdout
 
 
 def test_map_and_tree(introspect, runs):
@@ -172,7 +208,7 @@ def test_no_color_and_narrow_terminals(runs):
     assert done.returncode == 1
     assert done.stdout.isascii()
     assert max(len(line) for line in done.stdout.splitlines()) <= 80
-    assert "propagated" in done.stdout
+    assert "also at step 1" in done.stdout
 
 
 def test_names_from_strangers_cannot_break_the_table(introspect, tmp_path):

@@ -18,7 +18,13 @@ from introspect_cli.exit_codes import CANNOT_TEST, DIVERGED, SAME, UNDECIDED
 @click.argument("b", type=click.Path())
 @click.option("--format", "format_", type=click.Choice(["table", "json", "yaml"]), default="table", show_default=True)
 @click.option("--all", "everything", is_flag=True, help="List every divergence and every setting that differs.")
-@click.option("--limit", type=click.IntRange(min=0), default=12, show_default=True, help="Divergences to list.")
+@click.option(
+    "--limit",
+    type=click.IntRange(min=0),
+    help="List N divergences one by one [default: the first alone, and what follows from it by kind; -v, json: 12].",
+    metavar="N",
+)
+@click.option("--settings", "settings_only", is_flag=True, help="Show what differs besides numbers, and nothing else.")
 @selecting("steps", "kinds", "modules", "ranks")
 @click.option("--rtol", type=click.FloatRange(min=0), default=0.0, help="Tolerated relative RMS difference.")
 @click.option("--atol", type=click.FloatRange(min=0), default=0.0, help="Tolerated absolute RMS difference.")
@@ -34,8 +40,8 @@ from introspect_cli.exit_codes import CANNOT_TEST, DIVERGED, SAME, UNDECIDED
     help="op: also show the operators of the first diverging step (captured with --level op).",
 )
 @click.option("-o", "--output", type=click.Path(), help="With --level op: draw them into this file, .svg or .html.")
-@click.option("--map/--no-map", "want_map", default=None, help="Modules by steps, shaded by distance.")
-@click.option("-v", "--verbose", is_flag=True, help="Show the statistics of each listed divergence.")
+@click.option("--map/--no-map", "want_map", default=False, help="Show modules by steps, shaded by distance.")
+@click.option("-v", "--verbose", is_flag=True, help="Show of each listed divergence what differs.")
 @click.option("--bisect", is_flag=True, help="Exit with 0, 1 or 125, as `git bisect run` wants it.")
 def diff(a: str, b: str, format_: str, *, bisect: bool, **asked: Any) -> int:
     """Find where runs A and B first diverge, and why."""
@@ -54,9 +60,7 @@ def diff(a: str, b: str, format_: str, *, bisect: bool, **asked: Any) -> int:
     return codes[verdict]
 
 
-def _compare(
-    a: str, b: str, format_: str, *, want_map: bool | None, level: str, output: str | None, **asked: Any
-) -> Any:
+def _compare(a: str, b: str, format_: str, *, level: str, output: str | None, settings_only: bool, **asked: Any) -> Any:
     from contextlib import ExitStack
 
     from introspect_cli.compare.diff import compare_runs
@@ -66,8 +70,8 @@ def _compare(
     from introspect_cli.store.reader import open_run
 
     screen = Screen()
-    mapped = want_map if want_map is not None else format_ == "table" and screen.interactive and screen.width >= 100
-    options = _options(want_map=mapped, **asked)
+    grouped = format_ == "table" and asked["limit"] is None and not (asked["everything"] or asked["verbose"])
+    options = _options(grouped=grouped, **asked)
     with ExitStack() as stack:
         one, two, *noise = (stack.enter_context(open_run(path)) for path in (a, b, *asked["noise"]))
         if level == "op":
@@ -79,12 +83,15 @@ def _compare(
 
         draw(graph, output, f"{a} against {b}: operators")
     if format_ == "table":
-        from introspect_cli.render.diff_text import diff_blocks
+        from introspect_cli.render.diff_text import diff_blocks, settings_blocks
         from introspect_cli.render.map_text import map_blocks
 
-        screen.draw(diff_blocks(result, everything=asked["everything"], verbose=asked["verbose"]))
-        if mapped:
-            screen.draw(map_blocks(result, screen.width, 40 if want_map else 12))
+        if settings_only:
+            screen.draw(settings_blocks(result))
+            return result.verdict
+        screen.draw(diff_blocks(result, everything=asked["everything"], verbose=asked["verbose"], grouped=grouped))
+        if asked["want_map"]:
+            screen.draw(map_blocks(result, screen.width))
         if graph is not None and not output:
             from introspect_cli.render.graph import graph_blocks
 
@@ -112,7 +119,7 @@ def _graph(a: Any, b: Any, result: Any, options: Any) -> Any:
     return prune(marked(graph_of(a, step), every))
 
 
-def _options(**asked: Any) -> Any:
+def _options(*, grouped: bool, **asked: Any) -> Any:
     """The options of the comparison, checked."""
     from introspect_cli.compare.join.renames import parse_rename
     from introspect_cli.compare.options import DiffOptions
@@ -123,6 +130,7 @@ def _options(**asked: Any) -> Any:
         offset=asked["offset"],
         rtol=asked["rtol"],
         atol=asked["atol"],
-        limit=None if asked["everything"] else asked["limit"],
+        limit=None if asked["everything"] else 12 if asked["limit"] is None else asked["limit"],
+        whole_step=grouped,
         want_map=asked["want_map"],
     )

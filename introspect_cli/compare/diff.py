@@ -152,7 +152,7 @@ def _answer(a: Run, b: Run, options: DiffOptions, outcomes: Sequence[RankOutcome
     told = changes(scene) if best.cause.reason == "optimizer" else scene.hyperparameters
     settings = setting_changes(a, b, reason_named(best.cause.reason), told, rounding=scene.rounding)
     candidates = [outcome.first for outcome in outcomes if outcome.first is not None]
-    listed = _listed(outcomes, options.limit)
+    listed = _listed(outcomes, None if options.whole_step else options.limit)
     suggestions: tuple[str, ...] = ()
     if best.cause.reason in {"structure", "initial"}:
         suggestions = suggest_renames(a.rank(best.rank), b.rank(best.rank), options.rename)

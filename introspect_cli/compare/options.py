@@ -18,6 +18,7 @@ class DiffOptions(Selection):
         atol: tolerated root-mean-square difference, in the values' own unit.
         noise_factor: how many times the noise a divergence must exceed.
         limit: divergences to list; None for all.
+        whole_step: list all divergences of the first diverging step, whatever the limit.
         want_map: whether to compute the divergence map.
     """
 
@@ -27,6 +28,7 @@ class DiffOptions(Selection):
     atol: float = 0.0
     noise_factor: float = 4.0
     limit: int | None = 12
+    whole_step: bool = False
     want_map: bool = False
 
     @property

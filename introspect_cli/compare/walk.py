@@ -239,6 +239,7 @@ class Walk:
             outcome.heat.add(place, pair, *self.layouts)
         if outcome.first is not None and limit is not None and len(outcome.listed) >= limit:
             return
+        whole_step = self.options.whole_step and outcome.first is None
         items = in_order(self.alignment, pair)
         whole = pair if self.full else self._standing_out(self._match(pair.step, pair.step_b, self.every))
         everything = items if self.full else in_order(self.alignment, whole)
@@ -247,7 +248,8 @@ class Walk:
         afresh = self.resumed and outcome.first is None
         facts = Facts(self.sides, self.alignment, whole, everything, carried, before=before, gap=gap, resumed=afresh)
         for position in _positions(items, everything):
-            if outcome.first is not None and limit is not None and len(outcome.listed) >= limit:
+            full = limit is not None and len(outcome.listed) >= limit and not whole_step
+            if outcome.first is not None and full:
                 break
             cause = judge(facts, position)
             floors = [floor.floor for floor in self.floors]
@@ -255,7 +257,7 @@ class Walk:
             if outcome.first is None:
                 outcome.first, outcome.cause, outcome.facts = divergence, cause, facts
                 facts.resumed = False
-            if limit is None or len(outcome.listed) < limit:
+            if not full:
                 outcome.listed.append(divergence)
         self.carried, self.last = carry_over(facts, carried, self.recorded), pair.step
 

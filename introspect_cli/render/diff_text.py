@@ -4,24 +4,42 @@ from __future__ import annotations
 
 from introspect_cli.compare.reasons.settings import describe
 from introspect_cli.compare.result import DiffResult, Divergence, Role, SettingChange, Verdict
-from introspect_cli.records import Kind, Status, Summary
+from introspect_cli.records import Kind, Phase, Status, Summary
 from introspect_cli.render.blocks import Block, Column, Line, Table, line
 from introspect_cli.render.sites import brief_what, site_text
 from introspect_cli.render.text import clean, count, distance, number, shape, two_numbers
 
 _VERDICT_STYLE = {Verdict.SAME: "good", Verdict.DIVERGED: "bad", Verdict.UNDECIDED: "unsure"}
-_SHOWN_SETTINGS = 6
+_SHOWN_SETTINGS = 3
 _COMPARED = ("mean", "std", "amean", "min", "max")
+_GROUPS = {
+    Kind.BATCH: "batches",
+    Kind.RNG: "random states",
+    Kind.INPUT: "inputs and outputs",
+    Kind.OUTPUT: "inputs and outputs",
+    Kind.OP_OUTPUT: "results of operators",
+    Kind.LOSS: "losses",
+    Kind.GRAD_INPUT: "gradients of inputs and outputs",
+    Kind.GRAD_OUTPUT: "gradients of inputs and outputs",
+    Kind.GRAD: "gradients of parameters",
+    Kind.PARAM: "parameters",
+    Kind.BUFFER: "buffers",
+    Kind.OPTIMIZER_STATE: "optimizer state",
+}
+_PHASES = {Phase.START: "at the start", Phase.RECOMPUTE: "computed again", Phase.EVAL: "in evaluation"}
 _SHORT = {"float32": "fp32", "float64": "fp64", "float16": "fp16", "bfloat16": "bf16"}
 
 
-def diff_blocks(result: DiffResult, *, everything: bool = False, verbose: bool = False) -> list[Block]:
+def diff_blocks(
+    result: DiffResult, *, everything: bool = False, verbose: bool = False, grouped: bool = False
+) -> list[Block]:
     """The whole answer.
 
     Args:
         result: the comparison.
         everything: whether to list all settings.
-        verbose: whether to show each divergence's statistics.
+        verbose: whether to show what differs in each divergence that is listed.
+        grouped: whether the first divergence stands alone, and what follows from it in its step is counted by kind.
     """
     blocks: list[Block] = [Line(((clean(result.sentence), _VERDICT_STYLE[result.verdict]),))]
     blocks += [line(f"- {clean(text)}", indent=2) for text in result.evidence]
@@ -31,10 +49,13 @@ def diff_blocks(result: DiffResult, *, everything: bool = False, verbose: bool =
     blocks += _settings(result, everything=everything)
     if result.divergences:
         several = len({divergence.rank for divergence in result.divergences}) > 1
-        blocks += [line(), divergence_table(result.divergences, ranks=several)]
+        listed = result.divergences[:1] if grouped else result.divergences
+        blocks += [line(), divergence_table(listed, ranks=several)]
+        if grouped:
+            blocks += _groups(result.divergences)
         if verbose:
             blocks += _details(result)
-        blocks += _rest(result)
+        blocks += _rest(result, 1 if grouped else len(result.divergences))
     if result.notes:
         blocks.append(line())
         blocks += [
@@ -47,9 +68,46 @@ def diff_blocks(result: DiffResult, *, everything: bool = False, verbose: bool =
     return blocks
 
 
-def _rest(result: DiffResult) -> list[Block]:
+def _groups(divergences: tuple[Divergence, ...]) -> list[Block]:
+    """What else diverges in the step of the first divergence, a line for each kind, in the order they began."""
+    first = divergences[0]
+    groups: dict[str, list[Divergence]] = {}
+    for own in divergences[1:]:
+        if own.step == first.step:
+            groups.setdefault(_group(own), []).append(own)
+    if not groups:
+        return []
+    rows = []
+    for name, members in groups.items():
+        known = [divergence for divergence in members if divergence.rel_l2 is not None]
+        low, high = (pick((d.rel_l2 or 0.0 for d in known), default=0.0) for pick in (min, max))
+        reach = distance(low) if distance(low) == distance(high) else f"{distance(low)} to {distance(high)}"
+        largest = max(known, key=lambda divergence: divergence.rel_l2 or 0.0, default=members[0])
+        sides = [sum(getattr(divergence, side) is None for divergence in members) for side in ("b", "a")]
+        alone = ", ".join(f"{number} only in {side}" for number, side in zip(sides, "ab", strict=True) if number)
+        count_of = f"{len(members):,}{f' ({alone})' if alone else ''}"
+        rows.append((name, count_of, reach if known else "-", clean(largest.site.fqn)))
+    columns = (
+        Column(f"also at step {first.step}", least=16),
+        Column("records", right=True, least=7),
+        Column("rel. L2", right=True),
+        Column("largest at" if any(row[2] != "-" for row in rows) else "first at", least=14),
+    )
+    return [line(), Table(columns, tuple(rows))]
+
+
+def _group(divergence: Divergence) -> str:
+    """What a divergence is one of: a kind, with the phase where that is not told by the kind."""
+    site = divergence.site
+    name = _GROUPS.get(site.kind, site.kind.value)
+    if site.kind in (Kind.PARAM, Kind.BUFFER) and site.phase is Phase.OPTIMIZER:
+        return f"{name} after the step"
+    return f"{name} ({_PHASES[site.phase]})" if site.phase in _PHASES else name
+
+
+def _rest(result: DiffResult, listed: int) -> list[Block]:
     """How much is not listed."""
-    more = result.counts.diverged - len(result.divergences)
+    more = result.counts.diverged - listed
     counts = result.counts
     text = f"{count(counts.diverged, 'divergence')} in {count(counts.steps_diverged, 'step')}"
     text += f" of {counts.steps_compared} compared"
@@ -66,17 +124,25 @@ def _settings(result: DiffResult, *, everything: bool) -> list[Block]:
     if not settings or (result.verdict is not Verdict.DIVERGED and not everything):
         return []
     explaining = [change for change in settings if change.explains]
-    shown = settings if everything else tuple(explaining[:_SHOWN_SETTINGS] or settings[:3])
+    shown = settings if everything else tuple(explaining[:_SHOWN_SETTINGS] or settings[:_SHOWN_SETTINGS])
     title = "Settings that differ and can explain it:" if explaining else "Settings that differ:"
     blocks: list[Block] = [line(), line(title, "heading")]
     blocks += [_setting(change) for change in shown]
     if len(settings) > len(shown):
-        blocks.append(
-            line(
-                f"and {count(len(settings) - len(shown), 'more')} (--all lists them)".replace("mores", "more"), "dim", 2
-            )
-        )
+        blocks.append(line(f"and {len(settings) - len(shown)} more (--settings lists them)", "dim", 2))
     return blocks
+
+
+def settings_blocks(result: DiffResult) -> list[Block]:
+    """What differs besides numbers, what can explain the divergence first."""
+    if not result.settings:
+        return [line("No setting that both runs kept differs.")]
+    blocks: list[Block] = []
+    for title, chosen in (("These can explain the divergence:", True), ("Other settings that differ:", False)):
+        own = [change for change in result.settings if change.explains is chosen]
+        if own:
+            blocks += [line(), line(title, "heading"), *map(_setting, own)]
+    return blocks[1:]
 
 
 def _setting(change: SettingChange) -> Line:
@@ -200,26 +266,33 @@ def _statistic(a: Summary, b: Summary) -> tuple[str, str]:
 
 
 def _details(result: DiffResult) -> list[Block]:
-    """All statistics of each listed divergence, one table each."""
+    """Of each listed divergence what differs, a table each."""
     blocks: list[Block] = []
     for divergence in result.divergences:
         a, b = divergence.a, divergence.b
         blocks += [line(), line(f"step {divergence.step}: {_what(divergence)} of {_module(divergence)}", "heading")]
-        rows = []
-        for name, one, two in (
-            ("shape", a and shape(a.layout.shape), b and shape(b.layout.shape)),
-            ("dtype", a and a.layout.dtype, b and b.layout.dtype),
-            ("device", a and a.layout.device, b and b.layout.device),
-            ("checksum", a and f"{a.checksum:016x}", b and f"{b.checksum:016x}"),
-            ("value", a and clean(a.text, 60), b and clean(b.text, 60)),
-        ):
-            if one or two:
-                rows.append((name, one or "-", two or "-", "" if one == two else "differs"))
-        names = dict.fromkeys([*(a.stats if a else {}), *(b.stats if b else {})])
-        for name in names:
-            low, high = (side.stats.get(name) if side else None for side in (a, b))
-            change = "" if low is None or high is None or low == high else f"{high - low:+.3g}"
-            rows.append((name, number(low, 7), number(high, 7), change))
-        columns = (Column("statistic"), Column("a", right=True), Column("b", right=True), Column("change", right=True))
+        if a is None or b is None:
+            blocks.append(line(f"only in {'a' if b is None else 'b'}: {_alone(a or b)}", indent=2))
+            continue
+        rows = [
+            (name, one or "-", two or "-", "")
+            for name, one, two in (
+                ("shape", shape(a.layout.shape), shape(b.layout.shape)),
+                ("dtype", a.layout.dtype, b.layout.dtype),
+                ("device", a.layout.device, b.layout.device),
+                ("value", clean(a.text, 60), clean(b.text, 60)),
+            )
+            if one != two
+        ]
+        for name in dict.fromkeys([*a.stats, *b.stats]):
+            low, high = a.stats.get(name), b.stats.get(name)
+            if low != high:
+                if low is None or high is None:
+                    rows.append((name, number(low, 7), number(high, 7), ""))
+                else:
+                    rows.append((name, *two_numbers(low, high, 7, 17), f"{high - low:+.3g}"))
+        if not rows:
+            rows.append(("checksum", f"{a.checksum:016x}", f"{b.checksum:016x}", ""))
+        columns = (Column("differs"), Column("a", right=True), Column("b", right=True), Column("change", right=True))
         blocks.append(Table(columns, tuple(rows)))
     return blocks

@@ -32,13 +32,13 @@ def number(value: float | None, digits: int = 4) -> str:
     return f"{value:.{digits}g}"
 
 
-def two_numbers(a: float, b: float, least: int = 4) -> tuple[str, str]:
-    """Two numbers with as many digits as it takes to tell them apart, `least` to 9."""
-    for digits in range(least, 10):
+def two_numbers(a: float, b: float, least: int = 4, most: int = 9) -> tuple[str, str]:
+    """Two numbers with as many digits as it takes to tell them apart, `least` to `most`."""
+    for digits in range(least, most + 1):
         one, two = number(a, digits), number(b, digits)
         if one != two:
             return one, two
-    return number(a, 9), number(b, 9)
+    return number(a, most), number(b, most)
 
 
 def distance(rel: float | None) -> str:
