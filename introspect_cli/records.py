@@ -45,7 +45,7 @@ STATISTICS: dict[str, Statistic] = {
     "med": Statistic("<f8", on_request=True),
     "mode": Statistic("<f8", on_request=True),
 }
-"""What a capture keeps, in column order; `tensors.stats.FORMULAS` says how each is computed.
+"""What a capture keeps, in column order; `tensors.statistics.FORMULAS` says how each is computed.
 
 A store may hold others, of a newer version: a reader takes the columns that are there, by name.
 """

@@ -25,7 +25,7 @@ from introspect_cli.store.arrow import Column, Malformed
 from introspect_cli.store.format import HEADER, STATISTIC, Columns, parse_columns, record_columns
 from introspect_cli.store.reader import open_run
 from introspect_cli.store.verify import verify_run
-from introspect_cli.tensors import stats
+from introspect_cli.tensors import statistics
 
 STORES = Path(__file__).parent / "stores"
 
@@ -45,7 +45,7 @@ def with_peak(tmp_path_factory):
     """A run captured by a version that has one more statistic, which takes two lines in two files."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(STATISTICS, "peak", Statistic("<f8"))
-        patch.setitem(stats.FORMULAS, "peak", lambda c: np.maximum(-c.floats[:, 6], c.floats[:, 7]))
+        patch.setitem(statistics.FORMULAS, "peak", lambda c: np.maximum(-c.floats[:, 6], c.floats[:, 7]))
         return captured(tmp_path_factory.mktemp("peak") / "run", train)
 
 
@@ -79,12 +79,15 @@ def test_runs_with_and_without_a_statistic_compare(with_peak, tmp_path):
 
 
 @pytest.fixture
-def without_var(tmp_path, monkeypatch):
+def without_var(tmp_path):
     """A run of a version that kept no variance."""
-    monkeypatch.delitem(STATISTICS, "var")
-    path = write_run(tmp_path / "run", [[row("forward", "output", "A", np.arange(4.0))]])
-    monkeypatch.undo()
-    return path
+    every = dict(STATISTICS)
+    del STATISTICS["var"]
+    try:
+        return write_run(tmp_path / "run", [[row("forward", "output", "A", np.arange(4.0))]])
+    finally:  # in their order, which is that of columns
+        STATISTICS.clear()
+        STATISTICS.update(every)
 
 
 def test_a_statistic_that_is_missing_is_absent_and_never_0(without_var):
