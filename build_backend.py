@@ -83,6 +83,11 @@ def _zig() -> list[str]:
     return [sys.executable, "-m", _ZIG, "c++", *target]
 
 
+def _spelt(flag: str, command: list[str]) -> str:
+    """A flag as a compiler spells it: zig has its own names of processors."""
+    return flag.replace("x86-64-v", "x86_64_v") if _ZIG in command else flag
+
+
 def installed_compiler() -> list[str] | None:
     """The command of a C++ compiler of this machine's that can compile the kernels; None if there is none."""
     wanted = [os.environ.get("CXX", ""), sysconfig.get_config_var("CXX") or "", "c++", "g++", "clang++"]
@@ -133,8 +138,9 @@ class BuildKernels(build_ext):
         jobs = [(module, "module", (*headers, f"-I{FOLDER}"))]
         jobs += [(kernels, level, (f"-DLEVEL={level}", *flags)) for level, flags in levels().items()]
         made = [str(objects / f"{name}.o") for _, name, _ in jobs]
+        target.unlink(missing_ok=True)  # what an earlier build made of other sources
         for (source, _, flags), out in zip(jobs, made, strict=True):
-            _run([*command, *_FLAGS, *flags, "-c", source, "-o", out])
+            _run([*command, *_FLAGS, *(_spelt(flag, command) for flag in flags), "-c", source, "-o", out])
         shared = ["-bundle", "-undefined", "dynamic_lookup"] if sys.platform == "darwin" else ["-shared", "-s"]
         as_needed = ["-Wl,--as-needed"] if sys.platform == "linux" else []
         _run([*command, *shared, *as_needed, *made, "-o", str(target)])
