@@ -1,0 +1,128 @@
+"""Rows on a device that come to the host while the next step runs.
+
+Reading a value from a device makes the host wait for all that was queued before it, and a script that is waited for at
+each step keeps its device idle. So kernels write rows into a buffer on the device; at the end of the step one copy to
+pinned memory is queued on a stream of our own, behind what the script's streams have queued by then; and the copy is waited
+for when the next step has ended, which is long after it is done. Meanwhile the next step writes into another buffer.
+Blocks are never moved, since launches hold their addresses, and used again, so that a step allocates nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import torch
+
+from introspect_cli.tensors import rows as r
+
+if TYPE_CHECKING:
+    from introspect_cli.tensors.rows import Rows
+
+BLOCK_ROWS: Final = 1024
+"""Rows of a block, 256 kB on the device and as many in pinned memory."""
+
+
+class Block:
+    """Memory for some rows on the device, and for their copy on the host."""
+
+    def __init__(self, device: torch.device, *, pinned: bool) -> None:
+        shape = (BLOCK_ROWS, r.WORDS)
+        self.device = torch.empty(shape, dtype=torch.int64, device=device)
+        self.host = torch.empty(shape, dtype=torch.int64, pin_memory=pinned)
+        self.address = self.device.data_ptr()
+
+
+class Pending:
+    """Rows of a step on their way to the host.
+
+    Attributes:
+        slots: the summarizer's slot of each row.
+    """
+
+    def __init__(self, rows: DeviceRows, blocks: list[Block], slots: list[int], copied: Any) -> None:
+        self._rows = rows
+        self._blocks = blocks
+        self._copied = copied
+        self.slots = slots
+
+    def rows(self) -> Rows:
+        """The rows, shape (len(slots), 32), waited for if need be; to be asked for once."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        parts = [block.host.numpy() for block in self._blocks]
+        out: Rows = np.concatenate([*parts, np.zeros((0, r.WORDS), np.int64)])[: len(self.slots)].view(np.uint64)
+        self._rows.give_back(self._blocks)
+        self._blocks = []
+        return out
+
+
+class DeviceRows:
+    """The rows of one device.
+
+    Args:
+        device: where the rows are written.
+        cuda: torch's module for streams and events of the device; None for a device without streams.
+    """
+
+    def __init__(self, device: torch.device, cuda: Any = None) -> None:
+        self._device = device
+        self._cuda = cuda
+        self._side = cuda.Stream(device) if cuda is not None else None
+        self._blocks: list[Block] = []
+        self._free: list[Block] = []
+        self._streams: dict[int, Any] = {}
+        self.slots: list[int] = []
+
+    def place(self, slot: int) -> int:
+        """The address of the next row, which is to be written on the current stream."""
+        number = len(self.slots)
+        block, row = divmod(number, BLOCK_ROWS)
+        if block == len(self._blocks):
+            self._blocks.append(self._free.pop() if self._free else self._allocate())
+        self.slots.append(slot)
+        return self._blocks[block].address + row * r.ROW_BYTES
+
+    def put(self, slot: int, row: torch.Tensor) -> None:
+        """Queue the copy of a row, int64, shape (32,), on this device."""
+        self.place(slot)
+        block, number = divmod(len(self.slots) - 1, BLOCK_ROWS)
+        self._blocks[block].device[number].copy_(row)
+        if self._cuda is not None:
+            stream = self._cuda.current_stream(self._device)
+            self.written_on(stream.cuda_stream, stream)
+
+    def written_on(self, handle: int, stream: Any = None) -> None:
+        """Remember that a stream writes rows, so that the copy waits for it."""
+        if self._cuda is not None and handle not in self._streams:
+            self._streams[handle] = stream or self._cuda.current_stream(self._device)
+
+    def _allocate(self) -> Block:
+        if self._cuda is None:
+            return Block(self._device, pinned=False)
+        # From a pool that nothing of the script's comes from: memory that one stream frees is not for another's use yet.
+        with self._cuda.stream(self._side):
+            return Block(self._device, pinned=True)
+
+    def hand_over(self) -> Pending:
+        """Queue the copy of all rows since the last time; empties."""
+        blocks, slots = self._blocks, self.slots
+        self._blocks, self.slots = [], []
+        copied = None
+        if self._cuda is None:
+            for block in blocks:
+                block.host.copy_(block.device)
+        elif blocks:
+            for stream in self._streams.values():
+                self._side.wait_stream(stream)
+            with self._cuda.stream(self._side):
+                for block in blocks:
+                    block.host.copy_(block.device, non_blocking=True)
+                copied = self._cuda.Event()
+                copied.record(self._side)
+        self._streams.clear()
+        return Pending(self, blocks, slots, copied)
+
+    def give_back(self, blocks: list[Block]) -> None:
+        """Use blocks again whose rows have been read."""
+        self._free.extend(blocks)

@@ -1,0 +1,125 @@
+"""How a tensor is cut into programs, and which of the compiled kernels it takes.
+
+Looked up once a layout (shape, strides, type): what is left to do for a tensor is to add its address. How many programs
+a tensor gets depends on nothing but its size, so that its row is the same alone, in a table, and on another GPU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from introspect_cli.tensors import checksum
+from introspect_cli.tensors.gpu.types import ELEMENTS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from introspect_cli.tensors.gpu.types import Element
+
+MAX_PROGRAMS: Final = 1024
+"""Programs of one tensor: enough for every processor of a large GPU, few enough for one program to merge."""
+TABLE_PROGRAMS: Final = 16384
+"""Programs of one launch."""
+DIMS: Final = (2, 4, 6)
+"""Numbers of dimensions that there are kernels for."""
+ALIGNMENT: Final = 16
+"""What address, count and first index are multiples of where elements are read in vectors."""
+
+
+class Variant(NamedTuple):
+    """A kernel to be compiled: the values of its compile-time parameters, in their order."""
+
+    kind: int
+    size: int
+    parts: int
+    rows: int
+    stats: bool
+    sketch: bool
+    many: bool
+    aligned: bool
+    dims: int
+    narrow: bool
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is known of a tensor before its address is.
+
+    Attributes:
+        element: its type.
+        count: elements.
+        dims: dimensions of its layout; 0 where it is contiguous.
+        layout: `dims` sizes and as many strides, in elements.
+    """
+
+    element: Element
+    count: int
+    dims: int = 0
+    layout: tuple[int, ...] = ()
+
+    def programs(self, first: int = 0) -> int:
+        """Programs that share the tensor's tiles, whose elements begin at an index in the whole tensor."""
+        tile = self.element.rows * checksum.SPAN
+        tiles = max(1, -(-(first % checksum.SPAN + self.count) // tile))
+        return tiles if tiles <= 64 else max(64, min(MAX_PROGRAMS, tiles // 4))
+
+    def variant(self, address: int, first: int, *, stats: bool, sketch: bool, many: bool = False) -> Variant:
+        """The kernel for this layout at an address."""
+        element = self.element
+        return Variant(
+            element.kind,
+            element.size,
+            element.parts,
+            element.rows,
+            stats and element.values,
+            sketch and element.values,
+            many,
+            (address | first | self.count) % ALIGNMENT == 0,
+            self.dims,
+            not self.dims or self.count < 1 << 31,
+        )
+
+
+def collapsed(shape: Sequence[int], strides: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Sizes and strides of the same elements in the same order, in as few dimensions as there can be."""
+    sizes: list[int] = []
+    steps: list[int] = []
+    for size, stride in zip(shape, strides, strict=True):
+        if size == 1:
+            continue
+        if sizes and steps[-1] == stride * size:
+            sizes[-1] *= size
+            steps[-1] = stride
+        else:
+            sizes.append(size)
+            steps.append(stride)
+    return sizes, steps
+
+
+def plan(dtype: str, shape: Sequence[int], strides: Sequence[int]) -> Plan | None:
+    """How to read a strided tensor without copying it.
+
+    Args:
+        dtype: torch's name without the prefix.
+        shape: sizes.
+        strides: in elements.
+
+    Returns:
+        None where there is no kernel for it: an unknown type, no element, or more dimensions than `DIMS` that do not
+        follow from each other.
+    """
+    element = ELEMENTS.get(dtype)
+    sizes, steps = collapsed(shape, strides)
+    count = 1
+    for size in sizes:
+        count *= size
+    if element is None or not count:
+        return None
+    if not sizes or (len(sizes) == 1 and steps[0] == 1):
+        return Plan(element, count)
+    dims = next((known for known in DIMS if known >= len(sizes)), None)
+    if dims is None:
+        return None
+    ones = dims - len(sizes)
+    return Plan(element, count, dims, (*(1,) * ones, *sizes, *(0,) * ones, *steps))
