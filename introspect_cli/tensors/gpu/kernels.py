@@ -90,7 +90,8 @@ def _pointer(address, SIZE: tl.constexpr, ALIGNED: tl.constexpr):
     else:
         pointer = address.to(tl.pointer_type(tl.uint64))
     if ALIGNED:
-        pointer = tl.multiple_of(pointer, 16)
+        # Four elements a thread, of any size: with more, the checksum's factors would not fit into registers.
+        pointer = tl.multiple_of(pointer, 4 * SIZE if SIZE < 8 else 16)
     return pointer
 
 
