@@ -94,7 +94,9 @@ def compiled(chosen: Variant, target: str) -> Used:
     made = kernel(chosen, target)
     if "cubin" not in made.asm:
         text = made.asm["amdgcn"]
-        registers, spilled = (int(_found(rf"\.{name}:\s+(\d+)", text)) for name in ("vgpr_count", "private_segment_fixed_size"))
+        registers, spilled = (
+            int(_found(rf"\.{name}:\s+(\d+)", text)) for name in ("vgpr_count", "private_segment_fixed_size")
+        )
         return Used(registers, spilled, made.metadata.shared)
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:

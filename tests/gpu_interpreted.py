@@ -187,7 +187,9 @@ def test_many_at_once_are_as_each_alone(made):
     for row, expected in zip(together, alone, strict=True):
         assert row.tobytes() == expected[0].tobytes()
     # those that are read alike went together
-    assert len(made.launcher.launched) == len({variant for variant, _ in made.launcher.launched}) + 1  # two tables of 8 bits
+    assert (
+        len(made.launcher.launched) == len({variant for variant, _ in made.launcher.launched}) + 1
+    )  # two tables of 8 bits
     assert len(made.launcher.launched) < len(MIXED)
 
 

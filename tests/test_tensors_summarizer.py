@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from introspect_cli.records import Layout, Status
 from introspect_cli.tensors import kernels, reuse
-from introspect_cli.tensors.device import DeviceRows
+from introspect_cli.tensors.gpu.buffers import DeviceRows
 from introspect_cli.tensors.summarizer import Summarizer
 
 warnings.filterwarnings("ignore")
@@ -650,21 +650,20 @@ def test_the_way_of_an_accelerator_gives_the_same(summarizer, monkeypatch):
     ]
     tensors += [torch.full((2,), float(number)) for number in range(600)]
     wanted = [fresh(tensor) for tensor in tensors]
-    device = torch.device("cpu")
 
     def on_device(_row, parts):
-        summarizer._on_device(len(summarizer._layout_of) - 1, device, parts)
+        summarizer._devices.add(len(summarizer._layout_of) - 1, parts)
 
     monkeypatch.setattr(summarizer, "_plain", lambda *_: False)
     monkeypatch.setattr(summarizer, "_on_cpu", on_device)
     for _ in range(2):
         copies = []
-        take = DeviceRows.take
-        monkeypatch.setattr(DeviceRows, "take", lambda rows, take=take, copies=copies: copies.append(1) or take(rows))
+        copy = DeviceRows.copy
+        monkeypatch.setattr(DeviceRows, "copy", lambda *of, copy=copy, copies=copies: copies.append(1) or copy(*of))
         for tensor in tensors:
             summarizer.add(tensor)
         table = summarizer.take()
-        monkeypatch.setattr(DeviceRows, "take", take)
+        monkeypatch.setattr(DeviceRows, "copy", copy)
         assert copies == [1]
         for row, expected in enumerate(wanted):
             found = read(table, row)

@@ -29,9 +29,14 @@ DISABLE_VARIABLE: Final = "INTROSPECT_NO_KERNELS"
 """Environment variable that, set to anything but 0, keeps the compiled kernels from being used."""
 
 
+def disabled() -> bool:
+    """Whether the user wants torch operations only."""
+    return os.environ.get(DISABLE_VARIABLE, "0") not in {"", "0"}
+
+
 def _load() -> tuple[ModuleType | None, str]:
     """The extension, and why there is none."""
-    if os.environ.get(DISABLE_VARIABLE, "0") not in {"", "0"}:
+    if disabled():
         return None, f"{DISABLE_VARIABLE} is set"
     try:
         from introspect_cli.tensors import _kernels

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -22,14 +23,18 @@ from introspect_cli.tensors import checksum, parallel, reference, values
 from introspect_cli.tensors import kernels as k
 from introspect_cli.tensors import rows as r
 from introspect_cli.tensors.cpu import CODES, TABLE_ADDRESS, Engine
-from introspect_cli.tensors.device import DeviceRows
+from introspect_cli.tensors.gpu.devices import CAPTURING, Devices, capturing
+from introspect_cli.tensors.gpu.engine import Item
 from introspect_cli.tensors.reuse import Memory
 from introspect_cli.tensors.special import PLAIN, Parts, is_wrapped, take_apart, unseen
 from introspect_cli.tensors.table import SummaryTable, finalise
-from introspect_cli.tensors.views import unobserved
+from introspect_cli.tensors.views import strides_kind, unobserved
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+
+    from introspect_cli.tensors.gpu.buffers import Pending
+    from introspect_cli.tensors.gpu.engine import DeviceEngine
 
 _LIVE: weakref.WeakSet[Summarizer] = weakref.WeakSet()
 """Summarizers whose locks and threads a forked child must not inherit."""
@@ -83,7 +88,7 @@ class Summarizer:
         self._headers: list[int] = []
         self._interned: dict[Layout, int] = {}
         self._arena: list[r.Rows] = []
-        self._devices: dict[torch.device, DeviceRows] = {}
+        self._devices = Devices(stats=stats, sketch=sketch, sorted_stats=self._sorted)
         self._reset()
         _LIVE.add(self)
 
@@ -119,7 +124,7 @@ class Summarizer:
             The row number of each.
         """
         slots: list[int] = []
-        batch: list[_Item] = []
+        batch = _Batch()
         with self._lock:
             for tensor in tensors:
                 slot = len(self._layout_of)
@@ -129,8 +134,17 @@ class Summarizer:
                         self._by_torch(partial(self._special, tensor), tensor)
                 except Exception as error:
                     self._failed(slot, tensor, error)
-            self._engine.batch(batch, self._flags)
+            self._engine.batch(batch.items, self._flags)
+            for engine, entries in batch.entries.items():
+                self._launch(engine, entries)
         return slots
+
+    def _launch(self, engine: DeviceEngine, entries: list[tuple[int, list[Item]]]) -> None:
+        try:
+            engine.many(entries)
+        except Exception as error:
+            for slot, _ in entries:
+                self._notes[slot] = (Status.NOT_OBSERVED, values.short(f"{type(error).__name__}: {error}"))
 
     def _failed(self, slot: int, tensor: torch.Tensor, error: Exception) -> None:
         del self._layout_of[slot:]
@@ -197,13 +211,15 @@ class Summarizer:
         slot = self._new(Layout(parts.shape, parts.dtype, parts.device, parts.strides))
         self._notes[slot] = (parts.status, values.short(values.masked(parts.text)))
 
-    def _plain(self, slot: int, tensor: torch.Tensor, batch: list[_Item] | None = None) -> bool:
-        """The short way of an ordinary tensor: contiguous in CPU memory. False if it is not one.
+    def _plain(self, slot: int, tensor: torch.Tensor, batch: _Batch | None = None) -> bool:
+        """The short way of an ordinary tensor: contiguous in CPU memory, or on a GPU. False if it is not one.
 
         With a batch, the work is put there for later instead of done, unless the tensor may be known.
         """
         if torch._C._len_torch_function_stack():  # noqa: SLF001  # reading a property would call the script's mode
             return False
+        if not tensor.is_cpu:
+            return tensor.is_cuda and self._plain_on_gpu(slot, tensor, batch)
         dtype = tensor.dtype
         code = CODES.get(dtype)
         engine = self._engine
@@ -211,7 +227,6 @@ class Summarizer:
             code is None
             or self._sorted
             or engine.kernels is None
-            or not tensor.is_cpu
             or tensor.layout is not torch.strided
             or tensor.is_nested
             or not tensor.is_contiguous()
@@ -242,7 +257,35 @@ class Summarizer:
         if batch is None:
             engine.contiguous(row, address, count, 0, code, table, self._flags)
         else:
-            batch.append((row, address, count, code, table))
+            batch.items.append((row, address, count, code, table))
+        return True
+
+    def _plain_on_gpu(self, slot: int, tensor: torch.Tensor, batch: _Batch | None) -> bool:
+        """The short way of an ordinary tensor on a GPU, strided as it may be."""
+        engine = self._devices.engine(tensor.device)
+        if engine is None or tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
+            return False
+        if tensor.is_neg() or tensor.is_conj() or capturing():
+            return False
+        prepared = engine.prepare(tensor)
+        if prepared is None:
+            return False
+        element = prepared.plan.element
+        begun = tensor.storage_offset() * element.size * element.parts
+        if tensor.untyped_storage().nbytes() < begun + prepared.plan.reach:
+            return False
+        if prepared.interned < 0:
+            name, kind = str(tensor.dtype).removeprefix("torch."), strides_kind(tensor)
+            prepared.interned = self._intern(Layout(tuple(tensor.shape), name, str(tensor.device), kind))
+        self._reserve(slot)
+        self._layout_of.append(prepared.interned)
+        if not element.values:
+            self._bits_only(slot, tensor.dtype)
+        address = tensor.data_ptr()
+        if batch is None:
+            engine.one(slot, prepared, address)
+        else:
+            batch.entries.setdefault(engine, []).append((slot, [Item(prepared, address)]))
         return True
 
     def _bits_only(self, slot: int, dtype: torch.dtype) -> None:
@@ -283,12 +326,12 @@ class Summarizer:
         if not reference.has_values(parts.values.dtype):
             self._bits_only(slot, parts.values.dtype)
         device = parts.values.device
-        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            self._notes[slot] = (Status.NOT_OBSERVED, "a CUDA graph is being captured, and would capture us")
+        if device.type == "cuda" and capturing():
+            self._notes[slot] = (Status.NOT_OBSERVED, CAPTURING)
         elif device.type == "cpu":
             self._on_cpu(self._row(slot), parts)
         else:
-            self._on_device(slot, device, parts)
+            self._devices.add(slot, parts)
 
     def _on_cpu(self, row: r.Rows, parts: Parts) -> None:
         assert parts.values is not None
@@ -308,35 +351,17 @@ class Summarizer:
                 total += int(part[r.RAW])
             row[r.RAW] = total & checksum.MASK
 
-    def _on_device(self, slot: int, device: torch.device, parts: Parts) -> None:
-        assert parts.values is not None
-        rows = self._devices.get(device)
-        if rows is None:
-            rows = self._devices[device] = DeviceRows(device)
-        row = reference.row(
-            parts.values,
-            with_stats=self._stats,
-            with_sketch=self._sketch,
-            sorted_stats=self._sorted,
-            runs=parts.runs,
-        )
-        if parts.bits:
-            row[r.RAW] = 0
-            for offset, tensor in parts.bits:
-                only = reference.row(tensor, with_stats=False, with_sketch=False, runs=keyed(tensor, offset))
-                row[r.RAW] += only[r.RAW].to(device)
-        rows.put(slot, row)
-
     def take(self) -> SummaryTable:
-        """The table of all rows since the last take; empties."""
+        """The table of all rows since the last take, waited for; empties."""
+        return self.hand_over().table()
+
+    def hand_over(self) -> Handover:
+        """Give away all rows since the last time, without waiting for those that devices still compute; empties."""
         with self._lock, unobserved():
             count = len(self._layout_of)
             blocks = -(-count // _ARENA_ROWS)
             rows = np.concatenate([*self._arena[:blocks], r.empty(0)])[:count]
-            for device in self._devices.values():
-                slots = device.slots
-                if slots:
-                    rows[slots] = device.take()
+            pending = self._devices.hand_over()
             self._memory.turn(rows)
             layout_index = np.array(self._layout_of, dtype=np.uint32)
             headers = np.array(self._headers or [0], dtype=np.uint64)[layout_index] if count else np.zeros(0, np.uint64)
@@ -347,7 +372,8 @@ class Summarizer:
             for slot, (kind, note) in self._notes.items():
                 status[slot] = kind
                 text[slot] = note
-            table = finalise(
+            finish = partial(
+                finalise,
                 rows,
                 layouts=list(self._layouts),
                 layout_index=layout_index,
@@ -361,7 +387,7 @@ class Summarizer:
                 sorted_stats=self._sorted,
             )
             self._reset()
-            return table
+            return Handover(rows, pending, finish)
 
     def abandon(self) -> None:
         """In a forked child: forget what the parent's threads hold."""
@@ -381,6 +407,41 @@ class Summarizer:
             self._devices.clear()
             self._reset()
         _LIVE.discard(self)
+
+
+@dataclass
+class _Batch:
+    """Tensors of one `add_all` that are summarised together: those in CPU memory, and those of each GPU."""
+
+    items: list[_Item] = field(default_factory=list)
+    entries: dict[DeviceEngine, list[tuple[int, list[Item]]]] = field(default_factory=dict)
+
+
+class Handover:
+    """The rows of a step, of which devices may still compute some."""
+
+    def __init__(self, rows: r.Rows, pending: list[Pending], finish: Callable[[], SummaryTable]) -> None:
+        self._rows = rows
+        self._pending = pending
+        self._finish = finish
+
+    @property
+    def waits(self) -> bool:
+        """Whether the table has to be waited for, so that it should be asked for later."""
+        return bool(self._pending)
+
+    def ready(self) -> bool:
+        """Whether it may be waited for now: not while a CUDA graph is being captured."""
+        for pending in self._pending:
+            pending.send()
+        return all(pending.ready() for pending in self._pending)
+
+    def table(self) -> SummaryTable:
+        """The table, waited for; to be asked for once."""
+        with unobserved():
+            for pending in self._pending:
+                self._rows[pending.slots] = pending.rows()
+            return self._finish()
 
 
 def keyed(tensor: torch.Tensor, offset: int) -> Sequence[tuple[int, torch.Tensor]]:

@@ -1,10 +1,11 @@
 """Rows on a device that come to the host while the next step runs.
 
-Reading a value from a device makes the host wait for all that was queued before it, and a script that is waited for at
-each step keeps its device idle. So kernels write rows into a buffer on the device; at the end of the step one copy to
-pinned memory is queued on a stream of our own, behind what the script's streams have queued by then; and the copy is waited
-for when the next step has ended, which is long after it is done. Meanwhile the next step writes into another buffer.
-Blocks are never moved, since launches hold their addresses, and used again, so that a step allocates nothing.
+Reading a value from a device makes the host wait for all that was queued before it, and a script that is waited for
+at each step keeps its device idle. So kernels write rows into a buffer on the device; at the end of the step one copy
+to pinned memory is queued on a stream of our own, behind what the script's streams have queued by then; and the copy
+is waited for when the next step has ended, which is long after it is done. Meanwhile the next step writes into
+another buffer. Blocks are never moved, since launches hold their addresses, and used again, so that a step allocates
+nothing.
 """
 
 from __future__ import annotations
@@ -40,20 +41,37 @@ class Pending:
         slots: the summarizer's slot of each row.
     """
 
-    def __init__(self, rows: DeviceRows, blocks: list[Block], slots: list[int], copied: Any) -> None:
+    def __init__(self, rows: DeviceRows, blocks: list[Block], slots: list[int], streams: list[Any]) -> None:
         self._rows = rows
         self._blocks = blocks
-        self._copied = copied
+        self._streams = streams
+        self._copied: Any = None
+        self._sent = False
         self.slots = slots
+
+    def send(self) -> None:
+        """Queue the copy, unless that was done; not while a CUDA graph is being captured, which it would break."""
+        if not self._sent and not self._rows.capturing():
+            self._copied = self._rows.copy(self._blocks, self._streams)
+            self._sent = True
+
+    def ready(self) -> bool:
+        """Whether the rows may be waited for now."""
+        self.send()
+        return self._sent and not self._rows.capturing()
 
     def rows(self) -> Rows:
         """The rows, shape (len(slots), 32), waited for if need be; to be asked for once."""
+        self.send()
         if self._copied is not None:
             self._copied.synchronize()
         parts = [block.host.numpy() for block in self._blocks]
         out: Rows = np.concatenate([*parts, np.zeros((0, r.WORDS), np.int64)])[: len(self.slots)].view(np.uint64)
         self._rows.give_back(self._blocks)
         self._blocks = []
+        if self._rows.narrow:
+            single = out[:, r.MIN :].astype(np.uint32).view(np.float32)
+            out[:, r.MIN :] = single.astype(np.float64).view(np.uint64)
         return out
 
 
@@ -68,9 +86,11 @@ class DeviceRows:
     def __init__(self, device: torch.device, cuda: Any = None) -> None:
         self._device = device
         self._cuda = cuda
-        self._side = cuda.Stream(device) if cuda is not None else None
+        self._side: Any = cuda.Stream(device) if cuda is not None else None
         self._blocks: list[Block] = []
         self._free: list[Block] = []
+        self.narrow = device.type == "mps"
+        """Whether floats of rows have 32 bits, for want of float64."""
         self._streams: dict[int, Any] = {}
         self.slots: list[int] = []
 
@@ -100,28 +120,36 @@ class DeviceRows:
     def _allocate(self) -> Block:
         if self._cuda is None:
             return Block(self._device, pinned=False)
-        # From a pool that nothing of the script's comes from: memory that one stream frees is not for another's use yet.
+        # Not from the script's pool: memory that was freed on one stream is not for another stream's use yet.
         with self._cuda.stream(self._side):
             return Block(self._device, pinned=True)
 
     def hand_over(self) -> Pending:
         """Queue the copy of all rows since the last time; empties."""
-        blocks, slots = self._blocks, self.slots
+        pending = Pending(self, self._blocks, self.slots, list(self._streams.values()))
         self._blocks, self.slots = [], []
-        copied = None
+        self._streams.clear()
+        pending.send()
+        return pending
+
+    def capturing(self) -> bool:
+        """Whether a CUDA graph is being captured on this thread's stream."""
+        return self._cuda is not None and bool(self._cuda.is_current_stream_capturing())
+
+    def copy(self, blocks: list[Block], streams: list[Any]) -> Any:
+        """Copy blocks to the host behind what streams have queued; returns the event to wait for, if there is one."""
         if self._cuda is None:
             for block in blocks:
                 block.host.copy_(block.device)
-        elif blocks:
-            for stream in self._streams.values():
-                self._side.wait_stream(stream)
-            with self._cuda.stream(self._side):
-                for block in blocks:
-                    block.host.copy_(block.device, non_blocking=True)
-                copied = self._cuda.Event()
-                copied.record(self._side)
-        self._streams.clear()
-        return Pending(self, blocks, slots, copied)
+            return None
+        for stream in streams:
+            self._side.wait_stream(stream)
+        with self._cuda.stream(self._side):
+            for block in blocks:
+                block.host.copy_(block.device, non_blocking=True)
+        copied = self._cuda.Event()
+        copied.record(self._side)
+        return copied
 
     def give_back(self, blocks: list[Block]) -> None:
         """Use blocks again whose rows have been read."""

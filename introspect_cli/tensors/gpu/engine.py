@@ -1,10 +1,10 @@
 """Summaries on one GPU: a launch for a tensor, or for all tensors of a table that are read alike.
 
-Hooks hand over tensors one by one, and the launch of a kernel must cost the host less than a microsecond or so beyond what
-the driver takes: layouts are looked up, not worked out; programs write into memory that is there already. After an
-optimizer step hundreds of small tensors come at once; they go in one launch over a table of their addresses, which is
-copied to the device from pinned memory, so that nothing waits. Everything goes to the stream that is current, the one that
-made the tensor, and what it needs beside the tensor (room for the programs' rows) belongs to that stream.
+Hooks hand over tensors one by one, and the launch of a kernel must cost the host less than a microsecond or so beyond
+what the driver takes: layouts are looked up, not worked out; programs write into memory that is there already. After
+an optimizer step hundreds of small tensors come at once; they go in one launch over a table of their addresses, which
+is copied to the device from pinned memory, so that nothing waits. Everything goes to the stream that is current, the
+one that made the tensor, and what it needs beside the tensor (room for the programs' rows) belongs to that stream.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ class Prepared:
         layout: address of sizes and strides on the device; 0 where elements are contiguous.
         lookup: address of the values of all bytes, or of anything.
         kept: what these addresses are of.
+        interned: the number its owner gave to the layout; -1 before.
     """
 
     plan: Plan
@@ -53,6 +54,7 @@ class Prepared:
     layout: int
     lookup: int
     kept: list[torch.Tensor]
+    interned: int = -1
 
 
 @dataclass
@@ -68,6 +70,11 @@ class Item:
     prepared: Prepared
     address: int
     first: int = 0
+
+    @property
+    def programs(self) -> int:
+        """Programs that share it."""
+        return self.prepared.plan.programs(self.first) if self.first else self.prepared.programs
 
 
 @dataclass
@@ -126,8 +133,8 @@ class DeviceEngine:
         self._launch = launcher
         self._stream = stream
         self._cuda = cuda
-        self._stats = stats
-        self._sketch = sketch
+        self.stats = stats
+        self.sketch = sketch
         self._prepared: dict[tuple[torch.dtype, torch.Size, tuple[int, ...]], Prepared | None] = {}
         self._lookups: dict[torch.dtype, torch.Tensor] = {}
         self._lanes: dict[int, _Lane] = {}
@@ -161,7 +168,7 @@ class DeviceEngine:
                 every = torch.arange(256, dtype=torch.uint8).view(dtype).to(torch.float32)
                 known = self._lookups[dtype] = every.to(self._device)
             lookup = known.data_ptr()
-        wanted = {"stats": self._stats, "sketch": self._sketch}
+        wanted = {"stats": self.stats, "sketch": self.sketch}
         aligned = None if made.count % ALIGNMENT else made.variant(0, 0, **wanted)
         unaligned = made.variant(1, 0, **wanted)
         return Prepared(made, aligned, unaligned, made.programs(), layout, lookup or self._factors, kept)
@@ -194,9 +201,7 @@ class DeviceEngine:
         for (variant, lookup), group in groups.items():
             self._send(variant, lookup, handle, group)
 
-    def _join(
-        self, groups: dict[tuple[Variant, int], _Group], handle: int, row: int, runs: Sequence[Item]
-    ) -> None:
+    def _join(self, groups: dict[tuple[Variant, int], _Group], handle: int, row: int, runs: Sequence[Item]) -> None:
         """Put a tensor into the group that it belongs to."""
         first = runs[0].prepared
         aligned = all(
@@ -204,9 +209,7 @@ class DeviceEngine:
         )
         variant = first.aligned if aligned and first.aligned is not None else first.unaligned
         key = (variant._replace(many=True), first.lookup)
-        counts = [
-            item.prepared.plan.programs(item.first) if item.first else item.prepared.programs for item in runs
-        ]
+        counts = [item.programs for item in runs]
         alike = sum(counts)
         group = groups.setdefault(key, _Group())
         if group.programs + alike > TABLE_PROGRAMS and group.items:

@@ -1,13 +1,14 @@
 """Checksum, statistics and sketch of tensors on a GPU, in one launch and one pass over memory.
 
-Memory is what a summary on a GPU has to wait for, so elements are read once, in tiles that stay in registers; the sketch
-reads them again out of the cache, with the sixteen neighbours of a bucket row in the order of their buckets, so that no
-thread has to hand a number to another. A tile is R rows of 512 elements, and begins at a multiple of 512 of the element's
-index in the whole tensor: a column then has one factor and one shift of the checksum, and one place in the sketch's
-blocks, and these stay in registers. Sums of a tile are in float32 about the tile's own mean, scaled by a power of two
-(types that float32 does not hold: in float64); a program adds tiles up in float64 about the mean of its first one, which
-loses no more than a factor of the number of tiles; and the last program of a tensor to arrive adds up the programs' rows,
-always in the same order. No float is added atomically, so the same tensor always has the same row.
+Memory is what a summary on a GPU has to wait for, so elements are read once, in tiles that stay in registers; the
+sketch reads them again out of the cache, with the sixteen neighbours of a bucket row in the order of their buckets,
+so that no thread has to hand a number to another. A tile is R rows of 512 elements, and begins at a multiple of 512
+of the element's index in the whole tensor: a column then has one factor and one shift of the checksum, and one place
+in the sketch's blocks, and these stay in registers. Sums of a tile are in float32 about the tile's own mean, scaled
+by a power of two (types that float32 does not hold: in float64); a program adds tiles up in float64 about the mean of
+its first one, which loses no more than a factor of the number of tiles; and the last program of a tensor to arrive
+adds up the programs' rows, always in the same order. No float is added atomically, so the same tensor always has the
+same row.
 """
 
 from __future__ import annotations
@@ -220,6 +221,13 @@ def _sketch_tile(
         block: number of its first block of 64.
         low: its first component to be read, counted from the tile's first.
         high: the one behind its last.
+        layout: as for `summarise`.
+        lookup: as for `summarise`.
+        KIND: as for `summarise`.
+        PARTS: as for `summarise`.
+        ROWS: as for `summarise`.
+        DIMS: as for `summarise`.
+        NARROW: as for `summarise`.
     """
     PER_ROW: tl.constexpr = SPAN // BLOCK
     lane = tl.arange(0, BLOCK)[None, :]
@@ -297,7 +305,9 @@ def _merge(
             n = tl.load(lines + at * WORDS + _FINITE, mask=ok, other=0, cache_modifier=".cg").to(tl.float64)
             mean = tl.load(floats + at * WORDS + _MEAN, mask=ok, other=0.0, cache_modifier=".cg")
             origin = tl.minimum(origin, tl.min(tl.where(n > 0, mean, float("inf")), axis=0))
-            low = tl.minimum(low, tl.load(floats + at * WORDS + _MIN, mask=ok, other=float("inf"), cache_modifier=".cg"))
+            low = tl.minimum(
+                low, tl.load(floats + at * WORDS + _MIN, mask=ok, other=float("inf"), cache_modifier=".cg")
+            )
             high = tl.maximum(
                 high, tl.load(floats + at * WORDS + _MAX, mask=ok, other=float("-inf"), cache_modifier=".cg")
             )
@@ -420,7 +430,7 @@ def summarise(
     REAL: tl.constexpr = tl.float64 if WIDE else tl.float32
     TILE: tl.constexpr = ROWS * SPAN
     BYTES: tl.constexpr = SIZE * PARTS
-    WORD: tl.constexpr = 4 if BYTES > 4 else BYTES
+    WORD: tl.constexpr = 4 if BYTES > 4 else BYTES  # noqa: FURB136  # no min() of constants there
     PER: tl.constexpr = BYTES // WORD
 
     # The interpreter takes small numbers for 32 bits wide.
@@ -491,9 +501,11 @@ def summarise(
             head = tl.multiple_of(head, 16)
             tail = tl.multiple_of(tail, 16)
         ok = (k >= head) & (k < tail)
-        bits = _read(
-            _pointer(address, WORD, ALIGNED), local * PER, k, ok, sizes_strides, PER, ALIGNED, DIMS, NARROW
-        ) if PER == 1 else tl.zeros((ROWS, SPAN), dtype=tl.uint32)
+        bits = (
+            _read(_pointer(address, WORD, ALIGNED), local * PER, k, ok, sizes_strides, PER, ALIGNED, DIMS, NARROW)
+            if PER == 1
+            else tl.zeros((ROWS, SPAN), dtype=tl.uint32)
+        )
         block = (origin + start) // SPAN
         if PER == 1:
             raw = _checksum_tile(raw, bits, ok, block, factor, shift, ROWS)

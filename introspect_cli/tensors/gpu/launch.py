@@ -1,13 +1,16 @@
 """Compiled kernels, and launching them for next to nothing.
 
 Triton's own way to call a kernel looks at every argument to find out what to compile: some 20 us each time. Here the
-signature is fixed (every argument is a 64-bit integer), the compile-time parameters are a `Variant`, and a launch is one
-look into a dictionary and one call of what Triton compiled. What is compiled so without a GPU is what runs on one.
+signature is fixed (every argument is a 64-bit integer), the compile-time parameters are a `Variant`, and a launch is
+one look into a dictionary and one call of what Triton compiled. What is compiled so without a GPU is what runs on
+one.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import torch
 
 from introspect_cli.tensors.gpu.plan import ALIGNMENT
 
@@ -22,8 +25,8 @@ WARPS: Final = 4
 _POINTERS: Final = ("items", "owners", "layout", "row", "scratch", "counters", "factors", "shifts", "lookup")
 """Arguments that are addresses of ours, which begin at multiples of 16."""
 _CHOSEN: Final = ("count", "first")
-"""Arguments that are multiples of 16 where the variant says so; the address is one in the kernel, which reads less at once
-than it could."""
+"""Arguments that are multiples of 16 where the variant says so; the address is one in the kernel, which reads less at
+once than it could."""
 
 
 class Launcher(Protocol):
@@ -67,19 +70,30 @@ def source(variant: Variant) -> Any:
     return ASTSource(kernels.summarise, signature=signature, constexprs=constants, attrs=attributes)
 
 
-OPTIONS: Final[dict[str, Any]] = {"num_warps": WARPS, "enable_fp_fusion": True}
-"""What the compiler is told, for every device."""
+OPTIONS: Final[dict[str, Any]] = {"num_warps": WARPS, "enable_fp_fusion": True, "maxnreg": 255}
+"""What the compiler is told, for every device. With a limit on registers, even the highest there is, NVIDIA's assembler
+does not spill any for the sake of more programs at once; AMD's compiler has no such option and passes over it."""
 
 
 class TritonLauncher:
-    """Kernels compiled for one device, which must be the current one when they are called."""
+    """Kernels compiled for one device.
 
-    def __init__(self) -> None:
+    Args:
+        device: with its index.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._index = device.index or 0
+        self._current: Any = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)  # noqa: SLF001  # ten times as quick as the public one
         self._compiled: dict[Variant, tuple[Any, Any, Any]] = {}
         self._kernels: list[Any] = []
 
     def __call__(self, variant: Variant, programs: int, stream: int, arguments: tuple[int, ...]) -> None:
         """See `Launcher`; the first call of a variant compiles it, or finds it in Triton's cache."""
+        if self._current() != self._index:
+            with torch.cuda.device(self._index):
+                self(variant, programs, stream, arguments)
+            return
         known = self._compiled.get(variant)
         if known is None:
             known = self._compile(variant)

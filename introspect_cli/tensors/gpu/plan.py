@@ -51,10 +51,12 @@ class Plan:
         count: elements.
         dims: dimensions of its layout; 0 where it is contiguous.
         layout: `dims` sizes and as many strides, in elements.
+        reach: bytes from the first element to behind the last one in memory.
     """
 
     element: Element
     count: int
+    reach: int
     dims: int = 0
     layout: tuple[int, ...] = ()
 
@@ -116,10 +118,12 @@ def plan(dtype: str, shape: Sequence[int], strides: Sequence[int]) -> Plan | Non
         count *= size
     if element is None or not count:
         return None
+    behind = 1 + sum((size - 1) * step for size, step in zip(sizes, steps, strict=True))
+    reach = behind * element.size * element.parts
     if not sizes or (len(sizes) == 1 and steps[0] == 1):
-        return Plan(element, count)
+        return Plan(element, count, reach)
     dims = next((known for known in DIMS if known >= len(sizes)), None)
     if dims is None:
         return None
     ones = dims - len(sizes)
-    return Plan(element, count, dims, (*(1,) * ones, *sizes, *(0,) * ones, *steps))
+    return Plan(element, count, reach, dims, (*(1,) * ones, *sizes, *(0,) * ones, *steps))

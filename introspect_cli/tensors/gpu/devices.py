@@ -1,0 +1,160 @@
+"""The devices that a run's tensors are on: kernels where there is Triton, torch operations elsewhere, rows of both.
+
+A kernel that nobody has run on this device yet is not trusted: the first thing an engine does is to summarise a
+tensor whose row is known, and where it does not come out as the torch operations have it, they do all of the work.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from introspect_cli.tensors import kernels, reference
+from introspect_cli.tensors import rows as r
+from introspect_cli.tensors.gpu import launch
+from introspect_cli.tensors.gpu.buffers import DeviceRows, Pending
+from introspect_cli.tensors.gpu.engine import DeviceEngine, Item
+from introspect_cli.tensors.gpu.plan import TABLE_PROGRAMS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from introspect_cli.tensors.special import Parts
+
+CAPTURING = "a CUDA graph is being captured, and would capture us"
+"""Why a tensor is not observed: whatever is launched now becomes part of the script's graph."""
+
+
+def capturing() -> bool:
+    """Whether a CUDA graph is being captured on this thread's stream."""
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
+class Devices:
+    """Rows and engines, made when a device is first met.
+
+    Args:
+        stats: whether to compute statistics.
+        sketch: whether to compute sketches.
+        sorted_stats: `med`, `mode`; whoever wants them has torch operations.
+    """
+
+    def __init__(self, *, stats: bool, sketch: bool, sorted_stats: Sequence[str] = ()) -> None:
+        self._stats = stats
+        self._sketch = sketch
+        self._sorted = sorted_stats
+        self._rows: dict[torch.device, DeviceRows] = {}
+        self._engines: dict[torch.device, DeviceEngine | None] = {}
+        self.reasons: dict[torch.device, str] = {}
+        """Why a device has no engine."""
+
+    def rows(self, device: torch.device) -> DeviceRows:
+        """Where the rows of a device's tensors go."""
+        known = self._rows.get(device)
+        if known is None:
+            known = self._rows[device] = DeviceRows(device, torch.cuda if device.type == "cuda" else None)
+        return known
+
+    def engine(self, device: torch.device) -> DeviceEngine | None:
+        """What launches kernels on a device; None if there are none for it."""
+        try:
+            return self._engines[device]
+        except KeyError:
+            if device.type == "cuda" and capturing():
+                return None  # too early to say
+            reason = "no GPU that Triton knows" if device.type != "cuda" else self._unusable()
+            made = None
+            if not reason:
+                try:
+                    made = self._made(device, self.rows(device), self._launcher(device))
+                    reason = differs(made, self.rows(device), device)
+                except Exception as error:  # no compiler, an unknown GPU, a driver too old: torch can do it as well
+                    reason = f"{type(error).__name__}: {error}"
+            self.reasons[device] = reason
+            self._engines[device] = made = None if reason else made
+            return made
+
+    def _unusable(self) -> str:
+        if self._sorted:
+            return "medians and modes are sorted for"
+        return kernels.REASON if kernels.disabled() else launch.unavailable()
+
+    def _launcher(self, device: torch.device) -> launch.Launcher:
+        return launch.TritonLauncher(device)
+
+    def _made(self, device: torch.device, rows: DeviceRows, launcher: launch.Launcher) -> DeviceEngine:
+        handle: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # noqa: SLF001  # what torch's compiled code calls
+        return DeviceEngine(
+            device, rows, launcher, stream=handle, cuda=torch.cuda, stats=self._stats, sketch=self._sketch
+        )
+
+    def add(self, slot: int, parts: Parts) -> None:
+        """Summarise what was taken apart, on its device."""
+        values = parts.values
+        assert values is not None
+        device = values.device
+        engine = None if parts.bits or values.is_conj() or values.is_neg() else self.engine(device)
+        if engine is not None and _launched(engine, slot, values, parts.runs):
+            return
+        row = reference.row(
+            values, with_stats=self._stats, with_sketch=self._sketch, sorted_stats=self._sorted, runs=parts.runs
+        )
+        if parts.bits:
+            row[r.RAW] = 0
+            for offset, tensor in parts.bits:
+                flat = [(offset, tensor.detach().contiguous().view(-1))]
+                only = reference.row(tensor, with_stats=False, with_sketch=False, runs=flat)
+                row[r.RAW] += only[r.RAW].to(device)
+        self.rows(device).put(slot, row)
+
+    def hand_over(self) -> list[Pending]:
+        """Send all rows since the last time to the host."""
+        return [rows.hand_over() for rows in self._rows.values() if rows.slots]
+
+    def clear(self) -> None:
+        """Forget all devices."""
+        self._rows.clear()
+        self._engines.clear()
+
+
+def _launched(
+    engine: DeviceEngine, slot: int, values: torch.Tensor, runs: Sequence[tuple[int, torch.Tensor]] | None
+) -> bool:
+    """Launch a kernel for a tensor or a shard's runs; False if there is none for it."""
+    pieces = [(0, values)] if runs is None else list(runs)
+    items = []
+    for first, piece in pieces:
+        prepared = engine.prepare(piece)
+        if prepared is None:
+            return False
+        items.append(Item(prepared, piece.data_ptr(), first))
+    if not items or sum(item.programs for item in items) > TABLE_PROGRAMS:
+        return False
+    if len(items) == 1:
+        engine.one(slot, items[0].prepared, items[0].address, items[0].first)
+    else:
+        engine.many([(slot, items)])
+    return True
+
+
+def differs(engine: DeviceEngine, rows: DeviceRows, device: torch.device) -> str:
+    """Why an engine must not be trusted: what it makes of a tensor of many programs and of a table; "" if it may be."""
+    x = (torch.arange(150_000, dtype=torch.float32) * 0.618).sin_() * 3 + 1
+    x[1000], x[2000], x[3000] = float("nan"), float("inf"), 0.0
+    wanted = reference.row(x, with_stats=engine.stats, with_sketch=engine.sketch).numpy()
+    there = x.to(device)
+    prepared = engine.prepare(there)
+    assert prepared is not None
+    engine.one(0, prepared, there.data_ptr())
+    engine.many([(slot, [Item(prepared, there.data_ptr())]) for slot in (1, 2)])
+    found = rows.hand_over().rows().view(np.int64)
+    if not all(row.tobytes() == found[0].tobytes() for row in found):
+        return "its kernels give a tensor another row in a table than alone"
+    if found[0][: r.MIN].tolist() != wanted[: r.MIN].tolist():
+        return "its kernels give another checksum or other counts than torch operations do"
+    pairs = zip(found[0].view(np.float64)[r.MIN :], wanted.view(np.float64)[r.MIN :], strict=True)
+    far = [a for a, b in pairs if not (math.isclose(a, b, rel_tol=1e-4, abs_tol=1e-2) or (a != a and b != b))]  # noqa: PLR0124  # NaN
+    return "its kernels give other statistics than torch operations do" if far else ""
