@@ -121,6 +121,8 @@ class Context:
         """Write what came after the last step, unless it is but how a step begins: a loader asked once too often."""
         if self._begun != self.recorder.step or self.recorder.rows > self._rows_at_begin:
             self.recorder.flush()
+        else:
+            self.recorder.settle()
 
     def root_called(self, module: nn.Module) -> None:
         """An outermost module is about to run and will be recorded."""

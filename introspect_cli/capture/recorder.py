@@ -9,6 +9,7 @@ summariser's slots together when threads meet.
 from __future__ import annotations
 
 import threading
+from collections import deque
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from introspect_cli.selection import Schedule
     from introspect_cli.store.rank_writer import RankWriter
     from introspect_cli.store.writer import StoreWriter
-    from introspect_cli.tensors.summarizer import Summarizer
+    from introspect_cli.tensors.summarizer import Handover, Summarizer
     from introspect_cli.tensors.table import SummaryTable
 
 NO_INFO = SiteInfo()
@@ -38,6 +39,27 @@ class SavedTensor:
 
     slot: int
     value: torch.Tensor
+
+
+@dataclass(frozen=True)
+class EndedStep:
+    """What a step has recorded, until it is written.
+
+    Attributes:
+        step: its number.
+        rows: the site of each record.
+        slots: the summarizer's slot of each record.
+        saved: values to be stored whole.
+        given: what operators were given, by record.
+        summaries: the summaries, of which devices may still compute some.
+    """
+
+    step: int
+    rows: list[int]
+    slots: list[int]
+    saved: list[SavedTensor]
+    given: dict[int, Given]
+    summaries: Handover
 
 
 class Recorder:
@@ -83,6 +105,7 @@ class Recorder:
         self._given: dict[int, Given] = {}
         self._saved: list[SavedTensor] = []
         self._layouts: list[int] = []
+        self._ended: deque[EndedStep] = deque()
 
     @property
     def rows(self) -> int:
@@ -164,61 +187,83 @@ class Recorder:
         self._slots.append(slot)
 
     def tick(self) -> None:
-        """End the current step: write it if it was wanted, and begin the next."""
+        """End the current step: write it if it was wanted, and begin the next.
+
+        What a device still computes is not waited for: that step is written when the next one has ended.
+        """
         with self._lock:
             was_wanted = self.wanted
-            self.flush()
+            self._end()
+            self._write(keep=1)
             self.step += 1
             self.wanted = self.alive and self._schedule.wants(self.step)
             self.resumed = self.wanted and not was_wanted
 
     def flush(self) -> None:
-        """Append what the current step has recorded, if anything, as that step.
+        """Append what the current step has recorded, if anything, as that step; nothing is left behind.
 
         At the end of a run this is what came after the last optimizer step: a batch nobody used, an evaluation.
         """
         with self._lock:
-            if not self._rows:
+            self._end()
+            self._write(keep=0)
+
+    def settle(self) -> None:
+        """Write the steps that have ended, and leave alone what the current one has recorded."""
+        with self._lock:
+            self._write(keep=0)
+
+    def _end(self) -> None:
+        """Set aside what the current step has recorded, if anything."""
+        if not self._rows:
+            return
+        ended = EndedStep(self.step, self._rows, self._slots, self._saved, self._given, self.summarizer.hand_over())
+        self._rows, self._slots, self._saved, self._times, self._given = [], [], [], {}, {}
+        self._ended.append(ended)
+
+    def _write(self, keep: int) -> None:
+        """Append steps that have ended, in order.
+
+        Args:
+            keep: how many of the last may stay, if a device still computes some of them.
+        """
+        while self._ended:
+            first = self._ended[0]
+            if len(self._ended) <= keep and first.summaries.waits:
                 return
-            rows, slots, saved, given = self._rows, self._slots, self._saved, self._given
-            self._rows, self._slots, self._saved, self._times, self._given = [], [], [], {}, {}
-            table = self.summarizer.take()
+            if keep and not first.summaries.ready():
+                return
+            self._ended.popleft()
+            table = first.summaries.table()
             if not self.alive:
-                return
+                continue
             try:
-                self._append(rows, slots, saved, table, given)
+                self._append(first, table)
                 self.steps_written += 1
             except StoreError as error:
                 self.alive = self.wanted = False
                 self._store_lost(error)
 
-    def _append(
-        self,
-        rows: list[int],
-        slots: list[int],
-        saved: list[SavedTensor],
-        table: SummaryTable,
-        given: dict[int, Given],
-    ) -> None:
-        pick = np.asarray(slots, dtype=np.int64)
+    def _append(self, ended: EndedStep, table: SummaryTable) -> None:
+        pick = np.asarray(ended.slots, dtype=np.int64)
         # The summarizer only ever appends to its layouts.
         self._layouts.extend(self._rank.layout(layout) for layout in table.layouts[len(self._layouts) :])
         layouts = np.asarray(self._layouts, dtype=np.uint32)
         batch = StepBatch(
-            site=np.asarray(rows, dtype=np.uint32),
-            sequence=np.arange(len(rows), dtype=np.uint32),
+            site=np.asarray(ended.rows, dtype=np.uint32),
+            sequence=np.arange(len(ended.rows), dtype=np.uint32),
             layout=layouts[table.layout_index[pick]],
             status=table.status[pick],
             checksum=table.checksum[pick],
             counts={name: column[pick] for name, column in table.counts.items()},
             floats={name: column[pick] for name, column in table.floats.items()},
             sketch=None if table.sketch is None else table.sketch[pick],
-            text=[table.text[slot] for slot in slots],
-            given=given_columns(given, len(rows)) if given else None,
+            text=[table.text[slot] for slot in ended.slots],
+            given=given_columns(ended.given, len(ended.rows)) if ended.given else None,
         )
-        for item in saved:
+        for item in ended.saved:
             save_whole(self._store, int(table.checksum[item.slot]), item.value)
-        self._rank.append(self.step, batch)
+        self._rank.append(ended.step, batch)
 
     def stop(self) -> None:
         """Take no more records (in a forked child, or when the session ends)."""

@@ -122,7 +122,7 @@ class DeviceRows:
             return Block(self._device, pinned=False)
         # Not from the script's pool: memory that was freed on one stream is not for another stream's use yet.
         with self._cuda.stream(self._side):
-            return Block(self._device, pinned=True)
+            return Block(self._device, pinned=bool(self._cuda.is_available()))
 
     def hand_over(self) -> Pending:
         """Queue the copy of all rows since the last time; empties."""

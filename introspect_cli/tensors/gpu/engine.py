@@ -254,7 +254,7 @@ class DeviceEngine:
             if len(table.host) >= size and (table.done is None or table.done.query()):
                 return table
         room = max(SMALLEST_TABLE, 1 << (size - 1).bit_length())
-        host = torch.empty(room, dtype=torch.uint8, pin_memory=self._cuda is not None)
+        host = torch.empty(room, dtype=torch.uint8, pin_memory=self._cuda is not None and self._cuda.is_available())
         table = _Table(host, torch.empty(room, dtype=torch.uint8, device=self._device))
         self._tables.append(table)
         return table

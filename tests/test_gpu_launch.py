@@ -1,0 +1,377 @@
+"""What happens on the host around the GPU kernels, with a device made up: plans, tables, streams, buffers, steps."""
+
+from __future__ import annotations
+
+import contextlib
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from introspect_cli.capture.schedule import Schedule
+
+from introspect_cli.capture.recorder import Recorder
+from introspect_cli.records import Kind, Phase, Site, Status
+from introspect_cli.tensors import reference
+from introspect_cli.tensors import rows as r
+from introspect_cli.tensors.gpu import buffers, devices, plan
+from introspect_cli.tensors.gpu.buffers import DeviceRows
+from introspect_cli.tensors.gpu.engine import DeviceEngine, Item
+from introspect_cli.tensors.summarizer import Summarizer
+
+CPU = torch.device("cpu")
+
+
+class Stream:
+    def __init__(self, cuda, handle):
+        self.cuda, self.cuda_stream = cuda, handle
+
+    def wait_stream(self, other):
+        self.cuda.log.append(("wait", self.cuda_stream, other.cuda_stream))
+
+
+class Event:
+    def __init__(self, cuda):
+        self.cuda, self.over = cuda, False
+
+    def record(self, stream):
+        self.cuda.log.append(("record", stream.cuda_stream))
+
+    def synchronize(self):
+        self.cuda.log.append(("host waits",))
+        self.over = True
+
+    def query(self):
+        return self.over
+
+
+class Cuda:
+    """Stands for `torch.cuda`: notes what is asked of streams and events, in order."""
+
+    def __init__(self):
+        self.log, self.current, self.capturing = [], 1, False
+        self.streams = {}
+
+    def Stream(self, _device):
+        return self.streams.setdefault(99, Stream(self, 99))
+
+    def Event(self):
+        return Event(self)
+
+    def current_stream(self, _device):
+        return self.streams.setdefault(self.current, Stream(self, self.current))
+
+    @contextlib.contextmanager
+    def stream(self, stream):
+        self.log.append(("on", stream.cuda_stream))
+        yield
+        self.log.append(("off", stream.cuda_stream))
+
+    def is_current_stream_capturing(self):
+        return self.capturing
+
+    def is_available(self):
+        return False  # nothing is pinned
+
+
+class Stub:
+    """Launches nothing; notes where each launch went, and writes the row that the tensors of a test have."""
+
+    def __init__(self):
+        self.launched = []
+
+    def __call__(self, variant, programs, stream, arguments):
+        self.launched.append(SimpleNamespace(variant=variant, programs=programs, stream=stream, arguments=arguments))
+
+
+def made(cuda=None, **wanted):
+    cuda = cuda or Cuda()
+    rows, launcher = DeviceRows(CPU, cuda), Stub()
+    engine = DeviceEngine(CPU, rows, launcher, stream=lambda _index: cuda.current, cuda=cuda, **wanted)
+    return cuda, rows, launcher, engine
+
+
+def items(engine, *tensors):
+    return [(slot, [Item(engine.prepare(tensor), tensor.data_ptr())]) for slot, tensor in enumerate(tensors)]
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "sizes", "steps"),
+    [
+        ((2, 3, 4), (12, 4, 1), [24], [1]),
+        ((2, 3, 4), (1, 8, 2), [2, 12], [1, 2]),
+        ((5, 1, 4), (4, 999, 1), [20], [1]),
+        ((4, 6), (0, 1), [4, 6], [0, 1]),
+        ((4, 6), (0, 0), [24], [0]),
+        ((2, 8, 6, 6), (288, 1, 48, 8), [2, 8, 36], [288, 1, 8]),
+        ((), (), [], []),
+    ],
+)
+def test_dimensions_that_follow_from_each_other_are_one(shape, strides, sizes, steps):
+    assert plan.collapsed(shape, strides) == (sizes, steps)
+
+
+def test_a_plan_reads_what_there_is_a_kernel_for():
+    assert plan.plan("float32", (8, 4), (4, 1)).dims == 0
+    assert plan.plan("float32", (8, 4), (1, 8)).layout == (8, 4, 1, 8)
+    assert plan.plan("float32", (2, 3, 4), (1, 100, 10)).layout == (1, 2, 3, 4, 0, 1, 100, 10)
+    assert plan.plan("float32", (2,) * 7, tuple(3**n for n in range(7))) is None
+    assert plan.plan("qint8", (8,), (1,)) is None
+    assert plan.plan("float32", (0, 4), (4, 1)) is None
+    assert plan.plan("bfloat16", (3, 4), (10, 1)).reach == 2 * 24
+
+
+def test_programs_depend_on_the_size_alone_and_are_limited():
+    counts = [plan.plan("float32", (n,), (1,)).programs() for n in (1, 2048, 2049, 131_072, 1 << 20, 1 << 24, 1 << 33)]
+    assert counts == [1, 1, 2, 64, 128, 1024, 1024]
+
+
+def test_a_launch_takes_the_address_and_the_stream_of_the_moment():
+    cuda, rows, launcher, engine = made()
+    x = torch.randn(1 << 17)
+    engine.one(0, engine.prepare(x), x.data_ptr())
+    cuda.current = 7
+    engine.one(1, engine.prepare(x), x.data_ptr() + 4)
+    one, other = launcher.launched
+    assert (one.stream, other.stream) == (1, 7)
+    assert (one.variant.aligned, other.variant.aligned) == (True, False)
+    assert one.arguments[2:5] == (x.data_ptr(), 1 << 17, 0)
+    assert other.arguments[6] - one.arguments[6] == r.ROW_BYTES
+    assert one.arguments[7] != other.arguments[7], "programs of two streams must not share memory"
+    assert rows.slots == [0, 1]
+
+
+def test_nothing_is_looked_up_twice_or_allocated_in_a_step_like_the_last(monkeypatch):
+    _, rows, _, engine = made()
+    tensors = [torch.randn(30, 40), torch.randn(40, 30).t(), torch.randn(9).bfloat16()]
+
+    def step():
+        for slot, x in enumerate(tensors):
+            engine.one(slot, engine.prepare(x), x.data_ptr())
+        engine.many(items(engine, *tensors))
+        return rows.hand_over()
+
+    before = step()
+    for table in engine._tables:
+        table.done.over = True
+    step().rows()
+    before.rows()
+
+    def refuse(*_args, **_options):
+        raise AssertionError("allocated")
+
+    for table in engine._tables:
+        table.done.over = True
+    for name in ("empty", "zeros", "tensor"):
+        monkeypatch.setattr(torch, name, refuse)
+    monkeypatch.setattr(engine, "_prepare", refuse)
+    step().rows()
+
+
+def test_tensors_that_are_read_alike_go_in_one_launch():
+    _, _, launcher, engine = made()
+    tensors = [torch.randn(n * 16) for n in range(1, 200)]
+    engine.many(items(engine, *tensors))
+    assert len(launcher.launched) == 1
+    assert launcher.launched[0].programs == 200 - 1 + sum(n * 16 > 2048 for n in range(1, 200))
+    engine.many(items(engine, *tensors, *(x.bfloat16() for x in tensors)))
+    assert len(launcher.launched) == 3
+
+
+def test_a_table_is_not_written_while_a_launch_may_read_it():
+    _, _, _, engine = made()
+    x = torch.randn(32)
+    for _ in range(3):
+        engine.many(items(engine, x))
+    assert len(engine._tables) == 3
+    engine._tables[1].done.over = True
+    engine.many(items(engine, x))
+    assert len(engine._tables) == 3
+
+
+def test_rows_are_copied_on_a_stream_of_ours_behind_those_that_wrote_them():
+    cuda, rows, _, engine = made()
+    x = torch.randn(32)
+    for stream in (1, 5, 1):
+        cuda.current = stream
+        engine.one(0, engine.prepare(x), x.data_ptr())
+    cuda.log.clear()
+    pending = rows.hand_over()
+    assert cuda.log == [("wait", 99, 1), ("wait", 99, 5), ("on", 99), ("off", 99), ("record", 99)]
+    cuda.log.clear()
+    assert pending.ready()
+    assert cuda.log == []
+    assert len(pending.rows()) == 3
+    assert cuda.log == [("host waits",)]
+
+
+def test_a_step_writes_elsewhere_until_the_one_before_has_been_read():
+    _, rows, _, _ = made()
+    first = rows.place(0)
+    before = rows.hand_over()
+    second = rows.place(0)
+    after = rows.hand_over()
+    assert abs(second - first) >= buffers.BLOCK_ROWS * r.ROW_BYTES
+    before.rows()
+    assert rows.place(0) == first
+    after.rows()
+
+
+def test_rows_of_many_blocks_come_back_in_order():
+    _, rows, _, _ = made()
+    count = 2 * buffers.BLOCK_ROWS + 5
+    for slot in range(count):
+        rows.put(slot, torch.full((r.WORDS,), slot))
+    pending = rows.hand_over()
+    assert pending.slots == list(range(count))
+    assert pending.rows()[:, 3].tolist() == list(range(count))
+
+
+def test_nothing_is_copied_or_waited_for_while_a_graph_is_captured():
+    cuda, rows, _, engine = made()
+    x = torch.randn(32)
+    engine.one(0, engine.prepare(x), x.data_ptr())
+    cuda.capturing = True
+    cuda.log.clear()
+    pending = rows.hand_over()
+    assert not pending.ready()
+    assert cuda.log == []
+    cuda.capturing = False
+    assert pending.ready()
+    assert ("wait", 99, 1) in cuda.log
+
+
+def on_a_device(summarizer, monkeypatch, cuda):
+    """Have a summarizer treat tensors in CPU memory as those of a device with streams."""
+    rows = DeviceRows(CPU, cuda)
+    summarizer._devices._rows[CPU] = rows
+    monkeypatch.setattr(summarizer, "_plain", lambda *_: False)
+    monkeypatch.setattr(
+        summarizer, "_on_cpu", lambda _row, parts: summarizer._devices.add(len(summarizer._layout_of) - 1, parts)
+    )
+
+
+class Rank:
+    """Stands for a store's rank: notes what is appended."""
+
+    def __init__(self):
+        self.steps, self.sites = [], []
+
+    def site(self, site, _info):
+        self.sites.append(site)
+        return len(self.sites) - 1
+
+    def layout(self, layout):
+        return hash(layout) % 1000
+
+    def append(self, step, batch):
+        self.steps.append((step, batch))
+
+
+@pytest.fixture
+def recording(monkeypatch):
+    cuda, rank, summarizer = Cuda(), Rank(), Summarizer()
+    on_a_device(summarizer, monkeypatch, cuda)
+    recorder = Recorder(summarizer, rank, None, Schedule.parse("0:99"))
+    yield cuda, rank, recorder
+    summarizer.close()
+
+
+def record(recorder, value):
+    site = recorder.site(Site(Phase.FORWARD, Kind.OUTPUT, "Net", 0, ""))
+    recorder.tensor(site, torch.full((5,), float(value)))
+
+
+def test_a_step_is_written_when_the_next_has_ended(recording):
+    cuda, rank, recorder = recording
+    for step in range(4):
+        record(recorder, step)
+        cuda.log.clear()
+        recorder.tick()
+        assert [number for number, _ in rank.steps] == list(range(step))
+        assert cuda.log.count(("host waits",)) == (step > 0)
+    recorder.settle()
+    assert [number for number, _ in rank.steps] == [0, 1, 2, 3]
+    assert [batch.floats["mean"].tolist() for _, batch in rank.steps] == [[0.0], [1.0], [2.0], [3.0]]
+
+
+def test_steps_queue_up_while_a_graph_is_captured(recording):
+    cuda, rank, recorder = recording
+    record(recorder, 0)
+    recorder.tick()
+    cuda.capturing = True
+    for step in (1, 2):
+        record(recorder, step)
+        recorder.tick()
+        assert rank.steps == []
+    cuda.capturing = False
+    record(recorder, 3)
+    recorder.tick()
+    assert [number for number, _ in rank.steps] == [0, 1, 2]
+    record(recorder, 4)
+    recorder.flush()
+    assert [batch.floats["mean"].tolist() for _, batch in rank.steps] == [[float(n)] for n in range(5)]
+
+
+def test_what_a_graph_would_capture_is_not_observed(monkeypatch):
+    summarizer = Summarizer()
+    monkeypatch.setattr(devices, "capturing", lambda: True)
+    monkeypatch.setattr("introspect_cli.tensors.summarizer.capturing", lambda: True)
+    made_up = torch.device("cuda", 0)
+    assert summarizer._devices.engine(made_up) is None
+    assert summarizer._devices.reasons == {}, "it is too early to say that there are no kernels"
+    summarizer.close()
+
+
+def test_kernels_that_compute_something_else_are_not_used(monkeypatch):
+    """An engine is tried on a tensor whose row is known; one that writes other rows is not had."""
+    _, rows, launcher, engine = made()
+    assert "another" in devices.differs(engine, rows, CPU)
+
+    def exactly(variant, programs, stream, arguments):
+        Stub.__call__(launcher, variant, programs, stream, arguments)
+        for block in rows._blocks:
+            block.device[: len(rows.slots)] = right
+
+    y = (torch.arange(150_000, dtype=torch.float32) * 0.618).sin_() * 3 + 1
+    y[1000], y[2000], y[3000] = float("nan"), float("inf"), 0.0
+    right = reference.row(y)
+    engine._launch = exactly
+    assert devices.differs(engine, rows, CPU) == ""
+    right[r.RAW] += 1
+    assert "checksum" in devices.differs(engine, rows, CPU)
+    right[r.RAW] -= 1
+    right.view(torch.float64)[r.MEAN] += 1.0
+    assert "statistics" in devices.differs(engine, rows, CPU)
+
+
+def test_a_launch_that_fails_leaves_records_that_say_so(monkeypatch):
+    summarizer = Summarizer()
+    _, _, launcher, engine = made()
+
+    def fails(*_):
+        raise RuntimeError("out of something")
+
+    engine._launch = fails
+    x = torch.randn(4)
+
+    def plain(slot, tensor, batch=None):
+        summarizer._reserve(slot)
+        summarizer._layout_of.append(summarizer._intern(devices_layout(tensor)))
+        batch.entries.setdefault(engine, []).append((slot, [Item(engine.prepare(tensor), tensor.data_ptr())]))
+        return True
+
+    monkeypatch.setattr(summarizer, "_plain", plain)
+    summarizer.add_all([x, x])
+    table = summarizer.take()
+    assert table.status.tolist() == [Status.NOT_OBSERVED] * 2
+    assert "out of something" in table.text[0]
+    assert not np.any(table.checksum)
+    assert launcher.launched == []
+    summarizer.close()
+
+
+def devices_layout(tensor):
+    from introspect_cli.records import Layout
+
+    return Layout(tuple(tensor.shape), "float32", "cpu", "contiguous")
