@@ -56,6 +56,7 @@ LAYERS = {
 
 HOMES = {
     "torch": {"tensors", "capture", "integrations"},
+    "triton": {"tensors"},
     "rich": {"render"},
     "deepdiff": {"compare"},
     "click": {"cli", "commands"},
