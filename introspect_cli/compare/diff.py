@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from introspect_cli.compare.divergence_map import tree_of
 from introspect_cli.compare.join.coverage import blindness_notes, failed, option_notes
 from introspect_cli.compare.join.distance import Tensors
-from introspect_cli.compare.join.moved import moved_modules, suggest_renames
+from introspect_cli.compare.join.moved import moved_modules, suggest_renames, tree_at
 from introspect_cli.compare.join.offset import detect
 from introspect_cli.compare.join.renames import renamer
 from introspect_cli.compare.join.sites import columns
@@ -148,9 +148,20 @@ def _answer(a: Run, b: Run, options: DiffOptions, outcomes: Sequence[RankOutcome
             counts=counts,
         )
     assert best.cause is not None and best.facts is not None  # noqa: PT018 - they are set together
-    scene = Scene(best.facts, best.first, best.cause, (a, b), best.paired.steps, ranks=len(outcomes))
+    scene = Scene(
+        best.facts,
+        best.first,
+        best.cause,
+        (a, b),
+        best.paired.steps,
+        ranks=len(outcomes),
+        narrowed=options.narrowed,
+        tolerated=best.tolerated,
+    )
     told = changes(scene) if best.cause.reason == "optimizer" else scene.hyperparameters
-    settings = setting_changes(a, b, reason_named(best.cause.reason), told, rounding=scene.rounding)
+    scene.settings = settings = setting_changes(
+        a, b, reason_named(best.cause.reason), told, rounding=scene.rounding, blamed=scene.blamed
+    )
     candidates = [outcome.first for outcome in outcomes if outcome.first is not None]
     listed = _listed(outcomes, None if options.whole_step else options.limit)
     suggestions: tuple[str, ...] = ()
@@ -160,7 +171,7 @@ def _answer(a: Run, b: Run, options: DiffOptions, outcomes: Sequence[RankOutcome
         a=str(a.path),
         b=str(b.path),
         verdict=Verdict.DIVERGED,
-        sentence=sentence(scene, settings),
+        sentence=sentence(scene),
         evidence=scene.lines(),
         first=best.first,
         candidates=tuple(candidates),
@@ -170,7 +181,9 @@ def _answer(a: Run, b: Run, options: DiffOptions, outcomes: Sequence[RankOutcome
         suggestions=suggestions,
         counts=counts,
         map=best.heat.result() if best.heat is not None else None,
-        tree=tree_of(best.facts, a.rank(best.rank).modules, b.rank(best.rank).modules, best.first, best.cause)
+        tree=tree_of(
+            best.facts, tree_at(a.rank(best.rank).modules), tree_at(b.rank(best.rank).modules), best.first, best.cause
+        )
         if options.want_map
         else (),
     )

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from introspect_cli.compare.join.distance import RESOLUTION, Layouts, distances, relative
-from introspect_cli.compare.result import Divergence
+from introspect_cli.compare.join.distance import Layouts, distances, relative
+from introspect_cli.compare.result import RESOLUTION, Divergence
 from introspect_cli.records import Kind, Status, Summary
 
 if TYPE_CHECKING:
@@ -49,6 +49,11 @@ def _plain_relative(a: Summary, b: Summary) -> float | None:
     return 0.0 if scale == 0 else apart / scale
 
 
+def _not_finite(summary: Summary) -> bool:
+    """Whether a tensor holds NaNs or infinities, or may do."""
+    return not summary.stats or any(summary.stats.get(name, 0) for name in ("nans", "posinfs", "neginfs"))
+
+
 def materialise(
     ranks: Sides,
     facts: Facts,
@@ -78,8 +83,12 @@ def materialise(
             one_a, one_b = np.array([row_a]), np.array([row_b])
             found = relative(*distances(pair.a, pair.b, one_a, one_b, layouts_a, layouts_b))[0]
             rel = float(found) if np.isfinite(found) else None
-            if a.layout.shape == b.layout.shape and a.layout.numel > 16:
+            if rel == 0 and _not_finite(a):
+                rel = None  # sketches leave infinities out, and where these are differs
+            if a.layout.shape == b.layout.shape and a.layout.numel > 16 and not _not_finite(a):
                 scale = proportion(pair.a.sketch[row_a], pair.b.sketch[row_b])
+            if scale is not None:
+                rel = abs(scale - 1) / max(1.0, abs(scale))  # what follows from the factor is no estimate
         same_shape = a.layout.shape == b.layout.shape
         whole = ranks.tensors.relative(a.checksum, b.checksum, a.layout.shape) if same_shape else None
         if whole is not None:
@@ -99,5 +108,6 @@ def materialise(
         exact=exact and rel is not None,
         scale=scale,
         floor=max((float(floor[union]) for floor in floors if union < len(floor)), default=None),
+        coarse=layouts_a.coarse or layouts_b.coarse,
         source=info.source if info is not None and site.kind is Kind.OP_OUTPUT else "",
     )

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from introspect_cli.records import Site, Summary
 
 
+RESOLUTION = 1e-7
+"""Relative distances below this drown in a sketch's own float32 rounding."""
+
+
 class Verdict(str, Enum):
     """What came out of it."""
 
@@ -48,6 +52,7 @@ class Divergence:
         exact: whether `rel_l2` comes from the stored tensors and not from the sketches.
         scale: c where b is c times a to within the sketch's precision; None otherwise.
         floor: relative distance that the noise runs show at this site; None without noise runs.
+        coarse: whether either run computes in bfloat16 anywhere, so that its rounding is worth a thought.
         source: for an operator, `file:line` of the user's code that ran it, in the run that has it (a where both do).
     """
 
@@ -65,6 +70,7 @@ class Divergence:
     exact: bool = False
     scale: float | None = None
     floor: float | None = None
+    coarse: bool = False
     source: str = ""
 
 

@@ -22,6 +22,7 @@ from introspect_cli.compare.join.sites import KINDS, PHASES, align, columns, sel
 from introspect_cli.compare.join.steps import Paired, differing, pair_steps
 from introspect_cli.compare.reasons.base import judge
 from introspect_cli.compare.reasons.facts import Facts, carry_over, within_tolerance_of
+from introspect_cli.compare.reasons.words import what
 from introspect_cli.records import Kind, Phase, Status
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ class RankOutcome:
         cause: why the first one is what it is.
         facts: the first diverging step.
         blind_site: a site that only one side could see, as an example.
+        tolerated: the first difference that tolerance or noise let pass, in words.
         heat: the divergence map in the making.
     """
 
@@ -82,6 +84,7 @@ class RankOutcome:
     cause: Cause | None = None
     facts: Facts | None = None
     blind_site: str = ""
+    tolerated: str = ""
     heat: Heat | None = None
 
 
@@ -166,6 +169,10 @@ class Walk:
         """The step without what tolerance or noise lets pass, which is counted, as is what was not seen."""
         self._count_unseen(pair)
         rest = self._standing_out(pair)
+        if len(rest.within_a) and not self.outcome.tolerated and self.outcome.first is None:
+            sequence = np.asarray(pair.a.sequence)[rest.within_a]
+            union = int(np.asarray(pair.a.site)[rest.within_a[int(np.argmin(sequence))]])
+            self.outcome.tolerated = f"{what(self.alignment.site(union))} in step {pair.step}"
         self._count(within=len(pair.rows_a) - len(rest.rows_a))
         return rest
 

@@ -6,6 +6,8 @@ import json
 import math
 from typing import TYPE_CHECKING, Any
 
+from introspect_cli.compare.result import RESOLUTION
+
 if TYPE_CHECKING:
     from introspect_cli.compare.result import DiffResult, Divergence, DivergenceMap, SettingChange
     from introspect_cli.records import Summary
@@ -39,6 +41,7 @@ def summary_document(summary: Summary | None) -> dict[str, Any] | None:
 def divergence_document(divergence: Divergence) -> dict[str, Any]:
     """One divergence."""
     site = divergence.site
+    unresolved = divergence.rel_l2 == 0 and not divergence.exact  # sketches cannot tell values this close apart
     document = {
         "step": divergence.step,
         "rank": divergence.rank,
@@ -52,11 +55,12 @@ def divergence_document(divergence: Divergence) -> dict[str, Any]:
         "reason": divergence.reason,
         "a": summary_document(divergence.a),
         "b": summary_document(divergence.b),
-        "rel_l2": None if divergence.rel_l2 is None else finite(divergence.rel_l2),
+        "rel_l2": None if divergence.rel_l2 is None or unresolved else finite(divergence.rel_l2),
     }
     extra: dict[str, Any] = {
         "step_b": divergence.step_b if divergence.step_b != divergence.step else None,
         "exact": True if divergence.exact else None,
+        "rel_l2_below": RESOLUTION if unresolved else None,
         "scale": divergence.scale,
         "source": divergence.source or None,
         "noise": divergence.floor,

@@ -25,6 +25,15 @@ STATE_KINDS = (Kind.PARAM, Kind.BUFFER, Kind.OPTIMIZER_STATE)
 
 _FILTERS = ("modules", "exclude", "max_depth")
 _OPTIONS = ("stats", "sketch")
+_OPERATORS = ("level", "ops", "views", "all_dtypes", "vjp", "jacobian_norm", "probes")
+_CONCERNS = {
+    **dict.fromkeys(_FILTERS, _MODULE_KINDS + _TENSOR_KINDS),
+    **dict.fromkeys(_OPERATORS, (Kind.OP_OUTPUT,)),
+    "eval": (),
+    "compile": (Kind.OP_OUTPUT,),
+}
+_CONCERN_NO_SITES = frozenset({*_OPTIONS, "record", "steps", "until_step", "env", "packages", "source"})
+"""Which kinds an option of capture can keep from being observed; of the last ones other means tell it."""
 
 
 def _options(manifest: dict[str, Any]) -> dict[str, Any]:
@@ -85,13 +94,34 @@ def coverage(
             tensors = np.isin(alignment.kind, [kind_code(kind) for kind in STATE_KINDS])
             meaningful &= ~(tensors & (alignment.phase == phase_code(Phase.START)))
         masks.append(meaningful)
-    options_a, options_b = _options(manifest_a), _options(manifest_b)
-    if any(options_a.get(name) != options_b.get(name) for name in _FILTERS):
-        chosen = np.isin(alignment.kind, [kind_code(kind) for kind in _MODULE_KINDS + _TENSOR_KINDS])
-        masks = [mask & ~chosen for mask in masks]
-    if options_a.get("eval") != options_b.get("eval"):
-        masks = [mask & (alignment.phase != phase_code(Phase.EVAL)) for mask in masks]
+    for name in narrowed(manifest_a, manifest_b):
+        hidden = _hidden_by(alignment, name)
+        masks = [mask & ~hidden for mask in masks]
     return Coverage(masks[0], masks[1])
+
+
+def _narrowing(manifest: dict[str, Any]) -> dict[str, Any]:
+    """The options that decide how much a capture observes; older manifests do not tell these from the others."""
+    told = manifest.get("narrowing")
+    if isinstance(told, dict):
+        return told
+    known = {*_CONCERNS, *_OPTIONS}
+    return {name: value for name, value in _options(manifest).items() if name in known}
+
+
+def narrowed(manifest_a: dict[str, Any], manifest_b: dict[str, Any]) -> list[str]:
+    """Options that narrow what is observed and differ, where both manifests name them."""
+    one, two = _narrowing(manifest_a), _narrowing(manifest_b)
+    return [name for name in one if name in two and one[name] != two[name]]
+
+
+def _hidden_by(alignment: Alignment, option: str) -> Mask:
+    """Sites that one run may have alone because an option differs; all of them for an option that is not known."""
+    kinds = _CONCERNS.get(option)
+    if kinds is None:
+        return np.full(alignment.size, option not in _CONCERN_NO_SITES)
+    hidden = np.isin(alignment.kind, [kind_code(kind) for kind in kinds])
+    return hidden if option != "eval" else np.asarray(alignment.phase == phase_code(Phase.EVAL))
 
 
 def seen(alignment: Alignment, unions: Ids, other: StepBatch, other_unions: Ids) -> Mask:
@@ -168,6 +198,10 @@ def option_notes(manifest_a: dict[str, Any], manifest_b: dict[str, Any]) -> list
         for name in _FILTERS
         if options_a.get(name) != options_b.get(name)
     ]
+    others = [name for name in narrowed(manifest_a, manifest_b) if name in {*_OPERATORS, "eval", "compile"}]
+    if others:
+        told = ", ".join(f"--{name.replace('_', '-')}" for name in others)
+        notes.append(f"The captures were given different {told}: what only one of them recorded is not compared.")
     if options_a.get("steps") != options_b.get("steps"):
         notes.append(
             f"The captures recorded different steps (a: {options_a.get('steps')}, b: {options_b.get('steps')}): "

@@ -27,9 +27,6 @@ Floats = npt.NDArray[np.float64]
 ROUNDING = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 """Unit roundoff by dtype: half the distance from 1 to the next number; Higham, Accuracy and Stability, 2.1."""
 
-RESOLUTION = 1e-7
-"""Relative distances below this drown in a sketch's own float32 rounding."""
-
 _WHOLE = ("float", "bfloat", "complex")
 
 
@@ -39,6 +36,7 @@ class Layouts:
     def __init__(self, layouts: Sequence[Layout]) -> None:
         self.numel = np.array([max(layout.numel, 0) for layout in layouts] or [0], dtype=np.float64)
         self.floating = np.array([layout.dtype.startswith(_WHOLE) for layout in layouts] or [False], dtype=np.bool_)
+        self.coarse = any(layout.dtype == "bfloat16" for layout in layouts)
         names: dict[tuple[Any, ...], int] = _SHAPES
         self.shape = np.array(
             [names.setdefault(tuple(layout.shape), len(names)) for layout in layouts] or [0], dtype=np.int64

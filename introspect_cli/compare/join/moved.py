@@ -8,17 +8,27 @@ and compared where they moved to. Renamed modules are only suggested: that two s
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.join.renames import renamer
-from introspect_cli.records import ModuleInfo
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from introspect_cli.records import ModuleInfo
     from introspect_cli.store.rank_reader import RankReader
 
 Signature = tuple[tuple[str, str, tuple[str, ...]], ...]
+
+
+def tree_at(modules: Sequence[ModuleInfo], step: int | None = None) -> list[ModuleInfo]:
+    """The module tree as it is at a step (as it was found, where None); a module that changes has a row a change."""
+    found: dict[str, ModuleInfo] = {}
+    for module in modules:
+        if module.fqn not in found or (step is not None and module.step <= step):
+            found[module.fqn] = module
+    return list(found.values())
 
 
 def _children(modules: Sequence[ModuleInfo]) -> dict[str, list[ModuleInfo]]:
@@ -45,7 +55,7 @@ def moved_modules(a: RankReader, b: RankReader, rename: Sequence[tuple[str, str]
 
     Empty where the trees agree, which is the ordinary case and costs one comparison.
     """
-    modules_a, modules_b = _renamed(a.modules, rename), list(b.modules)
+    modules_a, modules_b = _renamed(tree_at(a.modules), rename), tree_at(b.modules)
     if [(m.fqn, m.module_class) for m in modules_a] == [(m.fqn, m.module_class) for m in modules_b]:
         return {}
     children_a, children_b = _children(modules_a), _children(modules_b)
@@ -101,12 +111,12 @@ def _renamed(modules: Sequence[ModuleInfo], rename: Sequence[tuple[str, str]]) -
     change = renamer(rename, {})
     if change is None:
         return list(modules)
-    return [ModuleInfo(change(m.fqn), m.module_class, m.source, m.parameters, m.buffers, m.aliases) for m in modules]
+    return [replace(module, fqn=change(module.fqn)) for module in modules]
 
 
 def suggest_renames(a: RankReader, b: RankReader, rename: Sequence[tuple[str, str]]) -> tuple[str, ...]:
     """`--rename` options that would align subtrees that only one run has and that look the same."""
-    modules_a, modules_b = _renamed(a.modules, rename), list(b.modules)
+    modules_a, modules_b = _renamed(tree_at(a.modules), rename), tree_at(b.modules)
     names_a, names_b = {m.fqn for m in modules_a}, {m.fqn for m in modules_b}
     children_a, children_b = _children(modules_a), _children(modules_b)
     lost = [m for m in modules_a if m.fqn not in names_b and _is_top(m.fqn, names_b, names_a)]

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from introspect_cli.records import Status
+from introspect_cli.compare.join.sites import kind_code
+from introspect_cli.records import Kind, Status
 
 if TYPE_CHECKING:
     from introspect_cli.compare.join.sites import Alignment, Ids, Mask
@@ -90,6 +91,18 @@ def _blind(batch: StepBatch, rows: Ids) -> Mask:
     return unseen
 
 
+def _untouched(alignment: Alignment, union_a: Ids, a: StepBatch, b: StepBatch, rows_a: Ids, rows_b: Ids) -> Mask:
+    """Random states that one run records as untouched, in words, and the other as a state: these do not compare.
+
+    Whether a generator counts as touched depends on when the capture began; what is drawn from it shows by itself.
+    """
+    random = alignment.kind[union_a[rows_a]] == kind_code(Kind.RNG)
+    if not random.any():
+        return np.asarray(random)
+    value = int(Status.VALUE)
+    return np.asarray(random & ((np.asarray(a.status)[rows_a] == value) != (np.asarray(b.status)[rows_b] == value)))
+
+
 def match(alignment: Alignment, counted: Mask, step: int, step_b: int, a: StepBatch, b: StepBatch) -> StepPair:
     """Compare one step.
 
@@ -112,7 +125,7 @@ def match(alignment: Alignment, counted: Mask, step: int, step_b: int, a: StepBa
         only_b = only_b[counted[union_b[only_b]]]
     differs = np.asarray(a.checksum)[rows_a] != np.asarray(b.checksum)[rows_b]
     unseen = _blind(a, rows_a) | _blind(b, rows_b)
-    differs &= ~unseen
+    differs &= ~(unseen | _untouched(alignment, union_a, a, b, rows_a, rows_b))
     return StepPair(
         step=step,
         step_b=step_b,

@@ -20,11 +20,12 @@ from introspect_cli.compare import reasons as folder
 from introspect_cli.compare.join.distance import ROUNDING
 from introspect_cli.compare.join.rows import StepPair, match
 from introspect_cli.compare.reasons.evidence import Evidence, Known, lines, of
-from introspect_cli.compare.reasons.facts import EQUAL, WITHIN
+from introspect_cli.compare.reasons.facts import EQUAL, WITHIN, ancestors
 from introspect_cli.compare.reasons.hyperparameters import Told, hyperparameter_changes
+from introspect_cli.compare.reasons.settings import describe, rounds_differently
 from introspect_cli.compare.reasons.step_view import StepRecords, call_change, losses_of, optimizers_of
 from introspect_cli.compare.reasons.words import often
-from introspect_cli.compare.result import Divergence, Role
+from introspect_cli.compare.result import Divergence, Role, SettingChange
 
 if TYPE_CHECKING:
     import re
@@ -138,6 +139,20 @@ def judge(facts: Facts, position: int) -> Cause:
     raise AssertionError(facts.sites[position])  # `propagated` always applies
 
 
+def _alike(a: Mapping[str, float], b: Mapping[str, float], tolerance: float) -> bool:
+    """Whether extrema and mean agree to within rounding too; a sketch does not see small values beside huge ones."""
+    if not a or not b or any(stats.get(name, 0) for stats in (a, b) for name in ("nans", "posinfs", "neginfs")):
+        return False
+    spread = max(abs(a.get("amean", 0.0)), abs(b.get("amean", 0.0)))
+    for name in ("min", "max", "mean"):
+        one, two = a.get(name), b.get(name)
+        if one is None or two is None:
+            return False
+        if abs(one - two) > tolerance * (spread if name == "mean" else max(abs(one), abs(two))):
+            return False
+    return True
+
+
 class Scene:
     """The first divergence with all that a sentence about it may look up.
 
@@ -149,14 +164,28 @@ class Scene:
         run_b: run b.
         compared: the compared steps of its rank, in a's numbering.
         ranks: how many ranks were compared.
+        narrowed: whether only some records were selected.
+        tolerated: the first difference that tolerance or noise let pass, in words; "" for none.
+        settings: settings that differ, the strongest explanation first.
     """
 
     def __init__(
-        self, facts: Facts, first: Divergence, cause: Cause, runs: tuple[Run, Run], compared: Ids, ranks: int = 1
+        self,
+        facts: Facts,
+        first: Divergence,
+        cause: Cause,
+        runs: tuple[Run, Run],
+        compared: Ids,
+        ranks: int = 1,
+        *,
+        narrowed: bool = False,
+        tolerated: str = "",
     ) -> None:
         self.facts, self.first, self.cause = facts, first, cause
         self.run_a, self.run_b = runs
         self.compared, self.ranks = compared, ranks
+        self.settings: tuple[SettingChange, ...] = ()
+        self.narrowed, self.tolerated = narrowed, tolerated
         self.step = StepRecords(facts.alignment, facts.pair)
 
     @property
@@ -243,7 +272,7 @@ class Scene:
     @cached_property
     def modules(self) -> tuple[list[ModuleInfo], list[ModuleInfo]]:
         """Both module trees."""
-        return self.facts.sides.a.modules, self.facts.sides.b.modules
+        return list(self.facts.modules[0].values()), list(self.facts.modules[1].values())
 
     @cached_property
     def rounding(self) -> bool:
@@ -252,16 +281,42 @@ class Scene:
         if a is None or b is None or rel is None or a.layout.dtype != b.layout.dtype:
             return False
         unit = ROUNDING.get(a.layout.dtype)
-        return unit is not None and rel <= _SMALL * unit
+        return unit is not None and rel <= _SMALL * unit and _alike(a.stats, b.stats, _SMALL * unit)
+
+    @cached_property
+    def numerics(self) -> tuple[SettingChange, ...]:
+        """Settings that differ and change how a computer rounds: hardware, threads, libraries, flags."""
+        return tuple(change for change in self.settings if rounds_differently(change))
+
+    def rounding_words(self) -> str:
+        """A sentence on a distance that is as small as rounding; "" where it is not."""
+        if not self.rounding:
+            return ""
+        if not self.numerics:
+            return " The difference is as small as rounding."
+        told = "; ".join(describe(change) for change in self.numerics[:3])
+        return f" The difference is as small as rounding, which these settings can change: {told}."
+
+    @cached_property
+    def blamed(self) -> tuple[ModuleInfo, ...]:
+        """The module whose code is meant and those around it, the innermost first; none where no module is blamed."""
+        if self.cause.reason not in {"module", "own_code", "buffer", "backward", "op"}:
+            return ()
+        name = self.cause.module or self.site.fqn
+        tree = self.facts.modules[0] | self.facts.modules[1]
+        return tuple(tree[fqn] for fqn in (name, *ancestors(name)) if fqn in tree)
 
     def lines(self) -> tuple[str, ...]:
         """What the conclusion rests on, one sentence each: a reader can check it instead of believing it."""
         found = []
         if self.steps_before:
             last = "all steps before agree" if self.steps_before > 1 else "the step before agrees"
-            found.append(f"{self.steps_before} compared step{'s' * (self.steps_before > 1)}: {last} entirely.")
+            how = " within tolerance" if self.tolerated else " in what was selected" if self.narrowed else " entirely"
+            found.append(f"{self.steps_before} compared step{'s' * (self.steps_before > 1)}: {last}{how}.")
         if self.agreeing_before:
             found.append(f"{self.agreeing_before} records before it in step {self.first.step} agree.")
+        if self.tolerated:
+            found.append(f"The first difference that was let pass is {self.tolerated}.")
         found += lines(self.cause.evidence)
         if self.calls and self.cause.reason != "structure":
             name, one, two = self.calls

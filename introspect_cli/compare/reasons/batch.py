@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from introspect_cli.compare.reasons.base import Cause, Reason, Scene
@@ -36,8 +37,17 @@ class Batch(Reason):
     def sentence(self, scene: Scene) -> str:
         """Whether the values are the same in another order, and whether batches before it are equal."""
         text = f"{what(scene.site)} differs{apart(scene.first)}."
+        a, b = scene.first.a, scene.first.b
+        if a is not None and b is not None and a.layout.shape != b.layout.shape:
+            return f"{text} Its shape is different: batch size, sequence length, cropping or padding."
+        if a is not None and b is not None and a.layout.dtype != b.layout.dtype:
+            return f"{text} Its dtype is different: the data is converted differently."
+        text += _hash_seed(scene)
         if _same_values(scene.first):
-            return f"{text} It holds the same values in a different order: the data was shuffled differently."
+            return (
+                f"{text} As far as its statistics tell, it holds the same values in a different order: shuffled or "
+                "shifted differently."
+            )
         if _earlier_equal(scene):
             return f"{text} Earlier batches are equal: look at the data pipeline (order, workers, augmentation, files)."
         return f"{text} The data differs from the first batch on: order, seed, files or augmentation."
@@ -56,13 +66,33 @@ def _same_values(divergence: Divergence) -> bool:
     a, b = divergence.a, divergence.b
     if a is None or b is None or a.layout != b.layout or a.layout.numel < 2:
         return False
-    names = ("min", "max", "zeros", "nans", "posinfs", "neginfs")
-    if not a.stats or any(a.stats.get(name) != b.stats.get(name) for name in names) or a.stats["min"] == a.stats["max"]:
+    names = ("min", "max", "absmin", "zeros", "nans", "posinfs", "neginfs")
+    one, two = a.stats, b.stats
+    if not one or any(one.get(name) != two.get(name) for name in names) or one.get("min") == one.get("max"):
         return False
+    size = one.get("amean", 0.0)  # a mean near zero is what is left of larger numbers
     return all(
-        abs(a.stats.get(name, 0.0) - b.stats.get(name, 0.0)) <= 1e-9 * max(abs(a.stats.get(name, 0.0)), 1e-30)
-        for name in ("mean", "var")
+        abs(one.get(name, 0.0) - two.get(name, 0.0)) <= tolerance * scale
+        for name, tolerance, scale in (
+            ("mean", 1e-12, size),
+            ("amean", 1e-12, size),
+            ("var", 1e-11, one.get("var", 0.0)),
+            ("skew", 1e-5, 1.0 + abs(one.get("skew", 0.0))),
+            ("kurt", 1e-5, 1.0 + abs(one.get("kurt", 0.0))),
+        )
     )
+
+
+def _hash_seed(scene: Scene) -> str:
+    """That nothing pins the order of sets, where the data differs though the random states do not."""
+    known = [found.known for found in scene.cause.evidence]
+    environments = [run.settings.get("environment") for run in (scene.run_a, scene.run_b)]
+    if Known.EQUAL not in known or not all(isinstance(found, Mapping) and found for found in environments):
+        return ""
+    seeds = {str(found.get("PYTHONHASHSEED", "random")) for found in environments if isinstance(found, Mapping)}
+    if seeds != {"random"} or any(change.explains and change.weight >= 0.8 for change in scene.settings):
+        return ""
+    return " PYTHONHASHSEED is not set, so what depends on the order of a set of strings differs in every process."
 
 
 REASONS = (Batch(),)

@@ -15,6 +15,7 @@ import numpy as np
 
 from introspect_cli.compare.join.coverage import observed_kinds
 from introspect_cli.compare.join.live_in import Carried
+from introspect_cli.compare.join.moved import tree_at
 from introspect_cli.compare.join.offset import start_values
 from introspect_cli.compare.join.sites import KINDS, kind_code, phase_code
 from introspect_cli.records import Kind, ModuleInfo, Phase
@@ -152,11 +153,11 @@ class Facts:
 
     @cached_property
     def modules(self) -> tuple[dict[str, ModuleInfo], dict[str, ModuleInfo]]:
-        """Both module trees by FQN, as they are compared."""
+        """Both module trees by FQN, as they are compared and as they are at this step."""
         change = self.sides.rename or str
         return (
-            {change(module.fqn): module for module in self.sides.a.modules},
-            {module.fqn: module for module in self.sides.b.modules},
+            {change(module.fqn): module for module in tree_at(self.sides.a.modules, self.pair.step)},
+            {module.fqn: module for module in tree_at(self.sides.b.modules, self.pair.step_b)},
         )
 
     def unions(self, kind: Kind, phases: frozenset[Phase], fqn: str | None = None) -> Ids:
@@ -290,7 +291,12 @@ def states(alignment: Alignment, pair: StepPair) -> npt.NDArray[np.int8]:
     found = np.full(alignment.size, ABSENT, dtype=np.int8)
     site_a = np.asarray(pair.a.site).astype(np.int64)
     site_b = alignment.b_ids[np.asarray(pair.b.site)]
-    found[np.intersect1d(site_a, site_b)] = EQUAL
+    place_b = np.full(alignment.size, -1, dtype=np.int64)
+    place_b[site_b] = np.arange(len(site_b))
+    partner = place_b[site_a]
+    both = np.flatnonzero(partner >= 0)
+    same = np.asarray(pair.a.checksum)[both] == np.asarray(pair.b.checksum)[partner[both]]
+    found[site_a[both]] = np.where(same, EQUAL, BLIND)
     found[site_a[pair.within_a]] = WITHIN
     found[site_a[pair.unseen_a]] = BLIND
     found[pair.alone] = BLIND

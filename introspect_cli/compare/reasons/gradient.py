@@ -68,10 +68,7 @@ class Gradient(Reason):
         if first.scale is not None:
             text += scaled(first)
             return f"{text}. The cause is clipping, unscaling, averaging over accumulated batches, or their order."
-        if scene.rounding:
-            text += ". The difference is as small as rounding"
-            return f"{text}: a different kernel or order of sums, or a tiny stale part."
-        return f"{text}. The cause is {self.place}."
+        return f"{text}. The cause is {self.place}.{scene.rounding_words()}"
 
     def evidence(self, scene: Scene) -> list[str]:
         """How many gradients differ."""

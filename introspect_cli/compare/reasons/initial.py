@@ -35,7 +35,10 @@ class Initial(Reason):
     def sentence(self, scene: Scene) -> str:
         """How many of the initial tensors differ, and what the script ran elsewhere."""
         differ, total = initial_tensors(scene.facts)
-        text = f"{what(scene.site)} differs before any training{apart(scene.first)}"
+        when = (
+            "before any training" if scene.is_first_step else f"when it is first recorded, in step {scene.first.step}"
+        )
+        text = f"{what(scene.site)} differs {when}{apart(scene.first)}"
         if differ > 1:
             text += f", as do {differ - 1} more of {total} initial tensors"
         elif total > 1:
@@ -46,6 +49,17 @@ class Initial(Reason):
                 f"{text}: the script runs {children} in a process of its own, which is not recorded and may have "
                 "changed them; or the initialisation, seed or checkpoint is different."
             )
+        a, b = scene.first.a, scene.first.b
+        if a is not None and b is not None and a.layout.dtype != b.layout.dtype:
+            return f"{text}: the model was cast, to {a.layout.dtype} in a and to {b.layout.dtype} in b."
+        other = _exchanged(scene)
+        if other:
+            return (
+                f"{text}: it has the values in b that {other} has in a, and the other way round: they are "
+                "initialised in a different order, or one is taken for the other."
+            )
+        if not scene.is_first_step:
+            return f"{text}: it was built, copied or updated differently before."
         return f"{text}: a different initialisation or seed, or a different checkpoint was loaded."
 
 
@@ -59,6 +73,17 @@ def initial_tensors(facts: Facts) -> tuple[int, int]:
     differ = sum(site.phase is Phase.START and site.kind in TENSORS for site in facts.sites)
     starts = [u for kind in TENSORS for u in facts.unions(kind, frozenset({Phase.START})) if facts.state[u]]
     return differ, len(starts)
+
+
+def _exchanged(scene: Scene) -> str:
+    """The tensor whose initial values this one has in the other run, both ways."""
+    facts, step = scene.facts, scene.step
+    one, two = step.checksum(scene.union, "a"), step.checksum(scene.union, "b")
+    for kind in TENSORS:
+        for union in facts.unions(kind, frozenset({Phase.START})):
+            if (step.checksum(int(union), "b"), step.checksum(int(union), "a")) == (one, two) and union != scene.union:
+                return str(facts.alignment.fqn[union])
+    return ""
 
 
 def _children(scene: Scene) -> str:

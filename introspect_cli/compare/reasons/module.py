@@ -108,11 +108,7 @@ class OwnCode(Reason):
             text += f"between {cause.after} and {cause.before}" if cause.after else f"before {cause.before}"
         else:
             text += f"after {cause.after}"
-        if scene.rounding:
-            text += (
-                "; the difference is as small as rounding (a different kernel, such as attention's, or order of sums)"
-            )
-        return f"{text}."
+        return f"{text}.{scene.rounding_words()}"
 
 
 def went_in(facts: Facts, site: Site, order: float, name: str = "its inputs") -> list[Evidence]:
@@ -199,25 +195,23 @@ def _inside(scene: Scene) -> str:
             f"The cause is inside this module: in {side} it returns its input unchanged (switched off or in eval mode)."
         )
     side = _frozen_buffers(scene)
-    if side:
+    if side and not _attributes(scene):
         return f"Its buffers do not change in {side}: it is in eval mode there."
     other = scene.facts.alignment.b_class.get(scene.union, "")
     if other:
         return f"The cause is inside this module: its class is {scene.first.module_class} in a and {other} in b."
-    if scene.rounding:
-        return (
-            "The difference is as small as rounding: a different kernel, thread count, device or library, or code that "
-            "computes the same in a different order."
-        )
     a, b = scene.first.a, scene.first.b
     if a is not None and b is not None and a.layout.dtype != b.layout.dtype:
         return "The cause is inside this module: it computes in a different precision."
+    changed = _attributes(scene)
+    if changed:
+        return f"The cause is inside this module: {'; '.join(changed[:3])}.{scene.rounding_words()}"
     causes = ["its code", "options", "train/eval mode"]
     causes += ["kernel"] if _DRAWS_NOTHING.match(scene.first.module_class) else ["random numbers", "kernel"]
     text = f"The cause is inside this module: {', '.join(causes[:-1])} or {causes[-1]}"
     if scene.steps_before and any(found.name == "its parameters" for found in scene.cause.evidence):
         text += "; or its parameters changed after they were recorded (.data, numpy)"
-    return f"{text}."
+    return f"{text}.{scene.rounding_words()}"
 
 
 def _identity_side(scene: Scene) -> str:
@@ -230,6 +224,26 @@ def _identity_side(scene: Scene) -> str:
         if any(step.checksum(u, side) == step.checksum(scene.union, side) is not None for u in inputs)
     ]
     return same[0] if len(same) == 1 else ""
+
+
+def _attributes(scene: Scene) -> list[str]:
+    """How the module itself is set up differently: `eps 1e-05 -> 0.001`, `train mode in a, eval mode in b`."""
+    one, two = (tree.get(scene.site.fqn) for tree in scene.facts.modules)
+    if one is None or two is None or not (one.attributes and two.attributes):
+        return []
+    a, b = dict(one.attributes), dict(two.attributes)
+    modes = {"True": "train mode", "False": "eval mode"}
+    told = []
+    for name in dict.fromkeys([*a, *b]):
+        if a.get(name) == b.get(name):
+            continue
+        if name == "training":
+            told.insert(0, f"{modes.get(a.get(name, ''), '?')} in a, {modes.get(b.get(name, ''), '?')} in b")
+        elif name not in a or name not in b:
+            told.append(f"{name} {a.get(name, b.get(name))}, only in {'a' if name in a else 'b'}")
+        else:
+            told.append(f"{name} {a[name]} -> {b[name]}")
+    return told
 
 
 def _frozen_buffers(scene: Scene) -> str:

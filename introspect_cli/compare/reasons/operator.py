@@ -38,15 +38,11 @@ class Operator(Reason):
         first = scene.first
         line = f", run at {first.source}," if first.source else ""
         text = f"{what(first.site)}{line} differs{apart(first)}{although(scene.cause.evidence[:1])}{scaled(first)}."
-        if scene.rounding:
-            return (
-                f"{text} The difference is as small as rounding: a different kernel, thread count, device or library."
-            )
         if first.site.phase is Phase.BACKWARD:
             return (
                 f"{text} This gradient is computed in a different way, or its forward operator has different options."
             )
-        return f"{text} The operator has different options or a different kernel."
+        return f"{text} The operator has different options or a different kernel.{scene.rounding_words()}"
 
 
 REASONS = (Operator(),)

@@ -78,10 +78,21 @@ class Optimizer(Reason):
         side, counts = _fresh_state(scene.step, first.site.fqn)
         if side:
             return f"{text} The optimizer state of {side} started afresh ({counts})."
-        told = in_words(changes(scene))
+        found = changes(scene)
+        told = in_words(found)
+        if not found and any(taken.known is Known.WITHIN for taken in scene.cause.evidence):
+            return f"{text} {_amplified(name)}"
         if call:
             return f"{text} The cause is {name}, its hyper-parameters{told}, or the gradients it computed (zero_grad)."
         return f"{text} The cause is {name} or its hyper-parameters{told}."
+
+
+def _amplified(name: str) -> str:
+    """That the optimizer made a tolerated difference larger, where its hyper-parameters are equal."""
+    text = f"The suspect is a small difference in what went in, amplified by {name}"
+    if re.match(r"(N?R?Adam|RMSprop|Ada|Lion|Sign|Rprop|LAMB|SparseAdam)", name, re.IGNORECASE):
+        text += ", which divides a gradient by its size (in the first step only its sign is left)"
+    return f"{text}."
 
 
 def changes(scene: Scene) -> dict[str, tuple[str | None, str | None]]:
@@ -106,7 +117,7 @@ def _fresh_state(step: StepRecords, fqn: str) -> tuple[str, str]:
                 counts = float(one or "nan"), float(two or "nan")
             except ValueError:
                 return "", ""
-            if counts[0] != counts[1] and 1.0 in counts:
+            if None not in (one, two) and counts[0] != counts[1] and 1.0 in counts:
                 return ("a" if counts[0] == 1.0 else "b"), f"it has counted {one} steps in a and {two} in b"
     return "", ""
 

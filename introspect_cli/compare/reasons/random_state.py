@@ -43,6 +43,11 @@ class RandomState(Reason):
     def sentence(self, scene: Scene) -> str:
         """When the draws must have differed."""
         site = scene.site
+        if scene.is_first_step and _goes_on(scene):
+            return (
+                f"{what(site)} differs when the later run begins: resuming did not restore it, or the script drew from "
+                "it before the first step."
+            )
         if scene.is_first_step:
             return (
                 f"{what(site)} differs already when the first captured step begins: a different seed (or none), or a "
@@ -55,6 +60,12 @@ class RandomState(Reason):
             f"{what(site)} differs when the step begins, although all values recorded before are equal: {since}, "
             "one run drew random numbers that the other did not (an extra random draw)."
         )
+
+
+def _goes_on(scene: Scene) -> bool:
+    """Whether one run begins where the other has already been."""
+    sides = scene.facts.sides
+    return scene.first.step != scene.first.step_b or sides.a.entry(0).step != sides.b.entry(0).step
 
 
 def unseeded(scene: Scene) -> tuple[str, ...]:

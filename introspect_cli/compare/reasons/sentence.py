@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from introspect_cli.compare.reasons.base import Scene, reason_named
 from introspect_cli.compare.reasons.random_state import unseeded_sentence
 from introspect_cli.compare.reasons.settings import describe
 from introspect_cli.records import Phase
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
-    from introspect_cli.compare.result import SettingChange
-
-
-def sentence(scene: Scene, settings: Sequence[SettingChange]) -> str:
-    """The answer.
-
-    Args:
-        scene: the first divergence.
-        settings: settings that differ, the strongest first.
-    """
+def sentence(scene: Scene) -> str:
+    """The answer."""
     first, cause = scene.first, scene.cause
     where = f"step {first.step}"
     if first.step_b != first.step:
@@ -32,7 +20,9 @@ def sentence(scene: Scene, settings: Sequence[SettingChange]) -> str:
         where += f", {first.site.phase.value}"
     text = f"First divergence at {where}: {reason_named(scene.tells).sentence(scene)}{unseeded_sentence(scene)}"
     told = {"hyperparameter", "optimizers"} if cause.reason == "optimizer" else set()
-    blamed = [change for change in settings if change.explains and change.weight >= 0.8 and change.source not in told]
+    blamed = [
+        change for change in scene.settings if change.explains and change.weight >= 0.8 and change.source not in told
+    ]
     if blamed:
         text += f" Likely cause: {'; '.join(describe(change) for change in blamed[:3])}."
     return text

@@ -9,7 +9,7 @@ to be noise is left out. Flat mappings are compared directly; nested ones by dee
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from introspect_cli.compare.result import SettingChange
 
 if TYPE_CHECKING:
     from introspect_cli.compare.reasons.base import Reason
+    from introspect_cli.records import ModuleInfo
     from introspect_cli.store.reader import Run
 
 _ENV_NOISE = re.compile(
@@ -30,10 +31,24 @@ _ENV_NOISE = re.compile(
 _ENV_STRONG = re.compile(
     r"^(CUDA|CUBLAS|CUDNN|NCCL|OMP|MKL|OPENBLAS|TORCH|PYTORCH|NVIDIA|KMP|GLOO|XLA|ATEN|DNNL|ONEDNN|TRITON|HIP|ROCM)"
 )
+_ENV_NAMES = re.compile(
+    r"^(WANDB|MLFLOW|NEPTUNE|COMET|CLEARML)_"
+    r"|(LOG|OUT|OUTPUT|SAVE|RUN|RESULTS?|EXP|EXPERIMENT)_?(DIR|PATH|NAME|ID|FILE|ROOT|TAG)$|_PORT$"
+)
 _ENV_SEED = re.compile(r"SEED")
 _RUN_NOISE = re.compile(
     r"(^|[.\[' ])(time|started|ended|pid|uptime|load|hostname|output|cwd|tmp|temperature|free_?memory|boot)\b"
 )
+_EXPLAINS_NOTHING = re.compile(
+    r"^-*(o|out|outputs?|results?|logs?|save|name|exp|experiment|run|tag|port|host|date|time|timestamp|verbose|v|quiet|q"
+    r"|((out(put)?|results?|log(s|ging|ger)?|save|run|exp(eriment)?|project|job|group|work|wandb|tensorboard|tb|ckpt"
+    r"|checkpoint|cache|te?mp|model|master|dist|rdzv|report|print|profile)[-_])+"
+    r"(dir(ectory)?|path|file|folder|name|id|tag|group|port|addr|root|to|every|freq|interval|level|mode|steps|entity"
+    r"|project|endpoint)|(log|save|out|result)(dir|file|path))$",
+    re.IGNORECASE,
+)
+"""Options that say where results go and what a run is called."""
+
 _NUMERIC_PACKAGES = re.compile(
     r"^(torch|torchvision|torchaudio|triton|numpy|scipy|numba|nvidia|jax|tensorflow|flash|xformers|transformers|lightning"
     r"|pytorch|accelerate|deepspeed|apex|timm|mkl|intel|bitsandbytes|einops|peft|diffusers|tokenizers|datasets)"
@@ -135,10 +150,14 @@ def _weigh(source: str, name: str, reason: Reason | None, *, rounding: bool) -> 
     if source == "environment":
         if _ENV_NOISE.match(name):
             return 0.0
+        if _ENV_NAMES.search(name):
+            return 0.1
         base = 0.65 if _ENV_STRONG.match(name) else 0.25
         if _ENV_SEED.search(name) and (reason is None or reason.weights.get("seeds", 0.0) > 0.9):
             base = 0.95
         return base
+    if source == "command" and _EXPLAINS_NOTHING.match(name.rpartition(".")[2]):
+        return 0.1
     if source in {"runtime", "hardware", "command"} and _RUN_NOISE.search(name.lower()):
         return 0.0
     if reason is None:
@@ -148,8 +167,10 @@ def _weigh(source: str, name: str, reason: Reason | None, *, rounding: bool) -> 
         if not _NUMERIC_PACKAGES.match(name.lower()):
             return 0.2  # what computes nothing explains nothing
         base += 0.25
-    if rounding and (source in _NUMERICS or source == "environment"):
+    if rounding and (source in _NUMERICS or _ENV_STRONG.match(name)):
         base += 0.2
+    elif rounding and source == "sources":
+        base -= 0.15
     if reason.names is not None and source != "packages" and reason.names.search(name):
         base += 0.1
     return min(base, 1.0)
@@ -191,6 +212,7 @@ def setting_changes(
     hyperparameters: Mapping[str, tuple[str | None, str | None]],
     *,
     rounding: bool = False,
+    blamed: Sequence[ModuleInfo] = (),
 ) -> tuple[SettingChange, ...]:
     """Settings that differ between two runs, the strongest explanation first.
 
@@ -200,6 +222,7 @@ def setting_changes(
         reason: why the runs diverge; None where they do not.
         hyperparameters: name to (value in a, value in b), as recorded at the diverging step.
         rounding: whether the distance is of the size of rounding, which speaks for kernels, not for code.
+        blamed: the module whose code is meant and those around it, the innermost first.
     """
     found: list[SettingChange] = []
     named = set()
@@ -207,15 +230,15 @@ def setting_changes(
         weight = max(_weigh("hyperparameter", name, reason, rounding=rounding), 0.5 if reason is not None else 0.0)
         found.append(SettingChange("hyperparameter", name, one, two, weight >= 0.5, weight))
         named.add(_last(name))
-    for source, name, one, two in _sourced(a, b):
-        if source == "optimizers" and _last(name) in named:
+    for origin, name, one, two in _sourced(a, b):
+        if origin == "optimizers" and _last(name) in named:
             continue
-        weight = _weigh(source, name, reason, rounding=rounding)
+        weight = _weigh(origin, name, reason, rounding=rounding)
         if weight <= 0:
             continue
         found.append(
             SettingChange(
-                source,
+                origin,
                 name,
                 None if one is None else _text(one),
                 None if two is None else _text(two),
@@ -223,18 +246,47 @@ def setting_changes(
                 round(weight, 3),
             )
         )
+    if reason is not None:
+        found = _by_file(found, blamed)
     if reason is not None and all(change.weight < 0.6 for change in found):
         found = _alone(found)
     found.sort(key=lambda change: -change.weight)
     return tuple(found)
 
 
+def _by_file(found: list[SettingChange], blamed: Sequence[ModuleInfo]) -> list[SettingChange]:
+    """The changed file in which the blamed module's class stands before all others; told with the line."""
+    changed = {change.name for change in found if change.source == "sources"}
+    for module in blamed:
+        file, _, line = module.source.rpartition(":")
+        if file in changed:
+            told = f"changed ({module.module_class} is at {file}:{line})"
+            return [
+                replace(change, b=told, weight=0.97)
+                if change.name == file
+                else replace(change, weight=min(change.weight, 0.7))
+                if change.source == "sources"
+                else change
+                for change in found
+            ]
+    return found
+
+
+def rounds_differently(change: SettingChange) -> bool:
+    """Whether a setting changes how results are rounded: hardware, threads, libraries that compute, their flags."""
+    if change.source == "packages":
+        return bool(_NUMERIC_PACKAGES.match(change.name.lower()))
+    if change.source == "environment":
+        return bool(_ENV_STRONG.match(change.name))
+    return change.source in {"hardware", "runtime"}
+
+
 def _alone(found: list[SettingChange]) -> list[SettingChange]:
     """Few environment variables that differ, where nothing better does: then it is probably one of them."""
-    environment = [change for change in found if change.source == "environment"]
+    environment = [change for change in found if change.source == "environment" and change.weight > 0.1]
     if len(environment) > 3:
         return found
-    return [replace(c, weight=0.8, explains=True) if c.source == "environment" else c for c in found]
+    return [replace(c, weight=0.8, explains=True) if c in environment else c for c in found]
 
 
 def _last(name: str) -> str:
@@ -245,8 +297,8 @@ def _last(name: str) -> str:
 
 def describe(change: SettingChange) -> str:
     """A change like a diff: `lr 0.0003 -> 0.001`, `model.py changed`, `--amp, set only in b`."""
-    if change.source == "sources" and change.b == "changed":
-        return f"{change.name} changed"
+    if change.source == "sources" and change.a == "":
+        return f"{change.name} {change.b}"
     only = ", set only in" if change.source in {"command", "environment", "options"} else " only in"
     name = "uncommitted changes" if (change.source, change.name) == ("git", "dirty") else change.name
     if change.a is None:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from introspect_cli.compare.join.sites import PHASES
 from introspect_cli.compare.reasons.base import Cause, Reason, Scene
+from introspect_cli.compare.reasons.evidence import Known, although, backward_before
 from introspect_cli.compare.reasons.facts import FORWARD, Facts, owner_of
 from introspect_cli.compare.reasons.hyperparameters import has_parameter
 from introspect_cli.compare.reasons.words import often, what
@@ -61,8 +64,9 @@ def _operator(scene: Scene, side: str, other: str) -> str:
 
 
 def _tied(scene: Scene, side: str, other: str) -> str:
-    target = _tied_to(scene.modules[0] if other == "a" else scene.modules[1], scene.site.fqn)
-    if not target:
+    trees = {"a": scene.modules[0], "b": scene.modules[1]}
+    target = _tied_to(trees[other], scene.site.fqn)
+    if not target or target == _tied_to(trees[side], scene.site.fqn):
         return ""
     return f"the parameter {scene.site.fqn} exists only in {side}; in {other} it is tied to {target}."
 
@@ -133,6 +137,20 @@ def _calls(scene: Scene, side: str, _other: str) -> str:
 def _gradient(scene: Scene, side: str, other: str) -> str:
     if scene.site.kind not in {Kind.GRAD, Kind.GRAD_INPUT, Kind.GRAD_OUTPUT}:
         return ""
+    if scene.site.kind is Kind.GRAD:
+        order = scene.optimizers
+        if order[0] != order[1] and sorted(order[0]) == sorted(order[1]):
+            return (
+                f"only {side} has {what(scene.site)}, as the optimizer sees it: the optimizers step in a different "
+                f"order ({', '.join(order[0])} in a; {', '.join(order[1])} in b)."
+            )
+        backward = backward_before(scene.facts, np.inf, "the backward pass")
+        if backward.known in {Known.EQUAL, Known.WITHIN}:
+            return (
+                f"only {side} has {what(scene.site)}, as the optimizer sees it{although([backward])}: in {other} it "
+                "was cleared between the backward pass and the optimizer step (zero_grad), or the parameter was replaced "
+                "in the model after the optimizer was built."
+            )
     ways = "frozen, detached, under no_grad, not part of the loss"
     if scene.site.kind is Kind.GRAD:
         ways += ", or replaced in the model after the optimizer was built"
@@ -163,8 +181,8 @@ def _else(scene: Scene, side: str, _other: str) -> str:
 
 _LOOKS = (
     _operator,
-    _tied,
     _not_optimized,
+    _tied,
     _losses,
     _no_forward,
     _idle,

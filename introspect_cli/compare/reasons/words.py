@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from introspect_cli.compare.join.distance import RESOLUTION, rounding
+from introspect_cli.compare.join.distance import rounding
+from introspect_cli.compare.result import RESOLUTION
 from introspect_cli.records import Kind, Phase, Site, Status
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def far(divergence: Divergence) -> str:
         if one != two:
             parts.append(f"{one:.0f} {word} against {two:.0f}")
     if rel is not None and Status.VALUE not in (a.status, b.status):
-        computed = divergence.site.kind in _COMPUTED
+        computed = divergence.coarse and divergence.site.kind in _COMPUTED
         parts.append(amount(rel, a.layout.dtype, b.layout.dtype, coarser=computed))
     return ", ".join(parts)
 
