@@ -233,7 +233,7 @@ def _attributes(scene: Scene) -> list[str]:
         return []
     a, b = dict(one.attributes), dict(two.attributes)
     modes = {"True": "train mode", "False": "eval mode"}
-    told = []
+    told: list[str] = []
     for name in dict.fromkeys([*a, *b]):
         if a.get(name) == b.get(name):
             continue

@@ -148,8 +148,8 @@ def _gradient(scene: Scene, side: str, other: str) -> str:
         if backward.known in {Known.EQUAL, Known.WITHIN}:
             return (
                 f"only {side} has {what(scene.site)}, as the optimizer sees it{although([backward])}: in {other} it "
-                "was cleared between the backward pass and the optimizer step (zero_grad), or the parameter was replaced "
-                "in the model after the optimizer was built."
+                "was cleared between the backward pass and the optimizer step (zero_grad), or the parameter was "
+                "replaced in the model after the optimizer was built."
             )
     ways = "frozen, detached, under no_grad, not part of the loss"
     if scene.site.kind is Kind.GRAD:
