@@ -11,6 +11,7 @@ from introspect_cli.compare.join.sites import KINDS, PHASES
 from introspect_cli.compare.reasons.base import Cause, Reason, Scene
 from introspect_cli.compare.reasons.evidence import (
     Evidence,
+    Known,
     although,
     inputs_of,
     is_random,
@@ -206,9 +207,10 @@ def _inside(scene: Scene) -> str:
     changed = _attributes(scene)
     if changed:
         return f"The cause is inside this module: {'; '.join(changed[:3])}.{scene.rounding_words()}"
-    causes = ["its code", "options", "train/eval mode"]
-    causes += ["kernel"] if _DRAWS_NOTHING.match(scene.first.module_class) else ["random numbers", "kernel"]
-    text = f"The cause is inside this module: {', '.join(causes[:-1])} or {causes[-1]}"
+    text = "The cause is inside this module: its code, options, train/eval mode or kernel"
+    known = [found for found in scene.cause.evidence if is_random(found) and found.known is Known.EQUAL]
+    if not _DRAWS_NOTHING.match(scene.first.module_class) and not any(e.name == "the random state" for e in known):
+        text += "; or, if it draws random numbers, others were drawn before it in this step"
     if scene.steps_before and any(found.name == "its parameters" for found in scene.cause.evidence):
         text += "; or its parameters changed after they were recorded (.data, numpy)"
     return f"{text}.{scene.rounding_words()}"
