@@ -14,8 +14,6 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, ClassVar
 
-import numpy as np
-
 from introspect_cli.compare import reasons as folder
 from introspect_cli.compare.join.distance import ROUNDING
 from introspect_cli.compare.join.rows import StepPair, match
@@ -243,11 +241,11 @@ class Scene:
         return int(earlier[-1]) if len(earlier) else None
 
     @cached_property
-    def agreeing_before(self) -> int:
-        """Records of this step that come before it and agree."""
+    def agreeing_before(self) -> tuple[int, int]:
+        """How many records of this step that come before it are equal, and how many within tolerance."""
         facts = self.facts
         earlier = facts.state[facts.order < self.first.sequence]
-        return int(np.isin(earlier, (EQUAL, WITHIN)).sum())
+        return int((earlier == EQUAL).sum()), int((earlier == WITHIN).sum())
 
     @cached_property
     def hyperparameters(self) -> Told:
@@ -313,8 +311,10 @@ class Scene:
             last = "all steps before agree" if self.steps_before > 1 else "the step before agrees"
             how = " within tolerance" if self.tolerated else " in what was selected" if self.narrowed else " entirely"
             found.append(f"{self.steps_before} compared step{'s' * (self.steps_before > 1)}: {last}{how}.")
-        if self.agreeing_before:
-            found.append(f"{self.agreeing_before} records before it in step {self.first.step} agree.")
+        equal, within = self.agreeing_before
+        if equal or within:
+            some = f" and {within} within tolerance" if within else ""
+            found.append(f"{equal} records before it in step {self.first.step} are equal{some}.")
         if self.tolerated:
             found.append(f"The first difference that was let pass is {self.tolerated}.")
         found += lines(self.cause.evidence)

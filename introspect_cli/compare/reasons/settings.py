@@ -11,13 +11,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from introspect_cli.compare.reasons.hyperparameters import optimizer_changes
 from introspect_cli.compare.result import SettingChange
 
 if TYPE_CHECKING:
-    from introspect_cli.compare.reasons.base import Reason
     from introspect_cli.records import ModuleInfo
     from introspect_cli.store.reader import Run
 
@@ -71,6 +70,13 @@ _WEIGHTS = {
 
 _NUMERICS = frozenset({"runtime", "packages", "hardware"})
 _GIT = frozenset({"commit", "dirty"})
+
+
+class Explained(Protocol):
+    """What a reason says of the settings that explain it."""
+
+    weights: ClassVar[Mapping[str, float]]
+    names: re.Pattern[str] | None
 
 
 def _text(value: Any) -> str:
@@ -145,7 +151,7 @@ def _argv(settings: Mapping[str, Any], manifest: Mapping[str, Any]) -> list[str]
     return [str(word) for word in argv] if isinstance(argv, (list, tuple)) else []
 
 
-def _weigh(source: str, name: str, reason: Reason | None, *, rounding: bool) -> float:
+def _weigh(source: str, name: str, reason: Explained | None, *, rounding: bool) -> float:
     """How well a change explains a divergence, 0 to 1; 0 is noise that is not shown."""
     if source == "environment":
         if _ENV_NOISE.match(name):
@@ -208,7 +214,7 @@ def _sourced(a: Run, b: Run) -> Iterator[tuple[Any, ...]]:
 def setting_changes(
     a: Run,
     b: Run,
-    reason: Reason | None,
+    reason: Explained | None,
     hyperparameters: Mapping[str, tuple[str | None, str | None]],
     *,
     rounding: bool = False,
