@@ -19,12 +19,25 @@ HIDDEN = ("correct-horse-battery", "Ada-of-Ockham", TOKEN, "hunter2hunter2", "sw
 SCRIPT = """
 import sys, torch
 torch.manual_seed(0)
-net = torch.nn.Linear(2, 1)
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = torch.nn.Linear(2, 1)
+        self.api_key = "swordfish-swordfish"
+
+    def forward(self, x, token="", options=None):
+        return self.inner(x)
+
+net = Net()
 optimizer = torch.optim.SGD(net.parameters(), lr=float(sys.argv[1]))
-for _ in range(2):
-    net(torch.ones(1, 2)).sum().backward()
+optimizer.param_groups[0]["api_key"] = "hunter2hunter2"
+rows = [{"x": torch.ones(2), "password": "swordfish-swordfish"}] * 2
+for batch in torch.utils.data.DataLoader(rows, batch_size=1):
+    net(batch["x"], token="hunter2hunter2", options={"auth": {"user": "swordfish-swordfish"}}).sum().backward()
     optimizer.step()
-raise RuntimeError("no answer from https://me:hunter2hunter2@host/x, asked with " + sys.argv[-1])
+raise RuntimeError(
+    "no answer from https://me:hunter2hunter2@host/x, password=swordfish-swordfish, asked with " + sys.argv[-1]
+)
 """
 
 
@@ -35,6 +48,8 @@ def runs(tmp_path_factory):
     (folder / "train.py").write_text(SCRIPT)
     for words in (["init", "-q"], ["remote", "add", "origin", "https://me:hunter2hunter2@git.host/x.git"]):
         subprocess.run(["git", *words], cwd=folder, check=True)
+    who = ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-q", "--allow-empty", "-m", f"Use {TOKEN} for now"]
+    subprocess.run(["git", *who], cwd=folder, check=True)
     env = os.environ | dict(SECRETS.values())
     for name, rate in (("a", "0.1"), ("b", "0.2")):
         command = [sys.executable, "-m", "introspect_cli", "capture", "-o", name, "--redact", "CUSTOMER_*", "train.py"]

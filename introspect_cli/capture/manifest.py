@@ -58,10 +58,10 @@ def closing(options: CaptureOptions, guard: Guard, probes: Probes | None, ending
         "how": ending.how,
         "exception": redact.looks(ending.exception),
         "observed": sorted(kind.value for kind in options.record),
-        "not_observed": guard.sentences,
-        "notes": probes.notes if probes is not None else [],
+        "not_observed": redact.nested(guard.sentences),
+        "notes": redact.nested(probes.notes) if probes is not None else [],
         "children": probes.children.started if probes is not None else [],
-        "failures": guard.details,
+        "failures": redact.nested(guard.details),
         "steps": steps,
         # What comes after the last optimizer step is in the store as one more step, and is none.
         "remainder": probes is not None and probes.recorder.steps_written > steps,
@@ -103,7 +103,9 @@ class Documents:
         """
         changed = list(probes.new_settings())
         for name, document in changed:
-            self._store.write_settings(name, document)
+            # Under `nested` are names of values and of classes, and no values.
+            own = document if name == "nested" else redact.nested(document, self._options.redact)
+            self._store.write_settings(name, own)
         if changed and self._options.source:
             self._write_sources()
 

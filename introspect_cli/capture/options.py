@@ -110,6 +110,15 @@ class CaptureOptions:
         ),
     )
     force: bool = field(default=False, metadata=_option(RUN, "Replace an existing run.", "--force", in_manifest=False))
+    durable: bool = field(
+        default=False,
+        metadata=_option(
+            RUN,
+            "Force each step to disk (fsync), so that a power cut loses none [default: a kill loses none].",
+            "--durable",
+            in_manifest=False,
+        ),
+    )
     quiet: bool = field(
         default=False, metadata=_option(RUN, "Say nothing but errors.", "-q", "--quiet", in_manifest=False)
     )

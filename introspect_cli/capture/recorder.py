@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from introspect_cli.capture.environment.redact import is_secret_path, plain
 from introspect_cli.errors import StoreError
 from introspect_cli.records import Given, Site, SiteInfo
 from introspect_cli.selection import selects
@@ -99,6 +100,7 @@ class Recorder:
         self.only: frozenset[Site] | None = None  # sites that may be recorded; all where None
         self._ids: dict[Site, int] = {}
         self._sites: list[tuple[Site, SiteInfo, bool]] = []
+        self._secret: set[int] = set()  # sites whose path says that their values are nobody's business
         self._rows: list[int] = []
         self._slots: list[int] = []
         self._times: dict[int, int] = {}
@@ -122,6 +124,8 @@ class Recorder:
             save = selects(site.fqn, self._save_tensors)
             self._sites.append((site, info, save))
             self._ids[site] = number
+            if is_secret_path(site.path):
+                self._secret.add(number)
             return number
 
     def tensor(self, site: int, value: torch.Tensor, given: Given | None = None) -> int:
@@ -165,7 +169,7 @@ class Recorder:
     def value(self, site: int, value: object) -> None:
         """Record a plain value: a number, a string, a flag."""
         with self._lock:
-            self._note(site, self.summarizer.value(value))
+            self._note(site, self.summarizer.value(plain(value, secret=site in self._secret)))
 
     def missing(self, site: int, reason: str) -> None:
         """Record that a site is there and could not be seen."""

@@ -71,7 +71,7 @@ class Session:
         self.target = target
         self.rank = distributed_rank()[0]
         self.path = run_directory(target, options.output)
-        self._store = StoreWriter.create(self.path, force=options.force)
+        self._store = StoreWriter.create(self.path, force=options.force, durable=options.durable)
         self._guard = Guard(self._warn)
         self._progress = Progress(quiet=options.quiet)
         self._probes: Probes | None = None

@@ -1,30 +1,147 @@
-"""Keep secrets out of a store: values whose name or looks say that they are nobody else's business."""
+"""Keep secrets out of a store: one rule for every text that a run keeps of its surroundings.
+
+What a script is given, sets or raises may hold what is nobody else's business. A value is secret where its name says
+so (`--api-key`, `password=...`, a batch's `['token']`), or where it looks like a credential: a token with a known
+prefix, a password in a URL, what follows `Authorization:`. The value is replaced, the name stays, so that a diff can
+still say which setting there is. Names that only sound alike (`max_tokens`, `tokenizer`, `author`) are none.
+"""
 
 from __future__ import annotations
 
 import fnmatch
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from introspect_cli.store.files import REDACTED
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+_ALIKE = re.compile(
+    r"(?i)(tokeni[sz]|tokens|n_token|token_?(?:id|type|len|count|num|size|dim|drop|embed|idx|index|level|mix|pos)"
+    r"|(?:num|max|min|pad|eos|bos|unk|sep|cls|mask|special|image|end|start|per|first|last)_?token|author(?!iz)|secretary)"
+)
+_STRICT = r"secret|passw|passphrase|pwd|(?:api|access|private|account)[ _-]?key|credential|auth[ _-]?token"
+_STRICT_NAME = re.compile(rf"(?i)({_STRICT})")
 _SECRET_NAME = re.compile(
-    r"(?i)(secret|token|passw|pwd$|passphrase|api_?key|apikey|access_?key|private|credential|auth|cookie|session"
-    r"|signature|_key$|^key$|dsn$|connection_?string|webhook)"
+    rf"(?i)({_STRICT}|token|private|auth|cookie|session|signature|_key$|^key$|^sig$|dsn$|connection_?string|webhook)"
 )
-_SECRET_VALUE = re.compile(
-    r"(AKIA[0-9A-Z]{16}"
+
+_TOKENS = re.compile(
+    r"(?<![A-Za-z0-9])("
+    r"A(?:KIA|SIA|ROA|IDA)[0-9A-Z]{16}"  # AWS
     r"|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}"
-    r"|hf_[A-Za-z0-9]{20,}|sk-[A-Za-z0-9_-]{16,}|xox[abprs]-[A-Za-z0-9-]{10,}|glpat-[\w-]{16,}"
-    r"|eyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]*"
-    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----"
-    r"|\b[0-9a-fA-F]{40}\b|\bAIza[\w-]{30,})"
+    r"|hf_[A-Za-z0-9]{20,}|api_org_[A-Za-z0-9]{20,}"  # Hugging Face
+    r"|[srp]k-[A-Za-z0-9_-]{16,}|[srp]k_(?:live|test)_[A-Za-z0-9]{16,}|whsec_[A-Za-z0-9+/=]{16,}"
+    r"|xox[abeoprs]-[A-Za-z0-9-]{10,}|xapp-[A-Za-z0-9-]{10,}"  # Slack
+    r"|gl(?:pat|dt|rt|ptt|cbt|soat)-[\w-]{16,}"  # GitLab
+    r"|(?:npm|dckr_pat|dop_v1|doo_v1|sbp|nvapi|ntn|lin_api|shp(?:at|ca|pa|ss)|gsk|r8|pul|fo1|figd|sntrys|secret|tvly)"
+    r"[_-][A-Za-z0-9_-]{20,}"
+    r"|pypi-[A-Za-z0-9_-]{20,}|xai-[A-Za-z0-9]{20,}|dapi[0-9a-f]{32}|dp\.(?:pt|st|ct)\.[A-Za-z0-9]{20,}"
+    r"|hv[sb]\.[A-Za-z0-9_-]{20,}|SG\.[\w-]{16,}\.[\w-]{16,}|SK[0-9a-f]{32}|key-[0-9a-z]{32}|ya29\.[\w-]{20,}"
+    r"|AIza[\w-]{30,}|GOCSPX-[\w-]{20,}|ATATT[\w=-]{20,}|PMAK-[\w-]{20,}|NRAK-[A-Z0-9]{20,}|sq0[a-z]{3}-[\w-]{20,}"
+    r"|\d{8,10}:AA[\w-]{30,}|EAAC[A-Za-z0-9]{20,}|AGE-SECRET-KEY-1[0-9A-Z]{20,}|T3BlbkFJ\w{10,}"
+    r"|eyJ[\w-]{8,}\.eyJ[\w-]{8,}(?:\.[\w-]*)?"  # JSON web tokens
+    r"|[0-9a-fA-F]{40}(?![0-9A-Za-z])"
+    r")"
 )
-_URL_PASSWORD = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*://)[^/\s:@]*:[^/\s@]+@")
+_PRIVATE_KEY = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----.*?(?:-----END [A-Z ]*-----|\Z)", re.DOTALL)
+_WEBHOOK = re.compile(
+    r"(https://(?:hooks\.slack\.com/(?:services|workflows)|discord(?:app)?\.com/api/webhooks)/)[\w/-]+"
+)
+_URL_USER = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*://)(?:[^/\s:@'\"]*:[^\s/'\"]*|[^/\s:@'\"]{16,})@")
+_HEADER = re.compile(
+    r"(?i)((?:proxy-)?authorization['\"]?\s*[:=,]\s*['\"]?(?:(?:bearer|basic|token|digest|negotiate|apikey)\s+)?"
+    r"|\bbearer\s+)(?=[^\s'\"])[^\s'\",;]{6,}"
+)
+_COOKIE = re.compile(r"(?i)((?:set-)?cookie['\"]?\s*[:=]\s*)[^\n]+")
+_PAIR = re.compile(
+    r"(?P<name>[\w.-]*(?:token|sig|signature|webhook|dsn|" + _STRICT + r")[\w-]*['\"]?)"
+    r"(?P<sign>\s*(?:=>?|:(?!//)|\bis\b(?!\s+(?:not|missing|required|invalid|wrong|empty|expired|set|unset)\b))\s*)"
+    r"(?P<value>b?\"[^\"]*\"|b?'[^']*'|[^\s,;&)\]}'\"]+)",
+    re.IGNORECASE,
+)
+_AFTER_OPTION = re.compile(
+    rf"(?P<name>--?[\w-]*(?:token|webhook|{_STRICT})[\w-]*)(?P<sign>\s+)(?P<value>[^\s-]\S*)", re.IGNORECASE
+)
+_NUMBER = re.compile(r"[+-]?\d*\.?\d+(?:e[+-]?\d+)?", re.IGNORECASE)
+_FLAG = re.compile(r"true|false|none|null", re.IGNORECASE)
+_KEY = re.compile(r"\['((?:[^'\\]|\\.)*)'\]|\[\"((?:[^\"\\]|\\.)*)\"\]|\.(\w+)")
 _OPTION = re.compile(r"^--?([A-Za-z][\w.-]*)(=(.*))?$", re.DOTALL)
+
+
+def is_secret_name(name: str, patterns: tuple[str, ...] = ()) -> bool:
+    """Whether a name says that its value is secret: usual ones, or one that a glob of the user's matches."""
+    plain = name.replace("-", "_")
+    if any(fnmatch.fnmatchcase(name.lower(), glob.lower()) for glob in patterns):
+        return True
+    return bool(_STRICT_NAME.search(plain) or _SECRET_NAME.search(_ALIKE.sub("", plain)))
+
+
+def is_secret_path(path: str) -> bool:
+    """Whether a value's path goes through a key that says so, such as `['auth']['user']`."""
+    return any(is_secret_name(next(filter(None, keys), "")) for keys in _KEY.findall(path))
+
+
+def value(name: str, text: str, patterns: tuple[str, ...] = ()) -> str:
+    """A named value, replaced where its name or its looks are those of a secret."""
+    return REDACTED if is_secret_name(name, patterns) else looks(text)
+
+
+def plain(found: object, *, secret: bool) -> object:
+    """A plain value that a script handed on, replaced where it is secret; numbers and flags are none by their looks."""
+    if found is None or isinstance(found, bool):
+        return found
+    if secret:
+        return REDACTED
+    if isinstance(found, str):
+        return looks(found)
+    if type(found) in (bytes, set, frozenset):
+        text = repr(found)
+        return found if looks(text) == text else REDACTED
+    return found
+
+
+def looks(text: str) -> str:
+    """Text with whatever looks like a credential replaced, and what stands behind a name that says so."""
+    text = _PRIVATE_KEY.sub(REDACTED, text)
+    text = _WEBHOOK.sub(rf"\g<1>{REDACTED}", text)
+    text = _URL_USER.sub(rf"\g<1>{REDACTED}@", text)
+    text = _HEADER.sub(rf"\g<1>{REDACTED}", text)
+    text = _COOKIE.sub(rf"\g<1>{REDACTED}", text)
+    text = _TOKENS.sub(REDACTED, text)
+    return _AFTER_OPTION.sub(_paired, _PAIR.sub(_paired, text))
+
+
+def _paired(found: re.Match[str]) -> str:
+    """A name and its value, the value replaced unless the name only sounds alike or the value is no text."""
+    name, shown = found["name"], found["value"]
+    strict = _STRICT_NAME.search(name) is not None
+    harmless = _FLAG.fullmatch(shown) or (_NUMBER.fullmatch(shown) and not strict)
+    if REDACTED in shown or harmless or not is_secret_name(name.strip("'\"")):
+        return found[0]
+    return f"{name}{found['sign']}{REDACTED}"
+
+
+def nested(found: Any, patterns: tuple[str, ...] = ()) -> Any:
+    """Plain data with secrets replaced: what is under a key that says so, and texts by their looks."""
+    if isinstance(found, dict):
+        return {
+            key: _under(item) if isinstance(key, str) and is_secret_name(key, patterns) else nested(item, patterns)
+            for key, item in found.items()
+        }
+    if isinstance(found, (list, tuple)):
+        return [nested(item, patterns) for item in found]
+    return looks(found) if isinstance(found, str) else found
+
+
+def _under(found: Any) -> Any:
+    """What is under a secret key: the same form without its values."""
+    if isinstance(found, dict):
+        return {key: _under(item) for key, item in found.items()}
+    if isinstance(found, (list, tuple)):
+        return [_under(item) for item in found]
+    return found if found is None or isinstance(found, bool) else REDACTED
 
 
 def environment(variables: Mapping[str, str], patterns: Iterable[str] = ()) -> dict[str, str]:
@@ -36,19 +153,6 @@ def environment(variables: Mapping[str, str], patterns: Iterable[str] = ()) -> d
     """
     globs = tuple(patterns)
     return {name: value(name, text, globs) for name, text in sorted(variables.items())}
-
-
-def value(name: str, text: str, patterns: tuple[str, ...] = ()) -> str:
-    """A named value, replaced where its name or its looks are those of a secret."""
-    plain = name.replace("-", "_")
-    if _SECRET_NAME.search(plain) or any(fnmatch.fnmatchcase(name.lower(), glob.lower()) for glob in patterns):
-        return REDACTED
-    return looks(text)
-
-
-def looks(text: str) -> str:
-    """Text with whatever looks like a token replaced, and passwords in URLs."""
-    return _SECRET_VALUE.sub(REDACTED, _URL_PASSWORD.sub(rf"\1{REDACTED}@", text))
 
 
 def arguments(argv: Iterable[str], patterns: tuple[str, ...] = ()) -> list[str]:
@@ -63,7 +167,7 @@ def arguments(argv: Iterable[str], patterns: tuple[str, ...] = ()) -> list[str]:
             continue
         secret_next = False
         if option is not None:
-            is_secret = value(option.group(1), "", patterns) == REDACTED
+            is_secret = is_secret_name(option.group(1), patterns)
             if is_secret and option.group(2):
                 shown.append(f"{argument.partition('=')[0]}={REDACTED}")
                 continue
