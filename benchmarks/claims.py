@@ -24,16 +24,18 @@ if TYPE_CHECKING:
 _CAUSES = frozenset({Kind.RNG, *SETTING_KINDS})
 """Kinds that explain a divergence; a difference in one alone is none."""
 
-_ENDS = re.compile(r"[.;:](?:\s|$)|\b(?:while|though|although|but|whereas)\b|,\s+(?:and|it|so)\s+(?=\w+ (?:is|are)\b)")
-_EQUAL = re.compile(
-    r"\b(?:equal(?:ly)?|agrees?|identical|unchanged|match(?:es)?|bit for bit|the same)\b", re.IGNORECASE
+_ENDS = re.compile(
+    r"[.;:](?:\s|$)|\((?!relative)|\b(?:while|though|although|but|whereas)\b|,\s+(?:and|it|so)\s+(?=\w+ (?:is|are)\b)"
 )
+_EQUAL = re.compile(r"\b(?:equal(?:ly)?|agrees?|identical|unchanged|match(?:es)?|bit for bit)\b", re.IGNORECASE)
 _UNSEEN = re.compile(
     r"\b(?:not|nor|never|nothing|no one|none|neither|cannot|unless|if|within tolerance|only|differs?)\b|n't\b",
     re.IGNORECASE,
 )
 _STEP = re.compile(r"\bsteps? (\d+)(?: of [ab])?\b")
-_LEFT_OUT = re.compile(r"not (?:\w+ )?recorded|between|left out|not captured|no record", re.IGNORECASE)
+_LEFT_OUT = re.compile(
+    r"not (?:\w+ )?recorded|cannot be compared|between|left out|not captured|no record", re.IGNORECASE
+)
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,11 @@ class Books:
             pairs = [Pair(step, site, one.get(site), two.get(site)) for site in {**one, **two}]
             self._tables[step] = sorted(pairs, key=lambda pair: pair.order)
         return self._tables[step]
+
+    def has(self, kinds: Iterable[Kind]) -> bool:
+        """Whether both runs have records of each of these kinds, and of nothing less."""
+        found = {pair.site.kind for step in self.steps for pair in self.pairs(step) if pair.seen}
+        return found.issuperset(kinds)
 
     def differing(self) -> Iterator[Pair]:
         """Selected values that both runs saw and that differ, causes left out, the earliest first."""
@@ -235,14 +242,14 @@ def _seen(text: str, books: Books) -> Iterator[str]:
         if said is None or _STEP.search(clause):
             continue
         for word, kinds in _KIND_WORDS:
-            if re.search(word, said[1], re.IGNORECASE) and all(kind.value in books.observed for kind in kinds):
+            if re.search(rf"(?<!its ){word}", said[1], re.IGNORECASE) and books.has(kinds):
                 yield f"said not to be recorded, and it was: {clause.strip()!r}"
 
 
 _KIND_WORDS = (
     (r"\bbatch(?:es)?\b", (Kind.BATCH,)),
     (r"\binputs?\b", (Kind.INPUT,)),
-    (r"\boutputs?\b", (Kind.OUTPUT,)),
+    (r"\boutputs?\b(?! of the modules inside)", (Kind.OUTPUT,)),
     (r"\bloss\b", (Kind.LOSS,)),
     (r"\brandom states?\b", (Kind.RNG,)),
     (r"\bparameters?\b", (Kind.PARAM,)),
@@ -302,8 +309,10 @@ def _state(kind: Kind) -> Look:
 
     def look(claim: Claim) -> list[Pair]:
         first, books = claim.first, claim.books
-        named = re.findall(r"\b\w+(?:\.\w+)+\b", claim.clause)
-        module = next((name for name in named if name in first["fqn"] or first["fqn"] in name), first["fqn"])
+        own = first["fqn"]
+        around = [own[: match.start()] for match in re.finditer(r"\.", own)]
+        said = re.findall(r"[\w.#]+\w", claim.clause)
+        module = next((name for name in (own, *reversed(around)) if name in said), own)
         latest: dict[str, Pair] = {}
         for step in (first["step"] - 1, first["step"]):
             pairs = books.pairs(step) if step in books.steps else []
@@ -351,7 +360,7 @@ def _steps_before(claim: Claim) -> list[Pair]:
 
 
 def _records_before(claim: Claim) -> list[Pair]:
-    pairs = claim.earlier(*(kind for kind in Kind if kind not in SETTING_KINDS))
+    pairs = claim.earlier(*Kind)
     counted = re.search(r"\b(\d[\d,]*) (?:other )?records?\b", claim.clause)
     if counted is None:
         return [pair for pair in pairs if claim.books.wanted(claim.first["step"], pair.site)]

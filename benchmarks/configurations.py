@@ -10,13 +10,13 @@ order of what is recorded is captured for real.
 from __future__ import annotations
 
 import dataclasses
-import fnmatch
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from introspect_cli.records import SETTING_KINDS, Kind
+from introspect_cli.selection import Schedule, selects
 from introspect_cli.store.reader import open_run
 from introspect_cli.store.writer import StoreWriter
 
@@ -93,7 +93,9 @@ CONFIGURATIONS: tuple[Configuration, ...] = (
     Configuration("lean-a", a=Reduction(record=LEAN)),
     Configuration("modules-b", b=Reduction(modules=("*.0", "*.0.*"))),
     Configuration("diff-kinds", diff={"kinds": frozenset({Kind.OUTPUT, Kind.LOSS})}),
-    Configuration("diff-steps", diff={"steps": ((1, None, 1),)}),
+    Configuration("diff-grads", diff={"kinds": frozenset({Kind.GRAD, Kind.PARAM})}),
+    Configuration("diff-modules", diff={"modules": ("*.0",)}),
+    Configuration("diff-steps", diff={"steps": Schedule.parse("1:")}),
     Configuration("rtol-1e-5", diff={"rtol": 1e-5}),
     Configuration("rtol-1e-2", diff={"rtol": 1e-2}),
     Configuration("every-3", capture=("--every", "3")),
@@ -113,10 +115,7 @@ CONFIGURATIONS: tuple[Configuration, ...] = (
 
 
 def reduce(source: Path, target: Path, reduction: Reduction) -> Path:
-    """Write the run that a capture with the reduction's options would have left.
-
-    Sites, layouts and modules keep their numbers, and are there although no record may name them.
-    """
+    """Write the run that a capture with the reduction's options would have left, sites numbered anew."""
     with open_run(source) as run, StoreWriter.create(target, force=True) as store:
         for number in run.ranks:
             reader = run.rank(number)
@@ -124,14 +123,15 @@ def reduce(source: Path, target: Path, reduction: Reduction) -> Path:
             rank = store.rank(number, stats=reduction.measured, sketch=reduction.measured)
             for layout in reader.layouts:
                 rank.layout(layout)
-            for site, info in reader.sites:
-                rank.site(site, info)
+            named = list(reader.sites)
+            number_of = np.zeros(len(kept), np.uint32)
+            number_of[kept] = [rank.site(*named[old]) for old in np.flatnonzero(kept)]
             rank.modules(getattr(reader, "module_rows", reader.modules))
             for entry in reader.steps:
                 batch = reader.read(entry.step)
                 rows = _rows(batch, np.flatnonzero(kept[batch.site]), measured=reduction.measured)
                 if len(rows):
-                    rank.append(entry.step, rows)
+                    rank.append(entry.step, dataclasses.replace(rows, site=number_of[rows.site]))
         calls = not reduction.modules and (not reduction.record or not {"input", "output"}.isdisjoint(reduction.record))
         for name, value in run.settings.items():
             if name != "nested" or calls:  # how inputs and outputs nest is told by who records them
@@ -147,12 +147,7 @@ def _kept(site: Any, reduction: Reduction) -> bool:
         return False
     if not reduction.modules or site.kind not in CALL_KINDS | TENSOR_KINDS:
         return True
-    owner = site.fqn.rpartition(".")[0] if site.kind in TENSOR_KINDS else site.fqn
-    return any(_matches(owner, glob) for glob in reduction.modules)
-
-
-def _matches(fqn: str, glob: str) -> bool:
-    return fnmatch.fnmatchcase(fqn, glob) or fnmatch.fnmatchcase(fqn.partition(".")[2], glob)
+    return selects(site.fqn, reduction.modules)
 
 
 def _rows(batch: Any, rows: Any, *, measured: bool) -> Any:

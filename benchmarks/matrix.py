@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-    from introspect_cli.records import Site
-
 PLACE = ("phase", "kind", "fqn")
 OUTCOMES = ("right", "first seen", "silent", "wrong", "cannot run")
 
@@ -71,7 +69,9 @@ def judge(case: Case, configuration: Configuration, captures: Captures) -> Cell:
             return Cell("silent", (), str(error))
         first = answer["first"]
         offset = first["step"] - first.get("step_b", first["step"]) if first else 0
-        books = Books(one, two, offset, lambda step, site: _wanted(options, step, site))
+        books = Books(
+            one, two, offset, lambda step, site: options.wants_step(step) and options.wants(site.kind, site.fqn)
+        )
         return _cell(case, configuration, answer, books)
 
 
@@ -95,10 +95,6 @@ def _checkpoint(script: str, captures: Captures) -> Path:
         subprocess.run(command, check=True, capture_output=True, timeout=120)
 
     return captures.made(f"{script}.checkpoint", train)
-
-
-def _wanted(options: DiffOptions, step: int, site: Site) -> bool:
-    return options.wants_step(step) and (not options.kinds or site.kind in options.kinds)
 
 
 def _cell(case: Case, configuration: Configuration, answer: dict[str, Any], books: Books) -> Cell:

@@ -50,6 +50,12 @@ def observed_kinds(manifest: dict[str, Any]) -> frozenset[str]:
     return frozenset(str(kind) for kind in record) if isinstance(record, (list, tuple)) else frozenset()
 
 
+def chooses_modules(manifest: dict[str, Any]) -> bool:
+    """Whether a capture was told to leave modules out."""
+    options = _options(manifest)
+    return any(options.get(name) not in (None, []) for name in _FILTERS)
+
+
 def failed(manifest: dict[str, Any]) -> bool:
     """Whether part of the capture itself failed, so that the run lacks what it would have recorded."""
     return bool(manifest.get("failures"))

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _START = frozenset({Phase.START})
 _AFTER = frozenset({Phase.OPTIMIZER})
 _TENSOR_KINDS = {Kind.PARAM: "parameters", Kind.BUFFER: "buffers"}
+GRADIENT = "its gradient"
 PASSES = frozenset({Phase.DATA, Phase.FORWARD, Phase.LOSS, Phase.BACKWARD})
 
 
@@ -156,13 +157,28 @@ def inputs_of(facts: Facts, site: Site, name: str = "its inputs") -> Evidence | 
 def outputs_before(facts: Facts, order: float) -> Evidence:
     """The outputs of all modules that ran before a place of the sequence."""
     known = known_of(facts, facts.unions(Kind.OUTPUT, FORWARD), order)
+    if _left_out(facts, known, order):
+        return _LEFT_OUT
     return Evidence("every module output recorded before it", known, needed=True, plural=False)
 
 
 def forward_pass(facts: Facts) -> Evidence:
     """The forward pass of the step."""
     unions = np.concatenate([facts.unions(kind, FORWARD) for kind in (Kind.INPUT, Kind.OUTPUT)])
-    return Evidence("the forward pass", known_of(facts, unions), needed=True, plural=False)
+    known = known_of(facts, unions)
+    return _LEFT_OUT if _left_out(facts, known) else Evidence("the forward pass", known, needed=True, plural=False)
+
+
+_LEFT_OUT = Evidence("the modules that a capture was told to leave out", Known.UNSEEN, needed=True)
+
+
+def _left_out(facts: Facts, known: Known, order: float = np.inf) -> bool:
+    """Whether what modules gave is equal as far as it is on record, and a capture chose modules and not the model."""
+    if known not in {Known.EQUAL, Known.WITHIN} or not facts.modules_chosen:
+        return False
+    outputs = facts.unions(Kind.OUTPUT, FORWARD)
+    roots = [union for union in outputs if not owner_of(facts.alignment.fqn[union]) and facts.order[union] < order]
+    return known_of(facts, roots) is Known.UNSEEN
 
 
 def loss_of(facts: Facts) -> list[Evidence]:
@@ -279,5 +295,5 @@ def state_before(facts: Facts, site: Site) -> list[Evidence]:
 def gradient_of(facts: Facts, fqn: str) -> Evidence:
     """A parameter's gradient, as the optimizer sees it."""
     return Evidence(
-        "its gradient", known_of(facts, facts.unions(Kind.GRAD, _AFTER, fqn), every=True), needed=True, plural=False
+        GRADIENT, known_of(facts, facts.unions(Kind.GRAD, _AFTER, fqn), every=True), needed=True, plural=False
     )

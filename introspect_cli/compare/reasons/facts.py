@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.compare.join.coverage import observed_kinds
+from introspect_cli.compare.join.coverage import chooses_modules, observed_kinds
 from introspect_cli.compare.join.live_in import Carried
 from introspect_cli.compare.join.moved import tree_at
 from introspect_cli.compare.join.offset import start_values
@@ -150,6 +150,11 @@ class Facts:
             own = {KINDS[code] for code in np.unique(columns.kind)}
             found.append({kind for kind in Kind if kind.value in told} | own)
         return frozenset(found[0] & found[1])
+
+    @cached_property
+    def modules_chosen(self) -> bool:
+        """Whether one of the captures was told to leave modules out."""
+        return any(chooses_modules(manifest) for manifest in (self.sides.manifest_a, self.sides.manifest_b))
 
     @cached_property
     def modules(self) -> tuple[dict[str, ModuleInfo], dict[str, ModuleInfo]]:
