@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from introspect_cli.compare.reasons.base import Scene, reason_named
 from introspect_cli.compare.reasons.evidence import Known, of
-from introspect_cli.compare.reasons.facts import WITHIN
 from introspect_cli.compare.reasons.random_state import unseeded_sentence
 from introspect_cli.compare.reasons.settings import describe
-from introspect_cli.compare.reasons.words import what
 from introspect_cli.records import Phase
 
 
@@ -26,7 +22,8 @@ def sentence(scene: Scene) -> str:
     told_by_reason = reason_named(scene.tells).sentence(scene)
     if of(cause.evidence, Known.WITHIN):
         # what it rests on was let pass, not found equal, so that the conclusion is one of two
-        told_by_reason = f"{told_by_reason.replace('The cause is', 'The cause may be')}{_grown(scene)}"
+        told_by_reason = told_by_reason.replace("The cause is", "The cause may be")
+        told_by_reason += f" It may also have grown from what tolerance let pass, from {scene.tolerated} on."
     text = f"First divergence at {where}: {told_by_reason}{unseeded_sentence(scene)}"
     told = {"hyperparameter", "optimizers"} if cause.reason == "optimizer" else set()
     blamed = [
@@ -35,15 +32,3 @@ def sentence(scene: Scene) -> str:
     if blamed:
         text += f" Likely cause: {'; '.join(describe(change) for change in blamed[:3])}."
     return text
-
-
-def _grown(scene: Scene) -> str:
-    """That it may come from what tolerance let pass, and where that begins in the step."""
-    facts = scene.facts
-    let_pass = [
-        int(union) for union in np.flatnonzero(facts.state == WITHIN) if facts.order[union] < scene.first.sequence
-    ]
-    if not let_pass:
-        return " It may have grown from differences within tolerance in the steps before."
-    earliest = facts.alignment.site(min(let_pass, key=lambda union: facts.order[union]))
-    return f" It may have grown from a difference within tolerance: the earliest of the step is in {what(earliest)}."
