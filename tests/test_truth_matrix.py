@@ -39,7 +39,6 @@ def judged(case, configuration, captures):
     return [] if cell.outcome not in {"wrong", "cannot run"} else [*cell.told, cell.sentence]
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("case", SLICE)
 @pytest.mark.parametrize("configuration", REDUCED)
 def test_what_is_said_of_lean_runs_is_true(case, configuration, captures):
