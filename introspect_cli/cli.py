@@ -10,6 +10,7 @@ turn an EOFError into "Aborted!".
 
 from __future__ import annotations
 
+import errno
 import keyword
 import os
 import signal
@@ -53,6 +54,9 @@ _MEANT = {
     "trace": "capture",
 }
 """What other tools call our verbs, which do not look alike enough to be guessed."""
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""Why a file that our output goes to takes no more of it."""
 
 Work = Callable[[], int]
 
@@ -173,11 +177,21 @@ def _told(work: Callable[[], Any]) -> Any:
         # whoever read our output has enough of it; nothing is left to be flushed at the end
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return UNDECIDED
+    except OSError as error:
+        if error.errno not in _FULL:
+            return _mistake()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _tell(f"the answer cannot be written: {error.strerror}", UNDECIDED)
     except Exception:
-        import traceback
+        return _mistake()
 
-        traceback.print_exc()
-        return _tell("this is a mistake in introspect itself: please report it with `introspect --version`", UNDECIDED)
+
+def _mistake() -> int:
+    """Report an exception that nobody foresaw."""
+    import traceback
+
+    traceback.print_exc()
+    return _tell("this is a mistake in introspect itself: please report it with `introspect --version`", UNDECIDED)
 
 
 def _sentence(error: click.ClickException) -> str:

@@ -7,6 +7,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.errors import UsageError
+from introspect_cli.records import count
 from introspect_cli.selection import Selection, check_selection, did_you_mean, read_selection
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ class RunView:
     def __repr__(self) -> str:
         steps = self.steps
         span = f"steps {steps[0]} to {steps[-1]}" if steps else "no steps"
-        return f"<run {self.path}: {span}, {len(self.run.ranks)} rank(s), {self.run.state.value}>"
+        return f"<run {self.path}: {span}, {count(len(self.run.ranks), 'rank')}, {self.run.state.value}>"
 
     def close(self) -> None:
         """Close its files; tables already made stay valid."""
@@ -172,7 +173,9 @@ class Findings(_Shown):
         return len(self.result.findings)
 
     def __repr__(self) -> str:
-        return f"<{len(self)} finding(s): {', '.join(finding.rule for finding in self.result.findings) or 'none'}>"
+        return (
+            f"<{count(len(self), 'finding')}: {', '.join(finding.rule for finding in self.result.findings) or 'none'}>"
+        )
 
     def _repr_html_(self) -> str:
         from introspect_cli.render.html_parts import findings

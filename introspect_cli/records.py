@@ -294,3 +294,8 @@ def _visible(char: str) -> bool:
 
 def _escape(char: str) -> str:
     return char.encode("unicode_escape").decode("ascii")
+
+
+def count(number_of: int, word: str, plural: str = "") -> str:
+    """`1 step`, `2 steps`."""
+    return f"{number_of:,} {word if number_of == 1 else plural or word + 's'}"

@@ -17,6 +17,7 @@ import builtins
 import contextlib
 import importlib.machinery
 import os
+import re
 import signal
 import sys
 import threading
@@ -30,6 +31,7 @@ from introspect_cli.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+_INTERPRETER = re.compile(r"(python|pypy)[\d.]*(\.exe)?")
 _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep  # noqa: PTH100, PTH120 - compared with co_filename text
 
 
@@ -71,6 +73,8 @@ def check(target: Target) -> None:
         raise UsageError("nothing to run: give a script, or a module after -m")
     path = Path(script)
     if not path.exists():
+        if _INTERPRETER.fullmatch(path.name):
+            raise UsageError(f"leave out {script!r}: capture runs the script itself (`introspect capture train.py`)")
         raise UsageError(f"no such script: {script!r}; our own options go before the script")
     if _is_container(script):
         return

@@ -126,7 +126,7 @@ def test_a_run_is_a_table(tmp_path):
         with pytest.raises(UsageError, match="no step of 7"):
             run.to_arrow(steps=[1, 7])
         assert run.to_arrow(modules=["loss"]).num_rows == 3
-        assert repr(run).endswith("steps 0 to 2, 1 rank(s), complete>")
+        assert repr(run).endswith("steps 0 to 2, 1 rank, complete>")
 
 
 def test_a_run_is_a_data_frame(tmp_path):
@@ -157,7 +157,7 @@ def test_findings_show_as_html_and_text(tmp_path):
     assert [finding.rule for finding in findings] == ["nonfinite"]
     assert "nonfinite" in findings._repr_html_()
     assert "error: nonfinite" in str(findings)
-    assert repr(findings) == "<1 finding(s): nonfinite>"
+    assert repr(findings) == "<1 finding: nonfinite>"
 
 
 def test_unknown_options_and_names_are_sentences(tmp_path):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import click
 import pytest
@@ -81,7 +83,7 @@ def test_the_version_tells_what_a_bug_report_needs(introspect):
 def test_an_unknown_verb_is_told_what_there_is(introspect, word, hint):
     done = introspect(word)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith(f"introspect: no verb is called '{word}': {hint}")
+    assert re.match(f"introspect: no verb is called '{word}'[:;] {re.escape(hint)}", done.stderr)
     assert done.stderr.count("\n") == 1
 
 
@@ -164,3 +166,20 @@ def test_the_script_decides_the_exit_code(introspect, tmp_path):
         done = introspect("capture", "-q", "script.py", str(code), "--version")
         assert (done.returncode, done.stderr) == (code, "")
         assert done.stdout == f"['script.py', '{code}', '--version']\n"
+
+
+def test_an_answer_that_cannot_be_written_is_no_mistake_of_ours(introspect):
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "introspect_cli", "--version"],
+            stdout=full, stderr=subprocess.PIPE, text=True, check=False,
+        )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr == "introspect: the answer cannot be written: No space left on device\n"
+
+
+def test_the_interpreter_is_left_out(introspect):
+    for name in ("python", "python3", "python3.12"):
+        done = introspect("capture", name, "train.py")
+        assert done.returncode == 2
+        assert f"leave out {name!r}: capture runs the script itself" in done.stderr

@@ -592,3 +592,17 @@ def test_a_new_reason_is_one_new_file(compare, tmp_path, monkeypatch):
     assert "Net.b.weight was found by a new file. Likely cause: --x 1 -> 2." in result.sentence
     assert "Equal: the random state at the start of the step." in result.evidence
     assert result.settings[0].weight == 0.99
+
+
+def test_a_long_setting_is_shown_around_its_difference(compare):
+    """Two arguments that are alike for longer than a line has room for."""
+    words = [["--layers", ",".join(["64"] * 60) + last] for last in (",128", ",256")]
+    settings = tuple({"command": {"argv": own}} for own in words)
+    (change,) = compare(train(), train("module"), settings=settings).settings
+    assert change.a.endswith("64,128")
+    assert change.b.endswith("64,256")
+    assert max(len(change.a), len(change.b)) <= 80
+
+
+def test_one_record_is_one_record(compare):
+    assert "1 record of 1 step agrees" in compare([train()[0][:1]], [train()[0][:1]]).sentence

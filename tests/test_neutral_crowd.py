@@ -54,7 +54,7 @@ def test_captures_into_one_directory(tmp_path):
     for _, out, err in ended[1:]:
         assert out == ""
         assert err.count("\n") == 1
-        assert "choose another place with -o" in err
+        assert "choose another directory" in err
     with open_run(tmp_path / "run") as run:
         assert run.state is RunState.COMPLETE
         assert ended[0][1] == f"three\n{run.manifest['argv'][1]}\n"

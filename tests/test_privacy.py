@@ -7,6 +7,9 @@ import sys
 
 import pytest
 
+from introspect_cli.capture.environment import redact
+from introspect_cli.store.files import REDACTED
+
 TOKEN = "ghp_" + "Zq7" * 12
 SECRETS = {
     "by the variable's name": ("DB_PASSWORD", "correct-horse-battery"),
@@ -106,3 +109,8 @@ def test_nothing_shown_or_made_holds_a_secret(runs, introspect, words):
     texts = [done.stdout.encode(), done.stderr.encode(), *(p.read_bytes() for p in made.rglob("*") if p.is_file())]
     assert sum(map(len, texts)) > 20
     assert [secret for secret in HIDDEN for text in texts if secret.encode() in text] == []
+
+
+def test_a_directory_is_no_password():
+    shown = redact.environment({"PWD": "/home/me", "OLDPWD": "/tmp", "DB_PWD": "x"})
+    assert shown == {"PWD": "/home/me", "OLDPWD": "/tmp", "DB_PWD": REDACTED}

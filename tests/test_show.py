@@ -1,6 +1,8 @@
 """`introspect show`: a run at a glance, its tree, a step, a history, its settings."""
 
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -138,3 +140,33 @@ def test_an_interrupted_run_and_an_empty_one(introspect, tmp_path):
     assert done.returncode == 0
     assert "none" in done.stdout
     assert introspect("show", "none", "--tree", cwd=tmp_path).returncode == 0
+
+
+def test_how_a_run_ended_is_told(introspect, tmp_path):
+    about = {"exit_code": 1, "ended": "2026-01-01", "exception": "RuntimeError: the script's own"}
+    write_run(tmp_path / "raised", train(), manifest=about)
+    assert "2026-01-01 by RuntimeError: the script's own (exit code 1)" in introspect("show", "raised").stdout
+
+
+@pytest.mark.parametrize("verb", ["diff", "show", "check", "export", "verify", "report"])
+def test_runs_are_read_without_torch(tmp_path, verb):
+    write_run(tmp_path / "a", train(), modules=MODULES)
+    words = {
+        "diff": ["a", "a"], "show": ["a", "--tree"], "check": ["a"], "verify": ["a"], "report": ["a", "-o", "a.html"],
+        "export": ["a", "--format", "yaml", "-o", "out"],
+    }  # fmt: skip
+    code = f"import sys; sys.modules['torch'] = None; sys.argv = ['introspect', {verb!r}, *{words[verb]!r}]\n"
+    code += "from introspect_cli.cli import main; main()"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode in (0, 1), done.stderr
+    assert not done.stderr
+
+
+def test_capture_says_what_it_needs(tmp_path):
+    (tmp_path / "train.py").write_text("print('ran')\n")
+    code = "import sys; sys.modules['torch'] = None; sys.argv = ['introspect', 'capture', 'train.py']\n"
+    code += "from introspect_cli.cli import main; main()"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr == "introspect: capture needs torch: `pip install torch`, in the environment of the script\n"
+    assert not done.stdout

@@ -97,7 +97,7 @@ def test_an_empty_directory_and_missing_parents_are_used(tmp_path):
 
 def test_a_directory_that_cannot_be_made_is_one_sentence(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(StoreError, match="not a directory; choose another place"):
+    with pytest.raises(StoreError, match="not a directory; choose another directory"):
         StoreWriter.create(tmp_path / "file" / "run")
     with pytest.raises(StoreError, match="cannot make a run at /proc/run"):
         StoreWriter.create(Path("/proc/run"))

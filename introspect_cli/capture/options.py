@@ -119,6 +119,10 @@ class CaptureOptions:
             in_manifest=False,
         ),
     )
+    progress: bool = field(
+        default=False,
+        metadata=_option(RUN, "Show on the terminal how far the run is.", "--progress", in_manifest=False),
+    )
     quiet: bool = field(
         default=False, metadata=_option(RUN, "Say nothing but errors.", "-q", "--quiet", in_manifest=False)
     )

@@ -1,4 +1,4 @@
-"""A quiet progress line on a terminal's stderr; nothing in a pipe."""
+"""A progress line on a terminal's stderr for who asks for one; it would spoil what a script writes there itself."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _FIRST = 2.0
 class Progress:
     """One line, rewritten in place: steps, rate, records, bytes."""
 
-    def __init__(self, *, quiet: bool) -> None:
-        """Stay silent if asked to, or where stderr is no terminal."""
+    def __init__(self, *, wanted: bool) -> None:
+        """Stay silent unless asked for, or where stderr is no terminal."""
         try:
-            self._shown = not quiet and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+            self._shown = wanted and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
         except (AttributeError, ValueError):
             self._shown = False
         self._began = time.monotonic()

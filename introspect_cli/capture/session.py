@@ -23,6 +23,7 @@ from introspect_cli.capture.progress import Progress, human_size
 from introspect_cli.capture.run_directory import distributed_rank, run_directory
 from introspect_cli.capture.tracebacks import TracebackFilter
 from introspect_cli.errors import IntrospectError, StoreError
+from introspect_cli.records import count
 from introspect_cli.script import Ending, Target, check, leave, run
 from introspect_cli.store.writer import StoreWriter
 
@@ -73,7 +74,7 @@ class Session:
         self.path = run_directory(target, options.output)
         self._store = StoreWriter.create(self.path, force=options.force, durable=options.durable)
         self._guard = Guard(self._warn)
-        self._progress = Progress(quiet=options.quiet)
+        self._progress = Progress(wanted=options.progress and not options.quiet)
         self._probes: Probes | None = None
         self._closed = False
         self._store_lost = ""
@@ -226,7 +227,7 @@ class Session:
             return f"no module was called and no optimizer stepped while recording; {self.path} has no records"
         size = human_size(probes.rank.bytes_written)
         rest = " and what came after" if self._manifest.get("remainder") else ""
-        return f"recorded {steps:,} step{'s' * (steps != 1)}{rest}, {rows:,} records ({size}) in {self.path}"
+        return f"recorded {count(steps, 'step')}{rest}, {count(rows, 'record')} ({size}) in {self.path}"
 
     def last_word(self) -> None:
         """Say where the run is, after the script has said everything it had to say."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +52,8 @@ def capture(
     first, args = words[0], words[1:]
     target = script.Target(module=first, args=args) if module else script.Target(script=first, args=args)
     script.check(target)
+    if find_spec("torch") is None:
+        raise UsageError("capture needs torch: `pip install torch`, in the environment of the script")
     if verify_neutral and repeat > 1:
         raise UsageError("--verify-neutral and --repeat are two questions: ask one at a time")
     if verify_neutral or repeat > 1:

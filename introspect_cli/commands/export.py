@@ -33,7 +33,7 @@ def export(run: str, format_: str, output: str, *, prune_layers: bool, **asked: 
     """Write RUN as tables, reports, trees or TensorBoard events."""
     from introspect_cli.errors import UsageError
     from introspect_cli.exchange.formats import export as write
-    from introspect_cli.render.text import count
+    from introspect_cli.records import count
     from introspect_cli.selection import check_selection
     from introspect_cli.store.reader import open_run
 

@@ -32,6 +32,7 @@ def import_(source: Path, output: Path, root: str, *, force: bool) -> int:
     from introspect_cli.errors import UsageError
     from introspect_cli.exchange import tree_import, yaml_import
     from introspect_cli.exchange.incoming import write_run
+    from introspect_cli.records import count
 
     if not source.is_dir():
         raise UsageError(f"{source} is not a directory: name one with YAML reports or JSON debug trees below it")
@@ -50,5 +51,5 @@ def import_(source: Path, output: Path, root: str, *, force: bool) -> int:
         notes=notes,
         force=force,
     )
-    click.echo(f"made {output} of {steps:,} step{'s' * (steps != 1)} with {records:,} records")
+    click.echo(f"made {output} of {count(steps, 'step')} with {count(records, 'record')}")
     return SAME

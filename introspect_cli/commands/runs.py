@@ -62,7 +62,8 @@ def prune(directories: tuple[Path, ...], keep: int, older_than: str | None, *, d
     """Remove runs beyond the --keep latest that are --older-than an age; give at least one of the two."""
     from introspect_cli.errors import UsageError
     from introspect_cli.inspect.runs import find_runs, parse_age, prunable
-    from introspect_cli.render.text import count, size
+    from introspect_cli.records import count
+    from introspect_cli.render.text import size
     from introspect_cli.store.writer import remove_run
 
     if not keep and older_than is None:

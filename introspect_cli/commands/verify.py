@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from introspect_cli.exit_codes import DIVERGED, SAME
+from introspect_cli.records import count
 from introspect_cli.store.reader import RunState
 from introspect_cli.store.verify import VerifyReport, verify_run
 
@@ -29,12 +30,14 @@ def verify(run: Path) -> int:
 
 def lines(report: VerifyReport) -> list[str]:
     """The report as text."""
-    kept = f"{report.steps:,} steps with {report.records:,} records, {report.documents:,} documents"
+    kept = (
+        f"{count(report.steps, 'step')} with {count(report.records, 'record')}, {count(report.documents, 'document')}"
+    )
     if report.tensors:
-        kept += f", {report.tensors:,} tensors"
+        kept += f", {count(report.tensors, 'tensor')}"
     out = [f"damaged: {finding}" for finding in report.findings]
     if report.omitted:
-        out.append(f"damaged: {report.omitted:,} more findings are not listed")
+        out.append(f"damaged: {count(report.omitted, 'more finding')} not listed")
     end = f"last whole step {report.last_step}" if report.last_step is not None else "no whole step"
     return [*out, f"{'sound' if report.sound else 'still sound'}: {kept}; {_ENDS[report.state]}, {end}"]
 

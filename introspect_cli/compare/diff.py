@@ -19,6 +19,7 @@ from introspect_cli.compare.reasons.settings import setting_changes
 from introspect_cli.compare.result import Counts, DiffResult, Divergence, Verdict
 from introspect_cli.compare.walk import RankOutcome, compare_rank
 from introspect_cli.errors import UsageError
+from introspect_cli.records import count
 from introspect_cli.selection import check_selection
 
 if TYPE_CHECKING:
@@ -131,7 +132,9 @@ def _answer(a: Run, b: Run, options: DiffOptions, outcomes: Sequence[RankOutcome
     notes += blindness_notes(a.manifest, b.manifest)
     blind = sum(outcome.tally.blind_both for outcome in outcomes)
     if blind:
-        notes.append(f"About {blind} of {counts.records} records could not be observed, so nothing is said of them.")
+        notes.append(
+            f"About {blind:,} of {count(counts.records, 'record')} could not be observed, so nothing is said of them."
+        )
     best = _first(outcomes)
     if best is None or best.first is None:
         verdict, text = _undiverged(options, counts, outcomes)
@@ -208,19 +211,19 @@ def _undiverged(options: DiffOptions, counts: Counts, outcomes: Sequence[RankOut
     if 2 * unseen > counts.records:
         return (
             Verdict.UNDECIDED,
-            f"Could not tell: about {unseen} of {counts.records} records in common could not be observed.",
+            f"Could not tell: about {unseen:,} of {count(counts.records, 'record')} in common could not be observed.",
         )
     last = max(int(outcome.paired.steps[-1]) for outcome in outcomes if len(outcome.paired))
     passed = f", {counts.within} of them within the tolerance or noise given," if counts.within else ""
-    extent = f"{counts.equal} records of {counts.steps_compared} steps"
+    extent = f"{count(counts.equal, 'record')} of {count(counts.steps_compared, 'step')}"
     blind = next((outcome for outcome in outcomes if outcome.tally.blind), None)
     if blind is not None:
         number = sum(outcome.tally.blind for outcome in outcomes)
         return (
             Verdict.UNDECIDED,
             (
-                f"Could not tell: all that both runs saw agrees, but {number} records only one of them could see "
-                f"(the first: {blind.blind_site})."
+                f"Could not tell: all that both runs saw agrees, but {count(number, 'record')} only one of them "
+                f"could see (the first: {blind.blind_site})."
             ),
         )
     for outcome in outcomes:
@@ -234,7 +237,10 @@ def _undiverged(options: DiffOptions, counts: Counts, outcomes: Sequence[RankOut
                     f"{tail} more step{'s' * (tail > 1)}."
                 ),
             )
-    return Verdict.SAME, f"The runs are the same: {extent} agree{passed} up to and including step {last}."
+    return (
+        Verdict.SAME,
+        f"The runs are the same: {extent} agree{'s' * (counts.equal == 1)}{passed} up to and including step {last}.",
+    )
 
 
 def _doubted(a: Run, b: Run) -> tuple[Verdict, str] | None:

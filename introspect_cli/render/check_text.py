@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.health.findings import LEVELS, CheckResult, Finding, Level
+from introspect_cli.records import count
 from introspect_cli.render.blocks import Block, Line, line
-from introspect_cli.render.text import clean, count
+from introspect_cli.render.text import clean
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from introspect_cli.compare.reasons.settings import describe
 from introspect_cli.compare.result import DiffResult, Divergence, Role, SettingChange, Verdict
-from introspect_cli.records import Kind, Phase, Status, Summary
+from introspect_cli.records import Kind, Phase, Status, Summary, count
 from introspect_cli.render.blocks import Block, Column, Line, Table, line
 from introspect_cli.render.sites import brief_what, site_text
-from introspect_cli.render.text import clean, count, distance, number, shape, two_numbers
+from introspect_cli.render.text import clean, distance, number, shape, two_numbers
 
 _VERDICT_STYLE = {Verdict.SAME: "good", Verdict.DIVERGED: "bad", Verdict.UNDECIDED: "unsure"}
 _SHOWN_SETTINGS = 3
@@ -146,7 +146,7 @@ def settings_blocks(result: DiffResult) -> list[Block]:
 
 
 def _setting(change: SettingChange) -> Line:
-    return Line(((clean(describe(change), 160), "name"), (f"  ({clean(change.source)})", "dim")), indent=2)
+    return Line(((clean(describe(change), 240), "name"), (f"  ({clean(change.source)})", "dim")), indent=2)
 
 
 def divergence_table(divergences: tuple[Divergence, ...], *, ranks: bool = False) -> Table:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from introspect_cli.records import count
 from introspect_cli.render.graph import graph_svg
 from introspect_cli.render.html_parts import OpRow, answer, findings, ops_table, runs_table, settings_table
 from introspect_cli.render.html_plots import bokeh_script, depth_item, history_item, map_item
@@ -126,7 +127,7 @@ def _hash(script: str) -> str:
 
 
 def _kept(history: Packed) -> str:
-    thinned = f"{len(history.steps):,} steps are drawn. "
+    thinned = f"Drawn: {count(len(history.steps), 'step')}. "
     if len(history.sites) == history.total:
         return escape(thinned)
     return escape(

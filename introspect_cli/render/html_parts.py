@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from introspect_cli.compare.result import DiffResult, Divergence, Verdict
 from introspect_cli.health.findings import CheckResult, Level
+from introspect_cli.records import count
 from introspect_cli.render.text import clean, distance, number
 
 if TYPE_CHECKING:
@@ -74,8 +75,9 @@ def answer(result: DiffResult) -> str:
         parts.append(_first(result.first))
     counts = result.counts
     parts.append(
-        f"<p>{counts.records:,} records of {counts.steps_compared:,} steps compared: {counts.equal:,} agree, "
-        f"{counts.diverged:,} differ at {counts.steps_diverged:,} steps, {counts.not_observed:,} were not observed.</p>"
+        f"<p>{count(counts.records, 'record')} of {count(counts.steps_compared, 'step')} compared: {counts.equal:,} "
+        f"agree, {counts.diverged:,} differ at {count(counts.steps_diverged, 'step')}, {counts.not_observed:,} were "
+        "not observed.</p>"
     )
     if result.notes:
         notes = "".join(f"<li>{text(note, 1000)}</li>" for note in result.notes)
@@ -137,7 +139,9 @@ def findings(checks: Sequence[CheckResult]) -> str:
         if len(checks) > 1:
             parts.append(f"<h3>Run {name}</h3>")
         if not check.findings:
-            parts.append(f"<p>Nothing found by {len(check.checked)} rules over {check.steps:,} steps.</p>")
+            parts.append(
+                f"<p>Nothing found by {count(len(check.checked), 'rule')} over {count(check.steps, 'step')}.</p>"
+            )
             continue
         items = []
         for own in check.findings:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from introspect_cli.records import count
 from introspect_cli.render.blocks import Block, Column, Table, line
-from introspect_cli.render.text import clean, count, size
+from introspect_cli.render.text import clean, size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from introspect_cli.records import Record, Status
+from introspect_cli.records import Record, Status, count
 from introspect_cli.render.blocks import Block, Column, Line, Table, line
 from introspect_cli.render.sites import brief_what, site_text
-from introspect_cli.render.text import clean, count, number, shape, size, sparkline
+from introspect_cli.render.text import clean, number, shape, size, sparkline
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -75,7 +75,9 @@ def _ending(run: Overview) -> str:
         return f"by signal {manifest['signal']} {ended}".strip()
     if run.state == "interrupted":
         return f"interrupted {ended}".strip()
-    return f"{ended} with exit code {manifest.get('exit_code', '?')}".strip()
+    code = f"exit code {manifest.get('exit_code', '?')}"
+    raised = str(manifest.get("exception") or "")
+    return f"{ended} by {raised} ({code})".strip() if raised else f"{ended} with {code}".strip()
 
 
 def _steps(run: Overview) -> str:
@@ -176,7 +178,7 @@ def history_blocks(histories: Sequence[History], stat: str, width: int, *, ascii
         title = (
             f" {stat}: {span} over {count(len(own.steps), 'step')}"
             if not own.texts
-            else f" over {len(own.steps)} steps"
+            else f" over {count(len(own.steps), 'step')}"
         )
         blocks.append(Line(((clean(own.site), "heading"), (title, ""))))
         if known:

@@ -64,11 +64,6 @@ def size(count: float) -> str:
     return f"{count:.1f} TB"
 
 
-def count(number_of: int, word: str, plural: str = "") -> str:
-    """`1 step`, `2 steps`."""
-    return f"{number_of:,} {word if number_of == 1 else plural or word + 's'}"
-
-
 def sparkline(values: Sequence[float | None], width: int, *, ascii_only: bool = False) -> str:
     """Values as a row of little bars, folded by their mean to the width; `!` where not finite, a blank where absent."""
     marks = _PLAIN_SPARKS if ascii_only else _SPARKS

@@ -75,7 +75,7 @@ class StoreWriter:
         try:
             return cls._create(path, force=force, durable=durable)
         except OSError as error:
-            raise StoreError(f"cannot make a run at {path}: {reason(error)}; choose another place with -o") from None
+            raise StoreError(f"cannot make a run at {path}: {reason(error)}; choose another directory") from None
 
     @classmethod
     def _create(cls, path: Path, *, force: bool, durable: bool) -> StoreWriter:
@@ -279,7 +279,7 @@ def _set_aside(path: Path, *, force: bool) -> Path | None:
     except NotADirectoryError:
         if not path.exists():
             return None  # something above it is a file, and making it will say so
-        raise StoreError(f"{path} is a file; choose another place with -o") from None
+        raise StoreError(f"{path} is a file; choose another directory") from None
     try:
         names = folder.names()
         if names in ([], [LOCK]):  # the second is what a capture killed at its very start leaves
@@ -287,12 +287,14 @@ def _set_aside(path: Path, *, force: bool) -> Path | None:
         strange = next((name for name in names if not _OURS.fullmatch(name)), None)
         if strange is not None or not (MANIFEST in names or LOCK in names):
             what = f"holds {strange!r}" if strange is not None else "has no manifest"
-            raise StoreError(f"{path} is not (only) a run: it {what}; choose another place with -o")
+            raise StoreError(f"{path} is not (only) a run: it {what}; choose another directory")
         lock = _lock_file(folder)
         try:
             _own(take_lock(lock.fd), path)
             if not force:
-                raise StoreError(f"{path} holds a run already; choose another place with -o, or --force to replace it")
+                raise StoreError(
+                    f"{path} holds a run already; choose another directory, or replace it (--force, force=True)"
+                )
             aside = path.with_name(f".{path.name}.replaced-{os.getpid()}-{os.urandom(4).hex()}")
             path.rename(aside)
             return aside
@@ -309,4 +311,4 @@ def _lock_file(folder: Folder) -> Handle:
 
 def _own(locked: bool, path: Path) -> None:
     if not locked:
-        raise StoreError(f"{path} is being written by another capture; choose another place with -o")
+        raise StoreError(f"{path} is being written by another capture; choose another directory")

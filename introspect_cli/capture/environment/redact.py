@@ -17,6 +17,9 @@ from introspect_cli.store.files import REDACTED
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+_PLACES = frozenset({"PWD", "OLDPWD"})
+"""Variables that have the name of a password and hold a directory."""
+
 _ALIKE = re.compile(
     r"(?i)(tokeni[sz]|tokens|n_token|token_?(?:id|type|len|count|num|size|dim|drop|embed|idx|index|level|mix|pos)"
     r"|(?:num|max|min|pad|eos|bos|unk|sep|cls|mask|special|image|end|start|per|first|last)_?token|author(?!iz)|secretary)"
@@ -75,6 +78,8 @@ def is_secret_name(name: str, patterns: tuple[str, ...] = ()) -> bool:
     plain = name.replace("-", "_")
     if any(fnmatch.fnmatchcase(name.lower(), glob.lower()) for glob in patterns):
         return True
+    if plain in _PLACES:
+        return False
     return bool(_STRICT_NAME.search(plain) or _SECRET_NAME.search(_ALIKE.sub("", plain)))
 
 

@@ -24,6 +24,7 @@ from introspect_cli.compare.reasons.settings import describe, rounds_differently
 from introspect_cli.compare.reasons.step_view import StepRecords, call_change, losses_of, optimizers_of
 from introspect_cli.compare.reasons.words import often
 from introspect_cli.compare.result import Divergence, Role, SettingChange
+from introspect_cli.records import count
 
 if TYPE_CHECKING:
     import re
@@ -314,7 +315,8 @@ class Scene:
         equal, within = self.agreeing_before
         if equal or within:
             some = f" and {within} within tolerance" if within else ""
-            found.append(f"{equal} records before it in step {self.first.step} are equal{some}.")
+            verb = "is" if equal == 1 else "are"
+            found.append(f"{count(equal, 'record')} before it in step {self.first.step} {verb} equal{some}.")
         if self.tolerated:
             found.append(f"The first difference that was let pass is {self.tolerated}.")
         found += lines(self.cause.evidence)

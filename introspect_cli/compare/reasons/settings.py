@@ -79,10 +79,27 @@ class Explained(Protocol):
     names: re.Pattern[str] | None
 
 
-def _text(value: Any) -> str:
-    """A setting's value on one line."""
-    text = value if isinstance(value, str) else f"{value:g}" if isinstance(value, float) else str(value)
-    return text if len(text) <= 80 else text[:77] + "..."
+_LONGEST = 80
+_AROUND = 20
+
+
+def _texts(one: Any, two: Any) -> tuple[str | None, str | None]:
+    """A setting's two values on one line each, None for none; of long ones what is around the first difference."""
+    a, b = (None if value is None else f"{value:g}" if isinstance(value, float) else str(value) for value in (one, two))
+    if a is None or b is None:
+        start = 0
+    else:
+        shared = next((at for at, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+        start = max(shared - _AROUND, 0) if max(len(a), len(b)) > _LONGEST else 0
+    return _cut(a, start), _cut(b, start)
+
+
+def _cut(text: str | None, start: int) -> str | None:
+    """A text from a place on, and no longer than a line has room for."""
+    if text is None:
+        return None
+    rest = f"...{text[start:]}" if start else text
+    return rest if len(rest) <= _LONGEST else rest[: _LONGEST - 3] + "..."
 
 
 def command_options(argv: list[str]) -> dict[str, str]:
@@ -246,8 +263,7 @@ def setting_changes(
             SettingChange(
                 origin,
                 name,
-                None if one is None else _text(one),
-                None if two is None else _text(two),
+                *_texts(one, two),
                 reason is not None and weight >= 0.5,
                 round(weight, 3),
             )
