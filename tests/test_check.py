@@ -14,6 +14,9 @@ from synthetic import row, write_run
 from introspect_cli.errors import UsageError
 from introspect_cli.health.check import RULES, check, choose
 from introspect_cli.health.findings import Level
+from introspect_cli.health.reading import read_table
+from introspect_cli.health.rule import Hit, Rule, Unseen
+from introspect_cli.records import Kind
 from introspect_cli.store.reader import open_run
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
@@ -228,3 +231,32 @@ def test_the_operator_that_made_the_first_nan_is_named_with_its_line(tmp_path):
     rows = [(op, info, np.array([np.nan], np.float32)), row("forward", "output", "Net", np.array([np.nan], np.float32))]
     finding = found(write_run(tmp_path / "run", [rows])).findings[0]
     assert finding.site == "aten.log.default in Net at train.py:7"
+
+
+def test_a_rule_is_a_function_and_a_line_in_its_table(tmp_path):
+    def wide(table):
+        hits = [
+            Hit(int(table.many.steps[0]), table.name(site), f"{table.layout(site).numel} elements")
+            for site in table.pick(Kind.OUTPUT)
+            if table.layout(site).numel > 4
+        ]
+        return hits if table.pick(Kind.OUTPUT) else Unseen("outputs")
+
+    rule = Rule("wide-output", Level.INFO, "outputs of many elements", "a wide layer", wide)
+    for name, size in (("small", 3), ("large", 9)):
+        write_run(tmp_path / name, [[row("forward", "output", "Net.layer", np.ones(size, np.float32))]])
+        with open_run(tmp_path / name) as run:
+            result = check(run, (rule,))
+        assert result.checked == ("wide-output",)
+        found = [(finding.rule, finding.site, finding.evidence) for finding in result.findings]
+        assert found == ([("wide-output", "output Net.layer", "9 elements")] if size == 9 else [])
+
+
+def test_a_norm_leaves_out_what_is_not_finite(tmp_path):
+    values = np.array([3.0, 4.0, np.nan, np.inf], np.float32)
+    write_run(tmp_path / "a", [[row("forward", "output", "Net.layer", values)]])
+    with open_run(tmp_path / "a") as run:
+        table = read_table(run.rank(0))
+        (record,) = run.rank(0).records(0)
+    assert table.l2(0)[1] == pytest.approx([5.0])
+    assert record.summary.stats["l2"] == pytest.approx(5.0)

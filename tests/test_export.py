@@ -13,10 +13,13 @@ import pytest
 import yaml
 from synthetic import row, write_run
 
+from introspect_cli.errors import UsageError
+from introspect_cli.exchange.formats import FORMATS, Format, export, wanted_steps
 from introspect_cli.exchange.incoming import checksum_of
 from introspect_cli.exchange.symbols import SYMBOLS, read_tensor, write_tensor
 from introspect_cli.inspect.nested import keys, nested
 from introspect_cli.records import Layout
+from introspect_cli.selection import read_selection
 from introspect_cli.store.reader import open_run
 from introspect_cli.store.writer import StoreWriter
 
@@ -386,3 +389,26 @@ def test_paths_are_read_and_nested():
     assert nested([("[0]", 1), ("[1]['x']", 2), ("[1]['y'][0]", 3)]) == [1, {"x": 2, "y": [3]}]
     assert nested([("[1]", 1)]) == {1: 1}
     assert checksum_of("00000000000000ff") == 255
+
+
+def write_names(run, directory, selection, *, prune_layers=False):
+    """A format of a test's own: the names of what was selected, a line each."""
+    names = {
+        record.site.fqn
+        for step, rank in wanted_steps(run, selection)
+        for record in run.rank(rank).records(step)
+        if selection.wants(record.site.kind, record.site.fqn)
+    }
+    assert not prune_layers
+    (directory / "names.txt").write_text("\n".join(sorted(names)))
+    return 1
+
+
+def test_a_format_is_a_function_and_a_line_in_the_table(tmp_path, monkeypatch):
+    write_run(tmp_path / "a", [[row("forward", "output", name, np.ones(2, np.float32)) for name in ("Net", "Net.a")]])
+    monkeypatch.setitem(FORMATS, "names", Format("the names of what was recorded", f"{__name__}:write_names"))
+    with open_run(tmp_path / "a") as run:
+        assert export(run, "names", tmp_path / "out", read_selection(modules=["a"]), prune_layers=False) == 1
+        with pytest.raises(UsageError, match="--prune-layers belongs to --format json-tree: leave it out"):
+            export(run, "names", tmp_path / "again", prune_layers=True)
+    assert (tmp_path / "out" / "names.txt").read_text() == "Net.a"

@@ -9,6 +9,7 @@ import numpy as np
 from introspect_cli.health.findings import Level
 from introspect_cli.health.rule import Answer, Hit, Rule, Unseen
 from introspect_cli.records import Kind, Phase
+from introspect_cli.store.batch import l2_norm
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -62,7 +63,8 @@ def _norms(table: Table, sites: list[int]) -> NDArray[np.float64]:
     places = [columns.place[site] for site in sites]
     mean = columns.floats["mean"][:, places].astype(np.float64)
     var = columns.floats["var"][:, places].astype(np.float64)
-    return np.sqrt((var + mean * mean) * table.numel[columns.layout[:, places]])
+    finite = table.numel[columns.layout[:, places]] * (1 - np.nan_to_num(columns.bad[:, places]))
+    return l2_norm(mean, var, finite)
 
 
 def _by_depth(table: Table) -> list[tuple[str, NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]] | Unseen:

@@ -8,6 +8,7 @@ import numpy as np
 
 from introspect_cli.health.table import MOST_CELLS, STATS, Columns, Moves, NonFinite, Table
 from introspect_cli.records import Kind, Phase, Status
+from introspect_cli.store.batch import l2_norm
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -167,7 +168,8 @@ class _Filler:
                 with np.errstate(all="ignore"):
                     moved = np.linalg.norm(batch.sketch[rows] - self._last_sketch[params], axis=1)
                     mean, var = batch.floats["mean"][rows], batch.floats["var"][rows]
-                    size = np.sqrt((var + mean * mean) * self.numel[batch.layout[rows]])
+                    left_out = sum(np.maximum(batch.counts[name][rows], 0) for name in ("nans", "posinfs", "neginfs"))
+                    size = l2_norm(mean, var, self.numel[batch.layout[rows]] - left_out)
                     self.relative[row, params] = np.where(size > 0, moved / size, np.nan)
         self._last_bits[params] = bits
         if self._last_sketch is not None and batch.sketch is not None:

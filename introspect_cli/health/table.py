@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from introspect_cli.store.batch import l2_norm
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -187,8 +189,8 @@ class Table:
         rows = np.flatnonzero(columns.layout[:, place] >= 0)
         mean = columns.floats["mean"][rows, place].astype(np.float64)
         var = columns.floats["var"][rows, place].astype(np.float64)
-        numel = self.numel[columns.layout[rows, place]]
-        return columns.steps[rows], np.sqrt((var + mean * mean) * numel)
+        finite = self.numel[columns.layout[rows, place]] * (1 - np.nan_to_num(columns.bad[rows, place]))
+        return columns.steps[rows], l2_norm(mean, var, finite)
 
     def stat(self, site: int, name: str) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Step numbers and values of a statistic where it is present; `zeros` and `bad` are shares."""

@@ -9,8 +9,8 @@ import numpy as np
 
 from introspect_cli.errors import UsageError
 from introspect_cli.inspect.overview import reader_of
-from introspect_cli.records import DERIVED_STATS, Kind, Record, Status
-from introspect_cli.selection import Selection, matches, near_module
+from introspect_cli.records import DERIVED_STATS, STATISTICS, Kind, Record, Status
+from introspect_cli.selection import Selection, did_you_mean, matches, near_module
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,9 @@ def histories(run: Any, fqn: str, stat: str, kinds: frozenset[Kind], *, rank: in
                 text = record.summary.text if record.summary.status is Status.VALUE else ""
                 points[number].append((step, _number(record.summary.stats.get(stat), text), text))
     if not known and not any(text for own in points.values() for _, _, text in own):
-        raise UsageError(f"{run.path} keeps no statistic {stat!r}; try --stat mean, std, min, max or l2.")
+        names = (*STATISTICS, *DERIVED_STATS)
+        hint = did_you_mean(stat, names) or f": known are {', '.join(names)}"
+        raise UsageError(f"{run.path} keeps no statistic {stat!r}{hint}")
     return [_history(sites, number, points[number]) for number in chosen if points[number]]
 
 

@@ -140,13 +140,18 @@ def _infs(c: Mapping[str, Array]) -> Array:
     return np.where(c["posinfs"] >= 0, c["posinfs"] + c["neginfs"], np.nan)
 
 
+def l2_norm(mean: Array, var: Array, finite: Array) -> Array:
+    """L2 norm from the moments and the number of finite elements: the others are in no moment."""
+    return np.asarray(np.sqrt((var + mean * mean) * np.maximum(finite, 0)))
+
+
 _DERIVED: dict[str, Callable[[Mapping[str, Array]], Array]] = {
     "infs": _infs,
     "absmax": lambda c: np.maximum(np.abs(c["min"]), np.abs(c["max"])),
     "absmean": lambda c: np.abs(c["mean"]),
     "uvar": lambda c: np.where(c["n"] > 1, c["var"] * c["n"] / np.maximum(c["n"] - 1, 1), np.nan),
     "std": lambda c: np.sqrt(c["var"]),
-    "l2": lambda c: np.sqrt((c["var"] + c["mean"] * c["mean"]) * c["n"]),
+    "l2": lambda c: l2_norm(c["mean"], c["var"], c["n"]),
 }
 """How each of `records.DERIVED_STATS` follows from stored columns and `n`, the number of finite elements (moments are
 stored without the others); `uvar` by Bessel's correction."""

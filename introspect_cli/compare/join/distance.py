@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from introspect_cli.store.batch import l2_norm
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -54,7 +56,7 @@ def norms(batch: StepBatch, rows: Ids, layouts: Layouts) -> Floats:
     for name in ("nans", "posinfs", "neginfs"):
         numel = numel - np.asarray(batch.counts[name])[rows]
     with np.errstate(invalid="ignore", over="ignore"):
-        return np.asarray(np.sqrt(np.maximum(numel, 0) * (var + mean * mean)))
+        return l2_norm(mean, var, numel)
 
 
 def sketch_norms(sketch: npt.NDArray[np.float32] | Floats) -> Floats:

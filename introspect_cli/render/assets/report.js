@@ -115,8 +115,9 @@
 
   function statistic(site, stat, run) {
     if (stat === "l2") {
-      const mean = series(site, "mean", run), std = series(site, "std", run), root = Math.sqrt(data.sites[site][8]);
-      return mean && std ? mean.map((value, at) => Math.sqrt(value * value + std[at] * std[at]) * root) : null;
+      const mean = series(site, "mean", run), std = series(site, "std", run), bad = series(site, "bad", run);
+      const finite = (at) => data.sites[site][8] * (1 - (bad && bad[at] || 0));
+      return mean && std ? mean.map((value, at) => Math.sqrt((value * value + std[at] * std[at]) * finite(at))) : null;
     }
     if (stat === "absmax") {
       const min = series(site, "min", run), max = series(site, "max", run);
