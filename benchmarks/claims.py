@@ -369,11 +369,15 @@ def _records_before(claim: Claim) -> list[Pair]:
 
 
 def _batches(claim: Claim) -> list[Pair]:
+    first = claim.first
+    here = [p for p in claim.books.pairs(first["step"]) if p.site.kind is Kind.BATCH]
+    if re.search(r"\brest of\b", claim.clause, re.IGNORECASE):
+        return [p for p in here if p.site.call == first["call"] and p.site != site_of(first)]
     if not re.search(r"\b(?:earlier|before)\b", claim.clause, re.IGNORECASE):
         return claim.earlier(Kind.BATCH)
-    steps = [step for step in claim.books.steps if step < claim.first["step"]]
-    earlier = [pair for step in steps for pair in claim.books.pairs(step) if pair.site.kind is Kind.BATCH]
-    return earlier or claim.earlier(Kind.BATCH)
+    steps = [step for step in claim.books.steps if step < first["step"]]
+    earlier = [p for step in steps for p in claim.books.pairs(step) if p.site.kind is Kind.BATCH]
+    return [*earlier, *(p for p in here if p.site.call < first["call"])]
 
 
 _SUBJECTS: tuple[tuple[str, Look], ...] = (

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from introspect_cli.compare.reasons.base import Cause, Reason, Scene
-from introspect_cli.compare.reasons.evidence import Known, known_of, random_state
+from introspect_cli.compare.reasons.evidence import Known, answer, known_of, random_state
 from introspect_cli.compare.reasons.words import apart, what
 from introspect_cli.records import Kind, Phase
 
@@ -48,18 +48,26 @@ class Batch(Reason):
                 f"{text} As far as its statistics tell, it holds the same values in a different order: shuffled or "
                 "shifted differently."
             )
-        if _earlier_equal(scene):
-            return f"{text} Earlier batches are equal: look at the data pipeline (order, workers, augmentation, files)."
-        return f"{text} The data differs from the first batch on: order, seed, files or augmentation."
+        return f"{text} {_before(scene)}"
 
 
-def _earlier_equal(scene: Scene) -> bool:
-    """Whether batches of this loader were recorded before, in this step or the last one; they agree then."""
+def _before(scene: Scene) -> str:
+    """What is known of the rest of this batch and of those before it, and where to look."""
     facts, site = scene.facts, scene.site
     own = facts.unions(Kind.BATCH, _DATA, site.fqn)
-    if known_of(facts, own, scene.first.sequence) in {Known.EQUAL, Known.WITHIN}:
-        return True
-    return scene.steps_before > 0
+    calls = facts.alignment.call[own]
+    known = known_of(facts, own[calls < site.call])
+    if known is Known.UNSEEN and facts.state_before is not None:
+        known = answer(facts.state_before[own])
+    if known in {Known.EQUAL, Known.WITHIN}:
+        return f"The batch before it is {known.value}: look at the data pipeline (order, workers, augmentation, files)."
+    told = "The data differs from the first recorded batch on"
+    if scene.steps_before:
+        told = "No batch of this loader was recorded just before it"
+    rest = own[calls == site.call]
+    if known_of(facts, rest[rest != scene.union]) is Known.EQUAL:
+        told += ", and the rest of the batch is equal"
+    return f"{told}: order, seed, files or augmentation."
 
 
 def _same_values(divergence: Divergence) -> bool:

@@ -20,6 +20,8 @@ from introspect_cli.records import Kind, Phase, Site
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    import numpy.typing as npt
+
     from introspect_cli.compare.join.sites import Ids
 
 _START = frozenset({Phase.START})
@@ -106,10 +108,16 @@ def known_of(facts: Facts, unions: Ids | Sequence[int], before: float = np.inf, 
     states = facts.state[numbers]
     if np.isfinite(before):
         states = states[facts.order[numbers] < before]
-    return _answer(states, every=every)
+    return answer(states, every=every)
 
 
-def _answer(states: np.ndarray[tuple[int], np.dtype[np.int8]], *, every: bool) -> Known:
+def answer(states: npt.NDArray[np.int8], *, every: bool = False) -> Known:
+    """What is known of several sites together, given what is known of each.
+
+    Args:
+        states: of each site, as `facts.states` gives them.
+        every: whether one that was not seen makes the whole not seen.
+    """
     if (states == DIFFERS).any():
         return Known.DIFFERS
     if every and (states == BLIND).any():
@@ -268,7 +276,7 @@ def _tensor(facts: Facts, fqn: str, kind: Kind, order: float) -> Known:
         return Known.DIFFERS
     before = facts.state_before
     if before is not None and own and before[own].any():
-        return _answer(before[[union for union in own if before[union]][-1:]], every=True)
+        return answer(before[[union for union in own if before[union]][-1:]], every=True)
     if not any(facts.in_both[union] for union in own) or (facts.gap and fqn in facts.ended):
         return Known.UNSEEN
     return Known.WITHIN if fqn in carried.within else Known.EQUAL
@@ -286,7 +294,7 @@ def state_before(facts: Facts, site: Site) -> list[Evidence]:
     unions = facts.unions(Kind.OPTIMIZER_STATE, _AFTER | _START, site.fqn)
     started = [union for union in unions if facts.alignment.phase[union] != facts.alignment.phase[unions[0]]]
     if facts.state_before is not None and len(unions) and facts.state_before[unions].any():
-        return [Evidence("the optimizer state before", _answer(facts.state_before[unions], every=True), plural=False)]
+        return [Evidence("the optimizer state before", answer(facts.state_before[unions], every=True), plural=False)]
     known = known_of(facts, started) if started else Known.UNSEEN
     begun = facts.step == 0 and facts.pair.step_b == 0
     return [] if begun and known is Known.UNSEEN else [Evidence("the optimizer state before", known, plural=False)]
