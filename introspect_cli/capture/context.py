@@ -11,6 +11,7 @@ import threading
 import weakref
 from typing import TYPE_CHECKING
 
+from introspect_cli.capture.evaluation import Evaluation
 from introspect_cli.capture.weak import ById
 from introspect_cli.records import Kind, Phase, Site, SiteInfo
 
@@ -53,10 +54,12 @@ class Context:
         self.ticks = 0
         self.manual = False
         self.running = Running()
-        self._trained: ById[bool] = ById()
+        self.evaluation = Evaluation(recorder)
+        self.on_evaluation: list[Callable[[list[tuple[int, int]]], None]] = []
+        self._trained: set[int] | None = None
         self._trained_roots: ById[bool] = ById()
         self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
-        self._versions: ById[int] = ById()
+        self._versions: ById[tuple[int, int]] = ById()
         self.stepped = False
         self.unseen_steps = False
         self._begun = -1
@@ -73,8 +76,25 @@ class Context:
                     listener()
             self._rows_at_begin = self.recorder.rows
 
-    def outermost_forward(self, module: nn.Module) -> None:
-        """An outermost module is about to be called, outside any backward pass."""
+    @property
+    def begun(self) -> bool:
+        """Whether anything of the step has happened."""
+        return self._begun == self.recorder.step
+
+    def outermost_forward(self, module: nn.Module) -> Phase:
+        """An outermost module is about to be called, outside any backward pass; the phase it belongs to."""
+        evaluation = self.evaluation
+        phase = evaluation.phase(module, is_trained=self.is_trained(module))
+        if phase is Phase.EVAL:
+            taken, began = evaluation.take_back()
+            if began:
+                self._begun = -1
+            if taken:
+                for listener in self.on_evaluation:
+                    listener(taken)
+            return phase
+        if evaluation.give_back():
+            self._begun = self.recorder.step
         if not self.has_optimizer:
             is_model = next(module.parameters(), None) is not None
             if self._forwards and (is_model or not self._model_ran):
@@ -84,6 +104,7 @@ class Context:
         else:
             self.look_for_unseen_step()
         self.begin()
+        return phase
 
     def look_for_unseen_step(self) -> None:
         """End the step if parameters were written to, though no optimizer was seen to step.
@@ -102,9 +123,9 @@ class Context:
             if optimizer is None or not optimizer.param_groups or not optimizer.param_groups[0]["params"]:
                 continue
             parameter = optimizer.param_groups[0]["params"][0]
-            before, now = self._versions.get(parameter), parameter._version  # noqa: SLF001 - counts in-place writes
-            self._versions.set(parameter, now)
-            written |= before is not None and before != now
+            before, now = self._versions.get(optimizer), (id(parameter), parameter._version)  # noqa: SLF001 - counts in-place writes
+            self._versions.set(optimizer, now)
+            written |= before is not None and before[0] == now[0] and before != now
         return written
 
     def built(self, optimizer: torch.optim.Optimizer) -> None:
@@ -112,6 +133,8 @@ class Context:
         self.has_optimizer = True
         self._optimizers = [reference for reference in self._optimizers if reference() is not None]
         self._optimizers.append(weakref.ref(optimizer))
+        self._trained = None
+        self._trained_roots.clear()
 
     def lost_optimizers(self) -> None:
         """Optimizers are no longer watched: forward passes are not to be taken for steps because of it."""
@@ -146,15 +169,17 @@ class Context:
         self.ticks += 1
         self._forwards = 0
         self._model_ran = False
+        self.evaluation.ticked()
         self.recorder.tick()
         for listener in self.on_tick:
             listener()
 
-    def trains(self, parameters: list[torch.Tensor]) -> None:
+    def trains(self, optimizer: torch.optim.Optimizer) -> None:
         """Hear of the parameters of an optimizer."""
+        if not any(reference() is optimizer for reference in self._optimizers):
+            self.built(optimizer)
         self.has_optimizer = True
-        for parameter in parameters:
-            self._trained.set(parameter, True)
+        self._trained = None
         self._trained_roots.clear()
 
     def is_trained(self, module: nn.Module) -> bool:
@@ -165,9 +190,17 @@ class Context:
         """
         known = self._trained_roots.get(module)
         if known is None:
-            known = any(self._trained.get(parameter) for parameter in module.parameters())
+            known = any(id(parameter) in self._trained_parameters() for parameter in module.parameters())
             self._trained_roots.set(module, known)
         return known
+
+    def _trained_parameters(self) -> set[int]:
+        """`id` of all parameters that live optimizers hold, and so keep alive."""
+        if self._trained is None:
+            optimizers = [optimizer for reference in self._optimizers if (optimizer := reference()) is not None]
+            groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+            self._trained = {id(parameter) for group in groups for parameter in group["params"]}
+        return self._trained
 
     def state_site(self, name: ParameterName, phase: Phase, kind: Kind, path: str = "", call: int = 0) -> int:
         """The site of a parameter, of its gradient, or of something the optimizer keeps for it.

@@ -213,12 +213,13 @@ class Names:
         state = self._states.get(id(module))
         return state if state is not None and state.reference() is module else None
 
-    def state(self, module: nn.Module, caller: ModuleState | None) -> ModuleState:
+    def state(self, module: nn.Module, caller: ModuleState | None, suffix: str = "") -> ModuleState:
         """The state of a module that is being called, named now if it was not yet.
 
         Args:
             module: the module called.
             caller: the module in whose forward it is called; None for an outermost call.
+            suffix: what the name of an outermost module gets beside its class.
         """
         state = self.find(module)
         if state is not None:
@@ -229,7 +230,7 @@ class Names:
                 # Held in a plain list or built on the fly: no path leads to it but the call.
                 self._adopt(module, f"{caller.fqn}.{class_name(unwrap(module))}")
             else:
-                self._adopt(top, class_name(unwrap(top)))
+                self._adopt(top, class_name(unwrap(top)) + suffix)
                 if self.find(module) is None:
                     self._adopt(module, class_name(unwrap(module)))
             found = self.find(module)

@@ -18,7 +18,7 @@ import torch
 
 from introspect_cli.capture.environment.redact import is_secret_path, plain
 from introspect_cli.errors import StoreError
-from introspect_cli.records import Given, Site, SiteInfo
+from introspect_cli.records import Given, Kind, Phase, Site, SiteInfo
 from introspect_cli.selection import selects
 from introspect_cli.store.batch import StepBatch, given_columns
 
@@ -189,6 +189,31 @@ class Recorder:
             self._times[site] = self._times.get(site, 0) + 1
         self._rows.append(site)
         self._slots.append(slot)
+
+    def take_back(self, start: int) -> list[tuple[int, int]]:
+        """Take all rows from one on out of the step; their sites and slots."""
+        with self._lock:
+            taken = list(zip(self._rows[start:], self._slots[start:], strict=True))
+            del self._rows[start:], self._slots[start:]
+            for row in [row for row in self._given if row >= start]:
+                del self._given[row]
+            for site, _ in taken:
+                self._times[site] -= 1
+            return taken
+
+    def give_back(self, taken: list[tuple[int, int]]) -> None:
+        """Put rows that were taken out into the step again."""
+        with self._lock:
+            for site, slot in taken:
+                self._note(site, slot)
+
+    def put_elsewhere(self, taken: list[tuple[int, int]], phase: Phase, kind: Kind, fqn: str, call: int) -> None:
+        """Put those of the rows that are of a kind into the step again, at another place."""
+        with self._lock:
+            for number, slot in taken:
+                site, info, _ = self._sites[number]
+                if site.kind is kind:
+                    self._note(self.site(replace(site, phase=phase, fqn=fqn, call=call), info), slot)
 
     def tick(self) -> None:
         """End the current step: write it if it was wanted, and begin the next.

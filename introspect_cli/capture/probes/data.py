@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,6 +12,7 @@ from torch.utils.data import DataLoader
 from introspect_cli.capture import private_api
 from introspect_cli.capture.names import FreeNames
 from introspect_cli.capture.probes.base import Patches
+from introspect_cli.capture.weak import ById
 from introspect_cli.records import Kind, Phase, Site, SiteInfo
 from introspect_cli.tensors.flatten import flatten
 from introspect_cli.tensors.views import unobserved
@@ -29,10 +31,12 @@ class DataProbe:
         self._context = context
         self._guarded = context.guard.around(self.name, "batches are")
         self._recorder = context.recorder
-        self._loaders = FreeNames()
-        self._iterators = FreeNames()
-        self._loader_of: dict[str, str] = {}
+        self._names = {Phase.DATA: FreeNames(), Phase.EVAL: FreeNames()}
+        self._numbers: ById[int] = ById()
+        self._loader_of: ById[weakref.ref[DataLoader[Any]]] = ById()
         self._counts: dict[tuple[str, Phase], int] = {}
+        self._count = 0
+        self._last: weakref.ref[DataLoader[Any]] | None = None
         self._patches = Patches()
 
     def install(self) -> None:
@@ -57,17 +61,21 @@ class DataProbe:
         def __next__(self: Any) -> Any:  # noqa: N807 - stands in for the iterator's __next__
             if not probe._guarded.on:
                 return following(self)
+            start, began = probe._recorder.rows, False
             with probe._guarded, unobserved():
-                probe._context.begin()
+                if torch.is_grad_enabled():
+                    began = not probe._context.begun
+                    probe._context.begin()
             batch = following(self)
-            if probe._guarded.on and probe._recorder.wanted:
+            if probe._guarded.on:
                 with probe._guarded, unobserved():
-                    probe._record(self, batch)
+                    probe._drew(self, batch, start, began=began)
             return batch
 
         self._patches.replace(DataLoader, "__iter__", __iter__)
         self._patches.replace(iterator, "__next__", __next__)
         self._context.on_tick.append(self._counts.clear)
+        self._context.on_evaluation.append(self._evaluated)
         self._guarded.on = True
 
     def remove(self) -> None:
@@ -76,17 +84,43 @@ class DataProbe:
         self._patches.remove()
 
     def _begun(self, loader: DataLoader[Any], iterator: object) -> None:
-        name = self._loaders.name(loader, type(loader).__name__)
-        # Persistent workers hand out one iterator again and again; it keeps its name.
-        self._loader_of[self._iterators.name(iterator, "iterator")] = name
+        if self._numbers.get(loader) is None:
+            self._numbers.set(loader, self._count)
+            self._count += 1
+        # Persistent workers hand out one iterator again and again.
+        self._loader_of.set(iterator, weakref.ref(loader))
 
-    def _record(self, iterator: object, batch: object) -> None:
+    def _drew(self, iterator: object, batch: object, start: int, *, began: bool) -> None:
+        reference = self._loader_of.get(iterator)
+        loader = reference() if reference is not None else None
+        number = self._numbers.get(loader) if loader is not None else None
+        self._context.evaluation.drew(-1 if number is None else number, start=start, began=began)
+        self._last = reference
         phase = Phase.DATA if torch.is_grad_enabled() else Phase.EVAL
-        if phase is Phase.EVAL and not self._context.wants_eval:
+        if self._recorder.wanted and (phase is Phase.DATA or self._context.wants_eval):
+            self._record(batch, *self._next_call(loader, phase))
+
+    def _next_call(self, loader: DataLoader[Any] | None, phase: Phase) -> tuple[str, Phase, int]:
+        """Name of a loader in a phase, which no loader of the other phase takes from it, and how often it has given."""
+        name = "DataLoader" if loader is None else self._names[phase].name(loader, type(loader).__name__)
+        call = self._counts.get((name, phase), 0)
+        self._counts[name, phase] = call + 1
+        return name, phase, call
+
+    def _evaluated(self, taken: list[tuple[int, int]]) -> None:
+        """What was drawn as if for training turned out to be for evaluation."""
+        loader = self._last() if self._last is not None else None
+        if loader is None:
             return
-        loader = self._loader_of.get(self._iterators.find(iterator) or "", "DataLoader")
-        call = self._counts.get((loader, phase), 0)
-        self._counts[loader, phase] = call + 1
+        name = self._names[Phase.DATA].find(loader)
+        if name is not None and not self._context.evaluation.feeds_training(self._numbers.get(loader)):
+            self._counts.pop((name, Phase.DATA), None)
+            self._names[Phase.DATA].release(loader)
+        if self._context.wants_eval:
+            name, phase, call = self._next_call(loader, Phase.EVAL)
+            self._recorder.put_elsewhere(taken, phase, Kind.BATCH, name, call)
+
+    def _record(self, batch: object, loader: str, phase: Phase, call: int) -> None:
         info = SiteInfo(loader.partition("#")[0])
         try:
             leaves = flatten(batch)

@@ -62,6 +62,7 @@ class LossProbe:
         if private_api.graph_task() != -1:
             return  # a backward inside a backward: checkpointing, not the script
         with unobserved():
+            self._context.evaluation.trained()
             self._context.look_for_unseen_step()
             call, self._calls = self._calls, self._calls + 1
             self._record(roots, call)

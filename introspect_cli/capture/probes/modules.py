@@ -46,6 +46,7 @@ class _Stack(threading.local):
         """Start outside every module."""
         self.calls: list[ModuleState | None] = []
         self.phase = Phase.FORWARD
+        self.outer = Phase.FORWARD
         self.in_graph = False
 
 
@@ -131,7 +132,8 @@ class ModuleProbe:
     ) -> Any:
         """Run an outermost call of a step that is not recorded; name it, so that a schedule changes no names."""
         calls = self._stack.calls
-        if self._names.find(module) is None and private_api.tracing_state() is None:
+        evaluates = self._stack.outer is Phase.EVAL and not self._context.is_trained(module)
+        if self._names.find(module) is None and private_api.tracing_state() is None and not evaluates:
             with self._guarded:
                 self._names.state(module, None)
         depth = len(calls)
@@ -174,7 +176,7 @@ class ModuleProbe:
         ):
             return  # what we read now would become part of the traced graph
         with unobserved():
-            self._context.outermost_forward(module)
+            self._stack.outer = self._context.outermost_forward(module)
 
     def _enter(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -195,10 +197,18 @@ class ModuleProbe:
         if stack.in_graph:
             return None, -1
         if caller is None:
-            state = self._names.state(module, None)
-            phase = self._phase(module)
+            phase = self._phase()
             if phase is Phase.EVAL and not self._context.wants_eval:
+                if self._context.is_trained(module):
+                    self._names.state(module, None)
                 return None, -1
+            # A copy that is only evaluated takes no name from what is trained.
+            is_copy = (
+                phase is Phase.EVAL
+                and not self._context.is_trained(module)
+                and next(module.parameters(), None) is not None
+            )
+            state = self._names.state(module, None, "#eval" if is_copy else "")
             stack.phase = phase
             if phase is not Phase.RECOMPUTE:
                 self._context.root_called(module)
@@ -223,12 +233,8 @@ class ModuleProbe:
                 self._values(state, Kind.INPUT, call, f"[{name!r}]", value)
         return state, call
 
-    def _phase(self, module: nn.Module) -> Phase:
-        if private_api.graph_task() != -1:
-            return Phase.RECOMPUTE
-        if not torch.is_grad_enabled() and self._context.is_trained(module):
-            return Phase.EVAL
-        return Phase.FORWARD
+    def _phase(self) -> Phase:
+        return Phase.RECOMPUTE if private_api.graph_task() != -1 else self._stack.outer
 
     def _leave(self, module: nn.Module, state: ModuleState, call: int, result: Any) -> None:
         if self._outputs and state.watched:

@@ -109,6 +109,7 @@ class OptimizerProbe:
         # From the first step on, names stay as they are, and steps need not be guessed at.
         context.stepped = context.names.settled = True
         context.unseen_steps = False
+        context.evaluation.trained()
         running = self._context.running.optimizers
         if running and not _inside_step(sys._getframe(1)):  # noqa: SLF001 - the documented way to a frame
             running.clear()  # the last step never returned: a closure raised and the script caught it
@@ -160,7 +161,7 @@ class OptimizerProbe:
         known = self._parameters.get(optimizer)
         if known is not None and len(known) == len(parameters):
             return
-        self._context.trains(parameters)
+        self._context.trains(optimizer)
         name = self._names.name(optimizer, type(optimizer).__name__)
         names = []
         for number, group in enumerate(optimizer.param_groups):

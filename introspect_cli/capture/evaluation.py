@@ -1,0 +1,131 @@
+"""Whether what runs belongs to training or to evaluation.
+
+One loss module, one loader class and one step clock serve both, so an evaluation in the middle would shift the numbers
+of training's calls, and the same training with and without it would look different. No single sign tells them apart: a
+teacher runs without gradients inside training, an averaged copy of the model is in no optimizer, and a loader yields
+its batch before anything shows what it is for. So the signs are put together: whether gradients are on, whether an
+optimizer holds any of the module's parameters, whether the module is in train mode, which loader gave the last batch,
+and what the call before was. What a loader gave is taken back when its batch turns out to be for evaluation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from introspect_cli.records import Phase
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from introspect_cli.capture.recorder import Recorder
+
+
+@dataclass
+class Draw:
+    """A batch drawn with gradients on, before it is known what for.
+
+    Attributes:
+        loader: number of its loader.
+        start: row of the step at which what it caused begins.
+        began: whether the step began with it.
+        rows: sites and slots that were taken back; None while they stand in the step.
+    """
+
+    loader: int
+    start: int
+    began: bool
+    rows: list[tuple[int, int]] | None = None
+
+
+class Evaluation:
+    """Tells the phase of outermost calls, and keeps batches of an evaluation out of training."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        """Start in training, without loaders."""
+        self._recorder = recorder
+        self._training: set[int] = set()
+        self._fed: set[int] = set()
+        self._feeder = -1
+        self._under_way = False
+        self._draws: list[Draw] = []
+
+    def drew(self, loader: int, *, start: int, began: bool) -> None:
+        """Hear of a batch.
+
+        Args:
+            loader: number of its loader.
+            start: rows of the step before it was drawn.
+            began: whether the step began with it.
+        """
+        self._feeder = loader
+        if not torch.is_grad_enabled():
+            self._under_way = True
+            return
+        self._fed.add(loader)
+        if loader in self._training:
+            self._under_way = False
+        self._draws = [draw for draw in self._draws if draw.rows is None]
+        self._draws.append(Draw(loader, start, began))
+
+    def trained(self) -> None:
+        """Hear of a backward pass or an optimizer step: what fed it feeds training."""
+        self._training |= self._fed
+        self._fed.clear()
+        self._under_way = False
+
+    def ticked(self) -> None:
+        """Hear that the step has ended: what was drawn in it stays."""
+        self._draws.clear()
+
+    def phase(self, module: nn.Module, *, is_trained: bool) -> Phase:
+        """The phase of an outermost call outside of any backward pass.
+
+        Args:
+            module: what is called.
+            is_trained: whether an optimizer holds any of its parameters.
+        """
+        elsewhere = bool(self._training) and self._feeder >= 0 and self._feeder not in self._training
+        if torch.is_grad_enabled():
+            evaluates = elsewhere and (not module.training if is_trained else self._under_way)
+        elif is_trained:
+            evaluates = True
+        else:
+            evaluates = self._under_way or (elsewhere and not module.training and not self._training & self._fed)
+        self._under_way = evaluates
+        return Phase.EVAL if evaluates else Phase.FORWARD
+
+    def feeds_training(self, loader: int | None) -> bool:
+        """Whether a loader is known to feed training."""
+        return loader in self._training
+
+    def take_back(self) -> tuple[list[tuple[int, int]], bool]:
+        """An evaluating call: take the batches that fed it out of the step.
+
+        Returns:
+            sites and slots of what was taken back; and whether the step had begun with it.
+        """
+        began = False
+        taken: list[tuple[int, int]] = []
+        self._fed.discard(self._feeder)
+        for draw in reversed(self._draws):
+            if draw.loader != self._feeder:
+                break
+            if draw.rows is None:
+                draw.rows = self._recorder.take_back(draw.start)
+                taken = draw.rows + taken
+                began |= draw.began
+        return taken, began
+
+    def give_back(self) -> bool:
+        """A training call: put back a batch that stood aside for an evaluation; whether the step began with it."""
+        began = False
+        if all(draw.rows is not None for draw in self._draws):  # else another batch is the one in use
+            for draw in self._draws:
+                self._recorder.give_back(draw.rows or [])
+                self._fed.add(draw.loader)
+                began |= draw.began
+        self._draws.clear()
+        return began
