@@ -12,7 +12,7 @@ import weakref
 from typing import TYPE_CHECKING
 
 from introspect_cli.capture.evaluation import Evaluation
-from introspect_cli.capture.weak import ById
+from introspect_cli.capture.identity import ById
 from introspect_cli.records import Kind, Phase, Site, SiteInfo
 
 if TYPE_CHECKING:

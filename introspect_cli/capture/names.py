@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from introspect_cli.capture.environment.sources import class_source
-from introspect_cli.capture.weak import ById
+from introspect_cli.capture.identity import ById, FreeNames
 from introspect_cli.records import Kind, ModuleInfo, Phase
 from introspect_cli.selection import selects
 
@@ -60,46 +60,6 @@ def unwrap(module: nn.Module) -> nn.Module:
     return module
 
 
-class FreeNames:
-    """Numbers what has no name of its own but its class: `Adam`, `Adam#2`; the number of what is gone is free."""
-
-    def __init__(self) -> None:
-        """Start with every name free."""
-        self._taken: dict[str, weakref.ref[Any]] = {}
-        self._names: dict[int, tuple[weakref.ref[Any], str]] = {}
-
-    def find(self, thing: object) -> str | None:
-        """The name given to this object, None if it has none."""
-        known = self._names.get(id(thing))
-        return known[1] if known is not None and known[0]() is thing else None
-
-    def release(self, thing: object) -> None:
-        """Take the object's name back."""
-        name = self.find(thing)
-        if name is not None:
-            del self._names[id(thing)], self._taken[name]
-
-    def name(self, thing: object, base: str) -> str:
-        """The object's name: the one it has, else the first free one that begins with `base`."""
-        found = self.find(thing)
-        if found is not None:
-            return found
-        number, name = 1, base
-        while (taken := self._taken.get(name)) is not None and taken() is not None:
-            number += 1
-            name = f"{base}#{number}"
-        key, names = id(thing), self._names
-
-        def forget(reference: weakref.ref[Any]) -> None:
-            known = names.get(key)
-            if known is not None and known[0] is reference:
-                del names[key]
-
-        self._taken[name] = reference = weakref.ref(thing, forget)
-        self._names[key] = (reference, name)
-        return name
-
-
 class NameFilter:
     """Which FQNs are to be recorded, by globs and depth."""
 
@@ -128,6 +88,7 @@ class ModuleState:
         "fqn",
         "inner",
         "module_class",
+        "own",
         "reference",
         "sites",
         "step",
@@ -144,6 +105,7 @@ class ModuleState:
         self.compiled = False
         self.step = -1
         self.calls: dict[Phase, int] = {}
+        self.own: dict[int, ParameterName] = {}
         self.sites: dict[tuple[object, ...], int] = {}
 
     def next_call(self, step: int, phase: Phase) -> int:
@@ -170,14 +132,68 @@ class ModuleState:
 class ParameterName:
     """A parameter's or buffer's name and the class of the module that owns it."""
 
-    __slots__ = ("fqn", "module_class", "sites", "watched")
+    __slots__ = ("_holders", "fqn", "module_class", "sites", "watched")
 
     def __init__(self, fqn: str, module_class: str, *, watched: bool) -> None:
-        """Take the name, and whether it is to be recorded."""
+        """Start with nobody who holds the tensor."""
+        self._holders: list[Holder] = []
         self.fqn = fqn
         self.module_class = module_class
         self.watched = watched
         self.sites: dict[tuple[Phase, Kind, str, int], int] = {}
+
+    def held_by(self, holder: Holder) -> None:
+        """Hear who holds the tensor."""
+        self._holders = [known for known in self._holders if known.is_alive and not known.same_owner(holder)]
+        self._holders.append(holder)
+
+    def is_of(self, tensor: torch.Tensor) -> bool:
+        """Whether one of those who hold what has this name holds this very tensor."""
+        return any(holder.holds(tensor) for holder in self._holders)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether anybody still holds what has this name."""
+        return any(holder.is_alive for holder in self._holders)
+
+
+class Holder:
+    """Where a tensor of the script is kept: by a module under an attribute, or by an optimizer at a place in a group.
+
+    It tells a tensor from another that has come to its address without any reference to the tensor.
+    """
+
+    __slots__ = ("_owner", "_place")
+
+    def __init__(self, owner: nn.Module | torch.optim.Optimizer, place: str | tuple[int, int]) -> None:
+        """Keep no reference to the owner but a weak one."""
+        self._owner = weakref.ref(owner)
+        self._place = place
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the owner is."""
+        return self._owner() is not None
+
+    def same_owner(self, other: Holder) -> bool:
+        """Whether it is the same owner's."""
+        return self._owner() is other._owner()
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """Whether the tensor is still there."""
+        owner: Any = self._owner()
+        if owner is None:
+            return False
+        place = self._place
+        if isinstance(place, str):
+            return bool(owner._parameters.get(place) is tensor or owner._buffers.get(place) is tensor)  # noqa: SLF001 - the public views build strings
+        group, position = place
+        groups = owner.param_groups
+        return (
+            group < len(groups)
+            and position < len(groups[group]["params"])
+            and groups[group]["params"][position] is tensor
+        )
 
 
 class Names:
@@ -189,7 +205,7 @@ class Names:
         self._states: dict[int, ModuleState] = {}
         self._parents: ById[weakref.ref[nn.Module]] = ById()
         self._free = FreeNames()
-        self._parameters: ById[ParameterName] = ById()
+        self._parameters: dict[int, ParameterName] = {}
         self._roots: list[weakref.ref[nn.Module]] = []
         self._trees: list[ModuleInfo] = []
         self._lock = threading.RLock()
@@ -248,12 +264,12 @@ class Names:
 
     def parameter(self, tensor: torch.Tensor) -> ParameterName | None:
         """The name of a parameter or buffer, None if no module seen so far holds it."""
-        return self._parameters.get(tensor)
+        name = self._parameters.get(id(tensor))
+        return name if name is not None and name.is_of(tensor) else None
 
     def name_parameter(self, tensor: torch.Tensor, fqn: str, module_class: str) -> ParameterName:
-        """Give a name to a tensor that no module holds (an optimizer may be given any)."""
-        name = ParameterName(fqn, module_class, watched=self._wanted(fqn))
-        self._parameters.set(tensor, name)
+        """Give a name to a tensor that no module holds (an optimizer may be given any); say then who holds it."""
+        name = self._parameters[id(tensor)] = ParameterName(fqn, module_class, watched=self._wanted(fqn))
         return name
 
     def new_modules(self) -> list[ModuleInfo]:
@@ -301,7 +317,7 @@ class Names:
                 for name, tensor in group.items():
                     known = None if tensor is None else self.parameter(tensor)
                     if known is not None and known.fqn == f"{fqn}.{name}":
-                        self._parameters.discard(tensor)
+                        self._parameters.pop(id(tensor), None)
         self._trees = [info for info in self._trees if info.fqn not in gone]
 
     def _walk(self, root: nn.Module, fqn: str) -> None:
@@ -326,7 +342,11 @@ class Names:
             state = states.get(key)
             if state is not None and state.reference is reference:
                 del states[key]
+                for tensor in [tensor for tensor, name in state.own.items() if names.get(tensor) is name]:
+                    if not names[tensor].is_alive:
+                        del names[tensor]
 
+        names = self._parameters
         reference = weakref.ref(module, forget)
         state = ModuleState(reference, name, class_name(unwrap(module)), watched=self._wanted(name))
         states[key] = state
@@ -337,7 +357,8 @@ class Names:
             for name, tensor in group.items():
                 if tensor is not None and self.parameter(tensor) is None:
                     own = ParameterName(f"{state.fqn}.{name}", state.module_class, watched=state.watched)
-                    self._parameters.set(tensor, own)
+                    own.held_by(Holder(module, name))
+                    self._parameters[id(tensor)] = state.own[id(tensor)] = own
 
     def _describe(self, module: nn.Module, state: ModuleState) -> ModuleInfo:
         aliases = []

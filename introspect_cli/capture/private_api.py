@@ -169,6 +169,7 @@ ELSEWHERE = {
     "torch.nn.Module._forward_hooks": "taps find their own hooks by it; without it they cannot be taken off",
     "torch.nn.Module._forward_pre_hooks": "as _forward_hooks",
     "torch.Tensor._version": "counts in-place writes; without it steps of compiled optimizers are not noticed",
+    "torch.Tensor._backward_hooks": "tells whether a tensor has our hook; without it, one would get a second",
     "torch.Tensor._values": "values of a sparse tensor as stored; without it such tensors are not observed",
     "torch.Tensor._indices": "as _values",
     "torch.Tensor._nested_tensor_size": "sizes in a nested tensor; without it such tensors are not observed",

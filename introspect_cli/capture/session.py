@@ -21,6 +21,7 @@ from introspect_cli.capture.manifest import Documents, closing, opening
 from introspect_cli.capture.probes.base import Guard
 from introspect_cli.capture.progress import Progress, human_size
 from introspect_cli.capture.run_directory import distributed_rank, run_directory
+from introspect_cli.capture.signals import Signals
 from introspect_cli.capture.tracebacks import TracebackFilter
 from introspect_cli.errors import IntrospectError, StoreError
 from introspect_cli.records import count
@@ -79,6 +80,7 @@ class Session:
         self._closed = False
         self._store_lost = ""
         self._tracebacks = TracebackFilter()
+        self._signals = Signals(self._guard.sections)
         self._words: list[str] = []
         self._began: dict[str, bytes | None] = {}
         self._documents = Documents(target, options, self._store, self._guard)
@@ -120,6 +122,7 @@ class Session:
         if self.options.deterministic:
             randomness.environment()
         self._tracebacks.install()
+        self._signals.install()
         self._imports.install()
 
     def attach(self) -> None:
@@ -187,6 +190,7 @@ class Session:
         self._closed = True
         self._guard.script_is_over = True
         self._imports.remove()
+        self._signals.remove()
         self._tracebacks.remove()
         self._progress.clear()
         probes = self._probes

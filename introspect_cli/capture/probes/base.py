@@ -1,19 +1,17 @@
 """What every probe is and shares: install and remove, replaced functions, and the guard around all of its code.
 
 A capture's code runs inside the script's: in its forward passes, its backward passes, its optimizer steps. A mistake
-of ours must never become the script's, and what is the script's must never be taken for a mistake of ours: a signal
-handler of the script runs wherever the interpreter happens to be, often in our code, and the timeout that it raises
-there belongs to the script. So everything that a probe does runs inside one context manager. It switches the probe off
-after a mistake, says once what is no longer seen, keeps the sentence for the manifest, and lets pass what did not come
-from us.
+of ours must never become the script's, and what is the script's must never be taken for a mistake of ours: an
+interrupt, or the timeout that a signal handler of the script raises wherever the interpreter happens to be. So
+everything that a probe does runs inside one context manager. It switches the probe off after a mistake, says once what
+is no longer seen, keeps the sentence for the manifest, and lets pass what did not come from us.
 """
 
 from __future__ import annotations
 
-import itertools
 import os
-import signal
 import sys
+import threading
 import traceback
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -90,6 +88,7 @@ class Guard:
         self.sentences: list[str] = []
         self.failed: set[str] = set()
         self.details: list[str] = []
+        self.sections = Sections()
         self.script_is_over = False
         """From then on, nothing that is raised in our code can be meant for the script."""
 
@@ -130,6 +129,29 @@ class Guard:
             self._warn(sentence)
 
 
+class Sections:
+    """Which sections of ours the main thread is in, and what waits for their end: signal handlers of the script."""
+
+    def __init__(self) -> None:
+        """Start outside."""
+        self.depth = 0
+        self.waiting: list[Callable[[], None]] = []
+        self._main = threading.main_thread().ident
+
+    def enter(self) -> None:
+        """A section begins."""
+        if threading.get_ident() == self._main:
+            self.depth += 1
+
+    def leave(self) -> None:
+        """A section ends; at the end of the last one, run what waits."""
+        if threading.get_ident() != self._main:
+            return
+        self.depth -= 1
+        while not self.depth and self.waiting:
+            self.waiting.pop(0)()
+
+
 class Guarded:
     """The code of one probe: `with guarded: ...` raises no mistake of ours, and `on` says whether to go on watching."""
 
@@ -144,68 +166,43 @@ class Guarded:
         self.on = False
 
     def __enter__(self) -> None:
-        return None
+        self._guard.sections.enter()
 
     def __exit__(
         self, _class: type[BaseException] | None, error: BaseException | None, _traceback: TracebackType | None
     ) -> bool:
         if error is None:
+            self._guard.sections.leave()
             return False
-        if self._guard.passes(error):
-            return False
-        self.on = False
-        if self._then is not None:
-            self._then()
-        self._guard.failure(self._probe, self._lost, error)
-        return True
+        swallowed = not self._guard.passes(error)
+        try:
+            if swallowed:
+                self.on = False
+                if self._then is not None:
+                    self._then()
+                self._guard.failure(self._probe, self._lost, error)
+        finally:
+            self._guard.sections.leave()
+        return swallowed
 
 
 def belongs_to_script(error: BaseException) -> bool:
     """Whether an exception that passes through our code is meant for the script.
 
-    What is no `Exception` is an order to stop. A signal handler runs between two instructions of ours: its frame stands
-    in the traceback right below the frame that it interrupted, which is also its argument. An exception that one thread
-    raises in another appears out of nothing in a frame of ours and is of a class that neither python nor torch has.
+    What is no `Exception` is an order to stop. An exception that one thread raises in another appears out of nothing in
+    a frame of ours and is of a class of the script's. (Signal handlers wait until our code is left.)
     """
     if not isinstance(error, Exception):
         return True
-    frames = _frames(error)
-    for interrupted, frame in itertools.pairwise(frames):
-        if not _is_ours(frame) and _is_handler(frame, interrupted):
-            return True
-    if not frames or not _is_ours(frames[-1]):
+    entry = error.__traceback__
+    while entry is not None and entry.tb_next is not None:
+        entry = entry.tb_next
+    if entry is None or not is_ours(entry.tb_frame):
         return False
     home = sys.modules.get(type(error).__module__)
     return is_users(str(getattr(home, "__file__", "")))
 
 
-def _frames(error: BaseException) -> list[FrameType]:
-    found, entry = [], error.__traceback__
-    while entry is not None:
-        found.append(entry.tb_frame)
-        entry = entry.tb_next
-    return found
-
-
-def _is_ours(frame: FrameType) -> bool:
+def is_ours(frame: FrameType) -> bool:
+    """Whether a frame runs code of this package."""
     return frame.f_code.co_filename.startswith(_PACKAGE)
-
-
-def _is_handler(frame: FrameType, interrupted: FrameType) -> bool:
-    """Whether a frame is that of a signal handler, which is called with the frame that it interrupts."""
-    for value in frame.f_locals.values():
-        if value is interrupted:
-            return True
-        if type(value) is tuple and any(item is interrupted for item in value):
-            return True
-    return _handles_a_signal(frame)
-
-
-def _handles_a_signal(frame: FrameType) -> bool:
-    """Whether the frame's function is installed as a handler: it may have let go of its arguments."""
-    for number in signal.valid_signals():
-        handler: Any = signal.getsignal(number)
-        function = getattr(handler, "__func__", handler)
-        if getattr(function, "__code__", None) is frame.f_code:
-            return True
-    return False

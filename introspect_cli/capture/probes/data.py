@@ -10,9 +10,8 @@ import torch
 from torch.utils.data import DataLoader
 
 from introspect_cli.capture import private_api
-from introspect_cli.capture.names import FreeNames
+from introspect_cli.capture.identity import ById, FreeNames
 from introspect_cli.capture.probes.base import Patches
-from introspect_cli.capture.weak import ById
 from introspect_cli.records import Kind, Phase, Site, SiteInfo
 from introspect_cli.tensors.flatten import flatten
 from introspect_cli.tensors.views import unobserved

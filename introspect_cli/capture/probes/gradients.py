@@ -8,16 +8,28 @@ What is recorded is the tensor's whole gradient, summed over all its uses.
 
 from __future__ import annotations
 
-import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from introspect_cli.capture.weak import ById
+from introspect_cli.capture.identity import ById
 
 if TYPE_CHECKING:
     import torch
 
     from introspect_cli.capture.probes.base import Guard
     from introspect_cli.capture.recorder import Recorder
+
+
+class _Hooked(NamedTuple):
+    """A hook of ours, by which the tensor that it is on is known without a reference to it."""
+
+    hook: object
+    number: int
+    version: int
+    sites: list[int]
+
+    def is_on(self, tensor: torch.Tensor) -> bool:
+        hooks = tensor._backward_hooks  # noqa: SLF001 - there is no public way to ask for one's own hook
+        return hooks is not None and hooks.get(self.number) is self.hook
 
 
 class GradientProbe:
@@ -29,7 +41,7 @@ class GradientProbe:
         """Start without hooks."""
         self._recorder = recorder
         self._guarded = guard.around(self.name, "gradients of module inputs and outputs are")
-        self._watched: dict[int, tuple[weakref.ref[torch.Tensor], int, list[int]]] = {}
+        self._watched: dict[int, _Hooked] = {}
         self._leaf_handles: list[Any] = []
         self._elsewhere: ById[list[int] | str] = ById()
 
@@ -57,9 +69,9 @@ class GradientProbe:
         key = id(tensor)
         version = tensor._version  # noqa: SLF001 - the documented-by-use counter of in-place writes
         known = self._watched.get(key)
-        if known is not None and known[1] == version and known[0]() is tensor:
+        if known is not None and known.version == version and known.is_on(tensor):
             if not recomputed:
-                known[2].append(site)
+                known.sites.append(site)
             return
         sites = [site]
 
@@ -76,7 +88,7 @@ class GradientProbe:
         except RuntimeError:
             # A view that autograd no longer knows the maker of, since its base was written over, has no gradient.
             return
-        self._watched[key] = (weakref.ref(tensor), version, sites)
+        self._watched[key] = _Hooked(hook, handle.id, version, sites)
         if is_leaf:
             # A leaf outlives its graph: without this, a parameter used as an input would gather hooks for ever.
             self._leaf_handles.append(handle)

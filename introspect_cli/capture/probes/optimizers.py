@@ -2,7 +2,7 @@
 
 Torch's global step hooks run around `step` of every optimizer there is. Only the outermost step counts (an optimizer
 that wraps another calls its step inside its own). An optimizer that is given a closure computes its gradients inside
-`step`; there they are read afterwards.
+`step`, once or many times; there they are recorded each time that the closure returns.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from introspect_cli.capture.names import FreeNames
+from introspect_cli.capture.identity import ById, FreeNames
+from introspect_cli.capture.names import Holder
 from introspect_cli.capture.probes.base import Patches
-from introspect_cli.capture.weak import ById
 from introspect_cli.records import Kind, Phase, Site, SiteInfo
 from introspect_cli.tensors import parallel
 from introspect_cli.tensors.flatten import flatten
@@ -58,6 +58,7 @@ class OptimizerProbe:
         self._patches = Patches()
         self._handles: list[RemovableHandle] = []
         self._stepped = 0
+        self._closures = 0
         self.settings: list[dict[str, Any]] = []
         self.settings_changed = False
 
@@ -102,9 +103,11 @@ class OptimizerProbe:
         """Whether this thread is inside an optimizer's step."""
         return bool(self._context.running.optimizers)
 
-    def _before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _before(
+        self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         if torch.compiler.is_compiling() or not self._guarded.on:
-            return
+            return None
         context = self._context
         # From the first step on, names stay as they are, and steps need not be guessed at.
         context.stepped = context.names.settled = True
@@ -115,7 +118,8 @@ class OptimizerProbe:
             running.clear()  # the last step never returned: a closure raised and the script caught it
         running.append(id(optimizer))
         if len(running) > 1:
-            return
+            return None
+        self._closures = 0
         with self._guarded, unobserved():
             has_closure = _has_closure(args, kwargs)
             if not (has_closure and self._is_ahead(optimizer)):
@@ -123,6 +127,34 @@ class OptimizerProbe:
             self._context.begin()
             if self._recorder.wanted:
                 self._record_before(optimizer, has_closure=has_closure)
+            if has_closure:
+                return self._watched_closure(optimizer, args, kwargs)
+        return None
+
+    def _watched_closure(
+        self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of a step, with a closure after which the gradients are recorded, each time it is called."""
+        named = kwargs.get("closure") is not None
+        closure = kwargs["closure"] if named else args[1]
+
+        @functools.wraps(closure)
+        def evaluate() -> Any:
+            result = closure()
+            if self._guarded.on and self._recorder.wanted:
+                with self._guarded, unobserved():
+                    self._evaluated(optimizer)
+            return result
+
+        if named:
+            return args, {**kwargs, "closure": evaluate}
+        return (args[0], evaluate, *args[2:]), kwargs
+
+    def _evaluated(self, optimizer: Optimizer) -> None:
+        if self._parameters.get(optimizer) is None:
+            self._note(optimizer)
+        self._gradients(optimizer, self._parameters.get(optimizer) or [], self._closures)
+        self._closures += 1
 
     def _after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if torch.compiler.is_compiling() or not self._guarded.on:
@@ -171,6 +203,7 @@ class OptimizerProbe:
                     known_name = self._context.names.name_parameter(
                         parameter, f"{name}.group{number}.{position}", type(optimizer).__name__
                     )
+                known_name.held_by(Holder(optimizer, (number, position)))
                 names.append(known_name)
         self._parameters.set(optimizer, names)
         remaining = iter(names)
@@ -204,7 +237,7 @@ class OptimizerProbe:
 
     def _record_after(self, optimizer: Optimizer, *, has_closure: bool, gradients: bool = True) -> None:
         names = self._parameters.get(optimizer) or []
-        if has_closure and gradients:
+        if has_closure and gradients and not self._closures:
             self._gradients(optimizer, names)
         if gradients:
             parallel.note_computation(tensor.grad for tensor in _parameters(optimizer) if tensor.grad is not None)
@@ -214,14 +247,14 @@ class OptimizerProbe:
         for listener in self._context.on_after_optimizer:
             listener()
 
-    def _gradients(self, optimizer: Optimizer, names: list[ParameterName]) -> None:
+    def _gradients(self, optimizer: Optimizer, names: list[ParameterName], call: int = 0) -> None:
         if Kind.GRAD not in self._context.kinds:
             return
         sites, gradients = [], []
         for name, parameter in zip(names, _parameters(optimizer), strict=True):
             gradient = parameter.grad if name.watched else None
             if gradient is not None:
-                sites.append(self._context.state_site(name, Phase.OPTIMIZER, Kind.GRAD))
+                sites.append(self._context.state_site(name, Phase.OPTIMIZER, Kind.GRAD, call=call))
                 gradients.append(gradient)
         self._recorder.tensors(sites, gradients)
 

@@ -3,31 +3,34 @@
 A script that loads a checkpoint in the middle of a run, copies weights from another model or clamps them by hand
 changes parameters after the optimizer left them, and an optimizer with a line search changes them between the forward
 passes of one step; the next forward pass then looks as if its modules computed something else. Autograd counts the
-in-place writes of every tensor, and its memory has an address; a tensor with another count or address than when it was
-recorded is recorded again.
+in-place writes of every tensor, and its memory has an address; writes through `.data` are not counted, and show in a
+sample of the memory. A tensor with another count, address or sample than when it was recorded is recorded again.
 """
 
 from __future__ import annotations
 
+import ctypes
 import weakref
 from typing import TYPE_CHECKING
 
+import torch
 from torch.nn.parameter import is_lazy
 
-from introspect_cli.capture.weak import ById
+from introspect_cli.capture.identity import ById
 from introspect_cli.records import Kind, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    import torch
     from torch import nn
 
     from introspect_cli.capture.context import Context
     from introspect_cli.capture.names import ParameterName
 
 Pairs = list[tuple[Kind, "torch.Tensor"]]
-Mark = tuple[int, int]
+Mark = tuple[int, int, bytes]
+
+_CHUNK, _CHUNKS = 64, 8
 
 
 class StateProbe:
@@ -179,27 +182,39 @@ class StateProbe:
 
 
 class Written:
-    """Remembers how tensors stood when they were recorded."""
+    """Remembers how tensors stood when they were recorded, by their `id`."""
 
     def __init__(self) -> None:
         """Start with nothing recorded."""
-        self._marks: ById[Mark] = ById()
+        self._marks: dict[int, Mark] = {}
 
     def recorded(self, tensors: Iterable[torch.Tensor]) -> None:
         """Remember tensors that have just been recorded."""
         for tensor in tensors:
             mark = _mark(tensor)
-            if mark is not None and self._marks.get(tensor) != mark:
-                self._marks.set(tensor, mark)
+            if mark is not None:
+                self._marks[id(tensor)] = mark
 
     def since(self, tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
         """Those of the tensors that were recorded and have been written to since, or never were recorded."""
-        return [tensor for tensor in tensors if self._marks.get(tensor) != _mark(tensor)]
+        return [tensor for tensor in tensors if self._marks.get(id(tensor)) != _mark(tensor)]
 
 
 def _mark(tensor: torch.Tensor) -> Mark | None:
-    """Count of in-place writes and address; None for what has neither (inference tensors, some subclasses)."""
+    """Count of in-place writes, address, and a sample; None for what has no memory (inference tensors, subclasses)."""
     try:
-        return tensor._version, tensor.data_ptr()  # noqa: SLF001 - documented by use; there is no public counter
+        version, address = tensor._version, tensor.data_ptr()  # noqa: SLF001 - documented by use; there is no public counter
     except (RuntimeError, NotImplementedError):
         return None
+    return version, address, _sample(tensor, address)
+
+
+def _sample(tensor: torch.Tensor, address: int) -> bytes:
+    """Bytes at places spread over a tensor in host memory, all of a small one."""
+    if not address or not tensor.is_cpu or tensor.layout is not torch.strided or not tensor.is_contiguous():
+        return b""
+    size = tensor.numel() * tensor.element_size()
+    if size <= _CHUNKS * _CHUNK:
+        return ctypes.string_at(address, size)
+    last = size - _CHUNK
+    return b"".join([ctypes.string_at(address + last * place // (_CHUNKS - 1), _CHUNK) for place in range(_CHUNKS)])

@@ -1,0 +1,90 @@
+"""Facts about the script's objects, kept no longer than the objects are.
+
+Modules, loaders and optimizers are told apart by identity (a script may give them any `__eq__` and `__hash__`), and an
+identity is free for another object once its owner is gone. So every entry holds a weak reference, answers only for the
+very object it was made for, and goes when that object goes. It is not for tensors: `torch.utils.swap_tensors` refuses
+a tensor that has weak references.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, Generic, TypeVar
+
+Value = TypeVar("Value")
+
+
+class ById(Generic[Value]):
+    """A dictionary keyed by the identity of live objects."""
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self._entries: dict[int, tuple[weakref.ref[Any], Value]] = {}
+
+    def get(self, thing: object) -> Value | None:
+        """What is kept of the object, None if nothing is."""
+        entry = self._entries.get(id(thing))
+        return entry[1] if entry is not None and entry[0]() is thing else None
+
+    def set(self, thing: object, value: Value) -> None:
+        """Keep something of the object until it goes."""
+        key, entries = id(thing), self._entries
+
+        def forget(reference: weakref.ref[Any]) -> None:
+            entry = entries.get(key)
+            if entry is not None and entry[0] is reference:
+                del entries[key]
+
+        entries[key] = (weakref.ref(thing, forget), value)
+
+    def discard(self, thing: object) -> None:
+        """Forget the object."""
+        if self.get(thing) is not None:
+            del self._entries[id(thing)]
+
+    def clear(self) -> None:
+        """Forget all objects."""
+        self._entries.clear()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+
+class FreeNames:
+    """Numbers what has no name of its own but its class: `Adam`, `Adam#2`; the number of what is gone is free."""
+
+    def __init__(self) -> None:
+        """Start with every name free."""
+        self._taken: dict[str, weakref.ref[Any]] = {}
+        self._names: dict[int, tuple[weakref.ref[Any], str]] = {}
+
+    def find(self, thing: object) -> str | None:
+        """The name given to this object, None if it has none."""
+        known = self._names.get(id(thing))
+        return known[1] if known is not None and known[0]() is thing else None
+
+    def release(self, thing: object) -> None:
+        """Take the object's name back."""
+        name = self.find(thing)
+        if name is not None:
+            del self._names[id(thing)], self._taken[name]
+
+    def name(self, thing: object, base: str) -> str:
+        """The object's name: the one it has, else the first free one that begins with `base`."""
+        found = self.find(thing)
+        if found is not None:
+            return found
+        number, name = 1, base
+        while (taken := self._taken.get(name)) is not None and taken() is not None:
+            number += 1
+            name = f"{base}#{number}"
+        key, names = id(thing), self._names
+
+        def forget(reference: weakref.ref[Any]) -> None:
+            known = names.get(key)
+            if known is not None and known[0] is reference:
+                del names[key]
+
+        self._taken[name] = reference = weakref.ref(thing, forget)
+        self._names[key] = (reference, name)
+        return name

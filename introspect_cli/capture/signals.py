@@ -1,0 +1,88 @@
+"""Signal handlers of the script, kept out of our code.
+
+Python runs a handler wherever the main thread happens to be, and a handler often raises: that is how timeouts are made.
+Raised inside our code, a timeout would be taken for a mistake of ours, or for a failing disk, and a step would be half
+written. So while a section of ours runs, a handler waits; it runs when the section ends, a moment later, and what it
+raises goes straight to the script. The script sees its own handlers only.
+"""
+
+from __future__ import annotations
+
+import functools
+import signal
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+from introspect_cli.capture.probes.base import Patches, Sections, is_ours
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+
+class _Waiting:
+    """A handler of the script, called now or when our section ends."""
+
+    def __init__(self, handler: Any, sections: Sections) -> None:
+        self.handler = handler
+        self._sections = sections
+
+    def __call__(self, number: int, frame: FrameType | None) -> Any:
+        if self._sections.depth:
+            self._sections.waiting.append(functools.partial(self._run, number))
+            return None
+        return self.handler(number, frame)
+
+    def _run(self, number: int) -> None:
+        frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - the documented way to a frame
+        while frame is not None and is_ours(frame):
+            frame = frame.f_back
+        self.handler(number, frame)
+
+
+class Signals:
+    """Has the script's handlers wait for our sections."""
+
+    def __init__(self, sections: Sections) -> None:
+        """Nothing is replaced before `install`."""
+        self._sections = sections
+        self._patches = Patches()
+        self._set = signal.signal
+
+    def install(self) -> None:
+        """Begin with the handlers that there are; and hear of new ones."""
+        self._set, asked, sections = signal.signal, signal.getsignal, self._sections
+
+        @functools.wraps(self._set)
+        def set_handler(signalnum: int, handler: Any) -> Any:
+            return _own(self._set(signalnum, _Waiting(handler, sections) if _raises(handler) else handler))
+
+        @functools.wraps(asked)
+        def get_handler(signalnum: int) -> Any:
+            return _own(asked(signalnum))
+
+        self._each(lambda handler: _Waiting(handler, sections) if _raises(handler) else None)
+        self._patches.replace(signal, "signal", set_handler)
+        self._patches.replace(signal, "getsignal", get_handler)
+
+    def remove(self) -> None:
+        """Give the handlers back as they are."""
+        self._patches.remove()
+        self._each(lambda handler: handler.handler if isinstance(handler, _Waiting) else None)
+
+    def _each(self, exchange: Any) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            return  # python lets no other thread set handlers
+        for number in signal.valid_signals():
+            new = exchange(signal.getsignal(number))
+            if new is not None:
+                self._set(number, new)
+
+
+def _raises(handler: Any) -> bool:
+    """Whether a handler is python code of somebody's: python's own for an interrupt may come at any time."""
+    return callable(handler) and not isinstance(handler, signal.Handlers) and handler is not signal.default_int_handler
+
+
+def _own(handler: Any) -> Any:
+    return handler.handler if isinstance(handler, _Waiting) else handler

@@ -1,0 +1,114 @@
+"""Inside somebody else's process: what is the script's stays the script's, and what it does behind our back is seen."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+import torch
+from neutrality import trajectory, watched
+from torch import nn
+
+from introspect_cli.store.reader import open_run
+
+
+def records(path, kind):
+    """Step, phase, FQN and call of every record of a kind."""
+    found = []
+    with open_run(path) as run:
+        rank = run.rank(0)
+        sites = rank.sites
+        for step in (entry.step for entry in rank.steps):
+            wanted = [site for site in rank.read(step).site if sites.kind[site] == kind]
+            found += [(step, sites.phase[site], sites.fqn[site], int(sites.call[site])) for site in wanted]
+    return found
+
+
+def test_every_timeout_of_the_script_reaches_it(tmp_path):
+    arrived = []
+    net = nn.Sequential(*[nn.Linear(4, 4) for _ in range(40)])
+    optimizer = torch.optim.Adam(net.parameters())
+
+    def expired(_number, _frame):
+        raise TimeoutError("the script's own")
+
+    before = signal.signal(signal.SIGALRM, expired)
+    try:
+        with watched(tmp_path / "run") as session:
+            for number in range(40):
+                signal.setitimer(signal.ITIMER_REAL, 0.002 + number * 0.0007)
+                try:
+                    while True:
+                        net(torch.ones(2, 4)).sum().backward()
+                        optimizer.step()
+                except TimeoutError:
+                    arrived.append(number)
+            net(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert arrived == list(range(40))
+    assert session._guard.details == []
+    with open_run(tmp_path / "run") as run:
+        assert len(run.rank(0).steps) > 0
+
+
+def test_tensors_can_be_swapped(tmp_path):
+    net = nn.Linear(4, 4)
+    optimizer = torch.optim.Adam(net.parameters())
+    with watched(tmp_path / "run") as session:
+        for _ in range(3):
+            x = torch.ones(2, 4, requires_grad=True)
+            net(x).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            torch.utils.swap_tensors(net.weight, nn.Parameter(net.weight.detach().clone()))
+            torch.__future__.set_swap_module_params_on_conversion(True)
+            try:
+                net.to(torch.float64).to(torch.float32)
+            finally:
+                torch.__future__.set_swap_module_params_on_conversion(False)
+    assert session._guard.details == []
+    assert {fqn for _, _, fqn, _ in records(tmp_path / "run", "param")} == {"Linear.weight", "Linear.bias"}
+
+
+def closures(log):
+    net = nn.Linear(3, 1)
+    x, y = torch.randn(8, 3), torch.randn(8, 1)
+    optimizer = torch.optim.LBFGS(net.parameters(), max_iter=4)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = log.loss((net(x) - y).square().mean())
+        loss.backward()
+        return loss
+
+    for _ in range(2):
+        optimizer.step(closure)
+        log(net)
+
+
+def test_gradients_inside_a_closure_are_recorded_each_time(tmp_path):
+    bare = trajectory(closures)
+    with watched(tmp_path / "run"):
+        seen = trajectory(closures)
+    assert (seen.entries, seen.losses) == (bare.entries, bare.losses)
+    weight = [(step, call) for step, _, fqn, call in records(tmp_path / "run", "grad") if fqn == "Linear.weight"]
+    assert len(weight) == len(bare.losses)
+    assert [call for step, call in weight if step == 0] == list(range(sum(step == 0 for step, _ in weight)))
+
+
+@pytest.mark.parametrize("size", [4, 400])
+def test_a_write_through_data_between_steps_is_recorded(tmp_path, size):
+    net = nn.Linear(size, size)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with watched(tmp_path / "run"):
+        for step in range(3):
+            if step == 2:
+                net.weight.data.mul_(0.5)
+            net(torch.ones(2, size)).sum().backward()
+            optimizer.step()
+    started = [(step, fqn) for step, phase, fqn, _ in records(tmp_path / "run", "param") if phase == "start"]
+    assert [fqn for step, fqn in started if step == 1] == []
+    assert [fqn for step, fqn in started if step == 2] == ["Linear.weight"]
