@@ -166,7 +166,8 @@ def test_private_name_used_elsewhere_is_where_it_was(name):
     elif owner.endswith("Node"):
         assert hasattr(torch.ones(1, requires_grad=True).exp().grad_fn, attribute)
     else:
-        assert callable(operator.attrgetter(name.removeprefix("torch."))(torch)) or attribute in ("_version", "_backward_hooks")
+        found = operator.attrgetter(name.removeprefix("torch."))(torch)
+        assert callable(found) or attribute in ("_version", "_backward_hooks")
 
 
 def test_private_names_are_gathered_in_one_file():
