@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 
 import click
 
-from introspect_cli.errors import IntrospectError
+from introspect_cli.errors import IntrospectError, scarcity
 from introspect_cli.exit_codes import UNDECIDED
 from introspect_cli.version import __version__
 
@@ -179,15 +179,18 @@ def _told(work: Callable[[], Any]) -> Any:
         return UNDECIDED
     except OSError as error:
         if error.errno not in _FULL:
-            return _mistake()
+            return _mistake(error)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _tell(f"the answer cannot be written: {error.strerror}", UNDECIDED)
-    except Exception:
-        return _mistake()
+    except Exception as error:
+        return _mistake(error)
 
 
-def _mistake() -> int:
-    """Report an exception that nobody foresaw."""
+def _mistake(error: Exception) -> int:
+    """Report an exception that nobody foresaw; that something has run out is no mistake."""
+    lacking = scarcity(error)
+    if lacking:
+        return _tell(f"this could not be finished: {lacking}", UNDECIDED)
     import traceback
 
     traceback.print_exc()

@@ -17,7 +17,8 @@ from introspect_cli.records import DERIVED_STATS, STATISTICS, Given
 from introspect_cli.store.columns import integer_lists
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    import math
+from collections.abc import Callable, Mapping, Sequence
 
     from introspect_cli.store.columns import Lists
 
@@ -120,12 +121,19 @@ _NOT_NEGATIVE = frozenset({"absmin", "amean", "var", "kurt"})
 
 
 def _possible(name: str, column: Array) -> Array:
-    """The column without values that no capture writes: they are absent, so that nobody computes with them."""
-    whole = column.dtype.kind == "i"
-    wrong = column < -1 if whole else np.isinf(column)
+    """The column without numbers that no capture writes: they are absent, so that nobody computes with them.
+
+    Every step that is read comes by here; most columns are passed by one sum of squares.
+    """
+    if column.dtype.kind == "i":
+        return column  # whoever counts asks for 0 and more
+    finite = math.isfinite(np.dot(column, column))
+    if finite and (name not in _NOT_NEGATIVE or not (column < 0).any()):
+        return column
+    wrong = np.isinf(column)
     if name in _NOT_NEGATIVE:
         wrong |= column < 0
-    return np.where(wrong, column.dtype.type(-1 if whole else np.nan), column) if wrong.any() else column
+    return np.where(wrong, column.dtype.type(np.nan), column) if wrong.any() else column
 
 
 def absent(kind: str, rows: int) -> Array:

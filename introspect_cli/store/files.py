@@ -19,7 +19,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from introspect_cli.errors import StoreError
+from introspect_cli.errors import StoreError, scarcity
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -201,7 +201,7 @@ class Folder(Handle):
         except FileNotFoundError:
             raise
         except OSError as error:
-            raise DamageError(path, _reason(error)) from None
+            raise unreadable(path, error) from None
 
     def file(self, name: str) -> Handle:
         """The regular file `name` inside this directory, for reading.
@@ -216,7 +216,7 @@ class Folder(Handle):
         except FileNotFoundError:
             raise
         except OSError as error:
-            raise DamageError(path, _reason(error)) from None
+            raise unreadable(path, error) from None
         if not stat.S_ISREG(os.fstat(handle.fd).st_mode):
             handle.close()
             raise DamageError(path, "it is not a regular file")
@@ -235,7 +235,7 @@ class Folder(Handle):
                 raise DamageError(handle.path, f"it is larger than the {limit >> 20} MB that are allowed")
             return handle.read(0, limit)
         except OSError as error:
-            raise DamageError(handle.path, _reason(error)) from None
+            raise unreadable(handle.path, error) from None
         finally:
             handle.close()
 
@@ -289,6 +289,12 @@ def write_all(fd: int, pieces: Sequence[bytes | memoryview]) -> int:
     while data:
         data = data[os.write(fd, data) :]
     return total
+
+
+def unreadable(path: str, error: OSError) -> StoreError:
+    """The error of a file that could not be read: damage, or something that has run out."""
+    lacking = scarcity(error)
+    return StoreError(f"cannot read {path}: {lacking}") if lacking else DamageError(path, _reason(error))
 
 
 def reason(error: OSError) -> str:

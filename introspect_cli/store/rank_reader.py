@@ -28,7 +28,7 @@ from introspect_cli.store.files import (
     Folder,
     Handle,
     lock_held,
-    reason,
+    unreadable,
 )
 from introspect_cli.store.format import LIMIT_INDEX, LIMIT_TEXT, STATISTIC
 from introspect_cli.store.index import EMPTY, Entries, Index, StepEntry, parse_index
@@ -78,7 +78,7 @@ class RankReader:
                 raise DamageError(handle.path, "it is larger than any index")
             data = handle.read(0, LIMIT_INDEX)
         except OSError as error:
-            raise DamageError(handle.path, reason(error)) from None
+            raise unreadable(handle.path, error) from None
         finally:
             handle.close()
         return parse_index(data, self.rank, handle.path), running
@@ -234,7 +234,7 @@ class RankReader:
         try:
             data = handle.read(0, length)
         except OSError as error:
-            raise DamageError(handle.path, reason(error)) from None
+            raise unreadable(handle.path, error) from None
         finally:
             handle.close()
         if len(data) < length:
@@ -264,7 +264,7 @@ class RankReader:
         try:
             data = records.read(int(entry["offset"]), length)
         except OSError as error:
-            raise DamageError(records.path, reason(error)) from None
+            raise unreadable(records.path, error) from None
         if len(data) != length or zlib.crc32(data) != entry["batch_crc"]:
             raise DamageError(records.path, f"the records of step {step} are not those that were indexed")
         try:

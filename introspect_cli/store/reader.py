@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from introspect_cli.errors import StoreError
+from introspect_cli.errors import StoreError, scarcity
 from introspect_cli.store import documents, tensorfile
 from introspect_cli.store.files import (
     FORMAT,
@@ -27,6 +27,7 @@ from introspect_cli.store.files import (
     Folder,
     lock_held,
     reason,
+    unreadable,
 )
 from introspect_cli.store.index import newer_format
 from introspect_cli.store.rank_reader import RankReader
@@ -165,7 +166,7 @@ class Run:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise DamageError(folder.path, reason(error)) from None
+            raise unreadable(folder.path, error) from None
         finally:
             folder.close()
         return found
@@ -212,7 +213,7 @@ def open_run(path: str | Path) -> Run:
     try:
         return Run(Path(path), folder)
     except OSError as error:
-        raise StoreError(f"cannot read {path}: {reason(error)}") from None
+        raise StoreError(f"cannot read {path}: {scarcity(error) or reason(error)}") from None
 
 
 def open_store(path: str | Path) -> Folder:
@@ -227,6 +228,8 @@ def open_store(path: str | Path) -> Folder:
     except FileNotFoundError:
         raise StoreError(f"there is no run at {path}; name a directory that `introspect capture -o` made") from None
     except (OSError, ValueError) as error:
+        if scarcity(error):
+            raise StoreError(f"cannot read {path}: {scarcity(error)}") from None
         why = reason(error) if isinstance(error, OSError) else "not a path"
         raise StoreError(f"{path} is not a run: {why}; name a directory that `introspect capture -o` made") from None
     if MANIFEST not in names:

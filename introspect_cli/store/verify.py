@@ -11,6 +11,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from introspect_cli.errors import StoreError, scarcity
 from introspect_cli.store import documents, tensorfile
 from introspect_cli.store.files import (
     LIMIT_DOCUMENT,
@@ -145,6 +146,8 @@ class _Check:
         except FileNotFoundError:
             pass
         except OSError as error:
+            if scarcity(error):
+                raise StoreError(f"cannot read {self._folder.path}: {scarcity(error)}") from None
             self._found(f"{self._folder.path}: {reason(error)}")
         return None
 
