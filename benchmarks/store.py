@@ -48,7 +48,9 @@ def made(writer: RankWriter, records: int) -> StepBatch:
         checksum=rng.integers(0, 1 << 63, records, np.uint64),
         counts={name: np.zeros(records, np.int64) for name, own in STATISTICS.items() if own.type == "<i8"},
         floats={
-            name: rng.standard_normal(records).astype(own.type) for name, own in STATISTICS.items() if own.type != "<i8"
+            name: np.abs(rng.standard_normal(records)).astype(own.type)
+            for name, own in STATISTICS.items()
+            if own.type != "<i8"
         },
         sketch=rng.standard_normal((records, SKETCH_SIZE)).astype(np.float32),
         text=["0.001" if row % 33 == 0 else "" for row in range(records)],

@@ -40,7 +40,8 @@ SUMMARIES = st.builds(
     LAYOUTS,
     st.integers(0, 2**64 - 1),
     st.dictionaries(
-        st.sampled_from(NUMBERS).filter(lambda name: name not in {"skew", "kurt"}), st.floats(allow_nan=False)
+        st.sampled_from(NUMBERS).filter(lambda name: name not in {"skew", "kurt"}),
+        st.floats(0, allow_nan=False, allow_infinity=False),
     ),
     st.just(()),
     NAMES,

@@ -7,6 +7,7 @@ and statistics that follow from others need no bytes of their own.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +18,7 @@ from introspect_cli.records import DERIVED_STATS, STATISTICS, Given
 from introspect_cli.store.columns import integer_lists
 
 if TYPE_CHECKING:
-    import math
-from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from introspect_cli.store.columns import Lists
 
