@@ -127,8 +127,11 @@ def near_module(glob: str, names: Iterable[str]) -> str:
     known = set()
     for name in names:
         _, dot, short = name.partition(".")
-        known |= {name, short, f"*.{name.rpartition('.')[2]}"} if dot else {name}
-    return did_you_mean(glob, sorted(known))
+        known |= {name, short} if dot else {name}
+        if glob.startswith("*."):
+            known.add(f"*.{name.rpartition('.')[2]}")
+    found = did_you_mean(glob, sorted(known))
+    return found if found or "." not in glob else did_you_mean(glob.partition(".")[2], sorted(known))
 
 
 # Steps.

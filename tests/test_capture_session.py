@@ -141,6 +141,15 @@ def test_record_none_records_nothing_and_diff_says_nothing_is_in_common(captured
     assert introspect("diff", run.path, other.path).returncode == 2
 
 
+def test_a_glob_that_matches_no_module_is_told(captured):
+    run, done = captured("--modules", "body,hed", "--exclude", "nothing.*")
+    assert "no module that ran matches hed; did you mean head?" in done.stderr
+    assert "no module that ran matches nothing.*" in done.stderr
+    assert "matches body" not in done.stderr
+    assert any("matches hed" in sentence for sentence in run.manifest["not_observed"])
+    assert {site.fqn.split(".")[1] for site in sites(run) if site.kind is Kind.OUTPUT} == {"body"}
+
+
 def test_schedule_modules_and_depth_narrow_what_is_recorded(captured):
     run, _ = captured("--steps", "1:6", "--every", "2", "--modules", "body*", "--exclude", "*.1", "--max-depth", "2")
     assert [entry.step for entry in run.rank(0).steps] == [2, 4]

@@ -63,6 +63,7 @@ def test_names_that_are_close_are_offered():
     assert did_you_mean("zzz", ["grad"]) == ""
     assert near_module("Net.hed", ["Net.head", "Net.body"]) == "; did you mean Net.head?"
     assert near_module("hed", ["Net.head", "Net.body"]) == "; did you mean head?"
+    assert near_module("Net.hed", NAMES) == "; did you mean head?"
     assert near_module("*.atn", NAMES) == "; did you mean *.attn?"
 
 

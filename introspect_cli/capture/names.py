@@ -19,7 +19,7 @@ from torch import nn
 from introspect_cli.capture.environment.sources import class_source
 from introspect_cli.capture.identity import ById, FreeNames
 from introspect_cli.records import Kind, ModuleInfo, Phase
-from introspect_cli.selection import selects
+from introspect_cli.selection import near_module, selects
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -68,14 +68,23 @@ class NameFilter:
         self._include = include
         self._exclude = exclude
         self._max_depth = max_depth
+        self._asked: set[str] = set()
 
     def __call__(self, fqn: str) -> bool:
         """Whether the module of that name is wanted."""
+        if self._include or self._exclude:
+            self._asked.add(fqn)
         if self._max_depth is not None and fqn.count(".") > self._max_depth:
             return False
         if self._include and not selects(fqn, self._include):
             return False
         return not selects(fqn, self._exclude)
+
+    def unmatched(self) -> list[str]:
+        """A sentence for each glob that selected nothing of all that was asked about."""
+        names = sorted(self._asked)
+        idle = [glob for glob in (*self._include, *self._exclude) if not any(selects(name, (glob,)) for name in names)]
+        return [f"no module that ran matches {glob}{near_module(glob, names)}" for glob in idle] if names else []
 
 
 class ModuleState:
@@ -214,6 +223,10 @@ class Names:
     def wanted(self, fqn: str) -> bool:
         """Whether what has that name is to be recorded."""
         return self._wanted(fqn)
+
+    def unmatched(self) -> list[str]:
+        """What to say of globs that selected nothing."""
+        return self._wanted.unmatched()
 
     def registered(self, parent: nn.Module, _name: str, child: nn.Module | None) -> None:
         """Hear of a module put into another (torch's registration hook)."""

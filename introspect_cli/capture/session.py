@@ -203,6 +203,9 @@ class Session:
                 probes.context.finish()
                 if not probes.context.has_optimizer:
                     steps = probes.recorder.steps_written
+        if probes is not None:
+            for sentence in probes.names.unmatched():
+                self._guard.note(sentence)
         with self._store_errors():
             if probes is not None:
                 probes.rank.modules(probes.names.new_modules())

@@ -19,9 +19,9 @@ _GROUPS = {
     Kind.OUTPUT: "inputs and outputs",
     Kind.OP_OUTPUT: "results of operators",
     Kind.LOSS: "losses",
-    Kind.GRAD_INPUT: "gradients of inputs and outputs",
-    Kind.GRAD_OUTPUT: "gradients of inputs and outputs",
-    Kind.GRAD: "gradients of parameters",
+    Kind.GRAD_INPUT: "activation gradients",
+    Kind.GRAD_OUTPUT: "activation gradients",
+    Kind.GRAD: "parameter gradients",
     Kind.PARAM: "parameters",
     Kind.BUFFER: "buffers",
     Kind.OPTIMIZER_STATE: "optimizer state",
@@ -115,7 +115,7 @@ def _rest(result: DiffResult, listed: int) -> list[Block]:
         text += f"; {counts.only_a} sites only in a, {counts.only_b} only in b"
     if counts.within:
         text += f"; {counts.within} more within tolerance or noise"
-    tail = f"; {more} not listed (--all lists them)" if more > 0 else ""
+    tail = f"; {more:,} not listed (--all lists them)" if more > 0 else ""
     return [line(text + tail + ".", "dim")]
 
 
