@@ -219,7 +219,7 @@ class TestSteps:
         result = diff([a[0], a[3]], [b[0], b[3]], about_a=every, about_b=every)
         assert result.first.step == 3
         assert (result.first.site.fqn, result.first.reason) == ("Net.a", "gap")
-        assert "steps 1 to 2 cannot be compared" in result.sentence
+        assert "steps 1 and 2 cannot be compared" in result.sentence
 
     def test_a_module_without_parameters_is_an_origin_even_then(self, diff):
         def steps(value):

@@ -167,6 +167,8 @@ def outputs_before(facts: Facts, order: float) -> Evidence:
     known = known_of(facts, facts.unions(Kind.OUTPUT, FORWARD), order)
     if _left_out(facts, known, order):
         return _LEFT_OUT
+    if known is Known.UNSEEN:
+        return Evidence("module outputs before it", known, needed=True)
     return Evidence("every module output recorded before it", known, needed=True, plural=False)
 
 

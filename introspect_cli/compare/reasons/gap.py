@@ -41,7 +41,7 @@ class Gap(Reason):
             differ, _ = initial_tensors(scene.facts)
             more = f", as {'does' if differ == 2 else 'do'} {differ - 1} more" if differ > 1 else ""
             text = f"{what(site)} differs when the step begins{apart(scene.first)}{more}"
-            return f"{text}. {_between(scene)}"
+            return f"{text}. {_between(scene, 'before')}"
         known = [found for found in cause.evidence if found.known is not Known.UNSEEN]
         unseen = [found.name for found in of(cause.evidence, Known.UNSEEN)]
         text = f"{what(site, scene.first.module_class)} differs{apart(scene.first)}{although(known)}"
@@ -50,21 +50,24 @@ class Gap(Reason):
         )
         place = reason_named(cause.instead).place
         if scene.facts.gap:
-            return f"{text}; {lacks}. The cause is {place}, or lies earlier. {_between(scene)}"
-        return f"{text}; {lacks}, so the cause is {place} or what was not recorded."
+            return f"{text}; {lacks}. The cause is {place}, or lies earlier. {_between(scene, 'by')}"
+        return f"{text}; {lacks}. The cause is {place}, or lies in what was not recorded."
 
 
 def _plural(cause: Cause, name: str) -> bool:
     return any(found.plural for found in cause.evidence if found.name == name)
 
 
-def _between(scene: Scene) -> str:
-    """Between which recorded steps the runs diverged."""
+def _between(scene: Scene, until: str) -> str:
+    """Between which recorded steps the runs diverged; `until` is `before` or `by` the step at hand."""
     last, now = scene.last_before, scene.first.step
     if last is None:
-        return f"The steps before step {now} were not recorded, so the runs diverged there or here."
-    lost = f"step {last + 1}" if now - last == 2 else f"steps {last + 1} to {now - 1}"
-    return f"The runs agree in step {last}; {lost} cannot be compared, so they diverged there or in step {now}."
+        return f"The steps before step {now} were not recorded: the runs diverged {until} step {now}."
+    steps = range(last + 1, now)
+    names = (
+        f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} {'and' if len(steps) == 2 else 'to'} {steps[-1]}"
+    )
+    return f"The records of step {last} agree and {names} cannot be compared: the runs diverged {until} step {now}."
 
 
 class Resumed(Reason):

@@ -168,6 +168,12 @@ def _argv(settings: Mapping[str, Any], manifest: Mapping[str, Any]) -> list[str]
     return [str(word) for word in argv] if isinstance(argv, (list, tuple)) else []
 
 
+def _says_where(name: str) -> bool:
+    """Whether an option says where results go, or what a run is called: `--out-dir`, `hydra.run.dir`."""
+    words = name.split(".")
+    return any(_EXPLAINS_NOTHING.match("-".join(words[-count:])) for count in (1, 2))
+
+
 def _weigh(source: str, name: str, reason: Explained | None, *, rounding: bool) -> float:
     """How well a change explains a divergence, 0 to 1; 0 is noise that is not shown."""
     if source == "environment":
@@ -179,7 +185,7 @@ def _weigh(source: str, name: str, reason: Explained | None, *, rounding: bool) 
         if _ENV_SEED.search(name) and (reason is None or reason.weights.get("seeds", 0.0) > 0.9):
             base = 0.95
         return base
-    if source == "command" and _EXPLAINS_NOTHING.match(name.rpartition(".")[2]):
+    if source == "command" and _says_where(name):
         return 0.1
     if source in {"runtime", "hardware", "command"} and _RUN_NOISE.search(name.lower()):
         return 0.0
