@@ -217,7 +217,7 @@ class TestBatches:
                 + [row("data", "batch", "DataLoader", last, call=5)]
             ]
 
-        assert "Earlier batches are equal" in compare(steps(X), steps(X + 1)).sentence
+        assert "The batch before it is equal" in compare(steps(X), steps(X + 1)).sentence
 
 
 class TestStart:
