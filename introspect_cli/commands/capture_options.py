@@ -87,7 +87,7 @@ def _declared(heading: str, text: str, *names: str, **settings: Any) -> Callable
     return click.option(*names, cls=GroupedOption, heading=heading, help=text, **settings)
 
 
-def _from_field(name: str, option: Option, default: object) -> Callable[[Any], Any]:
+def from_field(name: str, option: Option, default: object) -> Callable[[Any], Any]:
     """One field of `CaptureOptions` as an option of the command line."""
     settings: dict[str, Any] = {"metavar": option.metavar}
     if option.repeated:
@@ -107,7 +107,7 @@ def _declarations() -> Iterable[Callable[[Any], Any]]:
     """All options: those that are fields, and those that steer this command only."""
     for field in fields(CaptureOptions):
         name = "steps" if field.name == "schedule" else field.name
-        yield _from_field(name, field.metadata["option"], field.default)
+        yield from_field(name, field.metadata["option"], field.default)
         if name == "steps":
             yield _declared(WHEN, "Of these, only the multiples of N.", "--every", metavar="N", type=int)
     yield _declared(

@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from introspect_cli.errors import StoreError
     from introspect_cli.store.writer import StoreWriter
 
+PROBES: list[Callable[[Context], Probe]] = [DataProbe, LossProbe]
+"""Probes that need nothing but what all share, in the order in which they are installed."""
+
 
 class Probes:
     """Builds the recorder and every probe, and installs and removes them."""
@@ -80,8 +83,7 @@ class Probes:
             RngProbe(self.context, began),
             state,
             gradients,
-            DataProbe(self.context),
-            LossProbe(self.context),
+            *(probe(self.context) for probe in PROBES),
             self.optimizers,
             modules,
         ]
