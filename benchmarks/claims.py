@@ -234,6 +234,8 @@ def _seen(text: str, books: Books) -> Iterator[str]:
     lowered = text.lower()
     if "no data loader was seen" in lowered and "batch" not in books.observed:
         yield "no data loader was seen, where none was looked for"
+    if re.search(r"before (?:any|all) training|\binitial\b", lowered) and books.steps and books.steps[0] > 0:
+        yield f"speaks of what the runs began with, and recording began at step {books.steps[0]}"
     updates = any(run.settings.get("optimizers") for run in (books.a, books.b))
     if re.search(r"no optimizer (?:steps?|is|was)\b", lowered) and updates:
         yield "no optimizer steps, where one does"

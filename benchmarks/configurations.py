@@ -177,4 +177,5 @@ def _manifest(manifest: dict[str, Any], reduction: Reduction) -> dict[str, Any]:
         options["modules"] = list(reduction.modules)
     if not reduction.measured:
         options |= {"stats": [], "sketch": False}
-    return {**manifest, "options": options, "observed": observed}
+    narrowing = {name: options.get(name, value) for name, value in manifest.get("narrowing", {}).items()}
+    return {**manifest, "options": options, "observed": observed, "narrowing": narrowing}

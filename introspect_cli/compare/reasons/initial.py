@@ -35,14 +35,15 @@ class Initial(Reason):
     def sentence(self, scene: Scene) -> str:
         """How many of the initial tensors differ, and what the script ran elsewhere."""
         differ, total = initial_tensors(scene.facts)
-        when = (
-            "before any training" if scene.is_first_step else f"when it is first recorded, in step {scene.first.step}"
-        )
+        step = scene.first.step
+        late = scene.is_first_step and step > 0  # training had begun when the captures did
+        when = "when recording begins" if late else "before any training"
+        when = when if scene.is_first_step else f"when it is first recorded, in step {step}"
         text = f"{what(scene.site)} differs {when}{apart(scene.first)}"
         if differ > 1:
-            text += f", as do {differ - 1} more of {total} initial tensors"
+            text += f", as do {differ - 1} more of {total} tensors recorded there"
         elif total > 1:
-            text += f"; the other {total - 1} initial tensors are equal"
+            text += f"; the other {total - 1} tensors recorded there are equal"
         children = _children(scene)
         if children:
             return (
@@ -60,6 +61,11 @@ class Initial(Reason):
             )
         if not scene.is_first_step:
             return f"{text}: it was built, copied or updated differently before."
+        if late:
+            return (
+                f"{text}: the steps before step {step} were not recorded, so the runs diverged there or began with "
+                "a different initialisation, seed or checkpoint."
+            )
         return f"{text}: a different initialisation or seed, or a different checkpoint was loaded."
 
 
