@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,7 @@ from introspect_cli.records import (
     SiteInfo,
     Status,
     Summary,
+    clean,
 )
 from introspect_cli.store.batch import StepBatch
 from introspect_cli.store.format import LIMIT_TEXT, record_columns
@@ -33,7 +35,7 @@ from introspect_cli.store.writer import StoreWriter
 NAMES = st.text(max_size=20)
 SITES = st.builds(Site, st.sampled_from(Phase), st.sampled_from(Kind), NAMES, st.integers(0, 2**32 - 1), NAMES)
 INFOS = st.builds(SiteInfo, NAMES, NAMES, NAMES)
-LAYOUTS = st.builds(Layout, st.lists(st.integers(0, 2**40), max_size=4).map(tuple), NAMES, NAMES, NAMES)
+LAYOUTS = st.builds(Layout, st.lists(st.integers(0, 2**15), max_size=4).map(tuple), NAMES, NAMES, NAMES)
 SUMMARIES = st.builds(
     Summary,
     st.sampled_from(Status),
@@ -63,12 +65,13 @@ def test_records_come_back_as_they_were(steps):
         assert [len(step) for step in back] == [len(step) for step in steps]
         for step, records in zip(steps, back, strict=True):
             for position, ((site, _, own), record) in enumerate(zip(step, records, strict=True)):
-                assert record.site == site
+                assert record.site == replace(site, fqn=clean(site.fqn), path=clean(site.path))
                 assert record.sequence == position
                 assert record.summary.status == own.status
-                assert record.summary.layout == own.layout
+                texts = {name: clean(getattr(own.layout, name)) for name in ("dtype", "device", "strides")}
+                assert record.summary.layout == replace(own.layout, **texts)
                 assert record.summary.checksum == own.checksum
-                assert record.summary.text == own.text
+                assert record.summary.text == clean(own.text)
                 assert {name: record.summary.stats[name] for name in own.stats} == own.stats
         assert verify_run(path).sound
 
@@ -185,12 +188,13 @@ def test_absent_statistics_of_a_batch_are_filled(tmp_path):
         assert next(run.rank(0).records(0)).summary.stats == {}
 
 
-def test_strange_names_come_back_and_keep_their_keys(tmp_path):
+def test_strange_names_come_back_harmless_and_keep_their_keys(tmp_path):
     names = ["a\nb", "\x1b[31m", "<b>", "[bold]", "\0", "é中\U0001f600", "../..", "x" * 5000]
     steps = [[row("forward", "output", name, 1.0, path=name, module_class=name) for name in names]]
     path = write_run(tmp_path / "run", steps)
-    assert [record.site.fqn for record in read(path)[0]] == names
-    assert [record.info.module_class for record in read(path)[0]] == names
+    assert [record.site.fqn for record in read(path)[0]] == [clean(name) for name in names]
+    assert [record.info.module_class for record in read(path)[0]] == [clean(name) for name in names]
+    assert verify_run(path).sound
 
 
 def test_lone_surrogates_are_written_readably(tmp_path):
