@@ -45,6 +45,8 @@ def test_each_bug_has_a_report_and_there_are_enough():
     listed = yaml.safe_load((FIELD / "cases.yaml").read_text(encoding="utf-8"))["cases"]
     assert len({case.name for case in CASES}) == len(listed) >= 30
     assert all(entry["report"].startswith("https://") and entry["found"] for entry in listed)
+    page = (localization.FIXTURES.parent / "docs" / "field-errors.md").read_text(encoding="utf-8")
+    assert [entry["bug"] for entry in listed if entry["report"] not in page or entry["found"] not in page] == []
     for script in ("language.py", "images.py"):
         tree = ast.parse((FIELD / script).read_text(encoding="utf-8"))
         assigned = {
