@@ -15,7 +15,7 @@ from test_compare_reasons import MODULES, train
 def runs(tmp_path):
     about = {"modules": MODULES, "settings": {"command": {"argv": ["--lr", "1"]}, "environment": {"PWD": "/x"}}}
     write_run(tmp_path / "a", train(), **about)
-    write_run(tmp_path / "same", train(), modules=MODULES)
+    write_run(tmp_path / "same", train(), **about)
     write_run(tmp_path / "other", train("module"), modules=MODULES, settings={"command": {"argv": ["--lr", "2"]}})
     write_run(tmp_path / "short", train(steps=2), modules=MODULES)
     return tmp_path

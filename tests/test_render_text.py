@@ -5,9 +5,10 @@ import math
 
 import pytest
 
+from introspect_cli.records import count
 from introspect_cli.render.blocks import Column, Line, Table, fit, line, table_lines
 from introspect_cli.render.console import Screen
-from introspect_cli.render.text import clean, count, distance, number, shape, shorten, size, sparkline, two_numbers
+from introspect_cli.render.text import clean, distance, number, shape, shorten, size, sparkline, two_numbers
 
 
 @pytest.mark.parametrize(
