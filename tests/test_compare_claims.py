@@ -323,3 +323,24 @@ def test_a_gap_in_a_store_with_an_unknown_layout_is_told_too(compare):
     assert (lost.status, result.first.reason) == (Status.NOT_OBSERVED, "gap")
     assert result.first.site.phase is Phase.FORWARD
     assert "its inputs" in result.sentence
+
+
+def test_a_closure_that_does_not_clear_its_gradients(compare):
+    def steps(second):
+        rows = [
+            row("start", "param", "Net.a.weight", X),
+            row("forward", "output", "Net", X),
+            row("loss", "loss", "loss", 1.0),
+        ]
+        rows += [
+            row("backward", "grad_output", "Net", X),
+            row("optimizer", "hyperparameter", "LBFGS", 1.0, path="[0]['lr']"),
+        ]
+        grads = [row("optimizer", "grad", "Net.a.weight", value, call=call) for call, value in enumerate((X, second))]
+        return [[*rows, *grads]]
+
+    fresh = X[::-1].copy()
+    result = compare(steps(fresh), steps(fresh + X))
+    assert (result.first.site.call, result.first.reason) == (1, "gradient")
+    assert "in evaluation 1 of the optimizer's closure" in result.sentence
+    assert "gradient plus that of the evaluation before: zero_grad is missing or late in b" in result.sentence

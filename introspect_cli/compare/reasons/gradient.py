@@ -57,13 +57,15 @@ class Gradient(Reason):
     def sentence(self, scene: Scene) -> str:
         """What was done to it, where the values tell."""
         first = scene.first
-        text = f"the gradient of {first.site.fqn}, as the optimizer sees it, differs{apart(first)}"
+        when = f", in evaluation {first.site.call} of the optimizer's closure" if first.site.call else ""
+        text = f"the gradient of {first.site.fqn}, as the optimizer sees it{when}, differs{apart(first)}"
         text += although([found for found in scene.cause.evidence if not is_random(found)])
         side = _stale(scene.facts, scene.position)
         if side:
+            before = "evaluation" if first.site.call else "step"
             return (
-                f"{text}. In {side} it is the other run's gradient plus that of the step before: zero_grad is missing "
-                f"or late in {side}."
+                f"{text}. In {side} it is the other run's gradient plus that of the {before} before: zero_grad is "
+                f"missing or late in {side}."
             )
         if first.scale is not None:
             text += scaled(first)
@@ -79,11 +81,16 @@ class Gradient(Reason):
 
 def _stale(facts: Facts, position: int) -> str:
     """The side whose gradient is the other's plus that of the step before, by the sketches' linearity."""
-    if facts.before_pair is None:
-        return ""
-    step, before = StepRecords(facts.alignment, facts.pair), StepRecords(facts.alignment, facts.before_pair)
-    union = int(facts.items.union[position])
-    a, b, old = step.sketch(union, "a"), step.sketch(union, "b"), before.sketch(union, "a")
+    site, union = facts.sites[position], int(facts.items.union[position])
+    step = StepRecords(facts.alignment, facts.pair)
+    if site.call:  # an optimizer that evaluates the model several times a step
+        earlier = facts.recorded(site.phase, Kind.GRAD, site.fqn, site.call - 1)
+        old = step.sketch(earlier[0], "a") if earlier else None
+    else:
+        old = None
+        if facts.before_pair is not None:
+            old = StepRecords(facts.alignment, facts.before_pair).sketch(union, "a")
+    a, b = step.sketch(union, "a"), step.sketch(union, "b")
     if a is None or b is None or old is None or not np.linalg.norm(old) > 0:
         return ""
     if _is_mix(b, a, old):

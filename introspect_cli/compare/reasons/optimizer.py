@@ -13,6 +13,8 @@ from introspect_cli.compare.reasons.evidence import (
     Known,
     although,
     gradient_of,
+    known_of,
+    of,
     state_before,
     value_before,
 )
@@ -53,8 +55,8 @@ class Optimizer(Reason):
         if site.kind is Kind.PARAM:
             before = [value_before(facts, site, order), *(found for found in before if found.known is Known.WITHIN)]
         if site.call:
-            inside = Evidence("the gradients inside the optimizer step", Known.UNSEEN)
-            return self.cause(*before, inside)
+            known = known_of(facts, facts.unions(Kind.GRAD, frozenset({Phase.OPTIMIZER})), order)
+            return self.cause(*before, Evidence("the gradients inside the optimizer step", known))
         gradient = gradient_of(facts, site.fqn)
         if gradient.known is Known.UNSEEN and hyperparameter_changes(
             facts.alignment, StepRecords(facts.alignment, facts.pair)
@@ -82,7 +84,7 @@ class Optimizer(Reason):
         told = in_words(found)
         if not found and any(taken.known is Known.WITHIN for taken in scene.cause.evidence):
             return f"{text} {_amplified(name)}"
-        if call:
+        if call and of(scene.cause.evidence, Known.UNSEEN):
             return f"{text} The cause is {name}, its hyper-parameters{told}, or the gradients it computed (zero_grad)."
         return f"{text} The cause is {name} or its hyper-parameters{told}."
 
