@@ -157,3 +157,16 @@ def test_diff_show_and_export_select_the_same(introspect, runs, tmp_path, glob):
     found = json.loads(diff.stdout)
     assert {divergence["fqn"] for divergence in found["divergences"]} <= names
     assert found["counts"]["records"] == len(lines)
+
+
+def test_a_report_is_narrowed_like_a_diff(introspect, runs, tmp_path):
+    pytest.importorskip("bokeh")
+    page = tmp_path / "page.html"
+    done = introspect("report", "a", "b", "--modules", "Net.nrom", "-o", page, cwd=runs)
+    assert done.returncode == 2
+    assert "no module matches Net.nrom; did you mean Net.norm?" in done.stderr
+    assert introspect("report", "a", "--modules", "a", "-o", page, cwd=runs).returncode == 2
+    assert not page.exists()
+    assert introspect("report", "a", "b", "--modules", "b", "-o", page, cwd=runs).returncode == 0
+    diff = json.loads(introspect("diff", "a", "b", "--modules", "b", "--format", "json", cwd=runs).stdout)
+    assert f"{diff['counts']['records']} records of 4 steps compared" in page.read_text()

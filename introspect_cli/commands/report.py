@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from introspect_cli.commands.shared import selecting, selection_of
 from introspect_cli.exit_codes import SAME
 
 if TYPE_CHECKING:
-    from introspect_cli.compare.result import DiffResult
+    from introspect_cli.compare.options import DiffOptions
     from introspect_cli.inspect.data_flow import Graph
     from introspect_cli.records import Record
     from introspect_cli.render.html import Page
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
     epilog="""\b
 Examples:
   introspect report runA -o report.html
-  introspect report runA runB --noise runA2 -o report.html""",
+  introspect report runA runB --noise runA2 -o report.html
+  introspect report runA runB --modules 'blocks.*' -o blocks.html""",
 )
 @click.argument("run", type=click.Path())
 @click.argument("run_b", type=click.Path(), required=False)
@@ -31,14 +33,18 @@ Examples:
 @click.option("--noise", multiple=True, type=click.Path(), help="A run that should equal RUN; drawn as a band.")
 @click.option("--rtol", type=click.FloatRange(min=0), default=0.0, help="Tolerated relative RMS difference.")
 @click.option("--force", is_flag=True, help="Replace a file that is there.")
-def report(run: str, run_b: str | None, output: Path, *, noise: tuple[str, ...], rtol: float, force: bool) -> int:
+@selecting("steps", "kinds", "modules", "ranks")
+def report(
+    run: str, run_b: str | None, output: Path, *, noise: tuple[str, ...], rtol: float, force: bool, **asked: Any
+) -> int:
     """Make a page about RUN, or about RUN and RUN_B.
 
     The page is one file that needs no network: the answer of `diff`, the divergence map, histories of every site,
-    scales along the depth, and the findings of `check`.
+    scales along the depth, and the findings of `check`. What is selected narrows the comparison; the curves stay.
     """
     from contextlib import ExitStack
 
+    from introspect_cli.compare.options import DiffOptions
     from introspect_cli.errors import UsageError
     from introspect_cli.render.html import page_html
     from introspect_cli.render.text import size
@@ -46,11 +52,14 @@ def report(run: str, run_b: str | None, output: Path, *, noise: tuple[str, ...],
 
     if output.exists() and not force:
         raise UsageError(f"{output} exists: choose another name with -o, or --force to replace it")
+    selection = selection_of(asked)
+    if selection.narrowed and run_b is None:
+        raise UsageError("--steps, --kinds, --modules and --ranks narrow a comparison: name two runs with them")
     with ExitStack() as stack:
         named = [run, *([run_b] if run_b else [])]
         opened = [stack.enter_context(open_run(path)) for path in named]
         others = [stack.enter_context(open_run(path)) for path in noise]
-        text = page_html(_page(opened, others, rtol))
+        text = page_html(_page(opened, others, DiffOptions(**vars(selection), want_map=True, limit=200, rtol=rtol)))
     try:
         output.write_text(text, encoding="utf-8")
     except OSError as error:
@@ -59,14 +68,15 @@ def report(run: str, run_b: str | None, output: Path, *, noise: tuple[str, ...],
     return SAME
 
 
-def _page(runs: list[Run], noise: list[Run], rtol: float) -> Page:
+def _page(runs: list[Run], noise: list[Run], options: DiffOptions) -> Page:
+    from introspect_cli.compare.diff import compare_runs
     from introspect_cli.health.check import check_tables
     from introspect_cli.health.history import depth, pack
     from introspect_cli.health.reading import read_table
     from introspect_cli.records import Kind
     from introspect_cli.render.html import Page
 
-    result = _result(runs, noise, rtol)
+    result = compare_runs(runs[0], runs[1], options, noise) if len(runs) > 1 else None
     first = result.first if result is not None else None
     common = [rank for rank in runs[0].ranks if all(rank in run.ranks for run in (*runs, *noise))]
     rank = first.rank if first is not None else common[0] if common else 0
@@ -94,15 +104,6 @@ def _page(runs: list[Run], noise: list[Run], rtol: float) -> Page:
         ops_step=step or 0,
         graph=_graph(runs, rank, step) if ops and step is not None else None,
     )
-
-
-def _result(runs: list[Run], noise: list[Run], rtol: float) -> DiffResult | None:
-    if len(runs) < 2:
-        return None
-    from introspect_cli.compare.diff import compare_runs
-    from introspect_cli.compare.options import DiffOptions
-
-    return compare_runs(runs[0], runs[1], DiffOptions(want_map=True, limit=200, rtol=rtol), noise)
 
 
 def _graph(runs: list[Run], rank: int, step: int) -> Graph | None:
