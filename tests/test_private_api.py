@@ -30,6 +30,7 @@ def test_names_are_where_they_were():
     assert private_api.without_modes is torch.utils._python_dispatch._disable_current_modes
     assert private_api._enter_autocast is torch.amp.autocast_mode._enter_autocast
     assert private_api._exit_autocast is torch.amp.autocast_mode._exit_autocast
+    assert private_api._CompileContext is torch._guards.CompileContext
     assert (torch._TorchCompileInductorWrapper, torch._TorchCompileWrapper) == private_api.COMPILERS
 
 
@@ -40,6 +41,19 @@ def test_graph_task_tells_a_backward_pass():
     x.sum().backward()
     assert seen[0] == -1
     assert seen[1] != -1
+
+
+def test_compiling_tells_a_compiler_at_work():
+    seen = []
+
+    def backend(graph, inputs):
+        seen.append(private_api.compiling())
+        return graph.forward
+
+    compiled = torch.compile(lambda x: x + 1, backend=backend)
+    assert compiled(torch.ones(2)).tolist() == [2, 2]
+    seen.append(private_api.compiling())
+    assert seen == [True, False]
 
 
 @pytest.mark.filterwarnings("ignore")

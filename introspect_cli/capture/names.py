@@ -126,6 +126,10 @@ class ModuleState:
         self.calls[phase] = number + 1
         return number
 
+    def counted(self, step: int, phase: Phase) -> int:
+        """Calls so far in that step and phase."""
+        return self.calls.get(phase, 0) if self.step == step else 0
+
     def seen(self, step: int, phase: Phase, call: int) -> None:
         """Note a call that something else than the module's own `__call__` has counted."""
         if self.step != step:

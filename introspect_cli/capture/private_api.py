@@ -108,6 +108,14 @@ def _absent_node() -> None:
     return None
 
 
+_CompileContext: Any = getattr(getattr(torch, "_guards", None), "CompileContext", None)
+
+
+def compiling() -> bool:
+    """Whether this thread compiles a region. Without it, constants that a compiler computes beforehand are a run."""
+    return _CompileContext is not None and _CompileContext.try_get() is not None
+
+
 running_node: Callable[[], Any] = getattr(_C, "_current_autograd_node", _absent_node)
 """The autograd node that this thread is running, None outside a backward pass. Without it, operators of the backward
 pass are recorded outside every module."""

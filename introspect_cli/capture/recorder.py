@@ -215,6 +215,20 @@ class Recorder:
                 if site.kind is kind:
                     self._note(self.site(replace(site, phase=phase, fqn=fqn, call=call), info), slot)
 
+    def rearrange(self, places: Sequence[tuple[int, int]]) -> None:
+        """Put some rows of the current step in another order among themselves.
+
+        Args:
+            places: numbers of rows, rising, each with what to sort them by.
+        """
+        with self._lock:
+            ranked = [row for row, _ in sorted(places, key=lambda entry: entry[1])]
+            taken = [(self._rows[row], self._slots[row], self._remarks.pop(row, None)) for row in ranked]
+            for (row, _), (site, slot, remark) in zip(places, taken, strict=True):
+                self._rows[row], self._slots[row] = site, slot
+                if remark is not None:
+                    self._remarks[row] = remark
+
     def tick(self) -> None:
         """End the current step: write it if it was wanted, and begin the next.
 

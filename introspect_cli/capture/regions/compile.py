@@ -19,6 +19,7 @@ from torch import nn
 from introspect_cli.capture import private_api
 from introspect_cli.capture.probes.base import Patches
 from introspect_cli.capture.regions.gradients import rewrite
+from introspect_cli.capture.regions.numbering import number_calls
 from introspect_cli.capture.regions.tap_op import NOTHING, ORDER
 from introspect_cli.capture.regions.taps import PLAIN, text_of
 from introspect_cli.records import Kind
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from introspect_cli.capture.context import Context
+    from introspect_cli.capture.regions.gradients import Ends
     from introspect_cli.capture.regions.operators import CompiledOps, Graph
     from introspect_cli.capture.regions.probe import TapProbe
 
@@ -168,20 +170,16 @@ class CompileProbe:
         def __call__(self: Any, graph_module: Any, inputs: Any) -> Any:  # noqa: N807 - stands in for theirs
             if not probe._on:
                 return original(self, graph_module, inputs)
-            try:
-                ends = rewrite(graph_module)
-            except Exception as error:
-                probe._context.guard.failure(probe.name, "gradients inside compiled regions are", error)
-                ends = None
+            ends = probe._prepared(graph_module)
             operators = probe._operators_in(graph_module)
             compiled = original(self, graph_module, inputs)
-            if not ends and operators is None:
+            if ends is None and operators is None:
                 return compiled
 
             @functools.wraps(compiled)
             def run(*arguments: Any) -> Any:
                 results = compiled(*arguments)
-                if probe._on and ends:
+                if probe._on and ends is not None:
                     probe._taps.ran(ends, arguments, results)
                 if probe._on and operators is not None:
                     probe._counted(operators)
@@ -190,6 +188,16 @@ class CompileProbe:
             return run
 
         return __call__
+
+    def _prepared(self, graph_module: Any) -> Ends | None:
+        """Number the taps of a graph, and have them see gradients; None where there is nothing to do when it runs."""
+        try:
+            tapped = number_calls(graph_module)
+            ends = rewrite(graph_module)
+        except Exception as error:
+            self._context.guard.failure(self.name, "calls and gradients inside compiled regions are", error)
+            return None
+        return ends if tapped or ends or self._operators is not None else None
 
     def _operators_in(self, graph_module: Any) -> Graph | None:
         """Have single operators of a graph looked at, if that is wanted."""

@@ -30,6 +30,7 @@ from introspect_cli.capture.regions.graph import (
     memory_of,
     through_tap,
 )
+from introspect_cli.capture.regions.numbering import PLACE
 from introspect_cli.capture.regions.taps import OPERATOR
 from introspect_cli.records import OTHERS, Kind, Phase, Site, SiteInfo
 
@@ -148,7 +149,11 @@ class CompiledOps:
             place = places.pop(memory_of(value), None) if _is_last(call, value, known.ran) else None
             number = len(self._results)
             seen = place is not None and _fits(entry, value, example_of(place))
-            if place is None or not seen or not _see(place, found, f"{OPERATOR}{number}"):
+            if (
+                place is None
+                or not seen
+                or not _see(place, found, f"{OPERATOR}{number}.{node.meta.get(PLACE, -2) + 1}")
+            ):
                 found.inner.append(entry)
                 continue
             self._results.append(entry)

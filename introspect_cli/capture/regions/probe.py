@@ -8,6 +8,7 @@ come yet, since the backward pass runs in reverse.
 from __future__ import annotations
 
 import weakref
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from introspect_cli.capture import private_api
@@ -19,6 +20,7 @@ from introspect_cli.capture.regions.taps import (
     OPERATOR,
     PLAIN,
     WANTED,
+    CallCount,
     Sink,
     Tapped,
     parsed,
@@ -71,23 +73,18 @@ class Place(NamedTuple):
     state: ModuleState | None
 
 
-class _Calls:
-    """Which call of a module it is: a new one begins with an input after an output, or with what has come by before."""
+@dataclass
+class _Run:
+    """A graph's run, as far as one module is concerned.
 
-    def __init__(self) -> None:
-        """Start with the first call."""
-        self.number = 0
-        self._seen: set[tuple[Kind, str]] = set()
-        self._last = Kind.INPUT
+    Attributes:
+        before: calls of the module in this step before the graph.
+        seen: texts of its taps that have come by. One that comes again begins another run, of which nobody told: a
+            compiled backward pass that computes the forward pass anew.
+    """
 
-    def at(self, kind: Kind, path: str) -> int:
-        """The number of the call that this value belongs to."""
-        if (kind is Kind.INPUT and self._last is Kind.OUTPUT) or (kind, path) in self._seen:
-            self.number += 1
-            self._seen.clear()
-        self._seen.add((kind, path))
-        self._last = kind
-        return self.number
+    before: int
+    seen: set[str] = field(default_factory=set)
 
 
 class OperatorLooks(Protocol):
@@ -110,7 +107,10 @@ class TapProbe:
         self._numbered: list[weakref.ref[nn.Module]] = []
         self._numbers: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
         self._parsed: dict[str, Tapped] = {}
-        self._calls: dict[tuple[str, Phase], _Calls] = {}
+        self._counts: dict[tuple[str, Phase], CallCount] = {}
+        self._calls: dict[tuple[str, Phase], int] = {}
+        self._runs: dict[tuple[str, Phase], _Run] = {}
+        self._places: list[tuple[int, int]] = []
         self._gradients = gradients
         self._open: dict[str, list[list[int]]] = {}
         self._operators: OperatorLooks | None = None
@@ -139,7 +139,10 @@ class TapProbe:
         return f"{NUMBERED}{found}"
 
     def _ticked(self) -> None:
+        self._counts.clear()
         self._calls.clear()
+        self._runs.clear()
+        self._places.clear()
         self._open.clear()
 
     def _take(self, value: torch.Tensor, text: str) -> None:
@@ -148,8 +151,11 @@ class TapProbe:
         try:
             if text.startswith(GRADIENT):
                 self._gradient(value, text[len(GRADIENT) :])
-            else:
-                self._forward(value, text)
+            elif not private_api.compiling():  # a compiler that computes constants beforehand is no run
+                before = self._recorder.rows
+                place = self._forward(value, text.partition("\n")[0])
+                if place >= 0:
+                    self._places += [(row, place) for row in range(before, self._recorder.rows)]
         except Exception as error:
             Sink.take = None
             self._context.guard.failure(self.name, "what runs inside compiled and scripted regions is", error)
@@ -198,15 +204,20 @@ class TapProbe:
             return Place(SCRIPT, "", names.wanted(SCRIPT), Phase.LOSS, None)
         return Place(module, module_class, names.wanted(module), phase, None)
 
-    def _forward(self, value: torch.Tensor, text: str) -> None:
-        text = text.partition("\n")[0]
+    def _forward(self, value: torch.Tensor, text: str) -> int:
+        """Record what a tap sees; its place in the program of its graph, -1 where that is not known."""
         if not text:
-            return  # it is there for the gradient
+            return -1  # it is there for the gradient
         if text.startswith(OPERATOR):
+            number, _, place = text[len(OPERATOR) :].partition(".")
             if self._operators is not None:
-                self._operators.saw(int(text[len(OPERATOR) :]), value)
-            return
+                self._operators.saw(int(number), value)
+            return int(place)
         tapped = self._parse(text)
+        self._tapped(value, text, tapped)
+        return tapped.place
+
+    def _tapped(self, value: torch.Tensor, text: str, tapped: Tapped) -> None:
         place = self.place(tapped.module, tapped.module_class)
         if place is None:
             return
@@ -215,9 +226,7 @@ class TapProbe:
         if stack.calls and stack.calls[-1] is not None and stack.calls[-1].fqn == fqn and stack.calls[-1] is not state:
             return  # the module itself is running, with its hooks: its inputs and outputs are recorded as they are
         kind = Kind(tapped.kind)
-        call = self._calls.setdefault((fqn, phase), _Calls()).at(kind, tapped.path)
-        if state is not None:
-            state.seen(self._recorder.step, phase, call)
+        call = self._call(tapped, text, place)
         gradient = self._gradient_site(tapped, fqn, module_class, call) if watched else -1
         in_backward = phase is Phase.RECOMPUTE and _is_outermost(stack.calls)  # the gradient is that of the first time
         if phase is not Phase.EVAL and not in_backward and (kind is Kind.OUTPUT or tapped.gradient.startswith(NUMBER)):
@@ -231,6 +240,23 @@ class TapProbe:
         self._recorder.tensor(site, value)
         if tapped.gradient == WANTED and gradient >= 0:
             self._recorder.missing(gradient, _UNSEEN_GRADIENT)
+
+    def _call(self, tapped: Tapped, text: str, place: Place) -> int:
+        """Which call of its module in this step a tap belongs to."""
+        key, state, step = (place.fqn, place.phase), place.state, self._recorder.step
+        if tapped.call < 0:
+            call = self._counts.setdefault(key, CallCount()).at(tapped.kind, tapped.path)
+        else:
+            run = self._runs.get(key)
+            if run is None or text in run.seen:
+                counted = 0 if state is None else state.counted(step, place.phase)
+                run = self._runs[key] = _Run(max(counted, self._calls.get(key, 0)))
+            run.seen.add(text)
+            call = run.before + tapped.call
+            self._calls[key] = max(call + 1, self._calls.get(key, 0))
+        if state is not None:
+            state.seen(step, place.phase, call)
+        return call
 
     def _gradient_site(self, tapped: Tapped, fqn: str, module_class: str, call: int) -> int:
         """The site of the gradient of what is tapped; -1 where it is not wanted."""
@@ -257,10 +283,22 @@ class TapProbe:
             self._recorder.tensor_at(sites, value)
 
     def ran(self, ends: Ends, arguments: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> None:
-        """A compiled graph has run forward: watch what came in, and tell of what went out from inside."""
+        """A compiled graph has run forward.
+
+        What it recorded is put in the order of the program, whatever order the compiler made of it; what came in is
+        watched, and of what went out is told from inside.
+
+        Args:
+            ends: what is to be done with what comes in and goes out.
+            arguments: what came in.
+            results: what went out.
+        """
         if not self._recorder.wanted:
             return
         try:
+            self._runs.clear()
+            places, self._places = self._places, []
+            self._recorder.rearrange(places)
             for place, text in ends.entering:
                 for sites in self._open.pop(text, []):
                     for site in sites:

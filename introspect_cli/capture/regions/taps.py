@@ -7,15 +7,15 @@ that a capture can be ready for taps that most scripts never meet.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+from introspect_cli.records import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch import Tensor
-
-    from introspect_cli.records import Kind
 
 NUMBERED = "#"
 """How a module that is known by number begins."""
@@ -58,24 +58,54 @@ class Tapped:
         module_class: class of the module, where the text says so.
         gradient: `gradient` where one will pass that no tap can see; `.` and a number where a tap will; `plain` for a
             value that is no tensor.
+        call: which call of the module in its graph, -1 where there is no graph to tell.
+        place: where in the program of its graph it stands, -1 where there is no graph.
     """
 
     module: str
     kind: str
-    path: str
-    module_class: str
-    gradient: str
+    path: str = ""
+    module_class: str = ""
+    gradient: str = ""
+    call: int = -1
+    place: int = -1
+
+    @property
+    def text(self) -> str:
+        """The text itself."""
+        at = f"{self.call}.{self.place}" if self.call >= 0 else ""
+        return _SEPARATOR.join((self.module, self.kind, self.module_class, at, self.gradient, self.path))
+
+
+class CallCount:
+    """Which call of a module it is: a new one begins with an input after an output, or with what has come by before."""
+
+    def __init__(self) -> None:
+        """Start with the first call."""
+        self.number = 0
+        self._seen: set[tuple[str, str]] = set()
+        self._last = ""
+
+    def at(self, kind: str, path: str) -> int:
+        """The number of the call that this value belongs to."""
+        if (kind == Kind.INPUT.value and self._last == Kind.OUTPUT.value) or (kind, path) in self._seen:
+            self.number += 1
+            self._seen.clear()
+        self._seen.add((kind, path))
+        self._last = kind
+        return self.number
 
 
 def text_of(module: str, kind: Kind, path: str = "", module_class: str = "", gradient: str = "") -> str:
     """The text a tap carries."""
-    return _SEPARATOR.join((module, kind.value, module_class, gradient, path))
+    return _SEPARATOR.join((module, kind.value, module_class, "", gradient, path))
 
 
 def parsed(text: str) -> Tapped:
-    """What a text of `text_of` says."""
-    module, kind, module_class, gradient, path = text.split(_SEPARATOR, 4)
-    return Tapped(module, kind, path, module_class, gradient)
+    """What the text of a tap says."""
+    module, kind, module_class, at, gradient, path = text.split(_SEPARATOR, 5)
+    call, _, place = at.partition(".")
+    return Tapped(module, kind, path, module_class, gradient, int(call or -1), int(place or -1))
 
 
 def wants_gradient(text: str) -> bool:
@@ -85,14 +115,14 @@ def wants_gradient(text: str) -> bool:
 
 def numbered(text: str, number: int) -> str:
     """A tap's text that is told from every other; its gradient will be seen."""
-    return _with_gradient(text, f"{NUMBER}{number}")
+    return replace(parsed(text), gradient=f"{NUMBER}{number}").text
 
 
 def wanting(text: str) -> str:
     """A tap's text that asks for a gradient which no tap will see."""
-    return _with_gradient(text, WANTED)
+    return replace(parsed(text), gradient=WANTED).text
 
 
-def _with_gradient(text: str, gradient: str) -> str:
-    module, kind, module_class, _, path = text.split(_SEPARATOR, 4)
-    return _SEPARATOR.join((module, kind, module_class, gradient, path))
+def placed(text: str, place: int, call: int) -> str:
+    """A tap's text that says where in its graph's program it stands, and which call of its module that is."""
+    return replace(parsed(text), place=place, call=call).text
