@@ -343,7 +343,7 @@ class Names:
             if state is None:
                 state = self._new_state(module, name)
                 if wrapped(module) is None:
-                    self._trees.append(self._describe(module, state))
+                    self._trees.append(self.describe(module, state))
             self._name_own(module, state)
         for module, _ in _tree(root, fqn, set()):
             inner = wrapped(module)
@@ -377,7 +377,8 @@ class Names:
                     own.held_by(Holder(module, name))
                     self._parameters[id(tensor)] = state.own[id(tensor)] = own
 
-    def _describe(self, module: nn.Module, state: ModuleState) -> ModuleInfo:
+    def describe(self, module: nn.Module, state: ModuleState) -> ModuleInfo:
+        """A module's row of the tree, without its attributes."""
         aliases = []
         for name, tensor in module._parameters.items():  # noqa: SLF001 - as above
             known = None if tensor is None else self.parameter(tensor)

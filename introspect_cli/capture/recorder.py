@@ -223,11 +223,11 @@ class Recorder:
         """
         with self._lock:
             ranked = [row for row, _ in sorted(places, key=lambda entry: entry[1])]
-            taken = [(self._rows[row], self._slots[row], self._remarks.pop(row, None)) for row in ranked]
-            for (row, _), (site, slot, remark) in zip(places, taken, strict=True):
+            taken = [(self._rows[row], self._slots[row], self._given.pop(row, None)) for row in ranked]
+            for (row, _), (site, slot, given) in zip(places, taken, strict=True):
                 self._rows[row], self._slots[row] = site, slot
-                if remark is not None:
-                    self._remarks[row] = remark
+                if given is not None:
+                    self._given[row] = given
 
     def tick(self) -> None:
         """End the current step: write it if it was wanted, and begin the next.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from introspect_cli import clock
 from introspect_cli.capture.context import Context
 from introspect_cli.capture.names import NameFilter, Names, wrapped
+from introspect_cli.capture.probes.attributes import AttributeProbe
 from introspect_cli.capture.probes.children import ChildrenProbe
 from introspect_cli.capture.probes.data import DataProbe
 from introspect_cli.capture.probes.gradients import GradientProbe
@@ -86,6 +87,7 @@ class Probes:
             *(probe(self.context) for probe in PROBES),
             self.optimizers,
             modules,
+            AttributeProbe(self.context, modules, self.rank, options.redact),
         ]
         taps = TapProbe(self.context, modules, gradients)
         self._probes.append(taps)

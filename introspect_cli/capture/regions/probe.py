@@ -154,7 +154,7 @@ class TapProbe:
             elif not private_api.compiling():  # a compiler that computes constants beforehand is no run
                 before = self._recorder.rows
                 place = self._forward(value, text.partition("\n")[0])
-                if place >= 0:
+                if place >= 0 and private_api.graph_task() == -1:
                     self._places += [(row, place) for row in range(before, self._recorder.rows)]
         except Exception as error:
             Sink.take = None

@@ -161,8 +161,8 @@ class Facts:
         """Both module trees by FQN, as they are compared and as they are at this step."""
         change = self.sides.rename or str
         return (
-            {change(module.fqn): module for module in tree_at(self.sides.a.modules, self.pair.step)},
-            {module.fqn: module for module in tree_at(self.sides.b.modules, self.pair.step_b)},
+            {change(module.fqn): module for module in tree_at(self.sides.a.module_rows, self.pair.step)},
+            {module.fqn: module for module in tree_at(self.sides.b.module_rows, self.pair.step_b)},
         )
 
     def unions(self, kind: Kind, phases: frozenset[Phase], fqn: str | None = None) -> Ids:

@@ -191,7 +191,7 @@ def _inside(scene: Scene) -> str:
             f"{searching} changes the parameters between calls within a step, and may have done so differently{told}."
         )
     side = _identity_side(scene)
-    if side:
+    if side and not _attributes(scene):
         return (
             f"The cause is inside this module: in {side} it returns its input unchanged (switched off or in eval mode)."
         )

@@ -1,0 +1,244 @@
+"""What each module is apart from its tensors: plain attributes, train or eval mode, and the hooks on it.
+
+An `eps`, a dropout probability, a forgotten `eval()` is what people look for first, and no tensor says it. So plain
+attributes are written with the module tree, and again from the step on at which they changed. Only a module's own
+`__dict__` is read and only exact builtin types are looked into: no property, no `repr` of the script's runs. A forward
+pass in which nothing has changed costs one comparison of identities for all modules together.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass, replace
+from types import BuiltinFunctionType, FunctionType, MethodType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from introspect_cli.capture.environment import redact
+from introspect_cli.records import Phase
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from introspect_cli.capture.context import Context
+    from introspect_cli.capture.probes.base import Guard
+    from introspect_cli.capture.probes.modules import ModuleProbe
+    from introspect_cli.records import ModuleInfo
+    from introspect_cli.store.rank_writer import RankWriter
+
+_PLAIN = frozenset({bool, int, float, str, complex, type(None)})
+_FUNCTIONS = (FunctionType, BuiltinFunctionType)
+_NAMED = (torch.dtype, torch.device)
+_TORCHS = frozenset(vars(nn.Module())) - {"training"}
+"""What every module holds for torch itself."""
+
+_HOOKS = {
+    "_forward_pre_hooks": "forward pre",
+    "_forward_hooks": "forward",
+    "_backward_pre_hooks": "backward pre",
+    "_backward_hooks": "backward",
+}
+_OURS = "introspect_cli."
+
+_LONGEST = 200
+_MOST_ITEMS = 8
+_LARGEST = 256  # bits of an integer
+_OFTEN = 8
+CHANGES_OFTEN = "(changes often)"
+"""Stands for the value of an attribute that has changed many times, a counter: it is followed no further."""
+
+
+@dataclass
+class _Watched:
+    """What was last seen of all modules of a root.
+
+    Attributes:
+        holders: a dictionary for each value that is watched, and
+        names: the key in it.
+        identities: of those values.
+        sized: dictionaries that grow or shrink when something is added or taken away.
+        sizes: of those.
+        values: the values themselves; while they are held, no other object gets their identities.
+    """
+
+    holders: list[dict[str, Any]]
+    names: list[str]
+    identities: list[int]
+    sized: list[Any]
+    sizes: list[int]
+    values: list[Any]
+
+    def is_current(self) -> bool:
+        """Whether everything is what it was."""
+        try:
+            identities = list(map(id, map(operator.getitem, self.holders, self.names)))
+        except KeyError:
+            return False
+        return identities == self.identities and list(map(len, self.sized)) == self.sizes
+
+
+class AttributeProbe:
+    """Looks at the modules of a root when the root is called."""
+
+    name = "attributes"
+
+    def __init__(self, context: Context, modules: ModuleProbe, rank: RankWriter, secret: tuple[str, ...]) -> None:
+        """Take what all probes share, who knows the phase, where rows of modules go, and what names are secret."""
+        self._context = context
+        self._modules = modules
+        self._rank = rank
+        self._secret = secret
+        self._watched: dict[str, _Watched] = {}
+        self._known: dict[str, ModuleInfo] = {}
+        self._changes: dict[tuple[str, str], int] = {}
+        guard: Guard = context.guard
+        self._guarded = guard.around(self.name, "attributes of modules are", self._watched.clear)
+
+    def install(self) -> None:
+        """Listen for roots."""
+        self._guarded.on = True
+        self._context.on_root.append(self._root_called)
+
+    def remove(self) -> None:
+        """Stop, and let go of what was seen."""
+        self._guarded.on = False
+        self._watched.clear()
+        if self._root_called in self._context.on_root:
+            self._context.on_root.remove(self._root_called)
+
+    def _root_called(self, root: nn.Module) -> None:
+        if not self._guarded.on or self._modules.stack.phase is Phase.EVAL:
+            return
+        with self._guarded:
+            state = self._context.names.find(root)
+            if state is None:
+                return
+            watched = self._watched.get(state.fqn)
+            if watched is None or not watched.is_current():
+                self._look(root, state.fqn)
+
+    def _look(self, root: nn.Module, root_name: str) -> None:
+        """Look at every module, and write rows of those that are not what they were."""
+        names, step = self._context.names, self._context.recorder.step
+        watched = _Watched([], [], [], [], [], [])
+        new = {info.fqn: info for info in names.new_modules()}
+        changed: list[ModuleInfo] = []
+        for module in _below(root):
+            self._watch(watched, module)
+            state = names.find(module)
+            if state is None:
+                continue
+            pairs = tuple(self._pairs(state.fqn, module))
+            known = new.get(state.fqn) or self._known.get(state.fqn) or names.describe(module, state)
+            if known.attributes == pairs:
+                continue
+            found = self._known[state.fqn] = replace(known, attributes=pairs, step=step)
+            if state.fqn in new:
+                new[state.fqn] = found
+            else:
+                changed.append(found)
+        watched.identities = list(map(id, watched.values))
+        watched.sizes = list(map(len, watched.sized))
+        self._watched[root_name] = watched
+        rows = [*new.values(), *changed]
+        if rows:
+            self._rank.modules(rows)
+
+    def _watch(self, watched: _Watched, module: nn.Module) -> None:
+        own = vars(module)
+        state = self._context.names.find(module)
+        fqn = "" if state is None else state.fqn
+        watched.sized.append(own)
+        watched.sized += [own[name] for name in _HOOKS if type(own.get(name)).__name__ == "OrderedDict"]
+        for name, value in own.items():
+            # What is not plain may become so; its identity alone would keep no memory alive, so it is not held.
+            if not _is_torchs(module, name) and _text(value) and self._changes.get((fqn, name), 0) < _OFTEN:
+                _add(watched, own, name, value)
+        children = own.get("_modules")
+        if type(children) is dict:
+            watched.sized.append(children)
+
+    def _pairs(self, fqn: str, module: nn.Module) -> Iterator[tuple[str, str]]:
+        """Name and text of all that is recorded of a module."""
+        known = self._known.get(fqn)
+        before = {} if known is None else dict(known.attributes)
+        own = vars(module)
+        for name, value in own.items():
+            text = "" if _is_torchs(module, name) else _text(value)
+            if not text:
+                continue
+            text = self._shown(name, value, text)
+            times = self._changes.get((fqn, name), 0) + (before.get(name, text) != text)
+            if times:
+                self._changes[fqn, name] = times
+            yield name, text if times < _OFTEN else CHANGES_OFTEN
+        hooks = [f"{kind} {_called(hook)}" for key, kind in _HOOKS.items() for hook in _hooks(own.get(key))]
+        if hooks:
+            yield "hooks", ", ".join(hooks)[:_LONGEST]
+
+    def _shown(self, name: str, value: object, text: str) -> str:
+        """The text, replaced where its name or its looks are those of a secret; a flag is none."""
+        return text if value is None or type(value) is bool else redact.value(name, text, self._secret)[:_LONGEST]
+
+
+def _add(watched: _Watched, holder: dict[str, Any], name: str, value: object) -> None:
+    watched.holders.append(holder)
+    watched.names.append(name)
+    watched.values.append(value)
+
+
+def _below(root: nn.Module) -> Iterator[nn.Module]:
+    """A module and all in it, each once; what is in a scripted one is no python."""
+    waiting, seen = [root], {id(root)}
+    while waiting:
+        module = waiting.pop()
+        yield module
+        children = vars(module).get("_modules")
+        if type(children) is not dict:
+            continue
+        for child in children.values():
+            if isinstance(child, nn.Module) and id(child) not in seen:
+                seen.add(id(child))
+                waiting.append(child)
+
+
+def _is_torchs(module: nn.Module, name: object) -> bool:
+    """Whether an attribute is bookkeeping of torch: what every module holds, and private names in its own classes."""
+    if type(name) is not str or name in _TORCHS:
+        return True
+    return name.startswith("_") and type(module).__module__.startswith("torch.")
+
+
+def _text(value: object) -> str:
+    """A plain value as text; "" for what is none."""
+    kind = type(value)
+    if kind is int and int.bit_length(value) > _LARGEST:  # type: ignore[arg-type] # its exact type is int
+        return ""
+    if kind in _PLAIN:
+        return repr(value)
+    if kind in _NAMED:
+        return str(value)
+    if kind in _FUNCTIONS:
+        return _called(value)
+    if kind is tuple and len(value) <= _MOST_ITEMS:  # type: ignore[arg-type] # its exact type is tuple
+        texts = [_text(item) if type(item) in _PLAIN else "" for item in value]  # type: ignore[attr-defined] # as above
+        return f"({', '.join(texts)}{',' if len(texts) == 1 else ''})" if all(texts) else ""
+    return ""
+
+
+def _called(value: Any) -> str:
+    """The qualified name of a function, a method's function, or the class of anything else that can be called."""
+    if type(value) is MethodType:
+        value = value.__func__
+    if type(value) not in _FUNCTIONS:
+        value = type(value)
+    return f"{value.__module__}.{value.__qualname__}"
+
+
+def _hooks(registry: Any) -> list[Any]:
+    """The hooks in one of a module's registries that are not ours."""
+    if registry is None or not hasattr(registry, "values"):
+        return []
+    return [hook for hook in registry.values() if not _called(hook).startswith(_OURS)]

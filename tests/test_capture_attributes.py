@@ -1,0 +1,161 @@
+"""What a module is apart from its tensors is on record, from the step on at which it changed."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+from opcapture import captured
+from torch import nn
+
+from introspect_cli.capture.probes.attributes import CHANGES_OFTEN, AttributeProbe
+from introspect_cli.compare.diff import compare_runs
+from introspect_cli.compare.options import DiffOptions
+from introspect_cli.store.reader import open_run
+
+
+class Strange:
+    """An object of the script's that must not be looked into."""
+
+    def __getattribute__(self, name):
+        raise AssertionError(name)
+
+    def __eq__(self, other):
+        raise AssertionError
+
+    __hash__ = None
+
+
+class Net(nn.Module):
+    def __init__(self, eps=1e-5, p=0.1):
+        super().__init__()
+        self.norm, self.drop, self.conv = nn.LayerNorm(4, eps=eps), nn.Dropout(p), nn.Conv1d(2, 2, 3, padding=1)
+        self.scale, self.label, self.ratio = 2, "wide", None
+        self.api_key, self.num_tokens = "hunter2", 12
+        self.calls, self.act = 0, nn.functional.gelu
+        vars(self)["odd"] = Strange()
+
+    @property
+    def heads(self):
+        raise AssertionError("a property was read")
+
+    def extra_repr(self):
+        raise AssertionError("extra_repr was called")
+
+    def forward(self, x):
+        self.calls += 1
+        return self.drop(self.norm(self.act(self.conv(x)))) * self.scale
+
+
+def seen_hook(_module, _args, _output):
+    pass
+
+
+def trained(steps=4, *, before=(), **options):
+    """Train a net; `before` maps a step to what is done to the net before it."""
+
+    def work():
+        torch.manual_seed(0)
+        net = Net(**options)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for step in range(steps):
+            dict(before).get(step, lambda _: None)(net)
+            net(torch.randn(3, 2, 4)).sum().backward()
+            optimizer.step()
+
+    return work
+
+
+def rows(path, fqn):
+    with open_run(path) as run:
+        return [(row.step, dict(row.attributes)) for row in run.rank(0).module_rows if row.fqn == fqn]
+
+
+def changed(net):
+    net.drop.p = 0.5
+    net.norm.eval()
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    hooked = {2: changed, 3: lambda net: net.conv.register_forward_hook(functools.partial(seen_hook))}
+    return captured(tmp_path_factory.mktemp("attributes") / "run", trained(12, before=hooked))
+
+
+def test_plain_attributes_are_written_with_the_tree(path):
+    (step, net), *_ = rows(path, "Net")
+    assert step == 0
+    assert net == {
+        "training": "True",
+        "scale": "2",
+        "label": "'wide'",
+        "ratio": "None",
+        "api_key": "<redacted>",
+        "num_tokens": "12",
+        "calls": "0",
+        "act": "torch._C._nn.gelu",
+    }
+    assert rows(path, "Net.conv")[0][1]["kernel_size"] == "(3,)"
+
+
+def test_changes_are_written_with_their_step(path):
+    assert [(step, found["p"]) for step, found in rows(path, "Net.drop")] == [(0, "0.1"), (2, "0.5")]
+    assert [(step, found["training"]) for step, found in rows(path, "Net.norm")] == [(0, "True"), (2, "False")]
+    assert [(step, found.get("hooks")) for step, found in rows(path, "Net.conv")] == [
+        (0, None),
+        (3, "forward functools.partial"),
+    ]
+
+
+def test_a_counter_is_followed_a_few_times_only(path):
+    counted = [found["calls"] for _, found in rows(path, "Net")]
+    assert counted == [*map(str, range(8)), CHANGES_OFTEN]
+
+
+def test_the_tree_has_each_module_once(path):
+    with open_run(path) as run:
+        names = [module.fqn for module in run.rank(0).modules]
+    assert names == ["Net", "Net.norm", "Net.drop", "Net.conv"]
+
+
+def test_looks_again_only_where_something_changed(tmp_path, monkeypatch):
+    looks = []
+    original = AttributeProbe._look
+    monkeypatch.setattr(
+        AttributeProbe, "_look", lambda self, root, name: (looks.append(name), original(self, root, name))
+    )
+
+    class Still(Net):
+        def forward(self, x):
+            return self.drop(self.norm(x))
+
+    def work():
+        net = Still()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for step in range(5):
+            if step == 3:
+                net.label = "narrow"
+            net(torch.randn(3, 2, 4)).sum().backward()
+            optimizer.step()
+
+    captured(tmp_path / "run", work)
+    assert looks == ["Still", "Still"]
+
+
+def test_a_diff_names_the_attribute(tmp_path):
+    a = captured(tmp_path / "a", trained(2))
+    b = captured(tmp_path / "b", trained(2, eps=1e-3))
+    assert "eps 1e-05 -> 0.001" in told(a, b)
+
+
+def test_a_diff_names_what_changed_in_the_middle_of_a_run(tmp_path):
+    a = captured(tmp_path / "a", trained(4, before={2: lambda net: net.drop.eval()}))
+    b = captured(tmp_path / "b", trained(4))
+    assert "eval mode in a, train mode in b" in told(a, b)
+
+
+def told(a, b):
+    with open_run(a) as one, open_run(b) as two:
+        result = compare_runs(one, two, DiffOptions())
+    return result.sentence
