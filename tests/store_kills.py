@@ -122,15 +122,19 @@ def kill_inside_writes(folder):
 def _dying(path, report, fatal, part):
     """Write a run of three steps, and die in the `fatal`-th write after `part` of its bytes."""
     calls = iter(range(10**9))
-    real = os.write
+    plain = {"write": os.write, "pwrite": os.pwrite}  # whole documents; streams and the index
 
-    def write(fd, data):
-        if fd != report and next(calls) == fatal:
-            real(fd, bytes(data)[: int(len(data) * part)])
-            os.kill(os.getpid(), signal.SIGKILL)
-        return real(fd, data)
+    def dying(real):
+        def write(fd, data, *offset):
+            if fd != report and next(calls) == fatal:
+                real(fd, bytes(data)[: int(len(data) * part)], *offset)
+                os.kill(os.getpid(), signal.SIGKILL)
+            return real(fd, data, *offset)
 
-    files.os.write = write
+        return write
+
+    for name, real in plain.items():
+        setattr(files.os, name, dying(real))
     write_forever(path, report, 4, steps=3)
 
 

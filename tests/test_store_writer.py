@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import shutil
@@ -213,16 +214,21 @@ def test_a_file_that_cannot_grow_ends_the_store_at_the_step_before(tmp_path, roo
             assert len(run.rank(0).read(entry.step)) == len(STEP)
 
 
-def test_a_full_disk_ends_the_store_at_the_step_before(tmp_path):
+def test_a_full_disk_ends_the_store_at_the_step_before(tmp_path, monkeypatch):
     store = StoreWriter.create(tmp_path / "run")
     writer = store.rank(0)
     writer.append(0, batch(writer, STEP))
-    full = os.open("/dev/full", os.O_WRONLY)
-    kept = os.dup(writer._fds["records.arrow"])
-    os.dup2(full, writer._fds["records.arrow"])
-    os.close(full)
+    records, pwrite = writer._files["records.arrow"].fd, os.pwrite
+
+    def full(fd, data, offset):
+        if fd != records:
+            return pwrite(fd, data, offset)
+        pwrite(fd, data[:100], offset)  # what still fitted
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "pwrite", full)
     message = failing_append(writer, 1)
-    os.close(kept)
+    monkeypatch.undo()
     assert message.startswith("cannot write to ")
     assert "no space left on device; the store ends at step 0" in message
     store.close()

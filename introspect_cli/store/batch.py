@@ -127,7 +127,8 @@ def _possible(name: str, column: Array) -> Array:
     """
     if column.dtype.kind == "i":
         return column  # whoever counts asks for 0 and more
-    finite = math.isfinite(np.dot(column, column))
+    with np.errstate(over="ignore", invalid="ignore"):
+        finite = math.isfinite(np.dot(column, column))
     if finite and (name not in _NOT_NEGATIVE or not (column < 0).any()):
         return column
     wrong = np.isinf(column)
