@@ -1,6 +1,8 @@
 """Sentences of a comparison claim only what was seen: each falsehood that was once told, with what is told instead."""
 
+import subprocess
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -158,6 +160,32 @@ class TestSettings:
         result = compare(train(), train("module"), both=both, modules=modules)
         assert result.settings[0].name == "model.py"
         assert "Likely cause: model.py changed (Linear is at model.py:42)." in result.sentence
+
+    def test_the_changed_line_of_the_class_is_told_where_both_commits_are_known(self, compare, tmp_path, monkeypatch):
+        work = tmp_path / "work"
+        work.mkdir()
+        monkeypatch.chdir(work)
+        git = ["git", "-c", "user.name=t", "-c", "user.email=t@example.org"]
+        subprocess.run([*git, "init", "-q"], check=True)
+        commits = []
+        for factor in (2, 3):
+            Path("model.py").write_text(
+                f"import torch\n\nclass Linear:\n    def forward(self, x):\n        return x / {factor}\n"
+            )
+            subprocess.run([*git, "add", "."], check=True)
+            subprocess.run([*git, "commit", "-qm", "x"], check=True)
+            commits.append(subprocess.check_output([*git, "rev-parse", "HEAD"], text=True).strip())
+        modules = (*MODULES[:1], ModuleInfo("Net.a", "Linear", "model.py:3", ("weight",)), *MODULES[2:])
+        both = tuple(
+            {"settings": {"sources": {"model.py": commit}, "git": {"commit": commit, "dirty": False}}}
+            for commit in commits
+        )
+        told = "model.py changed (Linear is at model.py:3; line 5: return x / 2 -> return x / 3)"
+        assert told in compare(train(), train("module"), both=both, modules=modules).sentence
+        both[1]["settings"]["git"]["dirty"] = True
+        assert "line 5" not in compare(train(), train("module"), both=both, modules=modules).sentence
+        both[1]["settings"]["git"] = {"commit": "--help", "dirty": False}
+        assert "line 5" not in compare(train(), train("module"), both=both, modules=modules).sentence
 
 
 class TestStructure:

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from introspect_cli.compare.reasons.changed_code import changed_code
 from introspect_cli.compare.reasons.hyperparameters import optimizer_changes
 from introspect_cli.compare.result import SettingChange
 
@@ -275,20 +276,21 @@ def setting_changes(
             )
         )
     if reason is not None:
-        found = _by_file(found, blamed)
+        found = _by_file(found, blamed, a.settings.get("git"), b.settings.get("git"))
     if reason is not None and all(change.weight < 0.6 for change in found):
         found = _alone(found)
     found.sort(key=lambda change: -change.weight)
     return tuple(found)
 
 
-def _by_file(found: list[SettingChange], blamed: Sequence[ModuleInfo]) -> list[SettingChange]:
+def _by_file(found: list[SettingChange], blamed: Sequence[ModuleInfo], git_a: Any, git_b: Any) -> list[SettingChange]:
     """The changed file in which the blamed module's class stands before all others; told with the line."""
     changed = {change.name for change in found if change.source == "sources"}
     for module in blamed:
         file, _, line = module.source.rpartition(":")
         if file in changed:
-            told = f"changed ({module.module_class} is at {file}:{line})"
+            code = changed_code(git_a, git_b, file, module.module_class)
+            told = f"changed ({module.module_class} is at {file}:{line}{f'; {code}' if code else ''})"
             return [
                 replace(change, b=told, weight=0.97)
                 if change.name == file
