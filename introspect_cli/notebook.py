@@ -145,7 +145,7 @@ class _Shown:
         return "\n".join(lines)
 
     def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
-        from introspect_cli.render.rich_view import rich_lines
+        from introspect_cli.render.console import rich_lines
 
         del console
         return rich_lines(self._blocks(), options.max_width)

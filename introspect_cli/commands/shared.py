@@ -55,7 +55,6 @@ def selection_of(asked: dict[str, Any]) -> Selection:
 
 def echo_document(document: Any, format_: str = "json") -> None:
     """Write a document to stdout as JSON or YAML."""
-    from introspect_cli.render.json import to_json
-    from introspect_cli.render.yaml import to_yaml
+    from introspect_cli.render.json import to_json, to_yaml
 
     click.echo(to_yaml(document) if format_ == "yaml" else to_json(document))

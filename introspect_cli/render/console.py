@@ -17,7 +17,7 @@ from rich.text import Text
 from introspect_cli.render.blocks import WIDEST, Block, Line, Table, table_lines
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
 STYLES = {
     "": "",
@@ -131,3 +131,13 @@ class Screen:
         if self.unicode:
             return content
         return "".join(_ASCII.get(char, char) for char in content).encode("ascii", "backslashreplace").decode()
+
+
+def rich_lines(blocks: Iterable[Block], width: int) -> Iterator[Text]:
+    """The blocks for a console that somebody else owns, such as a notebook's: texts of rich, styled, never markup."""
+    for block in blocks:
+        for line in table_lines(block, width) if isinstance(block, Table) else (block,):
+            text = Text(" " * line.indent)
+            for content, style in line.spans:
+                text.append(content, STYLES.get(style, ""))
+            yield text

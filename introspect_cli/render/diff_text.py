@@ -6,8 +6,7 @@ from introspect_cli.compare.reasons.settings import describe
 from introspect_cli.compare.result import DiffResult, Divergence, Role, SettingChange, Verdict
 from introspect_cli.records import Kind, Phase, Status, Summary, count
 from introspect_cli.render.blocks import Block, Column, Line, Table, line
-from introspect_cli.render.sites import brief_what, site_text
-from introspect_cli.render.text import clean, distance, number, shape, two_numbers
+from introspect_cli.render.text import brief_what, clean, distance, number, shape, site_text, two_numbers
 
 _VERDICT_STYLE = {Verdict.SAME: "good", Verdict.DIVERGED: "bad", Verdict.UNDECIDED: "unsure"}
 _SHOWN_SETTINGS = 3

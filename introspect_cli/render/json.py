@@ -113,3 +113,11 @@ def diff_document(result: DiffResult) -> dict[str, Any]:
 def to_json(document: dict[str, Any]) -> str:
     """Strict JSON: no NaN, no Infinity."""
     return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
+
+
+def to_yaml(document: dict[str, Any]) -> str:
+    """The same document as YAML: block style, keys in order."""
+    import yaml  # JSON is what most ask for
+
+    dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+    return str(yaml.dump(document, Dumper=dumper, sort_keys=False, allow_unicode=True, width=100)).rstrip("\n")

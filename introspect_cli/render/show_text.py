@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from introspect_cli.records import Record, Status, count
 from introspect_cli.render.blocks import Block, Column, Line, Table, line
-from introspect_cli.render.sites import brief_what, site_text
-from introspect_cli.render.text import clean, number, shape, size, sparkline
+from introspect_cli.render.text import brief_what, clean, number, shape, site_text, size, sparkline
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

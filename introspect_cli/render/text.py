@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import TYPE_CHECKING
 
 from introspect_cli.records import clean as clean  # noqa: PLC0414 - who draws text finds it here
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from introspect_cli.records import Site
 
 _SPARKS = "▁▂▃▄▅▆▇█"
 _PLAIN_SPARKS = "_.-:=+*#"
@@ -87,3 +90,19 @@ def sparkline(values: Sequence[float | None], width: int, *, ascii_only: bool = 
         else:
             line += marks[len(marks) // 2 if span == 0 else min(int((value - low) / span * len(marks)), len(marks) - 1)]
     return line
+
+
+_BRIEF = {"optimizer_state": "state", "hyperparameter": "hyper"}
+
+
+def site_text(site: Site) -> str:
+    """Kind, path, and the call where it is not the first: `output [0] #2`."""
+    path = f" {clean(site.path)}" if site.path else ""
+    return f"{site.kind.value}{path}{f' #{site.call}' if site.call else ''}"
+
+
+def brief_what(site: Site) -> str:
+    """The same with shorter words and no quotes: `state exp_avg`."""
+    path = re.sub(r"^\['(\w+)'\]$", r"\1", clean(site.path))
+    kind = _BRIEF.get(site.kind.value, site.kind.value)
+    return f"{kind}{f' {path}' if path else ''}{f' #{site.call}' if site.call else ''}"
