@@ -208,3 +208,21 @@ def test_attributes_of_modules_and_their_changes(tmp_path):
     with open_run(path) as run:
         assert run.rank(0).modules == [first]
         assert run.rank(0).module_rows == [first, later]
+
+
+def test_modules_made_anew_each_step_give_no_new_names(tmp_path):
+    def work(steps):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(4, 4)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(steps):
+            head = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
+            optimizer.zero_grad()
+            head(model(torch.randn(2, 4))).square().mean().backward()
+            optimizer.step()
+
+    sizes = []
+    for steps in (3, 12):
+        path = captured(tmp_path / str(steps), lambda steps=steps: work(steps)) / "rank0"
+        sizes.append([(path / f"{name}.arrow").stat().st_size for name in ("sites", "layouts", "modules")])
+    assert sizes[0] == sizes[1]
