@@ -112,3 +112,47 @@ def test_a_write_through_data_between_steps_is_recorded(tmp_path, size):
     started = [(step, fqn) for step, phase, fqn, _ in records(tmp_path / "run", "param") if phase == "start"]
     assert [fqn for step, fqn in started if step == 1] == []
     assert [fqn for step, fqn in started if step == 2] == ["Linear.weight"]
+
+
+class Hostile:
+    """An object whose every method of its own is a trap."""
+
+    asked = 0
+
+    def __init__(self, tensor):
+        vars(self)["tensor"] = tensor
+
+    def _trap(self, *_args):
+        type(self).asked += 1
+        raise SystemExit(1)
+
+    __repr__ = __len__ = __iter__ = __getattr__ = __eq__ = __bool__ = __hash__ = _trap
+    __class__ = property(_trap)
+
+
+class HostileList(list):
+    __iter__ = __len__ = __getitem__ = __repr__ = Hostile._trap
+
+
+class HostileDict(dict):
+    items = values = keys = __iter__ = __len__ = __repr__ = Hostile._trap
+
+
+def test_no_code_of_objects_that_modules_are_given_is_run(tmp_path):
+    class Taker(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(2))
+
+        def forward(self, x, *_others):
+            return x * self.weight
+
+    things = [Hostile(torch.ones(2)), HostileList([torch.ones(2)]), HostileDict(a=torch.ones(2)), {"b": Hostile(1)}]
+    net = Taker()
+    with watched(tmp_path / "run") as session:
+        net(torch.ones(2), *things, [Hostile(torch.ones(1))])
+    assert Hostile.asked == 0
+    assert session._guard.details == []
+    with open_run(tmp_path / "run") as run:
+        paths = {record.site.path for record in run.rank(0).records(0) if record.site.kind.value == "input"}
+    assert {"[0]", "[1].tensor", "[2][0]", "[3]['a']"} <= paths

@@ -4,12 +4,15 @@ The problem: modules take and return tuples, dicts, dataclasses, model outputs, 
 at will, and a divergence must be told by the path of the tensor inside. The way: walk what is known by structure
 (dict, list, tuple, namedtuple, dataclass), then what torch's pytree registry knows, then the attributes of other
 objects that hold tensors. Paths are written as pytree key strings: `[0]['hidden']`, `.logits`. Anything else is a
-leaf, for the caller to judge. Depth, cycles and the number of leaves are bounded.
+leaf, for the caller to judge. What a class defines for itself (`__iter__`, `__getattr__`, `__eq__`, `__repr__`) is
+never called: it may have effects, take long, or raise. Depth, cycles and the number of leaves are bounded.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
+from types import MemberDescriptorType
 from typing import Any, Final
 
 import torch
@@ -21,7 +24,14 @@ MAX_OBJECT_DEPTH: Final = 4
 
 _ATOMS: Final = frozenset({int, float, complex, bool, str, bytes, type(None), torch.Size, torch.dtype, torch.device})
 
+_PLAIN: Final = (bool, int, float, str)
+
 Leaves = list[tuple[str, Any]]
+
+
+def is_plain(cls: type) -> bool:
+    """Whether values of a class are numbers, strings or flags of python's or numpy's own."""
+    return cls in _PLAIN or (cls.__module__ == "numpy" and issubclass(cls, _PLAIN))
 
 
 def flatten(value: Any) -> Leaves:
@@ -31,13 +41,13 @@ def flatten(value: Any) -> Leaves:
     an empty container has no leaves.
     """
     cls = type(value)
-    if cls in _ATOMS or isinstance(value, torch.Tensor):
+    if cls in _ATOMS or issubclass(cls, torch.Tensor):
         return [("", value)]
     if cls is tuple or cls is list:
-        if all(isinstance(item, torch.Tensor) for item in value):
+        if all(_is_tensor(item) for item in value):
             return [(f"[{index}]", item) for index, item in enumerate(value)]
-    elif cls is dict and all(isinstance(item, torch.Tensor) for item in value.values()):
-        return [(f"[{key!r}]", item) for key, item in value.items()]
+    elif cls is dict and all(_is_tensor(item) for item in value.values()):
+        return [(_piece(key, index), item) for index, (key, item) in enumerate(value.items())]
     leaves: Leaves = []
     _walk(value, "", leaves, [], 0)
     return leaves
@@ -46,20 +56,21 @@ def flatten(value: Any) -> Leaves:
 def _children(value: Any, objects: int) -> list[tuple[str, Any]] | None:
     """Direct children with the last piece of their paths; None for a leaf."""
     cls = type(value)
-    if cls in _ATOMS or isinstance(value, (torch.Tensor, type)):
+    if cls in _ATOMS or issubclass(cls, (torch.Tensor, type)):
         return None
-    if isinstance(value, tuple):
-        names = getattr(value, "_fields", None)
-        if isinstance(names, tuple) and len(names) == len(value):
-            return [(f".{name}", item) for name, item in zip(names, value, strict=True)]
-        return [(f"[{index}]", item) for index, item in enumerate(value)]
-    if isinstance(value, list):
-        return [(f"[{index}]", item) for index, item in enumerate(value)]
-    if dataclasses.is_dataclass(value):
-        names = tuple(field.name for field in dataclasses.fields(value))
-        return [(f".{name}", getattr(value, name)) for name in names if getattr(value, name, None) is not None]
-    if isinstance(value, dict):
-        return [(f"[{key!r}]", item) for key, item in value.items()]
+    if issubclass(cls, tuple):
+        items = list(tuple.__iter__(value))
+        names = getattr(cls, "_fields", None)
+        if type(names) is tuple and len(names) == len(items):
+            return [(f".{name}", item) for name, item in zip(names, items, strict=True)]
+        return [(f"[{index}]", item) for index, item in enumerate(items)]
+    if issubclass(cls, list):
+        return [(f"[{index}]", item) for index, item in enumerate(list.__iter__(value))]
+    if dataclasses.is_dataclass(cls):
+        fields = [(field.name, _attribute(value, field.name)) for field in dataclasses.fields(cls)]
+        return [(f".{name}", item) for name, item in fields if item is not None]
+    if issubclass(cls, dict):
+        return [(_piece(key, index), item) for index, (key, item) in enumerate(dict.items(value))]
     registered = _registered(value)
     if registered is not None:
         return registered
@@ -84,31 +95,74 @@ def _registered(value: Any) -> list[tuple[str, Any]] | None:
 
 def _attributes(value: Any) -> list[tuple[str, Any]] | None:
     """Attributes of an object that holds tensors, or objects that might; None for one that holds none."""
-    if isinstance(value, torch.nn.Module) or callable(value):
+    if issubclass(type(value), torch.nn.Module) or callable(value):
         return None
-    held = getattr(value, "__dict__", None)
-    if not isinstance(held, dict) or not _holds_tensors(held):
+    held = _held(value)
+    if held is None or not _holds_tensors(held):
         return None
     return [(f".{name}", item) for name, item in held.items() if _may_hold(item)]
 
 
+def _is_tensor(item: Any) -> bool:
+    return issubclass(type(item), torch.Tensor)
+
+
+def _piece(key: Any, index: int) -> str:
+    """A dictionary's key in a path: a key of the script's own class is told by its class and place."""
+    cls = type(key)
+    return f"[{key!r}]" if cls in _ATOMS else f"[<{cls.__name__} {index}>]"
+
+
+def _held(value: Any) -> dict[str, Any] | None:
+    """An object's own attributes, past whatever its class does when asked for them."""
+    try:
+        held = object.__getattribute__(value, "__dict__")
+    except (AttributeError, TypeError):
+        return None
+    return held if type(held) is dict else None
+
+
+def _attribute(value: Any, name: str) -> Any:
+    """An attribute of an object that is stored in it or its slots; None for what would have to be computed."""
+    held = _held(value)
+    if held is not None and name in held:
+        return held[name]
+    for cls in type(value).__mro__:
+        descriptor = vars(cls).get(name)
+        if type(descriptor) is MemberDescriptorType:
+            try:
+                return descriptor.__get__(value, type(value))
+            except AttributeError:
+                return None
+    return None
+
+
 def _may_hold(item: Any) -> bool:
-    return isinstance(item, torch.Tensor) or (type(item) not in _ATOMS and not callable(item))
+    return _is_tensor(item) or (type(item) not in _ATOMS and not callable(item))
 
 
 def _holds_tensors(held: dict[str, Any], depth: int = 3) -> bool:
     """Whether a tensor is among the values, or in lists, dicts and objects among them, a few levels down."""
     for item in held.values():
-        if isinstance(item, torch.Tensor):
+        cls = type(item)
+        if issubclass(cls, torch.Tensor):
             return True
         if depth == 0 or not _may_hold(item):
             continue
-        inner: Any = item if isinstance(item, dict) else getattr(item, "__dict__", None)
-        if isinstance(item, (list, tuple)):
-            inner = dict(enumerate(item[:64]))
-        if isinstance(inner, dict) and _holds_tensors(inner, depth - 1):
+        if issubclass(cls, dict):
+            inner: dict[Any, Any] | None = dict(dict.items(item))
+        elif issubclass(cls, (list, tuple)):
+            walk = list.__iter__ if issubclass(cls, list) else tuple.__iter__
+            inner = dict(enumerate(itertools.islice(walk(item), 64)))
+        else:
+            inner = _held(item)
+        if inner is not None and _holds_tensors(inner, depth - 1):
             return True
     return False
+
+
+def _is_container(cls: type) -> bool:
+    return issubclass(cls, (tuple, list, dict)) or dataclasses.is_dataclass(cls)
 
 
 def _walk(value: Any, path: str, leaves: Leaves, above: list[int], objects: int) -> None:
@@ -121,7 +175,7 @@ def _walk(value: Any, path: str, leaves: Leaves, above: list[int], objects: int)
     if len(above) >= MAX_DEPTH or id(value) in above:
         return
     above.append(id(value))
-    plain = isinstance(value, (tuple, list, dict)) or dataclasses.is_dataclass(value)
+    plain = _is_container(type(value))
     for piece, item in children:
         _walk(item, path + piece, leaves, above, objects if plain else objects + 1)
     above.pop()
@@ -140,7 +194,7 @@ def _name(value: Any, path: str, found: list[tuple[str, str]], above: list[int],
         return
     found.append((path, type(value).__name__))
     above.append(id(value))
-    plain = isinstance(value, (tuple, list, dict)) or dataclasses.is_dataclass(value)
+    plain = _is_container(type(value))
     for piece, item in children:
         _name(item, path + piece, found, above, objects if plain else objects + 1)
     above.pop()

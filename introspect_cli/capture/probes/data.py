@@ -129,7 +129,10 @@ class DataProbe:
             return
         for path, leaf in leaves:
             site = self._recorder.site(Site(phase, Kind.BATCH, loader, call, path), info)
-            if isinstance(leaf, torch.Tensor):
+            cls = type(leaf)
+            if issubclass(cls, torch.Tensor):
                 self._recorder.tensor(site, leaf)
-            else:
+            elif cls.__module__ in ("builtins", "numpy", "torch"):
                 self._recorder.value(site, leaf)
+            else:  # its repr is the script's own code
+                self._recorder.value(site, f"{cls.__module__}.{cls.__qualname__}")

@@ -19,7 +19,7 @@ from introspect_cli.capture import private_api
 from introspect_cli.capture.names import ModuleState, wrapped
 from introspect_cli.capture.probes.base import Patches
 from introspect_cli.records import Kind, Phase, Site, SiteInfo
-from introspect_cli.tensors.flatten import containers, flatten
+from introspect_cli.tensors.flatten import containers, flatten, is_plain
 from introspect_cli.tensors.views import unobserved
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from introspect_cli.capture.context import Context
     from introspect_cli.capture.probes.gradients import GradientProbe
 
-_PLAIN = (bool, int, float, str)
 _POSITIONS = tuple(f"[{number}]" for number in range(32))
 _GRADIENT_OF = {Kind.INPUT: Kind.GRAD_INPUT, Kind.OUTPUT: Kind.GRAD_OUTPUT}
 
@@ -243,12 +242,13 @@ class ModuleProbe:
             self._hidden(module, state, call)
 
     def _values(self, state: ModuleState, kind: Kind, call: int, prefix: str, value: Any) -> None:
-        if type(value) is torch.Tensor or isinstance(value, torch.Tensor):
+        cls = type(value)
+        if cls is torch.Tensor or issubclass(cls, torch.Tensor):
             self._tensor(state, kind, call, prefix, value)
             return
         if value is None:
             return
-        if isinstance(value, _PLAIN):
+        if is_plain(cls):
             if kind in self._kinds:
                 self._recorder.value(self._site(state, kind, self._stack.phase, call, prefix), value)
             return
@@ -260,9 +260,9 @@ class ModuleProbe:
             return
         self.nested.note(state.fqn, kind, prefix, value)
         for path, leaf in leaves:
-            if isinstance(leaf, torch.Tensor):
+            if issubclass(type(leaf), torch.Tensor):
                 self._tensor(state, kind, call, prefix + path, leaf)
-            elif isinstance(leaf, _PLAIN) and kind in self._kinds:
+            elif is_plain(type(leaf)) and kind in self._kinds:
                 self._recorder.value(self._site(state, kind, self._stack.phase, call, prefix + path), leaf)
 
     def _tensor(self, state: ModuleState, kind: Kind, call: int, path: str, value: torch.Tensor) -> None:
@@ -309,9 +309,9 @@ def _is_traced(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     """Whether a call only traces shapes (export, fake tensors): nothing is computed, nothing can be recorded."""
     fake = private_api.FAKE_TENSOR
     for value in args:  # no generators: this runs for every call of every module
-        if isinstance(value, fake):
+        if issubclass(type(value), fake):
             return True
-    return bool(kwargs) and any(isinstance(value, fake) for value in kwargs.values())
+    return bool(kwargs) and any(issubclass(type(value), fake) for value in kwargs.values())
 
 
 def _hides(module: nn.Module) -> bool:
