@@ -60,7 +60,7 @@ def test_the_changed_operator_is_the_first_divergence(script, plain, tmp_path, c
         "path": first.site.path,
         "call": first.site.call,
         "role": first.role.value,
-        "reason": first.reason.value,
+        "reason": first.reason,
     }
     assert found == case["expect"]
     lines = SCRIPT.read_text(encoding="utf-8").splitlines()
