@@ -36,8 +36,8 @@ get_requires_for_build_sdist = build_meta.get_requires_for_build_sdist
 FOLDER: Final = "introspect_cli/tensors"
 EXTENSION: Final = Extension(
     "introspect_cli.tensors._kernels",
-    [f"{FOLDER}/module.cpp", f"{FOLDER}/kernels.cpp"],
-    depends=[f"{FOLDER}/kernels.h"],
+    [f"{FOLDER}/module.cpp", f"{FOLDER}/intake.cpp", f"{FOLDER}/kernels.cpp"],
+    depends=[f"{FOLDER}/kernels.h", f"{FOLDER}/intake.h"],
     py_limited_api=True,
     optional=True,
 )
@@ -133,9 +133,9 @@ class BuildKernels(build_ext):
         target.parent.mkdir(parents=True, exist_ok=True)
         objects = Path(self.build_temp)
         objects.mkdir(parents=True, exist_ok=True)
-        module, kernels = ext.sources
+        *python, kernels = ext.sources
         headers = [f"-I{path}" for path in {sysconfig.get_path("include"), sysconfig.get_path("platinclude")}]
-        jobs = [(module, "module", (*headers, f"-I{FOLDER}"))]
+        jobs = [(source, Path(source).stem, (*headers, f"-I{FOLDER}")) for source in python]
         jobs += [(kernels, level, (f"-DLEVEL={level}", *flags)) for level, flags in levels().items()]
         made = [str(objects / f"{name}.o") for _, name, _ in jobs]
         target.unlink(missing_ok=True)  # what an earlier build made of other sources

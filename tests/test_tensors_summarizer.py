@@ -670,3 +670,102 @@ def test_the_way_of_an_accelerator_gives_the_same(summarizer, monkeypatch):
             assert found["checksum"] == expected["checksum"]
             assert found["stats"] == pytest.approx(expected["stats"], rel=1e-6, abs=1e-6)
             assert found["sketch"] == pytest.approx(expected["sketch"], rel=1e-6, abs=1e-9)
+
+
+def freed():
+    x = torch.randn(4, 5)
+    x.untyped_storage().resize_(40)
+    return x
+
+
+def functional():
+    return torch._to_functional_tensor(torch.randn(4, 5))
+
+
+KNOWN_SHAPE = {
+    "again": lambda: torch.arange(20.0).view(4, 5),
+    "parameter": lambda: torch.nn.Parameter(torch.arange(20.0).view(4, 5)),
+    "offset": lambda: torch.arange(50.0)[7:27].view(4, 5),
+    "transposed": lambda: torch.arange(20.0).view(5, 4).t(),
+    "expanded": lambda: torch.arange(5.0).expand(4, 5),
+    "negated": lambda: torch.complex(torch.zeros(4, 5), torch.ones(4, 5)).conj().imag,
+    "other type": lambda: torch.arange(20, dtype=torch.int32).view(4, 5),
+    "bool": lambda: torch.arange(20).view(4, 5) > 3,
+    "float8": lambda: torch.arange(20.0).view(4, 5).to(torch.float8_e5m2),
+    "complex": lambda: torch.complex(torch.ones(4, 5), torch.ones(4, 5)),
+    "meta": lambda: torch.empty(4, 5, device="meta"),
+    "sparse": lambda: torch.eye(4, 5).to_sparse(),
+    "subclass": lambda: torch.randn(4, 5).as_subclass(type("Own", (torch.Tensor,), {})),
+    "freed": freed,
+    "functional": functional,
+    "quantized": lambda: torch.quantize_per_tensor(torch.ones(4, 5), 0.1, 2, torch.quint8),
+    "scalar": lambda: torch.tensor(3.0),
+    "empty": lambda: torch.empty(0, 5),
+    "seven dimensions": lambda: torch.zeros(1, 2, 1, 2, 1, 2, 1),
+    "no tensor": lambda: "text",
+}
+
+
+@pytest.mark.parametrize("sort", KNOWN_SHAPE)
+def test_the_short_way_answers_as_the_long_one(sort):
+    """Every sort of tensor after a plain one of its shape and type, which the short way then knows."""
+    tables = []
+    short, long = Summarizer(), Summarizer()
+    assert short._intake is not None
+    long._intake = None
+    for made in (short, long):
+        torch.manual_seed(0)
+        for dtype in (torch.float32, torch.int32, torch.bool, torch.complex64, torch.float8_e5m2, torch.uint8):
+            for shape in ((4, 5), (), (0, 5)):
+                made.add(torch.ones(shape).to(dtype))
+        made.take()
+        made.add(KNOWN_SHAPE[sort]())
+        made.add_all([KNOWN_SHAPE[sort](), torch.ones(4, 5)])
+        tables.append(made.take())
+        made.close()
+    one, other = tables
+    assert [one.layouts[at] for at in one.layout_index] == [other.layouts[at] for at in other.layout_index]
+    assert one.checksum.tolist() == other.checksum.tolist()
+    assert one.status.tolist() == other.status.tolist()
+    assert one.text == other.text
+    for name, column in one.floats.items():
+        np.testing.assert_array_equal(column, other.floats[name])
+    np.testing.assert_array_equal(one.sketch, other.sketch)
+
+
+@pytest.mark.parametrize("transform", [torch.vmap, torch.func.grad], ids=["vmap", "grad"])
+def test_a_transform_has_no_short_way(summarizer, transform):
+    summarizer.add(torch.ones(5))
+    summarizer.add(torch.tensor(1.0))
+
+    def function(x):
+        summarizer.add(x)
+        return (x * x).sum()
+
+    transform(function)(torch.ones(4, 5) if transform is torch.vmap else torch.ones(5))
+    assert summarizer.take().status.tolist() == [Status.OBSERVED, Status.OBSERVED, Status.NOT_OBSERVED]
+
+
+def test_the_short_way_is_seen_by_no_mode(summarizer):
+    class Watching(TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    x, seen = torch.ones(4, 5), []
+    summarizer.add(x)
+    with Watching():
+        summarizer.add(x)
+        summarizer.add_all([x])
+    assert seen == []
+    table = summarizer.take()
+    assert len(set(table.checksum.tolist())) == 1
+
+
+def test_many_shapes_by_the_short_way(summarizer):
+    shapes = [(number % 7, 1 + number // 7) for number in range(700)]
+    for _ in range(2):
+        for shape in shapes:
+            summarizer.add(torch.ones(shape))
+        table = summarizer.take()
+        assert [table.layouts[at].shape for at in table.layout_index] == shapes

@@ -2,7 +2,7 @@
 
 `kernels.cpp` and `module.cpp` become the extension `_kernels` when the package is installed. Where that failed, or
 INTROSPECT_NO_KERNELS is set, there are none, `reason` says why, and torch operations compute the same numbers (see
-`reference`). Every function of the extension takes integers only, addresses among them:
+`reference`). Its functions take integers only, addresses among them:
 
 - `summarise(address, count, first, code, flags, table, row, team)`: `count` contiguous elements at an address, the
   first with index `first` in the whole tensor, into a row. `table`: address of 256 float32 values, for TABLE.

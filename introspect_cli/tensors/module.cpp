@@ -5,7 +5,7 @@
 #define Py_LIMITED_API 0x030A0000
 #include <Python.h>
 
-#include "kernels.h"
+#include "intake.h"
 
 #include <cstring>
 #if defined(__x86_64__)
@@ -91,7 +91,13 @@ Run *best() {
     Level found[3];
     return found[levels(found) - 1].run;
 }
+
+}  // namespace
+
+extern HIDDEN Run *RUN;
 Run *RUN = best();
+
+namespace {
 
 // ---- chunks, and the threads that share them
 //
@@ -355,6 +361,7 @@ PyObject *py_use(PyObject *, PyObject *wanted) {
 PyMethodDef METHODS[] = {
     FAST(summarise), FAST(alike), FAST(again), FAST(summarise_all), FAST(prepare), FAST(take), FAST(finish),
     FAST(merge), FAST(copy), {"levels", py_levels, METH_NOARGS, nullptr}, {"use", py_use, METH_O, nullptr},
+    {"intake", (PyCFunction)(void (*)())new_intake, METH_FASTCALL, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
 PyModuleDef MODULE = {PyModuleDef_HEAD_INIT, "_kernels", nullptr, -1, METHODS, nullptr, nullptr, nullptr, nullptr};

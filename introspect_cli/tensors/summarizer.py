@@ -13,7 +13,7 @@ import threading
 import weakref
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -83,6 +83,8 @@ class Summarizer:
         self._quick: dict[tuple[torch.dtype, torch.Size], int] = {}
         self._addresses: list[int] = []
         self._rows_held = 0
+        self._layout_of: list[int] = []
+        self._intake = self._new_intake()
         self._lock = threading.RLock()
         self._layouts: list[Layout] = []
         self._headers: list[int] = []
@@ -92,8 +94,27 @@ class Summarizer:
         self._reset()
         _LIVE.add(self)
 
+    def _new_intake(self) -> Any:
+        """What summarises small plain tensors in one call; None where torch, or we, cannot."""
+        api = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+        if k.KERNELS is None or api is None or self._sorted:
+            return None
+        return k.KERNELS.intake(
+            api,
+            self._flags,
+            k.WORTHWHILE,
+            torch.Tensor,
+            torch.nn.Parameter,
+            torch._C._len_torch_function_stack,  # noqa: SLF001  # no public one
+            torch.Tensor.is_neg,
+            torch.Tensor.untyped_storage,
+            torch.Tensor.storage_offset,
+            self._layout_of,
+            self._addresses,
+        )
+
     def _reset(self) -> None:
-        self._layout_of: list[int] = []
+        self._layout_of.clear()  # the intake has it too
         self._notes: dict[int, tuple[Status, str]] = {}
         self._fixed: dict[int, int] = {}
         self._own_headers: dict[int, int] = {}
@@ -109,6 +130,8 @@ class Summarizer:
         with self._lock:
             slot = len(self._layout_of)
             try:
+                if self._intake is not None and self._intake.add(tensor) >= 0:
+                    return slot
                 if type(tensor) not in PLAIN or is_wrapped(tensor) or not self._plain(slot, tensor):
                     self._by_torch(partial(self._special, tensor), tensor)
             except Exception as error:
@@ -126,10 +149,13 @@ class Summarizer:
         slots: list[int] = []
         batch = _Batch()
         with self._lock:
+            short = None if self._intake is None else self._intake.add
             for tensor in tensors:
                 slot = len(self._layout_of)
                 slots.append(slot)
                 try:
+                    if short is not None and short(tensor) >= 0:
+                        continue
                     if type(tensor) not in PLAIN or is_wrapped(tensor) or not self._plain(slot, tensor, batch):
                         self._by_torch(partial(self._special, tensor), tensor)
                 except Exception as error:
@@ -241,8 +267,11 @@ class Summarizer:
             index = self._quick[dtype, shape] = self._intern(Layout(tuple(shape), name, "cpu", "contiguous"))
         address, count = tensor.data_ptr(), tensor.numel()
         size = k.SIZES[code]
-        if tensor.untyped_storage().nbytes() < (tensor.storage_offset() + count) * size:
-            return False  # freed, with the tensor still there; the long way says so
+        offset = tensor.storage_offset()
+        if tensor.untyped_storage().nbytes() < (offset + count) * size or (count and address == offset * size):
+            return False  # freed, with the tensor still there, or without memory of its own; the long way says so
+        if count < k.WORTHWHILE and self._intake is not None:
+            self._intake.learn(tensor, index)
         row = self._reserve(slot)
         self._layout_of.append(index)
         if code >= k.OPAQUE8:

@@ -1,0 +1,234 @@
+// The short way of a small ordinary tensor: looked at and summarised in one call from Python.
+//
+// A step has thousands of tensors of some hundred elements, which the kernels are done with in half a microsecond;
+// asking each for its type, device, layout, shape and address, one Python call after the other, took three. Torch's
+// own C interface (the exchange API of DLPack) gives most of that at once. Whatever is not plain, contiguous, small
+// and in CPU memory, or has a shape that was not met before, is left to the long way in summarizer.py, which answers
+// for all sorts of tensors.
+#define PY_SSIZE_T_CLEAN
+#define Py_LIMITED_API 0x030A0000
+#include <Python.h>
+
+#include "intake.h"
+
+#include <cstddef>
+#include <cstdlib>
+#include <cstring>
+
+namespace {
+
+// ---- of the DLPack specification, version 1
+
+struct DLTensor {
+    void *data;
+    int32_t device_type, device_id, ndim;
+    struct {
+        u8 code, bits;
+        u16 lanes;
+    } dtype;
+    i64 *shape, *strides;
+    u64 byte_offset;
+};
+struct ExchangeAPI {
+    u32 major, minor;
+    void *older, *allocate, *to_managed, *from_managed;
+    int (*look)(void *tensor, DLTensor *out);
+};
+constexpr int ON_CPU = 1;
+
+int code_of(int code, int bits) {  // type code of a DLPack type; -1 for what goes the long way
+    constexpr int INT = 0, UINT = 1, FLOAT = 2, BFLOAT = 4, BOOL = 6;
+    switch (code << 8 | bits) {
+    case FLOAT << 8 | 32: return F32;
+    case FLOAT << 8 | 64: return F64;
+    case FLOAT << 8 | 16: return F16;
+    case BFLOAT << 8 | 16: return BF16;
+    case INT << 8 | 64: return I64;
+    case INT << 8 | 32: return I32;
+    case INT << 8 | 16: return I16;
+    case INT << 8 | 8: return I8;
+    case UINT << 8 | 8: return U8;
+    case BOOL << 8 | 8: return U8;
+    default: return -1;
+    }
+}
+
+// ---- the layouts of tensors met before
+
+constexpr int DIMS = 6;
+
+struct Shape {
+    i64 sizes[DIMS];
+    u32 type, ndim;  // DLPack's code and bits
+    i64 layout;      // index among the summarizer's layouts; -1 for an empty place
+};
+static_assert(sizeof(Shape) == 8 * (DIMS + 2));
+
+struct Shapes {  // a hash table of open places, at most half full
+    Shape *table = nullptr;
+    size_t places = 0, used = 0;
+};
+
+u64 hash(const Shape &shape) {
+    u64 h = shape.type * G + shape.ndim;
+    for (i64 size : shape.sizes) h = (h ^ u64(size)) * 0xBF58476D1CE4E5B9, h ^= h >> 32;
+    return h;
+}
+Shape *find(const Shapes &shapes, const Shape &shape) {  // where it is or could be
+    for (size_t at = hash(shape);; at++) {
+        Shape *place = shapes.table + at % shapes.places;
+        if (place->layout < 0 || std::memcmp(place, &shape, offsetof(Shape, layout)) == 0) return place;
+    }
+}
+bool put(Shapes &shapes, const Shape &shape) {  // false without memory
+    if (2 * shapes.used >= shapes.places) {
+        Shapes more;
+        more.places = shapes.places ? 2 * shapes.places : 64;
+        more.table = (Shape *)std::malloc(more.places * sizeof(Shape));
+        if (!more.table) return false;
+        for (size_t i = 0; i < more.places; i++) more.table[i].layout = -1;
+        for (size_t i = 0; i < shapes.places; i++)
+            if (shapes.table[i].layout >= 0) *find(more, shapes.table[i]) = shapes.table[i];
+        more.used = shapes.used;
+        std::free(shapes.table);
+        shapes = more;
+    }
+    Shape *place = find(shapes, shape);
+    shapes.used += place->layout < 0;
+    *place = shape;
+    return true;
+}
+
+// ---- the object
+
+enum Held { TENSOR, PARAMETER, MODES, IS_NEG, STORAGE, OFFSET, LAYOUTS, ADDRESSES, HELD };
+
+struct Intake {
+    PyObject_HEAD
+    const ExchangeAPI *torch;
+    PyObject *held[HELD];
+    i64 flags, limit;
+    Shapes shapes;
+};
+
+struct Look {
+    Shape shape;
+    u64 address;
+    i64 count;
+    int code;
+};
+
+// What a tensor is; false, without an exception, if it goes the long way.
+bool look(Intake *self, PyObject *tensor, Look &found) {
+    PyObject *type = (PyObject *)Py_TYPE(tensor);
+    if (type != self->held[TENSOR] && type != self->held[PARAMETER]) return false;
+    DLTensor t;
+    if (self->torch->look(tensor, &t)) return PyErr_Clear(), false;  // no memory of its own, or none that DLPack knows
+    found.code = code_of(t.dtype.code, t.dtype.bits);
+    if (t.device_type != ON_CPU || t.dtype.lanes != 1 || found.code < 0 || t.ndim > DIMS) return false;
+    i64 count = 1;
+    found.shape = {{}, u32(t.dtype.code) << 8 | t.dtype.bits, u32(t.ndim), -1};
+    bool contiguous = true;
+    for (int dim = t.ndim - 1; dim >= 0; dim--) {
+        contiguous &= t.shape[dim] == 1 || !t.strides || t.strides[dim] == count;
+        count *= found.shape.sizes[dim] = t.shape[dim];
+    }
+    found.address = u64(t.data) + t.byte_offset, found.count = count;
+    return (contiguous || count == 0) && count < self->limit;
+}
+
+// An integer that a callable returns for an object, -1 and an exception if it does not.
+i64 asked(PyObject *callable, PyObject *of) {
+    PyObject *answer = PyObject_CallFunctionObjArgs(callable, of, nullptr);
+    if (!answer) return -1;
+    i64 value = PyLong_AsLongLong(answer);
+    Py_DecRef(answer);
+    return value;
+}
+
+// Whether the elements are there, as they are: no mode of the script's that would see our questions, no lazy negation,
+// and a storage that nobody has freed under the tensor.
+bool is_there(Intake *self, PyObject *tensor, const Look &found) {
+    if (asked(self->held[MODES], nullptr) != 0 || asked(self->held[IS_NEG], tensor) != 0) return PyErr_Clear(), false;
+    PyObject *storage = PyObject_CallFunctionObjArgs(self->held[STORAGE], tensor, nullptr);
+    if (!storage) return PyErr_Clear(), false;
+    i64 bytes = PyObject_Size(storage), offset = asked(self->held[OFFSET], tensor);
+    Py_DecRef(storage);
+    if (bytes < 0 || offset < 0) return PyErr_Clear(), false;
+    const i64 size = SIZES[found.code];
+    bool nowhere = found.address == u64(offset * size);  // a storage without memory: functionalised tensors have one
+    return (offset + found.count) * size <= bytes && !(nowhere && found.count);
+}
+
+// The slot that a tensor's summary is in; -1 if it goes the long way, -2 with an exception.
+i64 add_one(Intake *self, PyObject *tensor) {
+    Look found;
+    Py_ssize_t slot = PyList_Size(self->held[LAYOUTS]);
+    if (slot >= PyList_Size(self->held[ADDRESSES]) || !self->shapes.used || !look(self, tensor, found)) return -1;
+    const Shape *known = find(self->shapes, found.shape);
+    if (known->layout < 0 || !is_there(self, tensor, found)) return -1;
+    u64 row = PyLong_AsUnsignedLongLongMask(PyList_GetItem(self->held[ADDRESSES], slot));
+    RUN((const void *)found.address, found.count, 0, found.code, int(self->flags), nullptr, (Row *)row);
+    PyObject *layout = PyLong_FromLongLong(known->layout);
+    int failed = !layout || PyList_Append(self->held[LAYOUTS], layout);
+    Py_DecRef(layout);
+    return failed ? -2 : i64(slot);
+}
+
+PyObject *add(PyObject *self, PyObject *tensor) {
+    i64 slot = add_one((Intake *)self, tensor);
+    return slot == -2 ? nullptr : PyLong_FromLongLong(slot);
+}
+
+PyObject *learn(PyObject *object, PyObject *const *arguments, Py_ssize_t given) {
+    Intake *self = (Intake *)object;
+    Look found;
+    if (given != 2) return PyErr_Format(PyExc_TypeError, "a tensor and its layout wanted");
+    i64 layout = PyLong_AsLongLong(arguments[1]);
+    if (layout == -1 && PyErr_Occurred()) return nullptr;
+    if (look(self, arguments[0], found)) {
+        found.shape.layout = layout;
+        if (!put(self->shapes, found.shape)) return PyErr_NoMemory();
+    }
+    return Py_NewRef(Py_None);
+}
+
+void forget(PyObject *object) {
+    Intake *self = (Intake *)object;
+    PyObject *type = (PyObject *)Py_TYPE(object);
+    for (PyObject *one : self->held) Py_DecRef(one);
+    std::free(self->shapes.table);
+    PyObject_Free(object);
+    Py_DecRef(type);
+}
+
+PyMethodDef METHODS[] = {
+    {"add", add, METH_O, nullptr},
+    {"learn", (PyCFunction)(void (*)())learn, METH_FASTCALL, nullptr},
+    {nullptr, nullptr, 0, nullptr},
+};
+PyType_Slot SLOTS[] = {{Py_tp_dealloc, (void *)forget}, {Py_tp_methods, METHODS}, {0, nullptr}};
+PyType_Spec SPEC = {
+    "introspect_cli.tensors._kernels.Intake", sizeof(Intake), 0,
+    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, SLOTS,
+};
+PyObject *TYPE = nullptr;
+
+}  // namespace
+
+PyObject *new_intake(PyObject *, PyObject *const *arguments, Py_ssize_t given) {
+    if (given != 3 + HELD) return PyErr_Format(PyExc_TypeError, "%d arguments wanted, %zd given", 3 + HELD, given);
+    auto *torch = (const ExchangeAPI *)PyCapsule_GetPointer(arguments[0], "dlpack_exchange_api");
+    if (!torch) return nullptr;
+    if (torch->major != 1) return PyErr_Format(PyExc_ValueError, "DLPack is of version %d, not 1", int(torch->major));
+    i64 flags = PyLong_AsLongLong(arguments[1]), limit = PyLong_AsLongLong(arguments[2]);
+    if (PyErr_Occurred()) return nullptr;
+    if (!PyList_Check(arguments[3 + LAYOUTS]) || !PyList_Check(arguments[3 + ADDRESSES]))
+        return PyErr_Format(PyExc_TypeError, "two lists wanted at the end");
+    if (!TYPE && !(TYPE = PyType_FromSpec(&SPEC))) return nullptr;
+    Intake *self = PyObject_New(Intake, (PyTypeObject *)TYPE);
+    if (!self) return nullptr;
+    self->torch = torch, self->flags = flags, self->limit = limit, self->shapes = {};
+    for (int i = 0; i < HELD; i++) self->held[i] = Py_NewRef(arguments[3 + i]);
+    return (PyObject *)self;
+}
