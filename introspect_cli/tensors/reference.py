@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 CHUNK: Final = 1 << 16
 """Elements summarised at once on the CPU; temporaries are some tens of bytes an element."""
-DEVICE_CHUNK: Final = 1 << 20
-"""The same on an accelerator, where launches cost more than memory."""
+DEVICE_CHUNK: Final = 1 << 19
+"""The same on an accelerator, where launches cost more than memory: temporaries stay under 64 MB."""
 
 _LOW: Final = 0xFFFFFFFF
 
@@ -141,29 +141,36 @@ def _number(value: float, like: torch.Tensor) -> torch.Tensor:
     return torch.full((), value, dtype=like.dtype, device=like.device)
 
 
+def _exact(flat: torch.Tensor) -> torch.Tensor:
+    """Elements as numbers for what is not added up: in float32 where that holds them all, in `_wide` otherwise."""
+    narrow = flat.dtype.is_floating_point and flat.element_size() <= 4
+    return flat.to(torch.float32) if narrow else _measured(flat)
+
+
 def _stat_words(flat: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Counts (finite, nans, posinfs, neginfs, zeros; int64) and floats (min to abs-sum, in row order)."""
-    values = _measured(flat)
+    values, wide = _exact(flat), _wide(flat.device)
     finite = values.isfinite()
     n = finite.sum()
     counts = torch.stack(
         [n, values.isnan().sum(), values.isposinf().sum(), values.isneginf().sum(), (values == 0).sum()]
     )
     kept = values.where(finite, 0.0)
-    absolute = kept.abs()
     inf = _number(float("inf"), values)
-    low = values.where(finite, inf).min()
-    high = values.where(finite, -inf).max()
-    count = n.to(values.dtype)
-    mean = kept.sum() / (count + (count == 0))
+    low = values.where(finite, inf).min().to(wide)
+    high = values.where(finite, -inf).max().to(wide)
+    absolute = kept.abs()
+    small = absolute.where(finite, inf).min().to(wide)
+    sizes = absolute.sum(dtype=wide)
+    count = n.to(wide)
+    mean = kept.sum(dtype=wide) / (count + (count == 0))
     mean = low.where((low == high) & (n > 0), mean)
-    deviation = (values - mean).where(finite, 0.0)
+    deviation = (kept.to(wide) - mean).where(finite, 0.0)
     square = deviation * deviation
     # the mean is rounded: what is left of the sum of deviations corrects it
     rest = deviation.sum() / (count + (count == 0))
     moments = [square.sum(), (square * deviation).sum(), (square * square).sum()]
-    floats = [low, high, absolute.where(finite, inf).min(), mean + rest, *moments, absolute.sum()]
-    return counts, torch.stack(floats)
+    return counts, torch.stack([low, high, small, mean + rest, *moments, sizes])
 
 
 def order_words(tensor: torch.Tensor, names: Sequence[str]) -> torch.Tensor:

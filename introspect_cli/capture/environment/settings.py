@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from introspect_cli.capture.environment import redact
+from introspect_cli.capture.environment import accelerators, redact
 
 
 def runtime() -> dict[str, Any]:
@@ -23,22 +23,15 @@ def runtime() -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "torch_git": torch.version.git_version,
-        "cuda": torch.version.cuda,
-        "cudnn": backends.cudnn.version() if torch.cuda.is_initialized() else None,
+        **accelerators.libraries(),
         "mkl": backends.mkl.is_available(),
         "mkldnn": backends.mkldnn.is_available(),
         "threads": torch.get_num_threads(),
         "interop_threads": torch.get_num_interop_threads(),
         "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
         "deterministic_warn_only": torch.is_deterministic_algorithms_warn_only_enabled(),
-        "cudnn_deterministic": backends.cudnn.deterministic,
-        "cudnn_benchmark": backends.cudnn.benchmark,
-        "cudnn_allow_tf32": backends.cudnn.allow_tf32,
-        "float32_matmul_precision": torch.get_float32_matmul_precision(),
         "default_dtype": str(torch.get_default_dtype()).removeprefix("torch."),
-        "flash_sdp": backends.cuda.flash_sdp_enabled(),
-        "mem_efficient_sdp": backends.cuda.mem_efficient_sdp_enabled(),
-        "math_sdp": backends.cuda.math_sdp_enabled(),
+        **accelerators.switches(),
     }
 
 
@@ -51,8 +44,9 @@ def hardware() -> dict[str, Any]:
         "cpu_count": os.cpu_count(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
     }
-    if torch.cuda.is_initialized():
-        facts["gpus"] = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
+    gpus = accelerators.devices()
+    if gpus:
+        facts["gpus"] = gpus
     return facts
 
 

@@ -69,6 +69,23 @@ _WEIGHTS = {
 }
 """How well a change explains a divergence whose reason says nothing else."""
 
+_SWITCHES = {
+    "matmul_allow_tf32": "TF32 in matrix products",
+    "cudnn_allow_tf32": "TF32 in cuDNN",
+    "fp16_reduced_precision_reduction": "reduced precision in sums of float16 products",
+    "bf16_reduced_precision_reduction": "reduced precision in sums of bfloat16 products",
+    "fp16_accumulation": "accumulation in float16",
+    "flash_sdp": "flash attention",
+    "mem_efficient_sdp": "memory-efficient attention",
+    "math_sdp": "attention by plain operators",
+    "cudnn_sdp": "attention by cuDNN",
+    "cudnn_enabled": "cuDNN",
+    "cudnn_benchmark": "the benchmark that chooses cuDNN's kernels",
+    "cudnn_deterministic": "determinism of cuDNN",
+    "deterministic_algorithms": "torch.use_deterministic_algorithms",
+}
+"""Flags that are on or off, as a sentence calls them."""
+
 _NUMERICS = frozenset({"runtime", "packages", "hardware"})
 _GIT = frozenset({"commit", "dirty"})
 
@@ -329,6 +346,9 @@ def describe(change: SettingChange) -> str:
     """A change like a diff: `lr 0.0003 -> 0.001`, `model.py changed`, `--amp, set only in b`."""
     if change.source == "sources" and change.a == "":
         return f"{change.name} {change.b}"
+    switched = {"True": "a", "False": "b"}.get(str(change.a)) if {change.a, change.b} == {"True", "False"} else None
+    if switched and change.source == "runtime" and change.name in _SWITCHES:
+        return f"{_SWITCHES[change.name]} is on in {switched} only"
     only = ", set only in" if change.source in {"command", "environment", "options"} else " only in"
     name = "uncommitted changes" if (change.source, change.name) == ("git", "dirty") else change.name
     if change.a is None:

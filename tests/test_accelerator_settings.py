@@ -1,0 +1,63 @@
+"""What is kept of an accelerator beside its tensors, and how a difference in it is said."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from introspect_cli.capture.environment import accelerators, settings
+from introspect_cli.compare.reasons.settings import describe
+from introspect_cli.compare.result import SettingChange
+
+
+def test_switches_are_those_of_the_moment():
+    before = torch.backends.cudnn.benchmark, torch.backends.cuda.flash_sdp_enabled()
+    told = settings.runtime()
+    assert (told["cudnn_benchmark"], told["flash_sdp"]) == before
+    try:
+        torch.backends.cudnn.benchmark = not before[0]
+        torch.backends.cuda.enable_flash_sdp(not before[1])
+        told = settings.runtime()
+        assert (told["cudnn_benchmark"], told["flash_sdp"]) == (not before[0], not before[1])
+    finally:
+        torch.backends.cudnn.benchmark = before[0]
+        torch.backends.cuda.enable_flash_sdp(before[1])
+
+
+def test_tf32_is_told_whichever_way_it_was_set():
+    matmul = torch.backends.cuda.matmul
+    before = matmul.allow_tf32
+    try:
+        matmul.allow_tf32 = True
+        assert accelerators.switches()["matmul_allow_tf32"] is True
+    finally:
+        matmul.allow_tf32 = before
+
+
+def test_nothing_wakes_a_device():
+    accelerators.switches()
+    accelerators.libraries()
+    assert accelerators.devices() == []
+    assert not torch.cuda.is_initialized()
+
+
+def test_the_drivers_version_is_read_from_its_module(tmp_path):
+    said = tmp_path / "version"
+    said.write_text(
+        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.10  Release Build\nGCC version: 12.3.0\n"
+    )
+    assert accelerators.driver(said) == "570.86.10"
+    assert accelerators.driver(tmp_path / "none") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "sides", "said"),
+    [
+        ("matmul_allow_tf32", ("False", "True"), "TF32 in matrix products is on in b only"),
+        ("cudnn_benchmark", ("True", "False"), "the benchmark that chooses cuDNN's kernels is on in a only"),
+        ("flash_sdp", ("True", None), "flash_sdp = True only in a"),
+        ("driver", ("550.54.15", "570.86.10"), "driver 550.54.15 -> 570.86.10"),
+    ],
+)
+def test_a_switch_is_on_in_one_run_only(name, sides, said):
+    assert describe(SettingChange("runtime", name, *sides, True, 0.6)) == said
