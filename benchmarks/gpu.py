@@ -1,0 +1,568 @@
+"""The GPU kernels, and captures with them, on a real GPU: are they right, how fast, what do they cost, do they disturb?
+
+    python benchmarks/gpu.py                       # some eight minutes on one GPU; torch and Triton are all it needs
+    python benchmarks/gpu.py --only kernels host
+    python benchmarks/gpu.py --dry-run             # every section on the CPU with tiny sizes: does this script work?
+
+Prints a table as it goes and writes gpu.json. Sections: correctness, kernels, host, overhead, memory, ways, processes.
+A section that fails is a line that says why, and the exit status is 1 if anything failed or the bits of a way differ.
+A missed target is a line too. With --dry-run, Triton's interpreter runs the kernels, and figures mean nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if "--dry-run" in sys.argv:
+    os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
+
+import gpu_models
+import gpu_ways
+import numpy as np
+import torch
+
+from introspect_cli.capture.options import CaptureOptions
+from introspect_cli.capture.session import Session
+from introspect_cli.records import Kind, Status
+from introspect_cli.script import Ending
+from introspect_cli.selection import Schedule
+from introspect_cli.store.reader import open_run
+from introspect_cli.tensors import reference
+from introspect_cli.tensors import rows as r
+from introspect_cli.tensors.gpu.buffers import DeviceRows
+from introspect_cli.tensors.gpu.devices import Devices
+from introspect_cli.tensors.gpu.engine import DeviceEngine, Item
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+OPERATORS = frozenset({Kind.OP_OUTPUT})
+MODES: dict[str, CaptureOptions] = {
+    "everything": CaptureOptions(),
+    "checksums only": CaptureOptions(stats=(), sketch=False),
+    "state": CaptureOptions(record=frozenset({Kind.PARAM, Kind.GRAD, Kind.OPTIMIZER_STATE})),
+    "op level": CaptureOptions(level="op", record=CaptureOptions().record | OPERATORS),
+    "off schedule": CaptureOptions(schedule=Schedule.parse("1000000")),
+}
+TARGETS = {
+    ("GPT 124M", "everything"): 1.05,
+    ("GPT 124M", "checksums only"): 1.02,
+    ("GPT 124M", "off schedule"): 1.001,
+    ("GPT 1.3B", "everything"): 1.02,
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the table.
+
+    Attributes:
+        section: it belongs to.
+        what: was measured.
+        figure: the number; None where it failed.
+        unit: of the number.
+        target: "" where there is none.
+        verdict: "met", "MISSED", "ok", "FAILED" or "".
+        note: why, or what else is to be said.
+    """
+
+    section: str
+    what: str
+    figure: float | None
+    unit: str = ""
+    target: str = ""
+    verdict: str = ""
+    note: str = ""
+
+    def line(self) -> str:
+        """As text."""
+        figure = "-" if self.figure is None else f"{self.figure:,.4g}"
+        words = f"{self.section:<12} {self.what:<58} {figure:>10} {self.unit:<5} {self.target:<10}"
+        return f"{words} {self.verdict} {self.note}".rstrip()
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where it runs.
+
+    Attributes:
+        device: GPU, or the CPU for a dry run.
+        dry: whether sizes are tiny.
+    """
+
+    device: torch.device
+    dry: bool
+
+    def wait(self) -> None:
+        """Until the device has done all that was queued."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def seconds(self, call: Callable[[], object], goes: int = 20) -> float:
+        """Seconds of the quickest go, by the device's clock where it has one."""
+        if self.dry:
+            goes = 2
+        call()
+        self.wait()
+        best = math.inf
+        for _ in range(goes):
+            if self.device.type == "cuda":
+                begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+                begin.record()
+                call()
+                end.record()
+                end.synchronize()
+                took = begin.elapsed_time(end) / 1e3
+            else:
+                start = time.perf_counter()
+                call()
+                took = time.perf_counter() - start
+            best = min(best, took)
+        return best
+
+
+class Interpreted:
+    """Launches by Triton's interpreter, for dry runs."""
+
+    def __call__(self, variant: Any, programs: int, _stream: int, arguments: tuple[int, ...]) -> None:
+        """See `launch.Launcher`."""
+        from introspect_cli.tensors.gpu import kernels
+
+        kernels.summarise[(programs,)](*arguments, *variant)
+
+
+class Nothing:
+    """Launches nothing: what is left is what the host does."""
+
+    def __call__(self, _variant: Any, _programs: int, _stream: int, _arguments: tuple[int, ...]) -> None:
+        """See `launch.Launcher`."""
+
+
+def engine_of(place: Place, *, stats: bool = True, sketch: bool = True) -> tuple[DeviceEngine, DeviceRows]:
+    """An engine for the device, or one that interprets."""
+    if place.dry:
+        rows = DeviceRows(place.device)
+        return DeviceEngine(
+            place.device, rows, Interpreted(), stream=lambda _index: 0, stats=stats, sketch=sketch
+        ), rows
+    devices = Devices(stats=stats, sketch=sketch)
+    engine = devices.engine(place.device)
+    if engine is None:
+        raise RuntimeError(f"no kernels for {place.device}: {devices.reasons.get(place.device)}")
+    return engine, devices.rows(place.device)
+
+
+def samples(place: Place) -> Iterator[tuple[str, torch.Tensor]]:
+    """Tensors of every type, many sizes and strides, with numbers that are not finite."""
+    generator = torch.Generator().manual_seed(1)
+    types = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.uint8, torch.int16]
+    types += [torch.int32, torch.int64, torch.bool, torch.complex64, torch.complex128]
+    types += [getattr(torch, name) for name in dir(torch) if name.startswith("float8_")]
+    for dtype in types:
+        for count in (1, 513, 3000) if place.dry else (1, 17, 513, 70_003, 1 << 20, (1 << 22) + 5):
+            x = torch.randn(count, generator=generator) * 3 + 0.5
+            if count > 40 and dtype.is_floating_point:
+                x[7], x[11], x[20] = float("nan"), float("inf"), 0.0
+            yield f"{dtype} {count}", (x.clamp(0, 100) if not dtype.is_floating_point else x).to(dtype)
+    square = torch.randn(40, 50, generator=generator) if place.dry else torch.randn(1111, 777, generator=generator)
+    yield "transposed", square.t()
+    yield "sliced", square[::3, 1::2]
+    yield "expanded", square[:1].expand(70, -1)
+    images = torch.randn(2, 5, 6, 7, generator=generator) if place.dry else torch.randn(8, 64, 28, 28)
+    yield "channels last", images.to(memory_format=torch.channels_last)
+    yield "heads", images.permute(0, 2, 1, 3)
+
+
+def far(mine: r.Rows, wanted: r.Rows) -> str:
+    """What of a row is wrong; "" if nothing is."""
+    if mine[: r.ZEROS + 1].tolist() != wanted[: r.ZEROS + 1].tolist():
+        return "checksum or counts differ"
+    a, b = mine.view(np.float64), wanted.view(np.float64)
+    if not np.allclose(a[r.MIN : r.ABSMIN + 1], b[r.MIN : r.ABSMIN + 1], rtol=1e-14, atol=0, equal_nan=True):
+        return "extrema differ"
+    count = max(1, int(wanted[r.FINITE]))
+    spread = math.sqrt(b[r.M2] / count)
+    bound = {r.MEAN: 1e-6 * spread, r.M3: 2e-6 * math.sqrt(b[r.M2] * b[r.M4])}
+    for word in (r.MEAN, r.M2, r.M3, r.M4, r.ABSSUM):
+        if not math.isclose(a[word], b[word], rel_tol=2e-6, abs_tol=bound.get(word, 0.0)):
+            return f"word {word} is {a[word]}, not {b[word]}"
+    size = max(np.abs(b[r.SKETCH :]).max(), abs(b[r.ABSSUM]) / math.sqrt(count))
+    return "" if np.allclose(a[r.SKETCH :], b[r.SKETCH :], rtol=1e-6, atol=1e-6 * size) else "sketch differs"
+
+
+def correctness(place: Place) -> Iterator[Row]:
+    """All kernels on the device against torch operations on the CPU; alone, in tables, twice."""
+    engine, rows = engine_of(place)
+    wrong, total = [], 0
+    there, wanted = [], []
+    for name, x in samples(place):
+        memory_of_x = torch.empty(0, dtype=x.dtype).set_(x.untyped_storage())
+        moved = memory_of_x.to(place.device).as_strided(x.shape, x.stride(), x.storage_offset())
+        prepared = engine.prepare(moved)
+        assert prepared is not None, name
+        for slot in range(2):
+            engine.one(slot, prepared, moved.data_ptr())
+        found = rows.hand_over().rows()
+        expected = reference.row(x).numpy().view(np.uint64)
+        total += 1
+        problem = far(found[0], expected) or ("" if found[0].tobytes() == found[1].tobytes() else "twice, it differs")
+        if problem:
+            wrong.append(f"{name}: {problem}")
+        there.append(Item(prepared, moved.data_ptr()))
+        wanted.append((moved, found[0].copy()))
+    engine.many([(slot, [item]) for slot, item in enumerate(there)])
+    found = rows.hand_over().rows()
+    apart = sum(row.tobytes() != alone.tobytes() for row, (_, alone) in zip(found, wanted, strict=True))
+    yield Row(
+        "correctness",
+        "tensors whose row is right",
+        total - len(wrong),
+        f"/{total}",
+        "all",
+        _ok(not wrong),
+        "; ".join(wrong[:3]),
+    )
+    yield Row("correctness", "rows that are another in a table", apart, "", "0", _ok(not apart))
+    if not place.dry and torch.cuda.get_device_properties(place.device).total_memory > 12 << 30:
+        large = torch.ones((1 << 31) + 4096, dtype=torch.int8, device=place.device)
+        large[-1] = 2
+        prepared = engine.prepare(large)
+        assert prepared is not None
+        engine.one(0, prepared, large.data_ptr())
+        row = rows.hand_over().rows()[0]
+        right = int(row[r.FINITE]) == large.numel() and row.view(np.float64)[r.MAX] == 2.0
+        yield Row("correctness", "elements of the largest tensor", large.numel(), "", "all", _ok(right))
+
+
+def _ok(right: bool) -> str:
+    return "ok" if right else "FAILED"
+
+
+def kernels(place: Place) -> Iterator[Row]:
+    """Bandwidth beside that of a sum and of a copy (bytes read and written) at four sizes, float32 and bfloat16."""
+    alone, alone_rows = engine_of(place, stats=False, sketch=False)
+    full, full_rows = engine_of(place)
+    sizes = (
+        {"1 kB": 1 << 10, "64 kB": 1 << 16}
+        if place.dry
+        else {"1 kB": 1000, "1 MB": 10**6, "100 MB": 10**8, "4 GB": 4 * 10**9}
+    )
+    for dtype in (torch.float32, torch.bfloat16):
+        for name, size in sizes.items():
+            x = torch.ones(size // dtype.itemsize // 16 * 16, dtype=dtype, device=place.device).uniform_()
+            target = torch.empty_like(x)
+            gigabytes = x.numel() * dtype.itemsize / 1e9
+            copy = 2 * gigabytes / place.seconds(lambda x=x, target=target: target.copy_(x))
+            del target
+            figures = {"copy": copy, "x.sum()": gigabytes / place.seconds(x.sum)}
+            for what, engine, rows in (("checksum", alone, alone_rows), ("all three", full, full_rows)):
+                figures[what] = gigabytes / place.seconds(_again(engine, rows, x))
+            large = name == "100 MB" and dtype == torch.float32
+            for what, figure in figures.items():
+                share = {"checksum": 0.6, "all three": 0.35}.get(what) if large else None
+                yield _bound(
+                    "kernels", f"{dtype} {name}: {what}", figure, "GB/s", None if share is None else share * copy
+                )
+    many = [torch.randn(64, 48, device=place.device) for _ in range(10 if place.dry else 500)]
+    together = [(slot, [Item(full.prepare(x), x.data_ptr())]) for slot, x in enumerate(many)]  # type: ignore[arg-type]
+
+    def table() -> None:
+        full.many(together)
+        full_rows.hand_over().rows()
+
+    yield Row("kernels", f"{len(many)} tensors of 3,072 elements in one launch", place.seconds(table) * 1e6, "us")
+
+
+def _again(engine: DeviceEngine, rows: DeviceRows, x: torch.Tensor) -> Callable[[], None]:
+    """A call that summarises a tensor into the one row."""
+    prepared = engine.prepare(x)
+    assert prepared is not None
+
+    def call() -> None:
+        rows.slots.clear()
+        engine.one(0, prepared, x.data_ptr())
+
+    return call
+
+
+def _bound(
+    section: str, what: str, figure: float, unit: str, least: float | None = None, most: float | None = None
+) -> Row:
+    """A row with a target, where there is one."""
+    if least is not None:
+        return Row(section, what, figure, unit, f">= {least:.4g}", "met" if figure >= least else "MISSED")
+    if most is not None:
+        return Row(section, what, figure, unit, f"<= {most:.4g}", "met" if figure <= most else "MISSED")
+    return Row(section, what, figure, unit)
+
+
+def host(place: Place) -> Iterator[Row]:
+    """Host microseconds: of a launch, of ours with a launcher that does nothing, of a table of 500, of ending a step."""
+    x = torch.randn(4096, device=place.device)
+    many = [torch.randn(256, device=place.device) for _ in range(500)]
+    real = None if place.dry else engine_of(place)
+    rows = DeviceRows(place.device, None if place.dry else torch.cuda)
+    stream = getattr(torch._C, "_cuda_getCurrentRawStream", None) if not place.dry else None  # noqa: SLF001  # as `devices`
+    stub = DeviceEngine(place.device, rows, Nothing(), stream=stream or (lambda _index: 0))
+    named = [("with a stub launcher", stub, rows), *([("launched", *real)] if real else [])]
+    for name, engine, kept in named:
+        best, together, goes = math.inf, math.inf, 500
+        for _ in range(20):
+            kept.slots.clear()
+            start = time.perf_counter()
+            for slot in range(goes):
+                prepared = engine.prepare(x)
+                assert prepared is not None
+                engine.one(slot, prepared, x.data_ptr())
+            best = min(best, (time.perf_counter() - start) / goes)
+            place.wait()
+            kept.slots.clear()
+            start = time.perf_counter()
+            engine.many([(slot, [Item(engine.prepare(y), y.data_ptr())]) for slot, y in enumerate(many)])  # type: ignore[arg-type]
+            together = min(together, (time.perf_counter() - start) / len(many))
+            place.wait()
+        yield _bound("host", f"a launch, {name}", best * 1e6, "us", most=10.0)
+        yield Row("host", f"a tensor of a table of 500, {name}", together * 1e6, "us")
+
+
+def captured(options: CaptureOptions, directory: Path, step: Callable[[], None], count: int, place: Place) -> float:
+    """Seconds a step of `count` captured ones, after two that are not counted."""
+    session = Session(None, CaptureOptions(**{**vars(options), "output": directory, "force": True, "quiet": True}))
+    session.attach()
+    for _ in range(2):
+        step()
+    took = timed(step, count, place)
+    session.finish(Ending(0, "returned"))
+    return took
+
+
+def timed(step: Callable[[], None], count: int, place: Place) -> float:
+    """Seconds a step, the device's work included."""
+    place.wait()
+    start = time.perf_counter()
+    for _ in range(count):
+        step()
+    place.wait()
+    return (time.perf_counter() - start) / count
+
+
+def workloads(place: Place) -> dict[str, Callable[[], Callable[[], None]]]:
+    """Name to what builds a training step."""
+    device = place.device
+    if place.dry:
+        return {
+            "GPT 124M": lambda: gpu_models.gpt(gpu_models.GPT_TINY, device),
+            "ResNet-50": lambda: gpu_models.resnet(device, tiny=True),
+        }
+    return {
+        "GPT 124M": lambda: gpu_models.gpt(gpu_models.GPT_124M, device),
+        "GPT 124M, compiled": lambda: gpu_models.gpt(gpu_models.GPT_124M, device, compiled=True),
+        "GPT 1.3B": lambda: gpu_models.gpt(gpu_models.GPT_1300M, device),
+        "ResNet-50": lambda: gpu_models.resnet(device),
+        "ResNet-50, compiled": lambda: gpu_models.resnet(device, compiled=True),
+    }
+
+
+def overhead(place: Place) -> Iterator[Row]:
+    """Captured over bare steps that alternate, by model and mode."""
+    blocks, count = (1, 1) if place.dry else (4, 8)
+    for name, build in workloads(place).items():
+        try:
+            step = build()
+            for _ in range(1 if place.dry else 5):
+                step()
+        except Exception as error:
+            yield Row("overhead", name, None, verdict="FAILED", note=_said(error))
+            continue
+        bare = []
+        with tempfile.TemporaryDirectory() as scratch:
+            for mode, options in MODES.items():
+                ratios = []
+                for block in range(blocks):
+                    before = timed(step, count, place)
+                    during = captured(options, Path(scratch) / f"{block}", step, count, place)
+                    beside = (before + timed(step, count, place)) / 2
+                    ratios.append(during / beside)
+                    bare.append(beside)
+                target = None if place.dry else TARGETS.get((name, mode))
+                yield _bound("overhead", f"{name}: {mode}", statistics.median(ratios), "x", most=target)
+        yield Row("overhead", f"{name}: a bare step", statistics.median(bare) * 1e3, "ms")
+        del step
+        if place.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def memory(place: Place) -> Iterator[Row]:
+    """Peak of the device's memory that captures add."""
+    if place.device.type != "cuda":
+        yield Row("memory", "peak of the device's memory", None, note="a CPU has none")
+        return
+    step = gpu_models.gpt(gpu_models.GPT_124M, place.device)
+    step()
+    peaks = []
+    with tempfile.TemporaryDirectory() as scratch:
+        for options in (None, MODES["everything"]):
+            torch.cuda.reset_peak_memory_stats(place.device)
+            if options is None:
+                timed(step, 3, place)
+            else:
+                captured(options, Path(scratch) / "run", step, 3, place)
+            peaks.append(torch.cuda.max_memory_allocated(place.device))
+    yield _bound(
+        "memory", "GPT 124M: peak that capturing everything adds", (peaks[1] - peaks[0]) / 2**20, "MiB", most=64.0
+    )
+
+
+def ways(place: Place) -> Iterator[Row]:
+    """Training ways, bare, bare again and captured: whether the bits agree; and what was observed."""
+    gpu_ways.deterministic()
+    for name, train in gpu_ways.ways(place.device).items():
+        try:
+            once, twice = train(), train()
+            with tempfile.TemporaryDirectory() as scratch:
+                session = Session(None, CaptureOptions(output=Path(scratch) / "run", quiet=True))
+                session.attach()
+                try:
+                    watched = train()
+                finally:
+                    session.finish(Ending(0, "returned"))
+                records, unseen = observed(Path(scratch) / "run")
+        except Exception as error:
+            yield Row("ways", name, None, verdict="FAILED", note=_said(error))
+            continue
+        note = f"{unseen} not observed" if unseen else ""
+        if not same(once, twice):
+            yield Row("ways", name, records, "rec", note=f"two bare trainings differ, so nothing can be said; {note}")
+        else:
+            yield Row("ways", name, records, "rec", "same bits", _ok(same(once, watched)), note)
+
+
+def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
+    """Whether two lists of tensors agree bit for bit."""
+    pairs = zip(one, other, strict=True)
+    return all(a.shape == b.shape and torch.equal(_bytes(a), _bytes(b)) for a, b in pairs)
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().contiguous().view(-1).view(torch.uint8).cpu() if tensor.numel() else torch.empty(0)
+
+
+def observed(directory: Path) -> tuple[int, int]:
+    """Records of a run, and how many of them say that something was not observed."""
+    records = unseen = 0
+    with open_run(directory) as run:
+        rank = run.rank(0)
+        for step in range(len(rank)):
+            if step in rank:
+                batch = rank.read(step)
+                records += len(batch.site)
+                unseen += int((batch.status == Status.NOT_OBSERVED).sum())
+    return records, unseen
+
+
+WORKER = """
+import sys, tempfile, pathlib, torch
+sys.path.insert(0, sys.argv[1])
+import gpu_ways
+from introspect_cli.capture.options import CaptureOptions
+from introspect_cli.capture.session import Session
+from introspect_cli.script import Ending
+with tempfile.TemporaryDirectory() as scratch:
+    session = Session(None, CaptureOptions(output=pathlib.Path(scratch) / "run", quiet=True))
+    session.attach()
+    gpu_ways.trained(torch.device(sys.argv[2]))
+    session.finish(Ending(0, "returned"))
+"""
+
+
+def processes(place: Place) -> Iterator[Row]:
+    """Several captured processes at once on one device."""
+    here = str(Path(__file__).parent)
+    count = 2 if place.dry else 4
+    command = [sys.executable, "-c", WORKER, here, str(place.device)]
+    path = os.pathsep.join([str(Path(here).parent), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": path}
+    running = [subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) for _ in range(count)]
+    ended = [process.communicate(timeout=240)[1] for process in running]
+    failed = [error for process, error in zip(running, ended, strict=True) if process.returncode]
+    note = failed[0].strip().splitlines()[-1] if failed and failed[0].strip() else ""
+    yield Row(
+        "processes", "captured at once on one device", count - len(failed), f"/{count}", "all", _ok(not failed), note
+    )
+
+
+SECTIONS: dict[str, Callable[[Place], Iterator[Row]]] = {
+    "correctness": correctness,
+    "kernels": kernels,
+    "host": host,
+    "overhead": overhead,
+    "memory": memory,
+    "ways": ways,
+    "processes": processes,
+}
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"[:160]
+
+
+def measured(place: Place, chosen: list[str]) -> Iterator[Row]:
+    """The rows of all sections, as they come; what fails is a row."""
+    for name in chosen:
+        try:
+            yield from SECTIONS[name](place)
+        except Exception as error:  # noqa: PERF203  # one section's failure is not the next one's
+            traceback.print_exc()
+            yield Row(name, "the section", None, verdict="FAILED", note=_said(error))
+
+
+def machine(place: Place) -> dict[str, Any]:
+    """What it ran on."""
+    facts: dict[str, Any] = {"torch": torch.__version__, "cuda": torch.version.cuda, "rocm": torch.version.hip}
+    facts["device"] = "a dry run on the CPU" if place.dry else torch.cuda.get_device_name(place.device)
+    try:
+        import triton
+
+        facts["triton"] = triton.__version__
+    except ImportError:
+        facts["triton"] = None
+    return facts
+
+
+def main() -> int:
+    """Measure, print, write; the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda:0")
+    parser.add_argument("--dry-run", action="store_true", help="on the CPU, with tiny sizes")
+    parser.add_argument("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS), help="sections")
+    parser.add_argument("--json", type=Path, default=Path("gpu.json"), help="file to write")
+    options = parser.parse_args()
+    if not options.dry_run and not torch.cuda.is_available():
+        parser.error("torch sees no GPU here; --dry-run tries this script without one")
+    place = Place(torch.device("cpu" if options.dry_run else options.device), options.dry_run)
+    facts = machine(place)
+    print(", ".join(f"{name} {value}" for name, value in facts.items() if value), flush=True)
+    began, rows = time.perf_counter(), []
+    for row in measured(place, options.only):
+        rows.append(row)
+        print(row.line(), flush=True)
+    facts["seconds"] = round(time.perf_counter() - began, 1)
+    options.json.write_text(json.dumps({"machine": facts, "rows": [asdict(row) for row in rows]}, indent=1) + "\n")
+    print(f"{facts['seconds']} s; written to {options.json}")
+    return int(any(row.verdict == "FAILED" for row in rows))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
