@@ -309,7 +309,7 @@ def _bound(
 
 
 def host(place: Place) -> Iterator[Row]:
-    """Host microseconds: of a launch, of ours with a launcher that does nothing, of a table of 500, of ending a step."""
+    """Host microseconds of a launch and of a tensor in a table of 500: with a launcher that does nothing, and real."""
     x = torch.randn(4096, device=place.device)
     many = [torch.randn(256, device=place.device) for _ in range(500)]
     real = None if place.dry else engine_of(place)

@@ -150,19 +150,6 @@ def _number(bits, lookup, KIND: tl.constexpr):
 
 
 @triton.jit
-def _modulus(re, im):
-    """Absolute values of complex numbers, float64, scaled so that squares neither over- nor underflow."""
-    a = tl.abs(re)
-    b = tl.abs(im)
-    large = tl.where(a > b, a, b)
-    small = tl.where(a > b, b, a)
-    usual = (large > 0) & (large < float("inf"))
-    ratio = small / tl.where(usual, large, 1.0)
-    size = tl.where(usual, large * tl.sqrt(1.0 + ratio * ratio), large)
-    return tl.where((re != re) | (im != im), float("nan"), size)
-
-
-@triton.jit
 def _sum(x):
     """Of a tile: first each thread's own column, then over the threads."""
     return tl.sum(tl.sum(x, axis=0), axis=0)
@@ -182,6 +169,35 @@ def _scale(largest, WIDE: tl.constexpr):
         scale = ((254 - exponent) << 23).to(tl.float32, bitcast=True)
         back = (exponent << 23).to(tl.float32, bitcast=True).to(tl.float64)
     return scale, back
+
+
+@triton.jit
+def _modulus(re, im):
+    """Absolute values of complex numbers, float64, scaled by powers of two so that squares stay within range."""
+    a = tl.abs(re)
+    b = tl.abs(im)
+    scale, back = _scale(tl.where(a > b, a, b), True)
+    a = a * scale
+    b = b * scale
+    square = a * a + b * b
+    # A square root in float64 takes a call, and memory for it; this is right to the last digit or two.
+    usual = (square > 0) & (square < float("inf"))
+    share = tl.rsqrt(tl.where(usual, square, 1.0).to(tl.float32)).to(tl.float64)
+    for _ in tl.static_range(2):
+        share = share * (1.5 - 0.5 * square * share * share)
+    size = tl.where(usual, square * share, square) * back
+    return tl.where((re != re) | (im != im), float("nan"), size)
+
+
+@triton.jit
+def _inverse(n, WIDE: tl.constexpr):
+    """One over a count, without the division in float64 that takes a call, and memory for it."""
+    share = 1.0 / n.to(tl.float32)
+    if WIDE:
+        share = share.to(tl.float64)
+        for _ in tl.static_range(2):  # each step of Newton's doubles the digits that are right
+            share = share * (2.0 - n.to(tl.float64) * share)
+    return share
 
 
 @triton.jit
@@ -317,7 +333,6 @@ def _merge(
             sizes += tl.load(floats + at * WORDS + _ABSSUM, mask=ok, other=0.0, cache_modifier=".cg")
             count += n
         n_all = tl.sum(count, axis=0)
-        safe = tl.where(n_all > 0, n_all, 1.0)
         origin = tl.where(n_all > 0, origin, 0.0)
         away = tl.zeros((MERGED,), dtype=tl.float64)
         for at in range(0, programs, MERGED):
@@ -325,7 +340,7 @@ def _merge(
             n = tl.load(lines + at * WORDS + _FINITE, mask=ok, other=0, cache_modifier=".cg").to(tl.float64)
             mean = tl.load(floats + at * WORDS + _MEAN, mask=ok, other=0.0, cache_modifier=".cg")
             away += tl.where(n > 0, n * (mean - origin), 0.0)
-        mean_all = origin + tl.sum(away, axis=0) / safe
+        mean_all = origin + tl.sum(away, axis=0) * _inverse(tl.where(n_all > 0, n_all, 1.0), True)
         s2 = tl.zeros((MERGED,), dtype=tl.float64)
         s3 = tl.zeros((MERGED,), dtype=tl.float64)
         s4 = tl.zeros((MERGED,), dtype=tl.float64)
@@ -547,8 +562,9 @@ def summarise(
             n = tail - head
             # What to count from and the scale only have to be about right, so that float32 is enough for both.
             total = _sum(tl.abs(x))
-            typical = total / n.to(REAL)
-            about = _sum(x) / n.to(REAL)
+            share = _inverse(n, WIDE)
+            typical = total * share
+            about = _sum(x) * share
             tile_sizes = total.to(tl.float64)
             if not (total < float("inf")):
                 # Something is not finite: an element, or the sum of finite ones.
@@ -557,15 +573,15 @@ def summarise(
                 neginfs += _sum((ok & (x == float("-inf"))).to(tl.int32))
                 x = tl.where(tl.abs(x) < float("inf"), x, float("nan"))
                 n = _sum((ok & (x == x)).to(tl.int32))
-                safe = tl.maximum(n, 1).to(REAL)
+                share = _inverse(tl.maximum(n, 1), WIDE)
                 total = _sum(tl.where(x == x, tl.abs(x), 0.0))
-                typical = total / safe
-                about = _sum(tl.where(x == x, x, 0.0)) / safe
+                typical = total * share
+                about = _sum(tl.where(x == x, x, 0.0)) * share
                 tile_sizes = total.to(tl.float64)
                 if not (total < float("inf")):
                     total = _sum(tl.where(x == x, tl.abs(x) * _TINY, 0.0))
-                    typical = total / safe * _LARGE
-                    about = _sum(tl.where(x == x, x * _TINY, 0.0)) / safe * _LARGE
+                    typical = total * share * _LARGE
+                    about = _sum(tl.where(x == x, x * _TINY, 0.0)) * share * _LARGE
                     tile_sizes = total.to(tl.float64) * _LARGE
             good = ok & (x == x)
             lows = tl.minimum(lows, tl.min(tl.where(good, x, float("inf")), axis=0))
@@ -599,7 +615,7 @@ def summarise(
     tl.store(out, tl.sum(raw, axis=0))
     if STATS:
         n_all = finite.to(tl.float64)
-        u = s1 / tl.where(n_all > 0, n_all, 1.0)
+        u = s1 * _inverse(tl.maximum(finite, 1), True)
         m2 = s2 - n_all * u * u
         tl.store(out + _FINITE, finite.to(tl.int64))
         tl.store(out + _NANS, nans.to(tl.int64))

@@ -49,7 +49,7 @@ class Element:
     @property
     def rows(self) -> int:
         """Rows of 512 elements in a tile: so many that a program needs no memory for want of registers."""
-        return 1 if self.parts == 2 else 2 if self.wide else 4
+        return 2 if self.wide else 4
 
 
 ELEMENTS: Final = {
