@@ -9,6 +9,7 @@ import numpy as np
 from introspect_cli.compare.reasons.base import Cause, Reason, Scene
 from introspect_cli.compare.reasons.evidence import Evidence, although, known_of, random_state
 from introspect_cli.compare.reasons.module import WEIGHTS
+from introspect_cli.compare.reasons.nondeterministic import nondeterministic
 from introspect_cli.compare.reasons.words import apart, scaled, what
 from introspect_cli.records import Kind, Phase
 
@@ -38,6 +39,7 @@ class Operator(Reason):
         first = scene.first
         line = f", run at {first.source}," if first.source else ""
         text = f"{what(first.site)}{line} differs{apart(first)}{although(scene.cause.evidence[:1])}{scaled(first)}."
+        text += nondeterministic(first)
         if first.site.phase is Phase.BACKWARD:
             return (
                 f"{text} This gradient is computed in a different way, or its forward operator has different options."

@@ -1,0 +1,42 @@
+"""Operators that torch lists as nondeterministic on GPUs are recognised, and no others."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from introspect_cli.compare.reasons.nondeterministic import nondeterministic
+
+
+def diverging(path, *devices):
+    a, b = (device and SimpleNamespace(layout=SimpleNamespace(device=device)) for device in devices)
+    return SimpleNamespace(site=SimpleNamespace(path=path), a=a, b=b)
+
+
+LISTED = ["index_add.default", "scatter_add_.default", "index_put_.default", "cumsum.default", "convolution.default"]
+LISTED += [
+    "upsample_bilinear2d_backward.default",
+    "grid_sampler_2d_backward.default",
+    "scatter.src",
+    "scatter_reduce.two",
+]
+OTHERS = ["mm.default", "add.Tensor", "index_select.default", "scatter_foo.default", "cumsum_backward.default"]
+
+
+@pytest.mark.parametrize("name", LISTED)
+def test_a_listed_operator_on_a_gpu_is_said_to_be_one(name):
+    assert hasattr(torch.ops.aten, name.partition(".")[0])
+    said = nondeterministic(diverging(f"aten.{name}", "cuda:0", "cuda:1"))
+    assert "torch.use_deterministic_algorithms lists this operator" in said
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_no_other_operator_is(name):
+    assert nondeterministic(diverging(f"aten.{name}", "cuda:0", "cuda:0")) == ""
+
+
+@pytest.mark.parametrize("devices", [("cpu", "cpu"), ("cuda:0", "cpu"), ("cuda:0", None), ("mps:0", "mps:0")])
+def test_nothing_is_said_where_not_both_ran_on_a_gpu(devices):
+    assert nondeterministic(diverging("aten.index_add.default", *devices)) == ""
