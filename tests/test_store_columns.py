@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import json
+import subprocess
+import sys
 import zlib
 from dataclasses import replace
 from pathlib import Path
@@ -68,8 +71,47 @@ def test_a_statistic_that_is_not_known_is_kept_and_shown(with_peak, tmp_path):
     assert "peak" in done.output
     done = CliRunner().invoke(introspect, ["export", str(with_peak), "--format", "csv", "-o", str(tmp_path / "out")])
     assert done.exit_code == 0, done.output
-    (table,) = (tmp_path / "out").rglob("*.csv")
-    assert '"peak"' in table.read_text().splitlines()[0]
+    rows = [row for row in exported(tmp_path / "out") if row["peak"]]
+    assert rows
+    assert all(float(row["peak"]) == float(row["absmax"]) for row in rows)
+
+
+def exported(path):
+    """The rows of the one table of an export as CSV, by column."""
+    (table,) = path.rglob("*.csv")
+    with table.open(newline="") as lines:
+        return list(csv.DictReader(lines))
+
+
+WITH_WIDTH = """
+import sys
+from introspect_cli import records
+records.DERIVED_STATS = (*records.DERIVED_STATS, "width")
+from introspect_cli.store import batch
+batch.FORMULAS["width"] = lambda c: c["max"] - c["min"]
+from introspect_cli.cli import main
+main()
+"""
+"""The command, with one more statistic that follows from others: a line in `records`, a line in `store.batch`."""
+
+
+def test_a_derived_statistic_takes_a_line_in_two_files(with_peak, tmp_path):
+    """Of a run that was captured before there was any: in a process of its own, as a version of its own."""
+
+    def run(*words):
+        return subprocess.run(
+            [sys.executable, "-c", WITH_WIDTH, *words], capture_output=True, text=True, check=True, timeout=120
+        ).stdout
+
+    shown = json.loads(run("show", str(with_peak), "--history", "Linear", "--stat", "width", "--format", "json"))
+    run("export", str(with_peak), "--format", "csv", "-o", str(tmp_path / "out"))
+    rows = [row for row in exported(tmp_path / "out") if row["width"]]
+    assert rows
+    assert all(float(row["width"]) == float(row["max"]) - float(row["min"]) for row in rows)
+    assert shown["stat"] == "width"
+    values = {value for own in shown["histories"] for value in own["values"] if value is not None}
+    assert values
+    assert values <= {float(row["width"]) for row in rows}
 
 
 def test_runs_with_and_without_a_statistic_compare(with_peak, tmp_path):

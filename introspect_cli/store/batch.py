@@ -154,7 +154,7 @@ def l2_norm(mean: Array, var: Array, finite: Array) -> Array:
     return np.asarray(np.sqrt((var + mean * mean) * np.maximum(finite, 0)))
 
 
-_DERIVED: dict[str, Callable[[Mapping[str, Array]], Array]] = {
+FORMULAS: dict[str, Callable[[Mapping[str, Array]], Array]] = {
     "infs": _infs,
     "absmax": lambda c: np.maximum(np.abs(c["min"]), np.abs(c["max"])),
     "absmean": lambda c: np.abs(c["mean"]),
@@ -179,7 +179,7 @@ def derived_stats(counts: Mapping[str, Array], floats: Mapping[str, Array], nume
     left_out = sum(np.maximum(counts[name], 0) for name in ("nans", "posinfs", "neginfs"))
     columns = {**counts, **floats, "n": (numel - left_out).astype(np.float64)}
     with np.errstate(all="ignore"):
-        found = {name: _DERIVED[name](columns) for name in DERIVED_STATS}
+        found = {name: FORMULAS[name](columns) for name in DERIVED_STATS}
         return {name: np.where(np.isfinite(column), column, np.nan) for name, column in found.items()}
 
 
