@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from introspect_cli.compare.reasons.settings import ARGUMENT, OPTION, arguments
 from introspect_cli.compare.result import DiffResult, Verdict
 from introspect_cli.errors import UsageError
 from introspect_cli.rerun import Rerun, Variant, capture, judge
@@ -106,7 +107,7 @@ def minimise(
         reference=Rerun(a, 0, 1),
         options=options,
         script=tuple(script[:2] if script[0] == "-m" else script[:1]),
-        base=dict(command.get("options") or {}),
+        base=_arguments(first),
         output=(output or Path(RUNS) / f"settings-{a.name}-{b.name}").resolve(),
         until=known.first.step if until_step is None else until_step,
         tell=tell,
@@ -128,7 +129,7 @@ def differences(a: dict[str, Any], b: dict[str, Any]) -> tuple[tuple[Difference,
     """The settings that differ and can be changed, and the names of those that cannot since their value is secret."""
     found, unknown = [], []
     axes = {
-        "argument": (_part(a, "command", "options"), _part(b, "command", "options")),
+        "argument": (_arguments(a), _arguments(b)),
         "environment": (_part(a, "environment"), _part(b, "environment")),
         "capture": (_part(a, "seeds"), _part(b, "seeds")),
     }
@@ -144,11 +145,15 @@ def differences(a: dict[str, Any], b: dict[str, Any]) -> tuple[tuple[Difference,
     return tuple(found), tuple(unknown)
 
 
-def _part(settings: dict[str, Any], *path: str) -> dict[str, Any]:
-    value: Any = settings
-    for key in path:
-        value = value.get(key) if isinstance(value, dict) else None
+def _part(settings: dict[str, Any], name: str) -> dict[str, Any]:
+    value = settings.get(name)
     return value if isinstance(value, dict) else {}
+
+
+def _arguments(settings: dict[str, Any]) -> dict[str, Any]:
+    """The script's own arguments, by name."""
+    words = _part(settings, "command").get("arguments")
+    return arguments(map(str, words)) if isinstance(words, list) else {}
 
 
 def ddmin(items: Sequence[Difference], fails: Callable[[Sequence[Difference]], bool]) -> Sequence[Difference]:
@@ -217,32 +222,34 @@ class _Search:
         return parts
 
     def _run(self, chosen: Sequence[Difference]) -> Rerun:
-        arguments = dict(self._base)
+        words = dict(self._base)
         environment: dict[str, str | None] = {}
         options = [*self._options, "--until-step", str(self._until)]
         for item in chosen:
             if item.axis == "argument":
-                arguments[item.name] = item.b
+                words[item.name] = item.b
             elif item.axis == "environment":
                 environment[item.name] = item.b
             elif item.name == "seed" and item.b is not None:
                 options += ["--seed", str(item.b)]
             elif item.name == "deterministic" and item.b:
                 options.append("--deterministic")
-        words = (*options, *self._script, *command_line(arguments))
-        return capture(Variant(self._output / str(self.runs), words, Path.cwd(), environment))
+        line = (*options, *self._script, *command_line(words))
+        return capture(Variant(self._output / str(self.runs), line, Path.cwd(), environment))
 
 
-def command_line(options: dict[str, Any]) -> list[str]:
-    """Arguments from what a run recorded of them: option to value, True for a flag, a list for several values."""
-    line: list[str] = [str(value) for value in options.get("positional", ())]
-    for name, value in options.items():
-        if name == "positional" or value is None:
+def command_line(chosen: dict[str, Any]) -> list[str]:
+    """Words that `arguments` reads as these: what stands by itself first, where no option takes it for its value."""
+    line = [str(value) for name, value in chosen.items() if name.startswith(ARGUMENT) and value is not None]
+    for name, value in chosen.items():
+        if name.startswith(ARGUMENT) or value is None:
             continue
         if value is True:
             line.append(name)
         elif isinstance(value, list):
             line += [name, *map(str, value)]
+        elif name.startswith("-") and value and not OPTION.match(value):
+            line += [name, value]
         else:
-            line += [name, str(value)]
+            line.append(f"{name}={value}")
     return line

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from introspect_cli.compare.reasons.settings import arguments
 from introspect_cli.minimise import Difference, command_line, ddmin
 
 TRAIN = """\
@@ -270,8 +271,25 @@ def test_ddmin_finds_the_smallest_set(culprits: set[str]):
 
 
 def test_command_line_round_trip():
-    options = {"positional": ["data"], "--lr": "0.1", "--verbose": True, "--sizes": ["1", "2"], "--gone": None}
-    assert command_line(options) == ["data", "--lr", "0.1", "--verbose", "--sizes", "1", "2"]
+    words = [
+        "data",
+        "--lr",
+        "0.1",
+        "--verbose",
+        "--sizes",
+        "1",
+        "2",
+        "-x",
+        "-3",
+        "--empty=",
+        "--deep=--er",
+        "model.depth=2",
+    ]
+    assert command_line(arguments(words)) == words
+    after = arguments(["--n=4", "data", "--sizes", "1", "2"])
+    assert after == {"--n": "4", "argument 0": "data", "--sizes": ["1", "2"]}
+    assert arguments(command_line(after)) == after
+    assert command_line({"--gone": None, "--lr": "1", "argument 0": "data"}) == ["data", "--lr", "1"]
 
 
 def test_equal_runs_leave_nothing_to_bisect(tmp_path: Path, repository: Path):

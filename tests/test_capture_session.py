@@ -219,7 +219,7 @@ def test_settings_tell_what_ran_on_what(captured, project):
         env={**os.environ, "MY_SECRET": "hush", "PLAIN": "seen", "ODD": "hide", "URL": "https://u:pw@host/x"},
     )
     settings = run.settings
-    assert settings["command"]["options"] == {"--lr": "0.1", "--token": "<redacted>", "--flag": True}
+    assert settings["command"]["arguments"] == ["--lr", "0.1", "--token", "<redacted>", "--flag"]
     assert settings["environment"]["MY_SECRET"] == "<redacted>"
     assert settings["environment"]["PLAIN"] == "seen"
     assert settings["environment"]["URL"] == "https://<redacted>@host/x"

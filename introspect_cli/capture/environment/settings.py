@@ -62,39 +62,10 @@ def _cpu_name() -> str:
 
 def command(argv: tuple[str, ...], script: str | None, module: str | None, patterns: tuple[str, ...]) -> dict[str, Any]:
     """What was run: the script or module, its arguments, where."""
-    shown = redact.arguments(argv, patterns)
     return {
         "script": script,
         "module": module,
-        "arguments": shown,
-        "options": _options(shown),
+        "arguments": redact.arguments(argv, patterns),
         "directory": str(Path.cwd()),
         "python": sys.executable,
     }
-
-
-def _options(argv: list[str]) -> dict[str, Any]:
-    """Arguments by option name, so that a diff says `--lr 3e-4 -> 1e-3` wherever it stands in the line."""
-    options: dict[str, Any] = {}
-    name = ""
-    for argument in argv:
-        if argument.startswith("-") and not _is_number(argument):
-            name, equals, text = argument.partition("=")
-            options[name] = text if equals else True
-        elif name and options.get(name) is True:
-            options[name] = argument
-        elif name and isinstance(options.get(name), list):
-            options[name].append(argument)
-        elif name:
-            options[name] = [options[name], argument]
-        else:
-            options.setdefault("positional", []).append(argument)
-    return options
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True

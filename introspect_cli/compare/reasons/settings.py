@@ -9,7 +9,7 @@ to be noise is left out. Flat mappings are compared directly; nested ones by dee
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -120,27 +120,64 @@ def _cut(text: str | None, start: int) -> str | None:
     return rest if len(rest) <= _LONGEST else rest[: _LONGEST - 3] + "..."
 
 
-def command_options(argv: list[str]) -> dict[str, str]:
-    """A command line as options and values: `--lr 1e-3`, `--lr=1e-3` and `lr=1e-3` alike; the rest by position."""
-    found: dict[str, str] = {}
-    position = 0
-    index = 0
-    while index < len(argv):
-        word = argv[index]
-        index += 1
-        if word.startswith("-") and len(word) > 1 and not re.match(r"^-\.?\d", word):
-            name, equals, value = word.partition("=")
-            if not equals and index < len(argv) and not re.match(r"^-[^\d.]", argv[index]):
-                value, equals = argv[index], "="
-                index += 1
-            found[name] = value if equals else "given"
-        elif re.match(r"^[\w.+]+=", word):
+OPTION = re.compile(r"-(?!\.?\d).", re.DOTALL)
+"""Begins the name of an option; `-3` is a number."""
+
+ARGUMENT = "argument "
+"""Begins the names of arguments that stand by themselves; no option has a space in it."""
+
+_ASSIGNED = re.compile(r"[\w.+]+=")
+
+
+def arguments(argv: Iterable[str]) -> dict[str, Any]:
+    """A command line by name, in its order.
+
+    Args:
+        argv: words; `--lr 1e-3`, `--lr=1e-3` and `lr=1e-3` are alike.
+
+    Returns:
+        An option's value, True for a flag, and a list where several words follow it; `argument 0` and so on for what
+        stands by itself.
+    """
+    found: dict[str, Any] = {}
+    option, position = "", 0
+    for word in argv:
+        if OPTION.match(word):
+            option, equals, value = word.partition("=")
+            found[option] = value if equals else True
+            if equals:
+                option = ""
+        elif option and found[option] is True:
+            found[option] = word
+        elif _ASSIGNED.match(word):
             name, _, value = word.partition("=")
             found[name] = value
+            option = ""
+        elif option:
+            so_far = found[option]
+            found[option] = [*so_far, word] if isinstance(so_far, list) else [so_far, word]
         else:
-            found[f"argument {position}"] = word
+            found[f"{ARGUMENT}{position}"] = word
             position += 1
     return found
+
+
+def command_options(argv: Iterable[str]) -> dict[str, str]:
+    """A command line to compare: each option with one value, `given` for a flag, and the rest by position.
+
+    What else follows an option is as often an argument of its own as a further value, and is never hidden by an
+    option that explains nothing.
+    """
+    found = arguments(argv)
+    alone = [value for name, value in found.items() if name.startswith(ARGUMENT)]
+    named: dict[str, str] = {}
+    for name, value in found.items():
+        if isinstance(value, list):
+            named[name] = value[0]
+            alone += value[1:]
+        elif not name.startswith(ARGUMENT):
+            named[name] = "given" if value is True else value
+    return named | {f"{ARGUMENT}{position}": value for position, value in enumerate(alone)}
 
 
 def _flat(value: Any) -> bool:
