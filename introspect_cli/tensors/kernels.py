@@ -12,6 +12,7 @@ INTROSPECT_NO_KERNELS is set, there are none, `reason` says why, and torch opera
 - `merge(rows, count, row)`: rows of disjoint parts, added up in order.
 - `copy(source, dims, size, plan, target)`: a strided box of elements of `size` bytes to contiguous memory. `plan`:
   address of sizes, strides in the source and strides in the target, MAX_DIMS words each.
+- `glance(address, size)`: 64 bits that depend on bytes at places spread over `size` bytes, on all if they are few.
 - `levels()` that this processor can run, the best one last; `use(level)` takes another than the best.
 
 Only one thread at a time may be in a call with a team, apart from `take`.

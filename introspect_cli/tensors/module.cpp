@@ -138,6 +138,22 @@ u64 sample(u64 address, i64 count, i64 code) {  // eight bytes from the middle
     return found;
 }
 
+// 64 bits of what lies at places spread over some bytes, of all of them if they are few.
+u64 glance(const char *bytes, i64 size) {
+    constexpr i64 PART = 64, PARTS = 8;
+    u64 h = u64(size) * G;
+    auto part = [&h](const char *at, i64 count) {
+        for (i64 i = 0; i < count; i += 8) {
+            u64 word = 0;
+            std::memcpy(&word, at + i, size_t(least<i64>(8, count - i)));
+            h = (h ^ word) * 0xBF58476D1CE4E5B9, h ^= h >> 32;
+        }
+    };
+    if (size <= PART * PARTS) part(bytes, size);
+    else for (i64 place = 0; place < PARTS; place++) part(bytes + (size - PART) * place / (PARTS - 1), PART);
+    return h;
+}
+
 void merge(const Row *parts, i64 count, Row *out) {
     Row r = EMPTY;
     for (const Row *p = parts; p < parts + count; p++) {
@@ -283,13 +299,15 @@ bool integers(PyObject *const *arguments, Py_ssize_t given, int wanted, u64 *out
     return true;
 }
 
-// A Python function of WANTED integers; `call` returns an integer, and the first `BRIEF` elements keep the lock.
+// A Python function of WANTED integers; `call` returns an integer. `counted` is the argument that says how many elements
+// there are: for few of them the lock is kept. RELEASED: never; KEPT: always.
+constexpr int RELEASED = -1, KEPT = -2;
 template <int WANTED, class Call>
 PyObject *function(PyObject *const *arguments, Py_ssize_t given, int counted, Call call) {
     u64 w[WANTED];
     if (!integers(arguments, given, WANTED, w)) return nullptr;
     i64 result;
-    if (counted >= 0 && i64(w[counted]) <= BRIEF) {
+    if (counted == KEPT || (counted >= 0 && i64(w[counted]) <= BRIEF)) {
         result = call(w);
     } else {
         Py_BEGIN_ALLOW_THREADS
@@ -307,7 +325,7 @@ PyObject *py_summarise(PyObject *, Arguments a, Py_ssize_t n) {
     });
 }
 PyObject *py_alike(PyObject *, Arguments a, Py_ssize_t n) {
-    return function<4>(a, n, 3, [](const u64 *w) {
+    return function<4>(a, n, KEPT, [](const u64 *w) {
         return i64(((const Row *)w[2])->sample == sample(w[0], i64(w[1]), i64(w[3])));
     });
 }
@@ -317,25 +335,28 @@ PyObject *py_again(PyObject *, Arguments a, Py_ssize_t n) {
     });
 }
 PyObject *py_summarise_all(PyObject *, Arguments a, Py_ssize_t n) {
-    return function<1>(a, n, -1, [](const u64 *w) { return summarise_all((Team *)w[0]), i64(0); });
+    return function<1>(a, n, RELEASED, [](const u64 *w) { return summarise_all((Team *)w[0]), i64(0); });
 }
 PyObject *py_prepare(PyObject *, Arguments a, Py_ssize_t n) {
-    return function<1>(a, n, -1, [](const u64 *w) { return prepare((Team *)w[0]), i64(0); });
+    return function<1>(a, n, RELEASED, [](const u64 *w) { return prepare((Team *)w[0]), i64(0); });
 }
 PyObject *py_take(PyObject *, Arguments a, Py_ssize_t n) {
-    return function<1>(a, n, -1, [](const u64 *w) { return take((Team *)w[0]), i64(0); });
+    return function<1>(a, n, RELEASED, [](const u64 *w) { return take((Team *)w[0]), i64(0); });
 }
 PyObject *py_finish(PyObject *, Arguments a, Py_ssize_t n) {
-    return function<1>(a, n, -1, [](const u64 *w) { return finish((Team *)w[0]), i64(0); });
+    return function<1>(a, n, RELEASED, [](const u64 *w) { return finish((Team *)w[0]), i64(0); });
 }
 PyObject *py_merge(PyObject *, Arguments a, Py_ssize_t n) {
     return function<3>(a, n, 1, [](const u64 *w) { return merge((const Row *)w[0], i64(w[1]), (Row *)w[2]), i64(0); });
 }
 PyObject *py_copy(PyObject *, Arguments a, Py_ssize_t n) {
-    return function<5>(a, n, -1, [](const u64 *w) {
+    return function<5>(a, n, RELEASED, [](const u64 *w) {
         copy((const char *)w[0], i64(w[1]), i64(w[2]), (const i64 *)w[3], (char *)w[4]);
         return i64(0);
     });
+}
+PyObject *py_glance(PyObject *, Arguments a, Py_ssize_t n) {
+    return function<2>(a, n, KEPT, [](const u64 *w) { return i64(glance((const char *)w[0], i64(w[1]))); });
 }
 PyObject *py_levels(PyObject *, PyObject *) {
     Level found[3];
@@ -360,7 +381,7 @@ PyObject *py_use(PyObject *, PyObject *wanted) {
 #define FAST(name) {#name, (PyCFunction)(void (*)())py_##name, METH_FASTCALL, nullptr}
 PyMethodDef METHODS[] = {
     FAST(summarise), FAST(alike), FAST(again), FAST(summarise_all), FAST(prepare), FAST(take), FAST(finish),
-    FAST(merge), FAST(copy), {"levels", py_levels, METH_NOARGS, nullptr}, {"use", py_use, METH_O, nullptr},
+    FAST(merge), FAST(copy), FAST(glance), {"levels", py_levels, METH_NOARGS, nullptr}, {"use", py_use, METH_O, nullptr},
     {"intake", (PyCFunction)(void (*)())new_intake, METH_FASTCALL, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };

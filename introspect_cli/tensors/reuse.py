@@ -1,28 +1,29 @@
-"""Summaries that need not be computed twice, and are never stale.
+"""Summaries that need not be computed twice, and are never stale; and a glance at memory.
 
-The problem: one module's output is the next one's input, frozen parameters and untouched buffers come by every step,
-and the full summary costs three times its checksum. Version counters do not tell whether memory changed: `.data`,
-numpy and shared storage write past them. The way: remember, by address, what was summarised there; when the address
-comes again with the same type, size and a few equal bytes, compute the checksum alone, and take the old row only if
-the checksum agrees. So every answer is of the contents as they are now; address and sample only decide
-whether trying is worth it. Rows used in one step are kept for the next, and no tensor is referred to.
+One module's output is the next one's input, frozen parameters and untouched buffers come by every step, and the full
+summary costs three times its checksum. Version counters do not tell whether memory changed: `.data`, numpy and shared
+storage write past them. So what was summarised is remembered by its address; when the address comes again with the same
+type, size and a few equal bytes, the checksum alone is computed, and the old row taken only if it agrees. Every answer
+is of the contents as they are now; address and sample only decide whether trying is worth it. Rows used in one step are
+kept for the next, and no tensor is referred to.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+import ctypes
+import hashlib
+from typing import Final
 
 import numpy as np
+import torch
 
+from introspect_cli.tensors import kernels
 from introspect_cli.tensors import rows as r
-
-if TYPE_CHECKING:
-    import torch
 
 _LIMIT: Final = 8192
 """Rows kept from one step to the next, at most: 2 MB."""
 
-Known = tuple["torch.dtype", int, int, int]
+Known = tuple[torch.dtype, int, int, int]
 """What was at an address: element type, elements, address of the row until the next take, and the row's slot, or
 -1 - its index among the kept rows."""
 
@@ -67,3 +68,30 @@ class Memory:
     def clear(self) -> None:
         """Forget everything."""
         self._now, self._before, self._kept = {}, {}, r.empty(0)
+
+
+_PART, _PARTS = 64, 8
+
+
+def glance(tensor: torch.Tensor, address: int) -> int:
+    """64 bits that depend on bytes at places spread over a tensor in host memory, on all of a small one; else 0.
+
+    Args:
+        tensor: any; one that is not contiguous, not on the CPU, or whose storage was freed gives 0.
+        address: its `data_ptr()`.
+
+    Raises:
+        RuntimeError: the tensor has no storage of its own.
+    """
+    if not address or not tensor.is_cpu or tensor.layout is not torch.strided or not tensor.is_contiguous():
+        return 0
+    width = tensor.element_size()
+    size, start = tensor.numel() * width, tensor.storage_offset() * width
+    if address == start or tensor.untyped_storage().nbytes() < start + size:
+        return 0
+    if kernels.KERNELS is not None:
+        return kernels.KERNELS.glance(address, size)  # type: ignore[no-any-return]  # a module that may be missing
+    last = size - _PART
+    places = [(0, size)] if size <= _PART * _PARTS else [(last * at // (_PARTS - 1), _PART) for at in range(_PARTS)]
+    found = b"".join([ctypes.string_at(address + place, count) for place, count in places])
+    return int.from_bytes(hashlib.blake2b(found, digest_size=8).digest(), "little")

@@ -9,28 +9,26 @@ sample of the memory. A tensor with another count, address or sample than when i
 
 from __future__ import annotations
 
-import ctypes
 import weakref
 from typing import TYPE_CHECKING
 
-import torch
 from torch.nn.parameter import is_lazy
 
 from introspect_cli.capture.identity import ById
 from introspect_cli.records import Kind, Phase
+from introspect_cli.tensors.reuse import glance
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    import torch
     from torch import nn
 
     from introspect_cli.capture.context import Context
     from introspect_cli.capture.names import ParameterName
 
 Pairs = list[tuple[Kind, "torch.Tensor"]]
-Mark = tuple[int, int, bytes]
-
-_CHUNK, _CHUNKS = 64, 8
+Mark = tuple[int, int, int]
 
 
 class StateProbe:
@@ -204,17 +202,6 @@ def _mark(tensor: torch.Tensor) -> Mark | None:
     """Count of in-place writes, address, and a sample; None for what has no memory (inference tensors, subclasses)."""
     try:
         version, address = tensor._version, tensor.data_ptr()  # noqa: SLF001 - documented by use; there is no public counter
+        return version, address, glance(tensor, address)
     except (RuntimeError, NotImplementedError):
         return None
-    return version, address, _sample(tensor, address)
-
-
-def _sample(tensor: torch.Tensor, address: int) -> bytes:
-    """Bytes at places spread over a tensor in host memory, all of a small one."""
-    if not address or not tensor.is_cpu or tensor.layout is not torch.strided or not tensor.is_contiguous():
-        return b""
-    size = tensor.numel() * tensor.element_size()
-    if size <= _CHUNKS * _CHUNK:
-        return ctypes.string_at(address, size)
-    last = size - _CHUNK
-    return b"".join([ctypes.string_at(address + last * place // (_CHUNKS - 1), _CHUNK) for place in range(_CHUNKS)])
