@@ -23,6 +23,7 @@ from introspect_cli.compare.options import DiffOptions
 from introspect_cli.errors import StoreError
 from introspect_cli.inspect.data_flow import graph_of
 from introspect_cli.records import STATISTICS, Given, Kind, ModuleInfo, Statistic
+from introspect_cli.render.html_parts import answer
 from introspect_cli.store import format as store_format
 from introspect_cli.store.arrow import Column, Malformed
 from introspect_cli.store.format import HEADER, STATISTIC, Columns, parse_columns, record_columns
@@ -33,10 +34,10 @@ from introspect_cli.tensors import statistics
 STORES = Path(__file__).parent / "stores"
 
 
-def train():
+def train(rate=0.1):
     torch.manual_seed(0)
     model = torch.nn.Linear(4, 2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
     for _ in range(2):
         optimizer.zero_grad()
         model(torch.randn(3, 4)).square().mean().backward()
@@ -118,6 +119,14 @@ def test_runs_with_and_without_a_statistic_compare(with_peak, tmp_path):
     plain = captured(tmp_path / "plain", train)
     with open_run(with_peak) as a, open_run(plain) as b:
         assert compare_runs(a, b, DiffOptions()).first is None
+
+
+def test_a_report_shows_every_statistic_of_what_diverged_first(with_peak, tmp_path):
+    other = captured(tmp_path / "other", lambda: train(0.2))
+    with open_run(with_peak) as a, open_run(other) as b:
+        page = answer(compare_runs(a, b, DiffOptions()))
+    for name in ("peak", "absmin", "l2"):
+        assert f'<th scope="row">{name}</th>' in page
 
 
 @pytest.fixture

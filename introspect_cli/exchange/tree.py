@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 _ADDRESS = re.compile(r"object at 0x[0-9a-fA-F]+")
 _DESCRIBED = ("float16", "bfloat16", "float32")
+NUMBERS = ("mean", "std", "min", "max")
+"""The statistics that the format has, in its order."""
+
 _BLOCK = re.compile(r"\.\d+$")
 _SAFE = re.compile(r"[^A-Za-z0-9_#.-]")
 
@@ -127,12 +130,9 @@ def leaf(run: Run, record: Record, values: bool) -> Any:
     if stored is not None:
         found["value"] = printed(stored)
     if layout.dtype in _DESCRIBED:
-        stats = summary.stats
         # torch's std is the unbiased one.
-        own = {"mean": stats.get("mean"), "std": stats.get("uvar", np.nan) ** 0.5} | {
-            name: stats.get(name) for name in ("min", "max")
-        }
-        found |= {name: f"tensor({value:.4e})" for name, value in own.items() if value is not None}
+        own = {**summary.stats, "std": summary.stats.get("uvar", np.nan) ** 0.5}
+        found |= {name: f"tensor({own[name]:.4e})" for name in NUMBERS if name in own}
     return found
 
 

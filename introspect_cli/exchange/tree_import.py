@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from introspect_cli.errors import StoreError
 from introspect_cli.exchange.incoming import Incoming, Row, checksum_of, read_bytes, value
+from introspect_cli.exchange.tree import NUMBERS
 from introspect_cli.inspect.nested import flattened
 from introspect_cli.records import Kind, Layout, Phase, Site, SiteInfo, Status, Summary
 
@@ -99,7 +100,7 @@ def _summary(leaf: Any) -> Summary:
     shape = tuple(int(size) for size in re.findall(r"\d+", str(leaf["shape"]))[:64])
     dtype = str(leaf["dtype"]).removeprefix("torch.")
     stats: dict[str, float] = {}
-    for name in ("mean", "std", "min", "max"):
+    for name in NUMBERS:
         match = _TENSOR.match(str(leaf.get(name, "")))
         try:
             stats[name] = float(match[1]) if match else float("nan")

@@ -11,6 +11,8 @@ from introspect_cli.health.rule import Answer, Hit, Rule, Unseen, lasting
 from introspect_cli.records import Kind, Phase
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from introspect_cli.health.table import Table
 
 DEAD = 0.9
@@ -56,12 +58,15 @@ def _activations(table: Table) -> list[int]:
     return found
 
 
+def _of_input(table: Table, site: int, stat: str) -> NDArray[np.float64]:
+    """A statistic of the first input of the call that an output came from, by step; empty where there is none."""
+    given = table.site(Phase.FORWARD, Kind.INPUT, table.fqn[site], table.call[site], "[0]")
+    return np.zeros(0) if given is None else table.stat(given, stat)[1]
+
+
 def _was_given(table: Table, site: int) -> bool:
     """Whether an output is no more zero than the module's own input was."""
-    given = table.site(Phase.FORWARD, Kind.INPUT, table.fqn[site], table.call[site], "[0]")
-    if given is None:
-        return False
-    _, before = table.stat(given, "zeros")
+    before = _of_input(table, site, "zeros")
     _, after = table.stat(site, "zeros")
     return len(before) > 0 and bool(np.median(before) >= min(DEAD, float(np.median(after))))
 
@@ -116,10 +121,7 @@ def find_constant(table: Table) -> Answer:
 
 
 def _inputs_flat(table: Table, site: int) -> bool:
-    given = table.site(Phase.FORWARD, Kind.INPUT, table.fqn[site], table.call[site], "[0]")
-    if given is None:
-        return False
-    _, var = table.stat(given, "var")
+    var = _of_input(table, site, "var")
     return len(var) > 0 and bool(np.median(var) == 0)
 
 

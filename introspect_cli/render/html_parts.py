@@ -44,7 +44,6 @@ class OpRow:
 
 _CLASS = {Verdict.SAME: "good", Verdict.DIVERGED: "bad", Verdict.UNDECIDED: "unsure"}
 _MOST = 200
-_STATS = ("mean", "std", "amean", "min", "max", "l2", "nans", "infs", "zeros")
 
 
 def text(value: object, limit: int = 400) -> str:
@@ -89,11 +88,8 @@ def _first(first: Divergence) -> str:
     site = first.site
     where = f"{site.kind.value} {site.fqn}{site.path}"
     rows = [("checksum", _checksum(first.a), _checksum(first.b)), ("shape", _shape(first.a), _shape(first.b))]
-    rows += [
-        (name, _stat(first.a, name), _stat(first.b, name))
-        for name in _STATS
-        if any(side is not None and name in side.stats for side in (first.a, first.b))
-    ]
+    names = dict.fromkeys(name for side in (first.a, first.b) if side is not None for name in side.stats)
+    rows += [(text(name), _stat(first.a, name), _stat(first.b, name)) for name in names]
     caption = f"First divergence: step {first.step}, {text(where)} ({text(site.phase.value)})"
     rel = f"<p>Relative L2 distance: {text(distance(first.rel_l2))}</p>" if first.rel_l2 is not None else ""
     return table(caption, ("", "a", "b"), rows) + rel

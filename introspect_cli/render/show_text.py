@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 _STATE_STYLE = {"complete": "good", "running": "unsure", "interrupted": "bad"}
 _MOST_CELLS = 20
+_SHOWN = (("mean", 0), ("std", 0), ("min", 5), ("max", 4))
+"""Statistics in a step's table, and when each column is left out."""
 
 
 def overview_blocks(run: Overview) -> list[Block]:
@@ -142,10 +144,7 @@ def records_blocks(records: Sequence[Record], step: int) -> list[Block]:
         Column("what", least=12, brief=tuple(brief_what(record.site) for record in records), brief_at=4),
         Column("shape"),
         Column("dtype", drop_at=2),
-        Column("mean", right=True),
-        Column("std", right=True),
-        Column("min", right=True, drop_at=5),
-        Column("max", right=True, drop_at=4),
+        *(Column(name, right=True, drop_at=drop_at) for name, drop_at in _SHOWN),
         Column("checksum", drop_at=1),
     )
     rows, styles = [], []
@@ -158,7 +157,7 @@ def records_blocks(records: Sequence[Record], step: int) -> list[Block]:
             cells = [clean(kept.text, _MOST_CELLS), kept.layout.dtype]
         else:
             cells = [kept.status.name.lower().replace("_", " "), kept.layout.dtype]
-        cells += [number(kept.stats[name]) if name in kept.stats else "" for name in ("mean", "std", "min", "max")]
+        cells += [number(kept.stats[name]) if name in kept.stats else "" for name, _ in _SHOWN]
         rows.append((site.phase.value, clean(site.fqn), what, *cells, f"{kept.checksum:016x}"))
         sick = kept.stats.get("nans", 0) or kept.stats.get("infs", 0)
         styles.append("hot" if sick else "dim" if kept.status is Status.NOT_OBSERVED else "")
