@@ -6,7 +6,7 @@ from neutrality import assert_same, trajectory, watched
 from test_probes_failures import Mistake, broken, diff, seeded, train
 from torch import nn
 
-from introspect_cli.capture.environment import redact, settings
+from introspect_cli.capture.environment import redact, settings, sources
 from introspect_cli.capture.ops.calls import Calls
 from introspect_cli.capture.ops.places import Places
 from introspect_cli.capture.ops.probe import OpProbe
@@ -102,7 +102,7 @@ def test_settings_that_cannot_be_read(tmp_path, monkeypatch, capsys, name):
     def fails(*args, **kwargs):
         raise Mistake(f"{name} is broken")
 
-    owner = redact if name == "environment" else settings
+    owner = {"environment": redact, "packages": sources}.get(name, settings)
     monkeypatch.setattr(owner, name, fails)
     with watched(tmp_path / "run", quiet=False, env=True, packages=True):
         seen = trajectory(train)

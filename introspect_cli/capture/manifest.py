@@ -91,9 +91,11 @@ class Documents:
         self._sources: dict[str, str] = {}
         script = target.script if target is not None else None
         sources.set_project(os.path.dirname(os.path.realpath(script)) if script else str(Path.cwd()))  # noqa: PTH120 - realpath first
-        self._git = sources.git(sources.Project.root) if options.source else {}
-        self._packages = sources.packages() if options.packages else {}
         self._found: dict[str, object] = {}
+        if options.source:
+            self._ask("git", lambda: sources.git(sources.Project.root))
+        if options.packages:
+            self._ask("packages", sources.packages)
 
     def write(self, probes: Probes) -> None:
         """Write what is new since this was last called.
@@ -126,12 +128,10 @@ class Documents:
         self._one("runtime", settings.runtime)
         self._one("hardware", settings.hardware)
         self._one("seeds", lambda: {"seed": options.seed, "deterministic": options.deterministic})
-        if options.source:
-            self._one("git", lambda: self._git)
         if options.env:
             self._one("environment", lambda: redact.environment(os.environ, options.redact))
-        if options.packages:
-            self._one("packages", lambda: self._packages)
+        self._give("git")
+        self._give("packages")
 
     def _write_sources(self) -> None:
         # The first hash stands: it is nearest to what was imported.
@@ -142,7 +142,13 @@ class Documents:
 
     def _one(self, name: str, ask: Callable[[], object]) -> None:
         """Write one document; one that cannot be had costs no other."""
+        self._ask(name, ask)
+        self._give(name)
+
+    def _ask(self, name: str, ask: Callable[[], object]) -> None:
         with self._guard.around(f"settings {name}", f"{name} settings are"):
             self._found[name] = ask()
+
+    def _give(self, name: str) -> None:
         if name in self._found:
             self._store.write_settings(name, self._found.pop(name))

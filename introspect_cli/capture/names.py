@@ -199,7 +199,9 @@ class Holder:
             return False
         place = self._place
         if isinstance(place, str):
-            return bool(owner._parameters.get(place) is tensor or owner._buffers.get(place) is tensor)  # noqa: SLF001 - the public views build strings
+            # The public views build strings; a scripted module's own have no get().
+            kept = (owner._parameters, owner._buffers)  # noqa: SLF001 - see above
+            return any(place in own and own[place] is tensor for own in kept)
         group, position = place
         groups = owner.param_groups
         return (
