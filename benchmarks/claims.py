@@ -240,8 +240,8 @@ def _seen(text: str, books: Books) -> Iterator[str]:
     if re.search(r"no optimizer (?:steps?|is|was)\b", lowered) and updates:
         yield "no optimizer steps, where one does"
     for clause in _clauses(text):
-        clause = clause.replace("what was not recorded", "the unknown")  # names nothing, so it claims nothing
-        said = re.search(r"^(.*?)(?:was|were|is|are) not recorded", clause.strip(), re.IGNORECASE)
+        told = clause.replace("what was not recorded", "the unknown")  # names nothing, so it claims nothing
+        said = re.search(r"^(.*?)(?:was|were|is|are) not recorded", told.strip(), re.IGNORECASE)
         if said is None or _STEP.search(clause):
             continue
         for word, kinds in _KIND_WORDS:
