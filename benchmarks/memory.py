@@ -1,7 +1,6 @@
 """How much memory capturing takes beyond the bare run: peak resident memory of a script run by itself and captured.
 
-Each run is a process of its own. What the capture holds must not grow with the number of steps. Where there is no
-linker, LLVM is loaded as well: some 50 MB, most of it pages of files that processes share.
+Each run is a process of its own. What the capture holds must not grow with the number of steps.
 """
 
 from __future__ import annotations
