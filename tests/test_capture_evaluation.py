@@ -155,3 +155,14 @@ def test_a_teacher_belongs_to_training(tmp_path):
     with open_run(tmp_path / "run") as run:
         phases = {phase for phase, fqn, kind, _ in places(run) if fqn in ("Net", "Net#2") and kind == "output"}
     assert phases == {"forward"}
+
+
+def test_a_script_that_only_runs_a_model_is_recorded_without_being_asked_to(tmp_path):
+    torch.manual_seed(0)
+    net = Net().eval()
+    with watched(tmp_path / "run"), torch.no_grad():
+        for x in DataLoader(torch.ones(6, 4), batch_size=2):
+            net(x)
+    with open_run(tmp_path / "run") as run:
+        assert run.manifest["steps"] == 3
+        assert {("data", "batch"), ("forward", "output")} <= {(phase, kind) for phase, _, kind, _ in places(run)}

@@ -84,6 +84,7 @@ class Context:
     def outermost_forward(self, module: nn.Module) -> Phase:
         """An outermost module is about to be called, outside any backward pass; the phase it belongs to."""
         evaluation = self.evaluation
+        evaluation.has_training |= self.has_optimizer
         phase = evaluation.phase(module, is_trained=self.is_trained(module))
         if phase is Phase.EVAL:
             taken, began = evaluation.take_back()

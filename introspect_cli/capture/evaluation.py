@@ -51,6 +51,8 @@ class Evaluation:
         self._feeder = -1
         self._under_way = False
         self._draws: list[Draw] = []
+        self.has_training = False
+        """Whether anything has been trained or can be; a script that only runs a model evaluates nothing apart."""
 
     def drew(self, loader: int, *, start: int, began: bool) -> None:
         """Hear of a batch.
@@ -62,7 +64,7 @@ class Evaluation:
         """
         self._feeder = loader
         if not torch.is_grad_enabled():
-            self._under_way = True
+            self._under_way = self.has_training
             return
         self._fed.add(loader)
         if loader in self._training:
@@ -72,6 +74,7 @@ class Evaluation:
 
     def trained(self) -> None:
         """Hear of a backward pass or an optimizer step: what fed it feeds training."""
+        self.has_training = True
         self._training |= self._fed
         self._fed.clear()
         self._under_way = False
@@ -87,6 +90,8 @@ class Evaluation:
             module: what is called.
             is_trained: whether an optimizer holds any of its parameters.
         """
+        if not self.has_training and not is_trained:
+            return Phase.FORWARD
         elsewhere = bool(self._training) and self._feeder >= 0 and self._feeder not in self._training
         if torch.is_grad_enabled():
             evaluates = elsewhere and (not module.training if is_trained else self._under_way)

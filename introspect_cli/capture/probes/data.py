@@ -93,9 +93,12 @@ class DataProbe:
         reference = self._loader_of.get(iterator)
         loader = reference() if reference is not None else None
         number = self._numbers.get(loader) if loader is not None else None
-        self._context.evaluation.drew(-1 if number is None else number, start=start, began=began)
+        evaluation = self._context.evaluation
+        evaluation.has_training |= self._context.has_optimizer
+        evaluation.drew(-1 if number is None else number, start=start, began=began)
         self._last = reference
-        phase = Phase.DATA if torch.is_grad_enabled() else Phase.EVAL
+        trains = torch.is_grad_enabled() or not evaluation.has_training
+        phase = Phase.DATA if trains else Phase.EVAL
         if self._recorder.wanted and (phase is Phase.DATA or self._context.wants_eval):
             self._record(batch, *self._next_call(loader, phase))
 

@@ -110,6 +110,7 @@ class TapProbe:
         self._counts: dict[tuple[str, Phase], CallCount] = {}
         self._calls: dict[tuple[str, Phase], int] = {}
         self._runs: dict[tuple[str, Phase], _Run] = {}
+        self._given: dict[tuple[str, Phase], set[str]] = {}
         self._places: list[tuple[int, int]] = []
         self._gradients = gradients
         self._open: dict[str, list[list[int]]] = {}
@@ -142,6 +143,7 @@ class TapProbe:
         self._counts.clear()
         self._calls.clear()
         self._runs.clear()
+        self._given.clear()
         self._places.clear()
         self._open.clear()
 
@@ -249,10 +251,16 @@ class TapProbe:
         else:
             run = self._runs.get(key)
             if run is None or text in run.seen:
-                counted = 0 if state is None else state.counted(step, place.phase)
-                run = self._runs[key] = _Run(max(counted, self._calls.get(key, 0)))
+                counted = max(0 if state is None else state.counted(step, place.phase), self._calls.get(key, 0))
+                # After a graph break the call goes on in another graph: what it gives comes by alone.
+                goes_on = tapped.kind == Kind.OUTPUT.value and tapped.path not in self._given.get(key, {tapped.path})
+                run = self._runs[key] = _Run(counted - 1 if goes_on else counted)
             run.seen.add(text)
             call = run.before + tapped.call
+            if call >= self._calls.get(key, 0):
+                self._given[key] = set()
+            if tapped.kind == Kind.OUTPUT.value:
+                self._given.setdefault(key, set()).add(tapped.path)
             self._calls[key] = max(call + 1, self._calls.get(key, 0))
         if state is not None:
             state.seen(step, place.phase, call)
