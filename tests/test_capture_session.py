@@ -388,7 +388,7 @@ def test_progress_is_one_line_on_a_terminal_and_nothing_in_a_pipe(monkeypatch, c
     monkeypatch.setattr("introspect_cli.capture.progress.time.monotonic", lambda: now[0])
     terminal = _Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
-    progress = Progress(quiet=False)
+    progress = Progress(wanted=True)
     progress.update(1, 10, 100)
     assert terminal.text == ""  # short captures show none
     now[0] = 10.0
@@ -405,7 +405,7 @@ def test_progress_is_one_line_on_a_terminal_and_nothing_in_a_pipe(monkeypatch, c
     assert terminal.text.endswith("\x1b[2K")
     quiet = _Terminal()
     monkeypatch.setattr(sys, "stderr", quiet)
-    silent = Progress(quiet=True)
+    silent = Progress(wanted=False)
     now[0] = 100.0
     silent.update(1, 1, 1)
     assert quiet.text == ""

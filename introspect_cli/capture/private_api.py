@@ -192,6 +192,9 @@ ELSEWHERE = {
     "torch._C._DisableAutocast": "keeps our operations from autocast; without it statistics may be rounded",
     "torch._is_functional_tensor": "tells tensors without data; without it they are recorded as an error",
     "torch._subclasses.fake_tensor.FakeTensor": "as _is_functional_tensor",
+    "torch.Tensor.__dlpack_c_exchange_api__": "small tensors in one call; without it each takes twice as long",
+    "torch._C._cuda_getDevice": "in CUDA builds; without it the public function, ten times as slow, is asked",
+    "torch._C._cuda_getCurrentRawStream": "as _cuda_getDevice",
     "torch.mps._get_default_mps_generator": "random states on Apple's accelerator; without it they are not observed",
 }
 """Private names used outside this file: what for, and what is lost without each."""
