@@ -9,7 +9,8 @@ pass in which nothing has changed costs one comparison of identities for all mod
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass, replace
+import weakref
+from dataclasses import dataclass, field, replace
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
@@ -54,29 +55,56 @@ CHANGES_OFTEN = "(changes often)"
 class _Watched:
     """What was last seen of all modules of a root.
 
+    No module is kept alive, nor its dictionary: that would keep its parameters.
+
     Attributes:
-        holders: a dictionary for each value that is watched, and
-        names: the key in it.
+        modules: the modules, and
+        lengths: of their dictionaries.
+        places: for each value that is watched, the position of its module, and
+        names: its name.
         identities: of those values.
-        sized: dictionaries that grow or shrink when something is added or taken away.
+        values: the values themselves, plain all of them; while they are held, no other object gets their identities.
+        sized_places: the same for dictionaries that grow or shrink when something is added or taken away, and
+        sized_names: their names.
         sizes: of those.
-        values: the values themselves; while they are held, no other object gets their identities.
     """
 
-    holders: list[dict[str, Any]]
-    names: list[str]
-    identities: list[int]
-    sized: list[Any]
-    sizes: list[int]
-    values: list[Any]
+    modules: list[weakref.ref[nn.Module]] = field(default_factory=list)
+    lengths: list[int] = field(default_factory=list)
+    places: list[int] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+    identities: list[int] = field(default_factory=list)
+    values: list[object] = field(default_factory=list)
+    sized_places: list[int] = field(default_factory=list)
+    sized_names: list[str] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
 
     def is_current(self) -> bool:
         """Whether everything is what it was."""
         try:
-            identities = list(map(id, map(operator.getitem, self.holders, self.names)))
-        except KeyError:
+            own = [vars(module()) for module in self.modules]  # of None, for a module that is gone, there are none
+            found = map(operator.getitem, map(own.__getitem__, self.places), self.names)
+            sized = map(operator.getitem, map(own.__getitem__, self.sized_places), self.sized_names)
+            return (
+                list(map(id, found)) == self.identities
+                and list(map(len, sized)) == self.sizes
+                and list(map(len, own)) == self.lengths
+            )
+        except (KeyError, TypeError):
             return False
-        return identities == self.identities and list(map(len, self.sized)) == self.sizes
+
+    def add(self, module: nn.Module, plain: dict[str, object], sized: list[str]) -> None:
+        """Watch a module: plain values by name, and the names of dictionaries whose sizes count."""
+        own, place = vars(module), len(self.modules)
+        self.modules.append(weakref.ref(module))
+        self.lengths.append(len(own))
+        self.places += [place] * len(plain)
+        self.names += plain
+        self.identities += map(id, plain.values())
+        self.values += plain.values()
+        self.sized_places += [place] * len(sized)
+        self.sized_names += sized
+        self.sizes += [len(own[name]) for name in sized]
 
 
 class AttributeProbe:
@@ -122,7 +150,7 @@ class AttributeProbe:
     def _look(self, root: nn.Module, root_name: str) -> None:
         """Look at every module, and write rows of those that are not what they were."""
         names, step = self._context.names, self._context.recorder.step
-        watched = _Watched([], [], [], [], [], [])
+        watched = _Watched()
         new = {info.fqn: info for info in names.new_modules()}
         changed: list[ModuleInfo] = []
         for module in _below(root):
@@ -139,8 +167,6 @@ class AttributeProbe:
                 new[state.fqn] = found
             else:
                 changed.append(found)
-        watched.identities = list(map(id, watched.values))
-        watched.sizes = list(map(len, watched.sized))
         self._watched[root_name] = watched
         rows = [*new.values(), *changed]
         if rows:
@@ -150,15 +176,16 @@ class AttributeProbe:
         own = vars(module)
         state = self._context.names.find(module)
         fqn = "" if state is None else state.fqn
-        watched.sized.append(own)
-        watched.sized += [own[name] for name in _HOOKS if type(own.get(name)).__name__ == "OrderedDict"]
-        for name, value in own.items():
-            # What is not plain may become so; its identity alone would keep no memory alive, so it is not held.
-            if not _is_torchs(module, name) and _text(value) and self._changes.get((fqn, name), 0) < _OFTEN:
-                _add(watched, own, name, value)
-        children = own.get("_modules")
-        if type(children) is dict:
-            watched.sized.append(children)
+        # What is not plain may become so; its identity alone would keep no memory alive, so it is not held.
+        plain = {
+            name: value
+            for name, value in own.items()
+            if not _is_torchs(module, name) and _text(value) and self._changes.get((fqn, name), 0) < _OFTEN
+        }
+        sized = [name for name in _HOOKS if type(own.get(name)).__name__ == "OrderedDict"]
+        if type(own.get("_modules")) is dict:
+            sized.append("_modules")
+        watched.add(module, plain, sized)
 
     def _pairs(self, fqn: str, module: nn.Module) -> Iterator[tuple[str, str]]:
         """Name and text of all that is recorded of a module."""
@@ -181,12 +208,6 @@ class AttributeProbe:
     def _shown(self, name: str, value: object, text: str) -> str:
         """The text, replaced where its name or its looks are those of a secret; a flag is none."""
         return text if value is None or type(value) is bool else redact.value(name, text, self._secret)[:_LONGEST]
-
-
-def _add(watched: _Watched, holder: dict[str, Any], name: str, value: object) -> None:
-    watched.holders.append(holder)
-    watched.names.append(name)
-    watched.values.append(value)
 
 
 def _below(root: nn.Module) -> Iterator[nn.Module]:
