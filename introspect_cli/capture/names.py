@@ -221,6 +221,7 @@ class Names:
         self._parents: ById[weakref.ref[nn.Module]] = ById()
         self._free = FreeNames()
         self._parameters: dict[int, ParameterName] = {}
+        self._optimizers: dict[int, weakref.ref[torch.optim.Optimizer]] = {}
         self._roots: list[weakref.ref[nn.Module]] = []
         self._trees: list[ModuleInfo] = []
         self._lock = threading.RLock()
@@ -290,6 +291,20 @@ class Names:
         """Give a name to a tensor that no module holds (an optimizer may be given any); say then who holds it."""
         name = self._parameters[id(tensor)] = ParameterName(fqn, module_class, watched=self._wanted(fqn))
         return name
+
+    def forget_with(self, optimizer: torch.optim.Optimizer, tensors: list[int]) -> None:
+        """Forget the names of tensors, given by identity, when this optimizer goes and nobody else holds them."""
+        key, names, watched = id(optimizer), self._parameters, self._optimizers
+
+        def forget(reference: weakref.ref[torch.optim.Optimizer]) -> None:
+            if watched.get(key) is reference:
+                del watched[key]
+            for tensor in tensors:
+                name = names.get(tensor)
+                if name is not None and not name.is_alive:
+                    del names[tensor]
+
+        watched[key] = weakref.ref(optimizer, forget)
 
     def new_modules(self) -> list[ModuleInfo]:
         """The modules named since this was last asked."""

@@ -162,7 +162,11 @@ class AttributeProbe:
             known = new.get(state.fqn) or self._known.get(state.fqn) or names.describe(module, state)
             if known.attributes == pairs:
                 continue
-            found = self._known[state.fqn] = replace(known, attributes=pairs, step=step)
+            before, found = self._known.get(state.fqn), replace(known, attributes=pairs, step=step)
+            if before is not None and replace(found, step=before.step) == before:
+                new.pop(state.fqn, None)  # made anew under the same name
+                continue
+            self._known[state.fqn] = found
             if state.fqn in new:
                 new[state.fqn] = found
             else:

@@ -206,6 +206,7 @@ class OptimizerProbe:
                 known_name.held_by(Holder(optimizer, (number, position)))
                 names.append(known_name)
         self._parameters.set(optimizer, names)
+        self._context.names.forget_with(optimizer, list(map(id, parameters)))
         remaining = iter(names)
         self.settings = [entry for entry in self.settings if entry["name"] != name]
         self.settings.append(
