@@ -171,9 +171,9 @@ def warm_up() -> None:
     """Import and compile what every fork would have to."""
     import torch
 
-    from introspect_cli.capture.probes.installed import installed as probes
+    from introspect_cli.tensors.summarizer import Summarizer
 
-    summarizer = probes.Summarizer()
+    summarizer = Summarizer()
     for dtype in (torch.float32, torch.uint8, torch.int64):
         summarizer.add(torch.ones(4, 4, dtype=dtype))
     summarizer.take()

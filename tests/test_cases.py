@@ -47,7 +47,7 @@ def test_changed_operators_are_counted_too():
     expect = {key: value for key, value in case.expect.items() if key != "line"}
     lines = (localization.FIXTURES / case.a.script).read_text(encoding="utf-8").splitlines()
     number = [line.strip() for line in lines].index(case.expect["line"]) + 1
-    answer = {"verdict": "diverged", "status": 1, "sentence": ""}
+    answer = {"verdict": "diverged", "status": 1, "sentence": "", "evidence": []}
     assert localization.wrong(case, {**answer, "first": {**expect, "source": f"train_ops.py:{number}"}}) == []
     assert localization.wrong(case, {**answer, "first": {**expect, "source": f"train_ops.py:{number + 1}"}}) != []
     told = localization.table([(case, True), (case, False)]).splitlines()
@@ -57,7 +57,8 @@ def test_changed_operators_are_counted_too():
 def test_a_wrong_answer_is_noticed():
     case = next(case for case in CASES if case.expect)
     first = {key: case.expect[key] for key in localization.MATCHED if key in case.expect}
-    answer = {"verdict": "diverged", "status": 1, "first": first, "sentence": f"because of {case.expect['word']}"}
+    answer = {"verdict": "diverged", "status": 1, "first": first, "evidence": []}
+    answer["sentence"] = f"because of {case.expect['word']}"
     assert localization.wrong(case, answer) == []
     assert localization.wrong(case, {**answer, "first": {**first, "step": 99}}) != []
     assert localization.wrong(case, {**answer, "sentence": ""}) != []
