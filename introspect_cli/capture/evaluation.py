@@ -102,7 +102,7 @@ class Evaluation:
         self._under_way = evaluates
         return Phase.EVAL if evaluates else Phase.FORWARD
 
-    def feeds_training(self, loader: int | None) -> bool:
+    def feeds_training(self, loader: int) -> bool:
         """Whether a loader is known to feed training."""
         return loader in self._training
 

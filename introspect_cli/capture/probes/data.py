@@ -20,6 +20,17 @@ if TYPE_CHECKING:
     from introspect_cli.capture.context import Context
 
 
+class _Source:
+    """Stands for a loader as long as it or one of its iterators lives; `zip(DataLoader(...), ...)` drops the loader."""
+
+    __slots__ = ("__weakref__", "class_name", "number")
+
+    def __init__(self, number: int, class_name: str) -> None:
+        """Keep a number of its own, and the loader's class."""
+        self.number = number
+        self.class_name = class_name
+
+
 class DataProbe:
     """Watches iterators of `DataLoader`s."""
 
@@ -31,11 +42,11 @@ class DataProbe:
         self._guarded = context.guard.around(self.name, "batches are")
         self._recorder = context.recorder
         self._names = {Phase.DATA: FreeNames(), Phase.EVAL: FreeNames()}
-        self._numbers: ById[int] = ById()
-        self._loader_of: ById[weakref.ref[DataLoader[Any]]] = ById()
+        self._sources: ById[_Source] = ById()
+        self._source_of: ById[_Source] = ById()
         self._counts: dict[tuple[str, Phase], int] = {}
         self._count = 0
-        self._last: weakref.ref[DataLoader[Any]] | None = None
+        self._last: weakref.ref[_Source] | None = None
         self._patches = Patches()
 
     def install(self) -> None:
@@ -83,43 +94,43 @@ class DataProbe:
         self._patches.remove()
 
     def _begun(self, loader: DataLoader[Any], iterator: object) -> None:
-        if self._numbers.get(loader) is None:
-            self._numbers.set(loader, self._count)
+        source = self._sources.get(loader)
+        if source is None:
+            source = _Source(self._count, type(loader).__name__)
+            self._sources.set(loader, source)
             self._count += 1
         # Persistent workers hand out one iterator again and again.
-        self._loader_of.set(iterator, weakref.ref(loader))
+        self._source_of.set(iterator, source)
 
     def _drew(self, iterator: object, batch: object, start: int, *, began: bool) -> None:
-        reference = self._loader_of.get(iterator)
-        loader = reference() if reference is not None else None
-        number = self._numbers.get(loader) if loader is not None else None
+        source = self._source_of.get(iterator)
         evaluation = self._context.evaluation
         evaluation.has_training |= self._context.has_optimizer
-        evaluation.drew(-1 if number is None else number, start=start, began=began)
-        self._last = reference
+        evaluation.drew(-1 if source is None else source.number, start=start, began=began)
+        self._last = None if source is None else weakref.ref(source)
         trains = torch.is_grad_enabled() or not evaluation.has_training
         phase = Phase.DATA if trains else Phase.EVAL
         if self._recorder.wanted and (phase is Phase.DATA or self._context.wants_eval):
-            self._record(batch, *self._next_call(loader, phase))
+            self._record(batch, *self._next_call(source, phase))
 
-    def _next_call(self, loader: DataLoader[Any] | None, phase: Phase) -> tuple[str, Phase, int]:
+    def _next_call(self, source: _Source | None, phase: Phase) -> tuple[str, Phase, int]:
         """Name of a loader in a phase, which no loader of the other phase takes from it, and how often it has given."""
-        name = "DataLoader" if loader is None else self._names[phase].name(loader, type(loader).__name__)
+        name = "DataLoader" if source is None else self._names[phase].name(source, source.class_name)
         call = self._counts.get((name, phase), 0)
         self._counts[name, phase] = call + 1
         return name, phase, call
 
     def _evaluated(self, taken: list[tuple[int, int]]) -> None:
         """What was drawn as if for training turned out to be for evaluation."""
-        loader = self._last() if self._last is not None else None
-        if loader is None:
+        source = self._last() if self._last is not None else None
+        if source is None:
             return
-        name = self._names[Phase.DATA].find(loader)
-        if name is not None and not self._context.evaluation.feeds_training(self._numbers.get(loader)):
+        name = self._names[Phase.DATA].find(source)
+        if name is not None and not self._context.evaluation.feeds_training(source.number):
             self._counts.pop((name, Phase.DATA), None)
-            self._names[Phase.DATA].release(loader)
+            self._names[Phase.DATA].release(source)
         if self._context.wants_eval:
-            name, phase, call = self._next_call(loader, Phase.EVAL)
+            name, phase, call = self._next_call(source, Phase.EVAL)
             self._recorder.put_elsewhere(taken, phase, Kind.BATCH, name, call)
 
     def _record(self, batch: object, loader: str, phase: Phase, call: int) -> None:
