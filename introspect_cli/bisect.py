@@ -129,7 +129,7 @@ class Repository:
 
 
 def bisect(plan: Plan, tell: Callable[[str], None]) -> Culprit:
-    """Find the first commit between good and bad whose run parts from the good one's.
+    """Find the first commit between good and bad whose run diverges from the good one's.
 
     Args:
         plan: what to bisect.

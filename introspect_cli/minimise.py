@@ -1,4 +1,4 @@
-"""Find the smallest set of settings that makes two runs of the same code part.
+"""Find the smallest set of settings that makes two runs of the same code diverge.
 
 Two runs differ in their arguments, their environment, their seed. Running run a's command again with some of run b's
 settings tells whether those suffice. Delta debugging (the `ddmin` algorithm: Zeller and Hildebrandt, "Simplifying and
@@ -51,7 +51,7 @@ class Smallest:
     """The answer.
 
     Attributes:
-        settings: the smallest set found that makes the runs part.
+        settings: the smallest set found that makes the runs diverge.
         differing: all that were considered.
         result: what the smallest set makes diverge.
         runs: captures it took.
@@ -78,7 +78,7 @@ def minimise(
     until_step: int | None,
     tell: Callable[[str], None],
 ) -> Smallest:
-    """Find which of the settings in which two runs differ make them part.
+    """Find which of the settings in which two runs differ make them diverge.
 
     Args:
         a: the reference run.
@@ -86,7 +86,7 @@ def minimise(
         options: further capture options for every rerun.
         words: the script, or nothing to take it from run a; arguments come from the runs.
         output: where reruns are kept; None for a directory under `introspect-runs/`.
-        until_step: last step to look at; None for the step at which the runs part.
+        until_step: last step to look at; None for the step at which the runs diverge.
         tell: shown a line for each rerun.
 
     Raises:
@@ -116,12 +116,12 @@ def minimise(
         sentence = "running a again, unchanged, already parts from a: the script is not deterministic by itself"
         return Smallest((), differing, search.last, search.runs, verified=False, sentence=sentence, unknown=unknown)
     if not search.parts(differing):
-        sentence = "running a with all of b's settings does not part from a: something else differs between the runs"
+        sentence = "running a with all of b's settings does not diverge from a: something else differs between the runs"
         return Smallest((), differing, None, search.runs, verified=False, sentence=sentence, unknown=unknown)
     found = tuple(ddmin(differing, search.parts))
     search.parts(found)
     many = "settings together make" if len(found) > 1 else "setting makes"
-    sentence = f"{len(found)} of {len(differing)} differing {many} the runs part"
+    sentence = f"{len(found)} of {len(differing)} differing {many} the runs diverge"
     return Smallest(found, differing, search.last, search.runs, verified=True, sentence=sentence, unknown=unknown)
 
 

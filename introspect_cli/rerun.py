@@ -130,7 +130,7 @@ def compare(reference: Path, run: Path, options: DiffOptions | None = None) -> D
 
 
 def judge(reference: Rerun, other: Rerun, until_step: int | None = None) -> tuple[Verdict, DiffResult | None]:
-    """Whether a rerun parts from the reference; undecided where it cannot be told.
+    """Whether a rerun diverges from the reference; undecided where it cannot be told.
 
     A script that failed tells something only by what it recorded before: parting is parting, but agreeing up to
     the crash is not agreeing.

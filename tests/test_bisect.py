@@ -216,7 +216,7 @@ def test_settings_that_make_runs_part(repository: Path):
         "--scale", "2", code=0,
     )  # fmt: skip
     answer = introspect(repository, "bisect", "--settings", "../a", "../b", "train.py", code=1)
-    assert answer.stdout.startswith("1 of 3 differing setting makes the runs part")
+    assert answer.stdout.startswith("1 of 3 differing setting makes the runs diverge")
     assert "--scale" in answer.stdout
     assert "--name" not in answer.stdout.partition("captures")[0].splitlines()[2]
 
@@ -229,7 +229,7 @@ def test_an_argument_and_a_variable_that_only_together_make_runs_part(repository
     answer = introspect(repository, "bisect", "--settings", "../a", "../b", "train.py", code=1, USE_SHIFT="0")
     first, _, found = answer.stdout.partition("\n")
     assert first.startswith("2 of ")
-    assert "settings together make the runs part" in first
+    assert "settings together make the runs diverge" in first
     found = found.partition("captures")[0]
     assert "--shift" in found
     assert "USE_SHIFT" in found

@@ -1,4 +1,4 @@
-"""`introspect bisect`: find the commit, or the settings, that made two runs part."""
+"""`introspect bisect`: find the commit, or the settings, that made two runs diverge."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Exit status: 1 when the culprit is found, 2 when it cannot be told."""
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Where runs are kept, to go on from later.")
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[CAPTURE OPTIONS] SCRIPT [ARGS]...")
 def bisect(words: tuple[str, ...], good: str | None, settings: tuple[str, str] | None, **given: Any) -> int:
-    """Find the first commit whose run parts from a good one's, or the settings that make two runs part.
+    """Find the first commit whose run diverges from a good one's, or the settings that make two runs diverge.
 
     Revisions are tried in a work tree of their own: your checkout, index and stash stay as they are. Options that are
     not listed here are handed to `introspect capture`.
