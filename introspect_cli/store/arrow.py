@@ -1,15 +1,26 @@
 """Arrow IPC streams in one canonical encoding: written so that any Arrow library reads them, read without one.
 
-The problem: a store is read while it is written, by other people's tools, and may come from a stranger; a general
-Arrow reader trusts lengths inside a message, knows compression and dictionaries, and costs 30 MB of memory in
-the training process. The way: for a given schema, number of rows and lengths of its buffers, the bytes of a
-message are fixed: flatbuffers laid out in the order they are visited, every child after its parent. The writer fills
-in numbers; the reader takes the lengths out, writes the message again and refuses whatever is not the same, so
+A store is read while it is written, by other people's tools, and may come from a stranger. A general Arrow reader
+trusts lengths inside a message, knows compression and dictionaries, and costs 30 MB of memory in the training
+process. So for a given schema, number of rows and lengths of its buffers, the bytes of a message are fixed. The writer
+fills in numbers; the reader takes the lengths out, writes the message again and refuses whatever is not the same:
 nothing is ever interpreted that this module would not have written, and nothing here reads a flatbuffer.
 
-Source of the layout: the Arrow columnar format, "Serialization and interprocess communication", metadata version 5,
-little-endian, uncompressed, no nulls, buffers padded to 8 bytes; and the FlatBuffers "internals" page (vtables,
-unsigned offsets, alignment).
+The layout (Arrow columnar format, "Serialization and interprocess communication", metadata version 5; FlatBuffers
+"internals"):
+
+- A message is `ff ff ff ff`, the length of the flatbuffer as uint32, the flatbuffer, the body, both padded to 8 with
+  zeros.
+- Flatbuffers are laid out front to back: the uint32 offset of the root, then tables in the order of visits. A table's
+  vtable lies directly before it, with as many slots as the field list below, zero-padded so that the first field after
+  the table's 4-byte vtable offset is aligned to 8. Fields come by falling size, then by slot; then what their
+  references lead to, in order of slots. Vectors of references and strings are aligned to 4, vectors of structs to 8.
+  No vtable or string is shared.
+- `Message`: version 4 (V5), header type, header, body length. `Schema`: endianness 0, fields. `Field`: name, nullable
+  0, type type, type, (dictionary absent), children. `RecordBatch`: length, nodes, buffers.
+- Integer types write both bit width and sign. The child of a list is called `item`.
+- A column has an empty validity buffer, then offsets (int32, from 0) if it is a text or a list, then data or the
+  child's buffers. A buffer starts where the one before ends, rounded up to 8.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """What format 1 did differently: the columns of its records by number, and what operators were given as text.
 
-An index of format 1 says with four bits which columns the records have. The text of an operator's record began with
-remarks, separated by blanks: `<12,-,7` for its inputs, `^34` for the forward operator it belongs to.
+Offset 20 of an index of format 1 says which columns the records have: 1 the statistics but `med` and `mode`, 2
+`sketch`, 4 `med`, 8 `mode`. No description follows, offset 40 is zero, and entries begin at 64. `modules` ends at
+`aliases`. The text of an operator's record begins with remarks, separated by blanks: `<12,-,7` for the sites that wrote
+its inputs, `^34` or `^name` for the forward operator it belongs to.
 """
 
 from __future__ import annotations
