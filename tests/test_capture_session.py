@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-import yaml
 
-from introspect_cli.capture.environment import redact
-from introspect_cli.capture.options import CaptureOptions
-from introspect_cli.capture.progress import Progress, human_size
-from introspect_cli.capture.session import Session
 from introspect_cli.records import Kind, Phase
 from introspect_cli.store.reader import RunState, open_run
-from introspect_cli.tensors import kernels
 
 SCRIPT = """\
 import os, random, sys
@@ -353,114 +345,3 @@ def test_a_loss_module_belongs_to_the_step_of_the_model_before_it(introspect, pr
         for step in range(3):
             modules = {record.site.fqn for record in run.rank(0).records(step) if record.site.kind is Kind.GRAD_OUTPUT}
             assert modules == {"Linear", "MSELoss"}
-
-
-def test_each_rank_of_a_launcher_has_a_run_of_its_own(introspect, project):
-    for rank in "01":
-        done = introspect(
-            "capture", "-o", "run", "train.py", cwd=project, env={**os.environ, "RANK": rank, "WORLD_SIZE": "2"}
-        )
-        assert done.returncode == 0, done.stderr
-        with open_run(project / f"run-rank{rank}") as run:
-            assert run.ranks == (int(rank),)
-            assert len(run.rank(int(rank)).steps) == 6
-    assert introspect("diff", "run-rank0", "run-rank0", cwd=project).returncode == 0
-    assert not (project / "run").exists()
-
-
-class _Terminal:
-    def __init__(self):
-        self.text = ""
-
-    def isatty(self):
-        return True
-
-    def write(self, text):
-        self.text += text
-
-    def flush(self):
-        pass
-
-
-def test_progress_is_one_line_on_a_terminal_and_nothing_in_a_pipe(monkeypatch, capsys):
-    monkeypatch.setenv("TERM", "xterm")
-    now = [0.0]
-    monkeypatch.setattr("introspect_cli.capture.progress.time.monotonic", lambda: now[0])
-    terminal = _Terminal()
-    monkeypatch.setattr(sys, "stderr", terminal)
-    progress = Progress(wanted=True)
-    progress.update(1, 10, 100)
-    assert terminal.text == ""  # short captures show none
-    now[0] = 10.0
-    progress.update(50, 1234, 56789)
-    assert "step 50" in terminal.text
-    assert "1,234 records" in terminal.text
-    assert "56.8 kB" in terminal.text
-    assert "\n" not in terminal.text
-    drawn = terminal.text
-    now[0] = 10.1
-    progress.update(51, 1240, 56800)
-    assert terminal.text == drawn
-    progress.clear()
-    assert terminal.text.endswith("\x1b[2K")
-    quiet = _Terminal()
-    monkeypatch.setattr(sys, "stderr", quiet)
-    silent = Progress(wanted=False)
-    now[0] = 100.0
-    silent.update(1, 1, 1)
-    assert quiet.text == ""
-    assert human_size(5e12) == "5.0 TB"
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "shown"),
-    [
-        ("WANDB_API_KEY", "x", "<redacted>"),
-        ("DB_PASSWORD", "x", "<redacted>"),
-        ("AWS_SECRET_ACCESS_KEY", "x", "<redacted>"),
-        ("HOME", "/home/someone", "/home/someone"),
-        ("PATH", "/usr/bin:/bin", "/usr/bin:/bin"),
-        ("OMP_NUM_THREADS", "4", "4"),
-        ("SOMETHING", "ghp_" + "a" * 36, "<redacted>"),
-        ("PROXY", "http://user:pass@proxy:80/", "http://<redacted>@proxy:80/"),
-        ("NOTE", "the hf_" + "b" * 30 + " one", "the <redacted> one"),
-    ],
-)
-def test_secrets_by_name_and_by_looks(name, text, shown):
-    assert redact.environment({name: text}) == {name: shown}
-
-
-def test_redaction_of_a_command_line():
-    line = ["--token", "abc", "--lr", "1", "--api-key=xyz", "--db", "postgres://u:p@h/db", "--auth", "--verbose"]
-    assert redact.arguments(line) == [
-        "--token", "<redacted>", "--lr", "1", "--api-key=<redacted>", "--db", "postgres://<redacted>@h/db", "--auth",
-        "--verbose",
-    ]  # fmt: skip
-    assert redact.environment({"MY_NAME": "x", "OTHER": "y"}, ["my_*"]) == {"MY_NAME": "<redacted>", "OTHER": "y"}
-
-
-def test_json_of_two_equal_runs(captured, introspect):
-    (one, _), (two, _) = captured(), captured()
-    answer = introspect("diff", one.path, two.path, "--format", "json")
-    document = json.loads(answer.stdout)
-    assert answer.returncode == 0
-    assert document["verdict"] == "same"
-    assert document["first"] is None
-    manifest = yaml.safe_load((Path(one.path) / "manifest.yaml").read_text())
-    assert manifest["status"] == "complete"
-
-
-@pytest.mark.parametrize(
-    ("reason", "said"),
-    [
-        ("a reason", "introspect: no compiled kernels (a reason): torch operations compute the same"),
-        (f"{kernels.DISABLE_VARIABLE} is set", ""),
-        ("", ""),
-    ],
-)
-def test_who_goes_without_kernels_is_told(tmp_path, monkeypatch, capsys, reason, said):
-    monkeypatch.setattr(kernels, "REASON", reason)
-    Session(None, CaptureOptions(output=tmp_path / "run"))._tell_if_slow()
-    err = capsys.readouterr().err
-    assert err.startswith(said)
-    assert bool(err) == bool(said)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import datetime as dt
 import os
+import platform
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,11 +24,12 @@ if TYPE_CHECKING:
     from introspect_cli.capture.probes.base import Guard
     from introspect_cli.capture.probes.installed import Probes
     from introspect_cli.script import Ending, Target
+    from introspect_cli.store.launch import Launch
     from introspect_cli.store.writer import StoreWriter
 
 
-def opening(target: Target | None, options: CaptureOptions) -> dict[str, Any]:
-    """The manifest of a run that begins."""
+def opening(target: Target | None, options: CaptureOptions, launch: Launch | None = None) -> dict[str, Any]:
+    """The manifest of a run that begins, or of one rank's part of it."""
     manifest: dict[str, Any] = {
         "tool": {"name": "introspect-cli", "version": __version__},
         "status": "running",
@@ -35,6 +37,9 @@ def opening(target: Target | None, options: CaptureOptions) -> dict[str, Any]:
         "options": options.to_dict(),
         "narrowing": options.narrowing(),
     }
+    if launch is not None:
+        told = {"rank": launch.rank, "world_size": launch.world_size, "local_rank": launch.local_rank}
+        manifest |= {**told, "attempt": launch.attempt, "host": platform.node(), "launch_id": launch.id}
     if target is not None:
         manifest |= {"script": target.script, "module": target.module}
         shown = redact.arguments(target.args, options.redact)

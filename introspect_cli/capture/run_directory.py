@@ -1,7 +1,8 @@
-"""Where a run is written: one directory for one process."""
+"""Where a run is written: one directory for one process, or for all processes of a launch."""
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import os
 from pathlib import Path
@@ -11,30 +12,45 @@ from introspect_cli.store.files import RUNS
 
 if TYPE_CHECKING:
     from introspect_cli.script import Target
+    from introspect_cli.store.launch import Launch
 
 
-def distributed_rank() -> tuple[int, int]:
-    """The rank of this process and their number, as launchers such as torchrun tell them; (0, 1) where none did."""
-    try:
-        rank, ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    except ValueError:
-        return 0, 1
-    return (rank, ranks) if 0 <= rank < ranks else (0, 1)
-
-
-def run_directory(target: Target | None, asked: Path | None) -> Path:
-    """The directory that this process writes to.
+def run_directory(target: Target | None, asked: Path | None, launch: Launch | None) -> Path:
+    """The directory of the run that this process writes, or writes a part of.
 
     Args:
         target: what runs; None where the caller runs it.
         asked: the directory that the user asked for; None for a fresh one.
+        launch: this process's part in a launch; None where it is alone.
     """
-    rank, ranks = distributed_rank()
-    if ranks == 1:
-        return asked or own_run(target)
-    # One process, one store: a lock cannot be shared by processes that nobody else ties together.
-    together = asked or fresh_run(target)
-    return together.with_name(f"{together.name}-rank{rank}")
+    if asked is not None:
+        return asked
+    return own_run(target) if launch is None else _common_run(target, launch)
+
+
+def _common_run(target: Target | None, launch: Launch) -> Path:
+    """A fresh run's directory that all ranks of a launch come to: the first writes down the name for the others."""
+    runs, number = Path(RUNS), 1
+    while True:
+        marker = runs / (f".launch-{launch.job[:16]}" + (f"-{number}" if number > 1 else ""))
+        try:
+            path = runs / _written_once(marker, fresh_run(target).name)
+        except OSError:
+            return fresh_run(target)  # whoever opens the store says what stands in the way
+        own = path / f"attempt{launch.attempt}" if launch.attempt else path
+        if not (own / f"rank{launch.rank}").exists():
+            return path
+        number += 1  # this rank has captured a script under this launcher before
+
+
+def _written_once(marker: Path, name: str) -> str:
+    marker.parent.mkdir(parents=True, exist_ok=True)
+    temporary = marker.with_name(f"{marker.name}.{os.getpid()}")
+    temporary.write_text(name)
+    with contextlib.suppress(FileExistsError):
+        os.link(temporary, marker)
+    temporary.unlink()
+    return Path(marker.read_text()).name
 
 
 def fresh_run(target: Target | None) -> Path:

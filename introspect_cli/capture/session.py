@@ -20,7 +20,8 @@ from introspect_cli.capture.imports import ImportWatch
 from introspect_cli.capture.manifest import Documents, closing, opening
 from introspect_cli.capture.probes.base import Guard
 from introspect_cli.capture.progress import Progress, human_size
-from introspect_cli.capture.run_directory import distributed_rank, run_directory
+from introspect_cli.capture.ranks.launchers import find_launch
+from introspect_cli.capture.run_directory import run_directory
 from introspect_cli.capture.signals import Signals
 from introspect_cli.capture.tracebacks import TracebackFilter
 from introspect_cli.errors import IntrospectError, StoreError
@@ -71,9 +72,10 @@ class Session:
         """
         self.options = options
         self.target = target
-        self.rank = distributed_rank()[0]
-        self.path = run_directory(target, options.output)
-        self._store = StoreWriter.create(self.path, force=options.force, durable=options.durable)
+        self.launch = find_launch()
+        self.rank = self.launch.rank if self.launch is not None else 0
+        self.path = run_directory(target, options.output, self.launch)
+        self._store = StoreWriter.create(self.path, force=options.force, durable=options.durable, launch=self.launch)
         self._guard = Guard(self._warn)
         self._progress = Progress(wanted=options.progress and not options.quiet)
         self._probes: Probes | None = None
@@ -85,7 +87,7 @@ class Session:
         self._began: dict[str, bytes | None] = {}
         self._documents = Documents(target, options, self._store, self._guard)
         self._imports = ImportWatch({"numpy": self._numpy_imported, "torch": self._torch_imported})
-        self._manifest = opening(target, options)
+        self._manifest = opening(target, options, self.launch)
         with self._store_errors():
             self._store.write_manifest(self._manifest)
 
@@ -233,13 +235,16 @@ class Session:
         if not rows:
             return f"no module was called and no optimizer stepped while recording; {self.path} has no records"
         size = human_size(probes.rank.bytes_written)
+        if self.launch is not None:
+            size += f"; this is rank {self.rank} of {self.launch.world_size}"
         rest = " and what came after" if self._manifest.get("remainder") else ""
         return f"recorded {count(steps, 'step')}{rest}, {count(rows, 'record')} ({size}) in {self.path}"
 
     def last_word(self) -> None:
         """Say where the run is, after the script has said everything it had to say."""
-        for words in self._words:
-            self._say(words)
+        if not self.rank or self._store_lost:  # of many ranks, one says where the run is
+            for words in self._words:
+                self._say(words)
         self._words = []
 
     def forked(self) -> None:
@@ -274,5 +279,6 @@ class Session:
         if self.options.quiet:
             return
         with contextlib.suppress(OSError, ValueError, UnicodeError):
-            sys.stderr.write(f"introspect: {sentence}\n")
+            who = f"introspect, rank {self.rank}" if self.launch is not None else "introspect"
+            sys.stderr.write(f"{who}: {sentence}\n")
             sys.stderr.flush()

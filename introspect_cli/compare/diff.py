@@ -265,6 +265,7 @@ def _state_notes(a: Run, b: Run) -> list[str]:
             notes.append(f"Run {name} is still being written: {until} is compared.")
         elif run.state.value == "interrupted":
             notes.append(f"Run {name} was interrupted: it holds {until}.")
+        notes += [f"Run {name}: {sentence}." for sentence in run.endings]
     return notes
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
@@ -57,7 +58,8 @@ def check(run: Run, rules: Sequence[Rule] = RULES) -> CheckResult:
         StoreError: the run is damaged.
     """
     tables = [read_table(run.rank(number)) for number in run.ranks]
-    return check_tables(str(run.path), tables, rules)
+    result = check_tables(str(run.path), tables, rules)
+    return replace(result, notes=(*run.endings, *result.notes))
 
 
 def check_tables(path: str, tables: Sequence[Table], rules: Sequence[Rule] = RULES) -> CheckResult:

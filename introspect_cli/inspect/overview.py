@@ -34,6 +34,7 @@ class Overview:
         size: bytes on disk.
         directory: where it ran.
         machine: versions and processor it ran on.
+        endings: sentences on ranks that left nothing or ended before the others.
     """
 
     path: str
@@ -52,6 +53,7 @@ class Overview:
     size: int
     directory: str = ""
     machine: str = ""
+    endings: tuple[str, ...] = ()
 
 
 def reader_of(run: Any, rank: int | None = None) -> Any:
@@ -95,6 +97,7 @@ def overview(run: Any) -> Overview:
         size=size_on_disk(str(run.path)),
         directory=_text(run.settings, "command", "directory"),
         machine=_machine(run.settings),
+        endings=tuple(run.endings),
     )
 
 

@@ -342,3 +342,28 @@ def lock_held(fd: int) -> bool:
     except OSError:
         return False
     return False
+
+
+def any_lock_held(run: Folder) -> bool:
+    """Whether any rank of a run that several processes write is being written."""
+    for name in run.names():
+        if not name.startswith(("rank", "attempt")):
+            continue
+        folder = run.folder(name)
+        try:
+            if any_lock_held(folder) or _lock_held_at(folder):
+                return True
+        finally:
+            folder.close()
+    return False
+
+
+def _lock_held_at(folder: Folder) -> bool:
+    try:
+        handle = folder.file(LOCK)
+    except FileNotFoundError:
+        return False
+    try:
+        return lock_held(handle.fd)
+    finally:
+        handle.close()

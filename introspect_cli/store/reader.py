@@ -30,6 +30,8 @@ from introspect_cli.store.files import (
     unreadable,
 )
 from introspect_cli.store.index import newer_format
+from introspect_cli.store.launch import ATTEMPT_NAME
+from introspect_cli.store.launched import endings, launch_of, merged, world_size
 from introspect_cli.store.rank_reader import RankReader
 
 if TYPE_CHECKING:
@@ -92,8 +94,10 @@ class Run:
 
     Attributes:
         path: its directory, as it was named.
-        manifest: the manifest, with at least `format`.
+        manifest: the manifest, with at least `format`; of a run that several processes wrote, what they say together.
+        manifests: what each rank says for itself, by number; empty where one process wrote the run.
         ranks: numbers of its ranks, rising.
+        world_size: how many ranks were started, those included that left nothing.
         state: whether it is still being written, was closed properly, or ends where something stopped it.
     """
 
@@ -105,6 +109,12 @@ class Run:
         self.manifest = read_manifest(folder)
         self._ranks = self._open_ranks()
         self.ranks = tuple(sorted(self._ranks))
+        self.manifests: dict[int, dict[str, Any]] = {}
+        self.world_size = world_size(self.manifest) or len(self.ranks)
+        if launch_of(self.manifest) is not None:
+            self.manifests, some_locked = read_rank_manifests(folder, self.ranks, self.manifest.get("id"))
+            locked |= some_locked
+            self.manifest = merged(self.manifest, self.manifests)
         self.state = run_state(self.manifest, self._ranks.values(), locked=locked)
 
     def _open_ranks(self) -> dict[int, RankReader]:
@@ -132,15 +142,45 @@ class Run:
         """Number of the last step that every rank has whole; None where there is none."""
         return last_common_step(self._ranks.values())
 
+    @property
+    def endings(self) -> list[str]:
+        """Sentences on ranks that left nothing or ended before the others; none while the run is being written."""
+        if self.world_size < 2 or self.state is RunState.RUNNING:
+            return []
+        last = {rank: reader.last_step for rank, reader in sorted(self._ranks.items())}
+        launch = launch_of(self.manifest)
+        attempt = launch.get("attempt") if launch is not None else None
+        again = f"This is attempt {attempt} of the launch: what the one before recorded is beside it" if attempt else ""
+        return [again] * bool(again) + endings(
+            self.world_size, last, {rank: reader.ended for rank, reader in self._ranks.items()}
+        )
+
     @cached_property
     def settings(self) -> Settings:
-        """The settings documents by name, read when asked for.
+        """The settings documents by name, read when asked for; the lowest rank's, where each has its own.
 
         Raises:
             StoreError: their directory is damaged.
         """
+        return self.settings_of(min(self.manifests)) if self.manifests else self._settings(self._folder)
+
+    def settings_of(self, rank: int) -> Settings:
+        """The settings documents of one rank; the run's, where one process wrote it.
+
+        Raises:
+            StoreError: their directory is damaged.
+        """
+        if rank not in self.manifests:
+            return self.settings
+        folder = self._folder.folder(f"rank{rank}")
         try:
-            return Settings(self._folder.folder(SETTINGS), self.manifest.get("id"))
+            return self._settings(folder)
+        finally:
+            folder.close()
+
+    def _settings(self, folder: Folder) -> Settings:
+        try:
+            return Settings(folder.folder(SETTINGS), self.manifest.get("id"))
         except FileNotFoundError:
             return Settings(None, None)
 
@@ -153,23 +193,13 @@ class Run:
         Raises:
             StoreError: its file is damaged.
         """
+        places = [self._folder.folder(f"rank{rank}") for rank in self.manifests] or [self._folder]
         try:
-            folder = self._folder.folder(TENSORS)
-        except FileNotFoundError:
-            return None
-        try:
-            handle = folder.file(f"{checksum:016x}.safetensors")
-            try:
-                found: NDArray[Any] = tensorfile.decode(handle, checksum)
-            finally:
-                handle.close()
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise unreadable(folder.path, error) from None
+            return next((found for place in places if (found := _tensor(place, checksum)) is not None), None)
         finally:
-            folder.close()
-        return found
+            for place in places:
+                if place is not self._folder:
+                    place.close()
 
     def close(self) -> None:
         """Close all files; what was read stays valid."""
@@ -184,6 +214,47 @@ class Run:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _tensor(place: Folder, checksum: int) -> NDArray[Any] | None:
+    """A tensor that is kept below a directory, if it is."""
+    try:
+        folder = place.folder(TENSORS)
+    except FileNotFoundError:
+        return None
+    try:
+        handle = folder.file(f"{checksum:016x}.safetensors")
+        try:
+            found: NDArray[Any] = tensorfile.decode(handle, checksum)
+        finally:
+            handle.close()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise unreadable(folder.path, error) from None
+    finally:
+        folder.close()
+    return found
+
+
+def read_rank_manifests(run: Folder, ranks: Iterable[int], run_id: object) -> tuple[dict[int, dict[str, Any]], bool]:
+    """The manifests that ranks of a launch wrote, by number, and whether any of them is being written.
+
+    Raises:
+        StoreError: one is damaged, or belongs to another run.
+    """
+    found, locked = {}, False
+    for rank in ranks:
+        folder = run.folder(f"rank{rank}")
+        try:
+            locked |= is_locked(folder)
+            if MANIFEST in folder:  # a rank that was killed at its very start has none
+                found[rank] = read_manifest(folder)
+                if found[rank].get("id") != run_id:
+                    raise DamageError(folder.path, "it belongs to another run than the manifest")
+        finally:
+            folder.close()
+    return found, locked
 
 
 def run_state(manifest: Mapping[str, Any], ranks: Iterable[RankReader], *, locked: bool) -> RunState:
@@ -211,9 +282,21 @@ def open_run(path: str | Path) -> Run:
     """
     folder = open_store(path)
     try:
-        return Run(Path(path), folder)
+        return Run(Path(path), _last_attempt(folder))
     except OSError as error:
         raise StoreError(f"cannot read {path}: {scarcity(error) or reason(error)}") from None
+
+
+def _last_attempt(folder: Folder) -> Folder:
+    """The directory of the last attempt of a launch that was restarted; the run's own where it was not."""
+    attempts = [int(match[1]) for match in map(ATTEMPT_NAME.fullmatch, folder.names()) if match]
+    for number in sorted(attempts, reverse=True):
+        attempt = folder.folder(f"attempt{number}")
+        if MANIFEST in attempt:
+            folder.close()
+            return attempt
+        attempt.close()
+    return folder
 
 
 def open_store(path: str | Path) -> Folder:

@@ -25,6 +25,8 @@ from introspect_cli.store.files import (
     reason,
 )
 from introspect_cli.store.index import step_digest
+from introspect_cli.store.launch import ATTEMPT_NAME
+from introspect_cli.store.launched import launch_of, merged
 from introspect_cli.store.rank_reader import RankReader
 from introspect_cli.store.reader import (
     RANK_NAME,
@@ -34,6 +36,7 @@ from introspect_cli.store.reader import (
     last_common_step,
     open_store,
     read_manifest,
+    read_rank_manifests,
     run_state,
 )
 
@@ -113,11 +116,20 @@ class _Check:
         self._documents += bool(manifest)
         numbers = self._top_level()
         ranks = [reader for reader in (self._rank(number, manifest) for number in numbers) if reader is not None]
+        places = [self._folder]
+        if launch_of(manifest) is not None:
+            found = self._try(lambda: read_rank_manifests(self._folder, numbers, manifest.get("id")))
+            own, some_locked = found or ({}, False)
+            self._documents += len(own)
+            locked |= some_locked
+            manifest = merged(manifest, own)
+            places = [self._folder.folder(f"rank{number}") for number in numbers]
         state = run_state(manifest, ranks, locked=locked)
         if manifest.get("status") == "complete" and state is RunState.INTERRUPTED and len(ranks) == len(numbers):
             self._found(f"{self._folder.path}: the manifest says that the run is complete, but its end is cut off")
-        self._settings(manifest.get("id"))
-        self._stored_tensors()
+        for place in places:
+            self._settings(place, manifest.get("id"))
+            self._stored_tensors(place)
         return VerifyReport(
             self._folder.path,
             state,
@@ -158,7 +170,11 @@ class _Check:
             match = RANK_NAME.fullmatch(name)
             if match:
                 numbers.append(int(match[1]))
-            elif name not in {MANIFEST, SETTINGS, TENSORS, LOCK} and not _TEMPORARY.fullmatch(name):
+            elif (
+                name not in {MANIFEST, SETTINGS, TENSORS, LOCK}
+                and not ATTEMPT_NAME.fullmatch(name)
+                and not _TEMPORARY.fullmatch(name)
+            ):
                 self._found(f"{self._folder.path}: {name!a} is not part of a run")
         return sorted(numbers)
 
@@ -181,24 +197,24 @@ class _Check:
         reader.close()
         return reader
 
-    def _settings(self, run_id: object) -> None:
-        for folder, name in self._inside(SETTINGS):
+    def _settings(self, place: Folder, run_id: object) -> None:
+        for folder, name in self._inside(place, SETTINGS):
             if not SETTINGS_NAME.fullmatch(name):
                 if not _TEMPORARY.fullmatch(name):
                     self._found(f"{folder.path}: {name!a} is not part of a run")
                 continue
             self._documents += self._try(lambda f=folder, n=name: _checked_document(f, n, run_id)) or 0  # type: ignore[misc]
 
-    def _stored_tensors(self) -> None:
-        for folder, name in self._inside(TENSORS):
+    def _stored_tensors(self, place: Folder) -> None:
+        for folder, name in self._inside(place, TENSORS):
             if not _TENSOR_NAME.fullmatch(name):
                 if not _TEMPORARY.fullmatch(name):
                     self._found(f"{folder.path}: {name!a} is not part of a run")
                 continue
             self._tensors += self._try(lambda f=folder, n=name: _checked_tensor(f, n)) or 0  # type: ignore[misc]
 
-    def _inside(self, name: str) -> Iterator[tuple[Folder, str]]:
-        folder = self._try(lambda: self._folder.folder(name))
+    def _inside(self, place: Folder, name: str) -> Iterator[tuple[Folder, str]]:
+        folder = self._try(lambda: place.folder(name))
         if folder is not None:
             for item in folder.names():
                 yield folder, item

@@ -25,18 +25,23 @@ from introspect_cli.store.files import (
     TENSORS,
     Folder,
     Handle,
+    any_lock_held,
     reason,
     take_lock,
 )
+from introspect_cli.store.launch import joined
 from introspect_cli.version import __version__
 
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from introspect_cli.store.launch import Launch
     from introspect_cli.store.rank_writer import RankWriter
 
 _NAME = re.compile(r"[a-z0-9_]{1,64}")
-_OURS = re.compile(r"manifest\.yaml|settings|tensors|\.lock|rank\d{1,6}|\.manifest\.yaml\.\d+")
+_OURS = re.compile(
+    r"manifest\.yaml|settings|tensors|\.lock|rank\d{1,6}|attempt\d{1,4}|\.manifest\.yaml\.\d+|index\.bin|[a-z]+\.arrow"
+)
 _PRIVATE_FILE, _PRIVATE_DIRECTORY = 0o600, 0o700
 
 
@@ -48,24 +53,30 @@ class StoreWriter:
         id: 32 hex digits that every index of the run repeats, so that files of two runs cannot be mixed up.
     """
 
-    def __init__(self, path: Path, folder: Folder, lock: Handle, run_id: str, *, durable: bool = False) -> None:
+    def __init__(
+        self, path: Path, folder: Folder, lock: Handle, run_id: str, *, durable: bool = False, rank: int | None = None
+    ) -> None:
         self.path = path
         self.id = run_id
         self._folder = folder
         self._lock = lock
         self._durable = durable
+        self._rank = rank  # whose directory this is; None where one process writes the whole run
         self._ranks: list[RankWriter] = []
         self._tensors: Folder | None = None
         self._stored: set[int] = set()
 
     @classmethod
-    def create(cls, path: Path, *, force: bool = False, durable: bool = False) -> StoreWriter:
+    def create(
+        cls, path: Path, *, force: bool = False, durable: bool = False, launch: Launch | None = None
+    ) -> StoreWriter:
         """Make the directory of a new run and lock it.
 
         Args:
             path: where; parents are made. An empty directory that is there is used.
             force: replace the run that is there.
             durable: force each step to disk before the next begins, so that a power cut loses none.
+            launch: this process's part of the run, where several processes write one.
 
         Raises:
             StoreError: a run is there (without `force`), is being written, or something else is there; or the
@@ -73,12 +84,15 @@ class StoreWriter:
         """
         path = Path(os.path.abspath(path))  # noqa: PTH100 -- `resolve` would follow the link it is about to replace
         try:
-            return cls._create(path, force=force, durable=durable)
+            if launch is None:
+                return cls._create(path, os.urandom(16).hex(), force=force, durable=durable)
+            own = joined(path, launch, lambda found: _set_aside(found, force=force))
+            return cls._create(own, launch.id, force=force, durable=durable, rank=launch.rank)
         except OSError as error:
             raise StoreError(f"cannot make a run at {path}: {reason(error)}; choose another directory") from None
 
     @classmethod
-    def _create(cls, path: Path, *, force: bool, durable: bool) -> StoreWriter:
+    def _create(cls, path: Path, run_id: str, *, force: bool, durable: bool, rank: int | None = None) -> StoreWriter:
         if path.is_symlink():
             path = path.resolve()
         old = _set_aside(path, force=force)
@@ -88,7 +102,7 @@ class StoreWriter:
         try:
             lock = _lock_file(folder)
             _own(take_lock(lock.fd) and folder.names() == [LOCK], path)
-            writer = cls(path, folder, lock, os.urandom(16).hex(), durable=durable)
+            writer = cls(path, folder, lock, run_id, durable=durable, rank=rank)
             writer.write_manifest({"tool": {"name": "introspect", "version": __version__}, "status": "running"})
         except BaseException:
             folder.close()
@@ -207,7 +221,8 @@ class StoreWriter:
 
         schema = record_columns(stats=stats, sketch=sketch, sorted_stats=sorted_stats, operators=operators)
         try:
-            folder = self._here().make_folder(f"rank{rank}")
+            here = self._here()
+            folder = here.make_folder(f"rank{rank}") if rank != self._rank else Folder.at(here.path)
         except OSError as error:
             raise StoreError(f"cannot write to {self.path}: {reason(error)}") from None
         writer = RankWriter(folder, rank, schema, bytes.fromhex(self.id), durable=self._durable)
@@ -291,6 +306,9 @@ def _set_aside(path: Path, *, force: bool) -> Path | None:
         lock = _lock_file(folder)
         try:
             _own(take_lock(lock.fd), path)
+            if _moved(folder, path):
+                return None  # another rank of this launch was quicker
+            _own(not any_lock_held(folder), path)
             if not force:
                 raise StoreError(
                     f"{path} holds a run already; choose another directory, or replace it (--force, force=True)"
@@ -302,6 +320,14 @@ def _set_aside(path: Path, *, force: bool) -> Path | None:
             lock.close()
     finally:
         folder.close()
+
+
+def _moved(folder: Folder, path: Path) -> bool:
+    """Whether another directory is at the path by now than the one that was opened."""
+    try:
+        return not os.path.samestat(os.fstat(folder.fd), path.stat())
+    except FileNotFoundError:
+        return True
 
 
 def _lock_file(folder: Folder) -> Handle:

@@ -1,0 +1,79 @@
+"""What launchers tell their processes: torchrun and what is built on it, mpirun, srun.
+
+Every rank has to come to the same id without a word to the others, and two launches to different ones. So the id is a
+hash over what a launcher gives to all its processes alike.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from typing import TYPE_CHECKING, NamedTuple
+
+from introspect_cli.store.launch import Launch
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class Launcher(NamedTuple):
+    """The environment variables of one launcher.
+
+    Attributes:
+        rank: holds this process's number.
+        world_size: holds how many there are.
+        local_rank: holds this process's number on its machine.
+        job: tell one launch from another, as far as they are set.
+    """
+
+    rank: str
+    world_size: str
+    local_rank: str
+    job: tuple[str, ...]
+
+
+LAUNCHERS = (
+    Launcher("RANK", "WORLD_SIZE", "LOCAL_RANK", ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")),
+    Launcher(
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        ("PMIX_NAMESPACE", "OMPI_MCA_orte_hnp_uri", "OMPI_MCA_ess_base_jobid"),
+    ),
+    Launcher("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", ("PMI_JOBID", "PMI_PORT", "HYDI_CONTROL_FD")),
+    # A batch script has SLURM_NTASKS as well and is one process: only srun counts the tasks of a step.
+    Launcher("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", ("SLURM_JOB_ID", "SLURM_STEP_ID")),
+)
+"""Asked in this order: torchrun may itself have been started by srun."""
+
+
+def find_launch(environment: Mapping[str, str] = os.environ) -> Launch | None:
+    """What the launcher of this process says; None for a process that is alone."""
+    for launcher in LAUNCHERS:
+        rank, size = _number(environment, launcher.rank), _number(environment, launcher.world_size)
+        if rank is None or size is None or not 0 <= rank < size:
+            continue
+        if size == 1:
+            return None
+        attempt = _number(environment, "TORCHELASTIC_RESTART_COUNT") or 0
+        job = _hash(_job(environment, launcher))
+        own = _hash((job, str(size), str(attempt)))
+        return Launch(own, job, rank, size, attempt, _number(environment, launcher.local_rank))
+    return None
+
+
+def _job(environment: Mapping[str, str], launcher: Launcher) -> tuple[str, ...]:
+    elastic = environment.get("TORCHELASTIC_RUN_ID", "none")
+    if launcher.rank == "RANK" and elastic != "none":
+        return (elastic,)  # an address and a port are chosen anew when the agent restarts its processes
+    return tuple(f"{name}={environment.get(name, '')}" for name in launcher.job)
+
+
+def _hash(words: tuple[str, ...]) -> str:
+    text = "\n".join(words).encode("utf-8", "surrogateescape")
+    return hashlib.blake2b(text, digest_size=16).hexdigest()
+
+
+def _number(environment: Mapping[str, str], name: str) -> int | None:
+    text = environment.get(name, "")
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 7 else None

@@ -1,0 +1,161 @@
+"""Several processes of one launch write one run: who makes it, who may not, and what readers say of who is missing."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from introspect_cli.capture.ranks.launchers import find_launch
+from introspect_cli.store.reader import RunState, open_run
+from introspect_cli.store.verify import verify_run
+
+SCRIPT = """
+import sys, torch
+net = torch.nn.Linear(2, 2)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for step in range(int(sys.argv[1])):
+    optimizer.zero_grad()
+    net(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+if len(sys.argv) > 2:
+    import os
+    os._exit(9)
+"""
+_VARIABLES = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT")
+
+
+def start(folder, rank, world, *words, steps=3, after=(), options=(), **variables):
+    """A rank of a launch, told so as torchrun tells it."""
+    (folder / "train.py").write_text(SCRIPT)
+    told = {name: value for name, value in os.environ.items() if name not in _VARIABLES}
+    told |= {"RANK": str(rank), "WORLD_SIZE": str(world), "TORCHELASTIC_RUN_ID": "launch-1", **variables}
+    command = [sys.executable, "-m", "introspect_cli", "capture", *options, "train.py", str(steps), *after]
+    return subprocess.Popen(
+        [*command, *words], cwd=folder, env=told, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def ended(*processes):
+    """Exit code and standard error of each."""
+    told = []
+    for process in processes:
+        _, error = process.communicate(timeout=120)
+        told.append((process.returncode, error))
+    return told
+
+
+@pytest.fixture(scope="module")
+def launched(tmp_path_factory):
+    """A launch of four ranks, of which the second ends early, the third is killed and the fourth never starts."""
+    folder = tmp_path_factory.mktemp("launched")
+    options = ("-o", "run")
+    told = ended(
+        start(folder, 0, 4, options=options),
+        start(folder, 1, 4, options=options, steps=2),
+        start(folder, 2, 4, options=options, steps=1, after=("cut",)),
+    )
+    return folder / "run", told
+
+
+def test_ranks_started_together_write_one_run(launched):
+    path, told = launched
+    assert [code for code, _ in told] == [0, 0, 9], told
+    assert sorted(entry.name for entry in path.iterdir()) == ["manifest.yaml", "rank0", "rank1", "rank2"]
+    with open_run(path) as run:
+        assert run.ranks == (0, 1, 2)
+        assert [len(run.rank(rank)) for rank in run.ranks] == [3, 2, 1]
+        assert (run.world_size, run.last_step) == (4, 0)
+        assert run.settings_of(1)["command"]["arguments"] != run.settings["command"]["arguments"]
+    assert verify_run(path).sound
+
+
+def test_only_the_first_rank_says_where_the_run_is(launched):
+    _, told = launched
+    assert "rank 0 of 4" in told[0][1]
+    assert told[1][1] == ""
+
+
+def test_who_is_missing_is_said_and_never_silence(launched, introspect):
+    path, _ = launched
+    with open_run(path) as run:
+        assert run.state is RunState.INTERRUPTED
+        assert run.endings == [
+            "Rank 3 of 4 left nothing",
+            "Rank 2 of 4 was cut off after step 0",
+            "Rank 1 of 4 ended with step 1, 1 step before the others",
+        ]
+    for verb in (("diff", path, path), ("check", path), ("show", path)):
+        assert "ank 3 of 4 left nothing" in introspect(*verb).stdout, verb
+
+
+def test_another_launch_does_not_write_into_a_run_that_is_there(tmp_path):
+    assert ended(start(tmp_path, 0, 2, options=("-o", "run")))[0][0] == 0
+    code, told = ended(start(tmp_path, 0, 2, options=("-o", "run"), TORCHELASTIC_RUN_ID="launch-2"))[0]
+    assert code == 2
+    assert "holds a run already" in told
+    code, told = ended(start(tmp_path, 0, 2, options=("-o", "run")))[0]
+    assert code == 2
+    assert "rank0 holds a run already" in told
+    both = [
+        start(tmp_path, rank, 2, options=("--force", "-o", "run"), TORCHELASTIC_RUN_ID="launch-2") for rank in (0, 1)
+    ]
+    assert [code for code, _ in ended(*both)] == [0, 0]
+    with open_run(tmp_path / "run") as run:
+        assert run.ranks == (0, 1)
+        assert run.state is RunState.COMPLETE
+        assert run.endings == []
+
+
+def test_without_a_name_all_ranks_come_to_one_directory(tmp_path):
+    assert [code for code, _ in ended(*(start(tmp_path, rank, 2) for rank in (0, 1)))] == [0, 0]
+    assert ended(start(tmp_path, 0, 2))[0][0] == 0  # the same launcher starts another script
+    runs = sorted(path for path in (tmp_path / "introspect-runs").iterdir() if path.is_dir())
+    assert [sorted(entry.name for entry in path.glob("rank*")) for path in runs] == [["rank0", "rank1"], ["rank0"]]
+
+
+def test_a_restart_is_an_attempt_of_its_own_and_the_last_one_is_read(tmp_path):
+    assert ended(start(tmp_path, 0, 2, options=("-o", "run"), steps=1, after=("cut",)))[0][0] == 9
+    again = [
+        start(tmp_path, rank, 2, options=("-o", "run"), steps=2, TORCHELASTIC_RESTART_COUNT="1") for rank in (0, 1)
+    ]
+    assert [code for code, _ in ended(*again)] == [0, 0]
+    with open_run(tmp_path / "run") as run:
+        assert run.ranks == (0, 1)
+        assert run.last_step == 1
+        assert run.endings == ["This is attempt 1 of the launch: what the one before recorded is beside it"]
+
+
+@pytest.mark.parametrize(
+    ("variables", "wanted"),
+    [
+        ({}, None),
+        ({"RANK": "0", "WORLD_SIZE": "1"}, None),
+        ({"RANK": "3", "WORLD_SIZE": "2"}, None),
+        ({"RANK": "x", "WORLD_SIZE": "2"}, None),
+        ({"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}, (1, 2, 0)),
+        ({"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4"}, (2, 4, None)),
+        ({"PMI_RANK": "1", "PMI_SIZE": "3"}, (1, 3, None)),
+        ({"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": "1"}, (1, 2, 1)),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "2"}, None),  # a batch script, before any srun
+    ],
+)
+def test_what_launchers_say(variables, wanted):
+    found = find_launch(variables)
+    assert (found and (found.rank, found.world_size, found.local_rank)) == wanted
+
+
+def test_ranks_of_a_launch_agree_on_its_name_and_no_other_launch_does():
+    def name(**variables):
+        told = {"WORLD_SIZE": "2", "MASTER_ADDR": "host", "MASTER_PORT": "1", "TORCHELASTIC_RUN_ID": "none"}
+        return find_launch({**told, **variables})
+
+    assert name(RANK="0").id == name(RANK="1").id
+    assert name(RANK="0").id != name(RANK="0", MASTER_PORT="2").id
+    elastic = name(RANK="0", TORCHELASTIC_RUN_ID="a"), name(RANK="0", TORCHELASTIC_RUN_ID="a", MASTER_PORT="2")
+    assert elastic[0].id == elastic[1].id  # the agent chooses another port when it starts its processes again
+    restarted = name(RANK="0", TORCHELASTIC_RUN_ID="a", TORCHELASTIC_RESTART_COUNT="1")
+    assert restarted.id != elastic[0].id
+    assert restarted.job == elastic[0].job
