@@ -162,6 +162,16 @@ def splits(draw):
     return tensor, boxes(draw, shape)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.complex64], ids=str)
+def test_a_lone_element_of_any_stride(engine, dtype):
+    column = example(dtype, (3, 2), 1)[:, 1]
+    for at in range(3):
+        lone = column[at : at + 1]
+        assert lone.stride() == (2,)
+        assert_same(by_torch(lone), by_torch(lone.clone()))
+        assert_same(by_torch(lone), compiled(engine, lone))
+
+
 @settings(max_examples=120, deadline=None)
 @given(splits(), st.booleans())
 def test_shards_add_up_whatever_the_split(engine, split, with_kernels):

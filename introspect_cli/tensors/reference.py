@@ -48,6 +48,8 @@ def words(flat: torch.Tensor) -> torch.Tensor:
         return flat.view(torch.int16).to(torch.int64) & 0xFFFF
     if flat.dtype.is_complex:
         flat = torch.view_as_real(flat).reshape(-1)
+    elif flat.numel() == 1:
+        flat = flat.as_strided((1,), (1,))  # torch calls a lone element of stride 2 contiguous
     return flat.view(torch.int32).to(torch.int64) & _LOW
 
 
