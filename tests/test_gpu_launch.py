@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from opcapture import captured, records
 
 from introspect_cli.capture.recorder import Recorder
 from introspect_cli.records import Kind, Phase, Site, Status
@@ -375,3 +376,50 @@ def devices_layout(tensor):
     from introspect_cli.records import Layout
 
     return Layout(tuple(tensor.shape), "float32", "cpu", "contiguous")
+
+
+def test_the_tensors_of_a_nested_input_go_in_one_launch(monkeypatch):
+    _, _, launcher, engine = made()
+    summarizer, rank = Summarizer(), Rank()
+    monkeypatch.setattr(summarizer, "_intake", None)
+
+    def plain(slot, tensor, batch=None):
+        summarizer._reserve(slot)
+        summarizer._layout_of.append(summarizer._intern(devices_layout(tensor)))
+        item = Item(engine.prepare(tensor), tensor.data_ptr())
+        if batch is None:
+            engine.one(slot, item.prepared, item.address)
+        else:
+            batch.entries.setdefault(engine, []).append((slot, [item]))
+        return True
+
+    monkeypatch.setattr(summarizer, "_plain", plain)
+    recorder = Recorder(summarizer, rank, None, Schedule.parse("0:99"))
+    sites = [recorder.site(Site(Phase.FORWARD, Kind.INPUT, "Net", 0, f"[{n}]")) for n in range(3)]
+    recorder.nested(sites, [torch.ones(4), torch.ones(5), torch.ones(4)])
+    assert [launch.variant.many for launch in launcher.launched] == [True]
+    summarizer.close()
+
+
+def test_modules_and_loaders_hand_over_nested_values_whole(tmp_path, monkeypatch):
+    """Leaves keep their order, plain values between tensors included."""
+    together = []
+    original = Summarizer.add_all
+    monkeypatch.setattr(
+        Summarizer, "add_all", lambda self, tensors: together.append(len(tensors)) or original(self, tensors)
+    )
+
+    class Net(torch.nn.Module):
+        def forward(self, given):
+            return given["x"] + given["y"][0], given["y"][1]
+
+    def work():
+        data = [{"x": torch.ones(4), "y": [torch.ones(4), torch.ones(3)], "n": 3, "z": torch.ones(2)}] * 2
+        for batch in torch.utils.data.DataLoader(data, batch_size=None):
+            Net()(batch)
+
+    run = captured(tmp_path / "run", work)
+    assert together.count(3) >= 2, "a batch and a module's input"
+    assert 2 in together, "a module's output"
+    paths = [record.site.path for record in records(run) if record.site.kind is Kind.INPUT]
+    assert paths == ["[0]['x']", "[0]['y'][0]", "[0]['y'][1]", "[0]['n']", "[0]['z']"]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -155,6 +156,24 @@ class Recorder:
             else:
                 for site, slot in zip(sites, slots, strict=True):
                     self._note(site, slot)
+
+    def nested(self, sites: Sequence[int], values: Sequence[object]) -> None:
+        """Record the leaves of a nested value in their order; tensors that follow each other are summarised together.
+
+        Args:
+            sites: the site of each.
+            values: tensors and plain values.
+        """
+        with self._lock:
+            for is_tensor, group in groupby(zip(sites, values, strict=True), _is_tensor):
+                places, held = zip(*group, strict=True)
+                if is_tensor and len(held) > 1:
+                    self.tensors(places, held)
+                elif is_tensor:
+                    self.tensor(places[0], held[0])
+                else:
+                    for site, value in zip(places, held, strict=True):
+                        self.value(site, value)
 
     def _save(self, slot: int, value: torch.Tensor) -> None:
         self._saved.append(SavedTensor(slot, self.summarizer.copied(value)))
@@ -311,6 +330,10 @@ class Recorder:
     def stop(self) -> None:
         """Take no more records (in a forked child, or when the session ends)."""
         self.alive = self.wanted = False
+
+
+def _is_tensor(leaf: tuple[int, object]) -> bool:
+    return issubclass(type(leaf[1]), torch.Tensor)
 
 
 def save_whole(store: StoreWriter, checksum: int, value: torch.Tensor) -> None:

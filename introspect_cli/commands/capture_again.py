@@ -55,22 +55,27 @@ def repeat(target: Target, options: CaptureOptions, own: Sequence[str], words: S
 
 
 def _compared(outputs: Sequence[Path]) -> tuple[int, str]:
-    """Compare every run with the first; the first difference found decides."""
+    """Compare every run with the first; a difference found decides."""
     from introspect_cli.compare.diff import compare_runs
     from introspect_cli.compare.options import DiffOptions
+    from introspect_cli.compare.reasons.hardware import fault_sentence
     from introspect_cli.compare.result import Verdict
     from introspect_cli.store.reader import open_run
 
-    steps, undecided = 0, ""
+    steps, undecided, differs = 0, "", ""
+    results = []
     with open_run(outputs[0]) as first:
         for number, output in enumerate(outputs[1:], 2):
             with open_run(output) as other:
                 result = compare_runs(first, other, replace(DiffOptions(), limit=1), [])
+            results.append(result)
             if result.verdict is Verdict.DIVERGED:
-                return DIVERGED, f"not deterministic: run {number} differs from run 1. {result.sentence}"
+                differs = differs or f"not deterministic: run {number} differs from run 1. {result.sentence}"
             if result.verdict is Verdict.UNDECIDED:
                 undecided = undecided or f"cannot tell: {result.sentence}"
             steps = result.counts.steps_compared
+    if differs:
+        return DIVERGED, f"{differs} {fault_sentence(results)}".rstrip()
     if undecided:
         return UNDECIDED, undecided
     return SAME, f"deterministic: {len(outputs)} runs agree in all {steps:,} steps"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.divergence_map import tree_of
@@ -12,7 +13,9 @@ from introspect_cli.compare.join.offset import detect
 from introspect_cli.compare.join.renames import renamer
 from introspect_cli.compare.join.sites import columns
 from introspect_cli.compare.join.steps import Sides
+from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.reasons.base import Scene, reason_named
+from introspect_cli.compare.reasons.hardware import fault_sentence, on_one_device, suspect
 from introspect_cli.compare.reasons.optimizer import changes
 from introspect_cli.compare.reasons.sentence import sentence
 from introspect_cli.compare.reasons.settings import setting_changes
@@ -25,7 +28,6 @@ from introspect_cli.selection import check_selection
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from introspect_cli.compare.options import DiffOptions
     from introspect_cli.store.rank_reader import RankReader
     from introspect_cli.store.reader import Run
 
@@ -53,7 +55,15 @@ def compare_runs(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run] = ()
         outcome, told = _rank(a, b, rank, options, noise)
         outcomes.append(outcome)
         notes += [note for note in told if note not in notes]
-    return _answer(a, b, options, outcomes, notes)
+    answer = _answer(a, b, options, outcomes, notes)
+    fault = _fault(a, b, options, noise) if noise and on_one_device([a, b, *noise]) else ""
+    return replace(answer, notes=(*answer.notes, fault)) if fault else answer
+
+
+def _fault(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run]) -> str:
+    """What run a against each of the others, without tolerance, says of the device."""
+    strict = DiffOptions(rename=options.rename, offset=options.offset, limit=1)
+    return fault_sentence([compare_runs(a, other, strict) for other in (b, *noise)])
 
 
 def _rank(a: Run, b: Run, rank: int, options: DiffOptions, noise: Sequence[Run]) -> tuple[RankOutcome, list[str]]:
@@ -189,6 +199,7 @@ def _answer(a: Run, b: Run, options: DiffOptions, outcomes: Sequence[RankOutcome
         )
         if options.want_map
         else (),
+        suspect=suspect(scene),
     )
 
 

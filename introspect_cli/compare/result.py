@@ -163,6 +163,21 @@ class TreeNode:
 
 
 @dataclass(frozen=True)
+class Suspect:
+    """A device that may have computed the first divergence wrongly.
+
+    Attributes:
+        device: its name and identifier.
+        step: the step, in words.
+        place: the matrix product, in words.
+    """
+
+    device: str
+    step: str
+    place: str
+
+
+@dataclass(frozen=True)
 class DiffResult:
     """Everything a comparison found.
 
@@ -181,6 +196,7 @@ class DiffResult:
         counts: how much was compared.
         map: modules by steps, when asked for.
         tree: modules with their state at the first diverging step, when asked for.
+        suspect: the device, where the first divergence is a matrix product that nothing on record explains.
     """
 
     a: str
@@ -197,3 +213,4 @@ class DiffResult:
     counts: Counts = field(default_factory=Counts)
     map: DivergenceMap | None = None
     tree: tuple[TreeNode, ...] = ()
+    suspect: Suspect | None = None

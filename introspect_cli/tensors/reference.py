@@ -101,10 +101,10 @@ def _wide(device: torch.device) -> torch.dtype:
 
 
 def components(flat: torch.Tensor) -> torch.Tensor:
-    """Elements as real numbers, float64: a complex element gives two, real part first."""
+    """Elements as real numbers, in a type that holds them all: a complex element gives two, real part first."""
     if flat.dtype.is_complex:
         flat = torch.view_as_real(flat).reshape(-1)
-    return flat.to(_wide(flat.device))
+    return _exact(flat)
 
 
 def has_values(dtype: torch.dtype) -> bool:
@@ -125,7 +125,7 @@ def _sketch_sums(values: torch.Tensor, offset: int) -> torch.Tensor:
     signs = signs ^ _shifted(signs, sketch.SHIFT)
     places = torch.arange(sketch.BLOCK, dtype=torch.int64, device=values.device)
     minus = (signs[:, None] >> places) & 1
-    signed = (grid * (1 - 2 * minus)).view(-1, sketch.BLOCK // 16, 16).sum(1)
+    signed = (grid * (1 - 2 * minus)).view(-1, sketch.BLOCK // 16, 16).sum(1, dtype=_wide(values.device))
     turn = (z >> sketch.ROTATION_SHIFT) & 15
     return signed.gather(1, places[:16] ^ turn[:, None]).sum(0)
 
@@ -167,11 +167,11 @@ def _stat_words(flat: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     count = n.to(wide)
     mean = kept.sum(dtype=wide) / (count + (count == 0))
     mean = low.where((low == high) & (n > 0), mean)
-    deviation = (kept.to(wide) - mean).where(finite, 0.0)
-    square = deviation * deviation
+    deviation = (kept - mean[None]).masked_fill_(finite.logical_not(), 0.0)
     # the mean is rounded: what is left of the sum of deviations corrects it
     rest = deviation.sum() / (count + (count == 0))
-    moments = [square.sum(), (square * deviation).sum(), (square * square).sum()]
+    square = deviation * deviation
+    moments = [square.sum(), deviation.mul_(square).sum(), square.mul_(square).sum()]
     return counts, torch.stack([low, high, small, mean + rest, *moments, sizes])
 
 
@@ -232,7 +232,7 @@ def row(
     """
     device = tensor.device
     wide = _wide(device)
-    chunk = CHUNK if device.type == "cpu" else DEVICE_CHUNK
+    chunk = CHUNK if device.type == "cpu" else DEVICE_CHUNK // max(1, tensor.element_size() // 8)
     values = has_values(tensor.dtype)
     raw = torch.zeros((), dtype=torch.int64, device=device)
     counts = torch.zeros(5, dtype=torch.int64, device=device)

@@ -55,14 +55,16 @@ def libraries() -> dict[str, Any]:
 
 
 def devices() -> list[dict[str, Any]]:
-    """The GPUs that an initialised process sees: name, compute capability, memory in MiB."""
+    """The GPUs that an initialised process sees: name, compute capability, memory in MiB, identifier."""
     if not torch.cuda.is_initialized():
         return []
     found = []
     for number in range(torch.cuda.device_count()):
         facts = torch.cuda.get_device_properties(number)
         capability = f"{facts.major}.{facts.minor}"
-        found.append({"name": facts.name, "capability": capability, "memory_mib": facts.total_memory >> 20})
+        own = {"name": facts.name, "capability": capability, "memory_mib": facts.total_memory >> 20}
+        uuid = str(getattr(facts, "uuid", ""))
+        found.append(own | ({"uuid": f"GPU-{uuid}"} if uuid else {}))
     return found
 
 

@@ -141,12 +141,13 @@ class DataProbe:
             site = self._recorder.site(Site(phase, Kind.BATCH, loader, call, ""), info)
             self._recorder.missing(site, f"{type(batch).__name__} cannot be looked into: {type(error).__name__}")
             return
-        for path, leaf in leaves:
-            site = self._recorder.site(Site(phase, Kind.BATCH, loader, call, path), info)
-            cls = type(leaf)
-            if issubclass(cls, torch.Tensor):
-                self._recorder.tensor(site, leaf)
-            elif cls.__module__ in ("builtins", "numpy", "torch"):
-                self._recorder.value(site, leaf)
-            else:  # its repr is the script's own code
-                self._recorder.value(site, f"{cls.__module__}.{cls.__qualname__}")
+        sites = [self._recorder.site(Site(phase, Kind.BATCH, loader, call, path), info) for path, _ in leaves]
+        self._recorder.nested(sites, [_shown(leaf) for _, leaf in leaves])
+
+
+def _shown(leaf: object) -> object:
+    """What is recorded of a leaf: for an object of the script's, whose repr is the script's own code, its class."""
+    cls = type(leaf)
+    if issubclass(cls, torch.Tensor) or cls.__module__ in ("builtins", "numpy", "torch"):
+        return leaf
+    return f"{cls.__module__}.{cls.__qualname__}"

@@ -259,15 +259,22 @@ class ModuleProbe:
             self._recorder.missing(site, f"{type(value).__name__} cannot be looked into: {type(error).__name__}")
             return
         self.nested.note(state.fqn, kind, prefix, value)
+        if kind in self._kinds:
+            phase = self._stack.phase
+            shown = [leaf for leaf in leaves if issubclass(type(leaf[1]), torch.Tensor) or is_plain(type(leaf[1]))]
+            sites = [self._site(state, kind, phase, call, prefix + path) for path, _ in shown]
+            self._recorder.nested(sites, [value for _, value in shown])
         for path, leaf in leaves:
             if issubclass(type(leaf), torch.Tensor):
-                self._tensor(state, kind, call, prefix + path, leaf)
-            elif is_plain(type(leaf)) and kind in self._kinds:
-                self._recorder.value(self._site(state, kind, self._stack.phase, call, prefix + path), leaf)
+                self._follow(state, kind, call, prefix + path, leaf)
 
     def _tensor(self, state: ModuleState, kind: Kind, call: int, path: str, value: torch.Tensor) -> None:
         if kind in self._kinds:
             self._recorder.tensor(self._site(state, kind, self._stack.phase, call, path), value)
+        self._follow(state, kind, call, path, value)
+
+    def _follow(self, state: ModuleState, kind: Kind, call: int, path: str, value: torch.Tensor) -> None:
+        """Have a tensor's gradient watched, and tell who listens of the tensor."""
         gradient = self._gradient_of.get(kind)
         if gradient is not None and value.requires_grad and torch.is_grad_enabled():
             site = self._site(state, gradient, Phase.BACKWARD, call, path)

@@ -21,6 +21,7 @@ from introspect_cli.compare.reasons.evidence import (
 )
 from introspect_cli.compare.reasons.facts import FORWARD, Facts, owner_of
 from introspect_cli.compare.reasons.hyperparameters import in_words
+from introspect_cli.compare.reasons.memory_format import memory_formats
 from introspect_cli.compare.reasons.step_view import untouched_side
 from introspect_cli.compare.reasons.words import apart, scaled, what
 from introspect_cli.records import Kind, Site
@@ -191,12 +192,12 @@ def _inside(scene: Scene) -> str:
             f"{searching} changes the parameters between calls within a step, and may have done so differently{told}."
         )
     side = _identity_side(scene)
-    if side and not _attributes(scene):
+    if side and not attribute_changes(scene):
         return (
             f"The cause is inside this module: in {side} it returns its input unchanged (switched off or in eval mode)."
         )
     side = _frozen_buffers(scene)
-    if side and not _attributes(scene):
+    if side and not attribute_changes(scene):
         return f"Its buffers do not change in {side}: it is in eval mode there."
     other = scene.facts.alignment.b_class.get(scene.union, "")
     if other:
@@ -204,7 +205,7 @@ def _inside(scene: Scene) -> str:
     a, b = scene.first.a, scene.first.b
     if a is not None and b is not None and a.layout.dtype != b.layout.dtype:
         return "The cause is inside this module: it computes in a different precision."
-    changed = _attributes(scene)
+    changed = attribute_changes(scene)
     if changed:
         return f"The cause is inside this module: {'; '.join(changed[:3])}.{scene.rounding_words()}"
     text = "The cause is inside this module: its code, options, train/eval mode or kernel"
@@ -213,6 +214,9 @@ def _inside(scene: Scene) -> str:
         text += "; or, if it draws random numbers, others were drawn before it in this step"
     if scene.steps_before and any(found.name == "its parameters" for found in scene.cause.evidence):
         text += "; or its parameters changed after they were recorded (.data, numpy)"
+    formats = memory_formats(scene)
+    if formats:
+        text += f"; {' and '.join(formats[:2])}, which may choose another kernel"
     return f"{text}.{scene.rounding_words()}"
 
 
@@ -228,7 +232,7 @@ def _identity_side(scene: Scene) -> str:
     return same[0] if len(same) == 1 else ""
 
 
-def _attributes(scene: Scene) -> list[str]:
+def attribute_changes(scene: Scene) -> list[str]:
     """How the module itself is set up differently: `eps 1e-05 -> 0.001`, `train mode in a, eval mode in b`."""
     one, two = (tree.get(scene.site.fqn) for tree in scene.facts.modules)
     if one is None or two is None or not (one.attributes and two.attributes):

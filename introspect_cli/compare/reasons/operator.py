@@ -8,6 +8,7 @@ import numpy as np
 
 from introspect_cli.compare.reasons.base import Cause, Reason, Scene
 from introspect_cli.compare.reasons.evidence import Evidence, although, known_of, random_state
+from introspect_cli.compare.reasons.memory_format import memory_formats
 from introspect_cli.compare.reasons.module import WEIGHTS
 from introspect_cli.compare.reasons.nondeterministic import nondeterministic
 from introspect_cli.compare.reasons.words import apart, scaled, what
@@ -44,7 +45,9 @@ class Operator(Reason):
             return (
                 f"{text} This gradient is computed in a different way, or its forward operator has different options."
             )
-        return f"{text} The operator has different options or a different kernel.{scene.rounding_words()}"
+        formats = memory_formats(scene)
+        told = f"; {' and '.join(formats[:2])}, which may choose another kernel" if formats else ""
+        return f"{text} The operator has different options or a different kernel{told}.{scene.rounding_words()}"
 
 
 REASONS = (Operator(),)

@@ -39,6 +39,7 @@ _ENV_SEED = re.compile(r"SEED")
 _RUN_NOISE = re.compile(
     r"(^|[.\[' ])(time|started|ended|pid|uptime|load|hostname|output|cwd|tmp|temperature|free_?memory|boot)\b"
 )
+_WHICH_DEVICE = re.compile(r"\buuid$")
 _EXPLAINS_NOTHING = re.compile(
     r"^-*(o|out|outputs?|results?|logs?|save|name|exp|experiment|run|tag|port|host|date|time|timestamp|verbose|v|quiet|q"
     r"|((out(put)?|results?|log(s|ging|ger)?|save|run|exp(eriment)?|project|job|group|work|wandb|tensorboard|tb|ckpt"
@@ -242,6 +243,8 @@ def _weigh(source: str, name: str, reason: Explained | None, *, rounding: bool) 
         return base
     if source == "command" and _says_where(name):
         return 0.1
+    if source == "hardware" and _WHICH_DEVICE.search(name):
+        return 0.1
     if source in {"runtime", "hardware", "command"} and _RUN_NOISE.search(name.lower()):
         return 0.0
     if reason is None:
@@ -362,7 +365,7 @@ def rounds_differently(change: SettingChange) -> bool:
         return bool(_NUMERIC_PACKAGES.match(change.name.lower()))
     if change.source == "environment":
         return bool(_ENV_STRONG.match(change.name))
-    return change.source in {"hardware", "runtime"}
+    return change.source in {"hardware", "runtime"} and not _WHICH_DEVICE.search(change.name)
 
 
 def _alone(found: list[SettingChange]) -> list[SettingChange]:

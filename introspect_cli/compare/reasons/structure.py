@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from introspect_cli.compare.join.sites import PHASES
+from introspect_cli.compare.reasons.attention import attention_back_ends
 from introspect_cli.compare.reasons.base import Cause, Reason, Scene
 from introspect_cli.compare.reasons.evidence import Known, although, backward_before
 from introspect_cli.compare.reasons.facts import FORWARD, Facts, owner_of
@@ -60,7 +61,8 @@ def _operator(scene: Scene, side: str, other: str) -> str:
     if scene.site.kind is not Kind.OP_OUTPUT:
         return ""
     line = f", at {scene.first.source}" if scene.first.source else ""
-    return f"only {side} has {what(scene.site)}{line}: different operators run there in {other}."
+    text = f"only {side} has {what(scene.site)}{line}: different operators run there in {other}."
+    return text + attention_back_ends(scene)
 
 
 def _tied(scene: Scene, side: str, other: str) -> str:

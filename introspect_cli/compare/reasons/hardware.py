@@ -1,0 +1,89 @@
+"""Whether several runs of one training look as if the device, and not the code, computes wrongly.
+
+A device that now and then gives a wrong product (silent data corruption) shows as runs of the same training on the
+same device that diverge at another place each time, at a matrix product with equal inputs, by more than rounding. One
+pair of runs has one place and cannot show that. So three runs are asked for, and each pair must be such a case by its
+records: inputs and parameters recorded and equal, no setting different, and the device's own identifier in both.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from introspect_cli.compare.reasons.evidence import Known, is_random, of
+from introspect_cli.compare.reasons.module import attribute_changes
+from introspect_cli.compare.reasons.words import what
+from introspect_cli.compare.result import Role, Suspect
+from introspect_cli.records import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from introspect_cli.compare.reasons.base import Scene
+    from introspect_cli.compare.result import DiffResult
+    from introspect_cli.store.reader import Run
+
+_PRODUCTS: Final = re.compile(r"^aten\.(mm|bmm|addmm|baddbmm|linear|matmul)\b")
+_DEVICE: Final = re.compile(r"^cuda:(\d+)$")
+_SAYS_NOTHING: Final = 0.1
+"""Settings of this weight or less, such as where results go, change no number."""
+
+
+def suspect(scene: Scene) -> Suspect | None:
+    """The device whose matrix product the runs diverge at, where nothing on record explains it."""
+    first, cause = scene.first, scene.cause
+    if cause.role is not Role.ORIGIN or first.a is None or first.b is None or scene.rounding:
+        return None
+    is_product = cause.reason == "module" and first.module_class == "Linear"
+    is_product |= cause.reason == "op" and first.site.kind is Kind.OP_OUTPUT and bool(_PRODUCTS.match(first.site.path))
+    evidence = [found for found in cause.evidence if not is_random(found)]
+    if not is_product or not evidence or len(of(evidence, Known.EQUAL)) < len(evidence):
+        return None
+    if first.a.layout != first.b.layout or attribute_changes(scene):
+        return None
+    kept = all("runtime" in dict(run.settings or {}) for run in (scene.run_a, scene.run_b))
+    if not kept or any(change.weight > _SAYS_NOTHING for change in scene.settings):
+        return None
+    found = _DEVICE.match(first.a.layout.device)
+    devices = [_gpu(run, int(found[1])) for run in (scene.run_a, scene.run_b)] if found else []
+    if not devices or devices[0] != devices[1] or not devices[0]:
+        return None
+    return Suspect(devices[0], f"step {first.step}", what(first.site, first.module_class))
+
+
+def _gpu(run: Run, number: int) -> str:
+    """A device's name and identifier; "" where the run does not have the latter."""
+    hardware: Any = dict(run.settings or {}).get("hardware")
+    gpus: Any = hardware.get("gpus") if isinstance(hardware, Mapping) else None
+    own: Any = gpus[number] if isinstance(gpus, list) and number < len(gpus) else None
+    if not isinstance(own, Mapping):
+        return ""
+    return f"{own.get('name', 'GPU')} {own['uuid']}" if own.get("uuid") else ""
+
+
+def on_one_device(runs: Sequence[Run]) -> bool:
+    """Whether all runs tell of GPUs by their identifiers, and of the same ones: only then is a fault worth a look."""
+    own = [tuple(_gpu(run, number) for number in range(16)) for run in runs]
+    return len(set(own)) == 1 and any(own[0])
+
+
+def fault_sentence(results: Sequence[DiffResult]) -> str:
+    """What several comparisons with one run say of the device together; "" where they do not accuse it.
+
+    Args:
+        results: the same run a against others, at least two, without tolerance.
+    """
+    found = [result.suspect for result in results]
+    accused = [one for one in found if one is not None]
+    places = dict.fromkeys((one.step, one.place) for one in accused)
+    if len(accused) < len(results) or len(places) < 2 or len({one.device for one in accused}) > 1:
+        return ""
+    told = "; ".join(f"{step}, {place}" for step, place in list(places)[:3])
+    return (
+        f"This looks like a fault of the hardware (silent data corruption) on {accused[0].device}: of runs with the "
+        f"same recorded settings, {len(accused)} diverge from run a at different places ({told}), each at a matrix "
+        "product, by more than rounding, with all that went into it recorded and equal. Test the device (dcgmi diag), "
+        "or run on another one."
+    )

@@ -1,0 +1,180 @@
+"""When runs accuse a device of computing wrongly, and when not; memory formats; back ends of attention."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import synthetic
+import torch
+from opcapture import captured
+from synthetic import row, write_run
+
+from introspect_cli.compare.diff import compare_runs
+from introspect_cli.compare.options import DiffOptions
+from introspect_cli.compare.reasons.hardware import fault_sentence
+from introspect_cli.records import Layout, ModuleInfo
+from introspect_cli.store.reader import open_run
+
+F32 = np.float32
+MODULES = (ModuleInfo("Net", "Net"), ModuleInfo("Net.fc", "Linear", "", ("weight",)))
+GPU = {"name": "H100", "uuid": "GPU-1234"}
+THREADS = {"runtime": {"threads": 1}}
+LOOKS = "looks like a fault of the hardware"
+
+
+def steps(wrong=None, by=0.5, module_class="Linear"):
+    """Five steps of one product each; one of them may be wrong."""
+    weight = np.random.default_rng(1).normal(size=(8, 8)).astype(F32)
+    recorded = []
+    for step in range(5):
+        x = np.random.default_rng(step).normal(size=(4, 8)).astype(F32)
+        y = x @ weight
+        if step == wrong:
+            y[1, 3] += F32(by) * abs(y[1, 3])
+        rows = [row("start", "param", "Net.fc.weight", weight, module_class=module_class)]
+        rows += [row("forward", "input", name, x, path="[0]", module_class=cls) for name, cls in named(module_class)]
+        rows += [row("forward", "output", name, y, module_class=cls) for name, cls in reversed(named(module_class))]
+        recorded.append(rows)
+    return recorded
+
+
+def named(module_class):
+    return [("Net", "Net"), ("Net.fc", module_class)]
+
+
+@pytest.fixture
+def on_gpu(monkeypatch):
+    monkeypatch.setattr(
+        synthetic, "Layout", lambda shape, dtype, _device="", strides="": Layout(shape, dtype, "cuda:0", strides)
+    )
+
+
+@pytest.fixture
+def notes(tmp_path, on_gpu):
+    """What a diff of run a with run b, and run c as noise, notes."""
+
+    def run(*wrong, gpus=(GPU, GPU, GPU), extra=(THREADS,) * 3, noise=True, **about):
+        paths = [
+            write_run(
+                tmp_path / name,
+                steps(at, **about),
+                modules=MODULES,
+                settings={"hardware": {"gpus": [gpu]}, **more},
+                force=True,
+            )
+            for name, at, gpu, more in zip("abc", wrong, gpus, extra, strict=True)
+        ]
+        with open_run(paths[0]) as a, open_run(paths[1]) as b, open_run(paths[2]) as c:
+            return " ".join(compare_runs(a, b, DiffOptions(), [c] if noise else []).notes)
+
+    return run
+
+
+def test_three_runs_that_diverge_at_other_products_each_time_accuse_the_device(notes):
+    said = notes(None, 1, 3)
+    assert LOOKS in said
+    assert "H100 GPU-1234" in said
+    assert "step 1, the output of Net.fc (Linear)" in said
+    assert "step 3, the output of Net.fc (Linear)" in said
+
+
+def test_two_runs_accuse_nobody(notes):
+    assert LOOKS not in notes(None, 1, 3, noise=False)
+
+
+def test_runs_that_diverge_at_the_same_place_accuse_nobody(notes):
+    assert LOOKS not in notes(None, 1, 1)
+    assert LOOKS not in notes(1, None, None)
+
+
+def test_a_run_that_is_equal_accuses_nobody(notes):
+    assert LOOKS not in notes(None, 1, None)
+
+
+def test_another_device_another_setting_or_no_identifier_accuses_nobody(notes):
+    other = {"name": "H100", "uuid": "GPU-9999"}
+    assert LOOKS not in notes(None, 1, 3, gpus=(GPU, GPU, other))
+    assert LOOKS not in notes(None, 1, 3, gpus=({"name": "H100"},) * 3)
+    two = {"runtime": {"threads": 2}}
+    assert LOOKS not in notes(None, 1, 3, extra=(THREADS, two, two))
+    assert LOOKS not in notes(None, 1, 3, extra=({}, {}, {})), "nothing is known of settings"
+
+
+def test_what_is_no_product_or_as_small_as_rounding_accuses_nobody(notes):
+    assert LOOKS not in notes(None, 1, 3, module_class="Dropout")
+    assert LOOKS not in notes(None, 1, 3, by=2e-7)
+
+
+def test_an_identifier_alone_is_no_reason(tmp_path):
+    for name, uuid in (("a", "GPU-1"), ("b", "GPU-2")):
+        hardware = {"hardware": {"gpus": [{"name": "H100", "uuid": uuid}]}}
+        write_run(tmp_path / name, steps(1 if name == "b" else None), modules=MODULES, settings=hardware)
+    with open_run(tmp_path / "a") as a, open_run(tmp_path / "b") as b:
+        result = compare_runs(a, b, DiffOptions())
+    assert [change.name for change in result.settings] == ["gpus[0].uuid"]
+    assert not result.settings[0].explains
+    assert "uuid" not in result.sentence
+    assert fault_sentence([result, result]) == ""
+
+
+def diffed(a, b):
+    with open_run(a) as one, open_run(b) as two:
+        return compare_runs(one, two, DiffOptions()).sentence
+
+
+class Scaled(torch.nn.Conv2d):
+    """Stands for a kernel that rounds otherwise where its input lies otherwise in memory."""
+
+    def forward(self, x):
+        y = super().forward(x.contiguous())
+        return y if x.is_contiguous() else y * (1 + 1e-6)
+
+
+def test_a_memory_format_that_differs_is_told_beside_what_it_may_explain(tmp_path):
+    def work(memory_format):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(Scaled(3, 4, 3))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        x = torch.randn(2, 3, 8, 8).to(memory_format=memory_format)
+        model(x).sum().backward()
+        optimizer.step()
+
+    a = captured(tmp_path / "a", lambda: work(torch.contiguous_format))
+    b = captured(tmp_path / "b", lambda: work(torch.channels_last))
+    said = diffed(a, b)
+    assert "its input [0] is contiguous in a and channels_last in b, which may choose another kernel" in said
+
+
+def test_a_memory_format_that_explains_nothing_is_not_told(tmp_path):
+    def work(memory_format, scale):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model(scale * torch.randn(2, 3, 8, 8).to(memory_format=memory_format)).sum().backward()
+        optimizer.step()
+
+    a = captured(tmp_path / "a", lambda: work(torch.contiguous_format, 1.0))
+    b = captured(tmp_path / "b", lambda: work(torch.channels_last, 2.0))
+    assert "channels_last" not in diffed(a, b)
+
+
+def attention(back_end):
+    torch.manual_seed(0)
+    model = torch.nn.Linear(8, 24)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with torch.nn.attention.sdpa_kernel(back_end):
+        y = torch.nn.functional.scaled_dot_product_attention(*model(torch.randn(2, 4, 8, 8)).chunk(3, -1))
+    y.sum().backward()
+    optimizer.step()
+
+
+def test_another_back_end_of_attention_is_named_at_op_level(tmp_path):
+    back_ends = {"flash": torch.nn.attention.SDPBackend.FLASH_ATTENTION, "math": torch.nn.attention.SDPBackend.MATH}
+    runs = {
+        name: captured(tmp_path / name, lambda b=back_end: attention(b), level="op")
+        for name, back_end in back_ends.items()
+    }
+    said = "attention there is computed by flash attention in a, by plain operators (math) in b"
+    assert said in diffed(runs["flash"], runs["math"])
+    said = "attention there is computed by plain operators (math) in a, by flash attention in b"
+    assert said in diffed(runs["math"], runs["flash"])
