@@ -178,9 +178,10 @@ class Findings(_Shown):
         )
 
     def _repr_html_(self) -> str:
+        from introspect_cli.render.html import fragment
         from introspect_cli.render.html_parts import findings
 
-        return findings((self.result,))
+        return fragment(findings((self.result,)))
 
 
 class Comparison(_Shown):
@@ -227,9 +228,12 @@ class Comparison(_Shown):
         return f"<{self.verdict}: {self.sentence}>"
 
     def _repr_html_(self) -> str:
-        from introspect_cli.render.html_parts import answer, settings_table
+        from introspect_cli.render.cards import first_screen, first_table, rests_on
+        from introspect_cli.render.html import fragment
+        from introspect_cli.render.html_parts import settings_table
 
-        return answer(self.result) + settings_table(self.result)
+        table = first_table(self.result.first) if self.result.first is not None else ""
+        return fragment(first_screen(self.result) + table + rests_on(self.result) + settings_table(self.result))
 
 
 def _selection(

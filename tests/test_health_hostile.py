@@ -76,8 +76,6 @@ def absurd(tmp_path):
     ids=" ".join,
 )
 def test_an_absurd_run_is_answered(introspect, absurd, words):
-    if words[0] == "report":
-        pytest.importorskip("bokeh")
     done = introspect(*words)
     assert done.stderr == ""
     assert done.returncode == (words[0] == "check")

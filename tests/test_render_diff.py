@@ -151,6 +151,7 @@ MAP = DivergenceMap(
     steps=tuple(range(300)),
     values=tuple(tuple(0.0 if step < place * 5 else 0.01 for step in range(300)) for place in range(60)),
     behind=((False,) * 300,) * 60,
+    unmeasured=((False,) * 300,) * 60,
 )
 
 
@@ -166,7 +167,7 @@ def test_a_map_is_folded_into_the_width_and_keeps_what_differs_first(width):
 def test_shades_of_a_map():
     values = ((0.0, 0.0, 1e-7, 1e-4, 0.05, 2.0, math.inf),)
     behind = ((False, True, *(False,) * 5),)
-    blocks = map_blocks(result(map=DivergenceMap(("Net",), tuple(range(7)), values, behind)), 80)
+    blocks = map_blocks(result(map=DivergenceMap(("Net",), tuple(range(7)), values, behind, ((False,) * 7,))), 80)
     assert "··--░░▒▒▓▓████" in text_of(blocks)
 
 

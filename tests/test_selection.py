@@ -160,7 +160,6 @@ def test_diff_show_and_export_select_the_same(introspect, runs, tmp_path, glob):
 
 
 def test_a_report_is_narrowed_like_a_diff(introspect, runs, tmp_path):
-    pytest.importorskip("bokeh")
     page = tmp_path / "page.html"
     done = introspect("report", "a", "b", "--modules", "Net.nrom", "-o", page, cwd=runs)
     assert done.returncode == 2

@@ -39,8 +39,9 @@ def report(
 ) -> int:
     """Make a page about RUN, or about RUN and RUN_B.
 
-    The page is one file that needs no network: the answer of `diff`, the divergence map, histories of every site,
-    scales along the depth, and the findings of `check`. What is selected narrows the comparison; the curves stay.
+    The page is one file that needs no network: the answer of `diff`, the losses, every module's distance over the
+    steps, the divergence map, histories, scales along the depth, and the findings of `check`. What is selected narrows
+    the comparison; the curves stay.
     """
     from contextlib import ExitStack
 
@@ -70,7 +71,9 @@ def report(
 
 def _page(runs: list[Run], noise: list[Run], options: DiffOptions) -> Page:
     from introspect_cli.compare.diff import compare_runs
+    from introspect_cli.compare.options import DiffOptions
     from introspect_cli.health.check import check_tables
+    from introspect_cli.health.curves import curves
     from introspect_cli.health.history import depth, pack
     from introspect_cli.health.reading import read_table
     from introspect_cli.records import Kind
@@ -92,14 +95,18 @@ def _page(runs: list[Run], noise: list[Run], options: DiffOptions) -> Page:
                 depths.append((f"{letter} {direction}", found))
     step = first.step if first is not None else runs[0].last_step
     ops = _ops(runs, rank, step, step - shifts[1] if shifts and step is not None else step)
+    bare = DiffOptions(**{**vars(options), "limit": 0})
     return Page(
         paths=tuple(str(run.path) for run in runs),
         facts=tuple(_facts(run) for run in runs),
         result=result,
         checks=tuple(check_tables(str(run.path), list(own.values())) for run, own in zip(runs, tables, strict=True)),
+        curves=tuple(
+            curves(own[rank], shift) if rank in own else () for own, shift in zip(tables, [*shifts, 0, 0], strict=False)
+        ),
         history=pack(drawn, first.step if first is not None else None, shifts, compared=len(runs) > 1),
         depths=tuple(depths),
-        noise=len(noise),
+        noise=tuple(compare_runs(runs[0], run, bare).map for run in noise),
         ops=ops,
         ops_step=step or 0,
         graph=_graph(runs, rank, step) if ops and step is not None else None,
@@ -161,6 +168,7 @@ def _facts(run: Run) -> tuple[tuple[str, str], ...]:
         "command": " ".join(map(str, argv)) if isinstance(argv, list) else manifest.get("imported_from", ""),
         "state": run.state.value,
         "exit code": manifest.get("exit_code", ""),
+        "exception": manifest.get("exception", ""),
         "started": manifest.get("started", ""),
         "ended": manifest.get("ended", ""),
         "steps": max((len(run.rank(rank)) for rank in run.ranks), default=0),

@@ -20,6 +20,7 @@ from introspect_cli.compare.reasons.optimizer import changes
 from introspect_cli.compare.reasons.sentence import sentence
 from introspect_cli.compare.reasons.settings import setting_changes
 from introspect_cli.compare.result import Counts, DiffResult, Divergence, Verdict
+from introspect_cli.compare.strip import strip_of
 from introspect_cli.compare.walk import RankOutcome, compare_rank
 from introspect_cli.errors import UsageError
 from introspect_cli.records import count
@@ -200,6 +201,7 @@ def _answer(a: Run, b: Run, options: DiffOptions, outcomes: Sequence[RankOutcome
         if options.want_map
         else (),
         suspect=suspect(scene),
+        strip=strip_of(best.facts, best.first.site) if options.want_map else (),
     )
 
 

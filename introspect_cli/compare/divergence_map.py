@@ -58,13 +58,18 @@ class Heat:
         self.modules = tuple(rows)
         self.values = np.zeros((len(rows), len(self.steps)))
         self.forward = np.zeros((len(rows), len(self.steps)))
+        self.unknown = np.zeros((2, len(rows), len(self.steps)), dtype=np.bool_)  # of all, of the forward pass
         self.is_forward = np.isin(alignment.phase, [phase_code(phase) for phase in _FORWARD])
 
     def add(self, place: int, pair: StepPair, layouts_a: Layouts, layouts_b: Layouts) -> None:
         """Take in a step, given its place among the compared ones."""
         rel = relative(*distances(pair.a, pair.b, pair.rows_a, pair.rows_b, layouts_a, layouts_b))
+        unions = np.asarray(pair.a.site)[pair.rows_a].astype(np.int64)
+        unknown = unions[~np.isfinite(rel)]
         rel = np.where(np.isfinite(rel), np.maximum(rel, 1e-12), _UNMEASURED)
-        self._raise(np.asarray(pair.a.site)[pair.rows_a].astype(np.int64), rel, place // self.fold)
+        self._raise(unions, rel, place // self.fold)
+        for marks, chosen in zip(self.unknown, (unknown, unknown[self.is_forward[unknown]]), strict=True):
+            marks[self.row_of[chosen][self.row_of[chosen] >= 0], place // self.fold] = True
         lonely = np.concatenate(
             [
                 np.asarray(pair.a.site).astype(np.int64)[pair.only_a],
@@ -86,12 +91,15 @@ class Heat:
             for row, name in enumerate(self.modules)
             if not name.startswith("random state: ") or self.values[row].any()
         ]
-        values = np.where(self.forward.any(axis=1, keepdims=True), self.forward, self.values)
+        own_forward = self.forward.any(axis=1, keepdims=True)
+        values = np.where(own_forward, self.forward, self.values)
+        unmeasured = np.where(own_forward, self.unknown[1], self.unknown[0]) & (values == _UNMEASURED)
         return DivergenceMap(
             modules=tuple(self.modules[row] for row in shown),
             steps=tuple(self.steps),
             values=tuple(tuple(float(value) for value in values[row]) for row in shown),
             behind=tuple(tuple(bool(own) for own in (values[row] == 0) & (self.values[row] != 0)) for row in shown),
+            unmeasured=tuple(tuple(map(bool, unmeasured[row])) for row in shown),
         )
 
 
@@ -128,7 +136,7 @@ def tree_of(
             state = "only a"
         elif fqn not in known_a:
             state = "only b"
-        nodes.append(TreeNode(fqn, module.module_class, state))
+        nodes.append(TreeNode(fqn, module.module_class, state, source=module.source))
     return tuple(nodes)
 
 

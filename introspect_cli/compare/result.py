@@ -137,12 +137,15 @@ class DivergenceMap:
             where one run only has it, NaN where nothing was compared.
         behind: where the value is 0 because the forward pass of the module agrees, although a tensor or a gradient of
             it differs.
+        unmeasured: where something differs by an amount that is not known (NaN, other shapes, no sketch); the value
+            is then 1.0, unless something else is further apart.
     """
 
     modules: tuple[str, ...]
     steps: tuple[int, ...]
     values: tuple[tuple[float, ...], ...]
     behind: tuple[tuple[bool, ...], ...]
+    unmeasured: tuple[tuple[bool, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -154,10 +157,29 @@ class TreeNode:
         module_class: class name.
         state: `equal`, `origin`, `diverged`, `only a`, `only b` or `not observed`.
         rel_l2: largest relative distance of its outputs; None where not measured.
+        source: `file:line` of its class; "" where unknown.
     """
 
     fqn: str
     module_class: str
+    state: str
+    rel_l2: float | None = None
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class StripCell:
+    """One record of the first diverging step, as its checksums compare.
+
+    Attributes:
+        row: `forward`, `backward` or `update`.
+        site: what was recorded.
+        state: `equal`, `within` tolerance, `differs`, `only a`, `only b` or `not seen`.
+        rel_l2: relative L2 distance; None where it is not known, or there is none.
+    """
+
+    row: str
+    site: Site
     state: str
     rel_l2: float | None = None
 
@@ -197,6 +219,7 @@ class DiffResult:
         map: modules by steps, when asked for.
         tree: modules with their state at the first diverging step, when asked for.
         suspect: the device, where the first divergence is a matrix product that nothing on record explains.
+        strip: the first diverging step in the order it ran, when the map is asked for.
     """
 
     a: str
@@ -214,3 +237,4 @@ class DiffResult:
     map: DivergenceMap | None = None
     tree: tuple[TreeNode, ...] = ()
     suspect: Suspect | None = None
+    strip: tuple[StripCell, ...] = ()

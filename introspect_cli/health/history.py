@@ -1,13 +1,12 @@
 """Statistics of sites over time, packed small enough to be mailed.
 
-The problem: a page that shows any statistic of any site of two runs cannot hold a thousand steps of ten thousand sites.
-The way: steps are thinned (extremes keep their windows' extremes, and the step that matters is always kept), values are
-16-bit numbers between the least and the largest of each series, on a logarithmic scale where they span decades; what is
-constant takes no room, and neither does the second run where it equals the first. Where there are still too many sites,
-those that say least are left out, and the page says how many.
+The problem: a page that shows the statistics of any site of two runs cannot hold a thousand steps of ten thousand
+sites. The way: values stand as they were recorded, in float32, never requantised. Sites that say most come first and
+keep every step; when most of the room is used, the next ones keep some steps, the one that matters among them; what
+still finds no room is left out, and the page says how much. A series that is constant, or that the second run shares
+with the first, takes no room.
 
-Such series are for drawing. Whether two records are equal is told by their checksums, step by step, and numbers are
-shown as they were recorded: for the step that matters first, and for as many others as there is room.
+Whether two records are equal is told by their checksums, step by step.
 """
 
 from __future__ import annotations
@@ -26,21 +25,15 @@ if TYPE_CHECKING:
 
     from introspect_cli.health.table import Columns, Table
 
-STATS = ("mean", "std", "amean", "min", "max", "zeros", "bad")
-"""Statistics that are packed; l2 and absmax follow from them."""
+STATS = ("mean", "std", "absmax", "bad")
+"""Statistics that are packed; the L2 norm follows from them."""
 
-BUDGET = 2_600_000
+BUDGET = 3_200_000
 """Bytes of all series before they are compressed."""
 
-EXACT_BUDGET = 700_000
-"""Bytes of the values as they were recorded."""
-
 MOST_POINTS = 2000
-LEAST_POINTS = 64
-ABSENT = 65535
-_LEVELS = 65534
-_DECADES = 100.0
-_SERIES_A_SITE = 5.5  # of the seven; the others are constant or absent nearly always
+COARSE_POINTS = 48
+_WHOLE_SHARE = 0.6  # of the budget, for sites that keep every step
 
 _ORDER = (
     Kind.LOSS,
@@ -56,9 +49,6 @@ _ORDER = (
     Kind.OPTIMIZER_STATE,
 )
 
-EXACT = ("mean", "std", "absmax")
-"""Statistics that are kept as they were recorded."""
-
 UNKNOWN, EQUAL, DIFFERS, ONLY_A, ONLY_B = range(5)
 """How a record of a and its partner in b compare, by their checksums; unknown where one was not observed."""
 
@@ -67,33 +57,89 @@ _RANK = {kind.value: place for place, kind in enumerate(_ORDER)}
 SiteName = tuple[str, str, str, int, str]
 """Phase, kind, FQN, call, path."""
 
+Series = dict[str, tuple["int | float", ...]]
+"""By statistic, for each run: the number of a row (int, -1 for none), or the value that never changes (float)."""
+
 
 @dataclass(frozen=True, eq=False)
-class Packed:
-    """Series of many sites over the same steps.
+class Rows:
+    """Series of some sites over the same steps.
 
     Attributes:
-        steps: int64 (P,), steps that are kept.
-        sites: name of each site.
-        about: module class, dtype, shape and numel of each site.
-        series: of each site, by statistic: whether the scale is logarithmic, its ends, and for each run the number of
-            the row in `values`; -1 where the run has no such series. A constant series has equal ends and row 0.
-        values: uint16 (n, P), `ABSENT` where there is no value.
-        total: sites there were.
+        steps: int64 (P,), the steps that are kept.
+        values: float32 (n, P), NaN where there is no value.
         states: uint8 (sites, P), how a and b compare; empty for a single run.
-        exact_steps: places among `steps` of those whose recorded values are kept, the step that matters among them.
-        exact: float32 (exact steps, sites, `EXACT`, runs a and b), NaN where there is no value.
     """
 
     steps: NDArray[np.int64]
+    values: NDArray[np.float32]
+    states: NDArray[np.uint8]
+
+
+@dataclass(frozen=True, eq=False)
+class Packed:
+    """Series of many sites.
+
+    Attributes:
+        sites: name of each site; the first `whole` keep every step.
+        about: module class, dtype, shape and numel of each site.
+        series: of each site, rows of its part.
+        whole: how many sites are in the first part.
+        parts: every kept step, and some of them.
+        total: sites there were.
+        steps: steps there were.
+    """
+
     sites: tuple[SiteName, ...]
     about: tuple[tuple[str, str, tuple[int, ...], int], ...]
-    series: tuple[dict[str, tuple[bool, float, float, tuple[int, ...]]], ...]
-    values: NDArray[np.uint16]
+    series: tuple[Series, ...]
+    whole: int
+    parts: tuple[Rows, Rows]
     total: int
-    states: NDArray[np.uint8]
-    exact_steps: tuple[int, ...]
-    exact: NDArray[np.float32]
+    steps: int
+
+
+class _Part:
+    """One part in the making."""
+
+    def __init__(self, tables: Sequence[Table], shifts: Sequence[int], steps: NDArray[np.int64]) -> None:
+        self.steps = steps
+        self.windows = [_Kept(table, steps - shift) for table, shift in zip(tables, shifts, strict=True)]
+        self.rows: list[NDArray[np.float32]] = []
+        self.states: list[NDArray[np.uint8]] = []
+
+    def take(self, runs: dict[int, int]) -> tuple[Series, list[NDArray[np.float32]]]:
+        """The series of a site and the rows they need; `keep` makes the rows part of this."""
+        found: Series = {}
+        rows: list[NDArray[np.float32]] = []
+        for stat in STATS:
+            entries: list[int | float] = []
+            own: dict[bytes, int] = {}
+            for run, window in enumerate(self.windows):
+                values = window.get(runs[run], stat) if run in runs else None
+                if values is None or np.isnan(values).all():
+                    entries.append(-1)
+                elif (values == values[0]).all():
+                    entries.append(float(f"{values[0]:.9g}"))
+                else:
+                    number = own.setdefault(values.tobytes(), len(self.rows) + len(rows))
+                    if number == len(self.rows) + len(rows):
+                        rows.append(values)
+                    entries.append(number)
+            if any(entry != -1 or isinstance(entry, float) for entry in entries):
+                found[stat] = tuple(entries)
+        return found, rows
+
+    def keep(self, runs: dict[int, int], rows: list[NDArray[np.float32]], *, compared: bool) -> None:
+        self.rows += rows
+        if compared:
+            bits = [window.checksums(runs[run]) if run in runs else None for run, window in enumerate(self.windows[:2])]
+            self.states.append(_states(bits[0], bits[1], len(self.steps)))
+
+    def result(self) -> Rows:
+        points = len(self.steps)
+        values = np.stack(self.rows) if self.rows else np.zeros((0, points), np.float32)
+        return Rows(self.steps, values, np.stack(self.states) if self.states else np.zeros((0, points), np.uint8))
 
 
 def pack(
@@ -128,45 +174,41 @@ def pack(
                 found.setdefault(name, {})[run] = number
     names = sorted(filter(_is_told, found), key=lambda name: (_RANK.get(name[1], len(_RANK)), name[3] > 0))
     every = np.unique(np.concatenate([_steps(table) + shift for table, shift in zip(tables, shifts, strict=True)]))
-    a_site = 2 * _SERIES_A_SITE * len(tables)
-    points = int(max(LEAST_POINTS, min(MOST_POINTS, len(every), budget / (a_site * max(len(names), 1)))))
-    kept = names[: max(int(budget / (a_site * min(points, max(len(every), 1)))), 16)]
-    steps = _thinned(every, points, keep_step)
-    windows = [_Windows(table, steps - shift) for table, shift in zip(tables, shifts, strict=True)]
-    rows: list[NDArray[np.uint16]] = [np.zeros(len(steps), np.uint16)]
+    kept = _thinned(every, MOST_POINTS, keep_step)
+    parts = _Part(tables, shifts, kept), _Part(tables, shifts, _thinned(kept, COARSE_POINTS, keep_step))
+    used, whole = 0, None
+    sites: list[SiteName] = []
+    series: list[Series] = []
     with np.errstate(all="ignore"):  # a store from a stranger may hold a negative variance
-        series = [_site(found[name], windows, rows) for name in kept]
-    own = [next(iter(found[name].items())) for name in kept]
+        for name in names:
+            own = found[name]
+            if whole is None:
+                entry, rows = parts[0].take(own)
+                if used + sum(row.nbytes for row in rows) > _WHOLE_SHARE * budget:
+                    whole = len(sites)
+            if whole is not None:
+                entry, rows = parts[1].take(own)
+            used += sum(row.nbytes for row in rows)
+            if used > budget and sites:
+                break
+            parts[whole is not None].keep(own, rows, compared=compared)
+            sites.append(name)
+            series.append(entry)
     about = []
-    for run, number in own:
+    for name in sites:
+        run, number = next(iter(found[name].items()))
         layout = tables[run].layout(number)
         described = (layout.dtype, layout.shape, layout.numel) if layout else ("", (), 0)
         about.append((tables[run].module_class[number], *described))
-    sides = windows[: 1 + compared]
-    chosen = _exact_steps(steps, keep_step, EXACT_BUDGET // max(len(kept) * len(EXACT) * len(sides) * 4, 1))
-    exact = np.full((len(chosen), len(kept), len(EXACT), len(sides)), np.nan, np.float32)
-    states = np.zeros((len(kept) if compared else 0, len(steps)), np.uint8)
-    for place, name in enumerate(kept):
-        for run, window in enumerate(sides):
-            if run in found[name]:
-                exact[:, place, :, run] = window.recorded(found[name][run], chosen)
-        if compared:
-            bits = [
-                window.checksums(found[name][run]) if run in found[name] else None for run, window in enumerate(sides)
-            ]
-            states[place] = _states(bits[0], bits[1], len(steps))
     return Packed(
-        steps, tuple(kept), tuple(about), tuple(series), np.stack(rows), len(names), states, tuple(chosen), exact
+        sites=tuple(sites),
+        about=tuple(about),
+        series=tuple(series),
+        whole=len(sites) if whole is None else whole,
+        parts=(parts[0].result(), parts[1].result()),
+        total=len(names),
+        steps=len(every),
     )
-
-
-def _exact_steps(steps: NDArray[np.int64], keep: int | None, most: int) -> list[int]:
-    """Places of the steps whose recorded values are kept: the one that matters, else the first, and others evenly."""
-    if not len(steps):
-        return []
-    first = int(np.searchsorted(steps, keep)) if keep is not None and keep in steps else 0
-    spread = np.linspace(0, len(steps) - 1, min(max(most - 1, 0), len(steps))).round().astype(np.int64)
-    return sorted({first, *spread.tolist()})
 
 
 def _states(a: NDArray[np.uint64] | None, b: NDArray[np.uint64] | None, steps: int) -> NDArray[np.uint8]:
@@ -197,8 +239,8 @@ def _thinned(every: NDArray[np.int64], points: int, keep: int | None) -> NDArray
     return picked
 
 
-class _Windows:
-    """Where the kept steps lie in a table, and how far each of them reaches."""
+class _Kept:
+    """Where the kept steps lie in a table."""
 
     def __init__(self, table: Table, steps: NDArray[np.int64]) -> None:
         self.table = table
@@ -215,33 +257,21 @@ class _Windows:
         )
         return there, rows[there]
 
-    def get(self, number: int, stat: str) -> NDArray[np.float64]:
-        """A statistic at the kept steps, NaN where absent."""
+    def get(self, number: int, stat: str) -> NDArray[np.float32]:
+        """A statistic at the kept steps as it was recorded, NaN where absent."""
         columns, place = self.table.columns(number)
         there, rows = self._of[id(columns)]
-        out = np.full(self.length, np.nan)
+        out = np.full(self.length, np.nan, np.float32)
         if not len(rows):
             return out
+        own = {name: column[rows, place] for name, column in columns.floats.items()}
         if stat == "std":
-            out[there] = np.sqrt(columns.floats["var"][rows, place].astype(np.float64))
-        elif stat in ("min", "max", "bad"):
-            whole = (columns.bad if stat == "bad" else columns.floats[stat])[:, place].astype(np.float64)
-            out[there] = (np.fmin if stat == "min" else np.fmax).reduceat(whole, rows)
+            out[there] = np.sqrt(own["var"].astype(np.float64))
+        elif stat == "absmax":
+            out[there] = np.maximum(np.abs(own["min"]), np.abs(own["max"]))
         else:
-            out[there] = (columns.zeros if stat == "zeros" else columns.floats[stat])[rows, place]
+            out[there] = columns.bad[rows, place] if stat == "bad" else own[stat]
         return out
-
-    def recorded(self, number: int, places: Sequence[int]) -> NDArray[np.float64]:
-        """The statistics of `EXACT` at some of the kept steps as they were recorded, (places, statistics)."""
-        columns, place = self.table.columns(number)
-        there, rows = self._of[id(columns)]
-        own = {name: column[rows, place].astype(np.float64) for name, column in columns.floats.items()}
-        with np.errstate(all="ignore"):
-            found = (own["mean"], np.sqrt(own["var"]), np.maximum(np.abs(own["min"]), np.abs(own["max"])))
-        out = np.full((self.length, len(EXACT)), np.nan)
-        out[there] = np.stack(found, axis=1)
-        picked: NDArray[np.float64] = out[list(places)]
-        return picked
 
     def checksums(self, number: int) -> NDArray[np.uint64]:
         """A site's checksums at the kept steps, 0 where it was not observed."""
@@ -250,52 +280,6 @@ class _Windows:
         out = np.zeros(self.length, np.uint64)
         out[there] = columns.checksum[rows, place]
         return out
-
-
-def _site(
-    runs: dict[int, int], windows: Sequence[_Windows], rows: list[NDArray[np.uint16]]
-) -> dict[str, tuple[bool, float, float, tuple[int, ...]]]:
-    found = {}
-    for stat in STATS:
-        values = [
-            window.get(runs[run], stat) if run in runs else np.full(window.length, np.nan)
-            for run, window in enumerate(windows)
-        ]
-        together = np.concatenate(values)
-        finite = together[np.isfinite(together)]
-        if not len(finite):
-            continue
-        low, high = float(finite.min()), float(finite.max())
-        if low == high and all(np.isnan(own).all() or np.isfinite(own).all() for own in values):
-            found[stat] = (False, low, high, tuple(-1 if np.isnan(own).all() else 0 for own in values))
-            continue
-        log = low > 0 and high > low * _DECADES
-        numbers: list[int] = []
-        seen: dict[bytes, int] = {}
-        for own in values:
-            if np.isnan(own).all():
-                numbers.append(-1)
-                continue
-            row = quantised(own, low, high, log=log)
-            number = seen.setdefault(row.tobytes(), len(rows))
-            if number == len(rows):
-                rows.append(row)
-            numbers.append(number)
-        found[stat] = (log, low, high, tuple(numbers))
-    return found
-
-
-def quantised(values: NDArray[np.float64], low: float, high: float, *, log: bool) -> NDArray[np.uint16]:
-    """Values between `low` and `high` as 16-bit numbers; `ABSENT` where not finite."""
-    with np.errstate(all="ignore"):
-        if high == low:
-            share = np.zeros(len(values))
-        elif log:
-            share = np.log(values / low) / np.log(high / low)
-        else:
-            share = (values - low) / (high - low)
-        level = np.clip(np.round(share * _LEVELS), 0, _LEVELS)
-        return np.where(np.isfinite(values), level, ABSENT).astype(np.uint16)
 
 
 @dataclass(frozen=True)
@@ -307,12 +291,14 @@ class Depth:
         low: 10th percentile over the steps of the root mean square of each.
         middle: median.
         high: 90th percentile.
+        dtypes: dtype of each.
     """
 
     names: tuple[str, ...]
     low: tuple[float, ...]
     middle: tuple[float, ...]
     high: tuple[float, ...]
+    dtypes: tuple[str, ...] = ()
 
 
 def depth(table: Table, kind: Kind, most: int = 2000) -> Depth:
@@ -334,6 +320,5 @@ def depth(table: Table, kind: Kind, most: int = 2000) -> Depth:
         scale = norm[np.isfinite(norm)] / layout.numel**0.5
         if len(scale) and layout.dtype.startswith(("float", "bfloat")):
             low, middle, high = np.quantile(scale, [0.1, 0.5, 0.9])
-            rows.append((f"{table.fqn[site]}{table.path[site]}", float(low), float(middle), float(high)))
-    names, lows, middles, highs = zip(*rows, strict=True) if rows else ((), (), (), ())
-    return Depth(names, lows, middles, highs)
+            rows.append((f"{table.fqn[site]}{table.path[site]}", float(low), float(middle), float(high), layout.dtype))
+    return Depth(*zip(*rows, strict=True)) if rows else Depth((), (), (), ())

@@ -32,7 +32,7 @@ _STATS = (
 )
 _WIDE, _HIGH, _APART, _BELOW, _EDGE = 168, 38, 20, 34, 24
 _STATE_COLOURS = {
-    "equal": "#e8ecef",
+    "equal": "var(--eq,#e8ecef)",
     "origin": "#d7263d",
     "diverged": "#f4a259",
     "only a": "#8e6bbf",
@@ -40,9 +40,12 @@ _STATE_COLOURS = {
 }
 _NAN = "#d7263d"
 _RAMP = ("#2b5c8a", "#5b8db8", "#a8c6dc", "#e8ecef", "#f3d1a5", "#e59a4f", "#b85c1c")
+# Inside a page the variables are those of its theme; a drawing by itself falls back to light.
 _STYLE = (
-    "text{font:11px system-ui,sans-serif;fill:#1b1f24}.m{fill:#57606a}.d{fill:#fff}path{fill:none;stroke:#8c959f;"
-    "stroke-width:1.1}.s path{stroke:#dfe3e8}rect{stroke:#57606a;stroke-width:.8}.g rect{stroke-dasharray:4 2}"
+    ".ops text{font:11px system-ui,sans-serif;fill:var(--front,#1b1f24)}.ops text.m{fill:var(--quiet,#57606a)}"
+    ".ops text.d{fill:#fff}.ops text.i{fill:#1b1f24}.ops path{fill:none;stroke:var(--noise,#8c959f);stroke-width:1.1}"
+    ".ops .s path{stroke:var(--line,#dfe3e8)}.ops rect{stroke:var(--quiet,#57606a);stroke-width:.8}"
+    ".ops .g rect{stroke-dasharray:4 2}.ops .origin rect{stroke:var(--front,#1b1f24);stroke-width:2.5}"
 )
 
 
@@ -113,11 +116,11 @@ def graph_svg(graph: Graph) -> str:
     top = 30
     parts = [
         (
-            f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height + top}" '
+            f'<svg xmlns="http://www.w3.org/2000/svg" class="ops" width="{width}" height="{height + top}" '
             f'viewBox="0 0 {width} {height + top}" role="img" aria-label="operators of step {graph.step}">'
         ),
         f"<style>{_STYLE}</style>",
-        f'<rect width="{width}" height="{height + top}" fill="#fff" stroke="none" style="stroke:none"/>',
+        f'<rect width="{width}" height="{height + top}" style="fill:var(--back,#fff);stroke:none"/>',
         _legend(graph),
         f'<g transform="translate(0 {top})">',
     ]
@@ -211,13 +214,14 @@ def _box(node: Node, x: float, y: float) -> str:
         node.state + (f", relative L2 {number(node.rel_l2, 3)}" if node.rel_l2 is not None else ""),
     ]
     tip = html.escape("\n".join(clean(text) for text in told if text))
-    ink = ' class="d"' if dark else ""
-    kind = "g" if site.phase is Phase.BACKWARD else "n"
+    plain = colour.startswith("var")  # follows the theme, as its text then does
+    ink, faint = ("d", "d") if dark else ("", "m") if plain else ("i", "i")
+    kind = ("g" if site.phase is Phase.BACKWARD else "n") + (" origin" if node.state == "origin" else "")
     return (
         f'<g class="{kind}" transform="translate({x:.0f} {y:.0f})"><title>{tip}</title>'
-        f'<rect width="{_WIDE}" height="{_HIGH}" rx="6" fill="{colour}"/>'
-        f'<text x="8" y="15"{ink}>{html.escape(_cut(clean(short), 23))}</text>'
-        f'<text x="8" y="30" class="{"d" if dark else "m"}">{html.escape(_tail(clean(site.fqn), 24))}</text></g>'
+        f'<rect width="{_WIDE}" height="{_HIGH}" rx="6" style="fill:{colour}"/>'
+        f'<text x="8" y="15" class="{ink}">{html.escape(_cut(clean(short), 23))}</text>'
+        f'<text x="8" y="30" class="{faint}">{html.escape(_tail(clean(site.fqn), 24))}</text></g>'
     )
 
 
@@ -234,10 +238,10 @@ def _colour(node: Node) -> tuple[str, bool]:
     if node.nonfinite:
         return _NAN, True
     if node.state:
-        return _STATE_COLOURS.get(node.state, "#fff"), node.state in {"origin", "only a", "only b"}
+        return _STATE_COLOURS.get(node.state, "var(--back,#fff)"), node.state in {"origin", "only a", "only b"}
     scale = node.scale
     if scale is None:
-        return "#fff", False
+        return "var(--back,#fff)", False
     if scale == 0:
         return _RAMP[0], True
     place = min(max(math.log10(scale) + 6, 0), 8) / 8 * (len(_RAMP) - 1)
@@ -259,7 +263,7 @@ def _legend(graph: Graph) -> str:
         items = [*zip(_RAMP, texts, strict=True), (_NAN, "NaN or Inf")]
     parts, x = [], _EDGE
     for colour, text in items:
-        parts.append(f'<rect x="{x}" y="8" width="14" height="14" rx="3" fill="{colour}"/>')
+        parts.append(f'<rect x="{x}" y="8" width="14" height="14" rx="3" style="fill:{colour}"/>')
         parts.append(f'<text x="{x + 19}" y="19">{html.escape(text)}</text>')
         x += 32 + 7 * len(text)
     return "".join(parts)

@@ -1,44 +1,36 @@
 """One self-contained page about a run, or two: everything inline, nothing fetched, nothing of a stranger executed.
 
 Texts from stores stand in the page as escaped text or as JSON in a block that is no script, and reach the document
-through `textContent` alone. The page's policy allows the two scripts that were put in, by their hashes, and nothing
-else.
+through `textContent` alone. The page's policy allows the one script that was put in, by its hash, and nothing else.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
-import json
-import math
-import zlib
 from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from introspect_cli.records import count
+from introspect_cli.render.cards import first_screen, first_table, rests_on, run_cards
 from introspect_cli.render.graph import graph_svg
-from introspect_cli.render.html_parts import OpRow, answer, findings, ops_table, runs_table, settings_table
-from introspect_cli.render.html_plots import bokeh_script, depth_item, history_item, map_item
-from introspect_cli.render.json import finite
-from introspect_cli.render.text import clean
+from introspect_cli.render.html_parts import OpRow, findings, ops_table, runs_table, settings_table
+from introspect_cli.render.page_data import page_data
+from introspect_cli.render.text import clean, number
 
 if TYPE_CHECKING:
-    from introspect_cli.compare.result import DiffResult, Divergence, DivergenceMap
+    from introspect_cli.compare.result import DiffResult, DivergenceMap
+    from introspect_cli.health.curves import Curve
     from introspect_cli.health.findings import CheckResult
     from introspect_cli.health.history import Depth, Packed
     from introspect_cli.inspect.data_flow import Graph
 
-MOST_CELLS = 2_000_000
-"""Cells of the map; neighbouring rows share one where there are more."""
-
 MOST_NODES = 600
 """Operators that a picture may have."""
-
-_SHOWN = 200
 
 
 @dataclass(frozen=True)
@@ -50,9 +42,10 @@ class Page:
         facts: of each of them, what ran: names and values.
         result: the comparison, where there are two.
         checks: what `check` found in each.
+        curves: losses, gradient norm and learning rates of each.
         history: packed series of all runs, noise runs last.
         depths: scales along the depth by run and direction.
-        noise: how many noise runs there are.
+        noise: the map of a against each noise run.
         ops: operators of one step in order, where they were captured.
         ops_step: which step that is.
         graph: how values went from operator to operator in that step, pruned; None where there is nothing to draw.
@@ -62,52 +55,90 @@ class Page:
     facts: tuple[tuple[tuple[str, str], ...], ...]
     result: DiffResult | None
     checks: tuple[CheckResult, ...]
+    curves: tuple[tuple[Curve, ...], ...]
     history: Packed
     depths: tuple[tuple[str, Depth], ...]
-    noise: int = 0
+    noise: tuple[DivergenceMap | None, ...] = ()
     ops: tuple[OpRow, ...] = ()
     ops_step: int = 0
     graph: Graph | None = None
 
 
 def page_html(page: Page) -> str:
-    """The page.
-
-    Raises:
-        UsageError: the plotting library is not installed.
-    """
+    """The page."""
     assets = files("introspect_cli.render") / "assets"
     script = (assets / "report.js").read_text(encoding="utf-8")
-    library = bokeh_script()
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = (
         "default-src 'none'; base-uri 'none'; form-action 'none'; style-src 'unsafe-inline'; img-src data: blob:; "
-        f"font-src data:; script-src {_hash(library)} {_hash(script)}"
+        f"script-src 'sha256-{digest}'"
     )
-    title = " and ".join(clean(path, 80) for path in page.paths)
-    two = page.result is not None
-    folded = _folded(page.result.map) if page.result is not None and page.result.map is not None else None
+    result = page.result
+    first = result.first if result is not None else None
+    has_map = result is not None and result.map is not None and bool(result.map.modules)
+    hidden = {
+        "two_hidden": result is None,
+        "first_hidden": first is None,
+        "map_hidden": not has_map,
+        "loss_hidden": not any(curve.kind == "loss" for own in page.curves for curve in own),
+        "depth_hidden": not page.depths,
+        "ops_hidden": not page.ops,
+        "noise_hidden": not page.noise,
+    }
     values = {
         "policy": policy,
-        "title": escape(title),
-        "style": (assets / "report.css").read_text(encoding="utf-8"),
-        "answer": answer(page.result) if page.result is not None else "",
-        "settings": settings_table(page.result) if page.result is not None else "",
+        "title": escape(" and ".join(clean(path, 80) for path in page.paths)),
+        "heading": "Where they diverge" if result is not None else "The run",
+        "style": style(),
+        "screen": first_screen(result) if result is not None else _summary(page),
+        "first": first_table(first) if first is not None else "",
+        "rests": rests_on(result) if result is not None else "",
+        "settings": settings_table(result) if result is not None else "",
         "findings": findings(page.checks),
         "runs": runs_table(page.paths, page.facts),
-        "ops": _picture(page.graph) + ops_table(page.ops, page.ops_step, two=two) if page.ops else "",
-        "ops_hidden": "" if page.ops else "hidden",
-        "map_hidden": "" if folded is not None and folded[1] else "hidden",
-        "answer_hidden": "" if two else "hidden",
-        "depth_hidden": "" if page.depths else "hidden",
-        "b_hidden": "" if two else "hidden",
+        "ops": _picture(page.graph) + ops_table(page.ops, page.ops_step, two=result is not None) if page.ops else "",
         "kept": _kept(page.history),
-        "data": _data(page, folded),
-        "library": library,
+        "data": page_data(page),
         "script": script,
+        **{name: "hidden" * own for name, own in hidden.items()},
     }
-    out = (assets / "report.html").read_text(encoding="utf-8")
-    parts = out.split("%%")
+    parts = (assets / "report.html").read_text(encoding="utf-8").split("%%")
     return "".join(values[part] if place % 2 else part for place, part in enumerate(parts))
+
+
+def style() -> str:
+    """The style sheet, which pages and notebooks share."""
+    return (files("introspect_cli.render") / "assets" / "report.css").read_text(encoding="utf-8")
+
+
+def fragment(markup: str) -> str:
+    """Parts of a page as a notebook shows them, the style kept to them."""
+    return f'<div class="introspect"><style>@scope (.introspect) {{\n{style()}}}</style>{markup}</div>'
+
+
+def _summary(page: Page) -> str:
+    """Cards of a single run: what ran, its loss, what was found."""
+    facts, check = dict(page.facts[0]), page.checks[0]
+    cards: list[tuple[str, str, list[tuple[str, str]]]] = [
+        (
+            "What ran",
+            f"{count(int(facts.get('steps', 0)), 'step')}, {facts.get('state', '')}",
+            [(name, facts[name]) for name in ("command", "started", "torch", "exception") if name in facts],
+        )
+    ]
+    loss = next((curve for curve in page.curves[0] if curve.kind == "loss"), None)
+    if loss is not None:
+        known = np.isfinite(loss.values)
+        ends = [number(float(loss.values[at])) if known[at] else "NaN or Inf" for at in (0, -1)]
+        rows = [("least", number(float(loss.values[known].min())))] if known.any() else []
+        bad = loss.steps[~known]
+        rows += [("not finite", f"{count(len(bad), 'step')}, from step {bad[0]} on")] if len(bad) else []
+        cards.append((loss.name, f"{ends[0]} to {ends[1]}", rows))
+    levels = [own.level.value for own in check.findings]
+    told = ", ".join(count(levels.count(level), level) for level in dict.fromkeys(levels)) or "nothing found"
+    rows = [(own.rule, f"from step {own.step}: {own.site}") for own in check.findings[:3]]
+    cards.append(("Findings", told, rows or [("rules", str(len(check.checked)))]))
+    return run_cards(cards)
 
 
 def _picture(graph: Graph | None) -> str:
@@ -118,122 +149,18 @@ def _picture(graph: Graph | None) -> str:
     if len(graph.nodes) > MOST_NODES:
         return f"<p>{shown} are left after pruning, too many to draw; `introspect show --graph` draws a part.</p>"
     label = f"{shown}; hover one to see its statistics"
-    box = f'<div class="paper" tabindex="0" role="region" aria-label="Graph">{graph_svg(graph)}</div>'
+    box = f'<div class="paper" id="graph" tabindex="0" role="region" aria-label="Graph">{graph_svg(graph)}</div>'
     return f'<p class="quiet">{label}.</p>{box}'
 
 
-def _hash(script: str) -> str:
-    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
-
-
 def _kept(history: Packed) -> str:
-    thinned = f"Drawn: {count(len(history.steps), 'step')}. "
-    if len(history.sites) == history.total:
-        return escape(thinned)
-    return escape(
-        f"{thinned}Histories of {len(history.sites):,} of {history.total:,} sites are in this page; "
-        "`introspect show --history` has all."
-    )
-
-
-def _packed(array: np.ndarray[Any, Any]) -> str:
-    return base64.b64encode(zlib.compress(np.ascontiguousarray(array).tobytes(), 9)).decode()
-
-
-def _data(page: Page, folded: tuple[np.ndarray[Any, Any], list[list[str]], list[int]] | None) -> str:
-    history = page.history
-    document: dict[str, Any] = {
-        "two": page.result is not None,
-        "noise": page.noise,
-        "steps": history.steps.tolist(),
-        "sites": [
-            [*map(_text, name[:3]), name[3], _text(name[4]), _text(about[0]), _text(about[1]), list(about[2]), about[3]]
-            for name, about in zip(history.sites, history.about, strict=True)
-        ],
-        "series": [
-            {stat: [int(log), finite(low), finite(high), *rows] for stat, (log, low, high, rows) in own.items()}
-            for own in history.series
-        ],
-        "values": _packed(history.values),
-        "states": _packed(history.states),
-        "exact": {"steps": list(history.exact_steps), "values": _packed(history.exact)},
-        "plots": {
-            "linear": history_item(log=False),
-            "log": history_item(log=True),
-            "depth": depth_item(list(page.depths)) if page.depths else None,
-            "map": None,
-        },
-        "map": None,
-        "divergences": [],
-    }
-    if page.result is not None:
-        listed = [own for own in page.result.divergences[:_SHOWN] if own != page.result.first]
-        first = [{**_divergence(page.result.first), "first": True}] if page.result.first is not None else []
-        document["divergences"] = [*first, *map(_divergence, listed)]
-        if folded is not None:
-            levels, names, steps = folded
-            document["map"] = {
-                "rows": levels.shape[0],
-                "names": [[_text(name) for name in row] for row in names],
-                "steps": steps,
-                "levels": _packed(levels),
-            }
-            document["plots"]["map"] = map_item(levels.shape[0], steps, max(len(_text(row[0])) for row in names))
-    # Inside a script element only `<` could end it early.
-    text = json.dumps(document, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
-
-
-def _text(text: str) -> str:
-    return clean(text, 400)
-
-
-def _divergence(own: Divergence) -> dict[str, Any]:
-    site = own.site
-    sides = {}
-    for name, summary in (("a", own.a), ("b", own.b)):
-        if summary is not None:
-            kept = {key: finite(float(value)) for key, value in summary.stats.items()}
-            sides[name] = {
-                "checksum": f"{summary.checksum:016x}",
-                "dtype": _text(summary.layout.dtype),
-                "shape": list(summary.layout.shape),
-                "text": _text(summary.text),
-                "stats": kept,
-            }
-    return {
-        "step": own.step,
-        "site": [site.phase.value, site.kind.value, _text(site.fqn), site.call, _text(site.path)],
-        "role": own.role.value,
-        "rel": finite(own.rel_l2) if own.rel_l2 is not None else None,
-        **sides,
-    }
-
-
-def level(value: float) -> int:
-    """A relative distance as a colour: 0 not compared, 1 equal, 3 to 254 from 1e-8 to 1, 255 only in one run.
-
-    2 stands for a module whose forward pass is equal while its tensors or gradients differ.
-    """
-    if math.isnan(value):
-        return 0
-    if value == 0:
-        return 1
-    if math.isinf(value):
-        return 255
-    return round(3 + 251 * min(max((math.log10(value) + 8) / 8, 0.0), 1.0))
-
-
-def _folded(found: DivergenceMap) -> tuple[np.ndarray[Any, Any], list[list[str]], list[int]]:
-    """Levels (rows, steps), the modules of each row, and the steps."""
-    values = np.array(found.values, np.float64).reshape(len(found.modules), len(found.steps))
-    with np.errstate(all="ignore"):
-        scaled = np.round(3 + 251 * np.clip((np.log10(values) + 8) / 8, 0, 1))
-    behind = np.array(found.behind, np.bool_).reshape(values.shape)
-    cases = [np.isnan(values), behind, values == 0, np.isinf(values)]
-    levels = np.select(cases, [0, 2, 1, 255], scaled).astype(np.uint8)
-    fold = max(1, -(-levels.size // MOST_CELLS))
-    names = [list(found.modules[row : row + fold]) for row in range(0, len(found.modules), fold)]
-    if fold > 1:
-        levels = np.maximum.reduceat(levels, np.arange(0, len(levels), fold), axis=0)
-    return levels, names, list(found.steps)
+    every, some = history.parts
+    told = f"{count(history.whole, 'site')} with {count(len(every.steps), 'step')} of {history.steps:,}"
+    rest = len(history.sites) - history.whole
+    if rest:
+        told += f", {count(rest, 'site')} with {count(len(some.steps), 'step')}"
+    told += ", values as recorded (float32)."
+    left = history.total - len(history.sites)
+    if left:
+        told += f" {count(left, 'site')} found no room: `introspect show --history` has all."
+    return escape(told)

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
 
-from introspect_cli.compare.result import DiffResult, Divergence, Verdict
 from introspect_cli.health.findings import CheckResult, Level
 from introspect_cli.records import count
-from introspect_cli.render.text import clean, distance, number
+from introspect_cli.render.text import clean, number
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from introspect_cli.compare.result import DiffResult
     from introspect_cli.records import Summary
 
 
@@ -42,7 +42,6 @@ class OpRow:
     state: str
 
 
-_CLASS = {Verdict.SAME: "good", Verdict.DIVERGED: "bad", Verdict.UNDECIDED: "unsure"}
 _MOST = 200
 
 
@@ -65,47 +64,20 @@ def table(caption: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> s
     )
 
 
-def answer(result: DiffResult) -> str:
-    """The sentence, its evidence, and the first divergence."""
-    parts = [f'<p class="sentence {_CLASS[result.verdict]}">{text(result.sentence, 4000)}</p>']
-    if result.evidence:
-        parts.append(f"<ul>{''.join(f'<li>{text(own, 1000)}</li>' for own in result.evidence)}</ul>")
-    if result.first is not None:
-        parts.append(_first(result.first))
-    counts = result.counts
-    parts.append(
-        f"<p>{count(counts.records, 'record')} of {count(counts.steps_compared, 'step')} compared: {counts.equal:,} "
-        f"agree, {counts.diverged:,} differ at {count(counts.steps_diverged, 'step')}, {counts.not_observed:,} were "
-        "not observed.</p>"
-    )
-    if result.notes:
-        notes = "".join(f"<li>{text(note, 1000)}</li>" for note in result.notes)
-        parts.append(f"<details><summary>Notes ({len(result.notes)})</summary><ul>{notes}</ul></details>")
-    return "".join(parts)
-
-
-def _first(first: Divergence) -> str:
-    site = first.site
-    where = f"{site.kind.value} {site.fqn}{site.path}"
-    rows = [("checksum", _checksum(first.a), _checksum(first.b)), ("shape", _shape(first.a), _shape(first.b))]
-    names = dict.fromkeys(name for side in (first.a, first.b) if side is not None for name in side.stats)
-    rows += [(text(name), _stat(first.a, name), _stat(first.b, name)) for name in names]
-    caption = f"First divergence: step {first.step}, {text(where)} ({text(site.phase.value)})"
-    rel = f"<p>Relative L2 distance: {text(distance(first.rel_l2))}</p>" if first.rel_l2 is not None else ""
-    return table(caption, ("", "a", "b"), rows) + rel
-
-
-def _checksum(side: Summary | None) -> str:
+def checksum_cell(side: Summary | None) -> str:
+    """A record's checksum, or the text of a plain value."""
     if side is None:
         return "not there"
     return text(side.text, 120) if side.text else f"<code>{side.checksum:016x}</code>"
 
 
-def _shape(side: Summary | None) -> str:
+def shape_cell(side: Summary | None) -> str:
+    """A record's shape and dtype."""
     return "" if side is None else text(f"{'x'.join(map(str, side.layout.shape)) or 'scalar'} {side.layout.dtype}")
 
 
-def _stat(side: Summary | None, name: str) -> str:
+def stat_cell(side: Summary | None, name: str) -> str:
+    """A statistic of a record in seven digits; "" where it has none."""
     return "" if side is None or name not in side.stats else text(number(side.stats[name], 7))
 
 

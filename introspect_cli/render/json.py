@@ -85,6 +85,7 @@ def _map(found: DivergenceMap) -> dict[str, Any]:
         "steps": list(found.steps),
         "values": [[finite(value) for value in row] for row in found.values],
         "behind": [list(row) for row in found.behind],
+        "unmeasured": [list(row) for row in found.unmeasured],
     }
 
 

@@ -1,0 +1,199 @@
+"""What the page's script draws from: one JSON document, arrays inside it compressed."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import zlib
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from introspect_cli.compare.join.distance import ROUNDING
+from introspect_cli.render.json import finite
+from introspect_cli.render.text import clean
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from introspect_cli.compare.result import DiffResult, Divergence, DivergenceMap
+    from introspect_cli.health.curves import Curve
+    from introspect_cli.health.history import Depth, Packed, Rows
+    from introspect_cli.render.html import Page
+
+MOST_CELLS = 1_000_000
+"""Cells of the map; neighbouring rows share one where there are more."""
+
+LOWEST = 3
+"""The level of the least distance; 253 is the largest.
+
+0 not compared, 1 equal, 2 equal in the forward pass alone, 254 differs by an unknown distance, 255 in one run only.
+"""
+
+_SHOWN = 200
+
+
+def page_data(page: Page) -> str:
+    """The document, harmless inside a script element."""
+    result, history = page.result, page.history
+    document: dict[str, Any] = {
+        "two": result is not None,
+        "first": result.first.step if result is not None and result.first is not None else None,
+        "curves": [_curve(own) for own in _paired(page.curves)],
+        "sites": [
+            [*map(_text, name[:3]), name[3], _text(name[4]), _text(about[0]), _text(about[1]), list(about[2]), about[3]]
+            for name, about in zip(history.sites, history.about, strict=True)
+        ],
+        "series": [
+            {stat: [[finite(own)] if isinstance(own, float) else own for own in row] for stat, row in site.items()}
+            for site in history.series
+        ],
+        "whole": history.whole,
+        "parts": [_part(part) for part in history.parts],
+        "depth": [_depth(name, own) for name, own in page.depths],
+        "rounding": _units(history),
+        "map": None,
+        "divergences": [],
+    }
+    if result is not None:
+        document["divergences"] = [_divergence(own) for own in result.divergences[:_SHOWN]]
+        if result.map is not None and result.map.modules:
+            document["map"] = _map(result.map, page.noise, result)
+    # Inside a script element only `<` could end it early.
+    out = json.dumps(document, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return out.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+
+
+def packed(array: np.ndarray[Any, Any]) -> str:
+    """An array, compressed; of float32 the first bytes of all come first, since like bytes compress."""
+    data = np.ascontiguousarray(array)
+    if data.dtype == np.float32:
+        data = np.ascontiguousarray(data.reshape(-1).view(np.uint8).reshape(-1, 4).T)
+    return base64.b64encode(zlib.compress(data.tobytes(), 6)).decode()
+
+
+def _text(value: str) -> str:
+    return clean(value, 400)
+
+
+def _paired(curves: Sequence[Sequence[Curve]]) -> list[tuple[Curve | None, ...]]:
+    """The curves of a with those of b of the same name."""
+    names = dict.fromkeys((own.kind, own.name) for side in curves for own in side)
+    sides = [{(own.kind, own.name): own for own in side} for side in curves]
+    return [tuple(side.get(name) for side in sides) for name in names]
+
+
+def _curve(own: tuple[Curve | None, ...]) -> dict[str, Any]:
+    known = next(curve for curve in own if curve is not None)
+    lines: list[list[Any] | None] = []
+    for curve in own:
+        if curve is None:
+            lines.append(None)
+            continue
+        keep = np.unique(np.linspace(0, len(curve.steps) - 1, min(len(curve.steps), 2000)).round().astype(np.int64))
+        values = [finite(float(f"{value:.9g}")) for value in curve.values[keep]]
+        lines.append([curve.steps[keep].tolist(), [value if isinstance(value, float) else None for value in values]])
+    return {"name": _text(known.name), "kind": known.kind, "lines": lines}
+
+
+def _part(rows: Rows) -> dict[str, Any]:
+    return {"steps": rows.steps.tolist(), "values": packed(rows.values), "states": packed(rows.states)}
+
+
+def _depth(name: str, found: Depth) -> dict[str, Any]:
+    def short(values: tuple[float, ...]) -> list[float]:
+        return [float(f"{value:.4g}") if math.isfinite(value) else 0.0 for value in values]
+
+    return {
+        "name": name,
+        "modules": [_text(own) for own in found.names],
+        "dtypes": list(found.dtypes),
+        "low": short(found.low),
+        "middle": short(found.middle),
+        "high": short(found.high),
+    }
+
+
+def _units(history: Packed) -> list[list[Any]]:
+    """The rounding of each dtype that is among the tensors."""
+    found = {about[1] for about in history.about}
+    return [[name, unit] for name, unit in sorted(ROUNDING.items(), key=lambda own: own[1]) if name in found]
+
+
+def scale_of(values: np.ndarray[Any, Any]) -> tuple[int, int]:
+    """Decades that the map's shades span: to the largest distance, from where all but the least twentieth begin."""
+    known = values[np.isfinite(values) & (values > 0)]
+    if not len(known):
+        return -8, 0
+    least = max(float(np.quantile(known, 0.05)), 1e-8)
+    low, high = math.floor(math.log10(least)), math.ceil(math.log10(min(known.max(), 10.0)))
+    return min(low, high - 1), high
+
+
+def levels_of(found: DivergenceMap) -> tuple[np.ndarray[Any, Any], int, int]:
+    """Levels (rows, steps) as uint8, and the decades they span."""
+    values = np.array(found.values, np.float64).reshape(len(found.modules), len(found.steps))
+    low, high = scale_of(np.where(np.array(found.unmeasured, np.bool_).reshape(values.shape), np.nan, values))
+    with np.errstate(all="ignore"):
+        scaled = np.round(LOWEST + 250 * np.clip((np.log10(values) - low) / (high - low), 0, 1))
+    behind = np.array(found.behind, np.bool_).reshape(values.shape)
+    unmeasured = np.array(found.unmeasured, np.bool_).reshape(values.shape)
+    cases = [np.isnan(values), behind, values == 0, np.isinf(values), unmeasured]
+    return np.select(cases, [0, 2, 1, 255, 254], scaled).astype(np.uint8), low, high
+
+
+def _map(found: DivergenceMap, noise: Sequence[DivergenceMap | None], result: DiffResult) -> dict[str, Any]:
+    levels, low, high = levels_of(found)
+    fold = max(1, -(-levels.size // MOST_CELLS))
+    names = [list(found.modules[row : row + fold]) for row in range(0, len(found.modules), fold)]
+    if fold > 1:
+        levels = np.maximum.reduceat(levels, np.arange(0, len(levels), fold), axis=0)
+    steps = list(found.steps)
+    origin = None
+    if result.first is not None:
+        site = result.first.site
+        owners = (site.fqn, site.fqn.rpartition(".")[0], f"random state: {site.fqn}")
+        row = next((at for owner in owners for at, own in enumerate(names) if owner in own), None)
+        later = next((at for at, step in enumerate(steps) if step > result.first.step), len(steps))
+        origin = None if row is None else [row, later - 1]
+    return {
+        "names": [[_text(name) for name in row] for row in names],
+        "steps": steps,
+        "levels": packed(levels),
+        "low": low,
+        "high": high,
+        "origin": origin,
+        "noise": _noise_band(noise, steps),
+    }
+
+
+def _noise_band(noise: Sequence[DivergenceMap | None], steps: Sequence[int]) -> list[float]:
+    """The largest distance of any module from a in any noise run, at each step of the map; 0 where they agree."""
+    band = np.zeros(len(steps))
+    for found in noise:
+        if found is None:
+            continue
+        own = np.array(found.values, np.float64).reshape(len(found.modules), len(found.steps))
+        own[np.array(found.unmeasured, np.bool_).reshape(own.shape)] = np.nan
+        largest = np.where(np.isfinite(own), own, 0).max(axis=0, initial=0)
+        place = {step: at for at, step in enumerate(found.steps)}
+        for at, step in enumerate(steps):
+            band[at] = max(band[at], largest[place[step]] if step in place else 0)
+    return [float(f"{value:.4g}") for value in band] if noise else []
+
+
+def _divergence(own: Divergence) -> dict[str, Any]:
+    site = own.site
+    sides = {}
+    for name, summary in (("a", own.a), ("b", own.b)):
+        if summary is not None:
+            kept = {key: finite(float(summary.stats[key])) for key in ("mean", "std") if key in summary.stats}
+            sides[name] = {"checksum": f"{summary.checksum:016x}", "text": _text(summary.text), "stats": kept}
+    return {
+        "step": own.step,
+        "site": [site.phase.value, site.kind.value, _text(site.fqn), site.call, _text(site.path)],
+        "role": own.role.value,
+        "rel": finite(own.rel_l2) if own.rel_l2 is not None else None,
+        **sides,
+    }
