@@ -58,7 +58,7 @@ def graph(path):
 def boxes(svg):
     root = ET.fromstring(svg)
     found = [group for group in root.iter(f"{SVG}g") if group.find(f"{SVG}title") is not None]
-    return {group.findtext(f"{SVG}title").splitlines()[0]: group.find(f"{SVG}rect").get("fill") for group in found}
+    return {group.findtext(f"{SVG}title").splitlines()[0]: group.find(f"{SVG}rect").get("style") for group in found}
 
 
 def test_the_svg_is_well_formed_and_has_a_box_for_each_operator(runs):
@@ -103,8 +103,8 @@ def test_what_is_used_late_stands_above_what_uses_it(tmp_path):
 
 def test_what_is_not_finite_is_red(runs):
     found = boxes(graph_svg(graph(runs["nan"])))
-    assert found["forward Net: aten.div.Tensor"] == "#d7263d"
-    assert found["forward Net.fc: aten.addmm.default"] != "#d7263d"
+    assert found["forward Net: aten.div.Tensor"] == "fill:#d7263d"
+    assert found["forward Net.fc: aten.addmm.default"] != "fill:#d7263d"
 
 
 def test_names_from_strangers_are_escaped(runs, tmp_path):
@@ -143,9 +143,9 @@ def test_show_graph_and_diff_level_op_from_the_command_line(runs, introspect, tm
     assert "aten.mul.Tensor of Net" in told.stdout
     page = Path(tmp_path / "diff.html").read_text(encoding="utf-8")
     found = boxes(page[page.index("<svg") : page.index("</svg>") + 6])
-    assert found["forward Net: aten.mul.Tensor"] == "#d7263d"
-    assert found["forward Net: aten.tanh.default"] == "#f4a259"
-    assert found["forward Net.fc: aten.addmm.default"] == "#e8ecef"
+    assert found["forward Net: aten.mul.Tensor"] == "fill:#d7263d"
+    assert found["forward Net: aten.tanh.default"] == "fill:#f4a259"
+    assert found["forward Net.fc: aten.addmm.default"] == "fill:var(--eq,#e8ecef)"
 
 
 def test_options_that_belong_to_the_graph_are_refused_without_it(runs, introspect):

@@ -12,7 +12,14 @@ from introspect_cli.exit_codes import CANNOT_TEST, DIVERGED, SAME, UNDECIDED
 
 @click.command(
     short_help="Find where two runs first diverge, and why.",
-    epilog="Exit status: 0 the same, 1 diverged, 2 could not tell (with --bisect: 125).",
+    epilog="""\b
+Examples:
+  introspect diff runA runB
+  introspect diff runA runB --noise runA2 --map
+  introspect diff runA runB --modules 'blocks.*' --kinds output,grad -v
+  introspect diff runA runB --values            (captured with --save-tensors)
+
+Exit status: 0 the same, 1 diverged, 2 could not tell (with --bisect: 125).""",
 )
 @click.argument("a", type=click.Path())
 @click.argument("b", type=click.Path())
@@ -42,12 +49,15 @@ from introspect_cli.exit_codes import CANNOT_TEST, DIVERGED, SAME, UNDECIDED
 @click.option("-o", "--output", type=click.Path(), help="With --level op: draw them into this file, .svg or .html.")
 @click.option("--map/--no-map", "want_map", default=False, help="Show modules by steps, shaded by distance.")
 @click.option("-v", "--verbose", is_flag=True, help="Show of each listed divergence what differs.")
+@click.option("--values", is_flag=True, help="Show the stored values of the first divergence, a beside b.")
 @click.option("--bisect", is_flag=True, help="Exit with 0, 1 or 125, as `git bisect run` wants it.")
 def diff(a: str, b: str, format_: str, *, bisect: bool, **asked: Any) -> int:
     """Find where runs A and B first diverge, and why."""
     from introspect_cli.compare.result import Verdict
     from introspect_cli.errors import IntrospectError, UsageError
 
+    if asked["values"] and format_ != "table":
+        raise UsageError("--values shows a table; `introspect show --values --format json` writes the values of a run.")
     if asked["output"] and asked["level"] != "op":
         raise UsageError("-o draws operators: give --level op with it.")
     codes = {Verdict.SAME: SAME, Verdict.DIVERGED: DIVERGED, Verdict.UNDECIDED: CANNOT_TEST if bisect else UNDECIDED}
@@ -78,6 +88,7 @@ def _compare(a: str, b: str, format_: str, *, level: str, output: str | None, se
             check_selection(Selection(kinds=frozenset({Kind.OP_OUTPUT})), (one, two))
         result = compare_runs(one, two, options, noise)
         graph = _graph(one, two, result, options) if level == "op" else None
+        values = _values(one, two, result, screen.width) if asked["values"] and format_ == "table" else []
     if graph is not None and output:
         from introspect_cli.render.graph import draw
 
@@ -90,6 +101,7 @@ def _compare(a: str, b: str, format_: str, *, level: str, output: str | None, se
             screen.draw(settings_blocks(result))
             return result.verdict
         screen.draw(diff_blocks(result, everything=asked["everything"], verbose=asked["verbose"], grouped=grouped))
+        screen.draw(values)
         if asked["want_map"]:
             screen.draw(map_blocks(result, screen.width))
         if graph is not None and not output:
@@ -101,6 +113,17 @@ def _compare(a: str, b: str, format_: str, *, level: str, output: str | None, se
 
     echo_document(diff_document(result), format_)
     return result.verdict
+
+
+def _values(a: Any, b: Any, result: Any, width: int) -> Any:
+    """The stored values of the first divergence, side by side; nothing where the runs do not diverge."""
+    from introspect_cli.render.values_text import side_by_side
+
+    first = result.first
+    if first is None:
+        return []
+    stored = (run.tensor(own.checksum) if own and own.checksum else None for run, own in ((a, first.a), (b, first.b)))
+    return side_by_side(first, next(stored), next(stored), width)
 
 
 def _graph(a: Any, b: Any, result: Any, options: Any) -> Any:

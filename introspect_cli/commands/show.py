@@ -10,8 +10,18 @@ from introspect_cli.commands.shared import echo_document, selecting, selection_o
 from introspect_cli.exit_codes import SAME
 
 
-@click.command(short_help="Tell what is in a run.")
+@click.command(
+    short_help="Tell what is in a run.",
+    epilog="""\b
+Examples:
+  introspect show runA
+  introspect show runA --tree --depth 2
+  introspect show runA --step 3 --kinds output,loss --modules 'blocks.*'
+  introspect show --history 'blocks.*.attn' --kinds grad --stat l2 runA runB
+  introspect show runA --values blocks.0.mlp --step 3""",
+)
 @click.argument("run", type=click.Path())
+@click.argument("run_b", type=click.Path(), required=False)
 @click.option("--tree", is_flag=True, help="Modules as a tree: class, parameters, output, nested values.")
 @click.option("--unfold", is_flag=True, help="With --tree: repeated layers one by one.")
 @click.option("--depth", type=click.IntRange(min=0), help="With --tree: levels below the root, of modules and values.")
@@ -19,18 +29,25 @@ from introspect_cli.exit_codes import SAME
 @click.option("--prune/--no-prune", default=True, help="With --graph: leave out what changes no scale, middle layers.")
 @click.option("--target", multiple=True, metavar="GLOB", help="With --graph: only modules or operators of that name.")
 @click.option("-o", "--output", type=click.Path(), help="With --graph: draw into this file, .svg or .html.")
-@click.option("--step", type=click.IntRange(min=0), help="The records of one step.")
-@click.option("--history", metavar="FQN", help="One site over all steps; a glob takes several.")
+@click.option("--step", type=click.IntRange(min=0), help="The records of one step; with --values, at which step.")
+@click.option(
+    "--history", metavar="FQN", help="One site over all steps, of two runs side by side; a glob takes several."
+)
+@click.option("--values", metavar="FQN", help="The stored values of a site (capture --save-tensors).")
 @click.option("--stat", default="mean", show_default=True, help="With --history: which statistic.")
 @selecting("kinds", "modules")
 @click.option("--settings", is_flag=True, help="Everything that is not a tensor: versions, flags, environment.")
 @click.option("--rank", type=click.IntRange(min=0), help="Which rank; the first by default.")
 @click.option("--format", "format_", type=click.Choice(["table", "json"]), default="table", show_default=True)
-def show(run: str, format_: str, **asked: Any) -> int:
-    """Tell what ran, on what, how it ended, and what was recorded."""
+def show(run: str, run_b: str | None, format_: str, **asked: Any) -> int:
+    """Tell what ran, on what, how it ended, and what was recorded; with --history, of RUN and RUN_B."""
+    from contextlib import ExitStack
+
     from introspect_cli.errors import UsageError
     from introspect_cli.store.reader import open_run
 
+    if run_b is not None and not asked["history"]:
+        raise UsageError("two runs are shown side by side with --history alone; `introspect diff` compares them.")
     if asked["graph"]:
         return _graph(run, format_, asked)
     if asked["output"] or asked["target"] or not asked["prune"]:
@@ -38,15 +55,18 @@ def show(run: str, format_: str, **asked: Any) -> int:
     if asked["depth"] is not None and not asked["tree"]:
         raise UsageError("--depth belongs to --tree; give it with it.")
     given = {name for name, value in asked.items() if value is not None and value is not False and value != ()}
-    views = [name for name in ("tree", "step", "history", "settings") if name in given]
+    views = [name for name in ("tree", "values", "step", "history", "settings") if name in given]
+    if views == ["values", "step"]:
+        views = ["values"]
     if len(views) > 1:
         raise UsageError(f"--{views[0]} and --{views[1]} show different things; ask for one at a time.")
     view = views[0] if views else ""
-    for name, takers in (("kinds", ("step", "history")), ("modules", ("step",))):
+    for name, takers in (("kinds", ("step", "history", "values")), ("modules", ("step",))):
         if name in given and view not in takers:
             raise UsageError(f"--{name} narrows --{' and --'.join(takers)}: give one of these with it.")
-    with open_run(run) as opened:
-        document, blocks = _view(opened, view, asked)
+    with ExitStack() as stack:
+        opened = [stack.enter_context(open_run(path)) for path in (run, run_b) if path is not None]
+        document, blocks = _two(opened, asked) if len(opened) > 1 else _view(opened[0], view, asked)
     if format_ == "json":
         echo_document(document())
     else:
@@ -101,8 +121,31 @@ def _view(run: Any, view: str, asked: dict[str, Any]) -> tuple[Any, Any]:
             lambda: show_json.history_document(found, stat),
             lambda screen: show_text.history_blocks(found, stat, screen.width, ascii_only=not screen.unicode),
         )
+    if view == "values":
+        from introspect_cli.inspect.values import stored_values
+        from introspect_cli.render.values_text import values_blocks
+
+        stored = stored_values(run, asked["values"], chosen, step=asked["step"], rank=rank)
+        return lambda: show_json.values_document(stored), lambda screen: values_blocks(stored, screen.width)
     if view == "settings":
         settings = dict(run.settings)
         return lambda: {"format": 1, "settings": settings}, lambda _: show_text.settings_blocks(settings)
     about = overview.overview(run)
     return lambda: show_json.overview_document(about), lambda _: show_text.overview_blocks(about)
+
+
+def _two(runs: list[Any], asked: dict[str, Any]) -> tuple[Any, Any]:
+    """Histories of two runs side by side."""
+    from introspect_cli.inspect.history import histories, paired
+    from introspect_cli.render.history_text import pair_blocks
+    from introspect_cli.render.show_json import history_document
+    from introspect_cli.selection import check_selection
+
+    stat, rank = asked["stat"], asked["rank"]
+    chosen = selection_of(asked)
+    check_selection(chosen, runs)
+    found = [histories(run, asked["history"], stat, chosen.kinds, rank=rank) for run in runs]
+    return (
+        lambda: {name: history_document(own, stat) for name, own in zip("ab", found, strict=True)},
+        lambda screen: pair_blocks(paired(*found), stat, screen.width, ascii_only=not screen.unicode),
+    )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from introspect_cli.compare.elements import Elements, elements
 from introspect_cli.compare.join.distance import Layouts, distances, relative
 from introspect_cli.compare.result import RESOLUTION, Divergence
 from introspect_cli.records import Kind, Status, Summary
@@ -76,6 +77,7 @@ def materialise(
     rel: float | None = None
     scale: float | None = None
     exact = False
+    apart: Elements | None = None
     if a is not None and b is not None and site.kind not in _UNMEASURED:
         if Status.VALUE in (a.status, b.status):
             rel, exact = _plain_relative(a, b), True
@@ -93,6 +95,8 @@ def materialise(
         whole = ranks.tensors.relative(a.checksum, b.checksum, a.layout.shape) if same_shape else None
         if whole is not None:
             rel, exact = whole, True
+            stored = ranks.tensors.both(a.checksum, b.checksum, a.layout.shape)
+            apart = elements(*stored) if stored is not None else None
     return Divergence(
         step=pair.step,
         step_b=pair.step_b,
@@ -110,4 +114,5 @@ def materialise(
         floor=max((float(floor[union]) for floor in floors if union < len(floor)), default=None),
         coarse=layouts_a.coarse or layouts_b.coarse,
         source=info.source if info is not None and site.kind is Kind.OP_OUTPUT else "",
+        elements=apart,
     )

@@ -11,6 +11,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from introspect_cli.compare.elements import Elements
     from introspect_cli.records import Site, Summary
 
 
@@ -54,6 +55,7 @@ class Divergence:
         floor: relative distance that the noise runs show at this site; None without noise runs.
         coarse: whether either run computes in bfloat16 anywhere, so that its rounding is worth a thought.
         source: for an operator, `file:line` of the user's code that ran it, in the run that has it (a where both do).
+        elements: how the whole tensors differ; None where they are not both stored.
     """
 
     step: int
@@ -72,6 +74,7 @@ class Divergence:
     floor: float | None = None
     coarse: bool = False
     source: str = ""
+    elements: Elements | None = None
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import numpy as np
 from introspect_cli.errors import UsageError
 from introspect_cli.inspect.overview import reader_of
 from introspect_cli.records import DERIVED_STATS, STATISTICS, Kind, Record, Status
-from introspect_cli.selection import Selection, did_you_mean, matches, near_module
+from introspect_cli.selection import Selection, did_you_mean, matches, near_module, selects
 
 
 @dataclass(frozen=True)
@@ -56,18 +56,16 @@ def steps_in_words(reader: Any) -> str:
 
 
 def histories(run: Any, fqn: str, stat: str, kinds: frozenset[Kind], *, rank: int | None = None) -> list[History]:
-    """All sites of an FQN (or glob) over all steps.
+    """All sites of an FQN (or glob) over all steps; of what is inside it, where it has none of the kinds itself.
 
     Raises:
         UsageError: the run has no site of that name, or the statistic is unknown or was not kept.
     """
     reader = reader_of(run, rank)
     sites = reader.sites
-    chosen = [
-        number
-        for number in range(len(sites))
-        if matches(sites.fqn[number], fqn) and (not kinds or Kind(sites.kind[number]) in kinds)
-    ]
+    wanted_kind = [number for number in range(len(sites)) if not kinds or Kind(sites.kind[number]) in kinds]
+    chosen = [number for number in wanted_kind if matches(sites.fqn[number], fqn)]
+    chosen = chosen or [number for number in wanted_kind if selects(sites.fqn[number], [fqn])]
     if not chosen:
         hint = near_module(fqn, set(sites.fqn)) or ": `introspect show --tree` lists the modules of a run"
         raise UsageError(f"{run.path} has no record of {fqn}{hint}")
@@ -90,6 +88,14 @@ def histories(run: Any, fqn: str, stat: str, kinds: frozenset[Kind], *, rank: in
         hint = did_you_mean(stat, names) or f": known are {', '.join(names)}"
         raise UsageError(f"{run.path} keeps no statistic {stat!r}{hint}")
     return [_history(sites, number, points[number]) for number in chosen if points[number]]
+
+
+def paired(a: list[History], b: list[History]) -> list[tuple[History | None, History | None]]:
+    """The histories of two runs by site, in a's order, those of b alone last."""
+    own = {history.site: history for history in b}
+    names = dict.fromkeys([*(history.site for history in a), *own])
+    first = {history.site: history for history in a}
+    return [(first.get(name), own.get(name)) for name in names]
 
 
 def _history(sites: Any, number: int, own: list[tuple[int, float | None, str]]) -> History:

@@ -7,10 +7,12 @@ from introspect_cli.compare.result import DiffResult, Divergence, Role, SettingC
 from introspect_cli.records import Kind, Phase, Status, Summary, count
 from introspect_cli.render.blocks import Block, Column, Line, Table, line
 from introspect_cli.render.text import brief_what, clean, distance, number, shape, site_text, two_numbers
+from introspect_cli.render.values_text import elements_words
 
 _VERDICT_STYLE = {Verdict.SAME: "good", Verdict.DIVERGED: "bad", Verdict.UNDECIDED: "unsure"}
 _SHOWN_SETTINGS = 3
 _COMPARED = ("mean", "std", "amean", "min", "max")
+_TELLING = ("nans", "infs", "zeros", "mean", "std", "min", "max")
 _GROUPS = {
     Kind.BATCH: "batches",
     Kind.RNG: "random states",
@@ -265,16 +267,17 @@ def _statistic(a: Summary, b: Summary) -> tuple[str, str]:
 
 
 def _details(result: DiffResult) -> list[Block]:
-    """Of each listed divergence what differs, a table each."""
+    """Of each listed divergence what differs, in two or three lines."""
     blocks: list[Block] = []
     for divergence in result.divergences:
         a, b = divergence.a, divergence.b
-        blocks += [line(), line(f"step {divergence.step}: {_what(divergence)} of {_module(divergence)}", "heading")]
+        title = f"step {divergence.step}: {_what(divergence)} of {_module(divergence)}"
+        blocks += [line(), line(title, "origin" if divergence.role is Role.ORIGIN else "heading")]
         if a is None or b is None:
             blocks.append(line(f"only in {'a' if b is None else 'b'}: {_alone(a or b)}", indent=2))
             continue
-        rows = [
-            (name, one or "-", two or "-", "")
+        told = [
+            f"{name} {one or '-'} -> {two or '-'}"
             for name, one, two in (
                 ("shape", shape(a.layout.shape), shape(b.layout.shape)),
                 ("dtype", a.layout.dtype, b.layout.dtype),
@@ -283,15 +286,15 @@ def _details(result: DiffResult) -> list[Block]:
             )
             if one != two
         ]
-        for name in dict.fromkeys([*a.stats, *b.stats]):
-            low, high = a.stats.get(name), b.stats.get(name)
-            if low != high:
-                if low is None or high is None:
-                    rows.append((name, number(low, 7), number(high, 7), ""))
-                else:
-                    rows.append((name, *two_numbers(low, high, 7, 17), f"{high - low:+.3g}"))
-        if not rows:
-            rows.append(("checksum", f"{a.checksum:016x}", f"{b.checksum:016x}", ""))
-        columns = (Column("differs"), Column("a", right=True), Column("b", right=True), Column("change", right=True))
-        blocks.append(Table(columns, tuple(rows)))
+        told += [
+            f"{name} {' -> '.join(two_numbers(a.stats[name], b.stats[name], 5, 17))}"
+            for name in _TELLING
+            if name in a.stats and name in b.stats and a.stats[name] != b.stats[name]
+        ]
+        if divergence.elements is not None:
+            blocks.append(line(elements_words(divergence.elements), indent=2))
+        if told:
+            blocks.append(line(", ".join(told), indent=2))
+        elif divergence.elements is None:
+            blocks.append(line(f"checksum {a.checksum:016x} -> {b.checksum:016x}", indent=2))
     return blocks

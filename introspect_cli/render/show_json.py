@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from introspect_cli.inspect.module_tree import ModuleRow
     from introspect_cli.inspect.nested import ValueRow
     from introspect_cli.inspect.overview import Overview
+    from introspect_cli.inspect.values import Stored
     from introspect_cli.records import Record
 
 
@@ -100,3 +101,32 @@ def history_document(histories: Sequence[History], stat: str) -> dict[str, Any]:
             for own in histories
         ],
     }
+
+
+def values_document(found: Sequence[Stored]) -> dict[str, Any]:
+    """Stored tensors, nested lists of numbers; null where one was not stored."""
+    return {
+        "format": 1,
+        "values": [
+            {
+                "step": own.record.step,
+                "fqn": own.record.site.fqn,
+                "kind": own.record.site.kind.value,
+                "path": own.record.site.path,
+                "summary": summary_document(own.record.summary),
+                "values": _listed(own.values) if own.values is not None else None,
+            }
+            for own in found
+        ],
+    }
+
+
+def _listed(values: Any) -> Any:
+    """An array as nested lists that JSON can hold."""
+    if values.dtype.kind == "c":
+        return [_listed(values.real), _listed(values.imag)]
+
+    def plain(value: Any) -> Any:
+        return [plain(own) for own in value] if isinstance(value, list) else finite(value)
+
+    return plain(values.tolist())

@@ -164,16 +164,23 @@ class Tensors:
             checksum_b: checksum of run b's.
             shape: the shape that both must have.
         """
-        stored = [self._load(self.a, checksum_a), self._load(self.b, checksum_b)]
-        if stored[0] is None or stored[1] is None or not stored[0].shape == stored[1].shape == shape:
+        stored = self.both(checksum_a, checksum_b, shape)
+        wide = [_wide(values) for values in stored] if stored is not None else [None]
+        if wide[0] is None or wide[1] is None:
             return None
-        a, b = stored[0].ravel(), stored[1].ravel()
+        a, b = wide[0].ravel(), wide[1].ravel()
         finite = np.isfinite(a) & np.isfinite(b)
         a, b = a[finite], b[finite]
         scale = max(float(np.linalg.norm(a)), float(np.linalg.norm(b)))
         apart = float(np.linalg.norm(a - b))
         return 0.0 if scale == 0 else apart / scale
 
-    def _load(self, run: Run, checksum: int) -> npt.NDArray[Any] | None:
-        values = run.tensor(checksum) if checksum else None
-        return None if values is None else _wide(values)
+    def both(
+        self, checksum_a: int, checksum_b: int, shape: tuple[int, ...]
+    ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]] | None:
+        """Both tensors as they were stored; None where one was not, or has not that shape."""
+        if not checksum_a or not checksum_b:
+            return None
+        a = self.a.tensor(checksum_a)
+        b = self.b.tensor(checksum_b) if a is not None else None
+        return (a, b) if a is not None and b is not None and a.shape == b.shape == shape else None
