@@ -142,7 +142,7 @@ def test_candidates_of_several_ranks_are_listed():
 def test_details_show_both_sides_and_the_change():
     found = result(divergence(side(mean=1.0, min=0.0), side(mean=1.5)))
     text = text_of(diff_blocks(found, verbose=True))
-    assert "+0.5" in text
+    assert "mean 1 -> 1.5" in text
     assert "shape" not in text
 
 

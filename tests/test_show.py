@@ -1,6 +1,8 @@
 """`introspect show`: a run at a glance, its tree, a step, a history, its settings."""
 
 import json
+import os
+import re
 import subprocess
 import sys
 

@@ -74,7 +74,7 @@ def test_verbose_tells_each_divergence_in_a_few_lines(introspect, runs):
     detail = done.stdout[done.stdout.index("step 0: output") :].splitlines()
     assert "2 of 6 elements differ" in detail[1]
     assert "mean " in detail[2]
-    assert len(detail) <= 4
+    assert len(detail) <= 5  # the statistics may wrap, then the counts
 
 
 def test_elements_count_bits_and_leave_nan_out_of_the_largest():

@@ -62,7 +62,8 @@ def stored_values(
         raise UsageError(f"{run.path} has no record of {fqn}{hint}")
     place = f"at step {step}" if step is not None else "at any step"
     raise UsageError(
-        f"{run.path} holds no values of {fqn} {place}, only checksums and statistics: capture with --save-tensors '{fqn}'."
+        f"{run.path} holds no values of {fqn} {place}, only checksums and statistics: "
+        f"capture with --save-tensors '{fqn}'."
     )
 
 
