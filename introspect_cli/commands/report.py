@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from introspect_cli.compare.options import DiffOptions
     from introspect_cli.inspect.data_flow import Graph
     from introspect_cli.records import Record
-    from introspect_cli.render.html import Page
     from introspect_cli.render.html_parts import OpRow
+    from introspect_cli.render.page_data import Page
     from introspect_cli.store.reader import Run
 
 
@@ -77,7 +77,7 @@ def _page(runs: list[Run], noise: list[Run], options: DiffOptions) -> Page:
     from introspect_cli.health.history import depth, pack
     from introspect_cli.health.reading import read_table
     from introspect_cli.records import Kind
-    from introspect_cli.render.html import Page
+    from introspect_cli.render.page_data import Page
 
     result = compare_runs(runs[0], runs[1], options, noise) if len(runs) > 1 else None
     first = result.first if result is not None else None

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
 from typing import TYPE_CHECKING
@@ -18,50 +17,17 @@ import numpy as np
 from introspect_cli.records import count
 from introspect_cli.render.cards import first_screen, first_table, rests_on, run_cards
 from introspect_cli.render.graph import graph_svg
-from introspect_cli.render.html_parts import OpRow, findings, ops_table, runs_table, settings_table
+from introspect_cli.render.html_parts import findings, ops_table, runs_table, settings_table
 from introspect_cli.render.page_data import page_data
 from introspect_cli.render.text import clean, number
 
 if TYPE_CHECKING:
-    from introspect_cli.compare.result import DiffResult, DivergenceMap
-    from introspect_cli.health.curves import Curve
-    from introspect_cli.health.findings import CheckResult
-    from introspect_cli.health.history import Depth, Packed
+    from introspect_cli.health.history import Packed
     from introspect_cli.inspect.data_flow import Graph
+    from introspect_cli.render.page_data import Page
 
 MOST_NODES = 600
 """Operators that a picture may have."""
-
-
-@dataclass(frozen=True)
-class Page:
-    """What a page is made of.
-
-    Attributes:
-        paths: the runs, a first.
-        facts: of each of them, what ran: names and values.
-        result: the comparison, where there are two.
-        checks: what `check` found in each.
-        curves: losses, gradient norm and learning rates of each.
-        history: packed series of all runs, noise runs last.
-        depths: scales along the depth by run and direction.
-        noise: the map of a against each noise run.
-        ops: operators of one step in order, where they were captured.
-        ops_step: which step that is.
-        graph: how values went from operator to operator in that step, pruned; None where there is nothing to draw.
-    """
-
-    paths: tuple[str, ...]
-    facts: tuple[tuple[tuple[str, str], ...], ...]
-    result: DiffResult | None
-    checks: tuple[CheckResult, ...]
-    curves: tuple[tuple[Curve, ...], ...]
-    history: Packed
-    depths: tuple[tuple[str, Depth], ...]
-    noise: tuple[DivergenceMap | None, ...] = ()
-    ops: tuple[OpRow, ...] = ()
-    ops_step: int = 0
-    graph: Graph | None = None
 
 
 def page_html(page: Page) -> str:

@@ -1,4 +1,4 @@
-"""What the page's script draws from: one JSON document, arrays inside it compressed."""
+"""What a page is made of, and what its script draws from: one JSON document, arrays inside it compressed."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import base64
 import json
 import math
 import zlib
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,8 +20,10 @@ if TYPE_CHECKING:
 
     from introspect_cli.compare.result import DiffResult, Divergence, DivergenceMap
     from introspect_cli.health.curves import Curve
+    from introspect_cli.health.findings import CheckResult
     from introspect_cli.health.history import Depth, Packed, Rows
-    from introspect_cli.render.html import Page
+    from introspect_cli.inspect.data_flow import Graph
+    from introspect_cli.render.html_parts import OpRow
 
 MOST_CELLS = 1_000_000
 """Cells of the map; neighbouring rows share one where there are more."""
@@ -32,6 +35,37 @@ LOWEST = 3
 """
 
 _SHOWN = 200
+
+
+@dataclass(frozen=True)
+class Page:
+    """What a page is made of.
+
+    Attributes:
+        paths: the runs, a first.
+        facts: of each of them, what ran: names and values.
+        result: the comparison, where there are two.
+        checks: what `check` found in each.
+        curves: losses, gradient norm and learning rates of each.
+        history: packed series of all runs, noise runs last.
+        depths: scales along the depth by run and direction.
+        noise: the map of a against each noise run.
+        ops: operators of one step in order, where they were captured.
+        ops_step: which step that is.
+        graph: how values went from operator to operator in that step, pruned; None where there is nothing to draw.
+    """
+
+    paths: tuple[str, ...]
+    facts: tuple[tuple[tuple[str, str], ...], ...]
+    result: DiffResult | None
+    checks: tuple[CheckResult, ...]
+    curves: tuple[tuple[Curve, ...], ...]
+    history: Packed
+    depths: tuple[tuple[str, Depth], ...]
+    noise: tuple[DivergenceMap | None, ...] = ()
+    ops: tuple[OpRow, ...] = ()
+    ops_step: int = 0
+    graph: Graph | None = None
 
 
 def page_data(page: Page) -> str:
