@@ -96,6 +96,10 @@ SETTING_KINDS = frozenset({Kind.HYPERPARAMETER})
 """Kinds that explain a divergence and never are one; digests leave them out."""
 
 
+EXPANDED_TEXT = "expanded"
+"""How the text of a record begins that tells of a tensor's memory only, since its shape would take hours to read."""
+
+
 class Status(int, Enum):
     """How much of a value was seen."""
 

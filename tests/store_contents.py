@@ -13,19 +13,22 @@ import multiprocessing
 import random
 import resource
 import shutil
+import signal
 import sys
 import tempfile
 import time
 import traceback
 import unicodedata
-from contextlib import redirect_stderr, redirect_stdout
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import click
 import numpy as np
 
-from introspect_cli.cli import introspect
+from introspect_cli.cli import VERBS, introspect
 from introspect_cli.errors import IntrospectError
+from introspect_cli.exchange.formats import FORMATS
 from introspect_cli.records import STATISTICS, Given, Kind, Layout, ModuleInfo, Phase, Site, SiteInfo, Statistic
 from introspect_cli.store.batch import StepBatch, given_columns
 from introspect_cli.store.writer import StoreWriter
@@ -94,7 +97,9 @@ _DOCUMENTS = (
     "environment", "git", "command", "optimizers", "runtime", "packages", "sources", "nested", "hardware", "seeds",
     "determinism", "modules", "schedules", "x",
 )  # fmt: skip
-_FORMS = ("csv", "jsonl", "yaml", "json-tree", "tensorboard")
+_TEXTS_OF = frozenset({".csv", ".jsonl", ".yaml", ".json", ".svg", ".html", ".md", ".txt"})
+_READ_NO_RUN = frozenset({"bisect", "capture", "completion"})
+"""Verbs that are given a script to run, or nothing."""
 _KEYS = (
     "tool",
     "script",
@@ -296,37 +301,41 @@ def _batch(writer, source, rows, infos, layouts, *, differs):
 
 
 def verbs(a: str, b: str, out: str, rng: random.Random) -> list[list[str]]:
-    """Every verb that reads a run, in its forms."""
+    """Every verb of the table that reads a run, in its forms; one that nobody wrote forms for, in all ways."""
     name = rng.choice(_NAMES[:6])
     stat = rng.choice(("mean", "std", "l2", "nans", "s0"))
-    return [
-        ["show", a],
-        ["show", a, "--tree"],
-        ["show", a, "--tree", "--unfold"],
-        ["show", a, "--graph"],
-        ["show", a, "--graph", "--no-prune", "-o", f"{out}/g.svg"],
-        ["show", a, "--graph", "-o", f"{out}/g.html"],
-        ["show", a, "--step", "0"],
-        ["show", a, "--step", "0", "--format", "json"],
-        ["show", a, "--history", "*", "--stat", stat],
-        ["show", a, "--history", name, "--format", "json"],
-        ["show", a, "--settings"],
-        ["show", a, "--format", "json"],
-        ["diff", a, b],
-        ["diff", a, b, "-v", "--all"],
-        ["diff", a, b, "--format", "json"],
-        ["diff", a, b, "--format", "yaml", "--rtol", "1e-3"],
-        ["diff", a, b, "--map", "--noise", a],
-        ["diff", a, b, "--level", "op", "-o", f"{out}/d.html"],
-        ["diff", b, a, "--offset", "1", "--rename", "GPT=X"],
-        ["check", a],
-        ["check", a, "--format", "json"],
-        ["report", a, b, "-o", f"{out}/r.html"],
-        ["report", a, "-o", f"{out}/s.html"],
-        *(["export", a, "--format", form, "-o", f"{out}/{form}"] for form in _FORMS),
-        ["export", a, "--format", "parquet", "-o", f"{out}/parquet"],
-        ["verify", a],
-    ]  # fmt: skip
+    forms = {
+        "show": [
+            [a],
+            [a, "--tree"],
+            [a, "--tree", "--unfold"],
+            [a, "--graph"],
+            [a, "--graph", "--no-prune", "-o", f"{out}/g.svg"],
+            [a, "--graph", "-o", f"{out}/g.html"],
+            [a, "--step", "0"],
+            [a, "--step", "0", "--format", "json"],
+            [a, "--history", "*", "--stat", stat],
+            [a, "--history", name, "--format", "json"],
+            [a, "--settings"],
+            [a, "--format", "json"],
+        ],
+        "diff": [
+            [a, b],
+            [a, b, "-v", "--all"],
+            [a, b, "--format", "json"],
+            [a, b, "--format", "yaml", "--rtol", "1e-3"],
+            [a, b, "--map", "--noise", a],
+            [a, b, "--level", "op", "-o", f"{out}/d.html"],
+            [a, b, "--settings"],
+            [b, a, "--offset", "1", "--rename", "GPT=X"],
+        ],
+        "check": [[a], [a, "--format", "json"]],
+        "report": [[a, b, "-o", f"{out}/r.html"], [a, "-o", f"{out}/s.html"]],
+        "export": [[a, "--format", form, "-o", f"{out}/{form}"] for form in FORMATS],
+        "runs": [[str(Path(a).parent)], [str(Path(a).parent), "--format", "json"]],
+    }
+    others = [[a], [a, b], [a, "-o", f"{out}/x"], [a, b, "-o", f"{out}/x"], [a, b, "--format", "json"]]
+    return [[verb, *form] for verb in VERBS if verb not in _READ_NO_RUN for form in forms.get(verb, others)]
 
 
 def problem(arguments: list[str]) -> str | None:
@@ -334,7 +343,7 @@ def problem(arguments: list[str]) -> str | None:
     out, err = io.StringIO(), io.StringIO()
     begin = time.process_time()
     try:
-        with redirect_stdout(out), redirect_stderr(err):
+        with _bounded(), redirect_stdout(out), redirect_stderr(err):
             introspect.main(arguments, prog_name="introspect", standalone_mode=False)
     except (click.ClickException, click.exceptions.Exit, click.Abort, SystemExit):
         pass
@@ -352,6 +361,31 @@ def problem(arguments: list[str]) -> str | None:
     return None
 
 
+class _Slow(BaseException):
+    """A verb has worked for too long."""
+
+
+def _stop(*_: object) -> None:
+    raise _Slow
+
+
+@contextmanager
+def _bounded() -> Iterator[None]:
+    """Stop what runs away, before it takes the machine with it."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    with open("/proc/self/statm") as file:
+        now = int(file.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (now + 2 * MEMORY * 2**20, before[1]))
+    handler = signal.signal(signal.SIGVTALRM, _stop)
+    signal.setitimer(signal.ITIMER_VIRTUAL, 1.5 * SLOW)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, handler)
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
 def control(text: str) -> str:
     """The first character that does something to a terminal, with what is around it; "" where there is none."""
     if text.isascii() and text.replace("\n", "").isprintable():
@@ -367,7 +401,7 @@ def written(folder: Path) -> str | None:
     for file in folder.rglob("*"):
         if control(file.name):
             return f"a file is named {file.name!a}"
-        if file.suffix in {".csv", ".jsonl", ".yaml", ".json", ".svg", ".html"} and file.is_file():
+        if file.suffix in _TEXTS_OF and file.is_file():
             code = control(file.read_text(encoding="utf-8").replace("\t", ""))
             if code:
                 return f"{file.name} has {code}"

@@ -493,3 +493,33 @@ def test_tensor_subclass(tmp_path):
 
     seen = assert_neutral(train, tmp_path / "run")
     assert len(seen.of("loss")) == 2
+
+
+def test_the_script_finds_its_own_hooks_only(tmp_path):
+    def count(log):
+        net = mlp()
+        for _ in range(2):
+            hidden = net[0](torch.randn(4, 8))
+            log("before", hidden._backward_hooks)
+            shared = net[2](net[1](hidden)) + net[2](hidden)
+            hidden.register_hook(lambda grad: grad * 2)
+            log("after", len(hidden._backward_hooks), shared._backward_hooks)
+            shared.sum().backward()
+            log("gradients", *(parameter.grad.clone() for parameter in net.parameters()))
+
+    assert_neutral(count, tmp_path / "run")
+
+
+def test_a_lazy_copy_stays_one(tmp_path):
+    if not hasattr(torch._C, "_is_cow_tensor"):
+        pytest.skip("this torch has no lazy copies that can be told")
+
+    def lazily(log):
+        net = mlp()
+        for size in (8, 8, 4096):
+            batch = torch.ones(size, 8)._lazy_clone()
+            net(batch)
+            nn.Identity()(batch.t())
+            log(size, torch._C._is_cow_tensor(batch))
+
+    assert_neutral(lazily, tmp_path / "run")

@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from introspect_cli.records import Layout, Status
+from introspect_cli.records import EXPANDED_TEXT, Layout, Status
 from introspect_cli.tensors import kernels, reuse
 from introspect_cli.tensors.gpu.buffers import DeviceRows
 from introspect_cli.tensors.summarizer import Summarizer
@@ -788,3 +788,43 @@ def test_a_glance_sees_both_ends_and_reads_nothing_freed(monkeypatch, count, wit
     tail = x[count // 2 :]
     x.untyped_storage().resize_(0)
     assert reuse.glance(tail, tail.data_ptr()) == 0
+
+
+@pytest.mark.parametrize(
+    ("tensor", "memory"),
+    [
+        (torch.arange(3.0).view(3, 1).expand(3, 2**40), torch.arange(3.0)),
+        (torch.tensor(2.5).expand(2**20, 2**20, 2**20), torch.tensor([2.5])),
+        (torch.arange(2.0**20).unfold(0, 2**19, 1), torch.arange(2.0**20)),  # windows that overlap
+    ],
+    ids=["a row", "a number", "windows"],
+)
+def test_work_is_bounded_by_the_memory_and_not_by_the_shape(tensor, memory):
+    summarizer = Summarizer()
+    for value in (tensor, tensor, memory):
+        summarizer.add(value)
+    table = summarizer.take()
+    assert table.status[0] == Status.PARTIAL
+    assert table.text[0].startswith(EXPANDED_TEXT)
+    assert "in memory" in table.text[0]
+    layout = table.layouts[table.layout_index[0]]
+    assert (layout.shape, layout.strides) == (tuple(tensor.shape), "expanded")
+    assert table.checksum[0] == table.checksum[1] != table.checksum[2]
+    assert table.floats["mean"][0] == table.floats["mean"][2]
+
+
+def test_a_change_in_the_memory_of_an_expanded_tensor_is_seen():
+    summarizer = Summarizer()
+    summarizer.add(torch.tensor(1.0).expand(2**40))
+    summarizer.add(torch.tensor(2.0).expand(2**40))
+    summarizer.add(torch.ones(2).view(2, 1).expand(2, 2**39))
+    assert len(set(summarizer.take().checksum)) == 3
+
+
+def test_ordinary_expansion_is_read_as_its_shape_says():
+    summarizer = Summarizer()
+    summarizer.add(torch.arange(4.0).view(4, 1).expand(4, 1000))
+    summarizer.add(torch.arange(4.0).view(4, 1).expand(4, 1000).contiguous())
+    table = summarizer.take()
+    assert list(table.status) == [Status.OBSERVED] * 2
+    assert table.checksum[0] == table.checksum[1]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
@@ -123,6 +124,34 @@ pass are recorded outside every module."""
 next_node: Callable[[], int] = getattr(torch.autograd, "_get_sequence_nr", _no_graph_task)
 """The number that the next autograd node of this thread gets. Without it, as above."""
 
+
+def node_number(node: Any) -> tuple[int, int] | None:
+    """What tells an autograd node from others: its number in the thread that asks.
+
+    Without it, a tensor that two modules share gets two hooks.
+    """
+    ask = getattr(node, "_sequence_nr", None)
+    return None if ask is None else (threading.get_ident(), ask())
+
+
+def add_hook(tensor: torch.Tensor, node: Any, hook: Callable[..., Any]) -> None:
+    """Have a node call a hook with the gradient of a tensor that it made, and leave no trace on the tensor.
+
+    Without it, the script sees our hooks among its own.
+    """
+    give = getattr(node, "_register_hook_dict", None)
+    if give is None:
+        vars(hook)["__torch_unserializable__"] = True
+        tensor.register_hook(hook)
+        return
+    own: Any = tensor._backward_hooks  # noqa: SLF001 - as above
+    tensor._backward_hooks = {0: hook}  # noqa: SLF001 - as above
+    try:
+        give(tensor)
+    finally:
+        tensor._backward_hooks = own  # noqa: SLF001 - as above
+
+
 push_mode: Callable[[Any], None] = getattr(_C, "_push_on_torch_dispatch_stack", lambda _mode: None)
 """Put a dispatch mode on this thread's stack. `with mode:` does more: it makes the compiler skip whole frames."""
 
@@ -177,7 +206,8 @@ ELSEWHERE = {
     "torch.nn.Module._forward_hooks": "taps find their own hooks by it; without it they cannot be taken off",
     "torch.nn.Module._forward_pre_hooks": "as _forward_hooks",
     "torch.Tensor._version": "counts in-place writes; without it steps of compiled optimizers are not noticed",
-    "torch.Tensor._backward_hooks": "tells whether a tensor has our hook; without it, one would get a second",
+    "torch.Tensor._backward_hooks": "tells whether a leaf has our hook; without it, one would get a second",
+    "torch.autograd.graph.Node._register_hook_dict": "hooks that the script does not see; without it, it sees them",
     "torch.Tensor._values": "values of a sparse tensor as stored; without it such tensors are not observed",
     "torch.Tensor._indices": "as _values",
     "torch.Tensor._nested_tensor_size": "sizes in a nested tensor; without it such tensors are not observed",
@@ -193,6 +223,8 @@ ELSEWHERE = {
     "torch._is_functional_tensor": "tells tensors without data; without it they are recorded as an error",
     "torch._subclasses.fake_tensor.FakeTensor": "as _is_functional_tensor",
     "torch.Tensor.__dlpack_c_exchange_api__": "small tensors in one call; without it each takes twice as long",
+    "torch._C._data_address": "tells where elements are; without it, lazy copies get memory of their own",
+    "torch._C._is_cow_tensor": "as _data_address",
     "torch._C._cuda_getDevice": "in CUDA builds; without it the public function, ten times as slow, is asked",
     "torch._C._cuda_getCurrentRawStream": "as _cuda_getDevice",
     "torch.mps._get_default_mps_generator": "random states on Apple's accelerator; without it they are not observed",

@@ -112,8 +112,19 @@ def diff_document(result: DiffResult) -> dict[str, Any]:
 
 
 def to_json(document: dict[str, Any]) -> str:
-    """Strict JSON: no NaN, no Infinity."""
-    return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
+    """Strict JSON: no NaN, no Infinity, wherever in a document they are (settings may hold any number)."""
+    try:
+        return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        return json.dumps(_finite(document), indent=2, ensure_ascii=False, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {finite(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return finite(value)
 
 
 def to_yaml(document: dict[str, Any]) -> str:

@@ -18,7 +18,7 @@ import torch
 from introspect_cli.tensors import kernels as k
 from introspect_cli.tensors import parallel, reference
 from introspect_cli.tensors import rows as r
-from introspect_cli.tensors.views import cut, pieces
+from introspect_cli.tensors.views import address_of, cut, pieces
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -296,7 +296,7 @@ class Engine:
         assert self.kernels is not None
         plan = _copy_plan(tuple(view.shape), view.stride())
         dims = int(plan[0, -1])
-        self.kernels.copy(view.data_ptr(), dims, view.element_size(), plan.ctypes.data, target)
+        self.kernels.copy(address_of(view), dims, view.element_size(), plan.ctypes.data, target)
 
     def _runs(self, out: r.Rows, runs: Iterable[tuple[int, torch.Tensor]], code: int, table: int, flags: int) -> None:
         """Summarise runs and merge their rows, in order."""
@@ -306,7 +306,7 @@ class Engine:
         for first, flat in runs:
             if number == len(rows):
                 rows = np.concatenate([rows, r.empty(len(rows))])
-            self.contiguous(rows[number:].ctypes.data, flat.data_ptr(), flat.numel(), first, code, table, flags)
+            self.contiguous(rows[number:].ctypes.data, address_of(flat), flat.numel(), first, code, table, flags)
             number += 1
         if number == 1:
             out[:] = rows[0]

@@ -101,7 +101,7 @@ bool put(Shapes &shapes, const Shape &shape) {  // false without memory
 
 // ---- the object
 
-enum Held { TENSOR, PARAMETER, MODES, IS_NEG, STORAGE, OFFSET, LAYOUTS, ADDRESSES, HELD };
+enum Held { TENSOR, PARAMETER, MODES, IS_LAZY, IS_NEG, STORAGE, OFFSET, LAYOUTS, ADDRESSES, HELD };
 
 struct Intake {
     PyObject_HEAD
@@ -118,10 +118,21 @@ struct Look {
     int code;
 };
 
+// An integer that a callable returns for an object, -1 and an exception if it does not.
+i64 asked(PyObject *callable, PyObject *of) {
+    PyObject *answer = PyObject_CallFunctionObjArgs(callable, of, nullptr);
+    if (!answer) return -1;
+    i64 value = PyLong_AsLongLong(answer);
+    Py_DecRef(answer);
+    return value;
+}
+
 // What a tensor is; false, without an exception, if it goes the long way.
 bool look(Intake *self, PyObject *tensor, Look &found) {
     PyObject *type = (PyObject *)Py_TYPE(tensor);
     if (type != self->held[TENSOR] && type != self->held[PARAMETER]) return false;
+    // a lazy copy gets memory of its own when DLPack is asked for it
+    if (self->held[IS_LAZY] != Py_None && asked(self->held[IS_LAZY], tensor) != 0) return PyErr_Clear(), false;
     DLTensor t;
     if (self->torch->look(tensor, &t)) return PyErr_Clear(), false;  // no memory of its own, or none that DLPack knows
     found.code = code_of(t.dtype.code, t.dtype.bits);
@@ -135,15 +146,6 @@ bool look(Intake *self, PyObject *tensor, Look &found) {
     }
     found.address = u64(t.data) + t.byte_offset, found.count = count;
     return (contiguous || count == 0) && count < self->limit;
-}
-
-// An integer that a callable returns for an object, -1 and an exception if it does not.
-i64 asked(PyObject *callable, PyObject *of) {
-    PyObject *answer = PyObject_CallFunctionObjArgs(callable, of, nullptr);
-    if (!answer) return -1;
-    i64 value = PyLong_AsLongLong(answer);
-    Py_DecRef(answer);
-    return value;
 }
 
 // Whether the elements are there, as they are: no mode of the script's that would see our questions, no lazy negation,

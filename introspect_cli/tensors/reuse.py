@@ -78,7 +78,7 @@ def glance(tensor: torch.Tensor, address: int) -> int:
 
     Args:
         tensor: any; one that is not contiguous, not on the CPU, or whose storage was freed gives 0.
-        address: its `data_ptr()`.
+        address: where its elements are.
 
     Raises:
         RuntimeError: the tensor has no storage of its own.

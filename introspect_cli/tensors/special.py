@@ -9,6 +9,8 @@ its values, or says in words why nothing can be seen. Stated answers:
 - nested: values and offsets, in the same way;
 - quantized: the stored integers, with scales and zero points, give the checksum; dequantized values the rest;
 - DTensor: the local shard, keyed by its place in the whole, marked partial;
+- expanded, or made of windows that overlap, to sixteen times what is in memory and more than 2^26 elements: what is in
+  memory, marked partial;
 - meta, fake, functorch-wrapped (inside vmap, grad, jvp), uninitialised, and subclasses without storage: nothing.
 """
 
@@ -21,9 +23,9 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 
-from introspect_cli.records import Status
+from introspect_cli.records import EXPANDED_TEXT, Status
 from introspect_cli.tensors import shards
-from introspect_cli.tensors.views import strides_kind
+from introspect_cli.tensors.views import address_of, in_memory, strides_kind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -133,7 +135,21 @@ def take_apart(tensor: torch.Tensor) -> Parts:
         return unseen(tensor, f"a {type(tensor).__name__} has no storage of its own")
     if tensor.numel() and not has_memory(tensor):
         return unseen(tensor, "its storage has been freed or shrunk")
+    memory = in_memory(tensor.shape, tensor.stride())
+    if memory is not None:
+        return _expanded(tensor, *memory)
     return Parts(**_common(tensor), values=tensor.detach())
+
+
+def _expanded(tensor: torch.Tensor, sizes: list[int], strides: list[int]) -> Parts:
+    how = f"{tuple(sizes)} in memory"
+    return Parts(
+        **{**_common(tensor), "strides": "expanded"},
+        values=tensor.detach().as_strided(sizes, strides, tensor.storage_offset()),
+        extra=f"{how}, strides {tensor.stride()}".encode(),
+        status=Status.PARTIAL,
+        text=f"{EXPANDED_TEXT}, {how}: these are summarised, each once",
+    )
 
 
 def has_memory(tensor: torch.Tensor) -> bool:
@@ -145,7 +161,7 @@ def has_memory(tensor: torch.Tensor) -> bool:
 
 def _has_storage(tensor: torch.Tensor) -> bool:
     try:
-        return tensor.untyped_storage().data_ptr() != 0
+        return address_of(tensor) != 0
     except Exception:  # NotImplementedError or RuntimeError, by kind of subclass
         return False
 

@@ -28,7 +28,7 @@ from introspect_cli.tensors.gpu.engine import Item
 from introspect_cli.tensors.reuse import Memory
 from introspect_cli.tensors.special import PLAIN, Parts, is_wrapped, take_apart, unseen
 from introspect_cli.tensors.table import SummaryTable, finalise
-from introspect_cli.tensors.views import strides_kind, unobserved
+from introspect_cli.tensors.views import address_of, strides_kind, unobserved
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -106,6 +106,7 @@ class Summarizer:
             torch.Tensor,
             torch.nn.Parameter,
             torch._C._len_torch_function_stack,  # noqa: SLF001  # no public one
+            getattr(torch._C, "_is_cow_tensor", None),  # noqa: SLF001  # no public one
             torch.Tensor.is_neg,
             torch.Tensor.untyped_storage,
             torch.Tensor.storage_offset,
@@ -265,7 +266,7 @@ class Summarizer:
         if index is None:
             name = str(dtype).removeprefix("torch.")
             index = self._quick[dtype, shape] = self._intern(Layout(tuple(shape), name, "cpu", "contiguous"))
-        address, count = tensor.data_ptr(), tensor.numel()
+        address, count = address_of(tensor), tensor.numel()
         size = k.SIZES[code]
         offset = tensor.storage_offset()
         if tensor.untyped_storage().nbytes() < (offset + count) * size or (count and address == offset * size):
@@ -310,7 +311,7 @@ class Summarizer:
         self._layout_of.append(prepared.interned)
         if not element.values:
             self._bits_only(slot, tensor.dtype)
-        address = tensor.data_ptr()
+        address = address_of(tensor)
         if batch is None:
             engine.one(slot, prepared, address)
         else:

@@ -8,13 +8,21 @@ element. Every torch operation of ours runs inside `unobserved`, so that no mode
 
 from __future__ import annotations
 
+import math
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
+
+address_of: Final[Callable[[torch.Tensor], int]] = getattr(torch._C, "_data_address", torch.Tensor.data_ptr)  # noqa: SLF001  # no public one
+"""Where a tensor's elements are. `data_ptr()` hands out memory to write to: a lazy copy would get memory of its own."""
+EXPANDED: Final = 1 << 26
+"""Elements up to which a tensor is read as its shape says, however little memory it has: it takes 50 ms."""
+REPEATS: Final = 16
+"""Beyond, how many times on average an element may be read again."""
 
 _GUARDS = tuple(
     guard
@@ -76,6 +84,23 @@ def _cut(tensor: torch.Tensor, limit: int, offset: int) -> Iterator[tuple[int, t
     rows = limit // per_row
     for start in range(0, tensor.shape[0], rows):
         yield offset + start * per_row, tensor[start : start + rows]
+
+
+def in_memory(shape: Sequence[int], strides: Sequence[int]) -> tuple[list[int], list[int]] | None:
+    """Sizes and strides of what a tensor has in memory, where its shape says very much more; None where it does not.
+
+    `zeros(1).expand(2**40)` and windows that overlap cost nothing to make and would take hours to read element by
+    element. Dimensions that repeat are taken once; where windows still overlap, the memory they lie in is taken.
+    """
+    numel = math.prod(shape)
+    if numel <= EXPANDED:
+        return None
+    sizes = [1 if stride == 0 else size for size, stride in zip(shape, strides, strict=True)]
+    reach = sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True)) + 1
+    kept = math.prod(sizes)
+    if numel <= REPEATS * min(kept, reach):
+        return None
+    return ([reach], [1]) if reach < kept else (sizes, list(strides))
 
 
 def strides_kind(tensor: torch.Tensor) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from introspect_cli.records import Kind, Phase
+from introspect_cli.tensors.views import address_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -62,7 +63,7 @@ def is_parameter(value: Any) -> bool:
 def _memory_of(value: torch.Tensor) -> int:
     """The address of a tensor's storage: views of one tensor share it; 0 where there is none."""
     try:
-        return value.untyped_storage().data_ptr()
+        return address_of(value) - int(value.storage_offset()) * value.element_size()
     except Exception:  # sparse, wrapped and opaque tensors raise errors of several classes
         return 0
 

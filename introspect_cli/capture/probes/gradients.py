@@ -4,12 +4,17 @@ Full backward hooks on modules wrap inputs and outputs in an autograd function, 
 can reorder how gradients accumulate. A hook on the tensor changes nothing. One tensor is often the output of one
 module and the input of two others; it gets one hook, its gradient is summarised once and recorded at every site.
 What is recorded is the tensor's whole gradient, summed over all its uses.
+
+`register_hook` leaves a dictionary on the tensor that the script can see and count. What runs in a backward pass is the
+autograd node's reference to it; so the dictionary is given to the node and taken off the tensor again. A leaf has no
+node: there, the hook is where the script can see it.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from introspect_cli.capture import private_api
 from introspect_cli.capture.identity import ById
 
 if TYPE_CHECKING:
@@ -20,15 +25,17 @@ if TYPE_CHECKING:
 
 
 class _Hooked(NamedTuple):
-    """A hook of ours, by which the tensor that it is on is known without a reference to it."""
+    """A hook of ours, and by what the tensor that it is on is known without a reference to it."""
 
     hook: object
-    number: int
+    number: object
     version: int
     sites: list[int]
 
-    def is_on(self, tensor: torch.Tensor) -> bool:
-        hooks = tensor._backward_hooks  # noqa: SLF001 - there is no public way to ask for one's own hook
+    def is_on(self, tensor: torch.Tensor, node: Any) -> bool:
+        if node is not None:
+            return self.number is not None and self.number == private_api.node_number(node)
+        hooks: Any = tensor._backward_hooks  # noqa: SLF001 - there is no public way to ask for one's own hook
         return hooks is not None and hooks.get(self.number) is self.hook
 
 
@@ -68,8 +75,13 @@ class GradientProbe:
             return
         key = id(tensor)
         version = tensor._version  # noqa: SLF001 - the documented-by-use counter of in-place writes
+        try:
+            node = tensor.grad_fn
+        except RuntimeError:
+            # A view that autograd no longer knows the maker of, since its base was written over, has no gradient.
+            return
         known = self._watched.get(key)
-        if known is not None and known.version == version and known.is_on(tensor):
+        if known is not None and known.version == version and known.is_on(tensor, node):
             if not recomputed:
                 known.sites.append(site)
             return
@@ -80,18 +92,16 @@ class GradientProbe:
                 with self._guarded:
                     self._recorder.tensor_at(sites, gradient)
 
+        if node is not None:
+            private_api.add_hook(tensor, node, hook)
+            self._watched[key] = _Hooked(hook, private_api.node_number(node), version, sites)
+            return
         # Pickling a tensor warns of hooks that get lost, unless they are marked as meant to be.
         vars(hook)["__torch_unserializable__"] = True
-        try:
-            handle = tensor.register_hook(hook)
-            is_leaf = tensor.grad_fn is None
-        except RuntimeError:
-            # A view that autograd no longer knows the maker of, since its base was written over, has no gradient.
-            return
+        handle = tensor.register_hook(hook)
         self._watched[key] = _Hooked(hook, handle.id, version, sites)
-        if is_leaf:
-            # A leaf outlives its graph: without this, a parameter used as an input would gather hooks for ever.
-            self._leaf_handles.append(handle)
+        # A leaf outlives its graph: without this, a parameter used as an input would gather hooks for ever.
+        self._leaf_handles.append(handle)
 
     def told_elsewhere(self, tensor: torch.Tensor, sites: list[int]) -> None:
         """Watch a tensor no longer: whoever holds the list records the gradient at the sites that come into it."""

@@ -17,6 +17,7 @@ from torch.nn.parameter import is_lazy
 from introspect_cli.capture.identity import ById
 from introspect_cli.records import Kind, Phase
 from introspect_cli.tensors.reuse import glance
+from introspect_cli.tensors.views import address_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -201,7 +202,7 @@ class Written:
 def _mark(tensor: torch.Tensor) -> Mark | None:
     """Count of in-place writes, address, and a sample; None for what has no memory (inference tensors, subclasses)."""
     try:
-        version, address = tensor._version, tensor.data_ptr()  # noqa: SLF001 - documented by use; there is no public counter
+        version, address = tensor._version, address_of(tensor)  # noqa: SLF001 - documented by use; there is no public counter
         return version, address, glance(tensor, address)
     except (RuntimeError, NotImplementedError):
         return None

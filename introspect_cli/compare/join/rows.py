@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from introspect_cli.compare.join.sites import kind_code
-from introspect_cli.records import Kind, Status
+from introspect_cli.records import EXPANDED_TEXT, Kind, Status
 
 if TYPE_CHECKING:
     from introspect_cli.compare.join.sites import Alignment, Ids, Mask
@@ -91,6 +91,16 @@ def _blind(batch: StepBatch, rows: Ids) -> Mask:
     return unseen
 
 
+def _expanded(a: StepBatch, b: StepBatch, rows_a: Ids, rows_b: Ids, differs: Mask) -> Mask:
+    """Rows that one run read element by element and of which the other only tells what is in memory."""
+    status_a, status_b = np.asarray(a.status)[rows_a], np.asarray(b.status)[rows_b]
+    apart: Mask = differs & (status_a != status_b) & ((status_a == _PARTIAL) | (status_b == _PARTIAL))
+    for at in np.flatnonzero(apart):
+        texts = a.text[rows_a[at]], b.text[rows_b[at]]
+        apart[at] = any(text.startswith(EXPANDED_TEXT) for text in texts)
+    return apart
+
+
 def _untouched(alignment: Alignment, union_a: Ids, a: StepBatch, b: StepBatch, rows_a: Ids, rows_b: Ids) -> Mask:
     """Random states that one run records as untouched, in words, and the other as a state: these do not compare.
 
@@ -124,7 +134,7 @@ def match(alignment: Alignment, counted: Mask, step: int, step_b: int, a: StepBa
         only_a = only_a[counted[union_a[only_a]]]
         only_b = only_b[counted[union_b[only_b]]]
     differs = np.asarray(a.checksum)[rows_a] != np.asarray(b.checksum)[rows_b]
-    unseen = _blind(a, rows_a) | _blind(b, rows_b)
+    unseen = _blind(a, rows_a) | _blind(b, rows_b) | _expanded(a, b, rows_a, rows_b, differs)
     differs &= ~(unseen | _untouched(alignment, union_a, a, b, rows_a, rows_b))
     return StepPair(
         step=step,

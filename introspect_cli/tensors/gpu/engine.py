@@ -19,6 +19,7 @@ from introspect_cli.tensors import checksum
 from introspect_cli.tensors import rows as r
 from introspect_cli.tensors.gpu.plan import ALIGNMENT, TABLE_PROGRAMS, Plan, Variant, plan
 from introspect_cli.tensors.gpu.types import TABLE
+from introspect_cli.tensors.views import in_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -154,7 +155,7 @@ class DeviceEngine:
             return made
 
     def _prepare(self, dtype: torch.dtype, shape: torch.Size, strides: tuple[int, ...]) -> Prepared | None:
-        made = plan(str(dtype).removeprefix("torch."), shape, strides)
+        made = None if in_memory(shape, strides) else plan(str(dtype).removeprefix("torch."), shape, strides)
         if made is None:
             return None
         kept = []
