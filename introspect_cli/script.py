@@ -27,6 +27,7 @@ from types import CodeType, ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from introspect_cli.errors import UsageError
+from introspect_cli.recursion import make_room
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -110,7 +111,7 @@ def run(target: Target, *, started: Callable[[], None], ended: Callable[[Ending]
     module = "__main__" if contained else target.module
     _prepare(target, contained=contained)
     _strip_thread_tracebacks()
-    _make_room(module is None)
+    put_back_limit = make_room(module is None)
     raised: BaseException | None = None
     try:
         if module is not None:
@@ -125,6 +126,7 @@ def run(target: Target, *, started: Callable[[], None], ended: Callable[[Ending]
             exec(code, vars(main))  # noqa: S102 - running the script is what we are for
     except BaseException as error:  # whatever ends a script ends it
         raised = error
+    put_back_limit()
     if module is None:
         _flush()
     ending = _ending(raised)
@@ -296,30 +298,6 @@ def _load(script: str, main: ModuleType) -> CodeType:
     vars(main)["__file__"] = path
     vars(main)["__cached__"] = None
     return code
-
-
-def _make_room(executed: bool) -> None:
-    """Raise the recursion limit by what our own frames take of it.
-
-    How much that is differs from one version of python to the next, so it is found out by going down.
-    """
-    limit = sys.getrecursionlimit()
-    # two levels are for measuring; `exec` itself took another before python 3.12
-    taken = limit - _levels_left() - 2 + (executed and sys.version_info < (3, 12))
-    sys.setrecursionlimit(limit + taken)
-
-
-def _levels_left() -> int:
-    deepest = 0
-
-    def descend() -> None:
-        nonlocal deepest
-        deepest += 1
-        descend()
-
-    with contextlib.suppress(RecursionError):
-        descend()
-    return deepest
 
 
 def _guard(callback: Callable[..., None], *args: Any) -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from neutrality import assert_neutral, mlp
 from torch import nn
+from torch._guards import CompileContext
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -227,3 +228,31 @@ def test_meta_and_fake_models(tmp_path):
         fit(log, Model())
 
     assert assert_neutral(train, tmp_path / "run").of("loss")
+
+
+def test_the_compiler_sees_no_frame_of_ours(tmp_path):
+    """After a graph break it looked at ours as well, numbered the script's regions differently, and failed in them."""
+
+    def broken(log):
+        torch._dynamo.reset()
+        model = mlp()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        compiled = []
+
+        def backend(graph, inputs):
+            names = [str(CompileContext.current_compile_id()), *(node.name for node in graph.graph.nodes)]
+            compiled.append(names)
+            return graph.forward
+
+        @torch.compile(backend=backend)
+        def step(x):
+            loss = model(x).sum()
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        for _ in range(2):
+            step(torch.ones(2, 8))
+        log(compiled, model)
+
+    assert_neutral(broken, tmp_path / "run")

@@ -9,6 +9,7 @@ from store_contents import attack, control, problem, written
 from synthetic import row, write_run
 
 from introspect_cli.cli import introspect
+from introspect_cli.compare.reasons.gradient import _is_mix
 from introspect_cli.records import Layout, ModuleInfo, Status, Summary, bounded, shallow
 from introspect_cli.store.reader import open_run
 from introspect_cli.store.verify import verify_run
@@ -103,3 +104,35 @@ def test_texts_that_differ_only_beyond_the_limit_still_differ():
     assert bounded("a" * 100 + "b", 100) != bounded("a" * 100 + "c", 100)
     assert shallow("[0]" * 100) != shallow("[0]" * 101)
     assert shallow("['a'][0].b") == "['a'][0].b"
+
+
+def test_a_module_without_a_name_is_not_its_own_child(tmp_path):
+    """It was, and looking for renamed modules took all memory there is."""
+    paths = []
+    for name in "ab":
+        modules = [ModuleInfo("", "A"), ModuleInfo("0", "A"), ModuleInfo(name, "A")]
+        rows = [row("forward", "output", f"{name}{number}", np.ones(3)) for number in range(2)]
+        paths.append(str(write_run(tmp_path / name, [rows], modules=modules)))
+    assert problem(["diff", *paths]) is None
+    assert problem(["show", paths[0], "--tree"]) is None
+
+
+def test_a_manifest_of_other_types_than_a_capture_writes(tmp_path):
+    rows = [row("forward", "output", "A", np.ones(3))]
+    wrong = dict.fromkeys(("argv", "children", "failures", "not_observed", "observed", "narrowing", "options"), 0.5)
+    odd = {"manifest": wrong | {"steps": float("nan"), "exit_code": float("inf"), "started": [], "script": {}}}
+    paths = [str(write_run(tmp_path / name, [rows], **odd)) for name in "ab"]
+    for verb in ("show", "diff", "check", "runs"):
+        both = [str(tmp_path)] if verb == "runs" else paths[: 1 + (verb == "diff")]
+        assert problem([verb, *both]) is None
+        if verb != "check":
+            assert problem([verb, *both, "--format", "json"]) is None
+
+
+def test_sketches_that_are_no_numbers_are_no_mix():
+    """Whether a gradient is a mix of two others was asked of NaN, which no decomposition is made for."""
+    fine = np.ones(16)
+    for at in range(3):
+        given = [fine, fine * 2, np.arange(16.0)]
+        given[at] = np.full(16, np.nan)
+        assert not _is_mix(*given)

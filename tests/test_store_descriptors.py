@@ -50,6 +50,16 @@ def test_a_daemon_keeps_its_files_and_its_run(tmp_path):
         assert [entry.step for entry in run.rank(0).steps][:4] == [0, 1, 2, 3]
 
 
+def test_a_script_gets_the_numbers_that_it_would_get_alone(tmp_path):
+    (tmp_path / "train.py").write_text("import os; print(os.dup(0), os.open('mine', os.O_CREAT), os.pipe())")
+    alone = [sys.executable, "train.py"]
+    captured = [sys.executable, "-m", "introspect_cli", "capture", "-q", "--no-packages", "-o", "run", "train.py"]
+    told = [
+        subprocess.run(each, cwd=tmp_path, capture_output=True, text=True, check=True) for each in (alone, captured)
+    ]
+    assert told[0].stdout == told[1].stdout != ""
+
+
 def rows(step):
     return [row("forward", "output", f"A.{step}", np.full(4, float(step)))]
 
@@ -66,9 +76,12 @@ def taken(store, tmp_path):
     rank = store._ranks[0]
     own = [store._folder, store._lock, rank._folder, *rank._files.values()]
     numbers = sorted(handle.fd for handle in own)
+    found = {}
     for number in numbers:
-        os.close(number)
-    return {number: os.open(tmp_path / f"script{number}", os.O_RDWR | os.O_CREAT) for number in numbers}
+        opened = os.open(tmp_path / f"script{number}", os.O_RDWR | os.O_CREAT)
+        found[number] = os.dup2(opened, number)
+        os.close(opened)
+    return found
 
 
 def test_nothing_is_written_to_or_closed_that_is_not_ours(store, tmp_path):
@@ -107,8 +120,9 @@ def test_another_file_at_the_path_is_not_taken_for_ours(tmp_path):
     number = folder.fd
     os.close(number)
     (tmp_path / "other").mkdir()
-    again = os.open(tmp_path / "other", os.O_RDONLY)
-    assert again == number
+    opened = os.open(tmp_path / "other", os.O_RDONLY)
+    again = os.dup2(opened, number)
+    os.close(opened)
     assert folder.secure().fd != number
     folder.close()
     os.fstat(again)

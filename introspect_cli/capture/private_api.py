@@ -152,6 +152,28 @@ def add_hook(tensor: torch.Tensor, node: Any, hook: Callable[..., Any]) -> None:
         tensor._backward_hooks = own  # noqa: SLF001 - as above
 
 
+_frames: Any = getattr(getattr(_C, "_dynamo", None), "eval_frame", None)
+
+compiler_callback: Any = getattr(_frames, "get_eval_frame_callback", None)
+"""What Dynamo has called for each frame of this thread. Without it, it compiles frames of ours after a graph break."""
+
+set_compiler_callback: Any = getattr(_frames, "set_eval_frame", None)
+"""Exchange it. Without it, as above."""
+
+
+def pass_by(code: CodeType) -> None:
+    """Have Dynamo leave frames of a code object alone. Without it, it compiles frames of ours after a graph break."""
+    skip = getattr(_frames, "skip_code", None)
+    if skip is not None:
+        skip(code)
+        return
+    give, strategy, action = (
+        getattr(_frames, name, None) for name in ("set_code_exec_strategy", "_FrameExecStrategy", "_FrameAction")
+    )
+    if give is not None and strategy is not None and action is not None:
+        give(code, strategy(action.SKIP, action.DEFAULT))
+
+
 push_mode: Callable[[Any], None] = getattr(_C, "_push_on_torch_dispatch_stack", lambda _mode: None)
 """Put a dispatch mode on this thread's stack. `with mode:` does more: it makes the compiler skip whole frames."""
 

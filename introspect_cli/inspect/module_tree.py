@@ -97,7 +97,8 @@ def _folded(rows: Sequence[ModuleRow]) -> list[ModuleRow]:
     """Rows without the inner ones of runs of numbered siblings that look alike."""
     children: dict[str, list[ModuleRow]] = {}
     for row in rows:
-        children.setdefault(row.info.fqn.rpartition(".")[0], []).append(row)
+        if row.info.fqn:  # a module without a name would be its own child
+            children.setdefault(row.info.fqn.rpartition(".")[0], []).append(row)
 
     def look(row: ModuleRow) -> tuple[Any, ...]:
         inner = tuple(look(child) for child in children.get(row.info.fqn, []))

@@ -51,6 +51,9 @@ _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _DIRECTORY = os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 
+_HIGH = 960
+"""Where numbers of our descriptors begin: below the 1,024 that a process may usually have, above what others use."""
+
 _ATTEMPTS = 5
 _PAUSE = 0.01  # seconds; a reader that asks holds the lock for microseconds
 
@@ -76,6 +79,18 @@ def _identity(fd: int) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
+def _away(fd: int) -> int:
+    """The descriptor under a high number: a script that opens files gets the numbers that it would get alone."""
+    if fd >= _HIGH:
+        return fd
+    try:
+        high = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _HIGH)
+    except OSError:  # so many are not allowed
+        return fd
+    os.close(fd)
+    return high
+
+
 class Handle:
     """An open descriptor that closes with its owner.
 
@@ -84,7 +99,7 @@ class Handle:
     """
 
     def __init__(self, fd: int, path: str) -> None:
-        self.fd = fd
+        self.fd = fd = _away(fd)
         self.path = path
         self._own = _identity(fd)
 
@@ -98,7 +113,7 @@ class Handle:
         Raises:
             OSError: the file is not there any more, or another is.
         """
-        fd = os.open(self.path, flags | os.O_CLOEXEC | os.O_NOFOLLOW)
+        fd = _away(os.open(self.path, flags | os.O_CLOEXEC | os.O_NOFOLLOW))
         if _identity(fd) != self._own:
             os.close(fd)
             raise FileNotFoundError(errno.ENOENT, "its descriptors were closed and its files replaced")

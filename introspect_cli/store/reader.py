@@ -43,6 +43,11 @@ RANK_NAME = re.compile(r"rank(0|[1-9]\d{0,5})")
 SETTINGS_NAME = re.compile(r"([a-z0-9_]{1,64})\.yaml")
 _VERSION = re.compile(r"[0-9A-Za-z.+!-]{1,32}")
 _MAX_RANKS = 65536
+_TYPES = {
+    **dict.fromkeys(("argv", "children", "failures", "not_observed", "notes", "observed"), list),
+    **dict.fromkeys(("narrowing", "options", "tool"), dict),
+}
+"""What readers of a manifest take for granted; what is of another type was written by no capture, and is left out."""
 
 
 class RunState(str, Enum):
@@ -342,7 +347,8 @@ def read_manifest(folder: Folder) -> dict[str, Any]:
         known = isinstance(version, str) and _VERSION.fullmatch(version)
         raise newer_format(found, version if known else None, folder.path)
     documents.check(data, MANIFEST, manifest.get("id"), path)
-    return dict(documents.harmless(manifest))
+    told = documents.harmless(manifest)
+    return {key: value for key, value in told.items() if isinstance(value, _TYPES.get(key, object))}
 
 
 def is_locked(folder: Folder) -> bool:

@@ -16,12 +16,13 @@ import traceback
 from typing import TYPE_CHECKING, Any, Protocol
 
 from introspect_cli.capture.environment.sources import is_users
+from introspect_cli.capture.pausing import PAUSE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType, TracebackType
 
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep  # noqa: PTH100, PTH120 - compared with co_filename text
+PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep  # noqa: PTH100, PTH120 - compared with co_filename text
 _MISSING = object()
 
 
@@ -167,10 +168,12 @@ class Guarded:
 
     def __enter__(self) -> None:
         self._guard.sections.enter()
+        PAUSE.begin()
 
     def __exit__(
         self, _class: type[BaseException] | None, error: BaseException | None, _traceback: TracebackType | None
     ) -> bool:
+        PAUSE.end()
         if error is None:
             self._guard.sections.leave()
             return False
@@ -205,4 +208,4 @@ def belongs_to_script(error: BaseException) -> bool:
 
 def is_ours(frame: FrameType) -> bool:
     """Whether a frame runs code of this package."""
-    return frame.f_code.co_filename.startswith(_PACKAGE)
+    return frame.f_code.co_filename.startswith(PACKAGE)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from introspect_cli import clock
 from introspect_cli.capture.context import Context
+from introspect_cli.capture.frames import pass_by
 from introspect_cli.capture.names import NameFilter, Names, wrapped
 from introspect_cli.capture.probes.attributes import AttributeProbe
 from introspect_cli.capture.probes.children import ChildrenProbe
@@ -154,6 +155,7 @@ class Probes:
         """Install every probe."""
         for probe in self._probes:
             probe.install()
+        pass_by()
         clock.listen(self._stepped)
 
     def remove(self) -> None:

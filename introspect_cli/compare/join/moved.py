@@ -34,7 +34,8 @@ def tree_at(modules: Sequence[ModuleInfo], step: int | None = None) -> list[Modu
 def _children(modules: Sequence[ModuleInfo]) -> dict[str, list[ModuleInfo]]:
     found: dict[str, list[ModuleInfo]] = {}
     for module in modules:
-        found.setdefault(module.fqn.rpartition(".")[0], []).append(module)
+        if module.fqn:  # a module without a name would be its own child
+            found.setdefault(module.fqn.rpartition(".")[0], []).append(module)
     return found
 
 
