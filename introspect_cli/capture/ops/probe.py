@@ -110,11 +110,11 @@ class OpProbe:
         self._mode = OpMode(self)
         self._pushed = threading.local()
         self._handles: list[Any] = []
-        self._on = False
+        self._guarded = context.guard.around(self.name, "operators are", self._stop)
 
     def install(self) -> None:
         """Listen for the steps that are captured."""
-        self._on = True
+        self._guarded.on = True
         self._context.on_begin.append(self._begin)
         self._context.on_root.append(self._root)
         self._context.on_tick.append(self._ticked)
@@ -125,7 +125,7 @@ class OpProbe:
 
     def remove(self) -> None:
         """Stop, and take the mode off the stack."""
-        self._on = self.live = False
+        self._stop()
         for handle in self._handles:
             handle.remove()
         if self._begin in self._context.on_begin:
@@ -134,20 +134,17 @@ class OpProbe:
             self._context.on_tick.remove(self._ticked)
         self._pop()
 
-    def _failed(self, error: Exception) -> None:
-        self._on = self.live = False
-        self._context.guard.failure(self.name, "operators are", error)
+    def _stop(self) -> None:
+        self._guarded.on = self.live = False
 
     def _begin(self) -> None:
         """A step that is captured has begun: see its operators, unless the script's own modes are under way."""
-        if not self._on:
+        if not self._guarded.on:
             return
-        try:
+        with self._guarded:
             self._calls.between = Phase.DATA
             self.live = True
             self._push()
-        except Exception as error:
-            self._failed(error)
 
     def _push(self) -> None:
         if private_api.modes_pushed() == 0:
@@ -156,18 +153,14 @@ class OpProbe:
 
     def _stepping(self, _optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """An optimizer's own operators are not recorded; without a closure there are no others inside its step."""
-        try:
-            if self._on and len(args) < 2 and kwargs.get("closure") is None:
+        with self._guarded:
+            if self._guarded.on and len(args) < 2 and kwargs.get("closure") is None:
                 self._pop()
-        except Exception as error:
-            self._failed(error)
 
     def _stepped(self, _optimizer: Any, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
-        try:
-            if self._on and self.live:
+        with self._guarded:
+            if self._guarded.on and self.live:
                 self._push()
-        except Exception as error:
-            self._failed(error)
 
     def _root(self, _module: object) -> None:
         self._calls.between = Phase.LOSS
@@ -204,7 +197,7 @@ class OpProbe:
             result: what it returned.
             frame: the innermost python frame that called it; None in a thread of autograd's own.
         """
-        try:
+        with self._guarded:
             if not self._recorder.wanted or (frame is not None and self._places.is_ours(frame)):
                 return
             node = private_api.running_node()
@@ -214,8 +207,6 @@ class OpProbe:
                     self._results(call, node, args, kwargs, result)
                 else:
                     self._passed(call, args, result)
-        except Exception as error:
-            self._failed(error)
 
     def _passed(self, call: OpCall, args: tuple[Any, ...], result: Any) -> None:
         """Follow memory through an operator whose results are not recorded."""

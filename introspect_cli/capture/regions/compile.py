@@ -115,6 +115,9 @@ class CompileProbe:
         self._context = context
         self._taps = taps
         self._operators: CompiledOps | None = None
+        self._operators_guarded = context.guard.around(
+            self.name, "operators inside compiled regions are", self._leave_operators
+        )
         self._mode = mode
         self._note = note
         self._handles: list[Any] = []
@@ -191,36 +194,29 @@ class CompileProbe:
 
     def _prepared(self, graph_module: Any) -> Ends | None:
         """Number the taps of a graph, and have them see gradients; None where there is nothing to do when it runs."""
-        try:
+        with self._context.guard.around(self.name, "calls and gradients inside compiled regions are"):
             tapped = number_calls(graph_module)
             ends = rewrite(graph_module)
-        except Exception as error:
-            self._context.guard.failure(self.name, "calls and gradients inside compiled regions are", error)
-            return None
-        return ends if tapped or ends or self._operators is not None else None
+            return ends if tapped or ends or self._operators is not None else None
+        return None
 
     def _operators_in(self, graph_module: Any) -> Graph | None:
         """Have single operators of a graph looked at, if that is wanted."""
-        try:
+        with self._operators_guarded:
             return None if self._operators is None else self._operators.put_in(graph_module)
-        except Exception as error:
-            self._blind(error)
-            return None
+        return None
 
     def _counted(self, graph: Graph) -> None:
-        try:
+        with self._operators_guarded:
             if self._operators is not None:
                 self._operators.ran(graph)
-        except Exception as error:
-            self._blind(error)
 
-    def _blind(self, error: Exception) -> None:
+    def _leave_operators(self) -> None:
         self._operators = None
         self._taps.pass_operators(None)
-        self._context.guard.failure(self.name, "operators inside compiled regions are", error)
 
     def _compiling(self, model: Any) -> None:
-        try:
+        with self._context.guard.around(self.name, "what is inside compiled regions is"):
             if self._mode == "eager":
                 self._run_as_python()
                 return
@@ -229,8 +225,6 @@ class CompileProbe:
                 self.tap(_below(model))
             else:
                 self.tap(_reached(model))
-        except Exception as error:
-            self._context.guard.failure(self.name, "what is inside compiled regions is", error)
 
     def _run_as_python(self) -> None:
         if not self.runs_as_python:

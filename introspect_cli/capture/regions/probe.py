@@ -115,6 +115,10 @@ class TapProbe:
         self._gradients = gradients
         self._open: dict[str, list[list[int]]] = {}
         self._operators: OperatorLooks | None = None
+        self._guarded = context.guard.around(
+            self.name, "what runs inside compiled and scripted regions is", self._take_nothing
+        )
+        self._guarded_ends = context.guard.around(self.name, "gradients at the ends of compiled regions are")
 
     def install(self) -> None:
         """Take what taps see."""
@@ -123,9 +127,12 @@ class TapProbe:
 
     def remove(self) -> None:
         """Take nothing more."""
-        Sink.take = None
+        self._take_nothing()
         if self._ticked in self._context.on_tick:
             self._context.on_tick.remove(self._ticked)
+
+    def _take_nothing(self) -> None:
+        Sink.take = None
 
     def pass_operators(self, taker: OperatorLooks | None) -> None:
         """Have looks at single operators taken by somebody, or by nobody."""
@@ -150,7 +157,7 @@ class TapProbe:
     def _take(self, value: torch.Tensor, text: str) -> None:
         if not self._recorder.wanted:
             return
-        try:
+        with self._guarded:
             if text.startswith(GRADIENT):
                 self._gradient(value, text[len(GRADIENT) :])
             elif not private_api.compiling():  # a compiler that computes constants beforehand is no run
@@ -158,9 +165,6 @@ class TapProbe:
                 place = self._forward(value, text.partition("\n")[0])
                 if place >= 0 and private_api.graph_task() == -1:
                     self._places += [(row, place) for row in range(before, self._recorder.rows)]
-        except Exception as error:
-            Sink.take = None
-            self._context.guard.failure(self.name, "what runs inside compiled and scripted regions is", error)
 
     def _parse(self, text: str) -> Tapped:
         known = self._parsed.get(text)
@@ -303,7 +307,7 @@ class TapProbe:
         """
         if not self._recorder.wanted:
             return
-        try:
+        with self._guarded_ends:
             self._runs.clear()
             places, self._places = self._places, []
             self._recorder.rearrange(places)
@@ -318,5 +322,3 @@ class TapProbe:
                     self._gradients.told_elsewhere(results[place], outside)
                 else:
                     self._gradients.untold(results[place], _SHARE)
-        except Exception as error:
-            self._context.guard.failure(self.name, "gradients at the ends of compiled regions are", error)
