@@ -171,7 +171,6 @@ class _Search:
     """One bisection under way."""
 
     def __init__(self, plan: Plan, tree: Repository, place: Path, directory: Path, tell: Callable[[str], None]) -> None:
-        """Take the plan, the work tree, where in it the script is run, where runs are kept, and who listens."""
         self._plan = plan
         self._tree = tree
         self._place = place

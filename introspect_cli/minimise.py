@@ -196,7 +196,6 @@ class _Search:
         until: int,
         tell: Callable[[str], None],
     ) -> None:
-        """Take what stays the same in every rerun."""
         self._reference = reference
         self._options = options
         self._script = script

@@ -43,7 +43,6 @@ class ImportWatch:
     """A finder that calls back once after each of the named top-level modules has been imported."""
 
     def __init__(self, callbacks: dict[str, Callable[[], None]]) -> None:
-        """Take a callback for each module name."""
         self._callbacks = dict(callbacks)
 
     def install(self) -> None:

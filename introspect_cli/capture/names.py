@@ -64,7 +64,6 @@ class NameFilter:
     """Which FQNs are to be recorded, by globs and depth."""
 
     def __init__(self, include: tuple[str, ...], exclude: tuple[str, ...], max_depth: int | None) -> None:
-        """Take globs over FQNs; the root itself has depth 0."""
         self._include = include
         self._exclude = exclude
         self._max_depth = max_depth

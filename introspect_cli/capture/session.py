@@ -1,9 +1,9 @@
 """One capture, from the directory it writes to the last word it says.
 
-The problem: the script must run as if nobody watched, torch must not be loaded before the script loads it, a fork
-must not write, a failure of ours must not become the script's, and whatever happens the store must say how far it
-goes. The way: the session is opened before the script, its probes are installed when the script's own `import torch`
-has finished, and it is closed when the script's main part is over; everything between is the probes'.
+The script must run as if nobody watched, torch must not be loaded before the script loads it, a fork must not write, a
+failure of ours must not become the script's, and whatever happens the store must say how far it goes. The session is
+opened before the script, its probes are installed when the script's own `import torch` has finished, and it is closed
+when the script's main part is over; everything between is the probes'.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Statistics of sites over time, packed small enough to be mailed.
 
-The problem: a page that shows the statistics of any site of two runs cannot hold a thousand steps of ten thousand
-sites. The way: values stand as they were recorded, in float32, never requantised. Sites that say most come first and
-keep every step; when most of the room is used, the next ones keep some steps, the one that matters among them; what
-still finds no room is left out, and the page says how much. A series that is constant, or that the second run shares
-with the first, takes no room.
+A page that shows the statistics of any site of two runs cannot hold a thousand steps of ten thousand sites. So values
+stand as they were recorded, in float32, never requantised. Sites that say most come first and keep every step; when
+most of the room is used, the next ones keep some steps, the one that matters among them; what still finds no room is
+left out, and the page says how much. A series that is constant, or that the second run shares with the first, takes no
+room.
 
 Whether two records are equal is told by their checksums, step by step.
 """

@@ -1,10 +1,10 @@
 """One rank of a run as columns over its steps, which is what rules ask questions of.
 
-The problem: a rule looks along time at one site, the store is ordered by step, and ten thousand sites by a thousand
-steps of everything do not fit. The way: one pass over the steps fills float32 matrices of the few statistics that
-rules use. Sites of which there are few (losses, batches, learning rates) keep every step; of the others every k-th
-step is kept where there are too many. What must not be missed between kept steps (the first NaN, how far each
-parameter moved) is gathered from every step during the pass.
+A rule looks along time at one site, the store is ordered by step, and ten thousand sites by a thousand steps of
+everything do not fit. One pass over the steps fills float32 matrices of the few statistics that rules use. Sites of
+which there are few (losses, batches, learning rates) keep every step; of the others every k-th step is kept where there
+are too many. What must not be missed between kept steps (the first NaN, how far each parameter moved) is gathered from
+every step during the pass.
 """
 
 from __future__ import annotations

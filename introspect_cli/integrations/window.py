@@ -1,7 +1,7 @@
 """A capture that a training framework's callback opens and closes.
 
-Frameworks tell when training begins and ends, but not always when it dies. The way: the callback holds the capture,
-ends it with training, with an error where the framework reports one, and at the end of the process at the latest.
+Frameworks tell when training begins and ends, but not always when it dies. The callback holds the capture, ends it with
+training, with an error where the framework reports one, and at the end of the process at the latest.
 """
 
 from __future__ import annotations

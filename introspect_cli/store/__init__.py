@@ -1,7 +1,6 @@
 """The store: a directory a run is written to while it goes on and read from at any time.
 
-The problem: what was recorded must survive the death of the process at any instant, be read by other tools,
-and be safe to read when it comes from a stranger. The way: append-only Arrow IPC streams written in one
-canonical encoding, and an index whose entries say which bytes are whole. The bytes are described in
-`docs/store-format.md`.
+What was recorded must survive the death of the process at any instant, be read by other tools, and be safe to read when
+it comes from a stranger. So a run is append-only Arrow IPC streams written in one canonical encoding, and an index
+whose entries say which bytes are whole. The bytes are described in `docs/store-format.md`.
 """

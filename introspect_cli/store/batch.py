@@ -1,8 +1,8 @@
 """The records of one step as columns: what the writer takes and the reader gives, and what follows from them.
 
-The problem: a step has tens of thousands of records, a store may keep statistics that this version does not know, or
-lack some that it does. The way: a column each, by name; what is absent is -1 in a count and NaN in a number, never 0;
-and statistics that follow from others need no bytes of their own.
+A step has tens of thousands of records, a store may keep statistics that this version does not know, or lack some that
+it does. So each has a column, by name; what is absent is -1 in a count and NaN in a number, never 0; and statistics
+that follow from others need no bytes of their own.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Columns of variable length: texts and lists, kept as offsets into one buffer.
 
-The problem: a batch of records has a text for each row and nearly all are empty, a table of sites has texts that
-most comparisons never look at, and either may come from a stranger. The way: Arrow's own layout, decoded one
-value at a time when asked for.
+A batch of records has a text for each row and nearly all are empty, a table of sites has texts that most comparisons
+never look at, and either may come from a stranger. So texts and lists stay in Arrow's own layout, decoded one value at
+a time when asked for.
 """
 
 from __future__ import annotations

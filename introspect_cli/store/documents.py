@@ -1,9 +1,9 @@
 """YAML documents: the manifest and the settings.
 
-The problem: people edit and exchange these, `yaml.safe_load` expands aliases without limit and its C parser
-recurses without limit, and a dumper meets whatever objects a script left in its settings. The way: documents are
-reduced to plain data before they are written, and read event by event into plain data with limits on size,
-depth and number of nodes; tags, anchors, aliases and several documents in one file are refused, and never written.
+People edit and exchange these, `yaml.safe_load` expands aliases without limit and its C parser recurses without limit,
+and a dumper meets whatever objects a script left in its settings. Documents are reduced to plain data before they are
+written, and read event by event into plain data with limits on size, depth and number of nodes; tags, anchors, aliases
+and several documents in one file are refused, and never written.
 """
 
 from __future__ import annotations

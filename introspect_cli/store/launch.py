@@ -1,10 +1,10 @@
 """The directory that all processes of one launch write, a rank each.
 
-The problem: ranks start, end and die when they like, on machines that share a disk or do not, and training may wait for
-none of them because of a capture. The way: each rank computes the same id from what its launcher told it. Whoever comes
-first makes the directory and a manifest that names the launch; a file appears whole or not at all, so it does not
-matter who that is. From then on a rank writes inside `rankK/` alone: its own manifest, settings, tensors and lock.
-Nobody waits for anybody, and readers put the ranks together.
+Ranks start, end and die when they like, on machines that share a disk or do not, and training may wait for none of them
+because of a capture. Each rank computes the same id from what its launcher told it. Whoever comes first makes the
+directory and a manifest that names the launch; a file appears whole or not at all, so it does not matter who that is.
+From then on a rank writes inside `rankK/` alone: its own manifest, settings, tensors and lock. Nobody waits for
+anybody, and readers put the ranks together.
 
 A launcher that restarts its processes begins another attempt, a run of its own in `attemptN/`.
 """

@@ -1,8 +1,8 @@
 """Reads what one rank recorded: the index at once, names when asked for, records one step at a time.
 
-The problem: comparing must not read what digests show to be equal, nor trust a byte before it is checked, nor be
-upset by a writer that is still at work. The way: the file's descriptor stays open, a step is one read of the bytes
-that its index entry names, its CRC is taken over those very bytes, and columns are views of them.
+Comparing must not read what digests show to be equal, nor trust a byte before it is checked, nor be upset by a writer
+that is still at work. The file's descriptor stays open, a step is one read of the bytes that its index entry names, its
+CRC is taken over those very bytes, and columns are views of them.
 """
 
 from __future__ import annotations

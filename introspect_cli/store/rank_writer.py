@@ -1,9 +1,8 @@
 """Writes what one rank records, a step at a time, so that a killed process loses nothing that was indexed.
 
-The problem: the process may end between any two instructions, the disk may fill, the directory may go away, and a
-step must cost the training less than a millisecond. The way: new names, then the step's batch, then its index
-entry, each with one plain write; what no index entry vouches for does not exist. The first failure ends the
-recording, never the script.
+The process may end between any two instructions, the disk may fill, the directory may go away, and a step must cost the
+training less than a millisecond. So it writes new names, then the step's batch, then its index entry, each with one
+plain write; what no index entry vouches for does not exist. The first failure ends the recording, never the script.
 """
 
 from __future__ import annotations

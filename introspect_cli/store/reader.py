@@ -1,8 +1,8 @@
 """A run opened for reading, while it is written or after, from oneself or from a stranger.
 
-The problem: the answer must be right or an error that says what is wrong, whatever the bytes. The way: nothing is
-followed out of the directory, nothing is read without a limit, nothing is believed before it is checked, and what
-is not whole does not exist.
+The answer must be right or an error that says what is wrong, whatever the bytes. Nothing is followed out of the
+directory, nothing is read without a limit, nothing is believed before it is checked, and what is not whole does not
+exist.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Full tensors as safetensors files, one tensor a file, named by the tensor's checksum.
 
-The problem: a tensor that did not change should be stored once, torch's newest element types are unknown to
-numpy and some to safetensors, and a header from a stranger may lie about every length. The way: the format's own
-layout (8 bytes of header length, JSON, raw little-endian data), written and read here with every number checked
-against the size of the file; element types the format does not know are stored as bytes with their name beside.
+A tensor that did not change should be stored once, torch's newest element types are unknown to numpy and some to
+safetensors, and a header from a stranger may lie about every length. So this is the format's own layout (8 bytes of
+header length, JSON, raw little-endian data), written and read here with every number checked against the size of the
+file; element types the format does not know are stored as bytes with their name beside.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Checks a whole run against itself and says what is damaged and what is still sound.
 
-The problem: the reader checks only what it reads and stops at the first damage; somebody whose disk or transfer went
-wrong wants to know what is left. The way: everything is read once, every CRC, digest, key and chain is computed
-again, and each thing that is wrong becomes a finding instead of an error.
+The reader checks only what it reads and stops at the first damage; somebody whose disk or transfer went wrong wants to
+know what is left. Everything is read once, every CRC, digest, key and chain is computed again, and each thing that is
+wrong becomes a finding instead of an error.
 """
 
 from __future__ import annotations

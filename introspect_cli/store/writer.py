@@ -1,8 +1,8 @@
 """A store open for writing: the directory, its lock, its documents and tensors, and a writer for each rank.
 
-The problem: a capture must never overwrite what somebody may still need, share its directory with another
-capture, or be confused by a script that changes its directory. The way: the directory is made here and nowhere
-else, a lock is held on it while the process lives, and everything is opened relative to its descriptor.
+A capture must never overwrite what somebody may still need, share its directory with another capture, or be confused by
+a script that changes its directory. The directory is made here and nowhere else, a lock is held on it while the process
+lives, and everything is opened relative to its descriptor.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Nested values as a flat list of paths and leaves.
 
-The problem: modules take and return tuples, dicts, dataclasses, model outputs, caches and packed sequences, nested
-at will, and a divergence must be told by the path of the tensor inside. The way: walk what is known by structure
-(dict, list, tuple, namedtuple, dataclass), then what torch's pytree registry knows, then the attributes of other
-objects that hold tensors. Paths are written as pytree key strings: `[0]['hidden']`, `.logits`. Anything else is a
-leaf, for the caller to judge. What a class defines for itself (`__iter__`, `__getattr__`, `__eq__`, `__repr__`) is
-never called: it may have effects, take long, or raise. Depth, cycles and the number of leaves are bounded.
+Modules take and return tuples, dicts, dataclasses, model outputs, caches and packed sequences, nested at will, and a
+divergence must be told by the path of the tensor inside. So this walks what is known by structure (dict, list, tuple,
+namedtuple, dataclass), then what torch's pytree registry knows, then the attributes of other objects that hold tensors.
+Paths are written as pytree key strings: `[0]['hidden']`, `.logits`. Anything else is a leaf, for the caller to judge.
+What a class defines for itself (`__iter__`, `__getattr__`, `__eq__`, `__repr__`) is never called: it may have effects,
+take long, or raise. Depth, cycles and the number of leaves are bounded.
 """
 
 from __future__ import annotations

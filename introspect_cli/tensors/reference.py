@@ -1,9 +1,9 @@
 """The kernels in torch operations alone: the oracle of the compiled ones, and what runs on accelerators.
 
-The problem: one result a tensor, on whatever device it is on, without waiting for that device. The way: integer
-and float64 tensor operations only, no value ever read by the host; the result is one row (see `rows`) as an int64
-tensor of shape (32,) on the tensor's device, to be copied into a preallocated buffer. int64 multiplication wraps
-modulo 2**64, which is what the checksum wants; a logical shift is an arithmetic one and a mask.
+One result a tensor, on whatever device it is on, without waiting for that device. So they use integer and float64
+tensor operations only, no value ever read by the host; the result is one row (see `rows`) as an int64 tensor of shape
+(32,) on the tensor's device, to be copied into a preallocated buffer. int64 multiplication wraps modulo 2**64, which is
+what the checksum wants; a logical shift is an arithmetic one and a mask.
 """
 
 from __future__ import annotations

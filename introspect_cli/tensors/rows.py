@@ -1,8 +1,8 @@
 """One tensor's raw result as a row of 32 eight-byte words.
 
-The problem: kernels in two languages (compiled loops, torch operations) fill results that must be merged over
-chunks, threads and shards, and finalised for a whole step at once. The way: one fixed row layout. Words 0 to 5
-are integers, the rest float64; a step is an array of rows, read as either type through a view.
+Kernels in two languages (compiled loops, torch operations) fill results that must be merged over chunks, threads and
+shards, and finalised for a whole step at once. So there is one fixed row layout. Words 0 to 5 are integers, the rest
+float64; a step is an array of rows, read as either type through a view.
 
 Identities of an empty row (no finite element): minima +inf, maximum -inf, everything else 0.
 """

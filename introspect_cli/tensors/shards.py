@@ -1,8 +1,8 @@
 """Where a shard's elements lie in the whole tensor.
 
-The problem: terms of all three kernels are keyed by the element's index in the whole tensor, and a rank holds a
-box of it. The way: a box is a list of runs, each contiguous both in the shard and in the whole; a run and the
-index of its first element are all a kernel needs.
+Terms of all three kernels are keyed by the element's index in the whole tensor, and a rank holds a box of it. A box is
+a list of runs, each contiguous both in the shard and in the whole; a run and the index of its first element are all a
+kernel needs.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Tensors that are not a plain array of numbers: what is summarised of each, and what is said about it.
 
-The problem: sparse, nested, quantized, fake, wrapped, distributed and storage-less tensors all pass through
-`torch.Tensor`-typed code. The way: one function takes a tensor apart into the plain tensors that carry its bits and
-its values, or says in words why nothing can be seen. Stated answers:
+Sparse, nested, quantized, fake, wrapped, distributed and storage-less tensors all pass through `torch.Tensor`-typed
+code. One function takes a tensor apart into the plain tensors that carry its bits and its values, or says in words why
+nothing can be seen. Stated answers:
 
 - sparse (COO, CSR, CSC, BSR, BSC): values as stored give statistics and sketch; values and indices as stored give
   the checksum, whether coalesced or not, so two ways to store one matrix count as different;

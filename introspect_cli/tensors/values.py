@@ -1,8 +1,8 @@
 """Plain values: what is kept of a number, a string or anything else that is no tensor.
 
-The problem: a value must compare equal between two runs exactly when a reader would call it the same. Its repr
-says that, apart from memory addresses and the order of sets. The way: type name and masked repr, hashed in full,
-kept for reading in its first 200 characters.
+A value must compare equal between two runs exactly when a reader would call it the same. Its repr says that, apart from
+memory addresses and the order of sets. So what is kept is type name and masked repr, hashed in full, kept for reading
+in its first 200 characters.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """A tensor's elements in logical order, whatever its memory looks like.
 
-The problem: kernels want runs of contiguous elements; scripts have transposes, slices, channels-last images and
-expanded scalars, some of them larger than what may be copied at once. The way: cut along the leading dimensions
-into views of at most `limit` elements and copy one view at a time, each with the row-major index of its first
-element. Every torch operation of ours runs inside `unobserved`, so that no mode of the script sees it.
+Kernels want runs of contiguous elements; scripts have transposes, slices, channels-last images and expanded scalars,
+some of them larger than what may be copied at once. So tensors are cut along the leading dimensions into views of at
+most `limit` elements, copied one at a time, each with the row-major index of its first element. Every torch operation
+of ours runs inside `unobserved`, so that no mode of the script sees it.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """A last look at what a training run has come to, without watching it.
 
-The problem: to say that a capture changes nothing, the parameters at the end of a run must be known that was not
-captured. The way: as the interpreter ends, the garbage collector's list of live objects is searched for modules and
-optimizers. A function's locals are gone by then, so every optimizer is kept alive from the moment it is built: it
-holds the parameters it trains, and keeping it changes nothing but how long its memory is held. What is found is
-hashed; names and addresses stay out, so that two processes can be compared.
+To say that a capture changes nothing, the parameters at the end of a run must be known that was not captured. As the
+interpreter ends, the garbage collector's list of live objects is searched for modules and optimizers. A function's
+locals are gone by then, so every optimizer is kept alive from the moment it is built: it holds the parameters it
+trains, and keeping it changes nothing but how long its memory is held. What is found is hashed; names and addresses
+stay out, so that two processes can be compared.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """`capture --verify-neutral`: does this script train the same when it is watched?
 
-The problem: that a capture changes nothing is a promise; for one's own script it should be a measurement. The way: the
-script runs in fresh processes, once watched and once bare, both with a last look at parameters, optimizer state and
-generators as the interpreter ends, and everything is compared, output and exit code included. Where they differ, a
-second bare run tells a script that is not deterministic by itself from one that the capture disturbed.
+That a capture changes nothing is a promise; for one's own script it should be a measurement. The script runs in fresh
+processes, once watched and once bare, both with a last look at parameters, optimizer state and generators as the
+interpreter ends, and everything is compared, output and exit code included. Where they differ, a second bare run tells
+a script that is not deterministic by itself from one that the capture disturbed.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ class Calls:
     def __init__(
         self, context: Context, modules: ModuleProbe, optimizers: OptimizerProbe, places: Places, *, into_compiled: bool
     ) -> None:
-        """Take who knows the step, the module and the optimizer that are running, and the lines of the script.
+        """Know the step, the module and the optimizer that are running, and the lines of the script.
 
         Args:
             context: the recorder and the names.

@@ -1,10 +1,10 @@
 """Every operator's results, under the module that ran it, forward and backward.
 
-The problem: a bug is often inside a module, where no hook reaches, and the backward pass runs operators that no line
-of the script names. The way: a dispatch mode sees each operator after autograd has done its part and before its
-kernel runs, in the thread that runs it (autograd hands the mode on to its own threads). It calls the operator with
-what it was given and returns what it got. A backward operator is named by the forward one whose autograd node is
-running: nodes carry the sequence number that was current when the forward operator was seen.
+A bug is often inside a module, where no hook reaches, and the backward pass runs operators that no line of the script
+names. A dispatch mode sees each operator after autograd has done its part and before its kernel runs, in the thread
+that runs it (autograd hands the mode on to its own threads). It calls the operator with what it was given and returns
+what it got. A backward operator is named by the forward one whose autograd node is running: nodes carry the sequence
+number that was current when the forward operator was seen.
 
 The mode lies at the bottom of the stack of modes for as long as steps are captured, so that modes of the script's own
 are pushed and popped above it as ever.
@@ -44,7 +44,6 @@ class OpMode(TorchDispatchMode):
     supports_higher_order_operators = True
 
     def __init__(self, probe: OpProbe) -> None:
-        """Take whom to tell."""
         super().__init__()  # type: ignore[no-untyped-call] # torch's
         self.probe = probe
 
@@ -88,7 +87,7 @@ class OpProbe:
         all_dtypes: bool = False,
         into_compiled: bool = False,
     ) -> None:
-        """Take what all probes share, and which operators and results are wanted.
+        """Watch nothing yet.
 
         Args:
             context: the recorder and the step clock.

@@ -57,7 +57,6 @@ class Operators:
     """The facts of every operator met so far."""
 
     def __init__(self, globs: tuple[str, ...], *, views: bool) -> None:
-        """Take which operators are wanted: globs over names, all where empty; and whether views are."""
         self._globs = globs
         self._views = views
         self._known: dict[int, tuple[Callable[..., Any], OpFacts]] = {}

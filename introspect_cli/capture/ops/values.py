@@ -72,7 +72,6 @@ class Writers:
     """The site that wrote each piece of memory last, in this step."""
 
     def __init__(self, context: Context) -> None:
-        """Take who knows the parameters."""
         self._context = context
         self._sites: dict[int, int] = {}
 

@@ -113,7 +113,6 @@ class AttributeProbe:
     name = "attributes"
 
     def __init__(self, context: Context, modules: ModuleProbe, rank: RankWriter, secret: tuple[str, ...]) -> None:
-        """Take what all probes share, who knows the phase, where rows of modules go, and what names are secret."""
         self._context = context
         self._modules = modules
         self._rank = rank

@@ -46,7 +46,6 @@ class InputTap:
     """A forward pre-hook: looks at every tensor that goes in."""
 
     def __init__(self, module: str) -> None:
-        """Take what the taps call the module."""
         self.module = module
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:  # noqa: ARG002 - torch's signature
@@ -62,7 +61,6 @@ class OutputTap:
     """A forward hook: taps every tensor that comes out."""
 
     def __init__(self, module: str, *, writes: bool) -> None:
-        """Take what the taps call the module, and whether its output is its input, written to."""
         self.module = module
         self.writes = writes
 
@@ -111,7 +109,6 @@ class CompileProbe:
     name = "compile"
 
     def __init__(self, context: Context, taps: TapProbe, mode: str, note: Callable[[str], None]) -> None:
-        """Take what all probes share, the taps' own probe, what to do, and who is told of it."""
         self._context = context
         self._taps = taps
         self._operators: CompiledOps | None = None

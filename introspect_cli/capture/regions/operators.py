@@ -100,7 +100,6 @@ class CompiledOps:
     """Puts looks into graphs, and records what they see."""
 
     def __init__(self, context: Context, taps: TapProbe, ops: OpProbe) -> None:
-        """Take what all probes share, who names modules, and who records operators."""
         self._recorder = context.recorder
         self._taps = taps
         self._ops = ops

@@ -100,7 +100,6 @@ class TapProbe:
     name = "taps"
 
     def __init__(self, context: Context, modules: ModuleProbe, gradients: GradientProbe) -> None:
-        """Take what all probes share, who knows the module that is running, and who watches tensors."""
         self._context = context
         self._recorder = context.recorder
         self._modules = modules
