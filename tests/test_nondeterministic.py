@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from introspect_cli.compare.reasons.nondeterministic import nondeterministic
+from introspect_cli.compare.reasons.operator import nondeterministic
 
 
 def diverging(path, *devices):
