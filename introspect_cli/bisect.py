@@ -199,7 +199,7 @@ class _Search:
             )
         if self._until is None:
             self._until = result.first.step
-            self._tell(f"{bad[:10]} parts at step {self._until}: later steps are not run")
+            self._tell(f"{bad[:10]} diverges at step {self._until}: later steps are not run")
         return self._drive(reference, good, bad)
 
     def _drive(self, reference: Rerun, good: str, bad: str) -> Culprit:

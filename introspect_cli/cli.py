@@ -31,11 +31,11 @@ VERBS = {
     "check": "Look for what usually goes wrong in training.",
     "completion": "Print the script that completes this command in a shell.",
     "diff": "Find where two runs first diverge, and why.",
-    "export": "Write a run in the formats of others.",
-    "import": "Make a run out of reports that other tools wrote.",
-    "report": "Make a page of a run, or of two.",
+    "export": "Write a run in other formats.",
+    "import": "Import a run from reports of other tools.",
+    "report": "Write a page about one run, or about two.",
     "runs": "List the runs there are, and remove old ones.",
-    "show": "Tell what is in a run.",
+    "show": "Show what is in a run.",
     "verify": "Check that a run on disk is whole.",
 }
 """Every verb and its line of help; `introspect_cli/commands/VERB.py` holds the click command `VERB`."""

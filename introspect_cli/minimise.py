@@ -112,16 +112,16 @@ def minimise(
         until=known.first.step if until_step is None else until_step,
         tell=tell,
     )
-    if search.parts(()):
-        sentence = "running a again, unchanged, already parts from a: the script is not deterministic by itself"
+    if search.diverges(()):
+        sentence = "running a again, unchanged, already diverges from a: the script is not deterministic by itself"
         return Smallest((), differing, search.last, search.runs, verified=False, sentence=sentence, unknown=unknown)
-    if not search.parts(differing):
+    if not search.diverges(differing):
         sentence = "running a with all of b's settings does not diverge from a: something else differs between the runs"
         return Smallest((), differing, None, search.runs, verified=False, sentence=sentence, unknown=unknown)
-    found = tuple(ddmin(differing, search.parts))
-    search.parts(found)
-    many = "settings together make" if len(found) > 1 else "setting makes"
-    sentence = f"{len(found)} of {len(differing)} differing {many} the runs diverge"
+    found = tuple(ddmin(differing, search.diverges))
+    search.diverges(found)
+    make = "together make" if len(found) > 1 else "makes"
+    sentence = f"{len(found)} of {len(differing)} differing settings {make} the runs diverge"
     return Smallest(found, differing, search.last, search.runs, verified=True, sentence=sentence, unknown=unknown)
 
 
@@ -207,7 +207,7 @@ class _Search:
         self.runs = 0
         self.last: DiffResult | None = None
 
-    def parts(self, chosen: Sequence[Difference]) -> bool:
+    def diverges(self, chosen: Sequence[Difference]) -> bool:
         """Whether run a's command with these of run b's settings parts from run a."""
         key = frozenset(f"{item.axis} {item.name}" for item in chosen)
         if key not in self._answers:

@@ -209,19 +209,19 @@ def test_setup_runs_in_each_revision(repository: Path):
     assert not (repository / "prepared").exists()
 
 
-def test_settings_that_make_runs_part(repository: Path):
+def test_settings_that_make_runs_diverge(repository: Path):
     introspect(repository, "capture", "-q", "-o", "../a", "train.py", "--lr", "0.1", "--name", "first", code=0)
     introspect(
         repository, "capture", "-q", "-o", "../b", "--seed", "3", "train.py", "--lr", "0.1", "--name", "second",
         "--scale", "2", code=0,
     )  # fmt: skip
     answer = introspect(repository, "bisect", "--settings", "../a", "../b", "train.py", code=1)
-    assert answer.stdout.startswith("1 of 3 differing setting makes the runs diverge")
+    assert answer.stdout.startswith("1 of 3 differing settings makes the runs diverge")
     assert "--scale" in answer.stdout
     assert "--name" not in answer.stdout.partition("captures")[0].splitlines()[2]
 
 
-def test_an_argument_and_a_variable_that_only_together_make_runs_part(repository: Path):
+def test_an_argument_and_a_variable_that_only_together_make_runs_diverge(repository: Path):
     words = ("-q", "-o", "../a", "train.py", "--name", "first")
     introspect(repository, "capture", *words, code=0, USE_SHIFT="0")
     words = ("-q", "-o", "../b", "--deterministic", "train.py", "--name", "second", "--shift", "1")

@@ -123,9 +123,7 @@ class CaptureOptions:
         default=False,
         metadata=_option(RUN, "Show on the terminal how far the run is.", "--progress", in_manifest=False),
     )
-    quiet: bool = field(
-        default=False, metadata=_option(RUN, "Say nothing but errors.", "-q", "--quiet", in_manifest=False)
-    )
+    quiet: bool = field(default=False, metadata=_option(RUN, "Print errors only.", "-q", "--quiet", in_manifest=False))
     record: frozenset[Kind] = field(
         default=frozenset(Kind(name) for name in KINDS),
         metadata=_option(

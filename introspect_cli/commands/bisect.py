@@ -24,13 +24,17 @@ Exit status: 1 when the culprit is found, 2 when it cannot be told."""
     epilog=_EPILOG,
 )
 @click.option("--good", metavar="REV", help="A revision whose run is right.")
-@click.option("--bad", metavar="REV", default="HEAD", show_default=True, help="A later one whose run is not.")
-@click.option("--settings", nargs=2, metavar="RUN_A RUN_B", help="Bisect over what the settings of two runs differ in.")
+@click.option("--bad", metavar="REV", default="HEAD", show_default=True, help="A later revision whose run is wrong.")
+@click.option(
+    "--settings", nargs=2, metavar="RUN_A RUN_B", help="Bisect over the settings that differ between two runs."
+)
 @click.option("--until-step", type=click.IntRange(min=0), metavar="N", help="Look no further than step N.")
 @click.option("--setup", metavar="COMMAND", help="Shell command to run before each capture, such as a reinstall.")
 @click.option("--link", "links", multiple=True, metavar="PATH", help="Data outside of git that each revision needs.")
 @click.option("--keep", is_flag=True, help="Leave the work tree in place at the end.")
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="Where runs are kept, to go on from later.")
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), help="Where runs are kept; a later call continues from there."
+)
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[CAPTURE OPTIONS] SCRIPT [ARGS]...")
 def bisect(words: tuple[str, ...], good: str | None, settings: tuple[str, str] | None, **given: Any) -> int:
     """Find the first commit whose run diverges from a good one's, or the settings that make two runs diverge.

@@ -10,7 +10,7 @@ from introspect_cli.exit_codes import DIVERGED, SAME, UNDECIDED
 @click.command(
     short_help="Look for what usually goes wrong in training.",
     epilog="""\b
-Exit codes: 0 nothing found, 1 something at the level of --fail-on or worse, 2 nothing could be looked for.
+Exit codes: 0 nothing found, 1 something at the level of --fail-on or worse, 2 no rule had its data.
 
 \b
 Examples:
@@ -19,7 +19,7 @@ Examples:
   introspect check --rule 'loss-*' --format json runA""",
 )
 @click.argument("run", type=click.Path(), required=False)
-@click.option("--rule", "rules", multiple=True, metavar="GLOB", help="Ask only these rules; may be repeated.")
+@click.option("--rule", "rules", multiple=True, metavar="GLOB", help="Check only these rules; may be repeated.")
 @click.option("--ignore", multiple=True, metavar="GLOB", help="Leave these rules out; may be repeated.")
 @click.option(
     "--fail-on",

@@ -36,10 +36,10 @@ Exit status: 0 the same, 1 diverged, 2 could not tell (with --bisect: 125).""",
 @click.option("--rtol", type=click.FloatRange(min=0), default=0.0, help="Tolerated relative RMS difference.")
 @click.option("--atol", type=click.FloatRange(min=0), default=0.0, help="Tolerated absolute RMS difference.")
 @click.option(
-    "--noise", multiple=True, type=click.Path(), help="A run that should equal A; what differs as much passes."
+    "--noise", multiple=True, type=click.Path(), help="A repeated run of A; differences as small as its own pass."
 )
-@click.option("--rename", multiple=True, metavar="OLD=NEW", help="Regular expression put to the FQNs of A.")
-@click.option("--offset", type=int, help="Compare step K of B with step K+N of A; found by itself where it can be.")
+@click.option("--rename", multiple=True, metavar="OLD=NEW", help="Rename FQNs of A by a regular expression.")
+@click.option("--offset", type=int, help="Compare step K of B with step K+N of A; detected where possible.")
 @click.option(
     "--level",
     type=click.Choice(["module", "op"]),
@@ -48,7 +48,7 @@ Exit status: 0 the same, 1 diverged, 2 could not tell (with --bisect: 125).""",
 )
 @click.option("-o", "--output", type=click.Path(), help="With --level op: draw them into this file, .svg or .html.")
 @click.option("--map/--no-map", "want_map", default=False, help="Show modules by steps, shaded by distance.")
-@click.option("-v", "--verbose", is_flag=True, help="Show of each listed divergence what differs.")
+@click.option("-v", "--verbose", is_flag=True, help="Show what differs in each listed divergence.")
 @click.option("--values", is_flag=True, help="Show the stored values of the first divergence, a beside b.")
 @click.option("--bisect", is_flag=True, help="Exit with 0, 1 or 125, as `git bisect run` wants it.")
 def diff(a: str, b: str, format_: str, *, bisect: bool, **asked: Any) -> int:

@@ -11,7 +11,7 @@ from introspect_cli.exit_codes import SAME
 
 @click.command(
     name="import",
-    short_help="Make a run out of reports that other tools wrote.",
+    short_help="Import a run from reports of other tools.",
     epilog="""\b
 Examples:
   introspect import logs/introspection/fit -o runA

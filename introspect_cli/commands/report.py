@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @click.command(
-    short_help="Make a page of a run, or of two.",
+    short_help="Write a page about one run, or about two.",
     epilog="""\b
 Examples:
   introspect report runA -o report.html

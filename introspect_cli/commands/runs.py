@@ -55,9 +55,9 @@ def list_(directories: tuple[Path, ...], format_: str) -> int:
 
 @runs.command("prune")
 @click.argument("directories", metavar="[DIR]...", nargs=-1, type=click.Path(path_type=Path))
-@click.option("--keep", type=click.IntRange(min=0), default=0, help="Leave this many of the latest runs in any case.")
+@click.option("--keep", type=click.IntRange(min=0), default=0, help="Keep the N latest runs.")
 @click.option("--older-than", metavar="AGE", help="Remove only runs that started longer ago: 7d, 12h, 30m, 2w.")
-@click.option("--dry-run", is_flag=True, help="Say what would go, and leave it.")
+@click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
 def prune(directories: tuple[Path, ...], keep: int, older_than: str | None, *, dry_run: bool) -> int:
     """Remove runs beyond the --keep latest that are --older-than an age; give at least one of the two."""
     from introspect_cli.errors import UsageError
@@ -67,7 +67,7 @@ def prune(directories: tuple[Path, ...], keep: int, older_than: str | None, *, d
     from introspect_cli.store.writer import remove_run
 
     if not keep and older_than is None:
-        raise UsageError("say which runs may go: --keep N leaves the N latest, --older-than 7d spares recent ones.")
+        raise UsageError("say which runs to remove: --keep N keeps the N latest, --older-than 7d spares recent ones.")
     age = parse_age(older_than) if older_than is not None else None
     going = prunable(find_runs(_places(directories)), keep=keep, older_than=age, now=dt.datetime.now(dt.timezone.utc))
     for row in going:

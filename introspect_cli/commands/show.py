@@ -11,7 +11,7 @@ from introspect_cli.exit_codes import SAME
 
 
 @click.command(
-    short_help="Tell what is in a run.",
+    short_help="Show what is in a run.",
     epilog="""\b
 Examples:
   introspect show runA
@@ -26,7 +26,9 @@ Examples:
 @click.option("--unfold", is_flag=True, help="With --tree: repeated layers one by one.")
 @click.option("--depth", type=click.IntRange(min=0), help="With --tree: levels below the root, of modules and values.")
 @click.option("--graph", is_flag=True, help="Operators of one step and what flows between them (capture --level op).")
-@click.option("--prune/--no-prune", default=True, help="With --graph: leave out what changes no scale, middle layers.")
+@click.option(
+    "--prune/--no-prune", default=True, help="With --graph: leave out middle layers and operators that keep the scale."
+)
 @click.option("--target", multiple=True, metavar="GLOB", help="With --graph: only modules or operators of that name.")
 @click.option("-o", "--output", type=click.Path(), help="With --graph: draw into this file, .svg or .html.")
 @click.option("--step", type=click.IntRange(min=0), help="The records of one step; with --values, at which step.")

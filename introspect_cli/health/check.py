@@ -79,7 +79,7 @@ def check_tables(path: str, tables: Sequence[Table], rules: Sequence[Rule] = RUL
             needs = next((answer.needs for _, answer in answers if isinstance(answer, Unseen)), "a rank with records")
             unseen.append((rule.id, needs))
     notes = [
-        f"rank {table.rank}: every {table.stride}. step was looked at, there being too many of all"
+        f"rank {table.rank}: only one step in {table.stride} was checked: there are too many for all"
         for table in tables
         if table.stride > 1
     ]

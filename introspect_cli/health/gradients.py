@@ -192,7 +192,7 @@ RULES = (
     Rule(
         "vanishing-gradients",
         Level.WARNING,
-        "gradients that fade towards the first layers",
+        "gradients that vanish towards the first layers",
         "a deep stack of squashing activations, a small initial scale, no residual connections or normalisation",
         find_vanishing,
     ),
@@ -206,7 +206,7 @@ RULES = (
     Rule(
         "unbalanced-gradients",
         Level.WARNING,
-        "heads whose gradients are of very different size",
+        "heads whose gradients differ very much in size",
         "losses of different scale that are added up; weigh them",
         find_unbalanced,
     ),

@@ -106,7 +106,7 @@ RULES = (
     Rule(
         "loss-spike",
         Level.WARNING,
-        "a loss that leaps",
+        "a loss that spikes",
         "a bad batch, a learning rate that is too high, or an overflow",
         find_spike,
     ),

@@ -31,7 +31,7 @@ def check_blocks(result: CheckResult) -> list[Block]:
         needs: dict[str, list[str]] = {}
         for rule, need in result.unseen:
             needs.setdefault(need, []).append(rule)
-        blocks.append(line("not looked for, since the run does not have:", "dim"))
+        blocks.append(line("not checked, because the run lacks:", "dim"))
         blocks += [line(f"{clean(need)}: {', '.join(rules)}", "dim", 2) for need, rules in needs.items()]
     return blocks
 

@@ -64,7 +64,7 @@ def diff_blocks(
             for note in result.notes
         ]
     if result.suggestions:
-        blocks += [line(), line("Same-looking modules under another name; to compare them:", "heading")]
+        blocks += [line(), line("Modules that look alike under different names; to compare them:", "heading")]
         blocks += [line(clean(text), indent=2, wrap=False) for text in result.suggestions]
     return blocks
 

@@ -173,7 +173,7 @@ class VjpProbe:
             recorder.value(site(), norm)
             recorder.value(site(" standard error"), error)
         elif product is None:
-            recorder.missing(site(), "the one does not depend on the other")
+            recorder.missing(site(), "the output does not depend on the input")
         else:
             recorder.tensor(site(), product)
 
@@ -196,7 +196,7 @@ class VjpProbe:
 
 
 def _product(later: torch.Tensor, earlier: torch.Tensor, vector: torch.Tensor) -> torch.Tensor | None:
-    """The vector-Jacobian product, None where the one does not depend on the other."""
+    """The vector-Jacobian product, None where the output does not depend on the input."""
     found: tuple[torch.Tensor | None, ...]
     found = torch.autograd.grad(later, earlier, vector, retain_graph=True, allow_unused=True)
     return found[0]

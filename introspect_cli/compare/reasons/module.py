@@ -211,7 +211,7 @@ def _inside(scene: Scene) -> str:
     text = "The cause is inside this module: its code, options, train/eval mode or kernel"
     known = [found for found in scene.cause.evidence if is_random(found) and found.known is Known.EQUAL]
     if not _DRAWS_NOTHING.match(scene.first.module_class) and not any(e.name == "the random state" for e in known):
-        text += "; or, if it draws random numbers, others were drawn before it in this step"
+        text += "; or, if it draws random numbers, different ones were drawn before it in this step"
     if scene.steps_before and any(found.name == "its parameters" for found in scene.cause.evidence):
         text += "; or its parameters changed after they were recorded (.data, numpy)"
     formats = memory_formats(scene)

@@ -76,7 +76,7 @@ def nondeterministic(divergence: Divergence) -> str:
         return ""
     if not _LISTED.match(divergence.site.path):
         return ""
-    return " On a GPU it may give another result each time: torch.use_deterministic_algorithms lists this operator."
+    return " On a GPU its result may differ each time: torch.use_deterministic_algorithms lists this operator."
 
 
 REASONS = (Operator(),)
