@@ -1,7 +1,7 @@
 """Find the commit that made a training script diverge.
 
-`git bisect` knows which commit to try next; a captured run knows whether a commit parts from the good one, and where.
-Everything happens in a work tree of its own, so the user's checkout, index and stash stay as they are, and every
+`git bisect` knows which commit to try next; a captured run knows whether a commit diverges from the good one, and
+where. Everything happens in a work tree of its own, so the user's checkout, index and stash stay as they are, and every
 run is kept under the commit's name, so a bisection that was interrupted goes on where it stopped.
 """
 

@@ -82,7 +82,7 @@ def minimise(
 
     Args:
         a: the reference run.
-        b: the run that parts from it.
+        b: the run that diverges from it.
         options: further capture options for every rerun.
         words: the script, or nothing to take it from run a; arguments come from the runs.
         output: where reruns are kept; None for a directory under `introspect-runs/`.
@@ -208,17 +208,17 @@ class _Search:
         self.last: DiffResult | None = None
 
     def diverges(self, chosen: Sequence[Difference]) -> bool:
-        """Whether run a's command with these of run b's settings parts from run a."""
+        """Whether run a's command with these of run b's settings diverges from run a."""
         key = frozenset(f"{item.axis} {item.name}" for item in chosen)
         if key not in self._answers:
             self.runs += 1
             verdict, result = judge(self._reference, self._run(chosen), self._until)
             self._answers[key] = (verdict is Verdict.DIVERGED, result)
             names = ", ".join(item.name for item in chosen) or "nothing changed"
-            said = {Verdict.SAME: "agrees", Verdict.DIVERGED: "parts", Verdict.UNDECIDED: "cannot be told"}[verdict]
+            said = {Verdict.SAME: "agrees", Verdict.DIVERGED: "diverges", Verdict.UNDECIDED: "cannot be told"}[verdict]
             self._tell(f"{names}: {said}")
-        parts, self.last = self._answers[key]
-        return parts
+        diverges, self.last = self._answers[key]
+        return diverges
 
     def _run(self, chosen: Sequence[Difference]) -> Rerun:
         words = dict(self._base)

@@ -1,6 +1,6 @@
 """Capture a script again, in a fresh process, and compare what comes out with a reference.
 
-Bisection over commits and over settings both ask one question many times: does this variant part from the reference?
+Bisection over commits and over settings both ask one question many times: does this variant diverge from the reference?
 Each asking is a process of its own, so that nothing is left over from the last; its run and its output are kept, and
 a question that was answered before is answered from disk.
 """

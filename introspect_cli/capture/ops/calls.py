@@ -179,7 +179,7 @@ class Calls:
             call = repeated.make(scope, facts, number, source)
         return call
 
-    def passed(self, scope: Scope, facts: OpFacts, times: int) -> None:
+    def count(self, scope: Scope, facts: OpFacts, times: int) -> None:
         """So many calls of an operator are over, in a region that ran as one."""
         self._repeated(scope, facts).count += times
 

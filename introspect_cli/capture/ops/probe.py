@@ -67,7 +67,7 @@ class OpMode(TorchDispatchMode):
             raise error.with_traceback(None)  # noqa: B904 - the same error, not a new one
         probe = self.probe
         if probe.live:
-            probe.ran(func, args, kwargs, result, sys._getframe().f_back)  # noqa: SLF001 - as python documents it
+            probe.record_results(func, args, kwargs, result, sys._getframe().f_back)  # noqa: SLF001 - as python documents it
         return result
 
 
@@ -179,7 +179,7 @@ class OpProbe:
             private_api.pop_mode()
             self._pushed.mode = None
 
-    def ran(
+    def record_results(
         self,
         func: Callable[..., Any],
         args: tuple[Any, ...],
@@ -203,11 +203,11 @@ class OpProbe:
             call = self._calls.of(self.facts(func), node, frame)
             if call is not None:
                 if call.facts.recorded:
-                    self._results(call, node, args, kwargs, result)
+                    self._write_results(call, node, args, kwargs, result)
                 else:
-                    self._passed(call, args, result)
+                    self._follow(call, args, result)
 
-    def _passed(self, call: OpCall, args: tuple[Any, ...], result: Any) -> None:
+    def _follow(self, call: OpCall, args: tuple[Any, ...], result: Any) -> None:
         """Follow memory through an operator whose results are not recorded."""
         if call.facts.unwritten:
             for _, value in tensors("", result):
@@ -215,7 +215,7 @@ class OpProbe:
         elif args and is_parameter(args[0]):
             self._writers.of(args[0])  # a view of a parameter is known by its memory from here on
 
-    def _results(
+    def _write_results(
         self, call: OpCall, node: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None, result: Any
     ) -> None:
         facts, writers = call.facts, self._writers
@@ -263,10 +263,10 @@ class OpProbe:
             return None
         return self._calls.ahead(scope, facts, before, source)
 
-    def passed(self, scope: Scope | None, facts: OpFacts, times: int) -> None:
+    def count(self, scope: Scope | None, facts: OpFacts, times: int) -> None:
         """A region that runs as one has run, and an operator so many times in it."""
         if scope is not None:
-            self._calls.passed(scope, facts, times)
+            self._calls.count(scope, facts, times)
 
     def record(self, call: OpCall, path: str, value: torch.Tensor | None, given_by: list[int], reason: str = "") -> int:
         """Record what an operator inside a region gave, or why it was not seen; the number of its site."""

@@ -103,11 +103,11 @@ class GradientProbe:
         # A leaf outlives its graph: without this, a parameter used as an input would gather hooks for ever.
         self._leaf_handles.append(handle)
 
-    def told_elsewhere(self, tensor: torch.Tensor, sites: list[int]) -> None:
+    def record_elsewhere(self, tensor: torch.Tensor, sites: list[int]) -> None:
         """Watch a tensor no longer: whoever holds the list records the gradient at the sites that come into it."""
         self._elsewhere.set(tensor, sites)
 
-    def untold(self, tensor: torch.Tensor, reason: str) -> None:
+    def leave_out(self, tensor: torch.Tensor, reason: str) -> None:
         """Watch a tensor no longer: its whole gradient cannot be seen."""
         self._elsewhere.set(tensor, reason)
 

@@ -180,7 +180,7 @@ class CompileProbe:
             def run(*arguments: Any) -> Any:
                 results = compiled(*arguments)
                 if probe._on and ends is not None:
-                    probe._taps.ran(ends, arguments, results)
+                    probe._taps.end_region(ends, arguments, results)
                 if probe._on and operators is not None:
                     probe._counted(operators)
                 return results
@@ -206,7 +206,7 @@ class CompileProbe:
     def _counted(self, graph: Graph) -> None:
         with self._operators_guarded:
             if self._operators is not None:
-                self._operators.ran(graph)
+                self._operators.end_graph(graph)
 
     def _leave_operators(self) -> None:
         self._operators = None

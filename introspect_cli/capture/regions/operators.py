@@ -176,7 +176,7 @@ class CompiledOps:
                 return self._numbers[int(identity)]
         return ""
 
-    def saw(self, number: int, value: torch.Tensor) -> None:
+    def take_look(self, number: int, value: torch.Tensor) -> None:
         """A look has come by."""
         entry = self._results[number]
         call = self._call(entry, self._scope(entry.module))
@@ -194,7 +194,7 @@ class CompiledOps:
     def _call(self, entry: _Result, scope: Scope | None) -> OpCall | None:
         return self._ops.inside(scope, entry.facts, entry.before, entry.source)
 
-    def ran(self, graph: Graph) -> None:
+    def end_graph(self, graph: Graph) -> None:
         """A graph has run forward: say what of it was not seen, and count its operators."""
         if not self._recorder.wanted or not self._ops.live:
             return
@@ -204,7 +204,7 @@ class CompiledOps:
             if call is not None:
                 self._ops.record(call, entry.path, None, [], _INNER)
         for (module, facts), times in graph.totals.items():
-            self._ops.passed(scopes[module], facts, times)
+            self._ops.count(scopes[module], facts, times)
         root = scopes.get("")
         if root is not None and root.phase is Phase.LOSS:
             # a function, or what comes after a graph break in any of the modules that it calls

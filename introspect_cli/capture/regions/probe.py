@@ -90,7 +90,7 @@ class _Run:
 class OperatorLooks(Protocol):
     """What takes looks at single operators."""
 
-    def saw(self, number: int, value: torch.Tensor) -> None:
+    def take_look(self, number: int, value: torch.Tensor) -> None:
         """A look has come by."""
 
 
@@ -216,7 +216,7 @@ class TapProbe:
         if text.startswith(OPERATOR):
             number, _, place = text[len(OPERATOR) :].partition(".")
             if self._operators is not None:
-                self._operators.saw(int(number), value)
+                self._operators.take_look(int(number), value)
             return int(place)
         tapped = self._parse(text)
         self._tapped(value, text, tapped)
@@ -293,7 +293,7 @@ class TapProbe:
         if sites:
             self._recorder.tensor_at(sites, value)
 
-    def ran(self, ends: Ends, arguments: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> None:
+    def end_region(self, ends: Ends, arguments: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> None:
         """A compiled graph has run forward.
 
         What it recorded is put in the order of the program, whatever order the compiler made of it; what came in is
@@ -318,6 +318,6 @@ class TapProbe:
                 if text:
                     outside: list[int] = []
                     self._open.setdefault(text, []).append(outside)
-                    self._gradients.told_elsewhere(results[place], outside)
+                    self._gradients.record_elsewhere(results[place], outside)
                 else:
-                    self._gradients.untold(results[place], _SHARE)
+                    self._gradients.leave_out(results[place], _SHARE)
