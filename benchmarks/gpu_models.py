@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 from torch.nn import functional
+from workloads import GPT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,61 +29,6 @@ class Shape:
 GPT_124M = Shape(12, 12, 768, 16, 1024)
 GPT_1300M = Shape(24, 16, 2048, 4, 1024)
 GPT_TINY = Shape(2, 2, 32, 2, 16, 64)
-
-
-class Attention(nn.Module):
-    """Causal self-attention."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.qkv = nn.Linear(width, 3 * width)
-        self.proj = nn.Linear(width, width)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(batch, length, width) to the same."""
-        batch, length, width = x.shape
-        q, k, v = self.qkv(x).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        y = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        y = self.proj(y.transpose(1, 2).reshape(batch, length, width))
-        return y  # noqa: RET504  # mypy knows a module's call as Any
-
-
-class Block(nn.Module):
-    """A pre-norm transformer block."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.norm1, self.attention = nn.LayerNorm(width), Attention(width, heads)
-        self.norm2 = nn.LayerNorm(width)
-        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(batch, length, width) to the same."""
-        x = x + self.attention(self.norm1(x))
-        x = x + self.mlp(self.norm2(x))
-        return x  # noqa: RET504  # as above
-
-
-class GPT(nn.Module):
-    """A decoder-only transformer."""
-
-    def __init__(self, shape: Shape) -> None:
-        super().__init__()
-        self.tokens = nn.Embedding(shape.vocabulary, shape.width)
-        self.places = nn.Embedding(shape.length, shape.width)
-        self.blocks = nn.ModuleList(Block(shape.width, shape.heads) for _ in range(shape.layers))
-        self.norm = nn.LayerNorm(shape.width)
-        self.head = nn.Linear(shape.width, shape.vocabulary, bias=False)
-        self.head.weight = self.tokens.weight
-
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """(batch, length) to logits."""
-        x = self.tokens(ids) + self.places(torch.arange(ids.shape[1], device=ids.device))
-        for block in self.blocks:
-            x = block(x)
-        logits = self.head(self.norm(x))
-        return logits  # noqa: RET504  # as above
 
 
 class Bottleneck(nn.Module):
@@ -130,7 +76,9 @@ class ResNet(nn.Module):
 def gpt(shape: Shape, device: torch.device, *, compiled: bool = False) -> Callable[[], None]:
     """One training step of a GPT in bfloat16 with AdamW, fused where there is such a kernel."""
     torch.manual_seed(0)
-    model = GPT(shape).to(device, torch.bfloat16)
+    model = GPT(shape.width, shape.layers, shape.heads, shape.vocabulary, shape.length)
+    model.head.weight = model.tokens.weight
+    model.to(device, torch.bfloat16)
     run = torch.compile(model) if compiled else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=device.type == "cuda")
     ids = torch.randint(shape.vocabulary, (shape.batch, shape.length + 1), device=device)

@@ -16,7 +16,6 @@ class Attention(nn.Module):
     """Causal self-attention."""
 
     def __init__(self, width: int, heads: int) -> None:
-        """Take the model's width and the number of heads."""
         super().__init__()
         self.heads = heads
         self.qkv = nn.Linear(width, 3 * width)
@@ -34,7 +33,6 @@ class Block(nn.Module):
     """A pre-norm transformer block."""
 
     def __init__(self, width: int, heads: int) -> None:
-        """Take the model's width and the number of heads."""
         super().__init__()
         self.ln1, self.attn = nn.LayerNorm(width), Attention(width, heads)
         self.ln2 = nn.LayerNorm(width)
@@ -50,7 +48,6 @@ class GPT(nn.Module):
     """A decoder that returns logits."""
 
     def __init__(self, width: int, depth: int = 6, heads: int = 8, vocabulary: int = 4096, length: int = 128) -> None:
-        """Take the sizes of the model."""
         super().__init__()
         self.tokens, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
         self.blocks = nn.ModuleList(Block(width, heads) for _ in range(depth))
@@ -58,7 +55,7 @@ class GPT(nn.Module):
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """Map tokens (batch, length) to logits (batch, length, vocabulary)."""
-        x = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1]))
+        x = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
         for block in self.blocks:
             x = block(x)
         return self.head(self.norm(x))
@@ -68,7 +65,6 @@ class Tower(nn.Module):
     """Many small linear layers in a row."""
 
     def __init__(self, count: int, width: int) -> None:
-        """Take the number of layers and their width."""
         super().__init__()
         self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(count))
 

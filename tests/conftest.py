@@ -147,3 +147,15 @@ def _is_ours(value):
     if code is not None:
         return code.co_filename.startswith(PACKAGE)
     return type(value).__module__.startswith("introspect_cli")
+
+
+@pytest.fixture
+def fresh_compiler():
+    """Nothing compiled by earlier tests, and nothing left to later ones."""
+    import torch
+
+    limit = sys.getrecursionlimit()
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+    sys.setrecursionlimit(limit)  # inductor raises it

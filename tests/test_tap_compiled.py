@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 import torch
 from opcapture import captured, records
@@ -32,13 +30,7 @@ class Net(nn.Module):
         return {"logits": self.outlet(hidden), "parts": (hidden, hidden * 2)}
 
 
-@pytest.fixture(autouse=True)
-def _fresh_compiler():
-    limit = sys.getrecursionlimit()
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
-    sys.setrecursionlimit(limit)  # inductor raises it
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 
 def trained(make, sizes=(5,), build=Net):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 import torch
 from opcapture import captured
@@ -45,13 +43,7 @@ class Attending(nn.Module):
 MODELS = (Perceptron, Convolutions, Attending)
 
 
-@pytest.fixture(autouse=True)
-def _fresh_compiler():
-    limit = sys.getrecursionlimit()
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
-    sys.setrecursionlimit(limit)  # inductor raises it
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 
 def wrong_backend():

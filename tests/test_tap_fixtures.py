@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 from opcapture import captured
 from test_tap_diff import wrong_backend
 
@@ -26,13 +25,7 @@ SCRIPTS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _fresh_compiler():
-    limit = sys.getrecursionlimit()
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
-    sys.setrecursionlimit(limit)  # inductor raises it
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 
 def run(path, monkeypatch, name, *, arguments=(), level="module", **settings):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 import torch
 from opcapture import captured, records
@@ -20,13 +18,7 @@ from introspect_cli.store.reader import open_run
 GRADIENTS = {Kind.GRAD_INPUT, Kind.GRAD_OUTPUT}
 
 
-@pytest.fixture(autouse=True)
-def _fresh_compiler():
-    limit = sys.getrecursionlimit()
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
-    sys.setrecursionlimit(limit)  # inductor raises it
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 
 class Pair(nn.Module):

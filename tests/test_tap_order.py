@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 import torch
 from opcapture import captured, records
@@ -16,13 +14,7 @@ from introspect_cli.records import Kind, Phase
 RECORDED = {Kind.INPUT, Kind.OUTPUT, Kind.GRAD_INPUT, Kind.GRAD_OUTPUT, Kind.PARAM, Kind.GRAD}
 
 
-@pytest.fixture(autouse=True)
-def _fresh_compiler():
-    limit = sys.getrecursionlimit()
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
-    sys.setrecursionlimit(limit)  # inductor raises it
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 
 class Block(nn.Module):
