@@ -366,14 +366,15 @@ def any_lock_held(run: Folder) -> bool:
             continue
         folder = run.folder(name)
         try:
-            if any_lock_held(folder) or _lock_held_at(folder):
+            if any_lock_held(folder) or is_locked(folder):
                 return True
         finally:
             folder.close()
     return False
 
 
-def _lock_held_at(folder: Folder) -> bool:
+def is_locked(folder: Folder) -> bool:
+    """Whether a capture holds the run in `folder`."""
     try:
         handle = folder.file(LOCK)
     except FileNotFoundError:

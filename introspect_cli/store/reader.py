@@ -19,13 +19,12 @@ from introspect_cli.store import documents, tensorfile
 from introspect_cli.store.files import (
     FORMAT,
     LIMIT_DOCUMENT,
-    LOCK,
     MANIFEST,
     SETTINGS,
     TENSORS,
     DamageError,
     Folder,
-    lock_held,
+    is_locked,
     reason,
     unreadable,
 )
@@ -349,15 +348,3 @@ def read_manifest(folder: Folder) -> dict[str, Any]:
     documents.check(data, MANIFEST, manifest.get("id"), path)
     told = documents.harmless(manifest)
     return {key: value for key, value in told.items() if isinstance(value, _TYPES.get(key, object))}
-
-
-def is_locked(folder: Folder) -> bool:
-    """Whether a capture holds the run in `folder`."""
-    try:
-        handle = folder.file(LOCK)
-    except FileNotFoundError:
-        return False
-    try:
-        return lock_held(handle.fd)
-    finally:
-        handle.close()

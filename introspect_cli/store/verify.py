@@ -22,6 +22,7 @@ from introspect_cli.store.files import (
     TENSORS,
     DamageError,
     Folder,
+    is_locked,
     reason,
 )
 from introspect_cli.store.index import step_digest
@@ -32,7 +33,6 @@ from introspect_cli.store.reader import (
     RANK_NAME,
     SETTINGS_NAME,
     RunState,
-    is_locked,
     last_common_step,
     open_store,
     read_manifest,

@@ -17,8 +17,8 @@ import triton
 import triton.language as tl
 
 from introspect_cli.tensors import checksum, sketch
+from introspect_cli.tensors import kernels as types
 from introspect_cli.tensors import rows as r
-from introspect_cli.tensors.gpu import types
 
 SPAN = tl.constexpr(checksum.SPAN)
 """Elements in a row of a tile."""

@@ -8,21 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-# Kinds of component. Up to I16 a tile is summed in float32, the others in float64.
-F32: Final = 0
-F16: Final = 1
-BF16: Final = 2
-TABLE: Final = 3
-"""One byte, its float32 value in a table of 256: every float8."""
-U8: Final = 4
-I8: Final = 5
-U16: Final = 6
-I16: Final = 7
-F64: Final = 8
-U32: Final = 9
-I32: Final = 10
-U64: Final = 11
-I64: Final = 12
+from introspect_cli.tensors.kernels import BF16, F16, F32, F64, I8, I16, I32, I64, TABLE, U8, U16, U32, U64
 
 
 @dataclass(frozen=True)
@@ -43,7 +29,7 @@ class Element:
 
     @property
     def wide(self) -> bool:
-        """Whether tiles are summed in float64."""
+        """Whether tiles are summed in float64: from F64 on."""
         return self.kind >= F64 or self.parts == 2
 
     @property
