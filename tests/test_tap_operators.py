@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from neutrality import assert_same, trajectory, watched
 from opcapture import captured, operators, records
-from test_tap_diff import _fresh_compiler, compared, wrong_backend  # noqa: F401 - a fixture
+from test_tap_diff import compared, wrong_backend
 from test_tap_fixtures import run as run_fixture
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -15,6 +15,8 @@ from torch.utils.checkpoint import checkpoint
 from introspect_cli.capture.options import CaptureOptions
 from introspect_cli.compare.result import Verdict
 from introspect_cli.records import OTHERS, Kind, Phase, Status
+
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 
 class Linears(nn.Module):
