@@ -201,7 +201,7 @@ def _answer(a: Run, b: Run, options: DiffOptions, outcomes: Sequence[RankOutcome
         if options.want_map
         else (),
         suspect=suspect(scene),
-        strip=strip_of(best.facts, best.first.site) if options.want_map else (),
+        strip=strip_of(best.facts, best.first.site),
     )
 
 

@@ -222,7 +222,7 @@ class DiffResult:
         map: modules by steps, when asked for.
         tree: modules with their state at the first diverging step, when asked for.
         suspect: the device, where the first divergence is a matrix product that nothing on record explains.
-        strip: the first diverging step in the order it ran, when the map is asked for.
+        strip: the first diverging step in the order it ran.
     """
 
     a: str
