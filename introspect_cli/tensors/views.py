@@ -17,8 +17,7 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-address_of: Final[Callable[[torch.Tensor], int]] = getattr(torch._C, "_data_address", torch.Tensor.data_ptr)  # noqa: SLF001  # no public one
-"""Where a tensor's elements are. `data_ptr()` hands out memory to write to: a lazy copy would get memory of its own."""
+_begin: Final[Callable[[torch.Tensor], int] | None] = getattr(torch._C, "_data_address", None)  # noqa: SLF001  # no public one
 EXPANDED: Final = 1 << 26
 """Elements up to which a tensor is read as its shape says, however little memory it has: it takes 50 ms."""
 REPEATS: Final = 16
@@ -32,6 +31,19 @@ _GUARDS = tuple(
     )
     if guard is not None
 )
+
+
+def address_of(tensor: torch.Tensor) -> int:
+    """Where a tensor's first element is.
+
+    `data_ptr()` hands out memory to write to, and so gives a lazy copy memory of its own; this leaves it lazy.
+
+    Raises:
+        RuntimeError: the tensor has no storage.
+    """
+    if _begin is None:
+        return tensor.data_ptr()
+    return _begin(tensor) + int(tensor.storage_offset()) * tensor.element_size()
 
 
 @contextmanager
