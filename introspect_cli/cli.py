@@ -33,8 +33,9 @@ VERBS = {
     "diff": "Find where two runs first diverge, and why.",
     "export": "Write a run in other formats.",
     "import": "Import a run from reports of other tools.",
+    "pack": "Make one file of a run, which every verb reads.",
     "report": "Write a page about one run, or about two.",
-    "runs": "List the runs there are, and remove old ones.",
+    "runs": "List the runs there are, label them, and remove old ones.",
     "show": "Show what is in a run.",
     "verify": "Check that a run on disk is whole.",
 }

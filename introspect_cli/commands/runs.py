@@ -21,16 +21,17 @@ class _Runs(click.Group):
 
 @click.group(
     cls=_Runs,
-    short_help="List the runs there are, and remove old ones.",
-    subcommand_metavar="[list|prune] [DIR]...",
+    short_help="List the runs there are, label them, and remove old ones.",
+    subcommand_metavar="[list|label|prune] [DIR]...",
     epilog="""\b
 Examples:
   introspect runs
   introspect runs experiments/ --format json
+  introspect runs label runA 'before the new tokenizer'
   introspect runs prune --keep 10 --older-than 7d""",
 )
 def runs() -> None:
-    """List the runs below introspect-runs/ (or DIR), and remove old ones."""
+    """List the runs below introspect-runs/ (or DIR), label them, and remove old ones."""
 
 
 @runs.command("list")
@@ -50,6 +51,23 @@ def list_(directories: tuple[Path, ...], format_: str) -> int:
         from introspect_cli.render.console import Screen
 
         Screen().draw(runs_blocks(rows, [str(place) for place in _places(directories)]))
+    return SAME
+
+
+@runs.command("label")
+@click.argument("run", type=click.Path(path_type=Path, file_okay=False))
+@click.argument("text")
+def label(run: Path, text: str) -> int:
+    """Write TEXT beside RUN, to be shown in the list; an empty TEXT removes it."""
+    from introspect_cli.errors import UsageError
+    from introspect_cli.records import clean
+    from introspect_cli.store.files import LONGEST_LABEL
+    from introspect_cli.store.label import write_label
+
+    told = clean(text.strip())
+    if len(told) > LONGEST_LABEL:
+        raise UsageError(f"a label has at most {LONGEST_LABEL} characters, this one {len(told)}.")
+    write_label(run, told)
     return SAME
 
 

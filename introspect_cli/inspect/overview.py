@@ -118,8 +118,10 @@ def _machine(settings: Any) -> str:
 
 
 def size_on_disk(path: str) -> int:
-    """Bytes of all files of a run, links not followed."""
+    """Bytes of all files of a run, links not followed; of a packed run, of its file."""
     total = 0
+    if os.path.isfile(path):  # noqa: PTH113 - as below
+        return os.path.getsize(path)  # noqa: PTH202
     for folder, _, files in os.walk(path):
         for name in files:
             with suppress(OSError):

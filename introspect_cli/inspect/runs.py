@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from introspect_cli.errors import StoreError, UsageError
 from introspect_cli.inspect.overview import size_on_disk
 from introspect_cli.store.files import MANIFEST
+from introspect_cli.store.pack import ENDING, is_pack
 from introspect_cli.store.reader import Run, open_run
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ class RunRow:
         ended: how it ended: `running`, `complete`, `interrupted`, `failed` (the script raised or exited with another
             code than 0) or `damaged`.
         detail: the exception or exit code of a failed run, the sentence about a damaged one.
+        label: what somebody wrote of it.
     """
 
     path: Path
@@ -47,6 +49,7 @@ class RunRow:
     size: int
     ended: str
     detail: str = ""
+    label: str = ""
 
 
 def find_runs(roots: Iterable[Path]) -> list[RunRow]:
@@ -68,6 +71,7 @@ def _runs_below(folder: Path, depth: int) -> Iterator[Path]:
     if (folder / MANIFEST).is_file():
         yield folder
         return
+    yield from sorted(own for own in folder.glob(f"*{ENDING}") if is_pack(own))
     if depth == 0:
         return
     try:
@@ -95,7 +99,7 @@ def _told(run: Run, size: int) -> RunRow:
     if ended == "complete" and code not in (None, 0):
         ended, detail = "failed", str(manifest.get("exception") or f"exit code {code}")
     steps = max((len(run.rank(rank)) for rank in run.ranks), default=0)
-    return RunRow(run.path, _command(manifest), _time(manifest.get("started")), steps, size, ended, detail)
+    return RunRow(run.path, _command(manifest), _time(manifest.get("started")), steps, size, ended, detail, run.label)
 
 
 def _command(manifest: dict[str, Any]) -> str:
@@ -127,7 +131,8 @@ def parse_age(text: str) -> dt.timedelta:
 def prunable(rows: Sequence[RunRow], *, keep: int, older_than: dt.timedelta | None, now: dt.datetime) -> list[RunRow]:
     """The runs that may go: beyond the `keep` latest, and older than `older_than` where that is given.
 
-    A run that is still being written never goes, nor does one whose age is not known while an age is asked for.
+    A run that is still being written never goes, nor a packed one, nor one whose age is not known while an age is
+    asked for.
 
     Args:
         rows: runs, the latest first.
@@ -139,5 +144,6 @@ def prunable(rows: Sequence[RunRow], *, keep: int, older_than: dt.timedelta | No
         row
         for row in rows[keep:]
         if row.ended != "running"
+        and row.path.suffix != ".zip"
         and (older_than is None or (row.started is not None and now - row.started > older_than))
     ]

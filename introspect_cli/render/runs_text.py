@@ -20,8 +20,10 @@ def runs_blocks(rows: Sequence[RunRow], places: Sequence[str]) -> list[Block]:
     """A row a run, the latest first, and a last line that adds them up."""
     if not rows:
         return [line(f"No runs below {', '.join(map(clean, places))}.")]
+    labelled = (Column("label", least=8),) if any(row.label for row in rows) else ()
     columns = (
         Column("run", least=16),
+        *labelled,
         Column("started (UTC)", drop_at=2),
         Column("steps", right=True),
         Column("size", right=True, drop_at=1),
@@ -31,6 +33,7 @@ def runs_blocks(rows: Sequence[RunRow], places: Sequence[str]) -> list[Block]:
     cells = tuple(
         (
             clean(str(row.path)),
+            *((clean(row.label, 40),) if labelled else ()),
             f"{row.started:%Y-%m-%d %H:%M}" if row.started else "",
             f"{row.steps:,}",
             size(row.size),
@@ -56,6 +59,7 @@ def runs_document(rows: Sequence[RunRow]) -> dict[str, Any]:
                 "size": row.size,
                 "ended": row.ended,
                 "detail": row.detail,
+                "label": row.label,
             }
             for row in rows
         ],

@@ -37,6 +37,7 @@ MANIFEST = "manifest.yaml"
 SETTINGS = "settings"
 TENSORS = "tensors"
 LOCK = ".lock"
+LABEL = "label"
 INDEX = "index.bin"
 RECORDS = "records.arrow"
 SITES = "sites.arrow"
@@ -46,6 +47,9 @@ STREAMS = (SITES, LAYOUTS, MODULES, RECORDS)
 
 LIMIT_DOCUMENT = 4 << 20
 """Bytes of a YAML document."""
+
+LONGEST_LABEL = 200
+"""Characters of a label."""
 
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _DIRECTORY = os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY

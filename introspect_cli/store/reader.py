@@ -15,10 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.errors import StoreError, scarcity
+from introspect_cli.records import clean
 from introspect_cli.store import documents, tensorfile
 from introspect_cli.store.files import (
     FORMAT,
+    LABEL,
     LIMIT_DOCUMENT,
+    LONGEST_LABEL,
     MANIFEST,
     SETTINGS,
     TENSORS,
@@ -31,7 +34,9 @@ from introspect_cli.store.files import (
 from introspect_cli.store.index import newer_format
 from introspect_cli.store.launch import ATTEMPT_NAME
 from introspect_cli.store.launched import endings, launch_of, merged, world_size
+from introspect_cli.store.pack import is_pack, unpacked
 from introspect_cli.store.rank_reader import RankReader
+from introspect_cli.store.remote import fetched, is_remote
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -145,6 +150,19 @@ class Run:
     def last_step(self) -> int | None:
         """Number of the last step that every rank has whole; None where there is none."""
         return last_common_step(self._ranks.values())
+
+    @property
+    def label(self) -> str:
+        """What somebody wrote of the run; "" where nobody did.
+
+        Raises:
+            StoreError: it cannot be read.
+        """
+        try:
+            data = self._folder.read_file(LABEL, 4 * LONGEST_LABEL)
+        except FileNotFoundError:
+            return ""
+        return clean(data.decode("utf-8", "replace").strip(), LONGEST_LABEL)
 
     @property
     def endings(self) -> list[str]:
@@ -304,11 +322,15 @@ def _last_attempt(folder: Folder) -> Folder:
 
 
 def open_store(path: str | Path) -> Folder:
-    """The directory of a run.
+    """The directory of a run; of a packed one, which may lie elsewhere, that which it is unpacked into.
 
     Raises:
         StoreError: there is nothing, or something that is not a directory with a manifest.
     """
+    if is_remote(path):
+        path = fetched(str(path))
+    if is_pack(path):
+        path = unpacked(path)
     try:
         folder = Folder.at(str(path))
         names = folder.names()

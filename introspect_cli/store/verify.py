@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from introspect_cli.errors import StoreError, scarcity
 from introspect_cli.store import documents, tensorfile
 from introspect_cli.store.files import (
+    LABEL,
     LIMIT_DOCUMENT,
     LOCK,
     MANIFEST,
@@ -171,7 +172,7 @@ class _Check:
             if match:
                 numbers.append(int(match[1]))
             elif (
-                name not in {MANIFEST, SETTINGS, TENSORS, LOCK}
+                name not in {MANIFEST, SETTINGS, TENSORS, LOCK, LABEL}
                 and not ATTEMPT_NAME.fullmatch(name)
                 and not _TEMPORARY.fullmatch(name)
             ):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from introspect_cli.store.files import (
     LIMIT_DOCUMENT,
     LOCK,
     MANIFEST,
+    RUNS,
     SETTINGS,
     TENSORS,
     Folder,
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 
 _NAME = re.compile(r"[a-z0-9_]{1,64}")
 _OURS = re.compile(
-    r"manifest\.yaml|settings|tensors|\.lock|rank\d{1,6}|attempt\d{1,4}|\.manifest\.yaml\.\d+|index\.bin|[a-z]+\.arrow"
+    r"manifest\.yaml|settings|tensors|label|\.lock|rank\d{1,6}|attempt\d{1,4}|\.manifest\.yaml\.\d+|index\.bin|[a-z]+\.arrow"
 )
 _PRIVATE_FILE, _PRIVATE_DIRECTORY = 0o600, 0o700
 
@@ -84,6 +85,9 @@ class StoreWriter:
         """
         path = Path(os.path.abspath(path))  # noqa: PTH100 -- `resolve` would follow the link it is about to replace
         try:
+            if path.parent.name == RUNS:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                _ignored(path.parent)
             if launch is None:
                 return cls._create(path, os.urandom(16).hex(), force=force, durable=durable)
             own = joined(path, launch, lambda found: _set_aside(found, force=force))
@@ -320,6 +324,12 @@ def _set_aside(path: Path, *, force: bool) -> Path | None:
             lock.close()
     finally:
         folder.close()
+
+
+def _ignored(runs: Path) -> None:
+    """Have git leave out the directory of runs that were given none, as caches of other tools are."""
+    with suppress(OSError), (runs / ".gitignore").open("x", encoding="utf-8") as file:
+        file.write("# made by introspect\n*\n")
 
 
 def _moved(folder: Folder, path: Path) -> bool:

@@ -1,0 +1,48 @@
+"""`introspect pack`: a run as one file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from introspect_cli.exit_codes import SAME
+
+
+@click.command(
+    short_help="Make one file of a run, which every verb reads.",
+    epilog="""\b
+Examples:
+  introspect pack introspect-runs/a
+  introspect pack introspect-runs/a -o reference.zip
+  introspect pack introspect-runs/a -o s3://bucket/a.zip
+  introspect diff reference.zip https://example.org/b.zip""",
+)
+@click.argument("run", type=click.Path())
+@click.option("-o", "--output", metavar="FILE", help="File or URL to write [default: RUN.introspect.zip].")
+def pack(run: str, output: str | None) -> int:
+    """Make one file of RUN (a zip), which every verb reads in its place."""
+    import tempfile
+
+    from introspect_cli.errors import UsageError
+    from introspect_cli.inspect.overview import size_on_disk
+    from introspect_cli.render.text import size
+    from introspect_cli.store import pack as packing
+    from introspect_cli.store.reader import RunState, open_run
+    from introspect_cli.store.remote import is_remote, sent
+
+    if not Path(run).is_dir():
+        raise UsageError(f"{run} is no directory of a run: name one that `introspect capture -o` made.")
+    with open_run(run) as opened:
+        if opened.state is RunState.RUNNING:
+            raise UsageError(f"{run} is still being written: wait for its end, then pack it.")
+    out = output or f"{run.rstrip('/')}{packing.ENDING}"
+    if is_remote(out):
+        with tempfile.TemporaryDirectory() as place:
+            file = Path(place) / "run.zip"
+            written = packing.pack(Path(run), file)
+            sent(file, out)
+    else:
+        written = packing.pack(Path(run), Path(out))
+    click.echo(f"wrote {out} ({size(written)}, unpacked {size(size_on_disk(run))})")
+    return SAME

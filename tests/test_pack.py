@@ -1,0 +1,142 @@
+"""A run as one file: packed, read by every verb in its place, fetched, and refused where it is not one."""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+
+import numpy as np
+import pytest
+from synthetic import row, write_run
+
+from introspect_cli.errors import StoreError
+from introspect_cli.store.pack import pack, unpacked
+from introspect_cli.store.reader import open_run
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def pair(tmp_path):
+    for name, apart in (("a", 0.0), ("b", 1.0)):
+        steps = [[row("forward", "output", "Net", np.array([1.0 + apart * (n > 1)]))] for n in range(4)]
+        write_run(tmp_path / name, steps)
+
+
+def test_every_verb_reads_a_pack_as_the_run(introspect, tmp_path):
+    pair(tmp_path)
+    done = introspect("pack", "a")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("wrote a.introspect.zip (")
+    assert introspect("pack", "b", "-o", "b.zip").returncode == 0
+    direct, packed = introspect("diff", "a", "b"), introspect("diff", "a.introspect.zip", "b.zip")
+    assert (packed.returncode, packed.stdout) == (1, direct.stdout)
+    for words in (["show", "b.zip"], ["check", "b.zip"], ["verify", "b.zip"], ["report", "b.zip", "-o", "b.html"]):
+        assert introspect(*words).returncode == 0, words
+    listed = introspect("runs", tmp_path)
+    assert "a.introspect.zip" in listed.stdout, listed.stderr
+
+
+def test_two_packs_of_a_run_are_the_same_file(tmp_path):
+    pair(tmp_path)
+    for name in ("one.zip", "two.zip"):
+        pack(tmp_path / "a", tmp_path / name)
+    assert (tmp_path / "one.zip").read_bytes() == (tmp_path / "two.zip").read_bytes()
+    assert unpacked(tmp_path / "one.zip") == unpacked(tmp_path / "two.zip")
+
+
+def test_a_pack_that_is_there_stays(introspect, tmp_path):
+    pair(tmp_path)
+    (tmp_path / "a.zip").write_text("mine")
+    done = introspect("pack", "a", "-o", "a.zip")
+    assert done.returncode == 2
+    assert "a.zip exists" in done.stderr
+    assert (tmp_path / "a.zip").read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["../evil.yaml", "/etc/evil.yaml", "rank0/../../x.arrow", "run.py"])
+def test_names_that_no_run_has_are_refused(tmp_path, name):
+    with zipfile.ZipFile(tmp_path / "evil.zip", "w") as made:
+        made.writestr("manifest.yaml", "format: 2")
+        made.writestr(name, "owned")
+    with pytest.raises(StoreError, match="it holds a file that no run has"):
+        open_run(tmp_path / "evil.zip")
+
+
+def test_what_claims_far_too_much_is_not_unpacked(tmp_path):
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as made:
+        made.writestr("manifest.yaml", "format: 2")
+        made.writestr("rank0/records.arrow", bytes(300_000_000))
+    (tmp_path / "bomb.zip").write_bytes(packed.getvalue())
+    with pytest.raises(StoreError, match="far more than a run of its size can"):
+        open_run(tmp_path / "bomb.zip")
+
+
+def test_a_damaged_pack_is_a_sentence(tmp_path):
+    pair(tmp_path)
+    pack(tmp_path / "a", tmp_path / "a.zip")
+    whole = (tmp_path / "a.zip").read_bytes()
+    (tmp_path / "cut.zip").write_bytes(whole[:-100])
+    with pytest.raises(StoreError, match="is a damaged pack"):
+        open_run(tmp_path / "cut.zip")
+    spoilt = bytearray(whole)
+    spoilt[len(whole) // 3] ^= 0xFF
+    (tmp_path / "spoilt.zip").write_bytes(spoilt)
+    with pytest.raises(StoreError), open_run(tmp_path / "spoilt.zip") as run:
+        list(run.rank(0).records(0))
+
+
+def test_a_url_is_fetched_once_and_its_size_told(tmp_path, capsys):
+    pytest.importorskip("fsspec")
+    pair(tmp_path)
+    pack(tmp_path / "a", tmp_path / "a.zip")
+    url = f"file://{tmp_path / 'a.zip'}"
+    for _ in range(2):
+        with open_run(url) as run:
+            assert run.last_step == 3
+    told = capsys.readouterr().err
+    assert told.count("introspect: fetching") == 1
+    assert "MB" in told
+    with pytest.raises(StoreError, match="cannot fetch"):
+        open_run(f"file://{tmp_path / 'nothing.zip'}")
+    with pytest.raises(StoreError, match="cannot reach"):
+        open_run("nonsense://x/y.zip")
+
+
+def test_a_pack_can_be_sent(introspect, tmp_path):
+    pytest.importorskip("fsspec")
+    pair(tmp_path)
+    done = introspect("pack", "a", "-o", f"file://{tmp_path / 'sent.zip'}")
+    assert done.returncode == 0, done.stderr
+    assert "introspect: sending" in done.stderr
+    assert introspect("diff", "sent.zip", "a").returncode == 0
+
+
+def test_labels_are_listed_and_change_nothing_recorded(introspect, tmp_path):
+    pair(tmp_path)
+    assert introspect("runs", "label", "a", "before the new tokenizer").returncode == 0
+    listed = json.loads(introspect("runs", tmp_path, "--format", "json").stdout)["runs"]
+    assert {run["path"].rpartition("/")[2]: run["label"] for run in listed} == {
+        "a": "before the new tokenizer",
+        "b": "",
+    }
+    assert "before the new tokenizer" in introspect("runs", tmp_path).stdout
+    assert introspect("verify", "a").returncode == 0
+    introspect("pack", "a")
+    with open_run(tmp_path / "a.introspect.zip") as run:
+        assert run.label == "before the new tokenizer"
+    introspect("runs", "label", "a", "")
+    assert not (tmp_path / "a" / "label").exists()
+    assert introspect("runs", "label", "a", "x" * 201).returncode == 2
+    assert introspect("runs", "label", "nowhere", "x").returncode == 2
+
+
+def test_runs_directories_ignore_themselves_in_git(tmp_path):
+    write_run(tmp_path / "introspect-runs" / "a", [])
+    write_run(tmp_path / "elsewhere" / "a", [])
+    assert (tmp_path / "introspect-runs" / ".gitignore").read_text().splitlines()[-1] == "*"
+    assert not (tmp_path / "elsewhere" / ".gitignore").exists()
