@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def make_room(executed: bool) -> Callable[[], None]:
+def make_room(executed: bool) -> tuple[Callable[[], None], Callable[[], None]]:
     """Raise the recursion limit by what our own frames take of it, unseen by the script.
 
     How much that is differs from one version of python to the next, so it is found out by going down.
@@ -24,7 +24,7 @@ def make_room(executed: bool) -> Callable[[], None]:
         executed: whether the script will be run by `exec`, which took a level before python 3.12.
 
     Returns:
-        what puts the limit back that the script has set, or found.
+        what gives our own work room, however low the script has set the limit; and what puts that limit back.
     """
     tell, change = sys.getrecursionlimit, sys.setrecursionlimit
     limit = tell()
@@ -48,15 +48,22 @@ def make_room(executed: bool) -> Callable[[], None]:
 
     sys.getrecursionlimit, sys.setrecursionlimit = getrecursionlimit, setrecursionlimit
 
+    asked = limit
+
+    def room() -> None:
+        nonlocal asked
+        asked = tell() - taken
+        change(max(tell(), limit + taken))
+
     def put_back() -> None:
         with contextlib.suppress(RecursionError):
-            change(tell() - taken)
+            change(asked)
         if sys.getrecursionlimit is getrecursionlimit:
             sys.getrecursionlimit = tell
         if sys.setrecursionlimit is setrecursionlimit:
             sys.setrecursionlimit = change
 
-    return put_back
+    return room, put_back
 
 
 def _last_number(words: str) -> int:

@@ -111,7 +111,7 @@ def run(target: Target, *, started: Callable[[], None], ended: Callable[[Ending]
     module = "__main__" if contained else target.module
     _prepare(target, contained=contained)
     _strip_thread_tracebacks()
-    put_back_limit = make_room(module is None)
+    room, put_back_limit = make_room(module is None)
     raised: BaseException | None = None
     try:
         if module is not None:
@@ -126,12 +126,13 @@ def run(target: Target, *, started: Callable[[], None], ended: Callable[[Ending]
             exec(code, vars(main))  # noqa: S102 - running the script is what we are for
     except BaseException as error:  # whatever ends a script ends it
         raised = error
-    put_back_limit()
+    room()
     if module is None:
         _flush()
     ending = _ending(raised)
     if os.getpid() == process:
         _guard(ended, ending)
+    put_back_limit()
     if raised is not None:
         strip_frames(raised)
         ending = Ending(_report(raised, ending), ending.how, ending.exception)

@@ -20,9 +20,7 @@ DOCS = Path(__file__).parent.parent / "docs"
 
 def test_the_documented_examples_run(tmp_path):
     code = "\n".join(re.findall(r"```python\n(.*?)```", (DOCS / "api.md").read_text(), re.DOTALL))
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120
-    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     assert "steps 0 to 4" in done.stdout
@@ -172,5 +170,5 @@ def test_unknown_options_and_names_are_sentences(tmp_path):
 
 def test_importing_the_package_costs_nothing():
     program = "import sys, introspect_cli; print(sorted({'torch', 'numpy', 'pyarrow', 'click'} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

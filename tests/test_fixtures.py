@@ -69,7 +69,6 @@ def _run(*before, command, cwd):
         env=environment,
         cwd=cwd,
         check=False,
-        timeout=240,
     )
 
 

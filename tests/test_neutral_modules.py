@@ -426,3 +426,38 @@ def test_unusual_tensors(tmp_path):
     seen = assert_neutral(evaluate, tmp_path / "run")
     assert isinstance(seen, Seen)
     assert len(seen.of("output", "Identity")) == 15
+
+
+def test_what_the_script_overrides_is_not_called(tmp_path):
+    """`modules()` and its like may be the script's own: they may count, be slow, or leave things out."""
+
+    def counted(log):
+        calls = []
+
+        class Counts(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.inner = nn.Linear(8, 1)
+
+            def forward(self, x):
+                return self.inner(x)
+
+        def counting(name):
+            def method(self, *args, **kwargs):
+                calls.append(name)
+                return getattr(nn.Module, name)(self, *args, **kwargs)
+
+            return method
+
+        names = ("modules", "named_modules", "parameters", "named_parameters", "buffers", "children", "state_dict")
+        for name in (*names, "extra_repr", "__repr__", "_get_name", "__dir__"):
+            setattr(Counts, name, counting(name))
+        model = Counts()
+        optimizer = torch.optim.SGD(nn.Module.parameters(model), lr=0.1)
+        calls.clear()
+        for _ in range(3):
+            model(torch.randn(4, 8)).sum().backward()
+            optimizer.step()
+        log(calls)
+
+    assert_neutral(counted, tmp_path / "run")

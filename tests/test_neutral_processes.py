@@ -181,7 +181,7 @@ def script(path, text):
 def both(file, out, *options):
     """What python alone and the capture give for a script."""
     environment = {**os.environ, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
-    settings = {"capture_output": True, "text": True, "timeout": 120, "cwd": file.parent, "env": environment}
+    settings = {"capture_output": True, "text": True, "cwd": file.parent, "env": environment}
     bare = subprocess.run([sys.executable, file], check=False, **settings)
     command = [sys.executable, "-m", "introspect_cli", "capture", "-q", "-o", out, *options, file]
     return bare, subprocess.run(command, check=False, **settings)

@@ -57,9 +57,7 @@ def runs(tmp_path_factory):
     for name, rate in (("a", "0.1"), ("b", "0.2")):
         command = [sys.executable, "-m", "introspect_cli", "capture", "-o", name, "--redact", "CUSTOMER_*", "train.py"]
         secret = [rate, "--api-key", "swordfish-swordfish", "--url", "ftp://me:hunter2hunter2@host/", TOKEN]
-        done = subprocess.run(
-            [*command, *secret], cwd=folder, env=env, capture_output=True, text=True, check=False, timeout=240
-        )
+        done = subprocess.run([*command, *secret], cwd=folder, env=env, capture_output=True, text=True, check=False)
         assert done.returncode == 1
         assert "no answer" in done.stderr
         own = "".join(line for line in done.stderr.splitlines() if line.startswith("introspect: "))

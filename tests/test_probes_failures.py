@@ -273,9 +273,7 @@ def test_whole_command_with_a_broken_probe(tmp_path):
         "modules.ModuleProbe._leave = fails\n"
         "from introspect_cli.cli import main\nsys.argv = ['introspect', 'capture', '-o', 'run', 'train.py']\nmain()\n"
     )
-    out = subprocess.run(
-        [sys.executable, "broken.py"], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120
-    )
+    out = subprocess.run([sys.executable, "broken.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert out.returncode == 3
     assert out.stdout == "step\nstep\n"
     assert out.stderr.count("ZeroDivisionError: planted") == 1

@@ -42,7 +42,7 @@ def ended(*processes):
     """Exit code and standard error of each."""
     told = []
     for process in processes:
-        _, error = process.communicate(timeout=120)
+        _, error = process.communicate()
         told.append((process.returncode, error))
     return told
 

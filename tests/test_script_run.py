@@ -89,7 +89,7 @@ script.leave(script.run(target, started=started, ended=ended).exit_code)
 def drive(tmp_path, text, *, started="pass", ended="pass"):
     (tmp_path / "script.py").write_text(text)
     command = [sys.executable, "-c", DRIVER.format(started=started, ended=ended), "script.py"]
-    return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.parametrize(

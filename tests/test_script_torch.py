@@ -24,6 +24,10 @@ class Net(nn.Module):
     def forward(self, x, *, scale=1.0):
         return {"logits": self.head(self.body(x)) * scale}
 
+class Last(nn.Module):
+    def forward(self, found):
+        return {"logits": nn.functional.softmax(found["logits"])}
+
 def train(net=None, steps=3):
     torch.manual_seed(0)
     net = net if net is not None else Net()
@@ -112,6 +116,18 @@ SCRIPTS = {
         scheduler.step()
         net(torch.ones(3, 4))["logits"].grad
         nn.Softmax()(torch.ones(2, 2))
+        """,
+    "a warning that comes once": """
+        import warnings
+        def said(count):
+            for _ in range(count):
+                warnings.warn("of the script", stacklevel=1)
+                nn.functional.softmax(torch.ones(3))
+        said(2)
+        net = train(nn.Sequential(Net(), Last()))
+        said(2)
+        train(net)
+        print(sorted(key[0] for key in __warningregistry__ if key != "version"))
         """,
     "an error in a worker": """
         class Data(torch.utils.data.Dataset):

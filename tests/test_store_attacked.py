@@ -39,7 +39,7 @@ def test_mutations():
     """In a process of its own, so that its memory can be measured."""
     script = Path(store_attacks.__file__)
     command = [sys.executable, script, str(COUNT), "5"]
-    out = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)
+    out = subprocess.run(command, capture_output=True, text=True, check=False)
     assert out.stderr == ""
     assert out.stdout.startswith(f"{COUNT} mutations in ")
     assert out.stdout.endswith(": 0 problems\n"), out.stdout

@@ -101,7 +101,7 @@ def test_a_derived_statistic_takes_a_line_in_two_files(with_peak, tmp_path):
 
     def run(*words):
         return subprocess.run(
-            [sys.executable, "-c", WITH_WIDTH, *words], capture_output=True, text=True, check=True, timeout=120
+            [sys.executable, "-c", WITH_WIDTH, *words], capture_output=True, text=True, check=True
         ).stdout
 
     shown = json.loads(run("show", str(with_peak), "--history", "Linear", "--stat", "width", "--format", "json"))

@@ -122,10 +122,10 @@ HOSTILE = {
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_documents_end_in_a_sentence(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    begin = time.monotonic()
+    begin = time.process_time()
     with pytest.raises(StoreError, match=r"run/manifest\.yaml is damaged: "):
         load(HOSTILE[name], "run/manifest.yaml")
-    assert time.monotonic() - begin < 10
+    assert time.process_time() - begin < 10
     assert list(tmp_path.iterdir()) == []
 
 

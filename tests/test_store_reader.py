@@ -224,9 +224,9 @@ def test_only_regular_files_are_read(tmp_path, name, kind):
             os.mknod(path / name, 0o600 | 0o020000, os.makedev(1, 5))  # /dev/zero never ends
         except PermissionError:
             pytest.skip("devices cannot be made here")
-    begin = time.monotonic()
+    begin = time.process_time()
     refused(path, "is damaged: ")
-    assert time.monotonic() - begin < 5
+    assert time.process_time() - begin < 5
 
 
 def test_a_link_to_a_run_is_followed(tmp_path):
@@ -259,9 +259,9 @@ def test_huge_files_are_refused_quickly(tmp_path):
     for name in ("manifest.yaml", "settings/env.yaml", "rank0/index.bin"):
         kept = (path / name).read_bytes()
         os.truncate(path / name, 1 << 40)
-        begin = time.monotonic()
+        begin = time.process_time()
         refused(path, "is damaged: it is larger than")
-        assert time.monotonic() - begin < 5
+        assert time.process_time() - begin < 5
         (path / name).write_bytes(kept)
     os.truncate(path / "rank0/records.arrow", 1 << 40)
     os.truncate(path / "rank0/sites.arrow", 1 << 40)
@@ -362,10 +362,10 @@ def test_opening_many_steps_is_quick(tmp_path):
         own = batch(writer, one)
         for step in range(10_000):
             writer.append(step, own)
-    begin = time.perf_counter()
+    begin = time.process_time()
     with open_run(tmp_path / "run") as run:
         assert len(run.rank(0)) == 10_000
-    assert time.perf_counter() - begin < 20  # 0.015 s; the bound is for reading every step, not for a busy machine
+    assert time.process_time() - begin < 20  # 0.015 s; the bound is for reading every step, not for a busy machine
 
 
 def test_paths_given_as_text(tmp_path):

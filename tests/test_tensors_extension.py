@@ -43,9 +43,7 @@ json.dump({
 def run(*command, path=ROOT, **environment):
     env = {key: value for key, value in os.environ.items() if not key.startswith("INTROSPECT_")}
     env |= {"PYTHONPATH": str(path), **environment}
-    return subprocess.run(
-        [sys.executable, *command], env=env, cwd=path, capture_output=True, text=True, check=True, timeout=200
-    )
+    return subprocess.run([sys.executable, *command], env=env, cwd=path, capture_output=True, text=True, check=True)
 
 
 @pytest.fixture(scope="module")

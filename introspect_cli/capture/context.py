@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from introspect_cli.capture.evaluation import Evaluation
 from introspect_cli.capture.identity import ById
+from introspect_cli.capture.inside import parameters_in
 from introspect_cli.records import Kind, Phase, Site, SiteInfo
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ class Context:
         if evaluation.give_back():
             self._begun = self.recorder.step
         if not self.has_optimizer:
-            is_model = next(module.parameters(), None) is not None
+            is_model = next(parameters_in(module), None) is not None
             if self._forwards and (is_model or not self._model_ran):
                 self.auto_tick()
             self._forwards += 1
@@ -191,7 +192,7 @@ class Context:
         """
         known = self._trained_roots.get(module)
         if known is None:
-            known = any(id(parameter) in self._trained_parameters() for parameter in module.parameters())
+            known = any(id(parameter) in self._trained_parameters() for parameter in parameters_in(module))
             self._trained_roots.set(module, known)
         return known
 

@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn.utils.parametrize import ParametrizationList
 
 from introspect_cli.capture import private_api
+from introspect_cli.capture.inside import modules_in, parameters_in
 from introspect_cli.capture.names import ModuleState, wrapped
 from introspect_cli.capture.probes.base import Patches
 from introspect_cli.records import Kind, Phase, Site, SiteInfo
@@ -205,7 +206,7 @@ class ModuleProbe:
             is_copy = (
                 phase is Phase.EVAL
                 and not self._context.is_trained(module)
-                and next(module.parameters(), None) is not None
+                and next(parameters_in(module), None) is not None
             )
             state = self._names.state(module, None, "#eval" if is_copy else "")
             stack.phase = phase
@@ -299,7 +300,7 @@ class ModuleProbe:
         """Say of every module inside a compiled or scripted one that it was not seen."""
         if call or Kind.OUTPUT not in self._kinds:
             return
-        for child in module.modules():
+        for child in modules_in(module):
             inner = self._names.find(child)
             if inner is None or inner is state or inner.called(self._recorder.step) or not inner.watched:
                 continue

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from torch.nn.parameter import is_lazy
 
 from introspect_cli.capture.identity import ById
+from introspect_cli.capture.inside import modules_in
 from introspect_cli.records import Kind, Phase
 from introspect_cli.tensors.reuse import glance
 from introspect_cli.tensors.views import address_of
@@ -122,7 +123,7 @@ class StateProbe:
 
     def _look(self, root: nn.Module) -> None:
         """Find out once a step which modules hold tensors of their own: a walk over a large model is not free."""
-        holders = [module for module in root.modules() if module._parameters or module._buffers]  # noqa: SLF001 - the public views build strings
+        holders = [module for module in modules_in(root) if module._parameters or module._buffers]  # noqa: SLF001 - the public views build strings
         self._holders.set(root, [weakref.ref(module) for module in holders])
 
     def _tensors_of(self, root: nn.Module) -> Pairs:

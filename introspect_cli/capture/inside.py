@@ -1,0 +1,33 @@
+"""What is inside a module, without asking the module.
+
+`modules()`, `parameters()` and their like may be overridden by the script: they may have effects, count calls, or leave
+things out. What torch itself keeps in each module is walked instead.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import nn
+
+
+def modules_in(root: nn.Module) -> Iterator[nn.Module]:
+    """A module and all inside it, each once, those that hold others first."""
+    seen: set[int] = set()
+    pending = [root]
+    while pending:
+        module = pending.pop()
+        if id(module) in seen:
+            continue
+        seen.add(id(module))
+        yield module
+        pending.extend(child for child in reversed(list(module._modules.values())) if child is not None)  # noqa: SLF001 - the public view may be the script's
+
+
+def parameters_in(root: nn.Module) -> Iterator[nn.Parameter]:
+    """The parameters of a module and of all inside it; one that is shared comes again."""
+    for module in modules_in(root):
+        yield from (parameter for parameter in module._parameters.values() if parameter is not None)  # noqa: SLF001 - as above
