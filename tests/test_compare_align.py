@@ -101,12 +101,13 @@ class TestAlignment:
 
     def test_rename_makes_a_refactored_module_meet(self, diff):
         a, b = chain(["Net.h.0", "Net.h.1"]), chain(["Net.blocks.0", "Net.blocks.1"])
-        assert diff(a, b).first.reason == "structure"
+        assert diff(a, b, DiffOptions(strict=True, by_value=False)).first.reason == "structure"
         assert diff(a, b, DiffOptions(rename=(parse_rename(r"\.h\.=.blocks."),))).verdict is Verdict.SAME
 
     def test_a_lost_and_a_new_subtree_that_look_alike_are_suggested(self, diff):
         a, b = ["Net.h", "Net.h.0", "Net.h.1"], ["Net.blocks", "Net.blocks.0", "Net.blocks.1"]
-        result = diff(chain(a), chain(b), about_a={"modules": modules(a)}, about_b={"modules": modules(b)})
+        about = {"about_a": {"modules": modules(a)}, "about_b": {"modules": modules(b)}}
+        result = diff(chain(a), chain(b), DiffOptions(strict=True, by_value=False), **about)
         (option,) = result.suggestions
         assert option == r"--rename '^Net\.h\b=Net.blocks'"
         pair = parse_rename(option.split("'")[1])
@@ -122,7 +123,8 @@ class TestAlignment:
     def test_a_renamed_root_is_suggested(self, diff):
         a = [ModuleInfo("GPT", "GPT"), ModuleInfo("GPT.a", "Linear", "", ("weight",))]
         b = [ModuleInfo("GPT2", "GPT2"), ModuleInfo("GPT2.a", "Linear", "", ("weight",))]
-        result = diff(chain(["GPT.a"]), chain(["GPT2.a"]), about_a={"modules": a}, about_b={"modules": b})
+        about = {"about_a": {"modules": a}, "about_b": {"modules": b}}
+        result = diff(chain(["GPT.a"]), chain(["GPT2.a"]), DiffOptions(strict=True, by_value=False), **about)
         assert result.suggestions == (r"--rename '^GPT\b=GPT2'",)
 
     def test_inserted_layer_of_a_sequential_shifts_what_follows(self, diff):
@@ -142,18 +144,23 @@ class TestAlignment:
             ModuleInfo("Net.2", "Tanh"),
             ModuleInfo("Net.3", "Conv"),
         ]
-        result = diff(a, b, about_a={"modules": tree_a}, about_b={"modules": tree_b})
+        strict = DiffOptions(strict=True)
+        assert diff(a, b, about_a={"modules": tree_a}, about_b={"modules": tree_b}).first is None
+        result = diff(a, b, strict, about_a={"modules": tree_a}, about_b={"modules": tree_b})
         assert {d.site.fqn for d in result.divergences} == {"Net.1"}
         assert all(d.a is None for d in result.divergences)
-        assert any("Net.2 of a is compared with Net.3 of b" in note for note in result.notes)
-        back = diff(b, a, about_a={"modules": tree_b}, about_b={"modules": tree_a})
+        assert ("Net.2", "Net.3") in {(change.a, change.b) for change in result.structure}
+        back = diff(b, a, strict, about_a={"modules": tree_b}, about_b={"modules": tree_a})
         assert back.counts.only_a == 2
         assert back.counts.diverged == 2
 
     def test_one_more_call_does_not_stop_the_rest(self, diff):
         a = [[row("forward", "output", "Net.a", X), row("forward", "output", "Net.b", X)]]
         b = [[*a[0], row("forward", "output", "Net.a", X, call=1)]]
-        result = diff(a, b)
+        a[0].append(row("loss", "loss", "loss", X))
+        b[0].append(row("loss", "loss", "loss", X))
+        assert diff(a, b).verdict is Verdict.SAME
+        result = diff(a, b, DiffOptions(strict=True))
         assert result.counts.diverged == 1
         assert (result.first.site.call, result.first.a) == (1, None)
 
@@ -302,7 +309,8 @@ class TestCoverage:
         result = diff(a, b, about_a=whole, about_b=told)
         assert result.verdict is Verdict.SAME
         assert "Run b did not record grad_input: not compared." in result.notes
-        assert diff(a, b, about_a=whole, about_b=whole).verdict is Verdict.DIVERGED
+        strict = DiffOptions(strict=True)
+        assert diff(a, b, strict, about_a=whole, about_b=whole).verdict is Verdict.DIVERGED
 
     def test_modules_one_side_left_out_are_no_divergence(self, diff):
         a = chain(["Net.a", "Net.b"])
@@ -401,7 +409,7 @@ class TestTolerance:
 
     def test_random_states_tolerate_nothing(self, diff):
         a, b = [[row("start", "rng", "torch", X)]], [[row("start", "rng", "torch", X * F32(1.0001))]]
-        assert diff(a, b, DiffOptions(rtol=1.0)).verdict is Verdict.DIVERGED
+        assert diff(a, b, DiffOptions(rtol=1.0, strict=True)).verdict is Verdict.DIVERGED
 
     def test_plain_numbers(self, diff):
         a, b = [[row("data", "batch", "DataLoader", 1.0)]], [[row("data", "batch", "DataLoader", 1.001)]]
@@ -475,7 +483,7 @@ class TestMap:
         assert self.cells(result, "Net.norm")[1] > 0
 
     def test_what_one_run_only_has_is_infinite(self, diff):
-        result = diff(train(), train("inserted"), DiffOptions(want_map=True))
+        result = diff(train(), train("inserted"), DiffOptions(want_map=True, strict=True))
         assert self.cells(result, "Net.new") == (float("inf"),) * 4
 
     def test_the_tree_marks_the_origin(self, diff):

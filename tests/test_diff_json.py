@@ -85,7 +85,7 @@ def test_values_of_the_first_divergence(document):
 
 
 def test_one_sided_is_null(document):
-    first = document(train(), train("inserted"))["first"]
+    first = document(train(), train("inserted"), strict=True)["first"]
     assert first["a"] is None
     assert first["rel_l2"] is None
     assert first["b"]["shape"] == [6, 8]

@@ -51,10 +51,15 @@ class ById(Generic[Value]):
 
 
 class FreeNames:
-    """Numbers what has no name of its own but its class: `Adam`, `Adam#2`; the number of what is gone is free."""
+    """Numbers what has no name of its own but its class: `Adam`, `Adam#2`; the number of what is gone is free.
+
+    A name may have to rest: two models of one class that live one after the other within a step are two, and their
+    values are not to be told apart by the order in which they came.
+    """
 
     def __init__(self) -> None:
         """Start with every name free."""
+        self._resting: set[str] = set()
         self._taken: dict[str, weakref.ref[Any]] = {}
         self._names: dict[int, tuple[weakref.ref[Any], str]] = {}
 
@@ -69,21 +74,33 @@ class FreeNames:
         if name is not None:
             del self._names[id(thing)], self._taken[name]
 
-    def name(self, thing: object, base: str) -> str:
-        """The object's name: the one it has, else the first free one that begins with `base`."""
+    def wake(self) -> None:
+        """A step is over: names that rested are free."""
+        self._resting.clear()
+
+    def name(self, thing: object, base: str, *, rests: bool = False) -> str:
+        """The object's name: the one it has, else the first free one that begins with `base`.
+
+        Args:
+            thing: the object.
+            base: its class.
+            rests: whether its name is free only in the step after the one in which it goes.
+        """
         found = self.find(thing)
         if found is not None:
             return found
         number, name = 1, base
-        while (taken := self._taken.get(name)) is not None and taken() is not None:
+        while name in self._resting or ((taken := self._taken.get(name)) is not None and taken() is not None):
             number += 1
             name = f"{base}#{number}"
-        key, names = id(thing), self._names
+        key, names, resting = id(thing), self._names, self._resting
 
         def forget(reference: weakref.ref[Any]) -> None:
             known = names.get(key)
             if known is not None and known[0] is reference:
                 del names[key]
+                if rests:
+                    resting.add(name)
 
         self._taken[name] = reference = weakref.ref(thing, forget)
         self._names[key] = (reference, name)

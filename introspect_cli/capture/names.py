@@ -318,6 +318,10 @@ class Names:
             with self._lock:
                 self._walk(root, state.fqn)
 
+    def step_over(self) -> None:
+        """A step is over: names of models that are gone are free."""
+        self._free.wake()
+
     def _topmost(self, module: nn.Module) -> nn.Module:
         seen = {id(module)}
         while (entry := self._parents.get(module)) is not None:
@@ -332,7 +336,10 @@ class Names:
 
     def _adopt(self, root: nn.Module, base: str) -> None:
         known = self.find(root) or self.find(unwrap(root))
-        fqn = known.fqn if known is not None else self._free.name(root, base)
+        if known is not None:
+            fqn = known.fqn
+        else:
+            fqn = self._free.name(root, base, rests=next(root.parameters(), None) is not None)
         if not any(reference() is root for reference in self._roots):
             self._roots = [reference for reference in self._roots if reference() is not None]
             self._roots.append(weakref.ref(root))

@@ -39,6 +39,14 @@ Exit status: 0 the same, 1 diverged, 2 could not tell (with --bisect: 125).""",
     "--noise", multiple=True, type=click.Path(), help="A repeated run of A; differences as small as its own pass."
 )
 @click.option("--rename", multiple=True, metavar="OLD=NEW", help="Rename FQNs of A by a regular expression.")
+@click.option(
+    "--match",
+    type=click.Choice(["name", "value"]),
+    default="value",
+    show_default=True,
+    help="value: know modules under other names by what they hold.",
+)
+@click.option("--strict", is_flag=True, help="Let structure and random states count, too.")
 @click.option("--offset", type=int, help="Compare step K of B with step K+N of A; detected where possible.")
 @click.option(
     "--level",
@@ -156,4 +164,6 @@ def _options(*, grouped: bool, **asked: Any) -> Any:
         limit=None if asked["everything"] else 12 if asked["limit"] is None else asked["limit"],
         whole_step=grouped,
         want_map=asked["want_map"],
+        strict=asked["strict"],
+        by_value=asked["match"] == "value",
     )

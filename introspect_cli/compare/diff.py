@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.divergence_map import tree_of
+from introspect_cli.compare.join.by_value import Correspondence, correspond
 from introspect_cli.compare.join.coverage import blindness_notes, failed, option_notes
 from introspect_cli.compare.join.distance import Tensors
 from introspect_cli.compare.join.moved import moved_modules, suggest_renames, tree_at
@@ -21,6 +22,7 @@ from introspect_cli.compare.reasons.sentence import sentence
 from introspect_cli.compare.reasons.settings import setting_changes
 from introspect_cli.compare.result import Counts, DiffResult, Divergence, Verdict
 from introspect_cli.compare.strip import strip_of
+from introspect_cli.compare.structure import changes_of, sentence_of
 from introspect_cli.compare.walk import RankOutcome, compare_rank
 from introspect_cli.errors import UsageError
 from introspect_cli.records import count
@@ -29,6 +31,7 @@ from introspect_cli.selection import check_selection
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from introspect_cli.compare.result import StructureChange
     from introspect_cli.store.rank_reader import RankReader
     from introspect_cli.store.reader import Run
 
@@ -57,23 +60,39 @@ def compare_runs(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run] = ()
         outcomes.append(outcome)
         notes += [note for note in told if note not in notes]
     answer = _answer(a, b, options, outcomes, notes)
+    answer = replace(answer, structure=_structure(outcomes, same=answer.verdict is Verdict.SAME))
     fault = _fault(a, b, options, noise) if noise and on_one_device([a, b, *noise]) else ""
     return replace(answer, notes=(*answer.notes, fault)) if fault else answer
 
 
+def _structure(outcomes: Sequence[RankOutcome], *, same: bool) -> tuple[StructureChange, ...]:
+    """What differs in structure, of the first rank on which anything does."""
+    for outcome in outcomes:
+        if outcome.apart is not None and (changes := changes_of(outcome.apart, outcome.found, same=same)):
+            return changes
+    return ()
+
+
 def _fault(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run]) -> str:
     """What run a against each of the others, without tolerance, says of the device."""
-    strict = DiffOptions(rename=options.rename, offset=options.offset, limit=1)
-    return fault_sentence([compare_runs(a, other, strict) for other in (b, *noise)])
+    exact = DiffOptions(rename=options.rename, offset=options.offset, limit=1)
+    return fault_sentence([compare_runs(a, other, exact) for other in (b, *noise)])
 
 
 def _rank(a: Run, b: Run, rank: int, options: DiffOptions, noise: Sequence[Run]) -> tuple[RankOutcome, list[str]]:
     """Compare one rank, under the offset and the moves that make its sites meet."""
     notes = []
     one, two = a.rank(rank), b.rank(rank)
-    moved = moved_modules(one, two, options.rename) if _last_chain(one) != _last_chain(two) else {}
-    for old, new in moved.items():
-        notes.append(f"{old} of a is compared with {new} of b: the modules around it were inserted or removed.")
+    moved: dict[str, str] = {}
+    alike = Correspondence()
+    if _last_chain(one) != _last_chain(two):
+        if options.by_value:
+            alike = correspond(one, two, renamer(options.rename, {}))
+        looks = moved_modules(one, two, options.rename)
+        moved = {old: new for old, new in looks.items() if not old.startswith(alike.settled)}
+        for old, new in moved.items():
+            notes.append(f"{old} of a is compared with {new} of b: the modules around it were inserted or removed.")
+        moved |= alike.names
     sides = Sides(
         rank=rank,
         a=one,
@@ -96,7 +115,9 @@ def _rank(a: Run, b: Run, rank: int, options: DiffOptions, noise: Sequence[Run])
                     f"Run {late} begins with the parameters that run {whole} has after step {abs(offset) - 1}: "
                     f"step 0 of {late} is compared with step {abs(offset)} of {whole} (--offset {offset})."
                 )
-    return compare_rank(sides, options, offset), notes
+    outcome = compare_rank(sides, options, offset)
+    outcome.found = alike
+    return outcome, notes
 
 
 def _starts_apart(a: RankReader, b: RankReader) -> bool:
@@ -121,7 +142,7 @@ def _counts(a: Run, b: Run, outcomes: Sequence[RankOutcome]) -> Counts:
         steps_compared=sum(len(outcome.paired) for outcome in outcomes),
         steps_diverged=sum(tally.diverged_steps for tally in tallies),
         records=records,
-        equal=max(records - (diverged - only_b) - unseen, 0),
+        equal=max(records - (diverged - only_b) - unseen - sum(tally.apart for tally in tallies), 0),
         diverged=diverged,
         only_a=only_a,
         only_b=only_b,
@@ -177,7 +198,7 @@ def _answer(a: Run, b: Run, options: DiffOptions, outcomes: Sequence[RankOutcome
         a, b, reason_named(best.cause.reason), told, rounding=scene.rounding, blamed=scene.blamed
     )
     candidates = [outcome.first for outcome in outcomes if outcome.first is not None]
-    listed = _listed(outcomes, None if options.whole_step else options.limit)
+    listed = _listed(outcomes, best.first, None if options.whole_step else options.limit)
     suggestions: tuple[str, ...] = ()
     if best.cause.reason in {"structure", "initial"}:
         suggestions = suggest_renames(a.rank(best.rank), b.rank(best.rank), options.rename)
@@ -205,10 +226,13 @@ def _answer(a: Run, b: Run, options: DiffOptions, outcomes: Sequence[RankOutcome
     )
 
 
-def _listed(outcomes: Sequence[RankOutcome], limit: int | None) -> tuple[Divergence, ...]:
-    """Divergences of all ranks: each rank in its own order, by step; no order between ranks within a step is meant."""
+def _listed(outcomes: Sequence[RankOutcome], first: Divergence, limit: int | None) -> tuple[Divergence, ...]:
+    """Divergences of all ranks, the first of all before the others: each rank in its own order, by step.
+
+    No order between ranks within a step is meant.
+    """
     everything = [divergence for outcome in outcomes for divergence in outcome.listed]
-    everything.sort(key=lambda d: (d.step, d.rank, d.sequence))
+    everything.sort(key=lambda d: (d is not first, d.step, d.rank, d.sequence))
     return tuple(everything if limit is None else everything[:limit])
 
 
@@ -250,10 +274,19 @@ def _undiverged(options: DiffOptions, counts: Counts, outcomes: Sequence[RankOut
                     f"{tail} more step{'s' * (tail > 1)}."
                 ),
             )
-    return (
-        Verdict.SAME,
-        f"The runs are the same: {extent} agree{'s' * (counts.equal == 1)}{passed} up to and including step {last}.",
-    )
+    agree = f"{extent} agree{'s' * (counts.equal == 1)}{passed} up to and including step {last}"
+    changes = sentence_of(_structure(outcomes, same=True))
+    if not changes:
+        return Verdict.SAME, f"The runs are the same: {agree}."
+    if any(outcome.unrecorded is not None for outcome in outcomes):
+        return (
+            Verdict.UNDECIDED,
+            (
+                f"Could not tell: {agree}, but the results of the steps (losses, gradients, parameters) were not "
+                f"recorded, and not all else is the same.{changes}"
+            ),
+        )
+    return Verdict.SAME, f"The runs have the same numbers: {agree}.{changes}"
 
 
 def _doubted(a: Run, b: Run) -> tuple[Verdict, str] | None:

@@ -20,6 +20,8 @@ class DiffOptions(Selection):
         limit: divergences to list; None for all.
         whole_step: list all divergences of the first diverging step, whatever the limit.
         want_map: whether to compute the divergence map.
+        strict: whether structure and random states that changed no number count as divergences.
+        by_value: whether modules under other names are recognised by what they hold.
     """
 
     rename: tuple[tuple[str, str], ...] = ()
@@ -30,6 +32,8 @@ class DiffOptions(Selection):
     limit: int | None = 12
     whole_step: bool = False
     want_map: bool = False
+    strict: bool = False
+    by_value: bool = True
 
     @property
     def tolerant(self) -> bool:

@@ -99,6 +99,27 @@ class SettingChange:
 
 
 @dataclass(frozen=True)
+class StructureChange:
+    """Something that differs besides numbers and settings: a name, a module, a call, a random state.
+
+    Attributes:
+        change: `renamed`, `only` (one run has it), `merged`, `split`, `calls` or `random`.
+        a: its name in run a, numbers of layers as stars; None where only b has it.
+        b: its name in run b; None where only a has it.
+        text: what differs, as a clause.
+        note: what else is known of it, as a clause.
+        evidence: what it rests on; "" where the text says it.
+    """
+
+    change: str
+    a: str | None
+    b: str | None
+    text: str
+    note: str = ""
+    evidence: str = ""
+
+
+@dataclass(frozen=True)
 class Counts:
     """How much was compared.
 
@@ -108,7 +129,7 @@ class Counts:
         steps_compared: steps both have, summed over ranks.
         steps_diverged: those with a divergence.
         records: records both runs have at a compared step; equal-digest steps count whole.
-        equal: of them, those that agree.
+        equal: of them, those that agree; random states and modules that are told as structure are not among them.
         diverged: sites and steps that diverge, one-sided ones included.
         only_a: divergences that only run a has.
         only_b: divergences that only run b has.
@@ -223,6 +244,7 @@ class DiffResult:
         tree: modules with their state at the first diverging step, when asked for.
         suspect: the device, where the first divergence is a matrix product that nothing on record explains.
         strip: the first diverging step in the order it ran.
+        structure: what differs besides numbers and settings.
     """
 
     a: str
@@ -241,3 +263,4 @@ class DiffResult:
     tree: tuple[TreeNode, ...] = ()
     suspect: Suspect | None = None
     strip: tuple[StripCell, ...] = ()
+    structure: tuple[StructureChange, ...] = ()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from introspect_cli.compare.divergence_map import Heat
+from introspect_cli.compare.effects import Causes, explains_itself, records_results, results_agree, watches_results
 from introspect_cli.compare.items import materialise
 from introspect_cli.compare.join.coverage import coverage, seen, uncounted
 from introspect_cli.compare.join.distance import Layouts
@@ -22,12 +23,15 @@ from introspect_cli.compare.join.sites import KINDS, PHASES, align, columns, sel
 from introspect_cli.compare.join.steps import Paired, differing, pair_steps
 from introspect_cli.compare.reasons.base import judge
 from introspect_cli.compare.reasons.facts import Facts, carry_over, within_tolerance_of
+from introspect_cli.compare.reasons.structure import drawn
 from introspect_cli.compare.reasons.words import what
+from introspect_cli.compare.structure import Apart
 from introspect_cli.records import Kind, Phase, Status
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
+    from introspect_cli.compare.join.by_value import Correspondence
     from introspect_cli.compare.join.sites import Ids, Mask
     from introspect_cli.compare.join.steps import Sides
     from introspect_cli.compare.options import DiffOptions
@@ -44,6 +48,7 @@ class Tally:
     Attributes:
         blind: records that only one side could see.
         blind_both: records that run a could not see, by estimate.
+        apart: records of run a that are causes, and were compared with nothing that is equal.
     """
 
     records: int = 0
@@ -55,6 +60,7 @@ class Tally:
     not_observed: int = 0
     blind: int = 0
     blind_both: int = 0
+    apart: int = 0
 
 
 @dataclass
@@ -73,6 +79,10 @@ class RankOutcome:
         blind_site: a site that only one side could see, as an example.
         tolerated: the first difference that tolerance or noise let pass, in words.
         heat: the divergence map in the making.
+        apart: what differs in structure, and random states; None where no step had to be opened.
+        lonely: a step in which structure differs and no result is common to both runs.
+        unrecorded: a step in which structure differs and neither run recorded results.
+        found: names of a that are other names of b.
     """
 
     rank: int
@@ -86,6 +96,10 @@ class RankOutcome:
     blind_site: str = ""
     tolerated: str = ""
     heat: Heat | None = None
+    apart: Apart | None = None
+    lonely: int | None = None
+    unrecorded: int | None = None
+    found: Correspondence | None = None
 
 
 class Walk:
@@ -108,6 +122,11 @@ class Walk:
         ]
         self.recorded = self._recorded()
         self.last: int | None = None
+        change = sides.rename or str
+        trees = [replace(module, fqn=change(module.fqn)) for module in sides.a.modules], sides.b.modules
+        self.causes = None if options.strict else Causes(self.alignment, trees)
+        self.apart = outcome.apart = Apart(self.alignment)
+        self.early: tuple[int, StepPair] | None = None
 
     def _recorded(self) -> frozenset[str]:
         """FQNs of tensors that are recorded at the end of a step."""
@@ -230,7 +249,8 @@ class Walk:
         if self.last == step_a:
             return before, self.carried
         carried = kept(self.carried, self.recorded)
-        if before.diverged:
+        carried.rng |= {name for name, step in self.apart.random.items() if step < pair.step}
+        if before.diverged and (self.causes is None or self.causes.split(before)[0].diverged):
             facts = Facts(self.sides, self.alignment, before, in_order(self.alignment, before), carried)
             return before, carry_over(facts, carried, self.recorded)
         carried.within |= within_tolerance_of(self.alignment, before)
@@ -239,6 +259,8 @@ class Walk:
     def _take(self, place: int, pair: StepPair) -> None:
         """Count a step's divergences and list what there is room for."""
         outcome, limit = self.outcome, self.options.limit
+        if self.causes is not None and self._only_causes(place, pair, self.causes):
+            return
         self._count(diverged_steps=1, diverged=pair.diverged, only_a=len(pair.only_a), only_b=len(pair.only_b))
         if self.options.want_map:
             if outcome.heat is None:
@@ -253,20 +275,85 @@ class Walk:
         before, carried = self._before(pair)
         gap = is_gap(self.sides, pair)
         afresh = self.resumed and outcome.first is None
-        facts = Facts(self.sides, self.alignment, whole, everything, carried, before=before, gap=gap, resumed=afresh)
-        for position in _positions(items, everything):
+
+        def known(pair: StepPair, items: Items) -> Facts:
+            return Facts(self.sides, self.alignment, pair, items, carried, before=before, gap=gap, resumed=afresh)
+
+        facts = known(whole, everything)
+        positions = _positions(items, everything)
+        if outcome.first is None and self.causes is not None:
+            positions = self._begin(facts, positions, known, self.causes)
+        for position in positions:
             full = limit is not None and len(outcome.listed) >= limit and not whole_step
             if outcome.first is not None and full:
                 break
-            cause = judge(facts, position)
-            floors = [floor.floor for floor in self.floors]
-            divergence = materialise(self.sides, facts, position, cause, *self.layouts, floors)
-            if outcome.first is None:
-                outcome.first, outcome.cause, outcome.facts = divergence, cause, facts
-                facts.resumed = False
-            if not full:
-                outcome.listed.append(divergence)
+            self._list(facts, position, full=full)
         self.carried, self.last = carry_over(facts, carried, self.recorded), pair.step
+
+    def _list(self, facts: Facts, position: int, cause: Cause | None = None, *, full: bool = False) -> None:
+        """Make one divergence of a step an object; the first of all is kept with what is known of it."""
+        outcome = self.outcome
+        cause = cause or judge(facts, position)
+        floors = [floor.floor for floor in self.floors]
+        divergence = materialise(self.sides, facts, position, cause, *self.layouts, floors)
+        if outcome.first is None:
+            outcome.first, outcome.cause, outcome.facts = divergence, cause, facts
+            facts.resumed = False
+        if not full:
+            outcome.listed.append(divergence)
+
+    def _only_causes(self, place: int, pair: StepPair, causes: Causes) -> bool:
+        """Take in what differs in structure in a step; whether that is all that differs."""
+        effects, others = causes.split(pair)
+        if not others.diverged:
+            return False
+        self.apart.see(others, self.layouts)
+        if effects.diverged:
+            return False
+        self.early = self.early or (place, pair)
+        if self.outcome.first is None:
+            self._count(apart=len(others.rows_a) + len(others.only_a))
+            if not results_agree(self.alignment, pair):
+                if records_results(self.alignment, pair):
+                    self.outcome.lonely = pair.step
+                elif not watches_results(self.sides.manifest_a, self.sides.manifest_b):
+                    self.outcome.unrecorded = pair.step
+        return True
+
+    def _begin(
+        self, facts: Facts, positions: list[int], known: Callable[[StepPair, Items], Facts], causes: Causes
+    ) -> list[int]:
+        """List the first divergence of all, and say which of the step's are left to be listed.
+
+        An effect that explains itself is the first. Else the first cause is to blame: of the steps in which nothing but
+        causes differed, or of this step.
+        """
+        effect = next((place for place in positions if not causes.is_cause(facts, place)), None)
+        if effect is None or (effect == positions[0] and self.early is None):
+            return positions
+        effects, others = causes.split(facts.pair)
+        judged = replace(
+            effects,
+            rows_a=np.concatenate([others.rows_a, effects.rows_a]),
+            rows_b=np.concatenate([others.rows_b, effects.rows_b]),
+        )
+        alone = known(judged, in_order(self.alignment, judged))
+        place = alone.sites.index(facts.sites[effect])
+        cause = judge(alone, place)
+        before = [facts.sites[own] for own in positions[: positions.index(effect)]]
+        if explains_itself(alone, place, cause, [*before, *self.apart.sites()]):
+            self._list(alone, place, cause)
+            return [own for own in positions if own != effect]
+        if self.early is not None:
+            began = self.early[1]
+            old = Facts(self.sides, self.alignment, began, in_order(self.alignment, began), Carried())
+            self._list(old, drawn(old) or 0)
+            return positions
+        blamed = drawn(facts) if facts.sites[positions[0]].kind is Kind.RNG else None
+        if blamed in positions:
+            self._list(facts, blamed)
+            return [own for own in positions if own != blamed]
+        return positions
 
 
 def _positions(items: Items, everything: Items) -> list[int]:
@@ -291,6 +378,8 @@ def compare_rank(sides: Sides, options: DiffOptions, offset: int) -> RankOutcome
         outcome.tally = Tally(records=records, blind_both=blind)
         return outcome
     Walk(sides, options, outcome, places).run()
+    if outcome.first is None and outcome.lonely is not None and not options.strict:
+        return compare_rank(sides, replace(options, strict=True), offset)
     outcome.tally = replace(outcome.tally, records=records, blind_both=blind)
     return outcome
 

@@ -6,6 +6,7 @@ from introspect_cli.compare.reasons.settings import describe
 from introspect_cli.compare.result import DiffResult, Divergence, Role, SettingChange, Verdict
 from introspect_cli.records import Kind, Phase, Status, Summary, count
 from introspect_cli.render.blocks import Block, Column, Line, Table, line
+from introspect_cli.render.structure_text import structure_blocks
 from introspect_cli.render.text import brief_what, clean, distance, number, shape, site_text, two_numbers
 from introspect_cli.render.values_text import elements_words
 
@@ -47,6 +48,7 @@ def diff_blocks(
     if len(result.candidates) > 1:
         blocks += [line(), line("First on each rank (no order between ranks is known):", "heading")]
         blocks.append(divergence_table(result.candidates, ranks=True))
+    blocks += structure_blocks(result, everything=everything)
     blocks += _settings(result, everything=everything)
     if result.divergences:
         several = len({divergence.rank for divergence in result.divergences}) > 1

@@ -105,6 +105,7 @@ def diff_document(result: DiffResult) -> dict[str, Any]:
         "candidates": [divergence_document(divergence) for divergence in result.candidates],
         "notes": list(result.notes),
         "suggestions": list(result.suggestions),
+        "structure": [dict(vars(change)) for change in result.structure],
     }
     if result.map is not None:
         document["map"] = _map(result.map)

@@ -78,6 +78,7 @@ class Probes:
         self.optimizers = OptimizerProbe(self.context, state)
         self.context.on_tick.append(gradients.forget)
         self.context.on_tick.append(self._modules_named)
+        self.context.on_tick.append(self.names.step_over)
         self._modules = modules = ModuleProbe(self.context, gradients)
         self.children = ChildrenProbe(guard)
         self._probes: list[Probe] = [

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from introspect_cli.compare.join.renames import renamer
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from introspect_cli.records import ModuleInfo
     from introspect_cli.store.rank_reader import RankReader
@@ -37,6 +37,17 @@ def _children(modules: Sequence[ModuleInfo]) -> dict[str, list[ModuleInfo]]:
         if module.fqn:  # a module without a name would be its own child
             found.setdefault(module.fqn.rpartition(".")[0], []).append(module)
     return found
+
+
+def child_counts(names: Iterable[str]) -> dict[str, int]:
+    """How many children that are named by number each parent has, by the parent's name."""
+    found: dict[str, set[str]] = {}
+    for name in names:
+        parts = name.split(".")
+        for place, part in enumerate(parts):
+            if part.isdecimal():
+                found.setdefault(".".join(parts[:place]), set()).add(part)
+    return {parent: len(numbers) for parent, numbers in found.items()}
 
 
 def _signature(module: ModuleInfo, children: dict[str, list[ModuleInfo]], *, own: bool = True) -> Signature:

@@ -56,7 +56,7 @@ class Initial(Reason):
         other = _exchanged(scene)
         if other:
             return (
-                f"{text}: it has the values in b that {other} has in a, and the other way round: they are "
+                f"{text}: the initial values of {scene.site.fqn} and {other} are exchanged between a and b: they are "
                 "initialised in a different order, or one is taken for the other."
             )
         if not scene.is_first_step:

@@ -11,7 +11,7 @@ from introspect_cli.compare.join.sites import PHASES
 from introspect_cli.compare.reasons.attention import attention_back_ends
 from introspect_cli.compare.reasons.base import Cause, Reason, Scene
 from introspect_cli.compare.reasons.evidence import Known, although, backward_before
-from introspect_cli.compare.reasons.facts import FORWARD, Facts, owner_of
+from introspect_cli.compare.reasons.facts import EQUAL, FORWARD, Facts, owner_of
 from introspect_cli.compare.reasons.hyperparameters import has_parameter
 from introspect_cli.compare.reasons.words import often, what
 from introspect_cli.compare.result import Role
@@ -40,7 +40,7 @@ class Structure(Reason):
         """What only one run has and why, the most telling reason first."""
         first = scene.first
         side, other = ("a", "b") if first.b is None else ("b", "a")
-        return next(text for look in _LOOKS if (text := look(scene, side, other)))
+        return next(text for look in _LOOKS if (text := look(scene, side, other))) + _follows(scene)
 
 
 def subject_of(facts: Facts, position: int) -> tuple[str, Role]:
@@ -55,6 +55,34 @@ def subject_of(facts: Facts, position: int) -> tuple[str, Role]:
     earlier = bool(((facts.items.row_a[:position] >= 0) & (facts.items.row_b[:position] >= 0)).any())
     other = facts.alignment.names_b if facts.items.row_b[position] < 0 else facts.alignment.names_a
     return subject, Role.PROPAGATED if earlier and subject in other else Role.ORIGIN
+
+
+def drawn(facts: Facts) -> int | None:
+    """The first parameter that one run only has, where all tensors found before it are equal; None for none.
+
+    A parameter that is drawn at random takes numbers from the generator, so that all that is drawn after it differs:
+    tensors that are equal before it show that the seed was the same.
+    """
+    for position, site in enumerate(facts.sites):
+        if site.phase is not Phase.START or site.kind not in {Kind.PARAM, Kind.BUFFER}:
+            continue
+        if facts.items.row_a[position] >= 0 and facts.items.row_b[position] >= 0:
+            return None
+        equal = (facts.state == EQUAL) & (facts.order < facts.items.order[position])
+        before = np.isin(facts.unions(Kind.PARAM, frozenset({Phase.START})), np.flatnonzero(equal))
+        return position if before.any() else None
+    return None
+
+
+def _follows(scene: Scene) -> str:
+    """That a random state differs because a parameter was drawn in one run only."""
+    if drawn(scene.facts) != scene.position or not scene.facts.rng_differs():
+        return ""
+    names = [site.fqn for site in scene.facts.sites if site.kind is Kind.RNG and site.phase is Phase.START]
+    return (
+        f" The parameters found before it are equal, so the random state of {' and '.join(names)}, which differs too, "
+        "follows from it where it is drawn at random."
+    )
 
 
 def _operator(scene: Scene, side: str, other: str) -> str:

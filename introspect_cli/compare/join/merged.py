@@ -1,0 +1,132 @@
+"""Parameters that are one tensor in one run and several in the other: q, k and v against one qkv.
+
+A checksum is keyed by an element's place in its tensor, so that of the whole does not follow from those of its parts.
+What does add up are sums, and extrema are those of the extreme part: the number of elements, smallest, largest and
+smallest absolute value are exact, sums and sums of squares agree to rounding. Numbers drawn at random do not agree in
+all of these by accident; what is claimed is just that.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from introspect_cli.compare.join.sites import kind_code, phase_code
+from introspect_cli.records import Kind, Phase
+
+if TYPE_CHECKING:
+    from introspect_cli.compare.join.distance import Layouts
+    from introspect_cli.compare.join.rows import StepPair
+    from introspect_cli.compare.join.sites import Alignment, Ids
+    from introspect_cli.store.batch import StepBatch
+
+_MOST = 8  # parts of one whole
+_CLOSE = 1e-6  # sums are taken in float64 of statistics that are right to 1e-6
+
+
+@dataclass(frozen=True)
+class Merge:
+    """Parts of one run that are one tensor of the other.
+
+    Attributes:
+        parts: FQNs of the parts, in order.
+        whole: FQN of the whole.
+        side: the run that has the whole.
+    """
+
+    parts: tuple[str, ...]
+    whole: str
+    side: str
+
+
+@dataclass(frozen=True)
+class Moments:
+    """What adds up of a tensor."""
+
+    numel: int
+    low: float
+    high: float
+    least: float
+    total: float
+    squares: float
+
+
+def together(parts: list[Moments]) -> Moments:
+    """The moments of tensors put together."""
+    return Moments(
+        sum(own.numel for own in parts),
+        min(own.low for own in parts),
+        max(own.high for own in parts),
+        min(own.least for own in parts),
+        sum(own.total for own in parts),
+        sum(own.squares for own in parts),
+    )
+
+
+def same_numbers(one: Moments, two: Moments) -> bool:
+    """Whether two tensors have the same extrema and, to rounding, the same sums; never where all is one number."""
+    if (one.numel, one.low, one.high, one.least) != (two.numel, two.low, two.high, two.least) or one.low == one.high:
+        return False
+    spread = (one.numel * max(one.squares, two.squares)) ** 0.5
+    return abs(one.total - two.total) <= _CLOSE * spread and (
+        abs(one.squares - two.squares) <= _CLOSE * max(one.squares, two.squares)
+    )
+
+
+def moments(batch: StepBatch, row: int, layouts: Layouts) -> Moments | None:
+    """What adds up of a record; None where statistics are missing, or something in it is not finite."""
+    names = ("min", "max", "absmin", "mean", "var")
+    if any(name not in batch.floats for name in names):
+        return None
+    low, high, least, mean, var = (float(batch.floats[name][row]) for name in names)
+    numel = int(layouts.numel[int(batch.layout[row])])
+    odd = any(int(batch.counts[name][row]) != 0 for name in ("nans", "posinfs", "neginfs") if name in batch.counts)
+    if odd or not np.isfinite([low, high, least, mean, var]).all():
+        return None
+    return Moments(numel, low, high, least, mean * numel, (var + mean * mean) * numel)
+
+
+def merges_of(alignment: Alignment, pair: StepPair, layouts: tuple[Layouts, Layouts]) -> list[Merge]:
+    """Parameters that are several in one run and one in the other, among those that one run only has."""
+    site_a = np.asarray(pair.a.site).astype(np.int64)
+    site_b = alignment.b_ids[np.asarray(pair.b.site)]
+    one = _tensors(alignment, pair.a, site_a, pair.only_a, layouts[0])
+    two = _tensors(alignment, pair.b, site_b, pair.only_b, layouts[1])
+    return [*_found(one, two, "b"), *_found(two, one, "a")]
+
+
+def _tensors(alignment: Alignment, batch: StepBatch, sites: Ids, rows: Ids, layouts: Layouts) -> dict[str, Moments]:
+    """Moments of parameters in their order of recording: as the step found them, else as it left them."""
+    found: dict[str, Moments] = {}
+    for phase in (Phase.START, Phase.OPTIMIZER):
+        chosen = alignment.kind[sites[rows]] == kind_code(Kind.PARAM)
+        chosen &= alignment.phase[sites[rows]] == phase_code(phase)
+        for row in rows[chosen].tolist():
+            name = alignment.fqn[sites[row]]
+            if name not in found and (own := moments(batch, row, layouts)) is not None:
+                found[name] = own
+    return found
+
+
+def _found(parts: dict[str, Moments], wholes: dict[str, Moments], side: str) -> list[Merge]:
+    families: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for name in parts:
+        owner, _, leaf = name.rpartition(".")
+        families[owner.rpartition(".")[0], leaf].append(name)
+    index: dict[tuple[int, float, float], list[str]] = defaultdict(list)
+    for name, own in wholes.items():
+        index[own.numel, own.low, own.high].append(name)
+    merges, used = [], set[str]()
+    for members in families.values():
+        for start in range(len(members)):
+            for length in range(2, min(_MOST, len(members) - start) + 1):
+                names = members[start : start + length]
+                own = together([parts[name] for name in names])
+                for whole in index.get((own.numel, own.low, own.high), ()):
+                    if same_numbers(own, wholes[whole]) and not used & {whole, *names}:
+                        used |= {whole, *names}
+                        merges.append(Merge(tuple(names), whole, side))
+    return merges

@@ -1,0 +1,299 @@
+"""Effects before causes: what changes no number is told, and is no divergence; what changes one is named as before."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from opcapture import captured
+from refactored import (
+    Called,
+    Doubled,
+    Exchanged,
+    Merged,
+    Net,
+    Renamed,
+    Task,
+    draws_once_more,
+    evaluated,
+    fit,
+    two_models,
+    with_extra,
+    without_bias,
+    wrapped_head,
+)
+from synthetic import row, write_run
+from torch import nn
+
+from introspect_cli.compare.diff import compare_runs
+from introspect_cli.compare.options import DiffOptions
+from introspect_cli.compare.result import Verdict
+from introspect_cli.records import Kind
+from introspect_cli.render.json import diff_document, to_json
+from introspect_cli.store.reader import open_run
+
+RUNS = {
+    "plain": fit(Net),
+    "renamed": fit(lambda: Net(Renamed)),
+    "wrapped": fit(wrapped_head),
+    "identity": fit(with_extra(nn.Identity)),
+    "dropout": fit(with_extra(lambda: nn.Dropout(0.0))),
+    "merged": fit(lambda: Net(Merged)),
+    "exchanged": fit(lambda: Net(Exchanged)),
+    "beside": fit(Net, around=evaluated(lambda: nn.Sequential(nn.Linear(4, 2), nn.ReLU()))),
+    "another": fit(Net, around=evaluated(Net)),
+    "drawn": fit(draws_once_more),
+    "unbiased": fit(without_bias()),
+    "biased": fit(without_bias(bias=True)),
+    "task": fit(Task),
+    "called": fit(Called),
+    "doubled": fit(Doubled, steps=1),
+    "halved": fit(lambda: Doubled(merged=True), steps=1),
+    "network first": two_models(),
+    "target first": two_models(swapped=True),
+    "target differs": two_models(swapped=True, target_differs=True),
+}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run by its name, captured when it is first asked for."""
+    directory = tmp_path_factory.mktemp("runs")
+
+    def find(name):
+        path = directory / name.replace(" ", "-")
+        return path if path.exists() else captured(path, RUNS[name])
+
+    return find
+
+
+@pytest.fixture
+def diff(run):
+    """Compare two runs by their names."""
+
+    def compare(a, b, **options):
+        with open_run(run(a)) as one, open_run(run(b)) as two:
+            return compare_runs(one, two, DiffOptions(**options))
+
+    return compare
+
+
+RANDOM = "the random state of torch differs from step 0 on and nothing recorded depends on it"
+SAME = [
+    ("plain", "renamed", "Names differ: Net.blocks.*.body is Net.blocks.*.mlp in b."),
+    ("plain", "wrapped", "Net.head is Net.head.0 in b; only b has Net.head (Sequential) around what is inside it."),
+    ("plain", "identity", "only b has Net.extra (Identity), which changes nothing: it gives back what it is given."),
+    ("plain", "dropout", "only b has Net.extra (Dropout), which changes nothing: it gives back what it is given."),
+    (
+        "doubled",
+        "halved",
+        "Doubled.q and Doubled.k of a are one in b, Doubled.qk: put together, their parameters have",
+    ),
+    ("plain", "beside", f"only b also runs Sequential; {RANDOM}."),
+    ("plain", "another", f"Net is Net#2 in b; only b also runs another Net; {RANDOM}."),
+    ("plain", "drawn", f"step 2. T{RANDOM[1:]}."),
+    ("plain", "task", "Net is Task.net in b; only b has Task around what is inside it."),
+    ("plain", "called", "only b has Net.blocks (Sequential) around what is inside it."),
+    ("network first", "target first", "Names differ: Net is Net#2 in b; Net#2 is Net in b."),
+]
+
+
+@pytest.mark.parametrize(("a", "b", "told"), SAME, ids=[b for _, b, _ in SAME])
+def test_what_changes_no_number_is_the_same(diff, a, b, told):
+    result = diff(a, b)
+    assert result.verdict is Verdict.SAME, result.sentence
+    assert result.sentence.startswith("The runs have the same numbers: ")
+    assert told in result.sentence
+    assert result.counts.diverged == 0
+
+
+@pytest.mark.parametrize(("a", "b", "told"), SAME, ids=[b for _, b, _ in SAME])
+def test_it_is_the_same_the_other_way_round_too(diff, a, b, told):
+    del told
+    assert diff(b, a).verdict is Verdict.SAME
+
+
+@pytest.mark.parametrize("b", [b for a, b, _ in SAME if a == "plain"])
+def test_strict_makes_structure_and_random_states_count(diff, b):
+    result = diff("plain", b, strict=True)
+    assert (result.verdict, b) == (Verdict.SAME if b == "renamed" else Verdict.DIVERGED, b)
+
+
+def test_without_values_a_rename_is_a_divergence_as_it_was(diff):
+    result = diff("plain", "renamed", by_value=False, strict=True)
+    assert "the module Net.blocks.0.body exists only in a" in result.sentence
+    assert result.suggestions
+
+
+def test_a_bias_that_is_drawn_explains_the_random_state(diff):
+    result = diff("unbiased", "biased")
+    assert result.verdict is Verdict.DIVERGED
+    assert result.first.site.fqn == "Net.inp.bias"
+    assert "the parameter Net.inp.bias exists only in b" in result.sentence
+    assert "so the random state of torch, which differs too, follows from it" in result.sentence
+
+
+def test_another_seed_is_not_explained_by_structure(tmp_path):
+    rng = np.random.default_rng(0)
+
+    def steps(seed, *more):
+        values = np.random.default_rng(seed)
+        weights = {name: values.normal(size=(3, 3)).astype(np.float32) for name in ("Net.a.weight", "Net.b.weight")}
+        return [
+            [
+                row("start", "rng", "torch", np.arange(4) + seed),
+                *(row("start", "param", name, value) for name, value in weights.items()),
+                *(row("start", "param", name, rng.normal(size=3)) for name in more),
+                row("forward", "output", "Net", weights["Net.b.weight"]),
+            ]
+        ]
+
+    write_run(tmp_path / "a", steps(1))
+    write_run(tmp_path / "b", steps(2, "Net.b.bias"))
+    with open_run(tmp_path / "a") as a, open_run(tmp_path / "b") as b:
+        result = compare_runs(a, b, DiffOptions())
+    assert result.first.site.kind is Kind.RNG
+    assert "a different seed" in result.sentence
+
+
+def test_exchanged_initial_values_are_told(diff):
+    result = diff("plain", "exchanged")
+    assert result.verdict is Verdict.DIVERGED
+    told = "the initial values of Net.blocks.0.q.weight and Net.blocks.0.k.weight are exchanged between a and b"
+    assert told in result.sentence
+
+
+def test_a_merge_that_rounds_differs_by_rounding_alone(diff):
+    apart = diff("plain", "merged")
+    assert apart.verdict is Verdict.DIVERGED
+    assert any(change.change == "merged" and change.b == "Net.blocks.*.qk" for change in apart.structure)
+    within = diff("plain", "merged", rtol=1e-4, atol=1e-4)
+    assert within.verdict is Verdict.SAME, within.sentence
+    assert "of them within the tolerance" in within.sentence
+
+
+def test_a_swapped_pair_that_differs_is_named_where_it_does(diff):
+    result = diff("network first", "target differs")
+    assert result.verdict is Verdict.DIVERGED
+    assert result.first.site.kind is Kind.LOSS
+
+
+def test_what_changed_a_number_is_named_though_structure_differs_before_it(run, tmp_path, diff):
+    path = captured(tmp_path / "faster", fit(with_extra(nn.Identity), rate=0.06))
+    with open_run(run("plain")) as a, open_run(path) as b:
+        result = compare_runs(a, b, DiffOptions())
+    assert (result.first.reason, result.first.site.kind) == ("optimizer", Kind.PARAM)
+    assert "only b has Net.extra (Identity)" in {change.text for change in result.structure}
+    assert all("changes nothing" not in change.note for change in result.structure)
+
+
+def test_json_tells_structure(diff):
+    (change,) = json.loads(to_json(diff_document(diff("plain", "renamed"))))["structure"]
+    assert (change["change"], change["a"], change["b"]) == ("renamed", "Net.blocks.*.body", "Net.blocks.*.mlp")
+    assert "are equal in step 0" in change["evidence"]
+
+
+def test_the_command_line_takes_both_options(run, introspect):
+    for more, code, told in (
+        ([], 0, "Net.blocks.*.body is Net.blocks.*.mlp in b (8 values"),
+        (["--match", "name"], 0, "Net.blocks.*.mlp (Sequential)"),
+        (["--match", "name", "--strict"], 1, "the module Net.blocks.0.body exists only in a"),
+    ):
+        answer = introspect("diff", run("plain"), run("renamed"), *more)
+        words = " ".join(answer.stdout.split())
+        assert (answer.returncode, told) == (code, told if told in words else words)
+
+
+def lean(path, work, *kinds):
+    """A run of which only these kinds are recorded."""
+    return captured(path, work, record=frozenset(Kind(kind) for kind in kinds))
+
+
+def test_without_results_nobody_says_that_an_inserted_module_changed_nothing(tmp_path):
+    runs = [
+        lean(tmp_path / name, fit(build), "input", "output", "batch")
+        for name, build in (("a", Net), ("b", with_extra(nn.Identity)))
+    ]
+    with open_run(runs[0]) as a, open_run(runs[1]) as b:
+        result = compare_runs(a, b, DiffOptions())
+    assert result.verdict is Verdict.SAME or "were not recorded" in result.sentence
+
+
+def test_two_models_that_share_nothing_are_not_the_same(tmp_path):
+    rng = np.random.default_rng(0)
+
+    def steps(name):
+        return [
+            [
+                row("data", "batch", "DataLoader", np.arange(5)),
+                row("start", "param", f"{name}.weight", rng.normal(size=(3, 3))),
+                row("optimizer", "param", f"{name}.weight", rng.normal(size=(3, 3))),
+            ]
+        ]
+
+    write_run(tmp_path / "a", steps("Net"))
+    write_run(tmp_path / "b", steps("Other"))
+    with open_run(tmp_path / "a") as a, open_run(tmp_path / "b") as b:
+        result = compare_runs(a, b, DiffOptions())
+    assert result.verdict is Verdict.DIVERGED
+    assert result.first.reason == "structure"
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0])
+def test_constants_prove_no_rename(tmp_path, value):
+    other = np.random.default_rng(0).normal(size=4)
+
+    def steps(name):
+        return [
+            [
+                row("start", "param", f"Net.{name}.weight", np.full((3, 3), value)),
+                row("loss", "loss", "loss", 1.0),
+                row("forward", "output", "Net", other),
+            ]
+        ]
+
+    write_run(tmp_path / "a", steps("old"))
+    write_run(tmp_path / "b", steps("new"))
+    with open_run(tmp_path / "a") as a, open_run(tmp_path / "b") as b:
+        result = compare_runs(a, b, DiffOptions())
+    assert {change.change for change in result.structure} == {"only"}
+
+
+def test_values_that_two_modules_share_prove_no_rename_of_either(tmp_path):
+    value = np.random.default_rng(0).normal(size=(3, 3))
+
+    def steps(names):
+        rows = [row("start", "param", f"Net.{name}", value) for name in names]
+        return [[*rows, row("loss", "loss", "loss", 1.0)]]
+
+    write_run(tmp_path / "a", steps(["one", "two"]))
+    write_run(tmp_path / "b", steps(["red", "blue"]))
+    with open_run(tmp_path / "a") as a, open_run(tmp_path / "b") as b:
+        result = compare_runs(a, b, DiffOptions())
+    assert "renamed" not in {change.change for change in result.structure}
+
+
+def test_a_rename_is_found_in_a_run_of_sampled_steps(tmp_path):
+    from introspect_cli.selection import Schedule
+
+    every = Schedule.parse("1::2")
+    runs = [
+        captured(tmp_path / name, fit(build, steps=4), schedule=every)
+        for name, build in (("a", Net), ("b", lambda: Net(Renamed)))
+    ]
+    with open_run(runs[0]) as a, open_run(runs[1]) as b:
+        result = compare_runs(a, b, DiffOptions())
+    assert result.verdict is Verdict.SAME
+    assert "Net.blocks.*.body is Net.blocks.*.mlp in b" in result.sentence
+
+
+def test_lean_records_find_a_rename_by_checksums_alone(tmp_path):
+    runs = [
+        captured(tmp_path / name, fit(build), stats=(), sketch=False, record=frozenset({Kind.PARAM, Kind.LOSS}))
+        for name, build in (("a", Net), ("b", lambda: Net(Renamed)))
+    ]
+    with open_run(runs[0]) as a, open_run(runs[1]) as b:
+        result = compare_runs(a, b, DiffOptions())
+    assert result.verdict is Verdict.SAME, result.sentence
+    assert "Net.blocks.*.body is Net.blocks.*.mlp in b" in result.sentence
