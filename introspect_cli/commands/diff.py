@@ -23,6 +23,7 @@ Exit status: 0 the same, 1 diverged, 2 could not tell (with --bisect: 125).""",
 )
 @click.argument("a", type=click.Path())
 @click.argument("b", type=click.Path())
+@click.argument("more", type=click.Path(), nargs=-1)
 @click.option("--format", "format_", type=click.Choice(["table", "json", "yaml"]), default="table", show_default=True)
 @click.option("--all", "everything", is_flag=True, help="List every divergence and every setting that differs.")
 @click.option(
@@ -59,8 +60,8 @@ Exit status: 0 the same, 1 diverged, 2 could not tell (with --bisect: 125).""",
 @click.option("-v", "--verbose", is_flag=True, help="Show what differs in each listed divergence.")
 @click.option("--values", is_flag=True, help="Show the stored values of the first divergence, a beside b.")
 @click.option("--bisect", is_flag=True, help="Exit with 0, 1 or 125, as `git bisect run` wants it.")
-def diff(a: str, b: str, format_: str, *, bisect: bool, **asked: Any) -> int:
-    """Find where runs A and B first diverge, and why."""
+def diff(a: str, b: str, more: tuple[str, ...], format_: str, *, bisect: bool, **asked: Any) -> int:
+    """Find where runs A and B first diverge, and why; of more runs, which agree with which."""
     from introspect_cli.compare.result import Verdict
     from introspect_cli.errors import IntrospectError, UsageError
 
@@ -70,12 +71,36 @@ def diff(a: str, b: str, format_: str, *, bisect: bool, **asked: Any) -> int:
         raise UsageError("-o draws operators: give --level op with it.")
     codes = {Verdict.SAME: SAME, Verdict.DIVERGED: DIVERGED, Verdict.UNDECIDED: CANNOT_TEST if bisect else UNDECIDED}
     try:
-        verdict = _compare(a, b, format_, **asked)
+        verdict = _group((a, b, *more), format_, **asked) if more else _compare(a, b, format_, **asked)
     except IntrospectError as error:
         if bisect:
             error.exit_code = CANNOT_TEST
         raise
     return codes[verdict]
+
+
+def _group(paths: tuple[str, ...], format_: str, **asked: Any) -> Any:
+    """Compare more than two runs and show their groups."""
+    from contextlib import ExitStack
+
+    from introspect_cli.compare.groups import group_runs
+    from introspect_cli.errors import UsageError
+    from introspect_cli.render.console import Screen
+    from introspect_cli.render.groups_text import groups_blocks, groups_document
+    from introspect_cli.store.reader import open_run
+
+    given = {name: asked[name] for name in ("values", "settings_only", "want_map", "output")}
+    if any(given.values()) or asked["level"] == "op":
+        raise UsageError("--values, --settings, --map, --level op and -o show two runs; name two.")
+    options = _options(grouped=False, **asked)
+    with ExitStack() as stack:
+        noise = [stack.enter_context(open_run(path)) for path in asked["noise"]]
+        found = group_runs([stack.enter_context(open_run(path)) for path in paths], options, noise)
+    if format_ == "table":
+        Screen().draw(groups_blocks(found))
+    else:
+        echo_document(groups_document(found), format_)
+    return found.verdict
 
 
 def _compare(a: str, b: str, format_: str, *, level: str, output: str | None, settings_only: bool, **asked: Any) -> Any:

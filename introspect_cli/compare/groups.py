@@ -1,0 +1,121 @@
+"""More than two runs: which agree with which, and from which step on a group goes its own way.
+
+Ten runs of one sweep, the machines of a fleet: nobody wants forty-five comparisons. A run is compared with the first
+run of each group that there is, and joins the first that it is the same as; else it begins a group. So few comparisons
+are made where most runs agree. Under a tolerance, runs of a group are each within it of the group's first run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from introspect_cli.compare.diff import compare_runs
+from introspect_cli.compare.result import Verdict
+from introspect_cli.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from introspect_cli.compare.options import DiffOptions
+    from introspect_cli.compare.result import DiffResult
+    from introspect_cli.store.reader import Run
+
+
+@dataclass(frozen=True)
+class Parting:
+    """How a group differs from the largest.
+
+    Attributes:
+        a: a run of the largest group.
+        b: a run of the other.
+        verdict: diverged, or undecided where it could not be told.
+        step: the step of the first divergence; None where undecided.
+        sentence: the answer of their comparison.
+    """
+
+    a: str
+    b: str
+    verdict: Verdict
+    step: int | None
+    sentence: str
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Runs by what they agree with.
+
+    Attributes:
+        verdict: same where all agree, diverged where any diverges, else undecided.
+        sentence: the answer in plain words.
+        groups: paths of runs, the largest group first.
+        partings: for every group but the largest, how it differs from that.
+    """
+
+    verdict: Verdict
+    sentence: str
+    groups: tuple[tuple[str, ...], ...]
+    partings: tuple[Parting, ...]
+
+
+def group_runs(runs: Sequence[Run], options: DiffOptions, noise: Sequence[Run] = ()) -> Groups:
+    """Put opened runs into groups that agree.
+
+    Args:
+        runs: at least two, each another.
+        options: what counts.
+        noise: runs whose spread is let pass.
+
+    Raises:
+        StoreError: a store turns out to be damaged.
+        UsageError: a run is named twice, or the options mean nothing for these runs.
+    """
+    paths = [str(run.path) for run in runs]
+    twice = next((path for place, path in enumerate(paths) if path in paths[:place]), None)
+    if twice is not None:
+        raise UsageError(f"{twice} is named twice: give each run once.")
+    groups: list[list[Run]] = []
+    known: dict[tuple[str, str], DiffResult] = {}
+
+    def compared(a: Run, b: Run) -> DiffResult:
+        key = str(a.path), str(b.path)
+        if key not in known:
+            known[key] = compare_runs(a, b, options, noise)
+        return known[key]
+
+    for run in runs:
+        home = next((group for group in groups if compared(group[0], run).verdict is Verdict.SAME), None)
+        if home is None:
+            groups.append([run])
+        else:
+            home.append(run)
+    groups.sort(key=lambda group: -len(group))  # stable: of equal size, the one that was named first
+    head = groups[0][0]
+    partings = []
+    for group in groups[1:]:
+        result = compared(head, group[0])
+        step = result.first.step if result.first is not None else None
+        verdict = Verdict.DIVERGED if result.verdict is Verdict.DIVERGED else Verdict.UNDECIDED
+        partings.append(Parting(str(head.path), str(group[0].path), verdict, step, result.sentence))
+    named = tuple(tuple(str(run.path) for run in group) for group in groups)
+    return Groups(_verdict(partings), _sentence(named, partings), named, tuple(partings))
+
+
+def _verdict(partings: Sequence[Parting]) -> Verdict:
+    if not partings:
+        return Verdict.SAME
+    diverged = any(parting.verdict is Verdict.DIVERGED for parting in partings)
+    return Verdict.DIVERGED if diverged else Verdict.UNDECIDED
+
+
+def _sentence(groups: Sequence[Sequence[str]], partings: Sequence[Parting]) -> str:
+    total = sum(map(len, groups))
+    if not partings:
+        return f"All {total} runs have the same numbers."
+    if len(groups) == 2 and len(groups[1]) == 1 and total > 2:
+        odd, parting = groups[1][0], partings[0]
+        if parting.verdict is Verdict.UNDECIDED:
+            return f"{total - 1} of {total} runs have the same numbers; of {odd} it could not be told."
+        return f"{odd} is the odd one out: it diverges at step {parting.step}; the other {total - 1} runs agree."
+    told = [f"{len(group)} run{'s' * (len(group) > 1)}" for group in groups]
+    return f"{total} runs fall into {len(groups)} groups, of {', '.join(told[:-1])} and {told[-1]}."
