@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import shutil
 import signal
@@ -140,10 +141,12 @@ def test_disk_that_fills_up(tmp_path, five_steps):
     lines = out.stderr.splitlines()
     assert len(lines) == 2, out.stderr
     assert "the script goes on, the run ends here" in lines[0]
-    assert "then the store was lost" in lines[1]
+    told = re.search(r"(\d+) steps up to step (\d+) can be read in run; then the store was lost", lines[1])
+    assert told, lines[1]
     with open_run(tmp_path / "run") as run:
         steps = run.rank(0).steps
         assert 0 < len(steps) < 203
+        assert (int(told[1]), int(told[2])) == (len(steps), steps[-1].step)
         assert all(len(list(run.rank(0).records(entry.step))) > 20 for entry in steps)
     assert_compared(tmp_path / "run", five_steps, "could not see everything: cannot write to")
 

@@ -125,6 +125,20 @@ def test_the_command(tmp_path, introspect):
     assert missing.stderr.startswith("introspect: there is no run at nowhere")
 
 
+def test_records_cut_short_leave_the_steps_before_them_sound(tmp_path, introspect):
+    files = build(tmp_path / "run")
+    records = tmp_path / "run" / "rank0" / "records.arrow"
+    records.write_bytes(files["rank0/records.arrow"][:-100])
+    damaged = introspect("verify", "run")
+    assert damaged.returncode == 1
+    assert "damaged: run/rank0/records.arrow: it ends before step 3, which the index names\n" in damaged.stdout
+    assert "still sound: 7 steps with 35 records" in damaged.stdout
+    assert "its end is not" not in damaged.stdout
+    shown = introspect("show", "run")
+    assert shown.returncode == 2
+    assert "it ends before step 3" in shown.stderr
+
+
 def test_a_store_of_format_1_is_read_for_ever(tmp_path):
     """Written by introspect 0.1 and kept as it was; a reader that cannot read it needs a new format."""
     shutil.copytree(FORMAT_1, tmp_path / "run")

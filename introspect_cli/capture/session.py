@@ -25,7 +25,7 @@ from introspect_cli.capture.run_directory import run_directory
 from introspect_cli.capture.signals import Signals
 from introspect_cli.capture.tracebacks import TracebackFilter
 from introspect_cli.errors import IntrospectError, StoreError
-from introspect_cli.records import count
+from introspect_cli.records import Kind, count
 from introspect_cli.script import Ending, Target, check, leave, run
 from introspect_cli.store.writer import StoreWriter
 
@@ -148,7 +148,7 @@ class Session:
 
     def _torch_imported(self) -> None:
         """Install the probes; called inside the script's `import torch`."""
-        with self._guard.around("session", "nothing is"):
+        with self._guard.around("session", "the script's values are"):
             if self.options.seed is not None:
                 randomness.seed_torch(self.options.seed)
             if self.options.deterministic:
@@ -225,12 +225,26 @@ class Session:
             self._store.close()
         self._words.append(self._summary())
 
+    def _uncalled(self, probes: Probes) -> str:
+        """What to say where tensors were trained, but no module was seen at work."""
+        kinds, options = probes.rank.kinds(), self.options
+        wanted = {Kind.INPUT, Kind.OUTPUT} & options.record
+        narrowed = bool(options.modules or options.exclude) or options.max_depth is not None
+        if not wanted or narrowed or kinds & {Kind.INPUT, Kind.OUTPUT} or not kinds & {Kind.GRAD, Kind.PARAM}:
+            return ""
+        return "; no module was called, so no inputs and outputs are in it (.forward() alone calls none)"
+
     def _summary(self) -> str:
         probes = self._probes
+        if probes is None and "session" in self._guard.failed:
+            return f"the probes could not be installed, so nothing was recorded; {self.path} holds its settings only"
         if probes is None:
             return f"the script never imported torch, so nothing was recorded; {self.path} holds its settings only"
         if self._store_lost:
-            return f"recorded {probes.recorder.steps_written:,} steps in {self.path}, then the store was lost"
+            written, last = probes.recorder.steps_written, probes.rank.last_step
+            if last is None or not self.path.exists():
+                return f"recorded {count(written, 'step')} in {self.path}, then the store was lost"
+            return f"{count(written, 'step')} up to step {last} can be read in {self.path}; then the store was lost"
         steps, rows = self._manifest.get("steps", 0), probes.rank.rows_written
         if not rows:
             return f"no module was called and no optimizer stepped while recording; {self.path} has no records"
@@ -238,7 +252,8 @@ class Session:
         if self.launch is not None:
             size += f"; this is rank {self.rank} of {self.launch.world_size}"
         rest = " and what came after" if self._manifest.get("remainder") else ""
-        return f"recorded {count(steps, 'step')}{rest}, {count(rows, 'record')} ({size}) in {self.path}"
+        told = f"recorded {count(steps, 'step')}{rest}, {count(rows, 'record')} ({size}) in {self.path}"
+        return told + self._uncalled(probes)
 
     def last_word(self) -> None:
         """Say where the run is, after the script has said everything it had to say."""

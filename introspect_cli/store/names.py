@@ -73,6 +73,11 @@ class Interner(Generic[Row]):
         self.length = len(first)
         self.crc = zlib.crc32(first)
 
+    def keys(self) -> list[Hashable]:
+        """Keys of all rows, written or not."""
+        with self._lock:
+            return list(self._numbers)
+
     def intern(self, key: Hashable, row: Row) -> int:
         """The number of the row known by `key`; the first row wins."""
         known = self._numbers.get(key)

@@ -53,9 +53,22 @@ class RankReader:
         ended: whether its writer closed it properly.
         entries: structured array of `format.ENTRY`, one a step: `step`, `rows`, `digest`, `chain`, ...
         run_id: 16 bytes that its index names as the run's; empty where it has no header yet.
+        cut: what is missing of its records although its writer closed it; "" for nothing.
     """
 
-    def __init__(self, run: Folder, rank: int) -> None:
+    def __init__(self, run: Folder, rank: int, *, damaged: bool = False) -> None:
+        """Open a rank.
+
+        Args:
+            run: the run's directory.
+            rank: its number.
+            damaged: whether to open one whose records are cut off too, up to the last step that is whole.
+
+        Raises:
+            StoreError: it is damaged.
+        """
+        self.cut = ""
+        self._damaged = damaged
         self.rank = rank
         self.path = f"{run.path}/rank{rank}"
         self._run = run
@@ -95,7 +108,9 @@ class RankReader:
         there = entries["offset"] + entries["length"] <= np.uint64(records.size())
         whole = int(np.argmin(there)) if not there.all() else len(entries)
         if whole < len(entries) and self.ended:
-            raise DamageError(records.path, f"it ends before step {int(entries['step'][whole])}, which the index names")
+            self.cut = f"it ends before step {int(entries['step'][whole])}, which the index names"
+            if not self._damaged:
+                raise DamageError(records.path, self.cut)
         return entries[:whole]
 
     def _file(self, name: str) -> Handle:
@@ -126,7 +141,7 @@ class RankReader:
             StoreError: it is missing, or not what was written.
         """
         last = self._index.last
-        if last is None or not self.ended:
+        if last is None or not self.ended or (self.cut and name == RECORDS):
             return
         end = last["offset"] if name == RECORDS else last[f"{name.removesuffix('.arrow')}_length"]
         handle = self._open(name)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from introspect_cli.errors import StoreError
-from introspect_cli.records import SETTING_KINDS, Layout, ModuleInfo, Site, SiteInfo
+from introspect_cli.records import SETTING_KINDS, Kind, Layout, ModuleInfo, Site, SiteInfo
 from introspect_cli.store.arrow import END_OF_STREAM, Schema, encode_batch, schema_message
 from introspect_cli.store.batch import absent, given_columns
 from introspect_cli.store.columns import ColumnData, Texts, texts
@@ -103,6 +103,15 @@ class RankWriter:
         header = HEADER.pack(*fields, zlib.crc32(HEADER.pack(*fields, 0)[:-4])) + about
         self._crc = zlib.crc32(header)
         self._write(INDEX, header)
+
+    def kinds(self) -> frozenset[Kind]:
+        """Kinds of all sites there are."""
+        return frozenset(site.kind for site in self._sites.keys() if isinstance(site, Site))  # noqa: SIM118 - no dict
+
+    @property
+    def last_step(self) -> int | None:
+        """The last step written; None where there is none."""
+        return self._step if self._step >= 0 else None
 
     def site(self, site: Site, info: SiteInfo) -> int:
         """The number of a site; what is known of it is taken from the first call."""

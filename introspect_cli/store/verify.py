@@ -18,6 +18,7 @@ from introspect_cli.store.files import (
     LIMIT_DOCUMENT,
     LOCK,
     MANIFEST,
+    RECORDS,
     SETTINGS,
     STREAMS,
     TENSORS,
@@ -180,9 +181,11 @@ class _Check:
         return sorted(numbers)
 
     def _rank(self, number: int, manifest: dict[str, Any]) -> RankReader | None:
-        reader = self._try(lambda: RankReader(self._folder, number))
+        reader = self._try(lambda: RankReader(self._folder, number, damaged=True))
         if reader is None:
             return None
+        if reader.cut:
+            self._found(f"{reader.path}/{RECORDS}: {reader.cut}")
         if reader.run_id and reader.run_id.hex() != manifest.get("id"):
             self._found(f"{reader.path}: it belongs to another run than the manifest")
         keys = self._try(lambda: _checked_keys(reader))
