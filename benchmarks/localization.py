@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import yaml
+from forks import Forks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -119,57 +120,6 @@ def introspect(*arguments: str, env: Sequence[tuple[str, str]] = ()) -> Answer:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **dict(env)}
     command = [sys.executable, "-m", "introspect_cli", *arguments]
     return subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=300)
-
-
-class Forks:
-    """Runs the command line in forks of a process that has imported what takes long; one process a thread."""
-
-    _SOURCE = """
-import json, os, sys
-import numpy, pyarrow, torch, torch._dynamo  # every optimizer imports the last one
-import introspect_cli.cli
-for line in sys.stdin:
-    arguments, env, out, err = json.loads(line)
-    child = os.fork()
-    if child == 0:
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        os.dup2(os.open(out, os.O_WRONLY), 1)
-        os.dup2(os.open(err, os.O_WRONLY), 2)
-        os.environ.update(env)
-        sys.path[1:1] = env["PYTHONPATH"].split(":") if "PYTHONPATH" in env else []
-        numpy.random.seed()  # as a process of its own begins; python's own generator sees to it itself
-        sys.argv = ["introspect", *arguments]
-        introspect_cli.cli.main()
-        os._exit(99)
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-"""
-
-    def __init__(self) -> None:
-        self._local = threading.local()
-        self._servers: list[subprocess.Popen[str]] = []
-
-    def close(self) -> None:
-        """End the processes; no command may run any more."""
-        for server in self._servers:
-            server.communicate()
-
-    def __call__(self, *arguments: str, env: Sequence[tuple[str, str]] = ()) -> Answer:
-        """As `introspect`."""
-        if not hasattr(self._local, "server"):
-            command = [sys.executable, "-c", self._SOURCE]
-            self._local.server = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
-            )
-            self._servers.append(self._local.server)
-        server = self._local.server
-        with tempfile.NamedTemporaryFile("r") as out, tempfile.NamedTemporaryFile("r") as err:
-            server.stdin.write(json.dumps([arguments, dict(env), out.name, err.name]) + "\n")
-            server.stdin.flush()
-            return subprocess.CompletedProcess(arguments, int(server.stdout.readline()), out.read(), err.read())
 
 
 class Captures:

@@ -32,6 +32,17 @@ def introspect(tmp_path):
     return run
 
 
+@pytest.fixture(scope="session")
+def forks():
+    """Run `introspect ARGS...` in a fork of a process that has imported torch, where starting is not what is tested."""
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
+    from forks import Forks
+
+    run = Forks()
+    yield run
+    run.close()
+
+
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory):
     binary = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

@@ -52,13 +52,14 @@ def project(tmp_path):
 
 
 @pytest.fixture
-def captured(introspect, project):
+def captured(introspect, forks, project):
     """Capture the script with options, and open the run."""
     runs = []
 
-    def capture(*options, args=(), code=0, **settings):
+    def capture(*options, args=(), code=0, afresh=False, **settings):
         out = project / f"run{len(runs)}"
-        done = introspect("capture", "-o", out, *options, "train.py", *args, cwd=project, **settings)
+        words = ("capture", "-o", str(out), *options, "train.py", *args)
+        done = introspect(*words, cwd=project, **settings) if afresh or settings else forks(*words, cwd=project)
         assert done.returncode == code, done.stderr
         runs.append(open_run(out))
         return runs[-1], done
@@ -108,8 +109,8 @@ def test_loss_is_the_one_that_the_script_computed(captured):
 
 def test_output_and_exit_code_are_the_scripts(captured, project):
     plain = subprocess.run([sys.executable, "train.py"], cwd=project, capture_output=True, text=True, check=True)
-    assert captured()[1].stdout == plain.stdout
-    assert captured("-q")[1].stderr == plain.stderr == ""
+    assert captured(afresh=True)[1].stdout == plain.stdout
+    assert captured("-q", afresh=True)[1].stderr == plain.stderr == ""
 
 
 @pytest.mark.parametrize(

@@ -25,10 +25,8 @@ CASES = localization.load_field_cases()
 
 
 @pytest.fixture(scope="module")
-def captures(tmp_path_factory):
-    run = localization.Forks()
-    yield localization.Captures(tmp_path_factory.mktemp("field"), run)
-    run.close()
+def captures(tmp_path_factory, forks):
+    return localization.Captures(tmp_path_factory.mktemp("field"), forks)
 
 
 @pytest.mark.parametrize(

@@ -28,10 +28,8 @@ ALL = matrix.chosen(CASES.values())
 
 
 @pytest.fixture(scope="module")
-def captures(tmp_path_factory):
-    run = localization.Forks()
-    yield localization.Captures(tmp_path_factory.mktemp("matrix"), run)
-    run.close()
+def captures(tmp_path_factory, forks):
+    return localization.Captures(tmp_path_factory.mktemp("matrix"), forks)
 
 
 def judged(case, configuration, captures):
