@@ -110,7 +110,7 @@ def history(tmp_path_factory) -> Path:
 
 def test_culprit_is_named_and_the_checkout_left_alone(repository: Path):
     culprit = git(repository, "rev-parse", "HEAD~9")
-    good = git(repository, "rev-parse", "HEAD~29")
+    good = git(repository, "rev-parse", "HEAD~13")
     (repository / "notes.txt").write_text("put away\n")
     git(repository, "stash")
     (repository / "notes.txt").write_text("not committed\n")
@@ -249,7 +249,7 @@ def test_git_bisect_run_recipe(repository: Path):
     """The recipe of the documentation, as git runs it."""
     python = f"{sys.executable} -m introspect_cli"
     recipe = repository.parent / "bisect.sh"
-    good = git(repository, "rev-parse", "HEAD~29")
+    good = git(repository, "rev-parse", "HEAD~13")
     git(repository, "checkout", "-q", good)
     introspect(repository, "capture", "-q", "-o", "../good", "train.py", code=0)
     recipe.write_text(
