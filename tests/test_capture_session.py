@@ -265,7 +265,7 @@ def test_module_tree_tells_where_classes_are(captured):
 def test_runs_without_a_name_get_one_each(introspect, project):
     for _ in range(2):
         assert introspect("capture", "train.py", cwd=project).returncode == 0
-    runs = sorted((project / "introspect-runs").iterdir())
+    runs = sorted(path for path in (project / "introspect-runs").iterdir() if path.is_dir())
     assert len(runs) == 2
     assert all(run.name.startswith("train-") for run in runs)
 
