@@ -210,6 +210,20 @@ class Holder:
         )
 
 
+class _ParameterNames(dict[int, ParameterName]):
+    """Names of parameters and buffers by the tensor's identity; `changes` counts those given and taken back."""
+
+    changes = 0
+
+    def __setitem__(self, tensor: int, name: ParameterName) -> None:
+        self.changes += 1
+        super().__setitem__(tensor, name)
+
+    def __delitem__(self, tensor: int) -> None:
+        self.changes += 1
+        super().__delitem__(tensor)
+
+
 class Names:
     """Gives every module and parameter its name, once."""
 
@@ -219,7 +233,7 @@ class Names:
         self._states: dict[int, ModuleState] = {}
         self._parents: ById[weakref.ref[nn.Module]] = ById()
         self._free = FreeNames()
-        self._parameters: dict[int, ParameterName] = {}
+        self._parameters = _ParameterNames()
         self._optimizers: dict[int, weakref.ref[torch.optim.Optimizer]] = {}
         self._roots: list[weakref.ref[nn.Module]] = []
         self._trees: list[ModuleInfo] = []
@@ -280,6 +294,11 @@ class Names:
     def roots(self) -> list[nn.Module]:
         """The live roots, in the order in which they were first called."""
         return [root for reference in self._roots if (root := reference()) is not None]
+
+    @property
+    def parameter_changes(self) -> int:
+        """Another number whenever a parameter or buffer has got or lost a name."""
+        return self._parameters.changes
 
     def parameter(self, tensor: torch.Tensor) -> ParameterName | None:
         """The name of a parameter or buffer, None if no module seen so far holds it."""
@@ -357,7 +376,7 @@ class Names:
                 for name, tensor in group.items():
                     known = None if tensor is None else self.parameter(tensor)
                     if known is not None and known.fqn == f"{fqn}.{name}":
-                        self._parameters.pop(id(tensor), None)
+                        del self._parameters[id(tensor)]
         self._trees = [info for info in self._trees if info.fqn not in gone]
 
     def _walk(self, root: nn.Module, fqn: str) -> None:

@@ -127,7 +127,7 @@ i64 asked(PyObject *callable, PyObject *of) {
     return value;
 }
 
-// What a tensor is; false, without an exception, if it goes the long way.
+// What a tensor is, contiguous in CPU memory; false, without an exception, if it goes the long way.
 bool look(Intake *self, PyObject *tensor, Look &found) {
     PyObject *type = (PyObject *)Py_TYPE(tensor);
     if (type != self->held[TENSOR] && type != self->held[PARAMETER]) return false;
@@ -145,13 +145,17 @@ bool look(Intake *self, PyObject *tensor, Look &found) {
         count *= found.shape.sizes[dim] = t.shape[dim];
     }
     found.address = u64(t.data) + t.byte_offset, found.count = count;
-    return (contiguous || count == 0) && count < self->limit;
+    return contiguous || count == 0;
 }
 
-// Whether the elements are there, as they are: no mode of the script's that would see our questions, no lazy negation,
-// and a storage that nobody has freed under the tensor.
+// Whether no mode of the script's would see our questions.
+bool unseen(Intake *self) {
+    return asked(self->held[MODES], nullptr) == 0 || (PyErr_Clear(), false);
+}
+
+// Whether the elements are there, as they are: no lazy negation, and a storage that nobody has freed under the tensor.
 bool is_there(Intake *self, PyObject *tensor, const Look &found) {
-    if (asked(self->held[MODES], nullptr) != 0 || asked(self->held[IS_NEG], tensor) != 0) return PyErr_Clear(), false;
+    if (asked(self->held[IS_NEG], tensor) != 0) return PyErr_Clear(), false;
     PyObject *storage = PyObject_CallFunctionObjArgs(self->held[STORAGE], tensor, nullptr);
     if (!storage) return PyErr_Clear(), false;
     i64 bytes = PyObject_Size(storage), offset = asked(self->held[OFFSET], tensor);
@@ -162,11 +166,12 @@ bool is_there(Intake *self, PyObject *tensor, const Look &found) {
     return (offset + found.count) * size <= bytes && !(nowhere && found.count);
 }
 
-// The slot that a tensor's summary is in; -1 if it goes the long way, -2 with an exception.
+// The slot that a tensor's summary is in; -1 if it goes the long way, -2 with an exception. `unseen` has been asked.
 i64 add_one(Intake *self, PyObject *tensor) {
     Look found;
     Py_ssize_t slot = PyList_Size(self->held[LAYOUTS]);
     if (slot >= PyList_Size(self->held[ADDRESSES]) || !self->shapes.used || !look(self, tensor, found)) return -1;
+    if (found.count >= self->limit) return -1;
     const Shape *known = find(self->shapes, found.shape);
     if (known->layout < 0 || !is_there(self, tensor, found)) return -1;
     u64 row = PyLong_AsUnsignedLongLongMask(PyList_GetItem(self->held[ADDRESSES], slot));
@@ -177,9 +182,51 @@ i64 add_one(Intake *self, PyObject *tensor) {
     return failed ? -2 : i64(slot);
 }
 
-PyObject *add(PyObject *self, PyObject *tensor) {
-    i64 slot = add_one((Intake *)self, tensor);
+PyObject *add(PyObject *object, PyObject *tensor) {
+    Intake *self = (Intake *)object;
+    i64 slot = unseen(self) ? add_one(self, tensor) : -1;
     return slot == -2 ? nullptr : PyLong_FromLongLong(slot);
+}
+
+// A list of what `one` makes of each tensor of a list, in order.
+template <class One> PyObject *of_each(PyObject *tensors, One one) {
+    if (!PyList_Check(tensors)) return PyErr_Format(PyExc_TypeError, "a list wanted");
+    Py_ssize_t count = PyList_Size(tensors);
+    PyObject *all = PyList_New(count);
+    for (Py_ssize_t i = 0; all && i < count && i < PyList_Size(tensors); i++) {
+        PyObject *made = one(PyList_GetItem(tensors, i));
+        if (!made) return Py_DecRef(all), nullptr;
+        PyList_SetItem(all, i, made);
+    }
+    return all;
+}
+
+PyObject *add_all(PyObject *object, PyObject *tensors) {
+    Intake *self = (Intake *)object;
+    bool may = unseen(self);
+    return of_each(tensors, [self, may](PyObject *tensor) {
+        i64 slot = may ? add_one(self, tensor) : -1;
+        return slot == -2 ? nullptr : PyLong_FromLongLong(slot);
+    });
+}
+
+// How a tensor stands, in 64 bits: its count of writes, its address, a glance at its memory. None: the long way.
+PyObject *stand(Intake *self, PyObject *tensor) {
+    Look found;
+    if (!look(self, tensor, found)) return Py_NewRef(Py_None);
+    PyObject *version = PyObject_GetAttrString(tensor, "_version");
+    i64 writes = version ? PyLong_AsLongLong(version) : -1;
+    if (version) Py_DecRef(version);
+    if (PyErr_Occurred()) return PyErr_Clear(), Py_NewRef(Py_None);
+    if (!is_there(self, tensor, found)) return Py_NewRef(Py_None);
+    u64 seen = glance((const char *)found.address, found.count * SIZES[found.code]);
+    return PyLong_FromUnsignedLongLong(mix(mix(found.address ^ G) + u64(writes)) ^ seen);
+}
+
+PyObject *stands(PyObject *object, PyObject *tensors) {
+    Intake *self = (Intake *)object;
+    bool may = unseen(self);
+    return of_each(tensors, [self, may](PyObject *tensor) { return may ? stand(self, tensor) : Py_NewRef(Py_None); });
 }
 
 PyObject *learn(PyObject *object, PyObject *const *arguments, Py_ssize_t given) {
@@ -188,7 +235,7 @@ PyObject *learn(PyObject *object, PyObject *const *arguments, Py_ssize_t given) 
     if (given != 2) return PyErr_Format(PyExc_TypeError, "a tensor and its layout wanted");
     i64 layout = PyLong_AsLongLong(arguments[1]);
     if (layout == -1 && PyErr_Occurred()) return nullptr;
-    if (look(self, arguments[0], found)) {
+    if (look(self, arguments[0], found) && found.count < self->limit) {
         found.shape.layout = layout;
         if (!put(self->shapes, found.shape)) return PyErr_NoMemory();
     }
@@ -206,6 +253,8 @@ void forget(PyObject *object) {
 
 PyMethodDef METHODS[] = {
     {"add", add, METH_O, nullptr},
+    {"add_all", add_all, METH_O, nullptr},
+    {"stands", stands, METH_O, nullptr},
     {"learn", (PyCFunction)(void (*)())learn, METH_FASTCALL, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };

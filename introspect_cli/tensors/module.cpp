@@ -138,6 +138,8 @@ u64 sample(u64 address, i64 count, i64 code) {  // eight bytes from the middle
     return found;
 }
 
+}  // namespace
+
 // 64 bits of what lies at places spread over some bytes, of all of them if they are few.
 u64 glance(const char *bytes, i64 size) {
     constexpr i64 PART = 64, PARTS = 8;
@@ -153,6 +155,8 @@ u64 glance(const char *bytes, i64 size) {
     else for (i64 place = 0; place < PARTS; place++) part(bytes + (size - PART) * place / (PARTS - 1), PART);
     return h;
 }
+
+namespace {
 
 void merge(const Row *parts, i64 count, Row *out) {
     Row r = EMPTY;

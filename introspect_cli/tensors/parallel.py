@@ -73,11 +73,12 @@ def find_workers() -> tuple[int, int] | None:
 def note_computation(tensors: Iterable[torch.Tensor]) -> None:
     """Note, in a thread of the script's, that operations of its own went over all elements of these tensors."""
     threads = torch.get_num_threads()
-    if getattr(_SCRIPT, "threads", 0) == threads:
+    if threads == 1 or getattr(_SCRIPT, "threads", 0) == threads:
+        _SCRIPT.threads = threads
         return
     for tensor in tensors:
-        plain = type(tensor) is torch.Tensor and tensor.layout is torch.strided and tensor.device.type == "cpu"
-        if plain and tensor.numel() >= _SURE:
+        plain = type(tensor) is torch.Tensor and tensor.numel() >= _SURE and tensor.layout is torch.strided
+        if plain and tensor.device.type == "cpu":
             _SCRIPT.threads = threads
             return
 

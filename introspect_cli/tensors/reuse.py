@@ -19,6 +19,7 @@ import torch
 
 from introspect_cli.tensors import kernels
 from introspect_cli.tensors import rows as r
+from introspect_cli.tensors.views import address_of
 
 _LIMIT: Final = 8192
 """Rows kept from one step to the next, at most: 2 MB."""
@@ -68,6 +69,15 @@ class Memory:
     def clear(self) -> None:
         """Forget everything."""
         self._now, self._before, self._kept = {}, {}, r.empty(0)
+
+
+def stand(tensor: torch.Tensor) -> tuple[int, int, int] | None:
+    """Count of in-place writes, address, and a glance; None for what has no memory (inference tensors, subclasses)."""
+    try:
+        version, address = tensor._version, address_of(tensor)  # noqa: SLF001 - documented by use; there is no public counter
+        return version, address, glance(tensor, address)
+    except (RuntimeError, NotImplementedError):
+        return None
 
 
 _PART, _PARTS = 64, 8

@@ -25,13 +25,13 @@ from introspect_cli.tensors import rows as r
 from introspect_cli.tensors.cpu import CODES, TABLE_ADDRESS, Engine
 from introspect_cli.tensors.gpu.devices import CAPTURING, Devices, capturing
 from introspect_cli.tensors.gpu.engine import Item
-from introspect_cli.tensors.reuse import Memory
+from introspect_cli.tensors.reuse import Memory, stand
 from introspect_cli.tensors.special import PLAIN, Parts, is_wrapped, take_apart, unseen
 from introspect_cli.tensors.table import SummaryTable, finalise
 from introspect_cli.tensors.views import address_of, strides_kind, unobserved
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Sequence
 
     from introspect_cli.tensors.gpu.buffers import Pending
     from introspect_cli.tensors.gpu.engine import DeviceEngine
@@ -53,6 +53,8 @@ _Item = tuple[int, int, int, int, int]
 
 _ARENA_ROWS = 1024
 """Rows in one block of the arena; blocks never move, since kernels hold their addresses."""
+_AT_ONCE = 1024
+"""Small tensors in one call of the extension, which keeps the interpreter's lock: a millisecond, not more."""
 
 
 class Summarizer:
@@ -147,16 +149,17 @@ class Summarizer:
         Returns:
             The row number of each.
         """
-        slots: list[int] = []
         batch = _Batch()
         with self._lock:
-            short = None if self._intake is None else self._intake.add
-            for tensor in tensors:
-                slot = len(self._layout_of)
-                slots.append(slot)
+            tensors = list(tensors)
+            slots = self._add_short(tensors)
+            for place, tensor in enumerate(tensors):
+                if slots[place] >= 0:
+                    continue
+                slots[place] = slot = len(self._layout_of)
                 try:
-                    if short is not None and short(tensor) >= 0:
-                        continue
+                    if self._intake is not None and self._intake.add(tensor) >= 0:
+                        continue  # its shape was learnt from one before it
                     if type(tensor) not in PLAIN or is_wrapped(tensor) or not self._plain(slot, tensor, batch):
                         self._by_torch(partial(self._special, tensor), tensor)
                 except Exception as error:
@@ -165,6 +168,24 @@ class Summarizer:
             for engine, entries in batch.entries.items():
                 self._launch(engine, entries)
         return slots
+
+    def _add_short(self, tensors: list[torch.Tensor]) -> list[int]:
+        """Summarise those of many tensors that are small and plain; the slot of each, -1 for the others."""
+        if self._intake is None:
+            return [-1] * len(tensors)
+        slots: list[int] = []
+        for start in range(0, len(tensors), _AT_ONCE):
+            some = tensors[start : start + _AT_ONCE]
+            while self._rows_held < len(self._layout_of) + len(some):
+                self._hold_more()
+            slots += self._intake.add_all(some)
+        return slots
+
+    def stands(self, tensors: list[torch.Tensor]) -> list[Hashable]:
+        """Of each tensor something that is another when it has been written to or moved; None if it has no memory."""
+        with self._lock:
+            found: list[Hashable] = [None] * len(tensors) if self._intake is None else self._intake.stands(tensors)
+        return [stand(tensor) if own is None else own for own, tensor in zip(found, tensors, strict=True)]
 
     def _launch(self, engine: DeviceEngine, entries: list[tuple[int, list[Item]]]) -> None:
         try:
@@ -223,11 +244,14 @@ class Summarizer:
     def _reserve(self, slot: int) -> int:
         """Address of a slot's row."""
         if slot == self._rows_held:
-            self._arena.append(r.empty(_ARENA_ROWS))
-            first = self._arena[-1].ctypes.data
-            self._addresses.extend(range(first, first + _ARENA_ROWS * r.ROW_BYTES, r.ROW_BYTES))
-            self._rows_held = len(self._addresses)
+            self._hold_more()
         return self._addresses[slot]
+
+    def _hold_more(self) -> None:
+        self._arena.append(r.empty(_ARENA_ROWS))
+        first = self._arena[-1].ctypes.data
+        self._addresses.extend(range(first, first + _ARENA_ROWS * r.ROW_BYTES, r.ROW_BYTES))
+        self._rows_held = len(self._addresses)
 
     def _row(self, slot: int) -> r.Rows:
         block, place = divmod(slot, _ARENA_ROWS)

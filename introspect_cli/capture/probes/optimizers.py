@@ -52,7 +52,7 @@ class OptimizerProbe:
         self._recorder = context.recorder
         self._state = state
         self._names = FreeNames()
-        self._parameters: ById[list[ParameterName]] = ById()
+        self._parameters: ById[_Held] = ById()
         self._state_seen: set[str] = set()
         self._known: dict[str, dict[str, Any]] = {}
         self._patches = Patches()
@@ -153,7 +153,7 @@ class OptimizerProbe:
     def _evaluated(self, optimizer: Optimizer) -> None:
         if self._parameters.get(optimizer) is None:
             self._note(optimizer)
-        self._gradients(optimizer, self._parameters.get(optimizer) or [], self._closures)
+        self._gradients(optimizer, self._held(optimizer), self._closures)
         self._closures += 1
 
     def _after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -171,6 +171,9 @@ class OptimizerProbe:
             if self._recorder.wanted:
                 self._record_after(optimizer, has_closure=_has_closure(args, kwargs))
             self._context.auto_tick()
+
+    def _held(self, optimizer: Optimizer) -> _Held:
+        return self._parameters.get(optimizer) or _Held([])
 
     def _skipped(self, optimizer: Optimizer) -> None:
         """A gradient scaler found infinities and left the optimizer alone: the step ends all the same."""
@@ -191,7 +194,7 @@ class OptimizerProbe:
         """Learn the optimizer's name and those of its parameters; both may grow while it lives."""
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         known = self._parameters.get(optimizer)
-        if known is not None and len(known) == len(parameters):
+        if known is not None and len(known.names) == len(parameters):
             return
         self._context.trains(optimizer)
         name = self._names.name(optimizer, type(optimizer).__name__)
@@ -205,7 +208,7 @@ class OptimizerProbe:
                     )
                 known_name.held_by(Holder(optimizer, (number, position)))
                 names.append(known_name)
-        self._parameters.set(optimizer, names)
+        self._parameters.set(optimizer, _Held(names))
         self._context.names.forget_with(optimizer, list(map(id, parameters)))
         remaining = iter(names)
         self.settings = [entry for entry in self.settings if entry["name"] != name]
@@ -226,46 +229,62 @@ class OptimizerProbe:
 
     def _record_before(self, optimizer: Optimizer, *, has_closure: bool) -> None:
         name = self._names.name(optimizer, type(optimizer).__name__)
-        names = self._parameters.get(optimizer) or []
+        held = self._held(optimizer)
         kinds = self._context.kinds
         if Kind.HYPERPARAMETER in kinds:
             self._hyperparameters(optimizer, name)
-        if names and Kind.OPTIMIZER_STATE in kinds and (self._recorder.resumed or name not in self._state_seen):
+        if held.names and Kind.OPTIMIZER_STATE in kinds and (self._recorder.resumed or name not in self._state_seen):
             self._state_seen.add(name)
-            self._optimizer_state(optimizer, names, Phase.START)
+            self._optimizer_state(optimizer, held, Phase.START)
         if not has_closure:
-            self._gradients(optimizer, names)
+            self._gradients(optimizer, held)
 
     def _record_after(self, optimizer: Optimizer, *, has_closure: bool, gradients: bool = True) -> None:
-        names = self._parameters.get(optimizer) or []
+        held = self._held(optimizer)
         if has_closure and gradients and not self._closures:
-            self._gradients(optimizer, names)
+            self._gradients(optimizer, held)
         if gradients:
             parallel.note_computation(tensor.grad for tensor in _parameters(optimizer) if tensor.grad is not None)
-        self._state.parameters_after(_parameters(optimizer))
+        self._state.parameters_after(optimizer)
         if Kind.OPTIMIZER_STATE in self._context.kinds:
-            self._optimizer_state(optimizer, names, Phase.OPTIMIZER)
+            self._optimizer_state(optimizer, held, Phase.OPTIMIZER)
         for listener in self._context.on_after_optimizer:
             listener()
 
-    def _gradients(self, optimizer: Optimizer, names: list[ParameterName], call: int = 0) -> None:
+    def _gradients(self, optimizer: Optimizer, held: _Held, call: int = 0) -> None:
         if Kind.GRAD not in self._context.kinds:
             return
         sites, gradients = [], []
-        for name, parameter in zip(names, _parameters(optimizer), strict=True):
-            gradient = parameter.grad if name.watched else None
-            if gradient is not None:
-                sites.append(self._context.state_site(name, Phase.OPTIMIZER, Kind.GRAD, call=call))
+        for site, parameter in zip(held.gradient_sites(self._context, call), _parameters(optimizer), strict=True):
+            if site >= 0 and (gradient := parameter.grad) is not None:
+                sites.append(site)
                 gradients.append(gradient)
         self._recorder.tensors(sites, gradients)
 
-    def _optimizer_state(self, optimizer: Optimizer, names: list[ParameterName], phase: Phase) -> None:
-        sites, tensors = [], []
-        for name, parameter in zip(names, _parameters(optimizer), strict=True):
-            # `state` is a defaultdict: asking it with [] would put an empty entry into the script's optimizer.
-            state = optimizer.state.get(parameter) if name.watched else None
-            if not state:
-                continue
+    def _optimizer_state(self, optimizer: Optimizer, held: _Held, phase: Phase) -> None:
+        states = held.states(optimizer)
+        known = held.known_state(phase)
+        sites: list[int] = []
+        tensors: list[torch.Tensor] = []
+        for position, state in states:
+            keys, own = known.get(position, _NOTHING_KNOWN)
+            if keys != tuple(state):
+                break
+            sites.extend(own)
+            tensors.extend(state.values())
+        else:
+            if all(issubclass(cls, torch.Tensor) for cls in set(map(type, tensors))):
+                self._recorder.tensors(sites, tensors)
+                return
+        self._new_state(held, states, phase)
+
+    def _new_state(self, held: _Held, states: list[tuple[int, dict[str, Any]]], phase: Phase) -> None:
+        """Record state of which something is new, or is no tensor."""
+        known = held.known_state(phase)
+        sites: list[int] = []
+        tensors: list[torch.Tensor] = []
+        for position, state in states:
+            name, first = held.names[position], len(sites)
             for key, value in state.items():
                 prefix = f"[{key!r}]"
                 if isinstance(value, torch.Tensor):
@@ -279,6 +298,10 @@ class OptimizerProbe:
                         tensors.append(leaf)
                     elif isinstance(leaf, _PLAIN):
                         self._recorder.value(site, leaf)
+            if all(isinstance(value, torch.Tensor) for value in state.values()):
+                known[position] = tuple(state), sites[first:]
+            else:
+                known.pop(position, None)
         self._recorder.tensors(sites, tensors)
 
     def _hyperparameters(self, optimizer: Optimizer, name: str) -> None:
@@ -300,6 +323,39 @@ class OptimizerProbe:
                         self._recorder.tensor(site, value)
                     else:
                         self._recorder.value(site, plain)
+
+
+class _Held:
+    """The names of an optimizer's parameters, and the sites of what it keeps for each, looked up once."""
+
+    def __init__(self, names: list[ParameterName]) -> None:
+        """Take the names, in the order of the parameters."""
+        self.names = names
+        self._gradients: dict[int, list[int]] = {}
+        self._state: dict[Phase, dict[int, tuple[tuple[str, ...], list[int]]]] = {}
+
+    def gradient_sites(self, context: Context, call: int) -> list[int]:
+        """The site of each parameter's gradient, -1 for what is not watched."""
+        sites = self._gradients.get(call)
+        if sites is None:
+            sites = self._gradients[call] = [
+                context.state_site(name, Phase.OPTIMIZER, Kind.GRAD, call=call) if name.watched else -1
+                for name in self.names
+            ]
+        return sites
+
+    def states(self, optimizer: Optimizer) -> list[tuple[int, dict[str, Any]]]:
+        """What the optimizer keeps for parameters that are watched, by the parameter's position."""
+        # `state` is a defaultdict: asking it with [] would put an empty entry into the script's optimizer.
+        kept = zip(self.names, map(optimizer.state.get, _parameters(optimizer)), strict=True)
+        return [(position, state) for position, (name, state) in enumerate(kept) if state and name.watched]
+
+    def known_state(self, phase: Phase) -> dict[int, tuple[tuple[str, ...], list[int]]]:
+        """By position the keys of a parameter's state, where all are of tensors, and their sites."""
+        return self._state.setdefault(phase, {})
+
+
+_NOTHING_KNOWN: tuple[tuple[str, ...], list[int]] = ((), [])
 
 
 def _parameters(optimizer: Optimizer) -> list[torch.Tensor]:

@@ -17,20 +17,20 @@ from torch.nn.parameter import is_lazy
 from introspect_cli.capture.identity import ById
 from introspect_cli.capture.inside import modules_in
 from introspect_cli.records import Kind, Phase
-from introspect_cli.tensors.reuse import glance
-from introspect_cli.tensors.views import address_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Hashable
 
     import torch
     from torch import nn
 
     from introspect_cli.capture.context import Context
     from introspect_cli.capture.names import ParameterName
+    from introspect_cli.tensors.summarizer import Summarizer
 
 Pairs = list[tuple[Kind, "torch.Tensor"]]
-Mark = tuple[int, int, int]
+_PARAMETERS, _BUFFERS = frozenset({Kind.PARAM}), frozenset({Kind.BUFFER})
+_BOTH = _PARAMETERS | _BUFFERS
 
 
 class StateProbe:
@@ -45,7 +45,8 @@ class StateProbe:
         self._started: dict[str, weakref.ref[nn.Module]] = {}
         self._recorded: set[str] = set()
         self._holders: ById[list[weakref.ref[nn.Module]]] = ById()
-        self._written = Written()
+        self._after: ById[tuple[tuple[list[list[int]], int], list[int]]] = ById()
+        self._written = Written(context.recorder.summarizer)
         self._fresh: set[str] = set()
         self._again: dict[tuple[str, Phase], int] = {}
         self._step = -1
@@ -103,8 +104,8 @@ class StateProbe:
 
         Modules write to their own buffers when they are called, so of these only the first call of a step tells.
         """
-        found = [pair for pair in self._tensors_of(root) if with_buffers or pair[0] is Kind.PARAM]
-        changed = {id(tensor) for tensor in self._written.since(tensor for _, tensor in found)}
+        found = self._tensors_of(root, _BOTH if with_buffers else _PARAMETERS)
+        changed = {id(tensor) for tensor in self._written.since([tensor for _, tensor in found])}
         if not changed:
             return
         phase = Phase.OPTIMIZER if self._context.running.optimizers else Phase.START
@@ -113,24 +114,38 @@ class StateProbe:
     def buffers_after(self) -> None:
         """Record every buffer after an optimizer step."""
         for root in self._context.names.roots():
-            self._record([pair for pair in self._tensors_of(root) if pair[0] is Kind.BUFFER], Phase.OPTIMIZER)
+            self._record(self._tensors_of(root, _BUFFERS), Phase.OPTIMIZER)
 
-    def parameters_after(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Record the parameters an optimizer has just stepped."""
+    def parameters_after(self, optimizer: torch.optim.Optimizer) -> None:
+        """Record the parameters that an optimizer has just stepped."""
         if Kind.PARAM not in self._context.kinds:
             return
-        self._record([(Kind.PARAM, parameter) for parameter in parameters], Phase.OPTIMIZER)
+        groups = [group["params"] for group in optimizer.param_groups]
+        parameters = [parameter for group in groups for parameter in group]
+        # What is at the same place of the same optimizer under the same identity has the name it had.
+        held = ([list(map(id, group)) for group in groups], self._context.names.parameter_changes)
+        known = self._after.get(optimizer)
+        if known is None or known[0] != held:
+            found: Pairs = [(Kind.PARAM, parameter) for parameter in parameters]
+            sites = [self._site(parameter, Phase.OPTIMIZER, kind, again=False) for kind, parameter in found]
+            if None in sites:
+                self._record(found, Phase.OPTIMIZER)
+                return
+            known = (held, [site for site in sites if site is not None])
+            self._after.set(optimizer, known)
+        self._recorder.tensors(known[1], parameters)
+        self._written.recorded(parameters)
 
     def _look(self, root: nn.Module) -> None:
         """Find out once a step which modules hold tensors of their own: a walk over a large model is not free."""
         holders = [module for module in modules_in(root) if module._parameters or module._buffers]  # noqa: SLF001 - the public views build strings
         self._holders.set(root, [weakref.ref(module) for module in holders])
 
-    def _tensors_of(self, root: nn.Module) -> Pairs:
+    def _tensors_of(self, root: nn.Module, kinds: frozenset[Kind] = _BOTH) -> Pairs:
         """A model's parameters and buffers, each once, as far as they are wanted."""
         if self._holders.get(root) is None:
             self._look(root)
-        kinds = self._context.kinds
+        kinds = kinds & self._context.kinds
         seen: set[int] = set()
         found: Pairs = []
         for reference in self._holders.get(root) or []:
@@ -184,26 +199,20 @@ class StateProbe:
 class Written:
     """Remembers how tensors stood when they were recorded, by their `id`."""
 
-    def __init__(self) -> None:
-        """Start with nothing recorded."""
-        self._marks: dict[int, Mark] = {}
+    def __init__(self, summarizer: Summarizer) -> None:
+        """Start with nothing recorded; the summarizer looks at tensors."""
+        self._summarizer = summarizer
+        self._marks: dict[int, Hashable] = {}
 
-    def recorded(self, tensors: Iterable[torch.Tensor]) -> None:
+    def recorded(self, tensors: list[torch.Tensor]) -> None:
         """Remember tensors that have just been recorded."""
-        for tensor in tensors:
-            mark = _mark(tensor)
-            if mark is not None:
-                self._marks[id(tensor)] = mark
+        marks = self._summarizer.stands(tensors)
+        self._marks.update((id(tensor), mark) for tensor, mark in zip(tensors, marks, strict=True) if mark is not None)
 
-    def since(self, tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    def since(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         """Those of the tensors that were recorded and have been written to since, or never were recorded."""
-        return [tensor for tensor in tensors if self._marks.get(id(tensor)) != _mark(tensor)]
-
-
-def _mark(tensor: torch.Tensor) -> Mark | None:
-    """Count of in-place writes, address, and a sample; None for what has no memory (inference tensors, subclasses)."""
-    try:
-        version, address = tensor._version, address_of(tensor)  # noqa: SLF001 - documented by use; there is no public counter
-        return version, address, glance(tensor, address)
-    except (RuntimeError, NotImplementedError):
-        return None
+        before = list(map(self._marks.get, map(id, tensors)))
+        now = self._summarizer.stands(tensors)
+        if before == now:
+            return []
+        return [tensor for tensor, one, other in zip(tensors, before, now, strict=True) if one != other]
