@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from introspect_cli.capture.names import Names, ParameterName
+    from introspect_cli.capture.names import Named, Names
     from introspect_cli.capture.probes.base import Guard
     from introspect_cli.capture.recorder import Recorder
 
@@ -204,19 +204,19 @@ class Context:
             self._trained = {id(parameter) for group in groups for parameter in group["params"]}
         return self._trained
 
-    def state_site(self, name: ParameterName, phase: Phase, kind: Kind, path: str = "", call: int = 0) -> int:
-        """The site of a parameter, of its gradient, or of something the optimizer keeps for it.
+    def site(self, of: Named, phase: Phase, kind: Kind, path: str = "", call: int = 0) -> int:
+        """The site of something about a module or a parameter, looked up once.
 
         Args:
-            name: the parameter's name.
+            of: the module's state or the parameter's name.
             phase: where in the step.
-            kind: what of it.
+            kind: what of it: an input, a gradient, something the optimizer keeps for it.
             path: which part of that.
-            call: how often it was recorded in this phase of the step before.
+            call: the module's call in this phase; how often the parameter was recorded in it before.
         """
         key = (phase, kind, path, call)
-        site = name.sites.get(key)
+        site = of.sites.get(key)
         if site is None:
-            site = self.recorder.site(Site(phase, kind, name.fqn, call, path), SiteInfo(name.module_class))
-            name.sites[key] = site
+            site = self.recorder.site(Site(phase, kind, of.fqn, call, path), SiteInfo(of.module_class))
+            of.sites[key] = site
         return site

@@ -86,35 +86,63 @@ class NameFilter:
         return [f"no module that ran matches {glob}{near_module(glob, names)}" for glob in idle] if names else []
 
 
-class ModuleState:
+class Named:
+    """A module, a parameter or a buffer that has a name, whether it is wanted, and the sites of what is its own."""
+
+    __slots__ = ("fqn", "module_class", "sites", "watched")
+
+    def __init__(self, fqn: str, module_class: str, *, watched: bool) -> None:
+        """Start without sites; of a parameter, the class is that of the module that owns it."""
+        self.fqn = fqn
+        self.module_class = module_class
+        self.watched = watched
+        self.sites: dict[tuple[Phase, Kind, str, int], int] = {}
+
+
+class CallSites:
+    """The sites of one call of a module, counted within a step, whose inputs are tensors by position and one comes out.
+
+    Attributes:
+        inputs: of each input, and of its gradient; -1 for what is not recorded.
+        output: of what comes out, and of its gradient; None until something has.
+    """
+
+    __slots__ = ("inputs", "output")
+
+    def __init__(self) -> None:
+        """Start with neither."""
+        self.inputs: list[tuple[int, int]] = []
+        self.output: tuple[int, int] | None = None
+
+
+class ModuleState(Named):
     """What is known of one module: its name, and its count of calls in the current step."""
 
     __slots__ = (
         "__weakref__",
         "calls",
         "compiled",
-        "fqn",
+        "forward",
         "inner",
-        "module_class",
         "own",
+        "plain",
         "reference",
-        "sites",
         "step",
-        "watched",
     )
 
     def __init__(self, reference: weakref.ref[nn.Module], fqn: str, module_class: str, *, watched: bool) -> None:
         """Start without calls."""
+        super().__init__(fqn, module_class, watched=watched)
         self.reference = reference
-        self.fqn = fqn
-        self.module_class = module_class
-        self.watched = watched
+        self.plain: type[nn.Module] | None = None
+        """The module's class, once it is known that a call of it is nothing but a call."""
+        self.forward: list[CallSites] = []
+        """Of each call in the phase of that name."""
         self.inner: ModuleState | None = None
         self.compiled = False
         self.step = -1
         self.calls: dict[Phase, int] = {}
         self.own: dict[int, ParameterName] = {}
-        self.sites: dict[tuple[object, ...], int] = {}
 
     def next_call(self, step: int, phase: Phase) -> int:
         """Count a call; the count starts anew with each step."""
@@ -141,18 +169,15 @@ class ModuleState:
         return self.step == step and bool(self.calls)
 
 
-class ParameterName:
+class ParameterName(Named):
     """A parameter's or buffer's name and the class of the module that owns it."""
 
-    __slots__ = ("_holders", "fqn", "module_class", "sites", "watched")
+    __slots__ = ("_holders",)
 
     def __init__(self, fqn: str, module_class: str, *, watched: bool) -> None:
         """Start with nobody who holds the tensor."""
+        super().__init__(fqn, module_class, watched=watched)
         self._holders: list[Holder] = []
-        self.fqn = fqn
-        self.module_class = module_class
-        self.watched = watched
-        self.sites: dict[tuple[Phase, Kind, str, int], int] = {}
 
     def held_by(self, holder: Holder) -> None:
         """Hear who holds the tensor."""

@@ -39,6 +39,9 @@ graph_task: Callable[[], int] = getattr(_C, "_current_graph_task_id", _no_graph_
 no_torch_function: Any = getattr(_C, "DisableTorchFunction", contextlib.nullcontext)
 """Hides what runs inside from the script's own torch-function modes and tensor subclasses. Without it, they see us."""
 
+functions_watched: Callable[[], int] = getattr(_C, "_len_torch_function_stack", lambda: 1)
+"""How many torch-function modes the script has switched on. Without it, every call of a module takes the long way."""
+
 try:
     from torch._subclasses.fake_tensor import FakeTensor
 except ImportError:  # pragma: no cover - no torch in the tested range lacks it
@@ -141,7 +144,6 @@ def add_hook(tensor: torch.Tensor, node: Any, hook: Callable[..., Any]) -> None:
     """
     give = getattr(node, "_register_hook_dict", None)
     if give is None:
-        vars(hook)["__torch_unserializable__"] = True
         tensor.register_hook(hook)
         return
     own: Any = tensor._backward_hooks  # noqa: SLF001 - as above

@@ -110,6 +110,7 @@ class Recorder:
         self._saved: list[SavedTensor] = []
         self._layouts: list[int] = []
         self._ended: deque[EndedStep] = deque()
+        self._short = summarizer.short_way(self._rows, self._slots, self._times, self._lock.acquire, self._lock.release)
 
     @property
     def rows(self) -> int:
@@ -132,6 +133,10 @@ class Recorder:
 
     def tensor(self, site: int, value: torch.Tensor, given: Given | None = None) -> int:
         """Record a tensor, and what its operator was given; returns its slot, good until the end of the step."""
+        if given is None and self.only is None and not self._save_tensors:
+            slot = self._short(site, value)
+            if slot >= 0:
+                return slot
         with self._lock:
             slot = self.summarizer.add(value)
             if given is not None:
@@ -182,6 +187,9 @@ class Recorder:
 
     def tensor_at(self, sites: Sequence[int], value: torch.Tensor) -> None:
         """Record a tensor that is several sites' value; another thread may end the step before or after, not within."""
+        if len(sites) == 1:
+            self.tensor(sites[0], value)
+            return
         with self._lock:
             slot = self.tensor(sites[0], value)
             for site in sites[1:]:
@@ -281,8 +289,11 @@ class Recorder:
         """Set aside what the current step has recorded, if anything."""
         if not self._rows:
             return
-        ended = EndedStep(self.step, self._rows, self._slots, self._saved, self._given, self.summarizer.hand_over())
-        self._rows, self._slots, self._saved, self._times, self._given = [], [], [], {}, {}
+        rows, slots, summaries = self._rows.copy(), self._slots.copy(), self.summarizer.hand_over()
+        ended = EndedStep(self.step, rows, slots, self._saved, self._given, summaries)
+        for own in (self._rows, self._slots, self._times):
+            own.clear()  # the short way holds them too
+        self._saved, self._given = [], {}
         self._ended.append(ended)
 
     def _write(self, keep: int) -> None:

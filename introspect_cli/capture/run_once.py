@@ -104,7 +104,7 @@ def _gradients(probes: Any, model: Any) -> None:
     for parameter in model.parameters():
         name = probes.names.parameter(parameter)
         if name is not None and name.watched and parameter.grad is not None:
-            site = probes.context.state_site(name, Phase.OPTIMIZER, Kind.GRAD)
+            site = probes.context.site(name, Phase.OPTIMIZER, Kind.GRAD)
             probes.recorder.tensor(site, parameter.grad)
 
 

@@ -102,11 +102,12 @@ bool put(Shapes &shapes, const Shape &shape) {  // false without memory
 // ---- the object
 
 enum Held { TENSOR, PARAMETER, MODES, IS_LAZY, IS_NEG, STORAGE, OFFSET, LAYOUTS, ADDRESSES, HELD };
+enum Into { OWN_ROWS, OWN_SLOTS, OWN_TIMES, ACQUIRE, RELEASE, INTO };  // of a recorder: two lists, a dictionary, its lock
 
 struct Intake {
     PyObject_HEAD
     const ExchangeAPI *torch;
-    PyObject *held[HELD];
+    PyObject *held[HELD], *into[INTO];
     i64 flags, limit;
     Shapes shapes;
 };
@@ -188,6 +189,51 @@ PyObject *add(PyObject *object, PyObject *tensor) {
     return slot == -2 ? nullptr : PyLong_FromLongLong(slot);
 }
 
+PyObject *set_into(PyObject *object, PyObject *const *arguments, Py_ssize_t given) {
+    Intake *self = (Intake *)object;
+    if (given != INTO) return PyErr_Format(PyExc_TypeError, "%d arguments wanted, %zd given", INTO, given);
+    if (!PyList_Check(arguments[OWN_ROWS]) || !PyList_Check(arguments[OWN_SLOTS]) || !PyDict_Check(arguments[OWN_TIMES]))
+        return PyErr_Format(PyExc_TypeError, "two lists and a dictionary wanted at the beginning");
+    for (int i = 0; i < INTO; i++) {
+        PyObject *before = self->into[i];
+        self->into[i] = Py_NewRef(arguments[i]);
+        if (before) Py_DecRef(before);
+    }
+    return Py_NewRef(Py_None);
+}
+
+// Summarises a tensor and notes its site, as the recorder does; the slot, or as `add_one`. It needs the recorder's lock.
+i64 record_one(Intake *self, PyObject *site, PyObject *tensor) {
+    if (PyDict_GetItemWithError(self->into[OWN_TIMES], site)) return -1;  // it came before in this step
+    if (PyErr_Occurred()) return -2;
+    i64 slot = unseen(self) ? add_one(self, tensor) : -1;
+    if (slot < 0) return slot;
+    PyObject *once = PyLong_FromLong(1), *number = PyLong_FromLongLong(slot);
+    bool done = once && number && PyDict_SetItem(self->into[OWN_TIMES], site, once) == 0 &&
+                PyList_Append(self->into[OWN_ROWS], site) == 0 && PyList_Append(self->into[OWN_SLOTS], number) == 0;
+    if (once) Py_DecRef(once);
+    if (number) Py_DecRef(number);
+    return done ? slot : -2;
+}
+
+PyObject *record(PyObject *object, PyObject *const *arguments, Py_ssize_t given) {
+    Intake *self = (Intake *)object;
+    if (given != 2 || !self->into[OWN_ROWS]) return PyErr_Format(PyExc_TypeError, "a recorder, a site and a tensor wanted");
+    PyObject *held = PyObject_CallNoArgs(self->into[ACQUIRE]);
+    if (!held) return nullptr;
+    Py_DecRef(held);
+    i64 slot = record_one(self, arguments[0], arguments[1]);
+    PyObject *freed = slot == -2 ? nullptr : PyObject_CallNoArgs(self->into[RELEASE]);
+    if (freed) return Py_DecRef(freed), PyLong_FromLongLong(slot);
+    if (slot == -2) {  // without memory: the lock has to be free all the same, and the exception kept
+        PyObject *type, *value, *traceback;
+        PyErr_Fetch(&type, &value, &traceback);
+        if ((freed = PyObject_CallNoArgs(self->into[RELEASE]))) Py_DecRef(freed);
+        PyErr_Restore(type, value, traceback);
+    }
+    return nullptr;
+}
+
 // A list of what `one` makes of each tensor of a list, in order.
 template <class One> PyObject *of_each(PyObject *tensors, One one) {
     if (!PyList_Check(tensors)) return PyErr_Format(PyExc_TypeError, "a list wanted");
@@ -246,6 +292,8 @@ void forget(PyObject *object) {
     Intake *self = (Intake *)object;
     PyObject *type = (PyObject *)Py_TYPE(object);
     for (PyObject *one : self->held) Py_DecRef(one);
+    for (PyObject *one : self->into)
+        if (one) Py_DecRef(one);
     std::free(self->shapes.table);
     PyObject_Free(object);
     Py_DecRef(type);
@@ -255,6 +303,8 @@ PyMethodDef METHODS[] = {
     {"add", add, METH_O, nullptr},
     {"add_all", add_all, METH_O, nullptr},
     {"stands", stands, METH_O, nullptr},
+    {"into", (PyCFunction)(void (*)())set_into, METH_FASTCALL, nullptr},
+    {"record", (PyCFunction)(void (*)())record, METH_FASTCALL, nullptr},
     {"learn", (PyCFunction)(void (*)())learn, METH_FASTCALL, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
@@ -280,6 +330,7 @@ PyObject *new_intake(PyObject *, PyObject *const *arguments, Py_ssize_t given) {
     Intake *self = PyObject_New(Intake, (PyTypeObject *)TYPE);
     if (!self) return nullptr;
     self->torch = torch, self->flags = flags, self->limit = limit, self->shapes = {};
+    for (PyObject *&one : self->into) one = nullptr;
     for (int i = 0; i < HELD; i++) self->held[i] = Py_NewRef(arguments[3 + i]);
     return (PyObject *)self;
 }

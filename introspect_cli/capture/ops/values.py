@@ -96,7 +96,7 @@ class Writers:
         if site < 0 and is_parameter(value):
             name = self._context.names.parameter(value)
             if name is not None:
-                site = self._sites[memory] = self._context.state_site(name, Phase.START, Kind.PARAM)
+                site = self._sites[memory] = self._context.site(name, Phase.START, Kind.PARAM)
         return site
 
     def of_all(self, values: tuple[Any, ...] | list[Any]) -> list[int]:

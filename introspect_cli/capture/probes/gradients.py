@@ -12,7 +12,7 @@ node: there, the hook is where the script can see it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from introspect_cli.capture import private_api
 from introspect_cli.capture.identity import ById
@@ -24,19 +24,30 @@ if TYPE_CHECKING:
     from introspect_cli.capture.recorder import Recorder
 
 
-class _Hooked(NamedTuple):
-    """A hook of ours, and by what the tensor that it is on is known without a reference to it."""
+class _Hook:
+    """A hook of ours, and by what the tensor that it is on is known without a reference to it.
 
-    hook: object
-    number: object
-    version: int
-    sites: list[int]
+    One small object for each tensor: thousands live until the end of a step, and every few thousand objects the script
+    pays for a round of the garbage collector.
+    """
+
+    __slots__ = ("_probe", "number", "sites", "version")
+    __torch_unserializable__ = True  # pickling a tensor warns of hooks that get lost, unless they are meant to be
+
+    def __init__(self, probe: GradientProbe, site: int, version: int) -> None:
+        self._probe = probe
+        self.sites = [site]
+        self.version = version
+        self.number: object = None
+
+    def __call__(self, gradient: torch.Tensor | None) -> None:
+        self._probe.came(self.sites, gradient)
 
     def is_on(self, tensor: torch.Tensor, node: Any) -> bool:
         if node is not None:
             return self.number is not None and self.number == private_api.node_number(node)
         hooks: Any = tensor._backward_hooks  # noqa: SLF001 - there is no public way to ask for one's own hook
-        return hooks is not None and hooks.get(self.number) is self.hook
+        return hooks is not None and hooks.get(self.number) is self
 
 
 class GradientProbe:
@@ -48,7 +59,7 @@ class GradientProbe:
         """Start without hooks."""
         self._recorder = recorder
         self._guarded = guard.around(self.name, "gradients of module inputs and outputs are")
-        self._watched: dict[int, _Hooked] = {}
+        self._watched: dict[int, _Hook] = {}
         self._leaf_handles: list[Any] = []
         self._elsewhere: ById[list[int] | str] = ById()
 
@@ -85,23 +96,21 @@ class GradientProbe:
             if not recomputed:
                 known.sites.append(site)
             return
-        sites = [site]
-
-        def hook(gradient: torch.Tensor | None) -> None:
-            if self._guarded.on and self._recorder.wanted and gradient is not None:
-                with self._guarded:
-                    self._recorder.tensor_at(sites, gradient)
-
+        hook = self._watched[key] = _Hook(self, site, version)
         if node is not None:
             private_api.add_hook(tensor, node, hook)
-            self._watched[key] = _Hooked(hook, private_api.node_number(node), version, sites)
+            hook.number = private_api.node_number(node)
             return
-        # Pickling a tensor warns of hooks that get lost, unless they are marked as meant to be.
-        vars(hook)["__torch_unserializable__"] = True
         handle = tensor.register_hook(hook)
-        self._watched[key] = _Hooked(hook, handle.id, version, sites)
+        hook.number = handle.id
         # A leaf outlives its graph: without this, a parameter used as an input would gather hooks for ever.
         self._leaf_handles.append(handle)
+
+    def came(self, sites: list[int], gradient: torch.Tensor | None) -> None:
+        """Record a gradient at the sites of its tensor."""
+        if self._guarded.on and self._recorder.wanted and gradient is not None:
+            with self._guarded:
+                self._recorder.tensor_at(sites, gradient)
 
     def record_elsewhere(self, tensor: torch.Tensor, sites: list[int]) -> None:
         """Watch a tensor no longer: whoever holds the list records the gradient at the sites that come into it."""

@@ -17,9 +17,9 @@ from torch.nn.utils.parametrize import ParametrizationList
 
 from introspect_cli.capture import private_api
 from introspect_cli.capture.inside import modules_in, parameters_in
-from introspect_cli.capture.names import ModuleState, wrapped
+from introspect_cli.capture.names import CallSites, ModuleState, wrapped
 from introspect_cli.capture.probes.base import Patches
-from introspect_cli.records import Kind, Phase, Site, SiteInfo
+from introspect_cli.records import Kind, Phase
 from introspect_cli.tensors.flatten import containers, flatten, is_plain
 from introspect_cli.tensors.views import unobserved
 
@@ -149,9 +149,16 @@ class ModuleProbe:
         calls = self._stack.calls
         state: ModuleState | None = None
         call = -1
-        # The script may watch torch's functions itself; it must see its own calls only.
-        with self._guarded, private_api.no_torch_function():
-            state, call = self._enter(module, args, kwargs)
+        with self._guarded:
+            state = self._plain_state(calls, module, args, kwargs)
+            if state is not None:
+                call = state.next_call(self._recorder.step, Phase.FORWARD)
+                if self._inputs and state.watched:
+                    self._plain_inputs(state, call, args)
+            else:
+                # The script may watch torch's functions itself; it must see its own calls only.
+                with private_api.no_torch_function():
+                    state, call = self._enter(module, args, kwargs)
         depth = len(calls)
         try:
             calls.append(state)  # in here: a signal handler may raise as soon as it is done
@@ -159,9 +166,80 @@ class ModuleProbe:
         finally:
             del calls[depth:]
         if state is not None and call >= 0 and self._guarded.on:
-            with self._guarded, private_api.no_torch_function():
-                self._leave(module, state, call, result)
+            with self._guarded:
+                if not self._plain_output(module, state, call, result):
+                    with private_api.no_torch_function():
+                        self._leave(module, state, call, result)
         return result
+
+    def _plain_state(
+        self, calls: list[ModuleState | None], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> ModuleState | None:
+        """The state of a module that is known, is called by another in an ordinary forward pass and given tensors.
+
+        Most calls are such, and are spared the questions of `_enter`. None for any other.
+        """
+        state = self._names.find(module)
+        if (
+            state is None
+            or state.plain is not type(module)
+            or state.compiled
+            or kwargs
+            or not calls
+            or self._stack.phase is not Phase.FORWARD
+            or self._on_value is not None
+            or private_api.functions_watched()
+            or private_api.tracing_state() is not None
+        ):
+            return None
+        for value in args:
+            if type(value) is not torch.Tensor:
+                return None
+        return state
+
+    def _plain_inputs(self, state: ModuleState, call: int, args: tuple[torch.Tensor, ...]) -> None:
+        """Record tensors that go into a module."""
+        while len(state.forward) <= call:
+            state.forward.append(CallSites())
+        sites = state.forward[call].inputs
+        while len(sites) < len(args):
+            sites.append(self._pair_of_sites(state, Kind.INPUT, call, _position(len(sites))))
+        for value, (site, gradient) in zip(args, sites, strict=False):
+            self._plain_tensor(value, site, gradient)
+
+    def _plain_output(self, module: nn.Module, state: ModuleState, call: int, result: Any) -> bool:
+        """Record the tensor that comes out of a module; False, and nothing is done, if it is anything else."""
+        if (
+            state.plain is not type(module)
+            or type(result) is not torch.Tensor
+            or self._stack.phase is not Phase.FORWARD
+            or self._on_value is not None
+            or module.__dict__.get(private_api.MODULE_WRAPPED_CALL) is not None
+            or private_api.functions_watched()
+        ):
+            return False
+        if self._outputs and state.watched:
+            while len(state.forward) <= call:
+                state.forward.append(CallSites())
+            sites = state.forward[call]
+            if sites.output is None:
+                sites.output = self._pair_of_sites(state, Kind.OUTPUT, call, "")
+            self._plain_tensor(result, *sites.output)
+        return True
+
+    def _pair_of_sites(self, state: ModuleState, kind: Kind, call: int, path: str) -> tuple[int, int]:
+        """The site of a value in a forward pass, and that of its gradient; -1 for what is not recorded."""
+        gradient = self._gradient_of.get(kind)
+        return (
+            self._context.site(state, Phase.FORWARD, kind, path, call) if kind in self._kinds else -1,
+            -1 if gradient is None else self._context.site(state, Phase.BACKWARD, gradient, path, call),
+        )
+
+    def _plain_tensor(self, value: torch.Tensor, site: int, gradient: int) -> None:
+        if site >= 0:
+            self._recorder.tensor(site, value)
+        if gradient >= 0 and value.requires_grad and torch.is_grad_enabled():
+            self._gradients.watch(value, gradient)
 
     def _registered(self, parent: nn.Module, name: str, child: nn.Module | None) -> None:
         with self._guarded:
@@ -225,6 +303,8 @@ class ModuleProbe:
             state.compiled = True
         elif caller is state and state.compiled:
             return state, -1  # the compiler gave up and runs the module that its wrapper stands for
+        if type(module) is not state.plain and _is_plain(module) and not is_compiled and not state.compiled:
+            state.plain = type(module)
         call = state.next_call(self._recorder.step, stack.phase)
         if self._inputs and state.watched:
             for position, value in enumerate(args):
@@ -251,19 +331,19 @@ class ModuleProbe:
             return
         if is_plain(cls):
             if kind in self._kinds:
-                self._recorder.value(self._site(state, kind, self._stack.phase, call, prefix), value)
+                self._recorder.value(self._context.site(state, self._stack.phase, kind, prefix, call), value)
             return
         try:
             leaves = flatten(value)
         except Exception as error:  # looking into an object of the script's runs code of the script's
-            site = self._site(state, kind, self._stack.phase, call, prefix)
+            site = self._context.site(state, self._stack.phase, kind, prefix, call)
             self._recorder.missing(site, f"{type(value).__name__} cannot be looked into: {type(error).__name__}")
             return
         self.nested.note(state.fqn, kind, prefix, value)
         if kind in self._kinds:
             phase = self._stack.phase
             shown = [leaf for leaf in leaves if issubclass(type(leaf[1]), torch.Tensor) or is_plain(type(leaf[1]))]
-            sites = [self._site(state, kind, phase, call, prefix + path) for path, _ in shown]
+            sites = [self._context.site(state, phase, kind, prefix + path, call) for path, _ in shown]
             self._recorder.nested(sites, [value for _, value in shown])
         for path, leaf in leaves:
             if issubclass(type(leaf), torch.Tensor):
@@ -271,25 +351,17 @@ class ModuleProbe:
 
     def _tensor(self, state: ModuleState, kind: Kind, call: int, path: str, value: torch.Tensor) -> None:
         if kind in self._kinds:
-            self._recorder.tensor(self._site(state, kind, self._stack.phase, call, path), value)
+            self._recorder.tensor(self._context.site(state, self._stack.phase, kind, path, call), value)
         self._follow(state, kind, call, path, value)
 
     def _follow(self, state: ModuleState, kind: Kind, call: int, path: str, value: torch.Tensor) -> None:
         """Have a tensor's gradient watched, and tell who listens of the tensor."""
         gradient = self._gradient_of.get(kind)
         if gradient is not None and value.requires_grad and torch.is_grad_enabled():
-            site = self._site(state, gradient, Phase.BACKWARD, call, path)
+            site = self._context.site(state, Phase.BACKWARD, gradient, path, call)
             self._gradients.watch(value, site, recomputed=self._stack.phase is Phase.RECOMPUTE)
         if self._on_value is not None:
             self._on_value(state, kind, path, value)
-
-    def _site(self, state: ModuleState, kind: Kind, phase: Phase, call: int, path: str) -> int:
-        key = (kind, phase, call, path)
-        site = state.sites.get(key)
-        if site is None:
-            site = self._recorder.site(Site(phase, kind, state.fqn, call, path), SiteInfo(state.module_class))
-            state.sites[key] = site
-        return site
 
     def _was_fused(self, layer: nn.TransformerEncoderLayer) -> bool:
         """Whether torch has run a layer as one operation, as it does in evaluation; its parts are not called then."""
@@ -305,7 +377,7 @@ class ModuleProbe:
             if inner is None or inner is state or inner.called(self._recorder.step) or not inner.watched:
                 continue
             if wrapped(child) is None:
-                site = self._site(inner, Kind.OUTPUT, self._stack.phase, 0, "")
+                site = self._context.site(inner, self._stack.phase, Kind.OUTPUT)
                 self._recorder.missing(site, f"inside {_how(module)} {state.fqn}")
 
 
@@ -328,6 +400,12 @@ def _hides(module: nn.Module) -> bool:
         or type(module).__name__ == "OptimizedModule"
         or module.__dict__.get(private_api.MODULE_WRAPPED_CALL) is not None
     )
+
+
+def _is_plain(module: nn.Module) -> bool:
+    """Whether a module's class says that a call of it is nothing but a call: no wrapper, no graph, nothing hidden."""
+    special = (torch.jit.ScriptModule, nn.TransformerEncoderLayer, torch.fx.GraphModule, ParametrizationList)
+    return not isinstance(module, special) and wrapped(module) is None and not _hides(module)
 
 
 def _how(module: nn.Module) -> str:

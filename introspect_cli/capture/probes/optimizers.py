@@ -288,11 +288,11 @@ class OptimizerProbe:
             for key, value in state.items():
                 prefix = f"[{key!r}]"
                 if isinstance(value, torch.Tensor):
-                    sites.append(self._context.state_site(name, phase, Kind.OPTIMIZER_STATE, prefix))
+                    sites.append(self._context.site(name, phase, Kind.OPTIMIZER_STATE, prefix))
                     tensors.append(value)
                     continue
                 for path, leaf in flatten(value):
-                    site = self._context.state_site(name, phase, Kind.OPTIMIZER_STATE, prefix + path)
+                    site = self._context.site(name, phase, Kind.OPTIMIZER_STATE, prefix + path)
                     if isinstance(leaf, torch.Tensor):
                         sites.append(site)
                         tensors.append(leaf)
@@ -339,8 +339,7 @@ class _Held:
         sites = self._gradients.get(call)
         if sites is None:
             sites = self._gradients[call] = [
-                context.state_site(name, Phase.OPTIMIZER, Kind.GRAD, call=call) if name.watched else -1
-                for name in self.names
+                context.site(name, Phase.OPTIMIZER, Kind.GRAD, call=call) if name.watched else -1 for name in self.names
             ]
         return sites
 

@@ -177,11 +177,11 @@ class StateProbe:
         if name is None or not name.watched:
             return None
         if not again:
-            return self._context.state_site(name, phase, kind)
+            return self._context.site(name, phase, kind)
         # The optimizer's own call 0 is how its step leaves the tensor; the first of a start is its call 0.
         call = self._again.get((name.fqn, phase), int(phase is Phase.OPTIMIZER or name.fqn in self._fresh))
         self._again[name.fqn, phase] = call + 1
-        return self._context.state_site(name, phase, kind, call=call)
+        return self._context.site(name, phase, kind, call=call)
 
     def _name(self, tensor: torch.Tensor) -> ParameterName | None:
         """What a tensor is called; None if it has no values yet or nobody knows it."""
