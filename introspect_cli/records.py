@@ -109,7 +109,7 @@ class Status(int, Enum):
     VALUE = 3
 
 
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True, order=True, slots=True)
 class Site:
     """What two runs are aligned by, within one step of one rank.
 
@@ -137,7 +137,7 @@ OTHERS = "(others)"
 """Path of an `op_output` that stands for operators of a module and phase of which not even the number is known."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class SiteInfo:
     """What is known of a site beside its name; two runs are not aligned by it.
 

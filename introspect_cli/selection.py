@@ -114,7 +114,7 @@ def selects(fqn: str, globs: Sequence[str]) -> bool:
 
     `blocks.0`, `GPT.blocks.0` and `*.0` all select `GPT.blocks.0`, its parameters, and every module in it.
     """
-    head = fqn
+    head = fqn if globs else ""
     while head:
         if any(matches(head, glob) for glob in globs):
             return True

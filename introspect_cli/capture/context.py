@@ -7,6 +7,7 @@ parameters after one that has some: a loss module belongs to the step of the mod
 
 from __future__ import annotations
 
+import functools
 import threading
 import weakref
 from typing import TYPE_CHECKING
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from introspect_cli.capture.names import Named, Names
     from introspect_cli.capture.probes.base import Guard
     from introspect_cli.capture.recorder import Recorder
+
+
+_info = functools.lru_cache(maxsize=1024)(SiteInfo)  # one object for all sites of a class
 
 
 class Running(threading.local):
@@ -217,6 +221,6 @@ class Context:
         key = (phase, kind, path, call)
         site = of.sites.get(key)
         if site is None:
-            site = self.recorder.site(Site(phase, kind, of.fqn, call, path), SiteInfo(of.module_class))
+            site = self.recorder.site(Site(phase, kind, of.fqn, call, path), _info(of.module_class))
             of.sites[key] = site
         return site

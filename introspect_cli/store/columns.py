@@ -117,7 +117,7 @@ def texts(values: Sequence[str]) -> Texts:
         return values
     if not any(values):
         return Texts(np.zeros(len(values) + 1, np.int32), b"")
-    encoded = [value.encode("utf-8", "backslashreplace") for value in values]
+    encoded = [value.encode("utf-8", "backslashreplace") if value else b"" for value in values]
     return Texts(_offsets(encoded), b"".join(encoded))
 
 

@@ -110,7 +110,7 @@ class Interner(Generic[Row]):
 
 def encode_sites(rows: Sequence[tuple[Site, SiteInfo]]) -> Encoded:
     """The columns of sites."""
-    sites = [replace(site, fqn=storable(site.fqn), path=storable(site.path)) for site, _ in rows]
+    sites = [site if site.fqn.isascii() and site.path.isascii() else _storable(site) for site, _ in rows]
     infos = [info for _, info in rows]
     return {
         "key": np.array([site.key() for site in sites], np.uint64),  # of what is stored: it can be computed again
@@ -123,6 +123,10 @@ def encode_sites(rows: Sequence[tuple[Site, SiteInfo]]) -> Encoded:
         "op": texts([info.op for info in infos]),
         "source": texts([info.source for info in infos]),
     }
+
+
+def _storable(site: Site) -> Site:
+    return replace(site, fqn=storable(site.fqn), path=storable(site.path))
 
 
 def encode_layouts(rows: Sequence[Layout]) -> Encoded:

@@ -286,4 +286,4 @@ class RankWriter:
 def _short(values: Sequence[str], rows: int) -> Texts:
     if not values or not any(values):
         return Texts(np.zeros(rows + 1, np.int32), b"")
-    return texts([value[:LIMIT_TEXT] for value in values])
+    return texts([value and value[:LIMIT_TEXT] for value in values])

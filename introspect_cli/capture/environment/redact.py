@@ -9,6 +9,7 @@ still say which setting there is. Names that only sound alike (`max_tokens`, `to
 from __future__ import annotations
 
 import fnmatch
+import functools
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -67,6 +68,7 @@ _PAIR = re.compile(
 _AFTER_OPTION = re.compile(
     rf"(?P<name>--?[\w-]*(?:token|webhook|{_STRICT})[\w-]*)(?P<sign>\s+)(?P<value>[^\s-]\S*)", re.IGNORECASE
 )
+_NAME = re.compile(r"[A-Za-z0-9_.]*")
 _NUMBER = re.compile(r"[+-]?\d*\.?\d+(?:e[+-]?\d+)?", re.IGNORECASE)
 _FLAG = re.compile(r"true|false|none|null", re.IGNORECASE)
 _KEY = re.compile(r"\['((?:[^'\\]|\\.)*)'\]|\[\"((?:[^\"\\]|\\.)*)\"\]|\.(\w+)")
@@ -83,6 +85,7 @@ def is_secret_name(name: str, patterns: tuple[str, ...] = ()) -> bool:
     return bool(_STRICT_NAME.search(plain) or _SECRET_NAME.search(_ALIKE.sub("", plain)))
 
 
+@functools.lru_cache(maxsize=4096)
 def is_secret_path(path: str) -> bool:
     """Whether a value's path goes through a key that says so, such as `['auth']['user']`."""
     return any(is_secret_name(next(filter(None, keys), "")) for keys in _KEY.findall(path))
@@ -109,6 +112,8 @@ def plain(found: object, *, secret: bool) -> object:
 
 def looks(text: str) -> str:
     """Text with whatever looks like a credential replaced, and what stands behind a name that says so."""
+    if _NAME.fullmatch(text):
+        return _TOKENS.sub(REDACTED, text)  # there is no URL in it, no key, and nothing behind a name
     text = _PRIVATE_KEY.sub(REDACTED, text)
     text = _WEBHOOK.sub(rf"\g<1>{REDACTED}", text)
     text = _URL_USER.sub(rf"\g<1>{REDACTED}@", text)

@@ -98,8 +98,20 @@ def is_users(path: str) -> bool:
     """Whether a file is the user's own: not python's, not an installed package's, not ours."""
     if not path or path.startswith("<"):
         return False
-    real = os.path.realpath(path)
+    real = _real(path)
     return not real.startswith((*_FOREIGN, OURS)) and f"{os.sep}site-packages{os.sep}" not in real
+
+
+def _real(path: str) -> str:
+    """As `os.path.realpath`, and quick for thousands of files in some hundred directories."""
+    directory, name = os.path.split(path)
+    if not path.startswith(os.sep):
+        return os.path.realpath(path)
+    found = os.path.join(_real_directory(directory), name)  # noqa: PTH118 - compared as text
+    return os.path.realpath(found) if name in {"", ".", ".."} or os.path.islink(found) else found  # noqa: PTH114 - as above
+
+
+_real_directory = functools.lru_cache(maxsize=4096)(os.path.realpath)
 
 
 def relative(path: str) -> str:
@@ -148,10 +160,14 @@ def class_source(cls: type) -> str:
     path = getattr(module, "__file__", None)
     if not isinstance(path, str):
         return ""
-    line = _class_lines(path).get(cls.__qualname__) if is_users(path) else None
-    if line is None:
-        code = getattr(cls.__dict__.get("forward"), "__code__", None)
-        line = getattr(code, "co_firstlineno", None)
+    code = getattr(cls.__dict__.get("forward"), "__code__", None)
+    return _told(path, cls.__qualname__, getattr(code, "co_firstlineno", None), Project.root)
+
+
+@functools.lru_cache(maxsize=1024)
+def _told(path: str, name: str, line_of_forward: int | None, _root: str) -> str:
+    """Where the class of that name in a file is defined; asked once for each class, not for each of 20,000 modules."""
+    line = (_class_lines(path).get(name) if is_users(path) else None) or line_of_forward
     return relative(path) + (f":{line}" if line else "")
 
 
