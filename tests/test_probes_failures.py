@@ -37,7 +37,6 @@ ENTRIES = [
     (ModuleProbe, "_plain_output"),
     (ModuleProbe, "_phase"),
     (GradientProbe, "watch"),
-    (GradientProbe, "came"),
     (GradientProbe, "forget"),
     (OptimizerProbe, "_note"),
     (OptimizerProbe, "_record_before"),

@@ -41,7 +41,7 @@ class _Hook:
         self.number: object = None
 
     def __call__(self, gradient: torch.Tensor | None) -> None:
-        self._probe.came(self.sites, gradient)
+        self._probe.record(self.sites, gradient)
 
     def is_on(self, tensor: torch.Tensor, node: Any) -> bool:
         if node is not None:
@@ -106,7 +106,7 @@ class GradientProbe:
         # A leaf outlives its graph: without this, a parameter used as an input would gather hooks for ever.
         self._leaf_handles.append(handle)
 
-    def came(self, sites: list[int], gradient: torch.Tensor | None) -> None:
+    def record(self, sites: list[int], gradient: torch.Tensor | None) -> None:
         """Record a gradient at the sites of its tensor."""
         if self._guarded.on and self._recorder.wanted and gradient is not None:
             with self._guarded:
