@@ -7,7 +7,6 @@ that follow from others need no bytes of their own.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -113,28 +112,31 @@ def statistics(columns: Mapping[str, Array]) -> tuple[dict[str, NDArray[np.int64
         column = columns.get(name)
         if column is None:
             column = absent(STATISTICS[name].type, rows)
-        (counts if column.dtype.kind == "i" else floats)[name] = _possible(name, column)
-    return counts, floats
+        (counts if column.dtype.kind == "i" else floats)[name] = column
+    return counts, floats if _all_possible(floats) else {name: _possible(name, own) for name, own in floats.items()}
 
 
 _NOT_NEGATIVE = frozenset({"absmin", "amean", "var", "kurt"})
 
 
+def _all_possible(floats: Mapping[str, Array]) -> bool:
+    """Whether no column has a number that no capture writes; every step that is read comes by here, so all at once."""
+    if not floats:
+        return True
+    first = [own for name, own in floats.items() if name in _NOT_NEGATIVE]
+    every = np.concatenate([*first, *(own for name, own in floats.items() if name not in _NOT_NEGATIVE)])
+    return not np.isinf(every).any() and not (every[: sum(map(len, first))] < 0).any()
+
+
 def _possible(name: str, column: Array) -> Array:
     """The column without numbers that no capture writes: they are absent, so that nobody computes with them.
 
-    Every step that is read comes by here; most columns are passed by one sum of squares.
+    Counts may be anything: whoever counts asks for 0 and more.
     """
-    if column.dtype.kind == "i":
-        return column  # whoever counts asks for 0 and more
-    with np.errstate(over="ignore", invalid="ignore"):
-        finite = math.isfinite(np.dot(column, column))
-    if finite and (name not in _NOT_NEGATIVE or not (column < 0).any()):
-        return column
     wrong = np.isinf(column)
     if name in _NOT_NEGATIVE:
         wrong |= column < 0
-    return np.where(wrong, column.dtype.type(np.nan), column) if wrong.any() else column
+    return np.where(wrong, column.dtype.type(np.nan), column)
 
 
 def absent(kind: str, rows: int) -> Array:
