@@ -171,7 +171,7 @@ def test_mistake_anywhere(tmp_path, monkeypatch, capsys, whole, owner, name, aft
 
 
 def test_steps_before_the_mistake_are_kept(tmp_path, monkeypatch):
-    original, calls = ModuleProbe._leave, []
+    original, calls = ModuleProbe._plain_output, []
 
     def fails(self, *args):
         calls.append(1)
@@ -179,7 +179,7 @@ def test_steps_before_the_mistake_are_kept(tmp_path, monkeypatch):
             raise Mistake
         return original(self, *args)
 
-    monkeypatch.setattr(ModuleProbe, "_leave", fails)
+    monkeypatch.setattr(ModuleProbe, "_plain_output", fails)
     with watched(tmp_path / "run"):
         trajectory(train)
     monkeypatch.undo()
@@ -274,7 +274,7 @@ def test_whole_command_with_a_broken_probe(tmp_path):
     (tmp_path / "broken.py").write_text(
         "import sys\nfrom introspect_cli.capture.probes import modules\n"
         "def fails(*args):\n    raise ZeroDivisionError('planted')\n"
-        "modules.ModuleProbe._leave = fails\n"
+        "modules.ModuleProbe._plain_output = fails\n"
         "from introspect_cli.cli import main\nsys.argv = ['introspect', 'capture', '-o', 'run', 'train.py']\nmain()\n"
     )
     out = subprocess.run([sys.executable, "broken.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
