@@ -292,6 +292,7 @@ class Depth:
         middle: median.
         high: 90th percentile.
         dtypes: dtype of each.
+        total: modules there were; every k-th is kept where there are very many.
     """
 
     names: tuple[str, ...]
@@ -299,9 +300,10 @@ class Depth:
     middle: tuple[float, ...]
     high: tuple[float, ...]
     dtypes: tuple[str, ...] = ()
+    total: int = 0
 
 
-def depth(table: Table, kind: Kind, most: int = 2000) -> Depth:
+def depth(table: Table, kind: Kind, most: int = 300) -> Depth:
     """Scales of outputs (`Kind.OUTPUT`) or of the gradients at them (`Kind.GRAD_OUTPUT`), first call of each module."""
     order = {
         (table.fqn[site], table.path[site]): place
@@ -321,4 +323,7 @@ def depth(table: Table, kind: Kind, most: int = 2000) -> Depth:
         if len(scale) and layout.dtype.startswith(("float", "bfloat")):
             low, middle, high = np.quantile(scale, [0.1, 0.5, 0.9])
             rows.append((f"{table.fqn[site]}{table.path[site]}", float(low), float(middle), float(high), layout.dtype))
-    return Depth(*zip(*rows, strict=True)) if rows else Depth((), (), (), ())
+    if not rows:
+        return Depth((), (), (), ())
+    names, low, middle, high, dtypes = zip(*rows, strict=True)
+    return Depth(names, low, middle, high, dtypes, len(sites))

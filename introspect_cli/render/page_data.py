@@ -141,6 +141,7 @@ def _depth(name: str, found: Depth) -> dict[str, Any]:
 
     return {
         "name": name,
+        "total": found.total,
         "modules": [_text(own) for own in found.names],
         "dtypes": list(found.dtypes),
         "low": short(found.low),

@@ -195,7 +195,7 @@
   function distances() {
     const width = map.steps.length, height = map.names.length, origin = map.origin ? map.origin[0] : -1;
     const fold = Math.max(1, Math.ceil(width * height / 120000)), lines = [];
-    const xs = []; for (let at = 0; at < width; at += fold) xs.push(map.steps[at]);
+    const xs = []; for (let at = 0; at < width; at += fold) xs.push(map.steps[Math.min(width, at + fold) - 1]); // never before what it shows
     for (let row = 0; row < height; row++) {
       const ys = xs.map((_, at) => { let most = NaN; for (let own = at * fold; own < Math.min(width, (at + 1) * fold); own++) { const value = distanceOf(levels[row * width + own]); if (!(value <= most)) most = value; } return most; });
       if (!ys.some(known)) continue;
@@ -485,6 +485,7 @@
     });
     const held = new Set(shown.flatMap((own) => own.dtypes).flatMap((own) => LIMITS[own] || []).map((own) => own[1]));
     const away = limits.filter((own) => !near.includes(own) && held.has(own[1])).map(([value, name]) => `${name} ${value}`);
+    if (shown[0].total > names.length) { const note = document.createElement("p"); note.className = "quiet"; note.textContent = `${names.length} of ${shown[0].total} modules, evenly along the depth.`; box.append(note); }
     if (away.length) { const note = document.createElement("p"); note.className = "quiet"; note.textContent = `Outside this scale: ${away.join(", ")}.`; box.append(note); }
   }
   const depths = [];
