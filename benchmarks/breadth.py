@@ -1,0 +1,232 @@
+"""How many published architectures train to the same bits under capture: transformers, timm, torchvision.
+
+Each is built with a tiny or its own smallest configuration and random weights, trained two steps on random inputs in a
+process of its own, once bare and once captured, and compared: losses, parameters, buffers, gradients, generators.
+
+    python benchmarks/breadth.py timm --count 100      # or torchvision, transformers; --only NAME... for some
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import multiprocessing
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+
+TINY = {
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 99,
+    "num_key_value_heads": 2, "max_position_embeddings": 64, "d_model": 32, "d_ff": 48, "d_kv": 8, "num_layers": 2,
+    "num_heads": 4, "n_embd": 32, "n_layer": 2, "n_head": 4, "encoder_layers": 2, "decoder_layers": 2,
+    "encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48,
+    "embedding_size": 32, "head_dim": 8, "num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2,
+    "pad_token_id": 0, "image_size": 32, "patch_size": 8,
+}  # fmt: skip
+"""What a configuration is made small by, as far as it has these names."""
+
+
+def main() -> int:
+    """Compare architectures; 1 where one differs."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("library", choices=["transformers", "timm", "torchvision"])
+    parser.add_argument("--count", type=int, default=20)
+    parser.add_argument("--only", nargs="*")
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=120.0, help="for one architecture, before it is left out")
+    asked = parser.parse_args()
+    names = asked.only or spread(_NAMES[asked.library](), asked.count)
+    told: dict[str, list[str]] = {"equal": [], "DIFFERS": [], "not built": []}
+    begin = time.monotonic()
+    for name in names:
+        outcome, why = apart(asked.library, name, asked.seconds)
+        told[outcome].append(name)
+        print(f"{outcome:9s} {name} {why}", flush=True)
+    counts = ", ".join(f"{len(found)} {outcome}" for outcome, found in told.items())
+    print(f"{asked.library}: {counts}, in {time.monotonic() - begin:.0f} s")
+    return int(bool(told["DIFFERS"]))
+
+
+def spread(names: list[str], count: int) -> list[str]:
+    """`count` of the names, from all over the list."""
+    return [names[at * len(names) // count] for at in range(min(count, len(names)))]
+
+
+def apart(library: str, name: str, seconds: float) -> tuple[str, str]:
+    """Compare one architecture in a process of its own."""
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe(duplex=False)
+    child = context.Process(target=_child, args=(theirs, library, name))
+    child.start()
+    theirs.close()
+    outcome = ("not built", f"(no answer within {seconds:.0f} s)")
+    if ours.poll(seconds):
+        try:
+            outcome = ours.recv()
+        except EOFError:
+            outcome = ("DIFFERS", "(the process died)")
+    child.kill()
+    child.join()
+    return outcome
+
+
+def _child(pipe: Any, library: str, name: str) -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    try:
+        model_of = _BUILDERS[library]
+        seen = []
+        with tempfile.TemporaryDirectory() as folder:
+            bare = trained(model_of, name, None)
+            seen.append(bare)
+            seen.append(trained(model_of, name, Path(folder) / "run"))
+        outcome = ("equal", "") if seen[0] == seen[1] else ("DIFFERS", _first(*seen))
+    except Exception as error:
+        text = f"({type(error).__name__}: {str(error)[:80]!r} {_where(error)})".replace("\n", " ")
+        outcome = ("DIFFERS" if "introspect_cli" in traceback.format_exc() else "not built", text)
+    pipe.send(outcome)
+
+
+def _where(error: BaseException) -> str:
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{Path(last.filename).name}:{last.lineno}"
+
+
+def _first(bare: list[str], captured: list[str]) -> str:
+    pairs = [at for at, (one, other) in enumerate(zip(bare, captured, strict=False)) if one != other]
+    return f"(at {pairs[:1]} of {len(bare)}, {len(captured)})"
+
+
+def trained(model_of: Callable[[str], Any], name: str, output: Path | None) -> list[str]:
+    """What two steps leave behind, as digests; captured where there is a directory."""
+    import contextlib
+
+    import torch
+
+    import introspect_cli
+
+    torch.manual_seed(0)
+    model, inputs = model_of(name)
+    model.train()
+    watching = introspect_cli.recording(model, output) if output is not None else contextlib.nullcontext()
+    found: list[str] = []
+    with watching:
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        for _ in range(2):
+            optimizer.zero_grad()
+            loss = _loss(model(**inputs()))
+            loss.backward()
+            optimizer.step()
+            found.append(loss.detach().double().item().hex())
+        state = [*model.parameters(), *model.buffers()]
+        state += [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+        state.append(torch.get_rng_state())
+    return found + [hashlib.md5(_bytes(value)).hexdigest() for value in state]
+
+
+def _bytes(value: torch.Tensor) -> bytes:
+    import torch
+
+    return bytes(value.detach().contiguous().reshape(-1).view(torch.uint8).numpy()) if value.numel() else b""
+
+
+def _loss(out: Any) -> Any:
+    """A number to train by: the mean square of every floating tensor that comes out."""
+    from torch.utils._pytree import tree_leaves
+
+    leaves = tree_leaves(dict(out) if hasattr(out, "keys") else out)
+    return sum(leaf.float().square().mean() for leaf in leaves if hasattr(leaf, "requires_grad") and leaf.requires_grad)
+
+
+def _without_extension() -> Any:
+    """Have torchvision import where its compiled part is for another torch: its models need none of it."""
+    import torch
+
+    library = torch.library.Library("torchvision", "FRAGMENT")
+    for name in ("nms", "qnms"):
+        if not hasattr(torch.ops.torchvision, name):
+            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    return library
+
+
+def _timm_names() -> list[str]:
+    _KEPT.append(_without_extension())
+    import timm
+
+    families: dict[str, str] = {}
+    for name in timm.list_models():
+        families.setdefault(name.split("_")[0], name)
+    return sorted(families.values())
+
+
+def _timm(name: str) -> Any:
+    _KEPT.append(_without_extension())
+    import timm
+    import torch
+
+    model = timm.create_model(name, pretrained=False, num_classes=10)
+    size = model.default_cfg.get("input_size", (3, 224, 224))
+    return model, lambda: {"x": torch.randn(2, *size)}
+
+
+def _torchvision_names() -> list[str]:
+    _KEPT.append(_without_extension())
+    from torchvision import models
+
+    return [name for name in models.list_models(module=models) if not name.startswith("vit_h")]
+
+
+def _torchvision(name: str) -> Any:
+    _KEPT.append(_without_extension())
+    import torch
+    from torchvision import models
+
+    model = models.get_model(name, weights=None)
+    size = 299 if "inception" in name else 224
+    return model, lambda: {"x": torch.randn(2, 3, size, size)}
+
+
+def _transformers_names() -> list[str]:
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    return sorted(CONFIG_MAPPING_NAMES)
+
+
+def _transformers(name: str) -> Any:
+    import torch
+    from transformers import AutoConfig, AutoModel
+
+    config = AutoConfig.for_model(name)
+    for key, value in TINY.items():
+        if isinstance(getattr(config, key, None), int):
+            setattr(config, key, value)
+    model = AutoModel.from_config(config)
+    vocabulary = min(getattr(config, "vocab_size", 99) or 99, 99)
+    wanted = model.main_input_name
+
+    def inputs() -> dict[str, Any]:
+        if wanted == "pixel_values":
+            size = getattr(config, "image_size", 32)
+            return {"pixel_values": torch.randn(2, getattr(config, "num_channels", 3), size, size)}
+        tokens = torch.randint(1, vocabulary, (2, 12))
+        more = {"decoder_input_ids": tokens} if getattr(config, "is_encoder_decoder", False) else {}
+        return {"input_ids": tokens, **more}
+
+    return model, inputs
+
+
+_KEPT: list[Any] = []
+_NAMES = {"timm": _timm_names, "torchvision": _torchvision_names, "transformers": _transformers_names}
+_BUILDERS: dict[str, Any] = {"timm": _timm, "torchvision": _torchvision, "transformers": _transformers}
+
+if __name__ == "__main__":
+    sys.exit(main())
