@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 import unicodedata
 import zlib
@@ -153,20 +154,45 @@ class SiteInfo:
 
 
 @dataclass(frozen=True)
+class Part:
+    """Which part of a whole tensor a rank holds.
+
+    Attributes:
+        ranges: for each dimension the ranges of indices held, each its first index and how many, in the order in which
+            the local tensor has them. For a part that is cut out of the flattened tensor, the ranges of that alone.
+        owed: how the ranks' values still have to be reduced to give the whole (`sum`, `avg`, ...); "" where not at all.
+        owing: over how many ranks.
+        source: how the place is known: `dtensor`, `flat` (one rank's stretch of a flattened parameter).
+    """
+
+    ranges: tuple[tuple[tuple[int, int], ...], ...]
+    owed: str = ""
+    owing: int = 1
+    source: str = "dtensor"
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        return math.prod(sum(length for _, length in own) for own in self.ranges)
+
+
+@dataclass(frozen=True)
 class Layout:
     """What a tensor is, apart from its values.
 
     Attributes:
-        shape: sizes.
+        shape: sizes, of the whole where a rank holds a part.
         dtype: torch's name without the prefix (`float32`), or `python.int` and so on for a plain value.
         device: `cpu`, `cuda:0`, ...; "" for a plain value.
         strides: `contiguous`, `channels_last`, `strided`, `expanded`, `sparse_coo`, ...; "" for a plain value.
+        part: which part of it a rank holds; None for all of it, and where that is not known.
     """
 
     shape: tuple[int, ...]
     dtype: str
     device: str = ""
     strides: str = ""
+    part: Part | None = None
 
     @property
     def numel(self) -> int:

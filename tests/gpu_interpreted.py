@@ -11,6 +11,7 @@ import pytest
 import torch
 from test_tensors_kernels import EIGHTS, EVERY, STRIDED, assert_same, by_torch, example
 
+from introspect_cli.records import Part
 from introspect_cli.tensors import checksum, shards
 from introspect_cli.tensors import rows as r
 from introspect_cli.tensors.gpu import engine as engines
@@ -212,7 +213,7 @@ def test_shards_are_summarised_in_one_launch(made, box):
     whole = example(torch.float32, (9, 40))
     (top, left), (height, width) = box
     shard = whole[top : top + height, left : left + width].contiguous()
-    runs = list(shards.runs(shard, whole.shape, (top, left)))
+    runs = list(shards.runs(shard, whole.shape, Part((((top, height),), ((left, width),)))))
     made.launcher.launched.clear()
     made.engine.many([(0, [made.item(run, offset) for offset, run in runs])])
     assert_same(made.rows.hand_over().rows(), by_torch(shard, runs=runs))

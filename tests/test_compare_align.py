@@ -360,10 +360,13 @@ class TestCoverage:
         result = diff([[row("forward", "output", "Net", there)]], [[row("forward", "output", "Net", moved)]])
         assert result.verdict is Verdict.SAME
 
-    def test_ranks_that_only_one_has(self, diff):
+    def test_ranks_that_only_one_has_are_copies_that_count_once(self, diff):
         result = diff(train(), train(), about_a={"ranks": 2})
         assert result.verdict is Verdict.SAME
-        assert "Only run a has rank 1: not compared." in result.notes
+        assert result.notes[0].startswith("The layouts differ (a: 2 ranks, b: one process), so wholes are compared")
+        assert diff(train(), train(), DiffOptions(ranks=(0,)), about_a={"ranks": 2}).notes == (
+            "Only run a has rank 1: not compared.",
+        )
 
     def test_each_rank_has_its_own_candidate(self, diff):
         result = diff(train(), train("module"), about_a={"ranks": 2}, about_b={"ranks": 2})

@@ -20,7 +20,7 @@ from introspect_cli.cli import VERBS
 PACKAGE = Path(introspect_cli.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
 
-BASE = {"version", "records", "errors", "exit_codes"}
+BASE = {"version", "records", "errors", "exit_codes", "sums"}
 EVERYTHING = {path.stem if path.parent == PACKAGE else path.parent.name for path in FILES}
 
 LAYERS = {
@@ -28,6 +28,7 @@ LAYERS = {
     "records": set(),
     "errors": {"exit_codes"},
     "exit_codes": set(),
+    "sums": set(),
     "clock": BASE,
     "recursion": set(),
     "script": BASE | {"recursion"},

@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 
+from introspect_cli.records import Part
 from introspect_cli.tensors import cpu, kernels, parallel, reference, shards, statistics, views
 from introspect_cli.tensors import rows as r
 
@@ -181,7 +182,8 @@ def test_shards_add_up_whatever_the_split(engine, split, with_kernels):
     for start, sizes in parts:
         box = tensor[tuple(slice(at, at + size) for at, size in zip(start, sizes, strict=True))]
         assert box.shape == sizes
-        total = statistics.merge(total, summarise(box, runs=list(shards.runs(box, tensor.shape, start))))
+        part = Part(tuple(((at, size),) for at, size in zip(start, sizes, strict=True)))
+        total = statistics.merge(total, summarise(box, runs=list(shards.runs(box, tensor.shape, part))))
     assert_same(total, by_torch(tensor))
 
 

@@ -9,37 +9,43 @@ import pytest
 import torch
 from torch import distributed
 
-from introspect_cli.records import Status
-from introspect_cli.tensors import checksum, shards
+from introspect_cli.records import Part, Status
+from introspect_cli.tensors import checksum, places, shards
 from introspect_cli.tensors.summarizer import Summarizer
 
 
+def box(local, start):
+    return Part(tuple(((first, size),) if size else () for first, size in zip(start, local, strict=True)))
+
+
 @pytest.mark.parametrize(
-    ("local", "start", "wanted"),
+    ("part", "wanted"),
     [
-        ((4, 6), (0, 0), (24, [0])),
-        ((2, 6), (1, 0), (12, [6])),
-        ((4, 2), (0, 3), (2, [3, 9, 15, 21])),
-        ((2, 2), (1, 4), (2, [10, 16])),
-        ((1, 1), (3, 5), (1, [23])),
-        ((0, 6), (2, 0), (0, [])),
+        (box((4, 6), (0, 0)), [(0, 24)]),
+        (box((2, 6), (1, 0)), [(6, 12)]),
+        (box((4, 2), (0, 3)), [(3, 2), (9, 2), (15, 2), (21, 2)]),
+        (box((2, 2), (1, 4)), [(10, 2), (16, 2)]),
+        (box((1, 1), (3, 5)), [(23, 1)]),
+        (box((0, 6), (2, 0)), []),
+        (Part((((0, 1), (2, 1)), ((0, 6),))), [(0, 6), (12, 6)]),
+        (Part((((3, 1),), ((0, 1), (4, 2)))), [(18, 1), (22, 2)]),
+        (Part((((5, 9),),), source="flat"), [(5, 9)]),
     ],
 )
-def test_runs_of_a_box(local, start, wanted):
-    assert shards.run_offsets(local, (4, 6), start) == wanted
+def test_runs_of_a_part(part, wanted):
+    assert shards.run_offsets(part, (4, 6)) == wanted
 
 
 def test_runs_hold_the_elements_at_their_indices():
     whole = torch.arange(5 * 6 * 7).view(5, 6, 7)
-    box = whole[1:4, 2:5, :]
-    runs = list(shards.runs(box, whole.shape, (1, 2, 0)))
+    runs = list(shards.runs(whole[1:4, 2:5, :], whole.shape, box((3, 3, 7), (1, 2, 0))))
     assert len(runs) == 3
     for offset, flat in runs:
         assert flat.tolist() == list(range(offset, offset + 21))
 
 
 def test_a_scalar_is_one_run():
-    assert shards.run_offsets((), (), ()) == (1, [0])
+    assert shards.run_offsets(Part(()), ()) == [(0, 1)]
 
 
 def as_rank(rank, call):
@@ -96,3 +102,41 @@ def test_a_replicated_tensor_is_seen_whole():
     made.close()
     assert table.status.tolist() == [Status.OBSERVED] * 2
     assert table.checksum[0] == table.checksum[1]
+
+
+def placements(dims):
+    """Placements of a two-dimensional mesh, sums still owed and one dimension cut twice included."""
+    from torch.distributed.tensor import Partial, Replicate, Shard
+    from torch.distributed.tensor.placement_types import _StridedShard
+
+    every = [Replicate(), Partial(), *(Shard(dim) for dim in range(dims))]
+    yield from ((one, two) for one in every for two in every)
+    yield from ((_StridedShard(dim, split_factor=2), Shard(dim)) for dim in range(dims))
+
+
+@pytest.mark.skipif(not distributed.is_available(), reason="torch without distributed")
+@pytest.mark.parametrize("shape", [(7,), (8, 6), (3, 5), (1, 4, 3)])
+def test_parts_of_a_mesh_are_those_that_torch_cuts(shape):
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    whole = torch.arange(1.0, 1 + torch.Size(shape).numel()).view(shape)
+    store = pytest.importorskip("torch.testing._internal.distributed.fake_pg").FakeStore()
+    for rank in range(4):
+        hook = sys.excepthook
+        distributed.init_process_group("fake", rank=rank, world_size=4, store=store)
+        try:
+            mesh = torch.distributed.device_mesh.DeviceMesh("cpu", torch.arange(4).view(2, 2))
+            for own in placements(len(shape)):
+                wants = [None if place.is_partial() else place for place in own]
+                if None in wants:
+                    tensor = DTensor.from_local(whole, mesh, own, run_check=False)
+                    assert places.part_of(tensor).owed == "sum"
+                    continue
+                tensor = distribute_tensor(whole, mesh, own, src_data_rank=None)
+                part, local = places.part_of(tensor), tensor._local_tensor
+                assert part.numel == local.numel(), (own, rank)
+                for offset, flat in shards.runs(local, shape, part):
+                    assert flat.tolist() == whole.flatten()[offset : offset + len(flat)].tolist(), (own, rank)
+        finally:
+            distributed.destroy_process_group()
+            sys.excepthook = hook

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from introspect_cli.capture.evaluation import Evaluation
 from introspect_cli.capture.identity import ById
 from introspect_cli.capture.inside import parameters_in
+from introspect_cli.capture.ranks.flat import FlatParts
 from introspect_cli.records import Kind, Phase, Site, SiteInfo
 
 if TYPE_CHECKING:
@@ -60,6 +61,8 @@ class Context:
         self.manual = False
         self.running = Running()
         self.evaluation = Evaluation(recorder)
+        self.parts = FlatParts(names)
+        self.pipeline: dict[str, int] | None = None  # which stage this process runs, and of how many
         self.on_evaluation: list[Callable[[list[tuple[int, int]]], None]] = []
         self._trained: set[int] | None = None
         self._trained_roots: ById[bool] = ById()
@@ -176,6 +179,7 @@ class Context:
         self._forwards = 0
         self._model_ran = False
         self.evaluation.ticked()
+        self.parts.forget()
         self.recorder.tick()
         for listener in self.on_tick:
             listener()

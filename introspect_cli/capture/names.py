@@ -43,7 +43,11 @@ def class_name(module: nn.Module) -> str:
     """The name of the class its author gave the module: that of a scripted or traced one is torch's."""
     if isinstance(module, torch.jit.ScriptModule):
         return str(module.original_name)
-    return type(module).__name__
+    cls = type(module)
+    # fully_shard gives a module a class of its own, made of torch's and the author's.
+    if cls.__name__.startswith("FSDP") and len(cls.__bases__) == 2 and cls.__bases__[0].__name__ == "FSDPModule":
+        cls = cls.__bases__[1]
+    return cls.__name__
 
 
 def wrapped(module: nn.Module) -> nn.Module | None:

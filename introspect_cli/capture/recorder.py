@@ -22,6 +22,7 @@ from introspect_cli.errors import StoreError
 from introspect_cli.records import Given, Kind, Phase, Site, SiteInfo
 from introspect_cli.selection import selects
 from introspect_cli.store.batch import StepBatch, given_columns
+from introspect_cli.tensors.places import Placed
 from introspect_cli.tensors.views import in_memory
 
 if TYPE_CHECKING:
@@ -182,6 +183,7 @@ class Recorder:
                         self.value(site, value)
 
     def _save(self, slot: int, value: torch.Tensor) -> None:
+        value = value.local if isinstance(value, Placed) else value
         if value.layout is not torch.strided or in_memory(value.shape, value.stride()) is None:
             self._saved.append(SavedTensor(slot, self.summarizer.copied(value)))
 

@@ -14,6 +14,8 @@ from introspect_cli.compare.join.offset import detect
 from introspect_cli.compare.join.renames import renamer
 from introspect_cli.compare.join.sites import columns
 from introspect_cli.compare.join.steps import Sides
+from introspect_cli.compare.join.wholes import copies_told, same_layout, tolerances, wholes
+from introspect_cli.compare.join.wholes import told as layouts_differ
 from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.reasons.base import Scene, reason_named
 from introspect_cli.compare.reasons.hardware import fault_sentence, on_one_device, suspect
@@ -27,13 +29,14 @@ from introspect_cli.compare.walk import RankOutcome, compare_rank
 from introspect_cli.errors import UsageError
 from introspect_cli.records import count
 from introspect_cli.selection import check_selection
+from introspect_cli.store.whole import WholeReader
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from introspect_cli.compare.result import StructureChange
-    from introspect_cli.store.rank_reader import RankReader
     from introspect_cli.store.reader import Run
+    from introspect_cli.store.whole import Reader
 
 
 def compare_runs(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run] = ()) -> DiffResult:
@@ -55,8 +58,10 @@ def compare_runs(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run] = ()
         raise UsageError(f"no rank of {options.ranks} is in both runs; run a has {a.ranks} and run b {b.ranks}.")
     notes: list[str] = []
     outcomes = []
+    if a.ranks and b.ranks and not options.ranks and not same_layout(a, b):
+        return _as_wholes(a, b, options)
     for rank in ranks:
-        outcome, told = _rank(a, b, rank, options, noise)
+        outcome, told = _rank(a, b, (a.rank(rank), b.rank(rank)), options, noise)
         outcomes.append(outcome)
         notes += [note for note in told if note not in notes]
     answer = _answer(a, b, options, outcomes, notes)
@@ -73,20 +78,35 @@ def _structure(outcomes: Sequence[RankOutcome], *, same: bool) -> tuple[Structur
     return ()
 
 
+def _as_wholes(a: Run, b: Run, options: DiffOptions) -> DiffResult:
+    """Compare two layouts: all ranks of each run put together."""
+    readers = wholes(a, b)
+    options = tolerances(options, readers)
+    outcome, told = _rank(a, b, readers, options, ())
+    folded = any(isinstance(reader, WholeReader) and reader.fold_calls for reader in readers)
+    notes = [layouts_differ(a, b, options, fold_calls=folded), *told]
+    if outcome.first is not None:
+        notes = [*copies_told(outcome.first), *notes]
+    return _answer(a, b, options, [outcome], notes)
+
+
 def _fault(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run]) -> str:
     """What run a against each of the others, without tolerance, says of the device."""
     exact = DiffOptions(rename=options.rename, offset=options.offset, limit=1)
     return fault_sentence([compare_runs(a, other, exact) for other in (b, *noise)])
 
 
-def _rank(a: Run, b: Run, rank: int, options: DiffOptions, noise: Sequence[Run]) -> tuple[RankOutcome, list[str]]:
-    """Compare one rank, under the offset and the moves that make its sites meet."""
+def _rank(
+    a: Run, b: Run, readers: tuple[Reader, Reader], options: DiffOptions, noise: Sequence[Run]
+) -> tuple[RankOutcome, list[str]]:
+    """Compare one rank, or all as one, under the offset and the moves that make their sites meet."""
     notes = []
-    one, two = a.rank(rank), b.rank(rank)
+    one, two = readers
+    rank = one.rank
     moved: dict[str, str] = {}
     alike = Correspondence()
     if _last_chain(one) != _last_chain(two):
-        if options.by_value:
+        if options.by_value and not (isinstance(one, WholeReader) or isinstance(two, WholeReader)):
             alike = correspond(one, two, renamer(options.rename, {}))
         looks = moved_modules(one, two, options.rename)
         moved = {old: new for old, new in looks.items() if not old.startswith(alike.settled)}
@@ -106,7 +126,7 @@ def _rank(a: Run, b: Run, rank: int, options: DiffOptions, noise: Sequence[Run])
     offset = options.offset
     if offset is None:
         offset = 0
-        if _starts_apart(one, two):
+        if a.world_size == b.world_size and _starts_apart(one, two):
             found = detect(one, columns(one.sites, sides.rename), two, columns(two.sites))
             if found:
                 offset = found
@@ -115,17 +135,20 @@ def _rank(a: Run, b: Run, rank: int, options: DiffOptions, noise: Sequence[Run])
                     f"Run {late} begins with the parameters that run {whole} has after step {abs(offset) - 1}: "
                     f"step 0 of {late} is compared with step {abs(offset)} of {whole} (--offset {offset})."
                 )
-    outcome = compare_rank(sides, options, offset)
+    # What ranks that went on alone recorded has no partner: a rank that was lost takes the others' last step with it.
+    ends = (a.last_step if a.endings else None, b.last_step if b.endings else None)
+    outcome = compare_rank(sides, options, offset, ends)
     outcome.found = alike
-    return outcome, notes
+    factor = outcome.gathered.note() if outcome.gathered is not None else ""
+    return outcome, [*notes, factor] if factor else notes
 
 
-def _starts_apart(a: RankReader, b: RankReader) -> bool:
+def _starts_apart(a: Reader, b: Reader) -> bool:
     """Whether the first captured steps differ, so that a resumed run is worth looking for."""
     return len(a) > 0 and len(b) > 0 and bool(a.entry(0).digest != b.entry(0).digest)
 
 
-def _last_chain(reader: RankReader) -> tuple[int, bytes]:
+def _last_chain(reader: Reader) -> tuple[int, bytes]:
     """What is equal for two ranks that recorded the same everywhere."""
     return (len(reader), reader.entry(len(reader) - 1).chain) if len(reader) else (0, b"")
 
@@ -201,7 +224,7 @@ def _answer(a: Run, b: Run, options: DiffOptions, outcomes: Sequence[RankOutcome
     listed = _listed(outcomes, best.first, None if options.whole_step else options.limit)
     suggestions: tuple[str, ...] = ()
     if best.cause.reason in {"structure", "initial"}:
-        suggestions = suggest_renames(a.rank(best.rank), b.rank(best.rank), options.rename)
+        suggestions = suggest_renames(best.paired.a, best.paired.b, options.rename)
     return DiffResult(
         a=str(a.path),
         b=str(b.path),
@@ -216,9 +239,7 @@ def _answer(a: Run, b: Run, options: DiffOptions, outcomes: Sequence[RankOutcome
         suggestions=suggestions,
         counts=counts,
         map=best.heat.result() if best.heat is not None else None,
-        tree=tree_of(
-            best.facts, tree_at(a.rank(best.rank).modules), tree_at(b.rank(best.rank).modules), best.first, best.cause
-        )
+        tree=tree_of(best.facts, tree_at(best.paired.a.modules), tree_at(best.paired.b.modules), best.first, best.cause)
         if options.want_map
         else (),
         suspect=suspect(scene),
@@ -251,7 +272,9 @@ def _undiverged(options: DiffOptions, counts: Counts, outcomes: Sequence[RankOut
             f"Could not tell: about {unseen:,} of {count(counts.records, 'record')} in common could not be observed.",
         )
     last = max(int(outcome.paired.steps[-1]) for outcome in outcomes if len(outcome.paired))
-    passed = f", {counts.within} of them within the tolerance or noise given," if counts.within else ""
+    layouts = any(outcome.gathered is not None for outcome in outcomes)
+    by = "only within the tolerance or by extrema and means" if layouts else "within the tolerance or noise given"
+    passed = f", {counts.within} of them {by}," if counts.within else ""
     extent = f"{count(counts.equal, 'record')} of {count(counts.steps_compared, 'step')}"
     blind = next((outcome for outcome in outcomes if outcome.tally.blind), None)
     if blind is not None:
@@ -320,7 +343,7 @@ def _missing_notes(a: Run, b: Run, outcomes: Sequence[RankOutcome]) -> list[str]
     notes = []
     for one, other, name in ((a, b, "a"), (b, a, "b")):
         lonely = [rank for rank in one.ranks if rank not in other.ranks]
-        if lonely:
+        if lonely and not any(outcome.gathered is not None for outcome in outcomes):
             ranks = ", ".join(map(str, lonely[:8])) + ("..." if len(lonely) > 8 else "")
             notes.append(f"Only run {name} has rank{'s' * (len(lonely) > 1)} {ranks}: not compared.")
     for outcome in outcomes[:1]:

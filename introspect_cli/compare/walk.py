@@ -21,12 +21,14 @@ from introspect_cli.compare.join.noise import NoiseFloor, keep_rows, relative_ro
 from introspect_cli.compare.join.rows import Items, StepPair, in_order, match
 from introspect_cli.compare.join.sites import KINDS, PHASES, align, columns, selected
 from introspect_cli.compare.join.steps import Paired, differing, pair_steps
+from introspect_cli.compare.join.wholes import Gathered
 from introspect_cli.compare.reasons.base import judge
 from introspect_cli.compare.reasons.facts import Facts, carry_over, within_tolerance_of
 from introspect_cli.compare.reasons.structure import drawn
 from introspect_cli.compare.reasons.words import what
 from introspect_cli.compare.structure import Apart
 from introspect_cli.records import Kind, Phase, Status
+from introspect_cli.store.whole import WholeReader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
     from introspect_cli.compare.reasons.base import Cause
     from introspect_cli.compare.result import Divergence
     from introspect_cli.store.index import StepEntry
-    from introspect_cli.store.rank_reader import RankReader
+    from introspect_cli.store.whole import Reader
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,7 @@ class RankOutcome:
         lonely: a step in which structure differs and no result is common to both runs.
         unrecorded: a step in which structure differs and neither run recorded results.
         found: names of a that are other names of b.
+        gathered: compares what was gathered from ranks; None where ranks are compared one by one.
     """
 
     rank: int
@@ -100,6 +103,7 @@ class RankOutcome:
     lonely: int | None = None
     unrecorded: int | None = None
     found: Correspondence | None = None
+    gathered: Gathered | None = None
 
 
 class Walk:
@@ -108,9 +112,12 @@ class Walk:
     def __init__(self, sides: Sides, options: DiffOptions, outcome: RankOutcome, places: Sequence[int]) -> None:
         self.sides, self.options, self.outcome, self.places = sides, options, outcome, places
         self.alignment = align(columns(sides.a.sites, sides.rename), columns(sides.b.sites))
-        self.layouts = Layouts(sides.a.layouts), Layouts(sides.b.layouts)
+        self._layouts = Layouts(sides.a.layouts), Layouts(sides.b.layouts)
         self.counted = self.alignment.mask(options.kinds, options.modules)
         self.every = self.alignment.mask(frozenset(), ())
+        if outcome.gathered is not None:
+            states = self.alignment.kind == KINDS.index(Kind.RNG)
+            self.counted, self.every = self.counted & ~states, self.every & ~states
         self.full = not (options.kinds or options.modules)
         self.carried = resumed(sides, self.alignment, outcome.offset)
         self.resumed = bool(self.carried.params or self.carried.buffers or self.carried.states)
@@ -127,6 +134,14 @@ class Walk:
         self.causes = None if options.strict else Causes(self.alignment, trees)
         self.apart = outcome.apart = Apart(self.alignment)
         self.early: tuple[int, StepPair] | None = None
+
+    @property
+    def layouts(self) -> tuple[Layouts, Layouts]:
+        """Lookup tables over the layouts of both; where ranks are put together, a step may have brought new ones."""
+        one, two = self.sides.a.layouts, self.sides.b.layouts
+        if len(self._layouts[0].numel) < len(one) or len(self._layouts[1].numel) < len(two):
+            self._layouts = Layouts(one), Layouts(two)
+        return self._layouts
 
     def _recorded(self) -> frozenset[str]:
         """FQNs of tensors that are recorded at the end of a step."""
@@ -197,6 +212,8 @@ class Walk:
 
     def _standing_out(self, pair: StepPair) -> StepPair:
         """The step without what tolerance or noise lets pass."""
+        if len(pair.rows_a) and self.outcome.gathered is not None:
+            pair = keep_rows(pair, ~self.outcome.gathered.agree(self.alignment, pair, self.options.rtol))
         if len(pair.rows_a) and self.options.tolerant:
             pair = keep_rows(pair, ~within_tolerance(self.alignment, pair, self.options, *self.layouts))
         if len(pair.rows_a) and self.floors:
@@ -364,11 +381,22 @@ def _positions(items: Items, everything: Items) -> list[int]:
     return [place_of[int(a), int(b)] for a, b in zip(items.row_a, items.row_b, strict=True)]
 
 
-def compare_rank(sides: Sides, options: DiffOptions, offset: int) -> RankOutcome:
-    """Compare one rank of two runs."""
+def compare_rank(
+    sides: Sides, options: DiffOptions, offset: int, ends: tuple[int | None, int | None] = (None, None)
+) -> RankOutcome:
+    """Compare one rank of two runs.
+
+    Args:
+        sides: the runs.
+        options: what counts.
+        offset: step k of b belongs to step k + offset of a.
+        ends: the last step of a and of b that counts; None for all there are.
+    """
     wanted = options.wants_step if options.steps else None
-    paired = pair_steps(sides.a, sides.b, offset, wanted)
+    paired = pair_steps(sides.a, sides.b, offset, wanted, ends)
     outcome = RankOutcome(sides.rank, paired, offset)
+    if isinstance(sides.a, WholeReader) or isinstance(sides.b, WholeReader):
+        outcome.gathered = Gathered()
     places = differing(paired)
     own = columns(sides.a.sites, sides.rename)
     counted = selected(own.kind, own.fqn, options.kinds, options.modules)
@@ -391,7 +419,7 @@ def _records(paired: Paired, counted: Mask | None) -> int:
     return sum(int(counted[np.asarray(paired.a.read(entry.step).site)].sum()) for entry, _ in paired)
 
 
-def _blind_rows(reader: RankReader, paired: Paired, counted: Mask) -> int:
+def _blind_rows(reader: Reader, paired: Paired, counted: Mask) -> int:
     """How many records run a could not see, in all compared steps.
 
     Steps with equal digests are not opened to find out, and what a run cannot see hardly changes from step to step: the
@@ -403,7 +431,7 @@ def _blind_rows(reader: RankReader, paired: Paired, counted: Mask) -> int:
     return first + last * (len(paired) - 1)
 
 
-def _blind_in(reader: RankReader, entry: StepEntry, counted: Mask) -> int:
+def _blind_in(reader: Reader, entry: StepEntry, counted: Mask) -> int:
     batch = reader.read(entry.step)
     status = np.asarray(batch.status)
     partial = (status == int(Status.PARTIAL)) & (np.asarray(batch.checksum) == 0)

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from introspect_cli.health.findings import Level
+    from introspect_cli.health.replicas import Replicas
     from introspect_cli.health.table import Table
 
 
@@ -48,6 +49,29 @@ class Rule:
     about: str
     cause: str
     find: Callable[[Table], Answer]
+
+
+@dataclass(frozen=True)
+class RankRule:
+    """A rule about ranks of one run, put to all of them together.
+
+    Attributes:
+        id: name on the command line.
+        level: how bad what it finds is.
+        about: what it looks for, in a line.
+        cause: what usually causes it.
+        find: a pure function from what the ranks hold against one another to what was found.
+    """
+
+    id: str
+    level: Level
+    about: str
+    cause: str
+    find: Callable[[Replicas], RankAnswer]
+
+
+RankAnswer = list[tuple[int, Hit]] | Unseen
+"""What was found, each with the rank that is to be named; or what would have been needed."""
 
 
 def runs(flags: list[bool]) -> Iterator[tuple[int, int]]:

@@ -63,6 +63,11 @@ def given_columns(given: Mapping[int, Given], rows: int) -> GivenColumns:
     return GivenColumns(integer_lists(inputs, np.int32), forward, node)
 
 
+AS_RECORDED, PARTS, GATHERED, OWED, COPIES = range(5)
+"""How the records of several ranks became one: one of equal copies; parts added up; different values together; sums
+that are still owed, added up; copies that ought to be equal and are not."""
+
+
 @dataclass(frozen=True, eq=False)
 class StepBatch:
     """Columns of n records; one row is one record.
@@ -78,6 +83,7 @@ class StepBatch:
         sketch: float32 (n, 16), or None where no sketches are kept.
         text: n texts, "" where there is none.
         given: what operators were given, or None where that is not kept.
+        how: uint8 (n,), how the ranks' records were put together; None for the records of one rank.
     """
 
     site: NDArray[np.uint32]
@@ -90,6 +96,7 @@ class StepBatch:
     sketch: NDArray[np.float32] | None = None
     text: Sequence[str] = ()
     given: GivenColumns | None = None
+    how: NDArray[np.uint8] | None = None
 
     def __len__(self) -> int:
         return len(self.site)

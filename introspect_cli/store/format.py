@@ -93,6 +93,15 @@ LAYOUT_COLUMNS: Schema = (
     Column("strides", "utf8"),
 )
 
+PART_COLUMNS: Schema = (
+    Column("part", "list<i8>"),
+    Column("part_owed", "utf8"),
+    Column("part_owing", "<i4"),
+    Column("part_source", "utf8"),
+)
+"""Of layouts, since ranks write one run: for each dimension how many ranges a rank holds, and each range's first index
+and length. `part_source` is empty where a rank holds the whole."""
+
 MODULE_COLUMNS: Schema = (
     Column("fqn", "utf8"),
     Column("module_class", "utf8"),
@@ -149,7 +158,7 @@ class Columns:
 
     records: Schema
     sites: Schema = SITE_COLUMNS
-    layouts: Schema = LAYOUT_COLUMNS
+    layouts: Schema = LAYOUT_COLUMNS + PART_COLUMNS
     modules: Schema = MODULE_COLUMNS + ATTRIBUTE_COLUMNS
 
     def described(self) -> bytes:
@@ -183,7 +192,7 @@ def parse_columns(description: bytes) -> Columns:
         "layouts": LAYOUT_COLUMNS,
         "modules": MODULE_COLUMNS,
     }
-    optional = {"records": (SKETCH, *GIVEN_COLUMNS), "modules": ATTRIBUTE_COLUMNS}
+    optional = {"records": (SKETCH, *GIVEN_COLUMNS), "layouts": PART_COLUMNS, "modules": ATTRIBUTE_COLUMNS}
     for name, columns in streams.items():
         _check_columns(name, columns, known[name], optional.get(name, ()))
     return Columns(**streams)
@@ -207,7 +216,7 @@ def _check_columns(stream: str, columns: Schema, every: Schema, optional: Schema
         raise Malformed(f"its {stream} have not the columns that every store has")
     if any(by_name.get(column.name, column) != column for column in optional):
         raise Malformed(f"a column of its {stream} has another type than it is written with")
-    for group in (GIVEN_COLUMNS, ATTRIBUTE_COLUMNS):
+    for group in (GIVEN_COLUMNS, PART_COLUMNS, ATTRIBUTE_COLUMNS):
         there = {own.name in by_name for own in group if own in optional}
         if len(there) > 1:
             raise Malformed(f"its {stream} lack a column of those that belong together")

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 import numpy as np
 
 from introspect_cli.errors import StoreError
-from introspect_cli.records import SETTING_KINDS, Kind, Layout, ModuleInfo, Phase, Site, SiteInfo, shallow
+from introspect_cli.records import SETTING_KINDS, Kind, Layout, ModuleInfo, Part, Phase, Site, SiteInfo, shallow
 from introspect_cli.store.arrow import Batch, Malformed, Schema, decode_batch, encode_batch, schema_message
 from introspect_cli.store.columns import (
     ColumnData,
@@ -136,7 +136,35 @@ def encode_layouts(rows: Sequence[Layout]) -> Encoded:
         "dtype": texts([row.dtype for row in rows]),
         "device": texts([row.device for row in rows]),
         "strides": texts([row.strides for row in rows]),
+        "part": integer_lists([_flat(row.part) for row in rows]),
+        "part_owed": texts([row.part.owed if row.part is not None else "" for row in rows]),
+        "part_owing": np.array([row.part.owing if row.part is not None else 1 for row in rows], np.int32),
+        "part_source": texts([row.part.source if row.part is not None else "" for row in rows]),
     }
+
+
+def _flat(part: Part | None) -> list[int]:
+    """For each dimension how many ranges there are, then each range."""
+    out: list[int] = []
+    for own in part.ranges if part is not None else ():
+        out.append(len(own))
+        out += [number for span in own for number in span]
+    return out
+
+
+def _part(flat: tuple[int, ...], owed: str, owing: int, source: str, path: str) -> Part | None:
+    """The part that a row of layouts names."""
+    if not source:
+        return None
+    dims, at = [], 0
+    while at < len(flat):
+        length = flat[at]
+        own = flat[at + 1 : at + 1 + 2 * length]
+        if min(flat) < 0 or len(own) < 2 * length:
+            raise DamageError(path, "a part of a tensor has ranges that cannot be")
+        dims.append(tuple(zip(own[::2], own[1::2], strict=True)))
+        at += 1 + 2 * length
+    return Part(tuple(dims), owed, owing, source)
 
 
 def encode_modules(rows: Sequence[ModuleInfo]) -> Encoded:
@@ -209,8 +237,12 @@ def layouts_of(columns: Mapping[str, ColumnData], path: str) -> list[Layout]:
         raise DamageError(path, "a shape has more dimensions than a tensor can have")
     if len(shapes.values) and np.asarray(shapes.values).min() < 0:
         raise DamageError(path, "a shape has a negative size")
-    names = (_plain(columns[name]) for name in ("dtype", "device", "strides"))
-    layouts = [Layout(*row) for row in zip(shapes.tolist(), *names, strict=True)]
+    names = [_plain(columns[name]) for name in ("dtype", "device", "strides")]
+    parts: list[Part | None] = [None] * len(shapes)
+    if "part" in columns:
+        told = [_plain(columns[name]) for name in ("part", "part_owed", "part_owing", "part_source")]
+        parts = [_part(flat, owed, owing, source, path) for flat, owed, owing, source in zip(*told, strict=True)]
+    layouts = [Layout(*row) for row in zip(shapes.tolist(), *names, parts, strict=True)]
     if any(_too_many(layout.shape) for layout in layouts):
         raise DamageError(path, "a shape has more elements than a tensor can have")
     return layouts

@@ -284,7 +284,7 @@ def run_state(manifest: Mapping[str, Any], ranks: Iterable[RankReader], *, locke
     ranks = list(ranks)
     if locked or any(rank.running for rank in ranks):
         return RunState.RUNNING
-    if manifest.get("status") == "complete" and all(rank.ended for rank in ranks):
+    if manifest.get("status") == "complete" and all(rank.ended for rank in ranks if rank.run_id):
         return RunState.COMPLETE
     return RunState.INTERRUPTED
 

@@ -24,41 +24,18 @@ a product of what belongs to j with what belongs to b, and a table costs no more
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+from introspect_cli.sums import MASK, MIX_1, MIX_2, combine, header, mix, unmix
+
+__all__ = ["MASK", "MIX_1", "MIX_2", "combine", "header", "mix", "unmix"]
 
 G: Final = 0x9E3779B97F4A7C15
-MASK: Final = 0xFFFFFFFFFFFFFFFF
-
-MIX_1: Final = 0xBF58476D1CE4E5B9
-MIX_2: Final = 0x94D049BB133111EB
-_UNMIX_1: Final = pow(MIX_1, -1, 1 << 64)
-_UNMIX_2: Final = pow(MIX_2, -1, 1 << 64)
 
 U64 = npt.NDArray[np.uint64]
-
-
-def mix(raw: int) -> int:
-    """Finalise a sum: a bijection of 64-bit integers (the finaliser of splitmix64)."""
-    raw &= MASK
-    raw = ((raw ^ (raw >> 30)) * MIX_1) & MASK
-    raw = ((raw ^ (raw >> 27)) * MIX_2) & MASK
-    return raw ^ (raw >> 31)
-
-
-def unmix(checksum: int) -> int:
-    """Undo `mix`."""
-    value = checksum & MASK
-    value ^= (value >> 31) ^ (value >> 62)
-    value = (value * _UNMIX_2) & MASK
-    value ^= (value >> 27) ^ (value >> 54)
-    value = (value * _UNMIX_1) & MASK
-    return value ^ (value >> 30) ^ (value >> 60)
 
 
 SPAN: Final = 512
@@ -66,30 +43,6 @@ SPAN: Final = 512
 _STREAM: Final = tuple(mix(number * G) for number in range(1, 2 * SPAN + 1))
 FACTORS: Final = tuple(value >> 32 | 1 for value in _STREAM[:SPAN])
 SHIFTS: Final = _STREAM[SPAN:]
-
-
-def header(dtype: str, shape: Sequence[int], extra: bytes = b"") -> int:
-    """The 64-bit contribution of what a tensor is, apart from its elements.
-
-    Args:
-        dtype: torch's name without the prefix.
-        shape: sizes of the whole tensor.
-        extra: what else makes the value: a quantized tensor's scales and zero points.
-    """
-    text = f"{dtype}{[int(size) for size in shape]}".encode()
-    return int.from_bytes(hashlib.blake2b(text + extra, digest_size=8).digest(), "little")
-
-
-def combine(shards: Iterable[int], headers: Iterable[int], whole: int) -> int:
-    """Checksum of a tensor from the checksums of shards that were keyed by their place in the whole.
-
-    Args:
-        shards: finalised checksums.
-        headers: the header each was finalised with.
-        whole: header of the whole tensor.
-    """
-    raw = sum(unmix(checksum) - head for checksum, head in zip(shards, headers, strict=True))
-    return mix(raw + whole)
 
 
 def of_text(text: str) -> int:

@@ -9,46 +9,55 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     import torch
 
+    from introspect_cli.records import Part
 
-def run_offsets(local: Sequence[int], whole: Sequence[int], start: Sequence[int]) -> tuple[int, list[int]]:
-    """The runs of a box.
+FLAT: Final = "flat"
+"""Source of a part that is a stretch of the flattened tensor."""
+
+
+def run_offsets(part: Part, whole: Sequence[int]) -> list[tuple[int, int]]:
+    """The runs of a part: the row-major index in the whole of each run's first element, and how many elements.
 
     Args:
-        local: the box's sizes.
+        part: which indices are held.
         whole: the whole tensor's sizes.
-        start: the box's first index in every dimension.
 
     Returns:
-        Elements in a run, and the row-major index in the whole of each run's first element, in the box's
-        row-major order.
+        In the order in which the local tensor has them, row-major.
     """
-    if 0 in local:
-        return 0, []
-    cut = max((dim for dim in range(len(local)) if local[dim] != whole[dim]), default=0)
+    if part.source == FLAT:
+        return [span for own in part.ranges for span in own]
+    if not part.numel:
+        return []
+    full = [own == ((0, size),) for own, size in zip(part.ranges, whole, strict=True)]
+    cut = max((dim for dim, is_full in enumerate(full) if not is_full), default=-1)
+    if cut < 0:
+        return [(0, math.prod(whole))]
     steps = [math.prod(whole[dim + 1 :]) for dim in range(len(whole))]
-    length = math.prod(local[cut:])
-    base = sum(first * step for first, step in zip(start, steps, strict=True))
-    leading = itertools.product(*(range(size) for size in local[:cut]))
-    offsets = [base + sum(i * step for i, step in zip(index, steps[:cut], strict=True)) for index in leading]
-    return length, offsets
+    leading = itertools.product(
+        *([index for first, length in own for index in range(first, first + length)] for own in part.ranges[:cut])
+    )
+    bases = [sum(i * step for i, step in zip(index, steps[:cut], strict=True)) for index in leading]
+    return [(base + first * steps[cut], length * steps[cut]) for base in bases for first, length in part.ranges[cut]]
 
 
-def runs(shard: torch.Tensor, whole: Sequence[int], start: Sequence[int]) -> Iterator[tuple[int, torch.Tensor]]:
-    """A shard's runs, each with its global index: what `reference.row` and the compiled kernels take.
+def runs(local: torch.Tensor, whole: Sequence[int], part: Part) -> Iterator[tuple[int, torch.Tensor]]:
+    """A part's runs, each with its global index: what `reference.row` and the compiled kernels take.
 
     Args:
-        shard: the box's elements; made contiguous as a whole.
+        local: the part's elements; made contiguous as a whole.
         whole: the whole tensor's sizes.
-        start: the box's first index in every dimension.
+        part: which elements these are.
     """
-    length, offsets = run_offsets(shard.shape, whole, start)
-    flat = shard.detach().resolve_conj().resolve_neg().contiguous().view(-1)
-    for number, offset in enumerate(offsets):
-        yield offset, flat[number * length : (number + 1) * length]
+    flat = local.detach().resolve_conj().resolve_neg().contiguous().view(-1)
+    at = 0
+    for offset, length in run_offsets(part, whole):
+        yield offset, flat[at : at + length]
+        at += length

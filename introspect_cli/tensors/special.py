@@ -24,11 +24,13 @@ import torch
 from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 
 from introspect_cli.records import EXPANDED_TEXT, Status
-from introspect_cli.tensors import shards
+from introspect_cli.tensors import places, shards
 from introspect_cli.tensors.views import address_of, in_memory, strides_kind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from introspect_cli.records import Part
 
 PART: Final = 1 << 40
 """Index offset between the parts of a composite tensor, so that one checksum covers them all."""
@@ -60,6 +62,7 @@ class Parts:
         extra: bytes that are part of the value beside the elements.
         status: how much is seen.
         text: what is not, or what stands for the whole; "" where all is plain.
+        part: which part of the whole `values` are, where they are one.
     """
 
     shape: tuple[int, ...]
@@ -72,6 +75,7 @@ class Parts:
     extra: bytes = b""
     status: Status = Status.OBSERVED
     text: str = ""
+    part: Part | None = None
 
 
 def unseen_reason(tensor: torch.Tensor) -> str:
@@ -112,12 +116,14 @@ def unseen(tensor: torch.Tensor, reason: str) -> Parts:
     return Parts(**common, status=Status.NOT_OBSERVED, text=reason)
 
 
-def take_apart(tensor: torch.Tensor) -> Parts:
+def take_apart(tensor: torch.Tensor | places.Placed) -> Parts:
     """The plain tensors that stand for any tensor.
 
     Raises:
         Exception: whatever torch raises for a tensor that is none of the known sorts.
     """
+    if isinstance(tensor, places.Placed):
+        return _placed(tensor.local, tensor.shape, tensor.part, f"{tensor.part.source} shard")
     reason = unseen_reason(tensor)
     if reason:
         return unseen(tensor, reason)
@@ -217,32 +223,22 @@ def _quantized(tensor: torch.Tensor) -> Parts:
 
 
 def _distributed(tensor: Any) -> Parts:
-    local = tensor._local_tensor  # noqa: SLF001  # to_local() would record an autograd node
+    part = places.part_of(tensor)
+    told = ", ".join(str(placement) for placement in tensor.placements)
+    return _placed(tensor._local_tensor, _shape(tensor), part, f"local shard of {told}")  # noqa: SLF001  # to_local() would record an autograd node
+
+
+def _placed(local: torch.Tensor, shape: tuple[int, ...], part: Part | None, told: str) -> Parts:
+    """One rank's part of a whole tensor, keyed by its place there."""
     inner = take_apart(local)
-    placements = ", ".join(str(placement) for placement in tensor.placements)
-    where = f"local shard of {placements}"
-    shape = _shape(tensor)
-    if inner.values is None:
-        return Parts(
-            shape, inner.dtype, inner.device, inner.strides, status=inner.status, text=f"{where}: {inner.text}"
-        )
-    start = _global_start(tensor, tuple(inner.values.shape))
     common = (shape, inner.dtype, inner.device, inner.strides)
-    if start is None or inner.bits:
-        text = f"{where}, shape {tuple(inner.values.shape)}"
+    if inner.values is None:
+        return Parts(*common, status=inner.status, text=f"{told}: {inner.text}")
+    text = f"{told}, shape {tuple(inner.values.shape)}"
+    if part is None or inner.bits or part.numel != inner.values.numel():
+        text += "; its place in the whole is not known"
         return Parts(*common, inner.values, inner.bits, extra=inner.extra, status=Status.PARTIAL, text=text)
-    keyed = list(shards.runs(inner.values, shape, start))
-    if inner.values.shape == shape:
+    if places.is_whole(part, shape):
         return Parts(*common, inner.values)
-    text = f"{where}, shape {tuple(inner.values.shape)} at {start}"
-    return Parts(*common, inner.values, runs=keyed, status=Status.PARTIAL, text=text)
-
-
-def _global_start(tensor: Any, local: tuple[int, ...]) -> tuple[int, ...] | None:
-    """The shard's first index in every dimension; None where the placements do not give one."""
-    if not all(placement.is_shard() or placement.is_replicate() for placement in tensor.placements):
-        return None
-    from torch.distributed.tensor import _utils
-
-    sizes, start = _utils.compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-    return tuple(int(first) for first in start) if tuple(sizes) == local else None
+    keyed = list(shards.runs(inner.values, shape, part))
+    return Parts(*common, inner.values, runs=keyed, status=Status.PARTIAL, text=text, part=part)

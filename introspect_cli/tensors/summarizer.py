@@ -389,7 +389,7 @@ class Summarizer:
         if parts.values is None:
             self._unseen(parts)
             return
-        slot = self._new(Layout(parts.shape, parts.dtype, parts.device, parts.strides))
+        slot = self._new(Layout(parts.shape, parts.dtype, parts.device, parts.strides, parts.part))
         if parts.extra:
             self._own_headers[slot] = checksum.header(parts.dtype, parts.shape, parts.extra)
         if parts.text or parts.status is not Status.OBSERVED:

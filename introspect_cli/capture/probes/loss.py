@@ -61,6 +61,11 @@ class LossProbe:
     def _starting(self, roots: Any) -> None:
         if private_api.graph_task() != -1:
             return  # a backward inside a backward: checkpointing, not the script
+        context = self._context
+        if context.pipeline is not None and context.pipeline["stage"] < context.pipeline["stages"] - 1:
+            return  # what a stage goes back from is what it gave to the next
+        if private_api.pipeline_stage() is not None:
+            return
         with unobserved():
             self._context.evaluation.trained()
             self._context.look_for_unseen_step()

@@ -113,6 +113,10 @@ class ModuleProbe:
         calls = stack.calls
         in_backward = private_api.graph_task() != -1
         if not calls and not in_backward:
+            stage = private_api.pipeline_stage()
+            if stage is not None:
+                self._context.pipeline = {"stage": stage.stage_index, "stages": stage.num_stages}
+                return self._passed(original, module, args, kwargs)
             with self._guarded:
                 self._outermost(module, args, kwargs)
         if calls and (calls[-1] is None or not self._recorder.wanted):

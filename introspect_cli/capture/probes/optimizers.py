@@ -24,6 +24,7 @@ from introspect_cli.capture.probes.base import Patches
 from introspect_cli.records import Kind, Phase, Site, SiteInfo
 from introspect_cli.tensors import parallel
 from introspect_cli.tensors.flatten import flatten
+from introspect_cli.tensors.places import Placed
 from introspect_cli.tensors.views import unobserved
 
 if TYPE_CHECKING:
@@ -258,11 +259,13 @@ class OptimizerProbe:
         for site, parameter in zip(held.gradient_sites(self._context, call), _parameters(optimizer), strict=True):
             if site >= 0 and (gradient := parameter.grad) is not None:
                 sites.append(site)
-                gradients.append(gradient)
+                gradients.append(self._context.parts.of(parameter, gradient))
         self._recorder.tensors(sites, gradients)
 
     def _optimizer_state(self, optimizer: Optimizer, held: _Held, phase: Phase) -> None:
         states = held.states(optimizer)
+        if self._context.parts.active:
+            states = self._placed(optimizer, states)
         known = held.known_state(phase)
         sites: list[int] = []
         tensors: list[torch.Tensor] = []
@@ -278,16 +281,26 @@ class OptimizerProbe:
                 return
         self._new_state(held, states, phase)
 
+    def _placed(
+        self, optimizer: Optimizer, states: list[tuple[int, dict[str, Any]]]
+    ) -> list[tuple[int, dict[str, Any]]]:
+        """The states with what is a piece of a whole told to be one."""
+        parameters, of = _parameters(optimizer), self._context.parts.of
+        return [
+            (at, {key: of(parameters[at], own) if isinstance(own, torch.Tensor) else own for key, own in state.items()})
+            for at, state in states
+        ]
+
     def _new_state(self, held: _Held, states: list[tuple[int, dict[str, Any]]], phase: Phase) -> None:
         """Record state of which something is new, or is no tensor."""
         known = held.known_state(phase)
         sites: list[int] = []
-        tensors: list[torch.Tensor] = []
+        tensors: list[Any] = []
         for position, state in states:
             name, first = held.names[position], len(sites)
             for key, value in state.items():
                 prefix = f"[{key!r}]"
-                if isinstance(value, torch.Tensor):
+                if isinstance(value, (torch.Tensor, Placed)):
                     sites.append(self._context.site(name, phase, Kind.OPTIMIZER_STATE, prefix))
                     tensors.append(value)
                     continue
@@ -345,8 +358,11 @@ class _Held:
 
     def states(self, optimizer: Optimizer) -> list[tuple[int, dict[str, Any]]]:
         """What the optimizer keeps for parameters that are watched, by the parameter's position."""
+        # ZeroRedundancyOptimizer keeps the state of this rank's parameters in an optimizer of its own.
+        inner = None if optimizer.state else getattr(optimizer, "optim", None)
+        holder = inner if isinstance(inner, Optimizer) else optimizer
         # `state` is a defaultdict: asking it with [] would put an empty entry into the script's optimizer.
-        kept = zip(self.names, map(optimizer.state.get, _parameters(optimizer)), strict=True)
+        kept = zip(self.names, map(holder.state.get, _parameters(optimizer)), strict=True)
         return [(position, state) for position, (name, state) in enumerate(kept) if state and name.watched]
 
     def known_state(self, phase: Phase) -> dict[int, tuple[tuple[str, ...], list[int]]]:

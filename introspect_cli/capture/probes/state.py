@@ -133,7 +133,7 @@ class StateProbe:
                 return
             known = (held, [site for site in sites if site is not None])
             self._after.set(optimizer, known)
-        self._recorder.tensors(known[1], parameters)
+        self._recorder.tensors(known[1], self._context.parts.all(parameters))
         self._written.recorded(parameters)
 
     def _look(self, root: nn.Module) -> None:
@@ -168,7 +168,7 @@ class StateProbe:
             if site is not None:
                 sites.append(site)
                 tensors.append(tensor)
-        self._recorder.tensors(sites, tensors)
+        self._recorder.tensors(sites, self._context.parts.all(tensors))
         self._written.recorded(tensors)
 
     def _site(self, tensor: torch.Tensor, phase: Phase, kind: Kind, *, again: bool) -> int | None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from introspect_cli.compare.join.rows import StepPair
     from introspect_cli.compare.join.steps import Sides
     from introspect_cli.store.batch import StepBatch
-    from introspect_cli.store.rank_reader import RankReader
+    from introspect_cli.store.whole import Reader
 
 Held = dict[tuple[int, str, str], int]
 
@@ -112,7 +112,7 @@ def starts(alignment: Alignment, unions: Ids) -> Mask:
     return np.asarray(_tensors(alignment, unions) & started)
 
 
-def _ends(alignment: Alignment, reader: RankReader, step: int, ids: Ids | None) -> Held | None:
+def _ends(alignment: Alignment, reader: Reader, step: int, ids: Ids | None) -> Held | None:
     """Checksums of what a step left, by kind, FQN and path; None where it was not recorded."""
     if step not in reader:
         return None

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from introspect_cli.records import ModuleInfo
-    from introspect_cli.store.rank_reader import RankReader
+    from introspect_cli.store.whole import Reader
 
 Signature = tuple[tuple[str, str, tuple[str, ...]], ...]
 
@@ -62,7 +62,7 @@ def _signature(module: ModuleInfo, children: dict[str, list[ModuleInfo]], *, own
     return tuple(sorted(found))
 
 
-def moved_modules(a: RankReader, b: RankReader, rename: Sequence[tuple[str, str]]) -> dict[str, str]:
+def moved_modules(a: Reader, b: Reader, rename: Sequence[tuple[str, str]]) -> dict[str, str]:
     """Numbered children of a that are found under another number in b: old FQN to new.
 
     Empty where the trees agree, which is the ordinary case and costs one comparison.
@@ -126,7 +126,7 @@ def _renamed(modules: Sequence[ModuleInfo], rename: Sequence[tuple[str, str]]) -
     return [replace(module, fqn=change(module.fqn)) for module in modules]
 
 
-def suggest_renames(a: RankReader, b: RankReader, rename: Sequence[tuple[str, str]]) -> tuple[str, ...]:
+def suggest_renames(a: Reader, b: Reader, rename: Sequence[tuple[str, str]]) -> tuple[str, ...]:
     """`--rename` options that would align subtrees that only one run has and that look the same."""
     modules_a, modules_b = _renamed(tree_at(a.modules), rename), tree_at(b.modules)
     names_a, names_b = {m.fqn for m in modules_a}, {m.fqn for m in modules_b}

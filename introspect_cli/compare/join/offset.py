@@ -17,13 +17,13 @@ from introspect_cli.records import Kind, Phase
 
 if TYPE_CHECKING:
     from introspect_cli.store.index import StepEntry
-    from introspect_cli.store.rank_reader import RankReader
+    from introspect_cli.store.whole import Reader
 
 _TENSORS = (Kind.PARAM, Kind.BUFFER)
 Checksums = dict[tuple[str, str, str], int]
 
 
-def _values(reader: RankReader, sites: Columns, entry: StepEntry, kinds: tuple[Kind, ...], phase: Phase) -> Checksums:
+def _values(reader: Reader, sites: Columns, entry: StepEntry, kinds: tuple[Kind, ...], phase: Phase) -> Checksums:
     """Checksums of tensors by kind, FQN and path at a phase: of several calls the first at the start, else the last."""
     batch = reader.read(entry.step)
     wanted = np.isin(sites.kind, [kind_code(kind) for kind in kinds]) & (sites.phase == phase_code(phase))
@@ -39,19 +39,19 @@ def _values(reader: RankReader, sites: Columns, entry: StepEntry, kinds: tuple[K
     return found
 
 
-def start_values(reader: RankReader, sites: Columns, kinds: tuple[Kind, ...] = _TENSORS) -> Checksums:
+def start_values(reader: Reader, sites: Columns, kinds: tuple[Kind, ...] = _TENSORS) -> Checksums:
     """Checksums of what a run's first captured step began with."""
     if not len(reader):
         return {}
     return _values(reader, sites, reader.entry(0), kinds, Phase.START)
 
 
-def end_values(reader: RankReader, sites: Columns, entry: StepEntry, kinds: tuple[Kind, ...] = _TENSORS) -> Checksums:
+def end_values(reader: Reader, sites: Columns, entry: StepEntry, kinds: tuple[Kind, ...] = _TENSORS) -> Checksums:
     """Checksums of what a step left."""
     return _values(reader, sites, entry, kinds, Phase.OPTIMIZER)
 
 
-def _found_in(whole: RankReader, sites: Columns, start: Checksums) -> int | None:
+def _found_in(whole: Reader, sites: Columns, start: Checksums) -> int | None:
     """The step of `whole` after which its parameters are those of `start`, as (step + 1); None for none."""
     param = str(kind_code(Kind.PARAM))
     target = {fqn: value for (kind, fqn, _), value in start.items() if kind == param}
@@ -82,7 +82,7 @@ def _found_in(whole: RankReader, sites: Columns, start: Checksums) -> int | None
     return int(whole.entries["step"][best]) + 1
 
 
-def detect(reader_a: RankReader, sites_a: Columns, reader_b: RankReader, sites_b: Columns) -> int | None:
+def detect(reader_a: Reader, sites_a: Columns, reader_b: Reader, sites_b: Columns) -> int | None:
     """The offset that makes one run the continuation of the other.
 
     Returns:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from introspect_cli.compare.join.distance import Tensors
     from introspect_cli.compare.join.renames import Rename
     from introspect_cli.store.index import Entries, StepEntry
-    from introspect_cli.store.rank_reader import RankReader
+    from introspect_cli.store.whole import Reader
 
 Ids = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]
@@ -42,8 +42,8 @@ class Paired:
         tail_b: how many steps b has after the last common one.
     """
 
-    a: RankReader
-    b: RankReader
+    a: Reader
+    b: Reader
     rows_a: Ids
     rows_b: Ids
     aligned: bool
@@ -73,7 +73,13 @@ class Paired:
         return int(self.a.entries["rows"][self.rows_a].sum(dtype=np.int64))
 
 
-def pair_steps(a: RankReader, b: RankReader, offset: int, wanted: Callable[[int], bool] | None) -> Paired:
+def pair_steps(
+    a: Reader,
+    b: Reader,
+    offset: int,
+    wanted: Callable[[int], bool] | None,
+    ends: tuple[int | None, int | None] = (None, None),
+) -> Paired:
     """Put the steps of a and b side by side.
 
     Args:
@@ -81,9 +87,13 @@ def pair_steps(a: RankReader, b: RankReader, offset: int, wanted: Callable[[int]
         b: reader of run b's rank.
         offset: step k of b belongs to step k + offset of a.
         wanted: which of a's steps count; None for all.
+        ends: the last step of a, and of b, that counts; None for all.
     """
-    numbers_a = a.entries["step"].astype(np.int64)
-    numbers_b = b.entries["step"].astype(np.int64) + offset
+    numbers_a, numbers_b = (
+        (steps := reader.entries["step"].astype(np.int64))[: None if end is None else np.searchsorted(steps, end + 1)]
+        for reader, end in zip((a, b), ends, strict=True)
+    )
+    numbers_b = numbers_b + offset
     shared = min(len(numbers_a), len(numbers_b))
     if wanted is None and offset == 0 and np.array_equal(numbers_a[:shared], numbers_b[:shared]):
         rows = np.arange(shared)
@@ -156,9 +166,9 @@ class Sides:
     """
 
     rank: int
-    a: RankReader
-    b: RankReader
-    noise: tuple[RankReader, ...]
+    a: Reader
+    b: Reader
+    noise: tuple[Reader, ...]
     manifest_a: dict[str, Any]
     manifest_b: dict[str, Any]
     tensors: Tensors

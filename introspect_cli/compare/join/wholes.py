@@ -1,0 +1,190 @@
+"""Two runs in different layouts: their ranks put together on either side, and what may then be asked of a pair.
+
+Where every rank of a has its partner in b, ranks are compared one by one. Where one run has other ranks, or cut its
+tensors otherwise, whole is compared with whole. Two layouts add up in another order, so nothing that follows from a sum
+can be bit-equal, and a tolerance is put to it that is told with the answer. Of values that were gathered from several
+ranks (samples, activations) only extrema and means are known: those are compared, and no more is claimed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from introspect_cli.compare.join.sites import Ids, Mask, kind_code
+from introspect_cli.records import Kind, count
+from introspect_cli.store.batch import GATHERED
+from introspect_cli.store.whole import DIFFERENT_COPIES, Reader, WholeReader
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from introspect_cli.compare.join.rows import StepPair
+    from introspect_cli.compare.join.sites import Alignment
+    from introspect_cli.compare.options import DiffOptions
+    from introspect_cli.compare.result import Divergence
+    from introspect_cli.store.batch import StepBatch
+    from introspect_cli.store.reader import Run
+
+RTOL, RTOL_COARSE, ATOL = 1e-4, 3e-2, 1e-8
+"""What another order of summation may change, in float32 and in bfloat16: twenty times what was measured over all
+layouts in ten steps of AdamW."""
+
+_STATE = (Kind.PARAM, Kind.BUFFER, Kind.GRAD, Kind.OPTIMIZER_STATE)
+_FLOWING_BACK = (Kind.GRAD_INPUT, Kind.GRAD_OUTPUT)
+_MOMENTS = ("min", "max", "absmin", "mean", "amean", "var")
+_SURE = 1e-3
+_COARSE = frozenset({"bfloat16", "float16"})
+
+
+def wholes(a: Run, b: Run) -> tuple[Reader, Reader]:
+    """All ranks of each run as one, calls folded where one run calls its modules more often than the other."""
+    fold = _calls(a) != _calls(b)
+    return _whole(a, fold_calls=fold), _whole(b, fold_calls=fold)
+
+
+def _whole(run: Run, *, fold_calls: bool) -> Reader:
+    readers = [run.rank(rank) for rank in run.ranks]
+    if len(readers) == 1 and not _parts(readers[0]) and not fold_calls:
+        return readers[0]
+    stages = {rank: found for rank, manifest in run.manifests.items() if (found := _stage(manifest)) is not None}
+    return WholeReader(str(run.path), readers, fold_calls=fold_calls, stages=stages)
+
+
+def _stage(manifest: Mapping[str, Any]) -> tuple[int, int] | None:
+    """The stage of a pipeline that a rank ran, and of how many."""
+    told = manifest.get("pipeline")
+    if not isinstance(told, dict):
+        return None
+    stage, stages = told.get("stage"), told.get("stages")
+    return (stage, stages) if type(stage) is int and type(stages) is int and 0 <= stage < stages else None
+
+
+def _calls(run: Run) -> dict[str, int]:
+    """How often modules are called in a step, at most, where that is more than once."""
+    most: dict[str, int] = {}
+    for rank in run.ranks:
+        sites = run.rank(rank).sites
+        for kind, fqn, call in zip(sites.kind, sites.fqn, sites.call.tolist(), strict=True):
+            if call and kind == Kind.OUTPUT.value:
+                most[fqn] = max(most.get(fqn, 0), call)
+    return most
+
+
+def same_layout(a: Run, b: Run) -> bool:
+    """Whether each rank of one run has its partner in the other, with the same share of every tensor."""
+    if a.world_size != b.world_size:
+        return False
+    common = [rank for rank in a.ranks if rank in b.ranks]
+    return all(_shares(a.rank(rank)) == _shares(b.rank(rank)) for rank in common) or len(a.ranks) == len(b.ranks) == 1
+
+
+def _shares(reader: Reader) -> object:
+    sites = reader.sites
+    states = {kind.value for kind in (Kind.PARAM, Kind.OPTIMIZER_STATE)}
+    return _parts(reader), {(f, k) for f, k in zip(sites.fqn, sites.kind, strict=True) if k in states}
+
+
+def _parts(reader: Reader) -> set[object]:
+    return {(layout.shape, layout.part) for layout in reader.layouts if layout.part is not None}
+
+
+def tolerances(options: DiffOptions, readers: Iterable[Reader]) -> DiffOptions:
+    """The options with the tolerance that different layouts need, where none was asked for."""
+    if options.tolerant:
+        return options
+    coarse = any(layout.dtype in _COARSE for reader in readers for layout in reader.layouts)
+    return replace(options, rtol=RTOL_COARSE if coarse else RTOL, atol=ATOL)
+
+
+def told(a: Run, b: Run, options: DiffOptions, *, fold_calls: bool) -> str:
+    """A note on what is compared."""
+    folded = ", calls of a module together" if fold_calls else ""
+    sizes = [count(run.world_size, "rank") if run.world_size > 1 else "one process" for run in (a, b)]
+    return (
+        f"The layouts differ (a: {sizes[0]}, b: {sizes[1]}), so wholes are compared: parts added up, copies counted "
+        f"once{folded}, what differs from rank to rank by its extrema and means alone, random states not at all. "
+        f"Sums in another order may differ by {options.rtol:g} of the values."
+    )
+
+
+def copies_told(first: Divergence) -> list[str]:
+    """Notes on copies that are not equal within one run, where the first divergence is of that."""
+    return [
+        f"In run {name} the {first.site.kind.value} {first.site.fqn} is not one value: its {summary.text}."
+        for summary, name in ((first.a, "a"), (first.b, "b"))
+        if summary is not None and summary.text.startswith(DIFFERENT_COPIES)
+    ]
+
+
+class Gathered:
+    """Compares what was gathered from several ranks, and remembers by which factor gradients flow back."""
+
+    def __init__(self) -> None:
+        """Start without a factor."""
+        self.factor: int | None = None
+
+    def agree(self, alignment: Alignment, pair: StepPair, rtol: float) -> Mask:
+        """Differing rows of which one side at least was gathered, and whose extrema and means agree."""
+        out = np.zeros(len(pair.rows_a), np.bool_)
+        rows = np.flatnonzero(_gathered(pair.a, pair.rows_a) | _gathered(pair.b, pair.rows_b))
+        if not len(rows) or "mean" not in pair.a.floats or "mean" not in pair.b.floats:
+            return out
+        rows_a, rows_b = pair.rows_a[rows], pair.rows_b[rows]
+        kinds = alignment.kind[np.asarray(pair.a.site)[rows_a]]
+        factor = np.where(
+            np.isin(kinds, [kind_code(kind) for kind in _FLOWING_BACK]), self._factor(pair, rows_a, rows_b, kinds), 1.0
+        )
+        loss = kinds == kind_code(Kind.LOSS)
+        size = np.maximum(*(_size(batch, own) for batch, own in ((pair.a, rows_a), (pair.b, rows_b))))
+        close = np.ones(len(rows), np.bool_)
+        for name in _MOMENTS:
+            one, two = (
+                np.asarray(batch.floats[name], np.float64)[own] for batch, own in ((pair.a, rows_a), (pair.b, rows_b))
+            )
+            power = 2 if name == "var" else 1
+            with np.errstate(invalid="ignore"):
+                apart = np.abs(one - two * factor**power)
+                near = (apart <= rtol * (size * np.maximum(factor, 1.0)) ** power) | (np.isnan(one) & np.isnan(two))
+            close &= near | (loss & (name not in ("mean", "amean")))
+        out[rows] = close
+        return out
+
+    def _factor(self, pair: StepPair, rows_a: Ids, rows_b: Ids, kinds: object) -> float:
+        """By what gradients of b are smaller: the whole number that most sites show."""
+        if self.factor is not None:
+            return self.factor if self.factor > 0 else -1.0 / self.factor
+        one, two = (np.asarray(b.floats["amean"], np.float64)[own] for b, own in ((pair.a, rows_a), (pair.b, rows_b)))
+        back = np.isin(kinds, [kind_code(kind) for kind in _FLOWING_BACK]) & (one > 0) & (two > 0)  # type: ignore[arg-type]
+        seen: Counter[int] = Counter()
+        for ratio in (one[back] / two[back]).tolist():
+            larger = round(max(ratio, 1 / ratio))
+            if abs(max(ratio, 1 / ratio) / larger - 1) < _SURE:
+                seen[larger if ratio >= 1 else -larger] += 1
+        if not seen:
+            return 1.0
+        self.factor = seen.most_common(1)[0][0]
+        return self._factor(pair, rows_a, rows_b, kinds)
+
+    def note(self) -> str:
+        """What to say of the factor; "" where there was none."""
+        if self.factor is None or abs(self.factor) == 1:
+            return ""
+        small, large = ("b", "a") if self.factor > 0 else ("a", "b")
+        return (
+            f"Gradients inside the backward pass of run {large} are {abs(self.factor)} x those of run {small}: there "
+            "the loss is a mean over fewer samples. That is taken into account."
+        )
+
+
+def _gathered(batch: StepBatch, rows: Ids) -> Mask:
+    return np.zeros(len(rows), np.bool_) if batch.how is None else np.asarray(batch.how)[rows] == GATHERED
+
+
+def _size(batch: StepBatch, rows: Ids) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+    """The largest absolute value of each row's tensor."""
+    low, high = (np.abs(np.asarray(batch.floats[name], np.float64)[rows]) for name in ("min", "max"))
+    return np.fmax(low, high)

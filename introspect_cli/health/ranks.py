@@ -1,0 +1,191 @@
+"""Rules about the ranks of one run: copies that part, gradients that were not reduced, samples seen twice."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from introspect_cli.health.findings import Level
+from introspect_cli.health.rule import Hit, RankAnswer, RankRule, Unseen
+from introspect_cli.records import count
+from introspect_cli.store.launched import rank_list
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from introspect_cli.health.replicas import Apart, Replicas
+
+_FEW = Unseen("two ranks that recorded the same parameter")
+_SETTINGS = ("runtime", "hardware", "packages", "sources", "git")
+_OWN = frozenset({"local_rank", "host", "hostname", "pid", "process_id"})
+
+
+def _far(apart: Apart) -> str:
+    if not np.isnan(apart.scale):
+        return f"{apart.scale:.6g} x"
+    return "" if np.isnan(apart.distance) else f"relative L2 {apart.distance:.1e}"
+
+
+def _whose(apart: Apart) -> str:
+    return f"{rank_list(list(apart.others))}, compared with rank {apart.base}"
+
+
+def _reduction(replicas: Replicas) -> RankAnswer:
+    if not replicas.everything:
+        return _FEW
+    hits = []
+    for fqn, apart in replicas.grads.items():
+        many = count(len(replicas.steps), "step")
+        evidence = (
+            f"the gradient of {fqn} differs on {_whose(apart)} ({_far(apart)}) when the optimizer takes it, although "
+            f"the parameter was equal on all ranks: it was not reduced, or not over these ranks"
+        )
+        if fqn in replicas.params:
+            evidence += f"; from step {replicas.params[fqn].step} on the parameter differs too"
+        hits.append((apart.rank, Hit(apart.step, f"grad {fqn}", f"{evidence} ({many} looked at)")))
+    return hits
+
+
+def _copies(replicas: Replicas) -> RankAnswer:
+    if not replicas.everything:
+        return _FEW
+    hits = []
+    for fqn, apart in replicas.params.items():
+        if fqn in replicas.grads and replicas.grads[fqn].step <= apart.step:
+            continue  # told there
+        evidence = (
+            f"from step {apart.step} on {fqn} differs on {_whose(apart)} ({_far(apart)}), although no gradient of it "
+            "was seen to differ"
+        )
+        hits.append((apart.rank, Hit(apart.step, f"param {fqn}", evidence)))
+    for fqn, apart in replicas.stale.items():
+        if fqn not in replicas.params:
+            evidence = (
+                f"{fqn} differs on {_whose(apart)} ({_far(apart)}) from the first step on record, although its "
+                "gradient is equal on all of them"
+            )
+            hits.append((apart.rank, Hit(apart.step, f"param {fqn}", evidence)))
+    return hits
+
+
+def _samples(replicas: Replicas) -> RankAnswer:
+    is_parallel = replicas.shared and 2 * len(replicas.shared) >= len(replicas.everything)
+    if replicas.has_parts or not replicas.batches or not is_parallel:
+        return Unseen("data-parallel ranks without parts of tensors, and their batches")
+    return [
+        (
+            two,
+            Hit(
+                first, "batch", f"rank {two} was given the same batch as rank {one} in {same} of {count(all_, 'draw')}"
+            ),
+        )
+        for (one, two), (same, all_, first) in sorted(replicas.batches.items())
+        if same == all_ and one == replicas.ranks[0]
+    ]
+
+
+def _settings(replicas: Replicas) -> RankAnswer:
+    run = replicas.run
+    hits: list[tuple[int, Hit]] = []
+    for name, (step, values) in replicas.learning.items():
+        told = "; ".join(f"rank {rank}: {value}" for rank, value in values.items())
+        first = next(rank for rank, value in values.items() if value != next(iter(values.values())))
+        hits.append((first, Hit(step, name, f"{name} differs from rank to rank ({told})")))
+    if not run.manifests:
+        return hits or Unseen("settings of each rank")
+    base = replicas.ranks[0]
+    own = {rank: dict(_flat(run.settings_of(rank))) for rank in replicas.ranks}
+    for rank in replicas.ranks[1:]:
+        for name in sorted(own[base].keys() | own[rank].keys()):
+            one, two = own[base].get(name), own[rank].get(name)
+            if one != two:
+                evidence = f"{name} is {two!r} on rank {rank} and {one!r} on rank {base}"
+                hits.append((rank, Hit(replicas.steps[0] if replicas.steps else 0, name, evidence)))
+    return hits
+
+
+def _flat(settings: object) -> Iterator[tuple[str, object]]:
+    """Plain values of the documents that are the same on all ranks of a sound run, by name."""
+    for document in _SETTINGS:
+        found = settings.get(document) if hasattr(settings, "get") else None
+        stack = [(document, found)] if found is not None else []
+        while stack:
+            name, value = stack.pop()
+            if isinstance(value, dict):
+                stack += [(f"{name}.{key}", inner) for key, inner in value.items() if str(key) not in _OWN]
+            else:
+                yield name, value
+
+
+def _layouts(replicas: Replicas) -> RankAnswer:
+    if not replicas.everything and not replicas.layouts:
+        return _FEW
+    hits = []
+    for fqn, told in replicas.layouts.items():
+        values = "; ".join(f"rank {rank}: {value}" for rank, value in told.items())
+        first = next(rank for rank, value in told.items() if value != next(iter(told.values())))
+        hits.append((first, Hit(replicas.steps[0], f"param {fqn}", f"{fqn} differs in dtype or shape ({values})")))
+    return hits
+
+
+def _lost(replicas: Replicas) -> RankAnswer:
+    run = replicas.run
+    last = {rank: run.rank(rank).last_step for rank in run.ranks}
+    missing = [rank for rank in range(run.world_size) if last.get(rank) is None]
+    latest = max((step for step in last.values() if step is not None), default=0)
+    short = [rank for rank, step in last.items() if step is not None and step < latest]
+    rank = (missing or short or [0])[0]
+    step = last.get(rank)
+    return [
+        (rank, Hit(0 if step is None else step, f"rank {rank}", told))
+        for told in run.endings
+        if " rank" in f" {told.lower()}"
+    ]
+
+
+RULES: tuple[RankRule, ...] = (
+    RankRule(
+        "lost-rank",
+        Level.ERROR,
+        "a rank left nothing, was cut off, or ended before the others",
+        "a crash, a kill or a hang of that rank; its own output says more",
+        _lost,
+    ),
+    RankRule(
+        "reduction",
+        Level.ERROR,
+        "gradients of one parameter differ between ranks when the optimizer takes them",
+        "an all-reduce that is missing, over the wrong group, or skipped on some ranks",
+        _reduction,
+    ),
+    RankRule(
+        "copies-differ",
+        Level.ERROR,
+        "copies of a parameter differ between ranks",
+        "a checkpoint that only some ranks loaded, a step that only some took, or settings that differ",
+        _copies,
+    ),
+    RankRule(
+        "same-samples",
+        Level.WARNING,
+        "data-parallel ranks are given the same batches",
+        "a loader without a DistributedSampler, or one that does not know its rank",
+        _samples,
+    ),
+    RankRule(
+        "rank-settings",
+        Level.WARNING,
+        "versions, flags, hardware, sources or hyper-parameters differ between ranks",
+        "machines that are not set up alike, or a setting that depends on the rank",
+        _settings,
+    ),
+    RankRule(
+        "rank-layout",
+        Level.ERROR,
+        "a parameter has another dtype or shape on some ranks",
+        "a model that is built or cast differently there",
+        _layouts,
+    ),
+)
+"""Rules that are put to all ranks together, where a run has several."""

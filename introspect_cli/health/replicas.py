@@ -1,0 +1,213 @@
+"""The ranks of one run held against one another, in one pass over its steps.
+
+The problem: which tensors ought to be equal on all ranks is written nowhere. The way: what was equal on all of them at
+first, or gets one gradient on all of them, is taken for copies; what differs from the start and has gradients of its
+own is somebody's own (a local expert). Parts of a whole are compared with copies of the same part alone, and what has
+no known place with nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from introspect_cli.records import Kind, Phase, Status
+from introspect_cli.store.batch import l2_norm
+from introspect_cli.store.whole import WholeReader
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from introspect_cli.records import Layout
+    from introspect_cli.store.batch import StepBatch
+    from introspect_cli.store.reader import Run
+
+
+@dataclass(frozen=True)
+class Apart:
+    """Copies that differ.
+
+    Attributes:
+        step: the first step at which they do.
+        site: their number.
+        rank: the first rank that differs from the one that holds the lowest number.
+        others: all ranks that do.
+        base: the rank they are compared with.
+        distance: L2 distance over the larger norm, from sketches; NaN where it is not known.
+        scale: how many times the base's the rank's is, where it is a multiple; NaN otherwise.
+    """
+
+    step: int
+    site: int
+    rank: int
+    others: tuple[int, ...]
+    base: int
+    distance: float
+    scale: float
+
+
+@dataclass
+class Replicas:
+    """What ranks hold against one another.
+
+    Attributes:
+        run: the run.
+        ranks: those with records.
+        steps: the steps that all have.
+        names: kind, phase, FQN and path of each site, by number.
+        params: the first time that copies of a parameter differ after they were equal, by FQN.
+        stale: parameters that differ from the first step on although their gradients are equal, by FQN.
+        grads: the first time that gradients of equal copies differ, by FQN.
+        states: the first time that an optimizer's state of equal gradients differs, by site.
+        shared: parameters that were equal on all ranks at the first step, and how many there are in all.
+        batches: how often a loader's batches were equal on two ranks and in how many steps, by ranks.
+        settings: of each rank, by name of the document.
+        learning: the first step at which a hyper-parameter differs, with the values by rank.
+        layouts: shapes and dtypes of parameters that differ from rank to rank.
+        has_parts: whether any rank holds parts of tensors.
+    """
+
+    run: Run
+    ranks: tuple[int, ...]
+    steps: list[int]
+    names: list[tuple[str, str, str, str]]
+    params: dict[str, Apart] = field(default_factory=dict)
+    stale: dict[str, Apart] = field(default_factory=dict)
+    grads: dict[str, Apart] = field(default_factory=dict)
+    shared: set[str] = field(default_factory=set)
+    everything: set[str] = field(default_factory=set)
+    batches: dict[tuple[int, int], list[int]] = field(default_factory=dict)
+    learning: dict[str, tuple[int, dict[int, str]]] = field(default_factory=dict)
+    layouts: dict[str, dict[int, str]] = field(default_factory=dict)
+    has_parts: bool = False
+
+
+def read_replicas(run: Run) -> Replicas:
+    """Read all steps that all ranks have, once.
+
+    Raises:
+        StoreError: the run is damaged.
+    """
+    readers = [run.rank(rank) for rank in run.ranks]
+    whole = WholeReader(str(run.path), readers)
+    sites = whole.sites
+    names = list(zip(sites.kind, sites.phase, sites.fqn, sites.path, strict=True))
+    common = sorted(set.intersection(*({int(step) for step in reader.entries["step"]} for reader in readers)))
+    found = Replicas(run, run.ranks, common, names)
+    found.has_parts = any(layout.part is not None for reader in readers for layout in reader.layouts)
+    walk = _Walk(found, whole)
+    for step in common:
+        walk.step(step, [reader.read(step) for reader in readers])
+    return found
+
+
+class _Walk:
+    """What must be remembered from step to step."""
+
+    def __init__(self, found: Replicas, whole: WholeReader) -> None:
+        self.found, self.whole = found, whole
+        self.equal: set[str] = set()  # parameters that were equal on all ranks when last seen
+        self.parted: dict[str, Apart] = {}
+
+    def step(self, step: int, batches: list[StepBatch]) -> None:
+        """Take in a step of all ranks."""
+        rows: dict[int, dict[int, int]] = {}
+        for at, batch in enumerate(batches):
+            for row, number in enumerate(self.whole.numbers[at][np.asarray(batch.site)].tolist()):
+                rows.setdefault(number, {})[at] = row
+        for number in sorted(rows, key=lambda own: min(batches[at].sequence[row] for at, row in rows[own].items())):
+            held = rows[number]
+            if len(held) < 2:
+                continue
+            kind, phase, fqn, _ = self.found.names[number]
+            if kind == Kind.PARAM:
+                self._parameter(step, number, fqn, phase, batches, held)
+            elif kind == Kind.GRAD and phase == Phase.OPTIMIZER:
+                apart = self._apart(step, number, batches, held)
+                if apart is not None and fqn in self.equal:
+                    self.found.grads.setdefault(fqn, apart)
+                elif apart is None and fqn in self.parted and fqn not in self.found.grads:
+                    self.found.stale.setdefault(fqn, self.parted[fqn])
+            elif kind == Kind.BATCH and phase == Phase.DATA:
+                self._batch(step, batches, held)
+            elif kind == Kind.HYPERPARAMETER:
+                values = {self.found.ranks[at]: batches[at].text[row] for at, row in held.items()}
+                if len(set(values.values())) > 1:
+                    self.found.learning.setdefault(f"{fqn}{self.found.names[number][3]}", (step, values))
+
+    def _parameter(
+        self, step: int, number: int, fqn: str, phase: str, batches: list[StepBatch], held: Mapping[int, int]
+    ) -> None:
+        found = self.found
+        told = {found.ranks[at]: _told(self._layout(at, batches, row)) for at, row in held.items()}
+        if len(set(told.values())) > 1:
+            found.layouts.setdefault(fqn, told)
+            return
+        apart = self._apart(step, number, batches, held)
+        first = fqn not in found.everything
+        found.everything.add(fqn)
+        if apart is None:
+            self.equal.add(fqn)
+            self.parted.pop(fqn, None)
+            if first:
+                found.shared.add(fqn)
+            return
+        self.parted.setdefault(fqn, apart)
+        if fqn in self.equal or (first and phase == Phase.START and fqn in found.shared):
+            found.params.setdefault(fqn, apart)
+        self.equal.discard(fqn)
+
+    def _layout(self, at: int, batches: list[StepBatch], row: int) -> Layout:
+        return self.whole.readers[at].layouts[int(batches[at].layout[row])]
+
+    def _apart(self, step: int, number: int, batches: list[StepBatch], held: Mapping[int, int]) -> Apart | None:
+        """Ranks whose copy differs; None where all are equal, or hold different parts."""
+        by_part: dict[object, list[int]] = {}
+        for at, row in held.items():
+            layout = self._layout(at, batches, row)
+            unplaced = batches[at].status[row] == Status.PARTIAL and (layout.part is None or bool(layout.part.owed))
+            if batches[at].status[row] == Status.NOT_OBSERVED or unplaced:
+                return None
+            by_part.setdefault((layout.shape, layout.part), []).append(at)
+        for holders in by_part.values():
+            base = holders[0]
+            others = [at for at in holders if batches[at].checksum[held[at]] != batches[base].checksum[held[base]]]
+            if others:
+                first = others[0]
+                distance, scale = self._distance(batches, (base, held[base]), (first, held[first]))
+                ranks = tuple(self.found.ranks[at] for at in others)
+                return Apart(step, number, ranks[0], ranks, self.found.ranks[base], distance, scale)
+        return None
+
+    def _distance(self, batches: list[StepBatch], one: tuple[int, int], two: tuple[int, int]) -> tuple[float, float]:
+        sketches = [batches[at].sketch for at, _ in (one, two)]
+        if sketches[0] is None or sketches[1] is None or "mean" not in batches[one[0]].floats:
+            return np.nan, np.nan
+        x, y = sketches[0][one[1]].astype(np.float64), sketches[1][two[1]].astype(np.float64)
+        sizes = []
+        for at, row in (one, two):
+            numel = float(self._layout(at, batches, row).numel)
+            floats = batches[at].floats
+            sizes.append(float(l2_norm(floats["mean"][row], floats["var"][row], np.float64(numel))))
+        larger = max(sizes)
+        scale = float(x @ y) / float(x @ x) if x @ x else np.nan
+        multiple = abs(scale) > 0 and np.linalg.norm(y - scale * x) < 1e-5 * np.linalg.norm(y)
+        return float(np.linalg.norm(x - y) / larger) if larger else np.nan, scale if multiple else np.nan
+
+    def _batch(self, step: int, batches: list[StepBatch], held: Mapping[int, int]) -> None:
+        order = sorted(held)
+        for position, one in enumerate(order):
+            for two in order[position + 1 :]:
+                pair = self.found.ranks[one], self.found.ranks[two]
+                counted = self.found.batches.setdefault(pair, [0, 0, -1])
+                same = batches[one].checksum[held[one]] == batches[two].checksum[held[two]]
+                counted[0] += bool(same)
+                counted[1] += 1
+                if same and counted[2] < 0:
+                    counted[2] = step
+
+
+def _told(layout: Layout) -> str:
+    return f"{layout.dtype} {list(layout.shape)}"

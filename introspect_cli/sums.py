@@ -1,0 +1,62 @@
+"""The end of a checksum, and how checksums of parts become that of the whole.
+
+A tensor's checksum is a sum over its elements, made final by a bijection of 64-bit integers. So whoever has the final
+checksums of all parts can take that back, add the sums up, and have the checksum of the whole, without any tensor.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+MASK: Final = 0xFFFFFFFFFFFFFFFF
+
+MIX_1: Final = 0xBF58476D1CE4E5B9
+MIX_2: Final = 0x94D049BB133111EB
+_UNMIX_1: Final = pow(MIX_1, -1, 1 << 64)
+_UNMIX_2: Final = pow(MIX_2, -1, 1 << 64)
+
+
+def mix(raw: int) -> int:
+    """Finalise a sum: a bijection of 64-bit integers (the finaliser of splitmix64)."""
+    raw &= MASK
+    raw = ((raw ^ (raw >> 30)) * MIX_1) & MASK
+    raw = ((raw ^ (raw >> 27)) * MIX_2) & MASK
+    return raw ^ (raw >> 31)
+
+
+def unmix(checksum: int) -> int:
+    """Undo `mix`."""
+    value = checksum & MASK
+    value ^= (value >> 31) ^ (value >> 62)
+    value = (value * _UNMIX_2) & MASK
+    value ^= (value >> 27) ^ (value >> 54)
+    value = (value * _UNMIX_1) & MASK
+    return value ^ (value >> 30) ^ (value >> 60)
+
+
+def header(dtype: str, shape: Sequence[int], extra: bytes = b"") -> int:
+    """The 64-bit contribution of what a tensor is, apart from its elements.
+
+    Args:
+        dtype: torch's name without the prefix.
+        shape: sizes of the whole tensor.
+        extra: what else makes the value: a quantized tensor's scales and zero points.
+    """
+    text = f"{dtype}{[int(size) for size in shape]}".encode()
+    return int.from_bytes(hashlib.blake2b(text + extra, digest_size=8).digest(), "little")
+
+
+def combine(shards: Iterable[int], headers: Iterable[int], whole: int) -> int:
+    """Checksum of a tensor from the checksums of shards that were keyed by their place in the whole.
+
+    Args:
+        shards: finalised checksums.
+        headers: the header each was finalised with.
+        whole: header of the whole tensor.
+    """
+    raw = sum(unmix(checksum) - head for checksum, head in zip(shards, headers, strict=True))
+    return mix(raw + whole)
