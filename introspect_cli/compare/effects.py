@@ -122,6 +122,32 @@ def explains_itself(facts: Facts, effect: int, cause: Cause, before: Iterable[Si
     )
 
 
+def brings_values(alignment: Alignment, causes: StepPair) -> bool:
+    """Whether something that one run only has brings a value into the forward pass that the other has nowhere.
+
+    A wrapper gives what is inside it, and an identity what it is given: neither can be to blame.
+    """
+    site_a = np.asarray(causes.a.site).astype(np.int64)
+    site_b = alignment.b_ids[np.asarray(causes.b.site)]
+    giving = [kind_code(kind) for kind in (Kind.OUTPUT, Kind.OP_OUTPUT, Kind.PARAM, Kind.BUFFER)]
+    late = [phase_code(phase) for phase in (Phase.BACKWARD, Phase.OPTIMIZER)]
+    for batch, sites, rows, other in (
+        (causes.a, site_a, causes.only_a, causes.b),
+        (causes.b, site_b, causes.only_b, causes.a),
+    ):
+        early = rows[~np.isin(alignment.phase[sites[rows]], late)]
+        own = early[np.isin(alignment.kind[sites[early]], giving)]
+        if not np.isin(np.asarray(batch.checksum)[own], np.asarray(other.checksum)).all():
+            return True
+        given, gave = (
+            {alignment.fqn[union] for union in sites[early][alignment.kind[sites[early]] == kind_code(kind)].tolist()}
+            for kind in (Kind.INPUT, Kind.OUTPUT)
+        )
+        if given - gave:
+            return True  # what it gave was not seen
+    return False
+
+
 def watches_results(*manifests: dict[str, Any]) -> bool:
     """Whether both captures were told to record results, so that a script without any has none."""
     wanted = {kind.value for kind in (Kind.LOSS, Kind.GRAD, Kind.PARAM)}

@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from introspect_cli.compare.divergence_map import Heat
-from introspect_cli.compare.effects import Causes, explains_itself, records_results, results_agree, watches_results
+from introspect_cli.compare.effects import (
+    Causes,
+    brings_values,
+    explains_itself,
+    records_results,
+    results_agree,
+    watches_results,
+)
 from introspect_cli.compare.items import materialise
 from introspect_cli.compare.join.coverage import coverage, seen, uncounted
 from introspect_cli.compare.join.distance import Layouts
@@ -26,6 +33,7 @@ from introspect_cli.compare.reasons.base import judge
 from introspect_cli.compare.reasons.facts import Facts, carry_over, within_tolerance_of
 from introspect_cli.compare.reasons.structure import drawn
 from introspect_cli.compare.reasons.words import what
+from introspect_cli.compare.result import Role
 from introspect_cli.compare.structure import Apart
 from introspect_cli.records import Kind, Phase, Status
 from introspect_cli.store.whole import WholeReader
@@ -134,6 +142,7 @@ class Walk:
         self.causes = None if options.strict else Causes(self.alignment, trees)
         self.apart = outcome.apart = Apart(self.alignment)
         self.early: tuple[int, StepPair] | None = None
+        self.brought = False
 
     @property
     def layouts(self) -> tuple[Layouts, Layouts]:
@@ -328,6 +337,7 @@ class Walk:
         if effects.diverged:
             return False
         self.early = self.early or (place, pair)
+        self.brought = self.brought or brings_values(self.alignment, others)
         if self.outcome.first is None:
             self._count(apart=len(others.rows_a) + len(others.only_a))
             if not results_agree(self.alignment, pair):
@@ -358,7 +368,10 @@ class Walk:
         place = alone.sites.index(facts.sites[effect])
         cause = judge(alone, place)
         before = [facts.sites[own] for own in positions[: positions.index(effect)]]
-        if explains_itself(alone, place, cause, [*before, *self.apart.sites()]):
+        idle = min(facts.items.row_a[effect], facts.items.row_b[effect]) >= 0
+        idle = idle and facts.sites[effect].phase in {Phase.DATA, Phase.FORWARD, Phase.LOSS}
+        idle = idle and not (self.brought or self.apart.random or brings_values(self.alignment, others))
+        if (idle and cause.role is Role.ORIGIN) or explains_itself(alone, place, cause, [*before, *self.apart.sites()]):
             self._list(alone, place, cause)
             return [own for own in positions if own != effect]
         if self.early is not None:
