@@ -5,14 +5,14 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from introspect_cli.clock import step
+from introspect_cli.clock import phase, record, step
 from introspect_cli.version import __version__
 
 if TYPE_CHECKING:
     from introspect_cli.api import diff, open_run, recording
     from introspect_cli.transformed import compare_transformed
 
-__all__ = ["__version__", "compare_transformed", "diff", "open_run", "recording", "step"]
+__all__ = ["__version__", "compare_transformed", "diff", "open_run", "phase", "record", "recording", "step"]
 
 _HOMES = {"compare_transformed": "transformed", "diff": "api", "open_run": "api", "recording": "api"}
 

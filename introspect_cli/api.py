@@ -18,28 +18,17 @@ from typing import TYPE_CHECKING, Any
 from introspect_cli.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator, Mapping
 
     from introspect_cli.notebook import Comparison, RunView
+    from introspect_cli.script import Target
+    from introspect_cli.store.launch import Launch
 
 _active: list[Path] = []
 
 
 @contextmanager
-def capture(
-    model: Any,
-    path: str | Path,
-    *,
-    record: Iterable[str] = ("default",),
-    stats: Iterable[str] = ("default",),
-    steps: str | None = None,
-    modules: Iterable[str] = (),
-    exclude: Iterable[str] = (),
-    save_tensors: Iterable[str] = (),
-    sketch: bool = True,
-    force: bool = False,
-    quiet: bool = True,
-) -> Iterator[Path]:
+def capture(model: Any, path: str | Path, **options: Any) -> Iterator[Path]:
     """Record what runs inside a `with` block.
 
     Everything that trains in this process meanwhile is recorded, loss modules and other models too; `model` is the
@@ -48,15 +37,9 @@ def capture(
     Args:
         model: the `nn.Module`; None where none exists yet.
         path: directory of the run to be made.
-        record: kinds to record, as `--record` takes them.
-        stats: statistics to keep, as `--stats` takes them.
-        steps: schedule of steps, as `--steps` takes it; all where None.
-        modules: globs over FQNs to record; all where empty.
-        exclude: globs over FQNs not to record.
-        save_tensors: globs over FQNs whose values are kept whole.
-        sketch: whether to keep a sketch of each tensor.
-        force: replace a run that is there.
-        quiet: say nothing on stderr.
+        options: those of `introspect capture`, by their long names with underscores: `record=["param", "grad"]`,
+            `stats="mean,std"`, `steps="0:10,100::100"`, `save_tensors=["*.head"]`, `level="op"`, `force=True`. Nothing
+            is said on stderr unless `quiet=False`.
 
     Yields:
         the run's directory.
@@ -65,26 +48,33 @@ def capture(
         UsageError: a name is unknown, or a capture is under way already.
         StoreError: the directory exists, or cannot be made.
     """
-    from introspect_cli.capture.options import CaptureOptions, parse_kinds, parse_stats
+    with capturing(model, path, options) as place:
+        yield place
+
+
+@contextmanager
+def capturing(
+    model: Any, path: str | Path, given: Mapping[str, Any], target: Target | None = None, launch: Launch | None = None
+) -> Iterator[Path]:
+    """The same, for callbacks.
+
+    Args:
+        model: as above.
+        path: as above.
+        given: the options.
+        target: the script that this runs in, for the settings; None for a notebook, or a block of one.
+        launch: this process's part in a distributed run; None to ask the environment.
+    """
+    from introspect_cli.capture.options import options_of
     from introspect_cli.capture.session import Session
     from introspect_cli.script import Ending
-    from introspect_cli.selection import Schedule
 
     if _active:
         raise UsageError(f"a capture is under way already, into {_active[0]}: end it before the next")
-    options = CaptureOptions(
-        output=Path(path),
-        force=force,
-        record=parse_kinds(record),
-        stats=parse_stats(stats),
-        sketch=sketch,
-        modules=tuple(modules),
-        exclude=tuple(exclude),
-        schedule=Schedule() if steps is None else Schedule.parse(steps),
-        save_tensors=tuple(save_tensors),
-        quiet=quiet,
-    )
-    session = Session(None, options)
+    for name in ("output", "compile", "deterministic", "seed", "children"):
+        if name in given:
+            raise UsageError(f"{name} is for `introspect capture`, which is there before the script")
+    session = Session(target, options_of({"quiet": True, **given, "output": Path(path)}), launch)
     _active.append(session.path)
     ending = Ending(0, "returned")
     try:

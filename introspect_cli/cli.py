@@ -32,6 +32,7 @@ VERBS = {
     "completion": "Print the script that completes this command in a shell.",
     "diff": "Find where two runs first diverge, and why.",
     "export": "Write a run in other formats.",
+    "golden": "Keep a small run in git and check a script against it.",
     "import": "Import a run from reports of other tools.",
     "pack": "Make one file of a run, which every verb reads.",
     "report": "Write a page about one run, or about two.",

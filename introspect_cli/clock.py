@@ -1,31 +1,104 @@
-"""A script's own hand on the step clock.
+"""A script's own hand in a capture: ending steps, recording values, naming phases.
 
-`introspect_cli.step()` ends the current step of the capture under way, if there is one; without a capture it does
-nothing, so a script may keep the call. From the first call on, optimizer steps no longer end steps.
+A reinforcement-learning loop has advantages, samplers and rollouts that no module and no optimizer tells of. The calls
+here may stay in a script for good: without a capture each of them looks at an empty list and returns, and nothing is
+imported, torch neither.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from types import TracebackType
 
-_listeners: list[Callable[[], None]] = []
+
+class Listener(Protocol):
+    """What hears of a script's calls: a capture."""
+
+    def stepped(self) -> None:
+        """The script ends its step."""
+
+    def recorded(self, name: str, value: object) -> None:
+        """The script gives a value."""
+
+    def entered(self, name: str) -> None:
+        """The script begins a phase of its own; "" ends it."""
+
+
+_listeners: list[Listener] = []
+_phases: list[str] = [""]
 
 
 def step() -> None:
-    """End the current step of the capture under way."""
-    for listener in tuple(_listeners):
-        listener()
+    """End the current step of the capture under way; from the first call on, optimizer steps no longer end steps."""
+    if _listeners:
+        for listener in tuple(_listeners):
+            listener.stepped()
 
 
-def listen(listener: Callable[[], None]) -> None:
-    """Have `step` call the listener, until `unlisten`."""
+def record(name: str, value: Any) -> None:
+    """Record a value of the script's own: `record("advantages", advantages)`.
+
+    Args:
+        name: what it is, the same in every step; what is recorded under it again in a step is counted.
+        value: a tensor, an array, a number or a string, or these nested in lists, tuples and dicts.
+    """
+    if _listeners:
+        for listener in tuple(_listeners):
+            listener.recorded(name, value)
+
+
+class Phase:
+    """What `phase` returns: leaving it as a `with` block goes back to the phase before."""
+
+    __slots__ = ("_before",)
+
+    def __init__(self, before: str) -> None:
+        self._before = before
+
+    def __enter__(self) -> None:
+        """Nothing is left to do: the phase has begun."""
+
+    def __exit__(self, cls: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        """Go back to the phase before."""
+        _enter(self._before)
+
+
+_NOTHING = Phase("")
+
+
+def phase(name: str) -> Phase:
+    """Begin a phase of the script's own, such as "rollout", for good or as a `with` block.
+
+    Values recorded in it are named by it (`rollout/advantages`), and forward passes in it are recorded although they
+    run without gradients.
+
+    Args:
+        name: of the phase; "" for none.
+    """
+    if not _listeners:
+        return _NOTHING
+    before = _phases[0]
+    _enter(name)
+    return Phase(before)
+
+
+def _enter(name: str) -> None:
+    if _listeners or _phases[0]:
+        _phases[0] = name
+        for listener in tuple(_listeners):
+            listener.entered(name)
+
+
+def listen(listener: Listener) -> None:
+    """Have a capture hear of the script's calls, until `unlisten`."""
     _listeners.append(listener)
 
 
-def unlisten(listener: Callable[[], None]) -> None:
-    """Stop calling the listener."""
+def unlisten(listener: Listener) -> None:
+    """Have it hear of them no longer."""
     if listener in _listeners:
         _listeners.remove(listener)
+    if not _listeners:
+        _phases[0] = ""

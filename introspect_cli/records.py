@@ -91,6 +91,7 @@ class Kind(str, Enum):
     OPTIMIZER_STATE = "optimizer_state"
     HYPERPARAMETER = "hyperparameter"
     OP_OUTPUT = "op_output"
+    VALUE = "value"
 
 
 SETTING_KINDS = frozenset({Kind.HYPERPARAMETER})

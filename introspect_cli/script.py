@@ -50,13 +50,14 @@ class Ending:
     """How the main part of a script ended.
 
     Attributes:
-        exit_code: what a shell will see; -SIGINT where the process is to die of that signal, as python does.
-        how: what ended it.
+        exit_code: what a shell will see; -SIGINT where the process is to die of that signal, as python does; None
+            where that was not seen.
+        how: what ended it; `ended` where that was not seen.
         exception: `Class: message` of an uncaught exception, "" otherwise.
     """
 
-    exit_code: int
-    how: Literal["returned", "exit", "exception", "interrupt"]
+    exit_code: int | None
+    how: Literal["returned", "exit", "exception", "interrupt", "ended"]
     exception: str = ""
 
 
@@ -144,7 +145,7 @@ def run(target: Target, *, started: Callable[[], None], ended: Callable[[Ending]
     return ending
 
 
-def leave(exit_code: int) -> NoReturn:
+def leave(exit_code: int | None) -> NoReturn:
     """End the process as the script would have ended it.
 
     Args:
@@ -346,7 +347,7 @@ def _status(error: SystemExit) -> tuple[int, Any]:
     return 1, code
 
 
-def _report(error: BaseException, ending: Ending) -> int:
+def _report(error: BaseException, ending: Ending) -> int | None:
     """Do what the interpreter does with an exception that nobody caught; returns the exit code."""
     if isinstance(error, SystemExit):
         return _exit(error)

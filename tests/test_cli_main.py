@@ -179,7 +179,7 @@ def test_an_answer_that_cannot_be_written_is_no_mistake_of_ours(introspect):
 
 
 def test_the_interpreter_is_left_out(introspect):
-    for name in ("python", "python3", "python3.12"):
+    for name in ("python9", "python3.99"):  # those that are there are followed: tests/test_followed.py
         done = introspect("capture", name, "train.py")
         assert done.returncode == 2
         assert f"leave out {name!r}: capture runs the script itself" in done.stderr

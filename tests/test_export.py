@@ -212,6 +212,17 @@ def reports(tmp_path, name, text):
     return tmp_path / name
 
 
+def test_steps_that_lightnings_stages_count_from_one_are_ours_from_zero(introspect, tmp_path):
+    for step in (1, 2):
+        place = tmp_path / "a" / "introspection" / "TrainerFn.FITTING" / f"step={step}"
+        place.mkdir(parents=True)
+        (place / "rank0.yaml").write_text(OTHERS)
+    done = introspect("import", tmp_path / "a", "-o", "run")
+    assert done.returncode == 0, done.stderr
+    with open_run(tmp_path / "run") as run:
+        assert [int(step) for step in run.rank(0).entries["step"]] == [0, 1]
+
+
 def test_a_report_that_another_tool_wrote_is_read(introspect, tmp_path):
     done = introspect("import", reports(tmp_path, "a", OTHERS), "-o", "runA")
     assert done.returncode == 0, done.stderr

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import nn
 
 import introspect_cli
+from introspect_cli.errors import UsageError
 from introspect_cli.integrations.window import Window
 
 
@@ -106,6 +110,118 @@ def test_a_training_of_transformers_is_recorded(tmp_path):
     assert {"Net", "Net.layer", "Net.layer.weight"} <= fqns
     assert {"output", "grad", "param", "loss"} <= kinds
     assert manifest["how"] == "returned"
+
+
+def test_a_callbacks_run_and_a_command_lines_are_the_same(tmp_path, introspect):
+    pytest.importorskip("lightning.pytorch")
+    (tmp_path / "fit.py").write_text(FIT)
+    done = introspect("capture", "--no-packages", "-o", "a", "fit.py")
+    assert done.returncode == 0, done.stderr
+    done = subprocess.run([sys.executable, "fit.py", "b"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    comparison = introspect_cli.diff(tmp_path / "a", tmp_path / "b")
+    assert comparison.same, comparison.sentence
+    assert comparison.result.counts.steps_compared == 6
+    with introspect_cli.open_run(tmp_path / "b") as run:
+        assert run.settings["command"]["arguments"] == ["b"]
+        phases = {record.site.phase.value for step in run.steps for record in run.records(step)}
+    assert "eval" not in phases, "the sanity check and the validation are apart"
+
+
+FIT = """\
+import sys
+import lightning.pytorch as L
+import torch
+
+class Data(torch.utils.data.Dataset):
+    def __len__(self):
+        return 12
+    def __getitem__(self, index):
+        return torch.ones(4) * index, torch.ones(1)
+
+class Lit(L.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.1), torch.nn.Linear(8, 1))
+    def training_step(self, batch, index):
+        return (self.net(batch[0]) - batch[1]).square().mean()
+    def validation_step(self, batch, index):
+        self.net(batch[0])
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=1e-4)
+
+L.seed_everything(1)
+callbacks = []
+if sys.argv[1:]:
+    from introspect_cli.integrations.lightning import Introspect
+    callbacks = [Introspect(sys.argv[1], packages=False)]
+trainer = L.Trainer(
+    max_epochs=2, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
+    enable_model_summary=False, callbacks=callbacks,
+)
+data = torch.utils.data.DataLoader(Data(), batch_size=4)
+trainer.fit(Lit(), torch.utils.data.DataLoader(Data(), batch_size=4, shuffle=True), data)
+"""
+
+
+FKAT = [  # our option for each of that callback's checksums, and the kinds that come of it
+    ({"record": ["param"]}, {"param"}),
+    ({"record": ["buffer"]}, {"buffer"}),
+    ({"record": ["grad"]}, {"grad"}),
+    ({"record": ["rng"]}, {"rng"}),
+    ({"record": ["batch"]}, {"batch"}),
+    ({"record": "optimizer_state,hyperparameter"}, {"optimizer_state", "hyperparameter"}),
+]
+
+
+def trained(path, **options):
+    """A training in a window, as a callback opens one."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    window = Window(path, options)
+    window.begin(model)
+    optimizer = torch.optim.Adam(model.parameters())
+    for batch in torch.utils.data.DataLoader(torch.randn(8, 4), batch_size=2):
+        optimizer.zero_grad()
+        model(batch).sum().backward()
+        optimizer.step()
+    window.end()
+    return introspect_cli.open_run(path)
+
+
+@pytest.mark.parametrize(("options", "kinds"), FKAT)
+def test_what_fkats_callback_keeps_checksums_of_ours_keeps(tmp_path, options, kinds):
+    with trained(tmp_path / "run", packages=False, **options) as run:
+        assert {record.site.kind.value for step in run.steps for record in run.records(step)} == kinds
+
+
+def test_what_else_fkats_callback_is_told_ours_is(tmp_path):
+    stats = "shape,dtype,infs,nans,zeros,med,mean,amean,std,var,uvar,skew,kurt,mode,min,max"
+    with trained(tmp_path / "a", stats=stats, steps="0:4:2", record=["param"]) as run:
+        assert run.steps == [0, 2]
+        summary = next(iter(run.records(2))).summary
+        assert {"nans", "zeros", "med", "mean", "amean", "std", "var", "uvar", "mode", "min"} <= set(summary.stats)
+        assert summary.checksum
+        assert {"environment", "packages"} <= set(run.settings)
+    with trained(tmp_path / "b", env=False, packages=False) as run:
+        assert not {"environment", "packages"} & set(run.settings)
+
+
+def test_an_option_that_there_is_not_is_told_with_the_one_that_was_meant(tmp_path):
+    with pytest.raises(UsageError, match="no option of a capture is called 'stat'; did you mean stats"):
+        Window(tmp_path / "run", {"stat": ["mean"]}).begin(None)
+    with pytest.raises(UsageError, match="seed is for `introspect capture`"):
+        Window(tmp_path / "run", {"seed": 1}).begin(None)
+
+
+def test_ranks_of_a_framework_write_one_run(tmp_path, monkeypatch):
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    for rank in (0, 1):
+        window = Window(tmp_path / "run", {"packages": False})
+        window.begin(None, rank, 2)
+        window.end()
+    assert (tmp_path / "run" / "rank1" / "manifest.yaml").exists()
 
 
 def test_a_window_opens_and_closes_once(tmp_path):

@@ -7,22 +7,25 @@ statistics are checked here too, so that nothing downstream meets an unknown one
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.errors import UsageError
 from introspect_cli.records import DERIVED_STATS, STATISTICS, Kind
-from introspect_cli.selection import Schedule, choose
+from introspect_cli.selection import Schedule, choose, did_you_mean, words
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-KINDS: tuple[str, ...] = tuple(kind.value for kind in Kind if kind is not Kind.OP_OUTPUT)
-"""Kinds that can be asked for, all of them recorded by default."""
+KINDS: tuple[str, ...] = tuple(kind.value for kind in Kind if kind not in {Kind.OP_OUTPUT, Kind.VALUE})
+"""Kinds that can be asked for, all of them recorded by default; values that a script records itself always are."""
 
 COMPILE_MODES: tuple[str, ...] = ("boundary", "keep", "eager")
 """What can be done with compiled regions."""
+
+CHILDREN: tuple[str, ...] = ("none", "script", "all")
+"""Which processes are followed."""
 
 LEVELS: tuple[str, ...] = ("module", "op")
 """How deep a capture looks."""
@@ -304,6 +307,17 @@ class CaptureOptions:
             narrows=True,
         ),
     )
+    children: str = field(
+        default="script",
+        metadata=_option(
+            HOW,
+            "Which processes are recorded below a launcher, a shell script or a test runner: none, those that run a "
+            "script, or all python processes that train, below a script too [default: script].",
+            "--children",
+            choices=CHILDREN,
+            in_manifest=False,
+        ),
+    )
     seed: int | None = field(
         default=None,
         metadata=_option(
@@ -397,6 +411,40 @@ def parse_kinds(names: Iterable[str]) -> frozenset[Kind]:
         UsageError: a name is unknown.
     """
     return frozenset(Kind(name) for name in choose(names, KINDS, "kind", default=KINDS))
+
+
+def options_of(given: Mapping[str, Any]) -> CaptureOptions:
+    """Options by name, checked: those of the command line, of a configuration file, of a call.
+
+    Args:
+        given: `steps` is the schedule's text and `every` its stride; what may be given several times is a text with
+            commas or several texts; what is missing or empty has its default.
+
+    Raises:
+        UsageError: an option, a kind or a statistic is unknown, a bad schedule.
+    """
+    known = [*(_key(name) for name, _ in described()), "every"]
+    for name in given:
+        if name not in known:
+            hint = did_you_mean(name, known) or ":"
+            raise UsageError(f"no option of a capture is called {name!r}{hint} known are {', '.join(known)}")
+    values = dict(given)
+    record, stats = values.pop("record", ()), values.pop("stats", ())
+    for name, option in described():
+        if name in values and option.repeated:
+            texts = [values[name]] if isinstance(values[name], str) else values[name]
+            values[name] = words(texts) if option.commas else tuple(texts)
+    values["schedule"] = Schedule.parse(values.pop("steps", None), values.pop("every", None))
+    if record:
+        values["record"] = parse_kinds([record] if isinstance(record, str) else record)
+    if stats:
+        values["stats"] = parse_stats([stats] if isinstance(stats, str) else stats)
+    options = CaptureOptions(**values)
+    operators = options.level == "op" or options.vjp or options.jacobian_norm
+    check_pairs((*options.vjp, *options.jacobian_norm))
+    if options.level != "op" and (options.ops or options.views or options.all_dtypes):
+        raise UsageError("--ops, --views and --all-dtypes say which operators are recorded: give --level op with them")
+    return replace(options, record=options.record | {Kind.OP_OUTPUT}) if operators else options
 
 
 def check_pairs(texts: Iterable[str]) -> None:

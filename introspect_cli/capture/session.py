@@ -30,18 +30,21 @@ from introspect_cli.script import Ending, Target, check, leave, run
 from introspect_cli.store.writer import StoreWriter
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from introspect_cli.capture.options import CaptureOptions
     from introspect_cli.capture.probes.installed import Probes
+    from introspect_cli.store.launch import Launch
 
 
-def run_capture(target: Target, options: CaptureOptions) -> int:
+def run_capture(target: Target, options: CaptureOptions, ready: Callable[[Path], None] | None = None) -> int:
     """Run a script under capture.
 
     Args:
         target: the script or module and its arguments.
         options: what to record and where.
+        ready: called with the run's directory before the script's first line.
 
     Returns:
         the script's exit code; the caller ends the process with it.
@@ -52,6 +55,8 @@ def run_capture(target: Target, options: CaptureOptions) -> int:
     """
     check(target)
     session = Session(target, options)
+    if ready is not None:
+        ready(session.path)
     ending = run(target, started=session.start, ended=session.finish)
     session.last_word()
     leave(ending.exit_code)
@@ -60,19 +65,20 @@ def run_capture(target: Target, options: CaptureOptions) -> int:
 class Session:
     """Opens the store, installs the probes, and closes both."""
 
-    def __init__(self, target: Target | None, options: CaptureOptions) -> None:
+    def __init__(self, target: Target | None, options: CaptureOptions, launch: Launch | None = None) -> None:
         """Make the run's directory and take hold of it.
 
         Args:
             target: what will run; None where the caller runs it (the Python API).
             options: what to record and where.
+            launch: this process's part in a distributed run; None to ask the environment.
 
         Raises:
             StoreError: the directory exists, or cannot be made.
         """
         self.options = options
         self.target = target
-        self.launch = find_launch()
+        self.launch = launch or find_launch()
         self.rank = self.launch.rank if self.launch is not None else 0
         self.path = run_directory(target, options.output, self.launch)
         self._store = StoreWriter.create(self.path, force=options.force, durable=options.durable, launch=self.launch)
@@ -110,14 +116,7 @@ class Session:
 
     def start(self) -> None:
         """Be ready for the script's first line."""
-        ref = weakref.ref(self)
-
-        def in_child() -> None:
-            session = ref()
-            if session is not None:
-                session.forked()
-
-        os.register_at_fork(after_in_child=in_child)
+        self._forget_in_forks()
         self._began["python"] = python_state()
         if self.options.seed is not None:
             randomness.seed_python(self.options.seed)
@@ -126,6 +125,33 @@ class Session:
         self._tracebacks.install()
         self._signals.install()
         self._imports.install()
+
+    def join(self, began: dict[str, bytes | None]) -> None:
+        """Begin in a process of somebody else's, whose script has just imported torch.
+
+        Args:
+            began: states of random generators as the process found them, by library; more may be put in later.
+        """
+        self._forget_in_forks()
+        self._began = began
+        self._tracebacks.install()
+        self._signals.install()
+        self._torch_imported()
+
+    @property
+    def words(self) -> list[str]:
+        """What there is to say at the end."""
+        return list(self._words)
+
+    def _forget_in_forks(self) -> None:
+        ref = weakref.ref(self)
+
+        def in_child() -> None:
+            session = ref()
+            if session is not None:
+                session.forked()
+
+        os.register_at_fork(after_in_child=in_child)
 
     def attach(self) -> None:
         """Install the probes into a process that has torch already (notebooks, tests, benchmarks)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from introspect_cli import script
-from introspect_cli.commands.capture_options import CaptureCommand, capture_options, read_options
+from introspect_cli.capture.follow.processes import command_of
+from introspect_cli.capture.options import options_of
+from introspect_cli.commands.capture_options import CaptureCommand, capture_options
 from introspect_cli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -48,12 +51,16 @@ def capture(
     """
     if not words:
         raise UsageError("nothing to run: give a script, or -m and a module (`introspect capture --help`)")
-    options = read_options(values)
+    options = options_of(values)
     first, args = words[0], words[1:]
     target = script.Target(module=first, args=args) if module else script.Target(script=first, args=args)
-    script.check(target)
+    command = command_of(words, module=module, interpreter=sys.executable)
+    if command is None:
+        script.check(target)
     if find_spec("torch") is None:
         raise UsageError("capture needs torch: `pip install torch`, in the environment of the script")
+    if verify_neutral and command is not None:
+        raise UsageError("--verify-neutral compares one process with itself: give it the script, not a launcher")
     if verify_neutral and repeat > 1:
         raise UsageError("--verify-neutral and --repeat are two questions: ask one at a time")
     if verify_neutral or repeat > 1:
@@ -63,6 +70,10 @@ def capture(
         if verify_neutral:
             return partial(capture_again.verify_neutral, target, options, own, words)
         return partial(capture_again.repeat, target, options, own, words, repeat)
+    if command is not None:
+        from introspect_cli.capture.follow.launcher import run_followed
+
+        return partial(run_followed, command, target, options, words)
     if last_look is not None:
         from introspect_cli.capture.neutrality.final_state import install, run_bare
 
@@ -72,4 +83,8 @@ def capture(
             return partial(run_bare, target, options)
     from introspect_cli.capture.session import run_capture  # torch, once all that can be told without it is
 
-    return partial(run_capture, target, options)
+    if options.children != "all":
+        return partial(run_capture, target, options)
+    from introspect_cli.capture.follow.launcher import follow_children
+
+    return partial(run_capture, target, options, partial(follow_children, options))

@@ -17,15 +17,8 @@ from introspect_cli.capture.options import (
     WHEN,
     CaptureOptions,
     Option,
-    check_pairs,
-    described,
-    parse_kinds,
-    parse_stats,
 )
 from introspect_cli.config import read_config
-from introspect_cli.errors import UsageError
-from introspect_cli.records import Kind
-from introspect_cli.selection import Schedule, words
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -135,32 +128,6 @@ def capture_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for declare in reversed(list(_declarations())):
         command = declare(command)
     return command
-
-
-def read_options(values: dict[str, Any]) -> CaptureOptions:
-    """The options as given, checked.
-
-    Raises:
-        UsageError: an unknown kind or statistic, a bad schedule.
-    """
-    values = dict(values)
-    record, stats = values.pop("record"), values.pop("stats")
-    for name, option in described():
-        if name in values and option.repeated and option.commas:
-            values[name] = words(values[name])
-    schedule = Schedule.parse(values.pop("steps"), values.pop("every"))
-    if record:
-        values["record"] = parse_kinds(record)
-    if values["level"] == "op":
-        values["record"] = values.get("record", parse_kinds(["default"])) | {Kind.OP_OUTPUT}
-    if values["vjp"] or values["jacobian_norm"]:
-        check_pairs((*values["vjp"], *values["jacobian_norm"]))
-        values["record"] = values.get("record", parse_kinds(["default"])) | {Kind.OP_OUTPUT}
-    if values["level"] != "op" and (values["ops"] or values["views"] or values["all_dtypes"]):
-        raise UsageError("--ops, --views and --all-dtypes say which operators are recorded: give --level op with them")
-    if stats:
-        values["stats"] = parse_stats(stats)
-    return CaptureOptions(schedule=schedule, **values)
 
 
 def split_words(command: click.Command, line: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:

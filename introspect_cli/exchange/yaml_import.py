@@ -31,7 +31,8 @@ def find_reports(directory: Path) -> list[tuple[int, int, Path]]:
         step, rank = _STEP.fullmatch(path.parent.name), _FILE.fullmatch(path.name)
         if step is None or rank is None or path.is_symlink():
             continue
-        key = int(step[1]), int(rank[1])
+        # Lightning's own stages are those of a callback that names a report by the count of steps that have ended.
+        key = max(int(step[1]) - path.parent.parent.name.startswith("TrainerFn."), 0), int(rank[1])
         if key in found:
             raise StoreError(
                 f"{found[key]} and {path} are of the same step: name the directory of one stage (introspection/<stage>)"

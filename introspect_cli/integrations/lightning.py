@@ -1,7 +1,7 @@
 """Record a fit of Lightning's: `Trainer(callbacks=[Introspect("runA")])`.
 
-Modules are named from the LightningModule's class on, steps are those of the optimizers. In distributed training the
-process of rank 0 records. Scripts that can be run by `introspect capture train.py` need none of this.
+Modules are named from the LightningModule's class on, steps are those of the optimizers. Every rank records, into one
+run. Scripts that can be run by `introspect capture train.py` need none of this.
 """
 
 from __future__ import annotations
@@ -27,14 +27,13 @@ class Introspect(Callback):  # type: ignore[misc] # the base is untyped where Li
     """A callback that records from the beginning of a fit to its end, or to the error that ended it."""
 
     def __init__(self, path: str | Path, **options: Any) -> None:
-        """Say where to record; `options` are those of `introspect_cli.api.capture`."""
+        """Say where to record; `options` are those of `introspect capture`, as in `introspect_cli.api.capture`."""
         super().__init__()
         self._window = Window(path, options)
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin to record."""
-        if trainer.global_rank == 0:
-            self._window.begin(pl_module)
+        self._window.begin(pl_module, trainer.global_rank, trainer.world_size)
 
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002 - Lightning's signature
         """Stop recording."""

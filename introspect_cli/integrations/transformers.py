@@ -1,8 +1,8 @@
 """Record a training of transformers' Trainer: `Trainer(..., callbacks=[Introspect("runA")])`.
 
-Modules are named from the model's class on, steps are those of the optimizer. In distributed training the process of
-rank 0 records. Trainer does not tell callbacks of errors: a training that dies is recorded up to its last step, and the
-run is closed with the process. Scripts that can be run by `introspect capture train.py` need none of this.
+Modules are named from the model's class on, steps are those of the optimizer. Every rank records, into one run. Trainer
+does not tell callbacks of errors: a training that dies is recorded up to its last step, and the run is closed with the
+process and the exception that ended it. Scripts that can be run by `introspect capture train.py` need none of this.
 """
 
 from __future__ import annotations
@@ -25,13 +25,12 @@ class Introspect(TrainerCallback):  # type: ignore[misc] # the base is untyped w
     """A callback that records from the beginning of a training to its end."""
 
     def __init__(self, path: str | Path, **options: Any) -> None:
-        """Say where to record; `options` are those of `introspect_cli.api.capture`."""
+        """Say where to record; `options` are those of `introspect capture`, as in `introspect_cli.api.capture`."""
         self._window = Window(path, options)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002 - Trainer's signature
         """Begin to record."""
-        if state.is_world_process_zero:
-            self._window.begin(kwargs.get("model"))
+        self._window.begin(kwargs.get("model"), args.process_index, args.world_size)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002 - Trainer's signature
         """Stop recording."""

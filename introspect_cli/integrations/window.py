@@ -1,21 +1,29 @@
 """A capture that a training framework's callback opens and closes.
 
 Frameworks tell when training begins and ends, but not always when it dies. The callback holds the capture, ends it with
-training, with an error where the framework reports one, and at the end of the process at the latest.
+training, with an error where the framework reports one, and at the end of the process at the latest, with the exception
+that ended that.
 """
 
 from __future__ import annotations
 
 import atexit
+import os
+import sys
 from typing import TYPE_CHECKING, Any
 
-from introspect_cli.api import capture
+from introspect_cli.api import capturing
+from introspect_cli.capture.follow.processes import Role, described
+from introspect_cli.capture.ranks.launchers import find_launch
+from introspect_cli.script import Target
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
 
     from torch import nn
+
+    from introspect_cli.store.launch import Launch
 
 
 class Window:
@@ -30,8 +38,13 @@ class Window:
         self._options = options
         self._open: AbstractContextManager[Path] | None = None
 
-    def begin(self, model: nn.Module | None) -> None:
+    def begin(self, model: nn.Module | None, rank: int = 0, world_size: int = 1) -> None:
         """Begin to record; nothing happens where it has begun.
+
+        Args:
+            model: what is trained.
+            rank: of this process, as the framework numbers it.
+            world_size: how many processes train together.
 
         Raises:
             UsageError: an option is unknown, or another capture is under way.
@@ -39,19 +52,38 @@ class Window:
         """
         if self._open is not None:
             return
-        opened = capture(model, self.path, **self._options)
+        opened = capturing(model, self.path, self._options, _this_script(), _launch(rank, world_size))
         opened.__enter__()
         self._open = opened
-        atexit.register(self.end)
+        atexit.register(self._process_ends)
 
     def end(self, error: BaseException | None = None) -> None:
         """Stop recording, with the error that ended training if one did; nothing happens where it has not begun."""
         opened, self._open = self._open, None
         if opened is None:
             return
-        atexit.unregister(self.end)
+        atexit.unregister(self._process_ends)
         try:
             opened.__exit__(type(error) if error else None, error, error.__traceback__ if error else None)
         except BaseException as raised:
             if raised is not error:
                 raise
+
+    def _process_ends(self) -> None:
+        """Training never said that it was over: the exception that python has shown last ended it, if one did."""
+        self.end(getattr(sys, "last_exc", None) or getattr(sys, "last_value", None))
+
+
+def _this_script() -> Target | None:
+    """What this process runs; None in a notebook or an interpreter."""
+    process = described(sys.orig_argv)
+    if process.role is not Role.SCRIPT or (process.script is None and process.module is None):
+        return None
+    return Target(process.script, process.module, process.args)
+
+
+def _launch(rank: int, world_size: int) -> Launch | None:
+    """The launch that the framework made itself, with what its processes have in common; None for one process."""
+    if world_size < 2:
+        return None
+    return find_launch({**os.environ, "RANK": str(rank), "WORLD_SIZE": str(world_size)})

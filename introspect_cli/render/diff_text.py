@@ -21,6 +21,7 @@ _GROUPS = {
     Kind.OUTPUT: "inputs and outputs",
     Kind.OP_OUTPUT: "results of operators",
     Kind.LOSS: "losses",
+    Kind.VALUE: "values that the script records",
     Kind.GRAD_INPUT: "activation gradients",
     Kind.GRAD_OUTPUT: "activation gradients",
     Kind.GRAD: "parameter gradients",

@@ -76,7 +76,9 @@ def _ending(run: Overview) -> str:
         return f"by signal {manifest['signal']} {ended}".strip()
     if run.state == "interrupted":
         return f"interrupted {ended}".strip()
-    code = f"exit code {manifest.get('exit_code', '?')}"
+    code = "an exit code that was not seen"
+    if manifest.get("exit_code") is not None:
+        code = f"exit code {manifest['exit_code']}"
     raised = str(manifest.get("exception") or "")
     return f"{ended} by {raised} ({code})".strip() if raised else f"{ended} with {code}".strip()
 

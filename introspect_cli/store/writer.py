@@ -41,7 +41,8 @@ if TYPE_CHECKING:
 
 _NAME = re.compile(r"[a-z0-9_]{1,64}")
 _OURS = re.compile(
-    r"manifest\.yaml|settings|tensors|label|\.lock|rank\d{1,6}|attempt\d{1,4}|\.manifest\.yaml\.\d+|index\.bin|[a-z]+\.arrow"
+    r"manifest\.yaml|settings|tensors|children|label|\.lock|rank\d{1,6}|attempt\d{1,4}|\.manifest\.yaml\.\d+|index\.bin"
+    r"|[a-z]+\.arrow"
 )
 _PRIVATE_FILE, _PRIVATE_DIRECTORY = 0o600, 0o700
 
@@ -282,6 +283,17 @@ def remove_run(path: Path) -> None:
         old = _set_aside(path, force=True)
     except OSError as error:
         raise StoreError(f"cannot remove {path}: {reason(error)}") from None
+    if old is not None:
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def refuse_or_remove(path: Path, *, force: bool) -> None:
+    """Make room for a run that other processes will write.
+
+    Raises:
+        StoreError: a run is there (without `force`), is being written, or something else is there.
+    """
+    old = _set_aside(path, force=force)
     if old is not None:
         shutil.rmtree(old, ignore_errors=True)
 

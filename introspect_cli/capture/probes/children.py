@@ -25,8 +25,14 @@ class ChildrenProbe:
 
     name = "children"
 
-    def __init__(self, guard: Guard) -> None:
-        """Start without processes; the guard keeps the sentences."""
+    def __init__(self, guard: Guard, *, followed: bool = False) -> None:
+        """Start without processes.
+
+        Args:
+            guard: keeps the sentences.
+            followed: whether processes that are not forks are recorded.
+        """
+        self._followed = followed
         self._guard = guard
         self._guarded = guard.around(self.name, "processes that the script starts are")
         self._patches = Patches()
@@ -42,11 +48,12 @@ class ChildrenProbe:
             work = ""
             if probe._guarded.on:
                 with probe._guarded:
-                    work = _work(self)  # starting a process forgets what it runs
+                    work = work_of(self)  # starting a process forgets what it runs
             result = original(self)
             if work:
                 with probe._guarded:
-                    probe._started(work)
+                    if not (probe._followed and _method(self) != "fork"):
+                        probe._started(work)
             return result
 
         self._patches.replace(BaseProcess, "start", start)
@@ -63,7 +70,12 @@ class ChildrenProbe:
             self._guard.note(f"the script runs {work} in a process of its own, and what that computes is not recorded")
 
 
-def _work(process: BaseProcess) -> str:
+def _method(process: BaseProcess) -> str:
+    """How a process was started: `fork`, `spawn` or `forkserver`."""
+    return str(getattr(getattr(process, "_popen", None), "method", "fork"))
+
+
+def work_of(process: BaseProcess) -> str:
     """What a process runs, by name; "" for helpers."""
     target, args = getattr(process, "_target", None), getattr(process, "_args", ())
     if target is None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from introspect_cli import clock
 from introspect_cli.capture.context import Context
 from introspect_cli.capture.frames import pass_by
 from introspect_cli.capture.names import NameFilter, Names, wrapped
@@ -19,6 +18,7 @@ from introspect_cli.capture.probes.loss import LossProbe
 from introspect_cli.capture.probes.modules import ModuleProbe
 from introspect_cli.capture.probes.optimizers import OptimizerProbe
 from introspect_cli.capture.probes.rng import RngProbe
+from introspect_cli.capture.probes.script_calls import ScriptCallsProbe
 from introspect_cli.capture.probes.state import StateProbe
 from introspect_cli.capture.recorder import Recorder
 from introspect_cli.capture.regions.probe import TapProbe
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from introspect_cli.errors import StoreError
     from introspect_cli.store.writer import StoreWriter
 
-PROBES: list[Callable[[Context], Probe]] = [DataProbe, LossProbe]
+PROBES: list[Callable[[Context], Probe]] = [DataProbe, LossProbe, ScriptCallsProbe]
 """Probes that need nothing but what all share, in the order in which they are installed."""
 
 
@@ -80,7 +80,7 @@ class Probes:
         self.context.on_tick.append(self._modules_named)
         self.context.on_tick.append(self.names.step_over)
         self._modules = modules = ModuleProbe(self.context, gradients)
-        self.children = ChildrenProbe(guard)
+        self.children = ChildrenProbe(guard, followed=options.children == "all")
         self._probes: list[Probe] = [
             self.children,
             RngProbe(self.context, began),
@@ -148,20 +148,14 @@ class Probes:
         if modules and self.recorder.alive:
             self.rank.modules(modules)
 
-    def _stepped(self) -> None:
-        with self._guard.around("clock", "steps that the script ends itself are"):
-            self.context.manual_tick()
-
     def install(self) -> None:
         """Install every probe."""
         for probe in self._probes:
             probe.install()
         pass_by()
-        clock.listen(self._stepped)
 
     def remove(self) -> None:
         """Remove every probe, the last installed first."""
-        clock.unlisten(self._stepped)
         for probe in reversed(self._probes):
             with self._guard.around(
                 probe.name, f"{probe.name} may still be watched and are"

@@ -22,6 +22,7 @@ _WHAT = {
     Kind.GRAD_INPUT: "the gradient of the input",
     Kind.GRAD_OUTPUT: "the gradient of the output",
     Kind.LOSS: "the loss",
+    Kind.VALUE: "the recorded value",
     Kind.PARAM: "the parameter",
     Kind.BUFFER: "the buffer",
     Kind.GRAD: "the gradient",
@@ -94,6 +95,8 @@ def what(site: Site, module_class: str = "") -> str:
         return f"the random state of {site.fqn}"
     if site.kind is Kind.LOSS:
         return f"the loss{f' of backward {site.call}' if site.call else ''}{path}"
+    if site.kind is Kind.VALUE:
+        return f"{_WHAT[site.kind]} {site.fqn}{path}{call}"
     if site.kind in {Kind.PARAM, Kind.BUFFER}:
         return f"{_WHAT[site.kind]} {site.fqn}"
     if site.kind is Kind.OPTIMIZER_STATE:

@@ -1,0 +1,1 @@
+"""Captures in processes that a launcher, a shell script or a test runner starts."""

@@ -1,0 +1,197 @@
+"""A capture in a python process that somebody else started.
+
+The process is the script's own: python runs it, and it prints and ends as it would alone. We are there from its first
+moment, through `sitecustomize`, and wait: most python processes below a launcher train nothing. The one that imports
+torch does; when that import has finished, the capture begins as if it had been there all along, with the states of the
+random generators as they were at the start. It ends with the process.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from introspect_cli.capture.follow.notes import VARIABLE, Note
+from introspect_cli.capture.follow.processes import Process, Role, described
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from introspect_cli.capture.session import Session
+
+_MOST_CHILDREN = 1000
+
+
+def begin(folder: str) -> None:
+    """Begin in this process if it is to be followed; called before its first line.
+
+    Args:
+        folder: the directory with our `sitecustomize`.
+    """
+    text = os.environ.get(VARIABLE)
+    if not text:
+        return
+    with contextlib.suppress(Exception):  # the process is not ours to fail
+        children = json.loads(text)["options"]["children"]
+        process = described(sys.orig_argv)
+        if process.role is Role.SCRIPT:
+            Follower(text, folder, process, everyone=children == "all").install()
+        elif process.role is Role.WORKER and children == "all":
+            _watch_worker(text, folder, process)
+
+
+class Follower:
+    """Waits for torch in one process, and records it from then on.
+
+    Args:
+        text: the order.
+        folder: the directory with our `sitecustomize`.
+        process: this one.
+        everyone: whether processes that this one starts are followed as well.
+    """
+
+    def __init__(self, text: str, folder: str, process: Process, *, everyone: bool) -> None:
+        self._text = text
+        self._folder = folder
+        self._process = process
+        self._everyone = everyone
+        self._session: Session | None = None
+        self._began: dict[str, bytes | None] = {}
+        self._raised: BaseException | None = None
+        self._pid = os.getpid()
+
+    def install(self) -> None:
+        """Wait for the script's `import torch`."""
+        from introspect_cli.capture.environment import randomness
+        from introspect_cli.capture.imports import ImportWatch
+
+        options = json.loads(self._text)["options"]
+        self._began["python"] = randomness.python_state()
+        if options["seed"] is not None:
+            randomness.seed_python(options["seed"])
+        if options["deterministic"]:
+            randomness.environment()
+        self._note("started")
+        ImportWatch({"numpy": lambda: self._numpy(options["seed"]), "torch": self.record}).install()
+
+    def _numpy(self, seed: int | None) -> None:
+        from introspect_cli.capture.environment import randomness
+
+        with contextlib.suppress(Exception):
+            self._began["numpy"] = randomness.numpy_state()
+            if seed is not None:
+                randomness.seed_numpy(seed)
+
+    def record(self) -> None:
+        """Begin to record; what goes wrong is noted, and the process goes on."""
+        if os.getpid() != self._pid:
+            return  # a fork: its parent was to be followed
+        try:
+            if not self._everyone:
+                self._leave_no_trace()
+            self._session = session = self._claimed()
+            session.join(self._began)
+            self._watch_the_end()
+            self._note("recording", run=str(session.path))
+        except Exception as error:
+            self._note("failed", said=[f"{type(error).__name__}: {error}"])
+
+    def _leave_no_trace(self) -> None:
+        """Give the environment back as it was: what this process starts is not followed, and sees nothing of us."""
+        paths = json.loads(self._text)["paths"]
+        os.environ.pop(VARIABLE, None)
+        if paths is None:
+            os.environ.pop("PYTHONPATH", None)
+        else:
+            os.environ["PYTHONPATH"] = paths
+
+    def _claimed(self) -> Session:
+        """A session in the run's directory, or in one of its children where another process was first."""
+        from introspect_cli.capture.follow.orders import Order
+        from introspect_cli.capture.session import Session
+        from introspect_cli.errors import StoreError
+        from introspect_cli.script import Target
+
+        order, process = Order.parse(self._text), self._process
+        target = Target(process.script, process.module, process.args)
+        if process.script is None and process.module is None:
+            target = Target("-c", None, process.args)
+        path = order.options.output
+        assert path is not None
+        options = replace(order.options, force=False, progress=False)
+        for number in range(_MOST_CHILDREN):
+            place = path if not number else path / "children" / f"{number}-{Path(process.name).stem or 'python'}"
+            try:
+                return Session(target, replace(options, output=place))
+            except StoreError as error:
+                if not place.exists() or number == _MOST_CHILDREN - 1:
+                    raise
+                last = error
+        raise last
+
+    def _watch_the_end(self) -> None:
+        """Hear of an exception that ends the process, and of its end; our frames are in no traceback."""
+        from introspect_cli.script import strip_frames
+
+        shown = sys.excepthook
+
+        def hook(cls: type[BaseException], value: BaseException, tb: Any) -> None:
+            self._raised = value
+            with contextlib.suppress(Exception):
+                strip_frames(value)
+                tb = value.__traceback__
+            shown(cls, value, tb)
+
+        if shown is sys.__excepthook__:
+            sys.excepthook = hook
+        atexit.register(self.finish)
+
+    def finish(self) -> None:
+        """Close the run, as the process ends."""
+        from introspect_cli.script import Ending
+
+        session, self._session = self._session, None
+        if session is None or os.getpid() != self._pid:
+            return
+        raised = self._raised
+        if raised is not None:
+            session.finish(Ending(1, "exception", f"{type(raised).__name__}: {raised}"))
+        else:
+            session.finish(Ending(None, "ended"))
+        said = [] if session.rank else [f"{self._process.name}: {words}" for words in session.words]
+        self._note("finished", run=str(session.path), said=said)
+
+    def _note(self, state: str, run: str = "", said: list[str] | None = None) -> None:
+        Note(self._process.name, state, run, said or []).leave(json.loads(self._text)["notes"])
+
+
+def _watch_worker(text: str, folder: str, process: Process) -> None:
+    """Record a process of `multiprocessing` that trains: what it runs is known when it is about to run."""
+    from multiprocessing.process import BaseProcess
+
+    original: Callable[..., Any] = BaseProcess._bootstrap  # type: ignore[attr-defined]  # noqa: SLF001 - runs in the child alone
+
+    def bootstrap(self: BaseProcess, *args: Any, **kwargs: Any) -> Any:
+        follower = None
+        with contextlib.suppress(Exception):
+            from introspect_cli.capture.probes.children import work_of
+
+            work = work_of(self)
+            if work:
+                own = replace(process, role=Role.SCRIPT, script=work)
+                follower = Follower(text, folder, own, everyone=True)
+                follower.install()
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            if follower is not None:
+                with contextlib.suppress(Exception):
+                    follower.finish()
+
+    BaseProcess._bootstrap = bootstrap  # type: ignore[attr-defined]  # noqa: SLF001 - as above

@@ -1,0 +1,147 @@
+"""Running a launcher, a shell script or a test runner, and recording the python processes that train below it."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from introspect_cli.capture.follow.notes import VARIABLE, Note, notes_in
+from introspect_cli.capture.follow.orders import Order
+from introspect_cli.capture.follow.processes import instead
+from introspect_cli.capture.run_directory import own_run
+from introspect_cli.errors import UsageError
+from introspect_cli.store.writer import refuse_or_remove
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from introspect_cli.capture.options import CaptureOptions
+    from introspect_cli.script import Target
+
+_PASSED_ON = ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGCONT")
+SITE = str(Path(__file__).with_name("site"))
+
+
+def run_followed(command: Sequence[str], target: Target, options: CaptureOptions, words: Sequence[str]) -> int:
+    """Run a command and record what trains below it.
+
+    Args:
+        command: its command line.
+        target: what was asked for, for the run's name.
+        options: what to record and where.
+        words: what was asked for, as it was written.
+
+    Returns:
+        its exit code; where a signal ended it, this process ends by the same.
+
+    Raises:
+        UsageError: processes are not to be followed, or the command cannot be started.
+        StoreError: the run's directory exists.
+    """
+    if options.children == "none":
+        raise UsageError(
+            f"{words[0]} starts other processes, and --children none follows none: nothing would be recorded"
+        )
+    path = Path(os.path.abspath(options.output or own_run(target)))  # noqa: PTH100 - a link stays one
+    refuse_or_remove(path, force=options.force)
+    with tempfile.TemporaryDirectory(prefix="introspect-") as notes:
+        code = _ran(command, followed(replace(options, output=path, force=False), notes))
+        found = notes_in(Path(notes))
+    _tell(found, path, options, words, module=target.module is not None)
+    with contextlib.suppress(OSError):
+        path.rmdir()  # made by us, and nobody wrote to it
+    if code < 0:
+        _end_by(-code)
+    return code
+
+
+def followed(options: CaptureOptions, notes: str) -> dict[str, str]:
+    """The environment in which python processes are followed.
+
+    Args:
+        options: of the capture, `output` absolute.
+        notes: the directory for notes.
+    """
+    paths = os.environ.get("PYTHONPATH")
+    order = Order(options, notes, paths)
+    return {**os.environ, VARIABLE: order.text(), "PYTHONPATH": os.pathsep.join([SITE, *([paths] if paths else [])])}
+
+
+def _ran(command: Sequence[str], environment: dict[str, str]) -> int:
+    with contextlib.ExitStack() as stack:
+        try:
+            process = subprocess.Popen(command, env=environment)  # noqa: S603 - the user's own command
+        except OSError as error:
+            raise UsageError(f"{command[0]} cannot be started: {error.strerror}") from None
+        stack.enter_context(_signals_to(process))
+        while True:
+            with contextlib.suppress(KeyboardInterrupt):  # the terminal has sent it to the command too
+                return process.wait()
+
+
+@contextlib.contextmanager
+def _signals_to(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Pass on the signals that are sent to this process alone."""
+
+    def pass_on(number: int, _frame: Any) -> None:
+        with contextlib.suppress(OSError):
+            process.send_signal(number)
+
+    before = {}
+    for name in _PASSED_ON:
+        number = getattr(signal, name, None)
+        if number is not None:
+            before[number] = signal.signal(number, pass_on)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _end_by(number: int) -> None:
+    with contextlib.suppress(OSError, ValueError):
+        signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+
+
+def _tell(found: Sequence[Note], path: Path, options: CaptureOptions, words: Sequence[str], *, module: bool) -> None:
+    """Say what was recorded, and what to do where nothing was."""
+    said = [sentence for note in found if note.state == "finished" for sentence in note.said]
+    for note in found:
+        if note.state == "recording":
+            said.append(f"{note.name} ended without closing its run; {note.run} holds it up to its last step")
+        elif note.state == "failed":
+            said += [f"{note.name} was not recorded: {why}" for why in note.said]
+    if not any(note.state in {"recording", "finished", "failed"} for note in found):
+        other = instead(words, module=module, output=str(options.output or path))
+        if found:
+            names = ", ".join(dict.fromkeys(note.name for note in found))
+            said.append(
+                f"nothing was recorded: {names} ended without importing torch; if training runs elsewhere, {other}"
+            )
+        else:
+            said.append(
+                f"nothing was recorded: no python process with introspect-cli was seen below {words[0]} (another "
+                f"environment, machine or container, or python -I or -E); {other}"
+            )
+    if not options.quiet:
+        for sentence in said:
+            with contextlib.suppress(OSError, ValueError):
+                sys.stderr.write(f"introspect: {sentence}\n")
+
+
+def follow_children(options: CaptureOptions, path: Path) -> None:
+    """Have python processes below this one be followed into the children of a run, from now on."""
+    notes = tempfile.mkdtemp(prefix="introspect-")
+    os.environ.update(followed(replace(options, output=path, force=False), notes))
+    atexit.register(shutil.rmtree, notes, ignore_errors=True)

@@ -1,0 +1,1 @@
+"""A directory for PYTHONPATH: python imports `sitecustomize` from it when it starts."""

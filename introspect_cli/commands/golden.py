@@ -1,0 +1,61 @@
+"""`introspect golden`: keep a small run in git, and ask whether a script still trains the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from introspect_cli.exit_codes import DIVERGED, SAME, UNDECIDED
+
+
+@click.group(short_help="Keep a small run in git and check a script against it.")
+def golden() -> None:
+    """Keep a small run in git, and ask later whether the script still trains the same."""
+
+
+@golden.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="Where it is kept.")
+@click.option("--steps", type=click.IntRange(min=1), default=20, show_default=True, help="How many steps it has.")
+@click.option("--rtol", type=float, default=0.0, help="Relative tolerance of every check.")
+@click.option("--atol", type=float, default=0.0, help="Absolute tolerance of every check.")
+@click.option("--tolerance", multiple=True, metavar="KIND=RTOL[,ATOL]", help="A kind's own tolerance; may be repeated.")
+@click.option("--force", is_flag=True, help="Replace one that is there.")
+@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[CAPTURE OPTIONS] SCRIPT [ARGS]...")
+def save(
+    words: tuple[str, ...],
+    output: Path,
+    steps: int,
+    rtol: float,
+    atol: float,
+    tolerance: tuple[str, ...],
+    *,
+    force: bool,
+) -> int:
+    """Run a script for some steps and keep checksums and sketches of what it computes."""
+    from introspect_cli.commands.capture import capture
+    from introspect_cli.commands.capture_options import split_words
+    from introspect_cli.golden import Golden, tolerance_of
+    from introspect_cli.golden import save as keep
+
+    options, rest = split_words(capture, words)
+    made = Golden(tuple(rest), tuple(options), steps, tolerance_of(tolerance, rtol, atol))
+    size = keep(made, output, force=force)
+    click.echo(f"introspect: the golden run in {output} takes {size / 1000:.1f} kB", err=True)
+    return SAME
+
+
+@golden.command()
+@click.argument("path", type=click.Path(path_type=Path), metavar="GOLDEN")
+@click.option("--noise", is_flag=True, help="Run the script twice, and let pass four times what these runs differ by.")
+@click.option("--keep", "keep_run", type=click.Path(path_type=Path), metavar="RUN", help="Leave the new run here.")
+def check(path: Path, *, noise: bool, keep_run: Path | None) -> int:
+    """Run the script of a golden run again: 0 if it trains the same, 1 if not, 2 if that could not be told."""
+    from introspect_cli.compare.result import Verdict
+    from introspect_cli.golden import check as checked
+    from introspect_cli.render.console import Screen
+    from introspect_cli.render.diff_text import diff_blocks
+
+    result = checked(path, noise=noise, keep_run=keep_run)
+    Screen().draw(diff_blocks(result))
+    return {Verdict.SAME: SAME, Verdict.DIVERGED: DIVERGED, Verdict.UNDECIDED: UNDECIDED}[result.verdict]

@@ -1,0 +1,125 @@
+"""A pytest plugin: `def test_training(introspect): introspect.assert_same_training("golden/gpt", train)`.
+
+A test of training asserts that numbers are what they were; where they are not it should say at which step and module
+they diverge, and not print two tensors. The fixture captures in the test's own process, so that fixtures, monkeypatches
+and coverage work as in any test.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from introspect_cli.compare.result import DiffResult
+
+_UPDATE = "--introspect-update"
+
+
+def pytest_addoption(parser: Any) -> None:
+    """Declare the option."""
+    group = parser.getgroup("introspect")
+    group.addoption(_UPDATE, action="store_true", help="Save the golden runs of tests anew instead of checking them.")
+
+
+@pytest.fixture
+def introspect(request: Any) -> Checks:
+    """Assertions about training."""
+    return Checks(Path(request.path).parent, update=request.config.getoption(_UPDATE))
+
+
+class Checks:
+    """What a test may assert.
+
+    Args:
+        folder: golden runs are looked for below it.
+        update: whether they are saved anew.
+    """
+
+    def __init__(self, folder: Path, *, update: bool) -> None:
+        self._folder = folder
+        self._update = update
+
+    def assert_same_training(
+        self, path: str | Path, train: Callable[[], Any], *, rtol: float = 0.0, atol: float = 0.0
+    ) -> None:
+        """Assert that a function trains as it did when the golden run was saved.
+
+        Args:
+            path: the golden run, relative to the test's file.
+            train: what trains; called once, without arguments.
+            rtol: tolerated root-mean-square difference, relative to the values.
+            atol: tolerated root-mean-square difference.
+        """
+        __tracebackhide__ = True
+        from introspect_cli.golden import ABOUT, KINDS, Golden, compared, keep
+
+        place = self._folder / path
+        golden = Golden(steps=0, tolerance={"": (rtol, atol)} if rtol or atol else {})
+        if not self._update and not (place / ABOUT).exists():
+            pytest.fail(f"no golden run at {place}: save it with `pytest {_UPDATE}` and commit it", pytrace=False)
+        with tempfile.TemporaryDirectory() as folder:
+            run = _captured(None, Path(folder) / "run", train, record=KINDS)
+            if self._update:
+                keep(run, golden, place)
+                return
+            _fail_unless_same(compared(place, golden, run))
+
+    def assert_same_numbers(
+        self, model_a: Any, model_b: Any, inputs: Any, *, rtol: float = 0.0, atol: float = 0.0
+    ) -> None:
+        """Assert that two models of the same structure give the same numbers, module by module.
+
+        Args:
+            model_a: the reference.
+            model_b: what should equal it.
+            inputs: a tensor, a tuple of arguments, or a dict of keyword arguments; each model gets the same.
+            rtol: tolerated root-mean-square difference, relative to the values.
+            atol: tolerated root-mean-square difference.
+        """
+        __tracebackhide__ = True
+        from introspect_cli.compare.diff import compare_runs
+        from introspect_cli.compare.options import DiffOptions
+        from introspect_cli.store.reader import open_run
+
+        with tempfile.TemporaryDirectory() as folder:
+            runs = []
+            for name, model in (("a", model_a), ("b", model_b)):
+                own = {"eval": True, "record": "param,buffer,input,output"}
+                runs.append(_captured(model, Path(folder) / name, partial(_called, model, inputs), **own))
+            with open_run(runs[0]) as one, open_run(runs[1]) as two:
+                _fail_unless_same(compare_runs(one, two, DiffOptions(rtol=rtol, atol=atol)))
+
+
+def _called(model: Any, inputs: Any) -> None:
+    if isinstance(inputs, dict):
+        model(**inputs)
+    elif isinstance(inputs, tuple):
+        model(*inputs)
+    else:
+        model(inputs)
+
+
+def _captured(model: Any, path: Path, work: Callable[[], Any], **options: Any) -> Path:
+    from introspect_cli.api import capture
+
+    small = {"env": False, "packages": False, "source": False, "stats": "none"}
+    with capture(model, path, **small, **options):
+        work()
+    return path
+
+
+def _fail_unless_same(result: DiffResult) -> None:
+    __tracebackhide__ = True
+    from introspect_cli.compare.result import Verdict
+
+    if result.verdict is Verdict.SAME:
+        return
+    lines = [result.sentence, *(f"  - {line}" for line in result.evidence), *result.notes]
+    raise AssertionError("\n".join(lines))

@@ -1,0 +1,111 @@
+"""What a script records itself: nothing without a capture, a record with one, and a reason where it differs first."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import timeit
+
+import torch
+from opcapture import captured, records
+
+import introspect_cli
+from introspect_cli.compare.diff import compare_runs
+from introspect_cli.compare.options import DiffOptions
+from introspect_cli.records import Kind, Phase
+from introspect_cli.store.reader import open_run
+
+
+def train(scale=1.0, steps=2):
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(steps):
+        with introspect_cli.phase("rollout"), torch.no_grad():
+            values = model(torch.ones(2, 3))
+            introspect_cli.record("advantages", {"raw": values * (scale if step else 1.0), "mean": 0.5})
+        model(torch.ones(2, 3)).sum().backward()
+        introspect_cli.record("norm", 1.5)
+        introspect_cli.record("norm", 2.5)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def own(path, step=0):
+    found = (record for record in records(path, step) if record.site.kind is Kind.VALUE)
+    return {(record.site.fqn, record.site.call, record.site.path): record.summary for record in found}
+
+
+def test_values_are_recorded_by_name_phase_and_count(tmp_path):
+    found = own(captured(tmp_path / "run", train))
+    assert set(found) == {
+        ("rollout/advantages", 0, "['raw']"),
+        ("rollout/advantages", 0, "['mean']"),
+        ("norm", 0, ""),
+        ("norm", 1, ""),
+    }
+    assert found["norm", 1, ""].text == "2.5"
+    assert found["rollout/advantages", 0, "['raw']"].layout.shape == (2, 1)
+
+
+def test_forward_passes_of_a_phase_are_recorded_though_without_gradients(tmp_path):
+    run = captured(tmp_path / "run", train)
+    phases = {record.site.phase for record in records(run, 1) if record.site.kind is Kind.OUTPUT}
+    assert phases == {Phase.EVAL, Phase.FORWARD}
+
+
+def test_a_value_that_differs_first_is_the_divergence(tmp_path):
+    a, b = (captured(tmp_path / name, lambda s=scale: train(s)) for name, scale in (("a", 1.0), ("b", 1.5)))
+    with open_run(a) as one, open_run(b) as two:
+        result = compare_runs(one, two, DiffOptions())
+    assert (result.first.reason, result.first.step) == ("value", 1)
+    assert "the recorded value rollout/advantages ['raw'] differs" in result.sentence
+    assert "every module output recorded before it" in result.sentence
+    assert "The cause is in the script's code that computes it" in result.sentence
+
+
+def test_a_run_without_values_meets_one_with_them(tmp_path):
+    def bare():
+        torch.manual_seed(0)
+        model = torch.nn.Linear(3, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(2):
+            model(torch.ones(2, 3)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    a, b = captured(tmp_path / "a", bare), captured(tmp_path / "b", train)
+    with open_run(a) as one, open_run(b) as two:
+        result = compare_runs(one, two, DiffOptions(modules=("Linear",), kinds=frozenset({Kind.PARAM})))
+    assert result.verdict.value == "same"
+
+
+def test_without_a_capture_calls_cost_nothing_and_import_nothing():
+    code = """
+import introspect_cli, sys, timeit
+for call in ("introspect_cli.step()", "introspect_cli.record('x', 1)", "introspect_cli.phase('x')"):
+    best = min(timeit.repeat(call, globals=globals(), number=20000, repeat=20)) / 20000
+    assert best < 1e-6, (call, best)
+with introspect_cli.phase("rollout"):
+    pass
+assert "torch" not in sys.modules and "numpy" not in sys.modules
+"""
+    assert timeit.timeit("f('x', 1)", globals={"f": introspect_cli.record}, number=1000) < 0.01
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_phase_ends_with_its_block_and_with_the_capture(tmp_path):
+    def work():
+        train(steps=1)
+        with introspect_cli.phase("outer"):
+            with introspect_cli.phase("inner"):
+                introspect_cli.record("x", 1)
+            introspect_cli.record("x", 2)
+        introspect_cli.phase("left open")
+        introspect_cli.record("x", 3)
+
+    run = captured(tmp_path / "run", work)
+    assert {name for name, _, _ in own(run, 1)} == {"inner/x", "outer/x", "left open/x"}
+    again = captured(tmp_path / "again", lambda: introspect_cli.record("x", 4) or train(steps=1))
+    assert ("x", 0, "") in own(again)
