@@ -36,8 +36,8 @@ get_requires_for_build_sdist = build_meta.get_requires_for_build_sdist
 FOLDER: Final = "introspect_cli/tensors"
 EXTENSION: Final = Extension(
     "introspect_cli.tensors._kernels",
-    [f"{FOLDER}/module.cpp", f"{FOLDER}/intake.cpp", f"{FOLDER}/kernels.cpp"],
-    depends=[f"{FOLDER}/kernels.h", f"{FOLDER}/intake.h"],
+    [f"{FOLDER}/{name}.cpp" for name in ("module", "intake", "generators", "kernels")],
+    depends=[f"{FOLDER}/{name}.h" for name in ("kernels", "intake", "generators")],
     py_limited_api=True,
     optional=True,
 )

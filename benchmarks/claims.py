@@ -27,7 +27,9 @@ _CAUSES = frozenset({Kind.RNG, *SETTING_KINDS})
 _ENDS = re.compile(
     r"[.;:](?:\s|$)|\((?!relative)|\b(?:while|though|although|but|whereas)\b|,\s+(?:and|it|so)\s+(?=\w+ (?:is|are)\b)"
 )
-_EQUAL = re.compile(r"\b(?:equal(?:ly)?|agrees?|identical|unchanged|match(?:es)?|bit for bit)\b", re.IGNORECASE)
+_EQUAL = re.compile(
+    r"\b(?:equal(?:ly)?(?! where recorded)|agrees?|identical|unchanged|match(?:es)?|bit for bit)\b", re.IGNORECASE
+)
 _UNSEEN = re.compile(
     r"\b(?:not|nor|never|nothing|no one|none|neither|cannot|unless|if|within tolerance|only|differs?)\b|n't\b",
     re.IGNORECASE,
@@ -312,10 +314,7 @@ def _state(kind: Kind) -> Look:
 
     def look(claim: Claim) -> list[Pair]:
         first, books = claim.first, claim.books
-        own = first["fqn"]
-        around = [own[: match.start()] for match in re.finditer(r"\.", own)]
-        said = re.findall(r"[\w.#]+\w", claim.clause)
-        module = next((name for name in (own, *reversed(around)) if name in said), own)
+        module = _module_said(claim)
         latest: dict[str, Pair] = {}
         for step in (first["step"] - 1, first["step"]):
             pairs = books.pairs(step) if step in books.steps else []
@@ -343,7 +342,8 @@ def _gradients(claim: Claim) -> list[Pair]:
     first = claim.first
     if first["kind"] in {"param", "optimizer_state"}:
         pairs = claim.books.pairs(first["step"])
-        return [p for p in pairs if p.site.kind is Kind.GRAD and p.site.fqn == first["fqn"]]
+        own = [p for p in pairs if p.site.kind is Kind.GRAD and p.site.fqn == first["fqn"]]
+        return [p for p in own if p in claim.earlier(Kind.GRAD)] if first["call"] else own
     return claim.earlier(Kind.GRAD_INPUT, Kind.GRAD_OUTPUT, Kind.GRAD)
 
 
@@ -352,8 +352,24 @@ def _kinds(*kinds: Kind) -> Look:
 
 
 def _random(claim: Claim) -> list[Pair]:
-    pairs = claim.books.pairs(claim.first["step"])
-    return [p for p in pairs if p.site.kind is Kind.RNG and p.site.phase is Phase.START]
+    """The states at the start of the step; of a module, those that it or a module inside it drew from."""
+    pairs = [p for p in claim.books.pairs(claim.first["step"]) if p.site.kind is Kind.RNG]
+    if re.search(r"start of the step|differs when the step begins", claim.clause):
+        return [p for p in pairs if p.site.phase is Phase.START]
+    module = _module_said(claim)
+    return [p for p in pairs if p.site.phase is not Phase.START and _drew(p.site, module) and p.a and p.b]
+
+
+def _drew(site: Site, module: str) -> bool:
+    return (site.fqn == module and not site.path.endswith(" before")) or site.fqn.startswith(f"{module}.")
+
+
+def _module_said(claim: Claim) -> str:
+    """The module that a clause names, of those around the divergence; the divergence's own where it names none."""
+    own = claim.first["fqn"]
+    around = [own[: match.start()] for match in re.finditer(r"\.", own)]
+    said = re.findall(r"[\w.#]+\w", claim.clause)
+    return next((name for name in (own, *reversed(around)) if name in said), own)
 
 
 def _steps_before(claim: Claim) -> list[Pair]:
@@ -363,7 +379,7 @@ def _steps_before(claim: Claim) -> list[Pair]:
 
 
 def _records_before(claim: Claim) -> list[Pair]:
-    pairs = claim.earlier(*Kind)
+    pairs = claim.earlier(*Kind) + _steps_before(claim)
     counted = re.search(r"\b(\d[\d,]*) (?:other )?records?\b", claim.clause)
     if counted is None:
         return [pair for pair in pairs if claim.books.wanted(claim.first["step"], pair.site)]
@@ -376,7 +392,7 @@ def _batches(claim: Claim) -> list[Pair]:
     here = [p for p in claim.books.pairs(first["step"]) if p.site.kind is Kind.BATCH]
     if re.search(r"\brest of\b", claim.clause, re.IGNORECASE):
         return [p for p in here if p.site.call == first["call"] and p.site != site_of(first)]
-    if not re.search(r"\b(?:earlier|before)\b", claim.clause, re.IGNORECASE):
+    if not re.search(r"\b(?:earlier batch|batch(?:es)? (?:of \S+ )?before)", claim.clause, re.IGNORECASE):
         return claim.earlier(Kind.BATCH)
     steps = [step for step in claim.books.steps if step < first["step"]]
     earlier = [p for step in steps for p in claim.books.pairs(step) if p.site.kind is Kind.BATCH]

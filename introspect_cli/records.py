@@ -135,6 +135,9 @@ class Site:
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
+DRAWN_BEFORE = " before"
+"""End of the path of an `rng` record within a step whose draws came before what it is named after, not from it."""
+
 OTHERS = "(others)"
 """Path of an `op_output` that stands for operators of a module and phase of which not even the number is known."""
 

@@ -12,6 +12,7 @@ import threading
 import weakref
 from typing import TYPE_CHECKING
 
+from introspect_cli.capture.draws import Draws
 from introspect_cli.capture.evaluation import Evaluation
 from introspect_cli.capture.identity import ById
 from introspect_cli.capture.inside import parameters_in
@@ -60,6 +61,7 @@ class Context:
         self.ticks = 0
         self.manual = False
         self.running = Running()
+        self.draws = Draws(recorder)
         self.evaluation = Evaluation(recorder)
         self.parts = FlatParts(names)
         self.pipeline: dict[str, int] | None = None  # which stage this process runs, and of how many

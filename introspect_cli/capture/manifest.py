@@ -63,6 +63,7 @@ def closing(options: CaptureOptions, guard: Guard, probes: Probes | None, ending
         "how": ending.how,
         "exception": redact.looks(ending.exception),
         "observed": sorted(kind.value for kind in options.record),
+        "draws": probes is not None and probes.context.draws.complete,
         "not_observed": redact.nested(guard.sentences),
         "notes": redact.nested(probes.notes) if probes is not None else [],
         "children": probes.children.started if probes is not None else [],

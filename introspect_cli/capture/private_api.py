@@ -270,6 +270,7 @@ ELSEWHERE = {
     "torch.Tensor.__dlpack_c_exchange_api__": "small tensors in one call; without it each takes twice as long",
     "torch._C._data_address": "tells where elements are; without it, lazy copies get memory of their own",
     "torch._C._is_cow_tensor": "as _data_address",
+    "torch._C.Generator._cdata": "where the generator lies; without it, who draws within a step is not observed",
     "torch._C._cuda_getDevice": "in CUDA builds; without it the public function, ten times as slow, is asked",
     "torch._C._cuda_getCurrentRawStream": "as _cuda_getDevice",
     "torch.mps._get_default_mps_generator": "random states on Apple's accelerator; without it they are not observed",

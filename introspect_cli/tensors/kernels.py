@@ -13,6 +13,8 @@ INTROSPECT_NO_KERNELS is set, there are none, `reason` says why, and torch opera
 - `copy(source, dims, size, plan, target)`: a strided box of elements of `size` bytes to contiguous memory. `plan`:
   address of sizes, strides in the source and strides in the target, MAX_DIMS words each.
 - `glance(address, size)`: 64 bits that depend on bytes at places spread over `size` bytes, on all if they are few.
+- `watch_generator(number, words, position, spare, flag)`: where a Mersenne twister lies (see `generators`).
+- `generators_moved()`: a bit for each of them that has moved since `generator_state(number)`, 64 bits of its state.
 - `levels()` that this processor can run, the best one last; `use(level)` takes another than the best.
 
 Only one thread at a time may be in a call with a team, apart from `take`.

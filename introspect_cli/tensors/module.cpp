@@ -5,7 +5,7 @@
 #define Py_LIMITED_API 0x030A0000
 #include <Python.h>
 
-#include "intake.h"
+#include "generators.h"
 
 #include <cstring>
 #if defined(__x86_64__)
@@ -387,6 +387,8 @@ PyMethodDef METHODS[] = {
     FAST(summarise), FAST(alike), FAST(again), FAST(summarise_all), FAST(prepare), FAST(take), FAST(finish),
     FAST(merge), FAST(copy), FAST(glance), {"levels", py_levels, METH_NOARGS, nullptr}, {"use", py_use, METH_O, nullptr},
     {"intake", (PyCFunction)(void (*)())new_intake, METH_FASTCALL, nullptr},
+    {"watch_generator", (PyCFunction)(void (*)())watch_generator, METH_FASTCALL, nullptr},
+    {"generators_moved", generators_moved, METH_NOARGS, nullptr}, {"generator_state", generator_state, METH_O, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
 PyModuleDef MODULE = {PyModuleDef_HEAD_INIT, "_kernels", nullptr, -1, METHODS, nullptr, nullptr, nullptr, nullptr};

@@ -134,6 +134,8 @@ class DataProbe:
             self._recorder.put_elsewhere(taken, phase, Kind.BATCH, name, call)
 
     def _record(self, batch: object, loader: str, phase: Phase, call: int) -> None:
+        if self._context.draws.moved():
+            self._context.draws.note(phase, loader, call, before=True)
         info = SiteInfo(loader.partition("#")[0])
         try:
             leaves = flatten(batch)

@@ -73,6 +73,8 @@ class LossProbe:
             self._record(roots, call)
 
     def _record(self, roots: Any, call: int) -> None:
+        if self._context.draws.moved():
+            self._context.draws.note(Phase.LOSS, "loss", call, before=True)
         single = isinstance(roots, torch.Tensor)
         if not single and not isinstance(roots, (list, tuple)):
             return  # an iterator would be empty when torch gets it

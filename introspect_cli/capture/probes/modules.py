@@ -310,6 +310,8 @@ class ModuleProbe:
         if type(module) is not state.plain and _is_plain(module) and not is_compiled and not state.compiled:
             state.plain = type(module)
         call = state.next_call(self._recorder.step, stack.phase)
+        if self._context.draws.moved():
+            self._drew(state, call, before=True)
         if self._inputs and state.watched:
             for position, value in enumerate(args):
                 self._values(state, Kind.INPUT, call, _position(position), value)
@@ -320,7 +322,17 @@ class ModuleProbe:
     def _phase(self) -> Phase:
         return Phase.RECOMPUTE if private_api.graph_task() != -1 else self._stack.outer
 
+    def _drew(self, state: ModuleState, call: int, *, before: bool) -> None:
+        """Say from which random state the module drew, or what ran before it.
+
+        A recomputed forward draws from a state that is put back afterwards.
+        """
+        if state.watched and self._stack.phase is not Phase.RECOMPUTE:
+            self._context.draws.note(self._stack.phase, state.fqn, call, before=before)
+
     def _leave(self, module: nn.Module, state: ModuleState, call: int, result: Any) -> None:
+        if self._context.draws.moved():
+            self._drew(state, call, before=False)
         if self._outputs and state.watched:
             self._values(state, Kind.OUTPUT, call, "", result)
         if _hides(module) or (isinstance(module, nn.TransformerEncoderLayer) and self._was_fused(module)):

@@ -1,4 +1,4 @@
-"""States of the random generators, at the start of every step.
+"""States of the random generators, at the start of every step; `draws` sees to those within.
 
 A generator that nobody seeded starts from the operating system's entropy, so its state differs between any two
 processes without anything depending on it. As long as nothing has been drawn from it, it is recorded as untouched.
@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from introspect_cli.capture.draws import UNTOUCHED
 from introspect_cli.capture.environment.randomness import numpy_state, python_state
 from introspect_cli.records import Kind, Phase, Site
 
 if TYPE_CHECKING:
     from introspect_cli.capture.context import Context
-
-UNTOUCHED = "not drawn from nor seeded since the process began"
 
 
 class RngProbe:
@@ -40,19 +39,24 @@ class RngProbe:
         """Stop listening."""
         if self._record in self._context.on_begin:
             self._context.on_begin.remove(self._record)
+        self._context.draws.stop()
 
     def _record(self) -> None:
         with self._guarded:
+            untouched = []
             for name, state in (("python", python_state()), ("numpy", numpy_state())):
                 if state is None:
                     continue
                 if state == self._began.get(name):
+                    untouched.append(name)
                     self._recorder.value(self._site(name), UNTOUCHED)
                 else:
                     self._recorder.tensor(self._site(name), torch.frombuffer(bytearray(state), dtype=torch.uint8))
             self._recorder.tensor(self._site("torch"), torch.default_generator.get_state())
-            for device, generator in _accelerators():
+            devices = _accelerators()
+            for device, generator in devices:
                 self._recorder.tensor(self._site(device), generator.get_state())
+            self._context.draws.begin(devices, untouched)
 
     def _site(self, name: str) -> int:
         return self._recorder.site(Site(Phase.START, Kind.RNG, name))

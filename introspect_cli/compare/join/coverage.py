@@ -95,7 +95,7 @@ def coverage(
             blind = [kind_code(kind) for kind in KINDS if kind.value not in watched and kind not in SETTING_KINDS]
             meaningful &= ~np.isin(alignment.kind, blind)
         meaningful &= alignment.phase != phase_code(Phase.RECOMPUTE)
-        meaningful &= ~_accelerator_rng(alignment)
+        meaningful &= ~_accelerator_rng(alignment) & ~_draws(alignment)
         if not same_start:
             tensors = np.isin(alignment.kind, [kind_code(kind) for kind in STATE_KINDS])
             meaningful &= ~(tensors & (alignment.phase == phase_code(Phase.START)))
@@ -178,6 +178,17 @@ def uncounted(alignment: Alignment, unions_a: Ids, unions_b: Ids) -> Mask | None
     mask = np.zeros(alignment.size, dtype=np.bool_)
     mask[[number for number in inside if counts[0][group[number]] != counts[1][group[number]]]] = True
     return mask
+
+
+def _draws(alignment: Alignment) -> Mask:
+    """Random states within a step, which only a run that draws there has: they explain what differs, if anything."""
+    within = alignment.phase != phase_code(Phase.START)
+    return np.asarray((alignment.kind == kind_code(Kind.RNG)) & within)
+
+
+def draws_known(manifest: dict[str, Any]) -> bool:
+    """Whether a capture noticed every draw from a default generator in what it recorded."""
+    return manifest.get("draws") is True and not chooses_modules(manifest)
 
 
 def _accelerator_rng(alignment: Alignment) -> Mask:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, ClassVar
 from introspect_cli.compare import reasons as folder
 from introspect_cli.compare.join.distance import ROUNDING
 from introspect_cli.compare.join.rows import StepPair, match
+from introspect_cli.compare.reasons.draws import Draw, lone_draws
 from introspect_cli.compare.reasons.evidence import Evidence, Known, lines, of
 from introspect_cli.compare.reasons.facts import EQUAL, WITHIN, ancestors
 from introspect_cli.compare.reasons.hyperparameters import Told, hyperparameter_changes
@@ -241,6 +242,12 @@ class Scene:
         earlier = self.compared[self.compared < self.first.step]
         return int(earlier[-1]) if len(earlier) else None
 
+    @property
+    def all_before(self) -> str:
+        """That everything recorded before agrees, as far as it was compared: `everything recorded before agrees`."""
+        what = "everything selected" if self.narrowed else "everything recorded"
+        return f"{what} before agrees{' within tolerance' if self.tolerated else ''}"
+
     @cached_property
     def agreeing_before(self) -> tuple[int, int]:
         """How many records of this step that come before it are equal, and how many within tolerance."""
@@ -272,6 +279,15 @@ class Scene:
     def modules(self) -> tuple[list[ModuleInfo], list[ModuleInfo]]:
         """Both module trees."""
         return list(self.facts.modules[0].values()), list(self.facts.modules[1].values())
+
+    @cached_property
+    def draws(self) -> list[Draw]:
+        """Random draws that one run only made in this step, before the divergence."""
+        return [
+            draw
+            for draw in lone_draws(self.facts.alignment, self.facts.pair)
+            if draw.sequence < (self.step.sequence(self.union, draw.side) or 0)
+        ]
 
     @cached_property
     def rounding(self) -> bool:
@@ -323,4 +339,6 @@ class Scene:
         if self.calls and self.cause.reason != "structure":
             name, one, two = self.calls
             found.append(f"{name} runs {often(one)} in this step of a and {often(two)} in b.")
+        if self.cause.reason != "rng":
+            found += [f"{one[0].upper()}{one[1:]}." for one in map(str, self.draws[:1])]
         return tuple(found + reason_named(self.tells).evidence(self))

@@ -15,7 +15,7 @@ import numpy as np
 
 from introspect_cli.compare.join.sites import KINDS
 from introspect_cli.compare.reasons.facts import BLIND, DIFFERS, EQUAL, FORWARD, WITHIN, Facts, owner_of
-from introspect_cli.records import Kind, Phase, Site
+from introspect_cli.records import DRAWN_BEFORE, Kind, Phase, Site
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -127,15 +127,27 @@ def answer(states: npt.NDArray[np.int8], *, every: bool = False) -> Known:
     return Known.EQUAL if (states == EQUAL).any() else Known.UNSEEN
 
 
-def random_state(facts: Facts, site: Site | None = None) -> Evidence:
-    """The random state before a module runs where that is recorded, else at the start of the step."""
-    if site is not None:
-        own = [u for u in facts.unions(Kind.RNG, FORWARD) if _of_call(facts, int(u), site)]
-        known = known_of(facts, own)
-        if known is not Known.UNSEEN:
-            return Evidence("the random state", known, plural=False)
+def random_state(facts: Facts) -> Evidence:
+    """The random state at the start of the step."""
     known = known_of(facts, facts.unions(Kind.RNG, _START))
     return Evidence("the random state at the start of the step", known, plural=False)
+
+
+def drawn_from(facts: Facts, site: Site, order: float) -> list[Evidence]:
+    """The random states that a module's call drew from: nothing where it is known that it drew none.
+
+    Args:
+        facts: the step.
+        site: an input or output of the call.
+        order: when it was recorded; what is drawn later does not matter.
+    """
+    states = facts.unions(Kind.RNG, FORWARD)
+    own = [union for union in states if facts.order[union] < order and _drew(facts.alignment.site(int(union)), site)]
+    known = known_of(facts, own)
+    if known is not Known.UNSEEN:
+        return [Evidence("the random state", known, plural=False)]
+    told = facts.draws_known and site.phase is not Phase.RECOMPUTE
+    return [] if told else [random_state(facts)]
 
 
 def is_random(evidence: Evidence) -> bool:
@@ -143,9 +155,11 @@ def is_random(evidence: Evidence) -> bool:
     return evidence.name.startswith("the random state")
 
 
-def _of_call(facts: Facts, union: int, site: Site) -> bool:
-    own = facts.alignment.site(union)
-    return own.fqn == site.fqn and own.call == site.call and own.phase is site.phase
+def _drew(own: Site, site: Site) -> bool:
+    """Whether a random state was drawn from in a module's call: by its own code, or by a module inside it."""
+    inside = own.fqn.startswith(site.fqn + ".")
+    itself = own.fqn == site.fqn and own.call == site.call and not own.path.endswith(DRAWN_BEFORE)
+    return own.phase is site.phase and (inside or itself)
 
 
 def batches(facts: Facts, order: float = np.inf) -> Evidence:

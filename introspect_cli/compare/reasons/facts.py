@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.compare.join.coverage import chooses_modules, observed_kinds
+from introspect_cli.compare.join.coverage import chooses_modules, draws_known, observed_kinds
 from introspect_cli.compare.join.live_in import Carried
 from introspect_cli.compare.join.moved import tree_at
 from introspect_cli.compare.join.offset import start_values
 from introspect_cli.compare.join.sites import KINDS, kind_code, phase_code
-from introspect_cli.records import Kind, ModuleInfo, Phase
+from introspect_cli.records import DRAWN_BEFORE, Kind, ModuleInfo, Phase, Site
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -39,6 +39,11 @@ ABSENT, EQUAL, WITHIN, DIFFERS, BLIND = range(5)
 def owner_of(fqn: str) -> str:
     """The module a parameter or buffer belongs to, or the parent of a module; "" for a root."""
     return fqn.rpartition(".")[0]
+
+
+def generator_of(site: Site) -> str:
+    """The random generator that an `rng` record is of: named by its path within a step, by its name at the start."""
+    return site.path.removesuffix(DRAWN_BEFORE) or site.fqn
 
 
 def ancestors(fqn: str) -> list[str]:
@@ -155,6 +160,11 @@ class Facts:
     def modules_chosen(self) -> bool:
         """Whether one of the captures was told to leave modules out."""
         return any(chooses_modules(manifest) for manifest in (self.sides.manifest_a, self.sides.manifest_b))
+
+    @cached_property
+    def draws_known(self) -> bool:
+        """Whether both captures noticed every draw from a default random generator."""
+        return all(draws_known(manifest) for manifest in (self.sides.manifest_a, self.sides.manifest_b))
 
     @cached_property
     def modules(self) -> tuple[dict[str, ModuleInfo], dict[str, ModuleInfo]]:
@@ -335,7 +345,7 @@ def carry_over(facts: Facts, known: Carried, recorded_params: frozenset[str]) ->
             held.add((site.fqn, site.path))
         elif site.kind is Kind.BATCH:
             loaders.add(site.fqn)
-    rng = {site.fqn for site in facts.sites if site.kind is Kind.RNG} | known.rng
+    rng = {generator_of(site) for site in facts.sites if site.kind is Kind.RNG} | known.rng
     within = {name for name in known.within if name not in recorded_params} | within_tolerance_of(
         facts.alignment, facts.pair
     )

@@ -9,14 +9,14 @@ import numpy as np
 
 from introspect_cli.compare.join.sites import KINDS, PHASES
 from introspect_cli.compare.reasons.base import Cause, Reason, Scene
+from introspect_cli.compare.reasons.draws import drew_alone
 from introspect_cli.compare.reasons.evidence import (
     Evidence,
-    Known,
     although,
+    drawn_from,
     inputs_of,
     is_random,
     known_of,
-    random_state,
     tensors_of,
 )
 from introspect_cli.compare.reasons.facts import FORWARD, Facts, owner_of
@@ -116,7 +116,7 @@ class OwnCode(Reason):
 def went_in(facts: Facts, site: Site, order: float, name: str = "its inputs") -> list[Evidence]:
     """What goes into a call of a module."""
     inputs = inputs_of(facts, site, name)
-    return [*([inputs] if inputs else []), *tensors_of(facts, site.fqn, order), random_state(facts, site)]
+    return [*([inputs] if inputs else []), *tensors_of(facts, site.fqn, order), *drawn_from(facts, site, order)]
 
 
 def _inside_before(facts: Facts, fqn: str, start: float, order: float) -> Evidence:
@@ -208,9 +208,13 @@ def _inside(scene: Scene) -> str:
     changed = attribute_changes(scene)
     if changed:
         return f"The cause is inside this module: {'; '.join(changed[:3])}.{scene.rounding_words()}"
+    side = drew_alone(scene.draws, scene.site)
+    if side:
+        other = "a" if side == "b" else "b"
+        return f"The cause is inside this module: in {side} it draws random numbers, in {other} it does not."
     text = "The cause is inside this module: its code, options, train/eval mode or kernel"
-    known = [found for found in scene.cause.evidence if is_random(found) and found.known is Known.EQUAL]
-    if not _DRAWS_NOTHING.match(scene.first.module_class) and not any(e.name == "the random state" for e in known):
+    known = [found for found in scene.cause.evidence if is_random(found)]
+    if not _DRAWS_NOTHING.match(scene.first.module_class) and any(e.name != "the random state" for e in known):
         text += "; or, if it draws random numbers, different ones were drawn before it in this step"
     if scene.steps_before and any(found.name == "its parameters" for found in scene.cause.evidence):
         text += "; or its parameters changed after they were recorded (.data, numpy)"

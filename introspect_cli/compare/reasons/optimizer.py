@@ -56,7 +56,7 @@ class Optimizer(Reason):
             before = [value_before(facts, site, order), *(found for found in before if found.known is Known.WITHIN)]
         if site.call:
             known = known_of(facts, facts.unions(Kind.GRAD, frozenset({Phase.OPTIMIZER})), order)
-            return self.cause(*before, Evidence("the gradients inside the optimizer step", known))
+            return self.cause(*before, Evidence("the gradients before it in the optimizer step", known))
         gradient = gradient_of(facts, site.fqn)
         if gradient.known is Known.UNSEEN and hyperparameter_changes(
             facts.alignment, StepRecords(facts.alignment, facts.pair)

@@ -51,16 +51,14 @@ class Outside(Reason):
                 f"begins it is not what {step} left (loading a checkpoint, copying, a moving average, in-place code)."
             )
         do = f", as {'does' if differ == 2 else 'do'} {more}" if more else ""
-        text = (
-            f"{what(first.site)} differs when the step begins{apart(first)}{do}, although everything recorded before "
-        )
+        text = f"{what(first.site)} differs when the step begins{apart(first)}{do}, although {scene.all_before}: "
         if _by_hand(scene.facts):
             return (
-                f"{text}agrees: no optimizer steps in these runs, so the script updates its parameters by hand after "
+                f"{text}no optimizer steps in these runs, so the script updates its parameters by hand after "
                 f"the backward pass of {step}, with a different gradient (clipping, scaling), learning rate or rule."
             )
         return (
-            f"{text}agrees: it was changed outside of an optimizer step (loading a checkpoint, a moving average, "
+            f"{text}it was changed outside of an optimizer step (loading a checkpoint, a moving average, "
             f"copying, in-place code) after {step} was recorded."
         )
 

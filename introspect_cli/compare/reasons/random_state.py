@@ -13,9 +13,12 @@ import numpy as np
 
 from introspect_cli.compare.join.sites import kind_code
 from introspect_cli.compare.reasons.base import Cause, Reason, Scene
+from introspect_cli.compare.reasons.draws import lone_draws
+from introspect_cli.compare.reasons.evidence import although, random_state
+from introspect_cli.compare.reasons.facts import EQUAL, generator_of
 from introspect_cli.compare.reasons.step_view import StepRecords
 from introspect_cli.compare.reasons.words import what
-from introspect_cli.records import Kind, Status
+from introspect_cli.records import DRAWN_BEFORE, Kind, Phase, Site, Status
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,7 +31,7 @@ _GENERATORS = {"python": "python's random", "numpy": "numpy.random"}
 
 
 class RandomState(Reason):
-    """The state of a random generator when a step begins."""
+    """The state of a random generator when a step begins, or from which something draws within it."""
 
     word = "rng"
     place = "a random draw"
@@ -38,11 +41,18 @@ class RandomState(Reason):
 
     def applies(self, facts: Facts, position: int) -> Cause | None:
         """A state comes from the same generator's state before."""
-        return None if facts.sites[position].fqn in facts.carried.rng else self.cause()
+        site = facts.sites[position]
+        if site.phase is Phase.START:
+            return None if site.fqn in facts.carried.rng else self.cause()
+        if facts.carried.rng or facts.rng_differs() or facts.anything_before(float(facts.items.order[position])):
+            return None
+        return self.cause(random_state(facts))
 
     def sentence(self, scene: Scene) -> str:
         """When the draws must have differed."""
         site = scene.site
+        if site.phase is not Phase.START:
+            return _within(scene)
         if scene.is_first_step and _goes_on(scene):
             return (
                 f"{what(site)} differs when the later run begins: resuming did not restore it, or the script drew from "
@@ -54,12 +64,77 @@ class RandomState(Reason):
                 "different number of random draws before it."
             )
         if site.fqn in unseeded(scene):
-            return f"{what(site)} differs when the step begins, although all values recorded before are equal."
-        since = "since the last recorded step" if scene.facts.gap else f"during step {scene.first.step - 1}"
+            return f"{what(site)} differs when the step begins, although {scene.all_before}."
         return (
-            f"{what(site)} differs when the step begins, although all values recorded before are equal: {since}, "
-            "one run drew random numbers that the other did not (an extra random draw)."
+            f"{what(site)} differs when the step begins, although {scene.all_before}: "
+            f"{_drawn_before(scene)} (an extra random draw)."
         )
+
+
+def _drawn_before(scene: Scene) -> str:
+    """Where in the step before one run drew more, as far as the records tell."""
+    facts, last = scene.facts, scene.first.step - 1
+    text = "one run drew random numbers that the other did not"
+    if facts.before_pair is None:
+        return f"since the last recorded step, {text}"
+    draws = lone_draws(facts.alignment, facts.before_pair, scene.site.fqn)
+    if draws:
+        return f"during step {last}, {draws[0]}"
+    losses = facts.unions(Kind.LOSS, frozenset({Phase.LOSS}))
+    if facts.draws_known and scene.before is not None and set(map(int, losses)) & {*scene.before.unions("a")}:
+        return f"between the backward pass of step {last} and the start of step {last + 1}, {text}"
+    return f"during step {last}, {text}"
+
+
+def _within(scene: Scene) -> str:
+    """A state within a step: which draws came before it in one run only, or whose state it is in the other run."""
+    site = scene.site
+    generator = generator_of(site)
+    text = f"{what(site)} differs{although(scene.cause.evidence)}"
+    draws = [draw for draw in scene.draws if generator_of(draw.site) == generator]
+    other = _exchanged(scene)
+    if other is not None:
+        return (
+            f"{text}: in b it is the one {_whose(other)} in a, and the other way round. They run in a different order."
+        )
+    if draws:
+        return f"{text}: {draws[0]} (an extra random draw)."
+    last = _last_equal(scene, generator)
+    since = f"since {last} drew" if last else "since the step began"
+    return f"{text}: {since}, one run drew more random numbers than the other, or in another order."
+
+
+def _whose(site: Site) -> str:
+    call = f" (call {site.call})" if site.call else ""
+    return f"before {site.fqn}{call}" if site.path.endswith(DRAWN_BEFORE) else f"from which {site.fqn}{call} draws"
+
+
+def _draws(scene: Scene) -> list[int]:
+    """Random states within the step that both runs recorded."""
+    facts = scene.facts
+    phases = frozenset(Phase) - {Phase.START}
+    return [int(union) for union in facts.unions(Kind.RNG, phases) if facts.state[union]]
+
+
+def _exchanged(scene: Scene) -> Site | None:
+    """The place whose random state this one has in the other run, both ways."""
+    step = scene.step
+    here = step.checksum(scene.union, "a"), step.checksum(scene.union, "b")
+    for union in _draws(scene):
+        if union != scene.union and (step.checksum(union, "b"), step.checksum(union, "a")) == here:
+            return scene.facts.alignment.site(union)
+    return None
+
+
+def _last_equal(scene: Scene, generator: str) -> str:
+    """The module whose random state is the last before this that is equal, where modules drew."""
+    facts = scene.facts
+    found = [
+        union for union in _draws(scene) if facts.state[union] == EQUAL and facts.order[union] < scene.first.sequence
+    ]
+    sites = [facts.alignment.site(union) for union in sorted(found, key=lambda union: facts.order[union])]
+    own = [site for site in sites if generator_of(site) == generator and not site.path.endswith(DRAWN_BEFORE)]
+    return own[-1].fqn if own else ""
 
 
 def _goes_on(scene: Scene) -> bool:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from introspect_cli.compare.join.distance import rounding
 from introspect_cli.compare.result import RESOLUTION
-from introspect_cli.records import Kind, Phase, Site, Status
+from introspect_cli.records import DRAWN_BEFORE, Kind, Phase, Site, Status
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -92,7 +92,7 @@ def what(site: Site, module_class: str = "") -> str:
             f"the batch{f' {site.call}' if site.call else ''} from {site.fqn}{f' ({site.path})' if site.path else ''}"
         )
     if site.kind is Kind.RNG:
-        return f"the random state of {site.fqn}"
+        return _random_state(site, call)
     if site.kind is Kind.LOSS:
         return f"the loss{f' of backward {site.call}' if site.call else ''}{path}"
     if site.kind is Kind.VALUE:
@@ -104,6 +104,16 @@ def what(site: Site, module_class: str = "") -> str:
     if site.kind is Kind.OP_OUTPUT:
         return _operator(site) + call
     return f"{_WHAT.get(site.kind, site.kind.value)}{path} of {named(site, module_class)}{call}"
+
+
+def _random_state(site: Site, call: str) -> str:
+    if not site.path:
+        return f"the random state of {site.fqn}"
+    generator = site.path.removesuffix(DRAWN_BEFORE)
+    if generator == site.path:
+        return f"the random state of {generator} from which {site.fqn}{call} draws"
+    place = {Phase.DATA: f"the batch from {site.fqn}", Phase.LOSS: "the backward pass"}.get(site.phase, site.fqn)
+    return f"the random state of {generator} before {place}{call}"
 
 
 def _operator(site: Site) -> str:

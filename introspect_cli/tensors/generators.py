@@ -1,0 +1,174 @@
+"""Whether the default random generators have moved, looked at where they lie.
+
+Who draws random numbers, and in which state the generator is then, tells a module that was given other numbers from one
+that computes differently. Asking for a state copies five kilobytes, too much for every call of a module. The generators
+of the CPU are Mersenne twisters: 624 words and a position. So their place in memory is found once, by looking for the
+words that the generator itself tells, and the compiled kernels read it there. One that is not found is not watched.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import random
+import sys
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from introspect_cli.tensors import kernels
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+_WORDS = 624
+_BYTES = 4 * _WORDS
+_HEADER = 512  # bytes of an object before its words, at most
+
+
+class Place(NamedTuple):
+    """Addresses of a twister's words, of its position, of a normal number it has to spare, and of the flag for that."""
+
+    words: int
+    position: int
+    spare: int = 0
+    flag: int = 0
+
+
+class Generators:
+    """The default generators that can be watched, and their states as 64 bits each.
+
+    Attributes:
+        names: of those that are watched.
+    """
+
+    def __init__(self) -> None:
+        """Watch nothing yet."""
+        self.names: list[str] = []
+        self._states: list[int] = []
+        self._devices: dict[str, torch.Generator] = {}
+        self._device_states: dict[str, tuple[int, int]] = {}
+        self._compiled: Any = kernels.KERNELS
+        self.unwatched: list[str] = []
+        self.moved: Callable[[], object] = _never
+
+    def look(self, devices: Sequence[tuple[str, torch.Generator]]) -> None:
+        """Take the states as they are now for known, and watch what has come up since.
+
+        Args:
+            devices: names and default generators of accelerators in use.
+        """
+        if self._compiled is None:
+            return
+        for name, find in _FINDERS.items():
+            if name not in self.names and name not in self.unwatched and (name != "numpy" or "numpy" in sys.modules):
+                place = find()
+                if place is None:
+                    self.unwatched.append(name)
+                    continue
+                self._compiled.watch_generator(len(self.names), *place)
+                self.names.append(name)
+                self._states.append(0)
+        self._states = [self._compiled.generator_state(number) for number in range(len(self.names))]
+        self._devices = {name: generator for name, generator in devices if hasattr(generator, "get_offset")}
+        self.unwatched += [name for name, _ in devices if name not in self._devices and name not in self.unwatched]
+        self._device_states = {name: state for name in self._devices if (state := self._device(name)) is not None}
+        self.moved = self._any_moved if self._devices else self._compiled.generators_moved
+
+    @property
+    def complete(self) -> bool:
+        """Whether every default generator in use is watched."""
+        return bool(self.names) and not self.unwatched
+
+    def take(self) -> list[tuple[str, int]]:
+        """Those that have moved since they were last looked at, each with its state before."""
+        found = []
+        mask = self._compiled.generators_moved()
+        for number, name in enumerate(self.names):
+            if mask >> number & 1:
+                found.append((name, self._states[number]))
+                self._states[number] = self._compiled.generator_state(number)
+        for name in self._devices:
+            now = self._device(name)
+            before = self._device_states.get(name)
+            if now is not None and now != before:
+                self._device_states[name] = now
+                if before is not None:
+                    found.append((name, hash(before) & (1 << 64) - 1))
+        return found
+
+    def _any_moved(self) -> bool:
+        if self._compiled.generators_moved():
+            return True
+        states = {name: self._device(name) for name in self._devices}
+        return any(state is not None and state != self._device_states.get(name) for name, state in states.items())
+
+    def _device(self, name: str) -> tuple[int, int] | None:
+        """Seed and offset of an accelerator's generator; None while a graph is captured, when it may not be asked."""
+        generator: Any = self._devices[name]
+        try:
+            return generator.initial_seed(), generator.get_offset()
+        except RuntimeError:
+            return None
+
+
+def _never() -> int:
+    return 0
+
+
+def _torch() -> Place | None:
+    """The CPU's generator, by what one of our own looks like in memory before and after it has a number to spare."""
+    own: Any = torch.Generator()
+    own.manual_seed(1)
+    address = getattr(own, "_cdata", 0)
+    default = getattr(torch.default_generator, "_cdata", 0)
+    state = own.get_state().numpy()
+    words = state[24 : 24 + 8 * _WORDS].view("u8").astype("u4")
+    if not address or not default or type(own) is not type(torch.default_generator):
+        return None
+    start = ctypes.string_at(address, _HEADER).find(words[:8].tobytes())
+    if start < 12 or ctypes.string_at(address + start, _BYTES) != words.tobytes():
+        return None
+    position = start - 12
+    tail = start + _BYTES
+    before = ctypes.string_at(address + tail, 32)
+    if _u4(address + position) != 1:
+        return None
+    torch.randn(1, generator=own, dtype=torch.float64, device="cpu")
+    after = ctypes.string_at(address + tail, 32)
+    if not 1 <= _u4(address + position) < _WORDS:
+        return None
+    # The second normal number, as a double, and behind it whether it is there.
+    flags = [at for at in range(8, 32) if (before[at], after[at]) == (0, 1) and any(after[at - 8 : at])]
+    spare, flag = (default + tail + flags[-1] - 8, default + tail + flags[-1]) if flags else (0, 0)
+    return Place(default + start, default + position, spare, flag)
+
+
+def _numpy() -> Place | None:
+    import numpy as np
+
+    asked: Any = getattr(np.random, "get_bit_generator", None)  # numpy 1.24
+    generator: Any = asked() if asked is not None else None
+    if type(generator).__name__ != "MT19937":
+        return None
+    state = generator.state["state"]
+    address = int(generator.ctypes.state_address)
+    found = ctypes.string_at(address, _BYTES) == state["key"].astype("u4").tobytes()
+    return Place(address, address + _BYTES) if found and _u4(address + _BYTES) == state["pos"] else None
+
+
+def _python() -> Place | None:
+    own = getattr(random, "_inst", None)
+    if type(own) is not random.Random:
+        return None
+    size = random.Random.__basicsize__
+    *words, position = own.getstate()[1]
+    told = b"".join(word.to_bytes(4, sys.byteorder) for word in words)
+    start = ctypes.string_at(id(own), size).find(told)
+    return Place(id(own) + start, id(own) + start - 4) if start >= 4 and _u4(id(own) + start - 4) == position else None
+
+
+def _u4(address: int) -> int:
+    return ctypes.c_uint32.from_address(address).value
+
+
+_FINDERS: dict[str, Callable[[], Place | None]] = {"torch": _torch, "numpy": _numpy, "python": _python}

@@ -1,0 +1,164 @@
+"""Random numbers drawn within a step: who drew them, and what follows from one draw more."""
+
+import pytest
+import torch
+from neutrality import watched
+from torch import nn
+
+from introspect_cli.compare.diff import compare_runs
+from introspect_cli.compare.options import DiffOptions
+from introspect_cli.compare.result import Verdict
+from introspect_cli.records import Kind, Phase
+from introspect_cli.store.reader import open_run
+
+
+class Branch(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(8, 8)
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, x):
+        return self.drop(self.lin(x))
+
+
+class Net(nn.Module):
+    def __init__(self, fault):
+        super().__init__()
+        self.fault = [fault]
+        self.left = Branch()
+        self.right = Branch()
+        self.head = nn.Linear(8, 4)
+        self.steps = 0
+
+    def forward(self, x):
+        fault = self.fault[0]
+        self.steps += 1
+        now = self.steps == 2
+        if fault == "swapped":
+            right, left = self.right(x), self.left(x)
+        else:
+            left = self.left(x)
+            if fault == "between modules" and now:
+                torch.rand(1)
+            right = self.right(x)
+        if fault == "behind all draws" and now:
+            torch.rand(1)
+        both = nn.functional.dropout(left + right, 0.1, training=fault != "functional dropout off")
+        return self.head(both)
+
+
+def train(fault=""):
+    torch.manual_seed(0)
+    net = Net(fault)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    x, y = torch.randn(16, 8), torch.randint(0, 4, (16,))
+    for step in range(3):
+        if fault == "before the step" and step == 1:
+            torch.rand(1)
+        if fault == "other p":
+            net.right.drop.p = 0.4
+        if fault == "eval mode":
+            net.right.drop.eval()
+        loss = nn.functional.cross_entropy(net(x), y)
+        if fault == "before the backward pass" and step == 1:
+            torch.rand(1)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    path = tmp_path_factory.mktemp("plain") / "run"
+    with watched(path):
+        train()
+    return path
+
+
+def answer(plain, path, fault):
+    with watched(path / "run"):
+        train(fault)
+    with open_run(plain) as a, open_run(path / "run") as b:
+        return compare_runs(a, b, DiffOptions(), [])
+
+
+FAULTS = {
+    "between modules": (
+        1,
+        (Phase.FORWARD, Kind.RNG, "Net.right.drop"),
+        "random numbers were drawn between Net.left and Net.right in b and not in a",
+    ),
+    "swapped": (
+        0,
+        (Phase.FORWARD, Kind.RNG, "Net.left.drop"),
+        "in b it is the one from which Net.right.drop draws in a, and the other way round",
+    ),
+    "behind all draws": (
+        1,
+        (Phase.FORWARD, Kind.INPUT, "Net.head"),
+        "The cause is in the forward code of Net itself, between Net.right and Net.head",
+    ),
+    "before the backward pass": (
+        2,
+        (Phase.START, Kind.RNG, "torch"),
+        "during step 1, random numbers were drawn between Net and the backward pass in b and not in a",
+    ),
+    "before the step": (
+        1,
+        (Phase.START, Kind.RNG, "torch"),
+        "between the backward pass of step 0 and the start of step 1, one run drew random numbers",
+    ),
+    "other p": (
+        0,
+        (Phase.FORWARD, Kind.OUTPUT, "Net.right.drop"),
+        "although its inputs and the random state are equal. The cause is inside this module: p 0.5 -> 0.4",
+    ),
+    "eval mode": (
+        0,
+        (Phase.FORWARD, Kind.OUTPUT, "Net.right.drop"),
+        "although its inputs are equal. The cause is inside this module: train mode in a, eval mode in b",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_the_draw_is_named_and_no_module_is_blamed_for_it(tmp_path, plain, fault):
+    step, place, words = FAULTS[fault]
+    result = answer(plain, tmp_path, fault)
+    assert result.first is not None
+    site = result.first.site
+    assert (result.first.step, (site.phase, site.kind, site.fqn)) == (step, place), result.sentence
+    assert words in result.sentence
+    if place[1] is Kind.RNG:
+        assert "inside this module" not in result.sentence
+
+
+def test_what_draws_in_one_run_only_is_said_beside_the_answer(tmp_path, plain):
+    result = answer(plain, tmp_path, "functional dropout off")
+    assert "between Net.right and Net.head" in result.sentence
+    told = "Random numbers were drawn between Net.right and Net.head in a and not in b."
+    assert told in result.evidence
+
+
+def test_twins_are_the_same_and_every_module_that_draws_has_a_record_of_the_state_before(tmp_path, plain):
+    result = answer(plain, tmp_path, "")
+    assert result.verdict is Verdict.SAME
+    with open_run(plain) as run:
+        assert run.manifest["draws"] is True
+        drawn = [(r.site.fqn, r.site.path) for r in run.rank(0).records(1) if r.site.kind is Kind.RNG]
+    assert drawn[3:] == [("Net.left.drop", "torch"), ("Net.right.drop", "torch"), ("Net.head", "torch before")]
+
+
+def test_runs_that_do_not_know_every_draw_claim_only_the_state_at_the_start_of_the_step(tmp_path, plain, monkeypatch):
+    monkeypatch.setattr("introspect_cli.tensors.generators.kernels.KERNELS", None)
+    for name, fault in (("a", ""), ("b", "between modules")):
+        with watched(tmp_path / name):
+            train(fault)
+    with open_run(tmp_path / "a") as a, open_run(tmp_path / "b") as b:
+        assert a.manifest["draws"] is False
+        result = compare_runs(a, b, DiffOptions(), [])
+    assert result.first is not None
+    assert result.first.site.fqn == "Net.right.drop"
+    assert "the random state at the start of the step" in result.sentence
+    assert "different ones were drawn before it in this step" in result.sentence

@@ -1,0 +1,102 @@
+"""The default generators are found in memory, and not a draw is missed."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from introspect_cli.tensors import kernels
+from introspect_cli.tensors.generators import Generators
+
+pytestmark = pytest.mark.skipif(kernels.KERNELS is None, reason="no compiled kernels, so generators are not watched")
+
+DRAWS = {
+    "one number": ("torch", lambda: torch.rand(1)),
+    "as many numbers as the state has words": ("torch", lambda: torch.rand(624)),
+    "a normal number, of which one stays to spare": ("torch", lambda: torch.randn(1)),
+    "the one to spare": ("torch", lambda: torch.randn(1)),
+    "a permutation": ("torch", lambda: torch.randperm(5)),
+    "dropout": ("torch", lambda: torch.nn.functional.dropout(torch.ones(3), 0.5)),
+    "a seed": ("torch", lambda: torch.manual_seed(12)),
+    "python": ("python", random.random),
+    "numpy": ("numpy", lambda: np.random.rand(3)),  # noqa: NPY002 - the global generator is what is watched
+}
+
+
+@pytest.fixture
+def watching():
+    torch.manual_seed(3)
+    generators = Generators()
+    generators.look([])
+    return generators
+
+
+def test_each_draw_is_noticed_once_and_of_the_right_generator(watching):
+    assert watching.complete
+    for what, (name, draw) in DRAWS.items():
+        draw()
+        assert watching.moved(), what
+        assert [found for found, _ in watching.take()] == [name], what
+        assert not watching.moved(), what
+
+
+def test_what_draws_nothing_or_puts_the_state_back_is_not_noticed(watching):
+    torch.ones(3).sum()
+    torch.rand(3, generator=torch.Generator())
+    with torch.random.fork_rng():
+        torch.rand(5)
+    assert not watching.moved()
+    assert watching.take() == []
+
+
+def test_the_state_told_is_the_one_before_and_equal_states_are_told_equal(watching):
+    def states():
+        torch.manual_seed(7)
+        watching.take()
+        told = []
+        for count in (1, 700, 2):
+            torch.rand(count)
+            told += [state for _, state in watching.take()]
+        return told
+
+    first = states()
+    assert states() == first
+    assert len(set(first)) == 3
+    torch.manual_seed(8)
+    watching.take()
+    torch.rand(1)
+    assert watching.take()[0][1] not in first
+
+
+class Philox:
+    """As an accelerator's generator."""
+
+    def __init__(self):
+        self.offset = 0
+        self.capturing = False
+
+    def initial_seed(self):
+        if self.capturing:
+            raise RuntimeError("Cannot call CUDAGeneratorImpl::current_seed during CUDA graph capture")
+        return 5
+
+    def get_offset(self):
+        return self.offset
+
+
+def test_accelerators_are_asked_for_seed_and_offset_and_left_alone_while_a_graph_is_captured(watching):
+    device = Philox()
+    watching.look([("cuda:0", device)])
+    assert watching.complete
+    assert not watching.moved()
+    device.offset = 4
+    assert watching.moved()
+    assert [name for name, _ in watching.take()] == ["cuda:0"]
+    device.offset, device.capturing = 8, True
+    assert not watching.moved()
+
+
+def test_a_generator_that_cannot_be_asked_is_said_not_to_be_watched(watching):
+    watching.look([("mps", object())])
+    assert not watching.complete
