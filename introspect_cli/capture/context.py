@@ -12,6 +12,8 @@ import threading
 import weakref
 from typing import TYPE_CHECKING
 
+import torch
+
 from introspect_cli.capture.draws import Draws
 from introspect_cli.capture.evaluation import Evaluation
 from introspect_cli.capture.identity import ById
@@ -22,7 +24,6 @@ from introspect_cli.records import Kind, Phase, Site, SiteInfo
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import torch
     from torch import nn
 
     from introspect_cli.capture.names import Named, Names
@@ -57,11 +58,15 @@ class Context:
         self.on_root: list[Callable[[nn.Module], None]] = []
         self.on_after_optimizer: list[Callable[[], None]] = []
         self.on_tick: list[Callable[[], None]] = []
+        self.on_restart: list[Callable[[int | None], None]] = []
         self.has_optimizer = False
         self.ticks = 0
         self.manual = False
         self.running = Running()
         self.draws = Draws(recorder)
+        self.leaf_names: dict[int, str] = {}
+        """What the script calls the tensors that its last backward pass led to, by identity, where it runs no module;
+        good as long as somebody holds them."""
         self.evaluation = Evaluation(recorder)
         self.parts = FlatParts(names)
         self.pipeline: dict[str, int] | None = None  # which stage this process runs, and of how many
@@ -71,11 +76,17 @@ class Context:
         self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
         self._versions: ById[tuple[int, int]] = ById()
         self.stepped = False
+        self.left_out = False
+        """Whether what came before training was taken for an evaluation and out of the records."""
         self.unseen_steps = False
         self._begun = -1
         self._rows_at_begin = 0
         self._forwards = 0
         self._model_ran = False
+        self._backwards = 0
+        self._first_with_gradients: int | None = None
+        self._ran_with_gradients: list[weakref.ref[nn.Module]] = []
+        self._by_hand: ById[bool] = ById()
 
     def begin(self) -> None:
         """Something of the step is about to happen; the first such moment records how the step starts."""
@@ -94,7 +105,6 @@ class Context:
     def outermost_forward(self, module: nn.Module) -> Phase:
         """An outermost module is about to be called, outside any backward pass; the phase it belongs to."""
         evaluation = self.evaluation
-        evaluation.has_training |= self.has_optimizer
         phase = evaluation.phase(module, is_trained=self.is_trained(module))
         if phase is Phase.EVAL:
             taken, began = evaluation.take_back()
@@ -107,15 +117,24 @@ class Context:
         if evaluation.give_back():
             self._begun = self.recorder.step
         if not self.has_optimizer:
-            is_model = next(parameters_in(module), None) is not None
-            if self._forwards and (is_model or not self._model_ran):
-                self.auto_tick()
-            self._forwards += 1
-            self._model_ran |= is_model
+            self._step_without_optimizer(module)
         else:
             self.look_for_unseen_step()
         self.begin()
         return phase
+
+    def _step_without_optimizer(self, module: nn.Module) -> None:
+        """An outermost module of training is called where no optimizer is: it may begin a step."""
+        is_model = next(parameters_in(module), None) is not None
+        ended = self._backwards if self.evaluation.has_training else self._forwards
+        if ended and (is_model or not self._model_ran):
+            self.auto_tick()
+        self._forwards += 1
+        self._model_ran |= is_model
+        if is_model and torch.is_grad_enabled():
+            if self._first_with_gradients is None:
+                self._first_with_gradients = self.recorder.step
+            self._ran_with_gradients.append(weakref.ref(module))
 
     def look_for_unseen_step(self) -> None:
         """End the step if parameters were written to, though no optimizer was seen to step.
@@ -139,9 +158,59 @@ class Context:
             written |= before is not None and before[0] == now[0] and before != now
         return written
 
+    def backward_begins(self) -> None:
+        """Hear that the script starts a backward pass: something is trained, by an optimizer or by hand."""
+        if not self.evaluation.has_training:
+            self._leave_out_evaluation(keep=True)
+        self.evaluation.trained()
+        if not self.has_optimizer:
+            for reference in self._ran_with_gradients:
+                module = reference()
+                if module is not None:
+                    self._by_hand.set(module, True)
+            self._ran_with_gradients.clear()
+            if self._backwards and not self._forwards:
+                self.auto_tick()  # no module runs: a step is from one backward pass to the next
+            self._backwards += 1
+        self.look_for_unseen_step()
+        self.begin()
+
+    def expect_optimizers(self) -> None:
+        """Hear of an optimizer: from now on their steps end steps."""
+        if not self.has_optimizer:
+            self.has_optimizer = True
+            if not self.evaluation.has_training:
+                self._leave_out_evaluation(keep=False)
+            self.evaluation.has_training = True
+
+    def _leave_out_evaluation(self, *, keep: bool) -> None:
+        """Take out what a model computed without gradients before anything showed that one would be trained.
+
+        Only then is it known to have been an evaluation, and not what the script is for. Its records were steps.
+
+        Args:
+            keep: whether the current step belongs to training.
+        """
+        earlier = self.recorder.step > 0 or (not keep and self._forwards > 0)
+        kept = self.recorder.step if keep else None
+        if not earlier or self.manual or self._first_with_gradients not in {None, kept}:
+            return
+        self.recorder.restart(keep=keep)
+        self._begun = 0 if keep and self._begun == kept else -1
+        self.ticks = 0
+        self.names.renumber(kept)
+        for listener in self.on_restart:
+            listener(kept)
+        if not keep:
+            self._forwards, self._model_ran = 0, False
+            self.evaluation.left_out()
+            for tick in self.on_tick:
+                tick()
+        self.left_out = True
+
     def built(self, optimizer: torch.optim.Optimizer) -> None:
         """Hear of an optimizer that has been made."""
-        self.has_optimizer = True
+        self.expect_optimizers()
         self._optimizers = [reference for reference in self._optimizers if reference() is not None]
         self._optimizers.append(weakref.ref(optimizer))
         self._trained = None
@@ -149,7 +218,7 @@ class Context:
 
     def lost_optimizers(self) -> None:
         """Optimizers are no longer watched: forward passes are not to be taken for steps because of it."""
-        self.has_optimizer = True
+        self.has_optimizer = self.evaluation.has_training = True
 
     def finish(self) -> None:
         """Write what came after the last step, unless it is but how a step begins: a loader asked once too often."""
@@ -178,8 +247,9 @@ class Context:
     def tick(self) -> None:
         """End the step."""
         self.ticks += 1
-        self._forwards = 0
+        self._forwards = self._backwards = 0
         self._model_ran = False
+        self._ran_with_gradients.clear()
         self.evaluation.ticked()
         self.parts.forget()
         self.recorder.tick()
@@ -190,17 +260,16 @@ class Context:
         """Hear of the parameters of an optimizer."""
         if not any(reference() is optimizer for reference in self._optimizers):
             self.built(optimizer)
-        self.has_optimizer = True
         self._trained = None
         self._trained_roots.clear()
 
     def is_trained(self, module: nn.Module) -> bool:
-        """Whether an optimizer holds any of a module's parameters.
+        """Whether an optimizer holds any of a module's parameters, or the script trains it by hand.
 
         It tells a forward pass without gradients that evaluates the model in training from one that is part of
         training (a teacher, a frozen encoder).
         """
-        known = self._trained_roots.get(module)
+        known = self._trained_roots.get(module) or self._by_hand.get(module)
         if known is None:
             known = any(id(parameter) in self._trained_parameters() for parameter in parameters_in(module))
             self._trained_roots.set(module, known)

@@ -79,6 +79,12 @@ class Evaluation:
         self._fed.clear()
         self._under_way = False
 
+    def left_out(self) -> None:
+        """Hear that all so far was an evaluation: nothing that was drawn for it comes back."""
+        self._fed.clear()
+        self._draws.clear()
+        self._under_way = False
+
     def ticked(self) -> None:
         """Hear that the step has ended: what was drawn in it stays."""
         self._draws.clear()

@@ -64,7 +64,7 @@ def closing(options: CaptureOptions, guard: Guard, probes: Probes | None, ending
         "exception": redact.looks(ending.exception),
         "observed": sorted(kind.value for kind in options.record),
         "draws": probes is not None and probes.context.draws.complete,
-        "not_observed": redact.nested(guard.sentences),
+        "not_observed": redact.nested([*guard.sentences, *never_seen(options, probes, steps)]),
         "notes": redact.nested(probes.notes) if probes is not None else [],
         "children": probes.children.started if probes is not None else [],
         "failures": redact.nested(guard.details),
@@ -73,6 +73,21 @@ def closing(options: CaptureOptions, guard: Guard, probes: Probes | None, ending
         # What comes after the last optimizer step is in the store as one more step, and is none.
         "remainder": probes is not None and probes.recorder.steps_written > steps,
     }
+
+
+def never_seen(options: CaptureOptions, probes: Probes | None, steps: int) -> list[str]:
+    """What the script does in a way that leaves nothing to see."""
+    if probes is None or not steps:
+        return []
+    found = []
+    if probes.context.left_out:
+        found.append("what ran without gradients before training began was an evaluation and is not recorded")
+    if not probes.names.any_module and options.level != "op":
+        found.append(
+            "no module ran, so nothing between the tensors that require gradients and the losses is recorded "
+            "(--level op records every operator)"
+        )
+    return found
 
 
 def _now() -> str:

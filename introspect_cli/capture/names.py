@@ -268,6 +268,7 @@ class Names:
         self._trees: list[ModuleInfo] = []
         self._lock = threading.RLock()
         self.settled = False
+        self._any_module = False
 
     def wanted(self, fqn: str) -> bool:
         """Whether what has that name is to be recorded."""
@@ -319,6 +320,16 @@ class Names:
         """Name a module and all in it before it is first called, under a name of the caller's choosing."""
         with self._lock:
             self._adopt(module, name)
+
+    def renumber(self, kept: int | None) -> None:
+        """Hear that steps are counted anew: the step `kept` is the first; where None, none is."""
+        for state in self._states.values():
+            state.step = 0 if state.step == kept else -1
+
+    @property
+    def any_module(self) -> bool:
+        """Whether any module was ever named."""
+        return self._any_module
 
     def roots(self) -> list[nn.Module]:
         """The live roots, in the order in which they were first called."""
@@ -425,6 +436,7 @@ class Names:
     def _new_state(self, module: nn.Module, name: str) -> ModuleState:
         key = id(module)
         states = self._states
+        self._any_module = True
 
         def forget(reference: weakref.ref[nn.Module]) -> None:
             state = states.get(key)

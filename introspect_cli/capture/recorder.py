@@ -260,6 +260,28 @@ class Recorder:
                 if given is not None:
                     self._given[row] = given
 
+    def restart(self, *, keep: bool) -> None:
+        """Take back all steps so far, as if recording began now.
+
+        Args:
+            keep: whether the current step stays, as the first.
+        """
+        with self._lock:
+            wanted = self._schedule.wants(0) and (self.wanted or not keep)
+            if not (keep and wanted):
+                self.take_back(0)
+                self._times.clear()
+                self._saved.clear()
+            self._ended.clear()
+            self.step = self.steps_written = 0
+            self.wanted = self.alive and wanted
+            self.resumed = True
+            try:
+                self._rank.restart()
+            except StoreError as error:
+                self.alive = self.wanted = False
+                self._store_lost(error)
+
     def tick(self) -> None:
         """End the current step: write it if it was wanted, and begin the next.
 

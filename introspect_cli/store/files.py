@@ -183,6 +183,16 @@ class Appended(Handle):
             if self._locked:
                 take_lock(self.fd)
 
+    def shorten(self, length: int) -> None:
+        """Take back what was written from a place on.
+
+        Raises:
+            OSError: it cannot be done.
+        """
+        self.secure()
+        os.ftruncate(self.fd, length)
+        self.length = length
+
     def cut(self) -> None:
         """Leave out what a write that failed has left behind."""
         if self.is_ours():

@@ -97,11 +97,12 @@ class RankWriter:
             self._write(name, schema_message(schema))
         first = schema_message(self._schema)
         self._write(RECORDS, first)
-        self._offset = len(first)
+        self._offset = self._first_batch = len(first)
         about = columns.described()
         fields = (MAGIC, FORMAT, ENTRY.itemsize, self._rank, len(about), run_id, zlib.crc32(about))
         header = HEADER.pack(*fields, zlib.crc32(HEADER.pack(*fields, 0)[:-4])) + about
-        self._crc = zlib.crc32(header)
+        self._crc = self._first_crc = zlib.crc32(header)
+        self._first_entry = len(header)
         self._write(INDEX, header)
 
     def kinds(self) -> frozenset[Kind]:
@@ -166,6 +167,24 @@ class RankWriter:
         self._step, self._chain = step, chain
         self._offset += len(data)
         self.rows_written += rows
+
+    def restart(self) -> None:
+        """Take back all steps; names stay. A reader sees the store as it was before its first step.
+
+        Raises:
+            StoreError: the files could not be shortened; the store ends where it did.
+        """
+        if self.failure is not None or self._step < 0:
+            return
+        try:
+            self._guard()
+            # The index first: what no entry vouches for does not exist.
+            self._files[INDEX].shorten(self._first_entry)
+            self._files[RECORDS].shorten(self._first_batch)
+        except (OSError, StoreError) as error:
+            self._fail(reason(error) if isinstance(error, OSError) else str(error))
+        self._step, self._chain, self.rows_written = -1, FIRST_CHAIN, 0
+        self._offset, self._crc = self._first_batch, self._first_crc
 
     def _guard(self) -> None:
         if os.getpid() != self._pid:

@@ -85,6 +85,7 @@ class DataProbe:
         self._patches.replace(DataLoader, "__iter__", __iter__)
         self._patches.replace(iterator, "__next__", __next__)
         self._context.on_tick.append(self._counts.clear)
+        self._context.on_restart.append(self._restarted)
         self._context.on_evaluation.append(self._evaluated)
         self._guarded.on = True
 
@@ -105,7 +106,6 @@ class DataProbe:
     def _drew(self, iterator: object, batch: object, start: int, *, began: bool) -> None:
         source = self._source_of.get(iterator)
         evaluation = self._context.evaluation
-        evaluation.has_training |= self._context.has_optimizer
         evaluation.drew(-1 if source is None else source.number, start=start, began=began)
         self._last = None if source is None else weakref.ref(source)
         trains = torch.is_grad_enabled() or not evaluation.has_training
@@ -119,6 +119,12 @@ class DataProbe:
         call = self._counts.get((name, phase), 0)
         self._counts[name, phase] = call + 1
         return name, phase, call
+
+    def _restarted(self, kept: int | None) -> None:
+        """Loaders that fed an evaluation before training began take no name from those of training."""
+        if kept is None:
+            self._counts.clear()
+            self._names[Phase.DATA] = FreeNames()
 
     def _evaluated(self, taken: list[tuple[int, int]]) -> None:
         """What was drawn as if for training turned out to be for evaluation."""

@@ -205,7 +205,7 @@ class OptimizerProbe:
                 known_name = self._context.names.parameter(parameter)
                 if known_name is None:
                     known_name = self._context.names.name_parameter(
-                        parameter, f"{name}.group{number}.{position}", type(optimizer).__name__
+                        parameter, self._leaf(parameter) or f"{name}.group{number}.{position}", type(optimizer).__name__
                     )
                 known_name.held_by(Holder(optimizer, (number, position)))
                 names.append(known_name)
@@ -227,6 +227,10 @@ class OptimizerProbe:
             }
         )
         self.settings_changed = True
+
+    def _leaf(self, parameter: torch.Tensor) -> str:
+        """What the script calls a tensor that no module holds; "" where that is not known."""
+        return self._context.leaf_names.get(id(parameter), "")
 
     def _record_before(self, optimizer: Optimizer, *, has_closure: bool) -> None:
         name = self._names.name(optimizer, type(optimizer).__name__)

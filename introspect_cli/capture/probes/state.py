@@ -55,11 +55,19 @@ class StateProbe:
         """Listen for roots and for optimizer steps."""
         self._context.on_root.append(self._root_called)
         self._context.on_after_optimizer.append(self.buffers_after)
+        self._context.on_restart.append(self._restarted)
 
     def remove(self) -> None:
         """Stop listening."""
         self._context.on_root.remove(self._root_called)
         self._context.on_after_optimizer.remove(self.buffers_after)
+
+    def _restarted(self, kept: int | None) -> None:
+        """Steps are counted anew; where the current one is not kept, nothing is on record."""
+        self._step = -1 if kept is None else 0
+        if kept is None:
+            self._started.clear()
+            self._recorded.clear()
 
     def _root_called(self, root: nn.Module) -> None:
         state = self._context.names.find(root)

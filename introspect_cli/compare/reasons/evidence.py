@@ -298,6 +298,15 @@ def _tensor(facts: Facts, fqn: str, kind: Kind, order: float) -> Known:
     return Known.WITHIN if fqn in carried.within else Known.EQUAL
 
 
+def trained_before(facts: Facts, order: float) -> Evidence:
+    """All tensors that are trained, as a place of the sequence finds them."""
+    names = {facts.alignment.fqn[u] for u in np.flatnonzero(facts.alignment.kind == KINDS.index(Kind.PARAM))}
+    answers = [_tensor(facts, name, Kind.PARAM, order) for name in sorted(names)]
+    known = next((k for k in (Known.DIFFERS, Known.UNSEEN, Known.WITHIN) if k in answers), Known.EQUAL)
+    known = known if answers else Known.UNSEEN
+    return Evidence("every tensor that requires gradients", known, needed=True, plural=False)
+
+
 def value_before(facts: Facts, site: Site, order: float) -> Evidence:
     """A parameter's or buffer's own value before a record of it."""
     return Evidence("its value before", _tensor(facts, site.fqn, site.kind, order), plural=False)

@@ -157,6 +157,14 @@ class Facts:
         return frozenset(found[0] & found[1])
 
     @cached_property
+    def without_modules(self) -> bool:
+        """Whether both captures watched modules and operators were not asked for, and no module ran in either run."""
+        if Kind.OUTPUT not in self.kinds or Kind.OP_OUTPUT in self.kinds or any(self.modules):
+            return False
+        calls = [kind_code(kind) for kind in (Kind.INPUT, Kind.OUTPUT)]
+        return not np.isin(self.alignment.kind, calls).any()
+
+    @cached_property
     def modules_chosen(self) -> bool:
         """Whether one of the captures was told to leave modules out."""
         return any(chooses_modules(manifest) for manifest in (self.sides.manifest_a, self.sides.manifest_b))

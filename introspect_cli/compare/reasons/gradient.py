@@ -50,7 +50,7 @@ class Gradient(Reason):
             return None
         backward = backward_before(facts, order, "the backward pass")
         passes = [forward_pass(facts), *loss_of(facts), backward, random_state(facts)]
-        if of(passes, Known.UNSEEN) and _stale(facts, position):
+        if of(passes, Known.UNSEEN) and stale_side(facts, position):
             passes = [replace(found, needed=False) for found in passes]  # the values alone tell the cause
         return self.cause(*passes)
 
@@ -58,9 +58,10 @@ class Gradient(Reason):
         """What was done to it, where the values tell."""
         first = scene.first
         when = f", in evaluation {first.site.call} of the optimizer's closure" if first.site.call else ""
-        text = f"the gradient of {first.site.fqn}, as the optimizer sees it{when}, differs{apart(first)}"
+        seen = f", as the optimizer sees it{when}," if first.site.phase is Phase.OPTIMIZER else ""
+        text = f"the gradient of {first.site.fqn}{seen} differs{apart(first)}"
         text += although([found for found in scene.cause.evidence if not is_random(found)])
-        side = _stale(scene.facts, scene.position)
+        side = stale_side(scene.facts, scene.position)
         if side:
             before = "evaluation" if first.site.call else "step"
             return (
@@ -75,11 +76,11 @@ class Gradient(Reason):
     def evidence(self, scene: Scene) -> list[str]:
         """How many gradients differ."""
         differ = sum(site.kind is Kind.GRAD for site in scene.facts.sites)
-        recorded = [u for u in scene.facts.unions(Kind.GRAD, frozenset({Phase.OPTIMIZER})) if scene.facts.state[u]]
+        recorded = [u for u in scene.facts.unions(Kind.GRAD, frozenset({scene.site.phase})) if scene.facts.state[u]]
         return [f"{differ} of {len(recorded)} gradients differ in this step."]
 
 
-def _stale(facts: Facts, position: int) -> str:
+def stale_side(facts: Facts, position: int) -> str:
     """The side whose gradient is the other's plus that of the step before, by the sketches' linearity."""
     site, union = facts.sites[position], int(facts.items.union[position])
     step = StepRecords(facts.alignment, facts.pair)

@@ -8,10 +8,11 @@ import numpy as np
 
 from introspect_cli.compare.join.sites import kind_code
 from introspect_cli.compare.reasons.base import Cause, Reason, Scene
+from introspect_cli.compare.reasons.evidence import Known, answer
 from introspect_cli.compare.reasons.initial import TENSORS, initial_tensors, one_sided
 from introspect_cli.compare.reasons.structure import subject_of
 from introspect_cli.compare.reasons.words import apart, what
-from introspect_cli.records import SETTING_KINDS, Phase
+from introspect_cli.records import SETTING_KINDS, Kind, Phase
 
 if TYPE_CHECKING:
     from introspect_cli.compare.reasons.facts import Facts
@@ -55,12 +56,21 @@ class Outside(Reason):
         if _by_hand(scene.facts):
             return (
                 f"{text}no optimizer steps in these runs, so the script updates its parameters by hand after "
-                f"the backward pass of {step}, with a different gradient (clipping, scaling), learning rate or rule."
+                f"the backward pass of {step}, {_rule(scene)}."
             )
         return (
             f"{text}it was changed outside of an optimizer step (loading a checkpoint, a moving average, "
             f"copying, in-place code) after {step} was recorded."
         )
+
+
+def _rule(scene: Scene) -> str:
+    """What of an update by hand may be different, given whether the gradient of the step before is on record."""
+    facts = scene.facts
+    gradients = facts.unions(Kind.GRAD, frozenset({Phase.BACKWARD}), scene.site.fqn)
+    if facts.state_before is not None and answer(facts.state_before[gradients], every=True) is Known.EQUAL:
+        return "with a different learning rate or rule (its gradient there is equal)"
+    return "with a different gradient (clipping, scaling), learning rate or rule"
 
 
 def _by_hand(facts: Facts) -> bool:

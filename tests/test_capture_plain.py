@@ -1,0 +1,163 @@
+"""Scripts of plain tensors and custom functions: what is recorded of them, and what is said where nothing was."""
+
+import gc
+import weakref
+
+import pytest
+import torch
+from neutrality import assert_neutral, watched
+
+from introspect_cli.compare.diff import compare_runs
+from introspect_cli.compare.options import DiffOptions
+from introspect_cli.compare.result import Verdict
+from introspect_cli.records import Kind, Phase
+from introspect_cli.selection import Schedule
+from introspect_cli.store.reader import open_run
+
+STEPS = 5
+
+
+class Cube(torch.autograd.Function):
+    factor = 3
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        return gradient * Cube.factor * x**2
+
+
+def train(fault="", how="by hand", log=None):
+    torch.manual_seed(0)
+    w = torch.randn(4, 3, requires_grad=True)
+    others = {"b": torch.zeros(3, requires_grad=True)}
+    x, y = torch.randn(16, 4), torch.randn(16, 3)
+    if fault == "initial value":
+        others["b"] = torch.ones(3, requires_grad=True)
+    Cube.factor = 2 if fault == "backward" else 3
+    tensors = [w, others["b"]]
+    optimizer = torch.optim.SGD(tensors, lr=0.1) if how == "optimizer" else None
+    for step in range(STEPS):
+        now = step == 2
+        out = Cube.apply(torch.tanh(x @ w + others["b"])) * (1.5 if fault == "operation" and now else 1)
+        loss = ((out - y) ** 2).mean()
+        if how == "autograd.grad":
+            found = torch.autograd.grad(loss, tensors)
+        else:
+            loss.backward()
+            found = [tensor.grad for tensor in tensors]
+        if log is not None:
+            log(loss, w, *found)
+        if optimizer is not None:
+            optimizer.step()
+            optimizer.zero_grad()
+            continue
+        with torch.no_grad():
+            for tensor, gradient in zip(tensors, found, strict=True):
+                tensor.sub_((0.2 if fault == "learning rate" and now else 0.1) * gradient)
+        for tensor in tensors:
+            if not (fault == "kept gradient" and now):
+                tensor.grad = None
+
+
+HOWS = ("by hand", "optimizer", "autograd.grad")
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    paths = {}
+    for how in HOWS:
+        paths[how] = tmp_path_factory.mktemp("plain") / "run"
+        with watched(paths[how]):
+            train(how=how)
+    return paths
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_steps_leaves_and_gradients_are_recorded_under_the_scripts_own_names(plain, how):
+    with open_run(plain[how]) as run:
+        assert run.manifest["steps"] == STEPS
+        found = {(r.site.kind, r.site.fqn) for r in run.rank(0).records(STEPS - 1)}
+    assert {(Kind.PARAM, "w"), (Kind.PARAM, "others['b']"), (Kind.GRAD, "w"), (Kind.LOSS, "loss")} <= found
+    assert {(Kind.GRAD, "others['b']")} <= found
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_twins_are_the_same_and_what_was_not_seen_is_said(tmp_path, plain, how):
+    with watched(tmp_path / "run"):
+        train(how=how)
+    with open_run(plain[how]) as a, open_run(tmp_path / "run") as b:
+        result = compare_runs(a, b, DiffOptions(), [])
+    assert result.verdict is Verdict.SAME
+    assert any("no module ran, so nothing between" in note for note in result.notes)
+
+
+FAULTS = [
+    (
+        "operation",
+        "by hand",
+        2,
+        (Phase.LOSS, Kind.LOSS, "loss"),
+        "although every tensor that requires gradients is equal",
+    ),
+    ("operation", "optimizer", 2, (Phase.LOSS, Kind.LOSS, "loss"), "No module runs in these runs"),
+    ("operation", "autograd.grad", 2, (Phase.LOSS, Kind.LOSS, "loss"), "No module runs in these runs"),
+    ("initial value", "by hand", 0, (Phase.START, Kind.PARAM, "others['b']"), "differs before any training"),
+    ("initial value", "optimizer", 0, (Phase.START, Kind.PARAM, "others['b']"), "differs before any training"),
+    ("backward", "by hand", 0, (Phase.BACKWARD, Kind.GRAD, "w"), "the cause is in their backward passes"),
+    ("backward", "optimizer", 0, (Phase.OPTIMIZER, Kind.GRAD, "w"), "the cause is in their backward passes"),
+    (
+        "learning rate",
+        "by hand",
+        3,
+        (Phase.START, Kind.PARAM, "w"),
+        "learning rate or rule (its gradient there is equal)",
+    ),
+    ("kept gradient", "by hand", 3, (Phase.BACKWARD, Kind.GRAD, "w"), "it was not set to zero in b"),
+]
+
+
+@pytest.mark.parametrize(("fault", "how", "step", "place", "words"), FAULTS)
+def test_a_fault_is_told_without_modules_that_are_not_there(tmp_path, plain, fault, how, step, place, words):
+    with watched(tmp_path / "run"):
+        train(fault, how)
+    with open_run(plain[how]) as a, open_run(tmp_path / "run") as b:
+        result = compare_runs(a, b, DiffOptions(), [])
+    assert result.first is not None
+    site = result.first.site
+    assert (result.first.step, (site.phase, site.kind, site.fqn)) == (step, place), result.sentence
+    assert words in result.sentence
+    told = " ".join([result.sentence, *result.evidence])
+    assert "module output" not in told
+    assert "loss code" not in told
+    assert "forward pass" not in told
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_it_trains_as_it_would_alone(tmp_path, how):
+    assert_neutral(lambda log: train(how=how, log=log), tmp_path / "run")
+
+
+def test_looking_for_names_keeps_no_tensor_alive(tmp_path):
+    def step():
+        w = torch.ones(3, requires_grad=True)
+        big = torch.ones(1000)
+        reference = weakref.ref(big)
+        (w * big[:3]).sum().backward()
+        del big
+        gc.collect()
+        return reference() is None
+
+    with watched(tmp_path / "run"):
+        assert step()
+
+
+def test_steps_outside_the_schedule_are_counted_too(tmp_path):
+    with watched(tmp_path / "run", schedule=Schedule.parse("::2")):
+        train()
+    with open_run(tmp_path / "run") as run:
+        assert [entry.step for entry in run.rank(0).steps] == [0, 2, 4]
