@@ -67,7 +67,33 @@ def plain_tensors(net, average, criterion, loader):
         criterion(net(torch.ones(2, 4)), torch.zeros(2, dtype=torch.long))
 
 
-WAYS = [without_gradients, gradients_off_around_the_model_only, averaged_copy, plain_tensors]
+def averaged_copy_on_plain_tensors(net, average, criterion, loader):
+    del net, loader
+    with torch.no_grad():
+        criterion(average(torch.ones(2, 4)), torch.zeros(2, dtype=torch.long))
+
+
+def torchs_average_on_plain_tensors(net, average, criterion, loader):
+    del average, loader
+    with torch.no_grad():
+        criterion(torch.optim.swa_utils.AveragedModel(net)(torch.ones(2, 4)), torch.zeros(2, dtype=torch.long))
+
+
+def in_train_mode(net, average, criterion, loader):
+    del average
+    with torch.no_grad():
+        for x, y in loader:
+            criterion(net(x), y)
+
+
+WAYS = [
+    without_gradients,
+    gradients_off_around_the_model_only,
+    averaged_copy,
+    plain_tensors,
+    torchs_average_on_plain_tensors,
+    in_train_mode,
+]
 
 
 def train(evaluate, when):
@@ -127,6 +153,107 @@ def test_gradients_left_on_in_eval_mode(tmp_path, alone, when):
     with watched(tmp_path / "run"):
         train(gradients_left_on, when)
     assert_same(alone, tmp_path / "run")
+
+
+@pytest.mark.parametrize("when", ["in the middle", "after"])
+def test_an_averaged_copy_that_took_no_part_in_the_first_step_is_evaluated(tmp_path, alone, when):
+    with watched(tmp_path / "run"):
+        train(averaged_copy_on_plain_tensors, when)
+    assert_same(alone, tmp_path / "run")
+
+
+def train_late(evaluate, *, by_hand=False):
+    """As `train`, evaluated before anything shows that a model will be trained."""
+    torch.manual_seed(3)
+    net, criterion = Net(), nn.CrossEntropyLoss()
+    x, y = torch.randn(STEPS, 4, 4), torch.randint(0, 2, (STEPS, 4))
+    validation = DataLoader(list(zip(-x[0], y[0], strict=True)), batch_size=2, generator=torch.Generator())
+    if evaluate is not None:
+        evaluate(net, copy.deepcopy(net), criterion, validation)
+    optimizer = None if by_hand else torch.optim.SGD(net.parameters(), lr=0.1)
+    for inputs, target in zip(x, y, strict=True):
+        net.zero_grad()
+        criterion(net(inputs), target).backward()
+        if optimizer is not None:
+            optimizer.step()
+            continue
+        with torch.no_grad():
+            for parameter in net.parameters():
+                parameter.sub_(0.1 * parameter.grad)
+
+
+@pytest.mark.parametrize("by_hand", [False, True], ids=["optimizer", "by hand"])
+@pytest.mark.parametrize("evaluate", [without_gradients, plain_tensors], ids=lambda way: way.__name__)
+def test_evaluation_before_anything_is_trained_counts_as_no_step(tmp_path, evaluate, by_hand):
+    for name, way in (("a", None), ("b", evaluate)):
+        with watched(tmp_path / name):
+            train_late(way, by_hand=by_hand)
+    assert_same(tmp_path / "a", tmp_path / "b")
+    with open_run(tmp_path / "b") as run:
+        assert any("was an evaluation and is not recorded" in told for told in run.manifest["not_observed"])
+
+
+def test_validation_in_a_script_that_trains_by_hand_is_no_step(tmp_path):
+    def by_hand(validate):
+        torch.manual_seed(3)
+        net, criterion = Net(), nn.CrossEntropyLoss()
+        for inputs in torch.randn(STEPS, 4, 4):
+            net.zero_grad()
+            criterion(net(inputs), torch.zeros(4, dtype=torch.long)).backward()
+            with torch.no_grad():
+                for parameter in net.parameters():
+                    parameter.sub_(0.1 * parameter.grad)
+            if validate:
+                plain_tensors(net, None, criterion, None)
+
+    for name, validate in (("a", False), ("b", True)):
+        with watched(tmp_path / name):
+            by_hand(validate)
+    assert_same(tmp_path / "a", tmp_path / "b")
+
+
+def test_lightnings_sanity_check_is_evaluation(tmp_path):
+    lightning = pytest.importorskip("lightning.pytorch")
+
+    class Lit(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net, self.criterion = Net(), nn.CrossEntropyLoss()
+
+        def training_step(self, batch, number):
+            del number
+            return self.criterion(self.net(batch[0]), batch[1])
+
+        def validation_step(self, batch, number):
+            del number
+            self.criterion(self.net(batch[0]), batch[1])
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    def fit(checks):
+        torch.manual_seed(3)
+        x, y = torch.randn(STEPS * 4, 4), torch.randint(0, 2, (STEPS * 4,))
+        pairs = list(zip(x, y, strict=True))
+        training = DataLoader(pairs, batch_size=4, generator=torch.Generator())
+        validation = DataLoader(pairs, batch_size=5, generator=torch.Generator())
+        trainer = lightning.Trainer(
+            max_epochs=1,
+            num_sanity_val_steps=checks,
+            limit_val_batches=2 if checks else 0,
+            accelerator="cpu",
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            default_root_dir=tmp_path,
+        )
+        trainer.fit(Lit(), training, validation)
+
+    for name, checks in (("a", 0), ("b", 2)):
+        with watched(tmp_path / name):
+            fit(checks)
+    assert_same(tmp_path / "a", tmp_path / "b")
 
 
 @pytest.mark.parametrize("evaluate", WAYS[:2], ids=lambda way: way.__name__)

@@ -105,7 +105,7 @@ class Context:
     def outermost_forward(self, module: nn.Module) -> Phase:
         """An outermost module is about to be called, outside any backward pass; the phase it belongs to."""
         evaluation = self.evaluation
-        phase = evaluation.phase(module, is_trained=self.is_trained(module))
+        phase = evaluation.phase(module, is_trained=self.is_trained(module), first_step=not self.ticks)
         if phase is Phase.EVAL:
             taken, began = evaluation.take_back()
             if began:

@@ -15,12 +15,16 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from introspect_cli.capture.identity import ById
 from introspect_cli.records import Phase
 
 if TYPE_CHECKING:
     from torch import nn
 
     from introspect_cli.capture.recorder import Recorder
+
+
+_AVERAGE = "torch.optim.swa_utils.AveragedModel"
 
 
 @dataclass
@@ -51,6 +55,8 @@ class Evaluation:
         self._feeder = -1
         self._under_way = False
         self._draws: list[Draw] = []
+        self._trained_classes: set[str] = set()
+        self._early: ById[str] = ById()
         self.has_training = False
         """Whether anything has been trained or can be; a script that only runs a model evaluates nothing apart."""
 
@@ -89,13 +95,15 @@ class Evaluation:
         """Hear that the step has ended: what was drawn in it stays."""
         self._draws.clear()
 
-    def phase(self, module: nn.Module, *, is_trained: bool) -> Phase:
+    def phase(self, module: nn.Module, *, is_trained: bool, first_step: bool) -> Phase:
         """The phase of an outermost call outside of any backward pass.
 
         Args:
             module: what is called.
             is_trained: whether an optimizer holds any of its parameters.
+            first_step: whether no step has ended yet.
         """
+        is_copy = self._is_late_copy(module, is_trained=is_trained, first_step=first_step)
         if not self.has_training and not is_trained:
             return Phase.FORWARD
         elsewhere = bool(self._training) and self._feeder >= 0 and self._feeder not in self._training
@@ -105,8 +113,24 @@ class Evaluation:
             evaluates = True
         else:
             evaluates = self._under_way or (elsewhere and not module.training and not self._training & self._fed)
+            evaluates |= is_copy
         self._under_way = evaluates
         return Phase.EVAL if evaluates else Phase.FORWARD
+
+    def _is_late_copy(self, module: nn.Module, *, is_trained: bool, first_step: bool) -> bool:
+        """Whether a module is a copy of one in training that took no part in the first step, as an average is.
+
+        A teacher of the same class runs in the first step already. A wrapper that averages says what it is.
+        """
+        kind = f"{type(module).__module__}.{type(module).__qualname__}"
+        if is_trained:
+            self._trained_classes.add(kind)
+            return False
+        if kind == _AVERAGE:
+            return True
+        if first_step and kind in self._trained_classes:
+            self._early.set(module, kind)
+        return kind in self._trained_classes and not module.training and self._early.get(module) is None
 
     def feeds_training(self, loader: int) -> bool:
         """Whether a loader is known to feed training."""
