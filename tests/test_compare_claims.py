@@ -6,8 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from neutrality import watched
 from synthetic import row, site, summary, write_run
 from test_compare_reasons import MODULES, SGD, train
+from torch import nn
 
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.options import DiffOptions
@@ -373,3 +376,29 @@ def test_a_closure_that_does_not_clear_its_gradients(compare):
     assert (result.first.site.call, result.first.reason) == (1, "gradient")
     assert "in evaluation 1 of the optimizer's closure" in result.sentence
     assert "gradient plus that of the evaluation before: zero_grad is missing or late in b" in result.sentence
+
+
+def train_ppo(eps):
+    """One update of a policy by the clipped objective: the ratio is 1, so that eps changes hardly a loss."""
+    torch.manual_seed(0)
+    actor, critic = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)), nn.Linear(4, 1)
+    optimizer = torch.optim.Adam([*actor.parameters(), *critic.parameters()], lr=1e-3)
+    states, actions, old = torch.randn(16, 4), torch.randint(0, 3, (16,)), torch.randn(16) * 1e-3
+    advantages = (old - old.mean()) / (old.std() + eps)
+    values = critic(states)
+    chosen = torch.log_softmax(actor(states), -1).gather(1, actions[:, None])[:, 0]
+    ratio = (chosen - chosen.detach()).exp()
+    policy = -torch.min(advantages * ratio, advantages * ratio.clamp(0.8, 1.2)).mean()
+    loss = ((values[:, 0] - 1) ** 2).mean() + 0 * policy.detach() + (policy - policy.detach())
+    loss.backward()
+    optimizer.step()
+
+
+def test_the_eps_of_an_advantage_is_told_as_the_loss(tmp_path):
+    for name, eps in (("a", 1e-8), ("b", 1e-3)):
+        with watched(tmp_path / name):
+            train_ppo(eps)
+    with open_run(tmp_path / "a") as one, open_run(tmp_path / "b") as two:
+        result = compare_runs(one, two, DiffOptions())
+    assert result.first.site.kind is Kind.GRAD_OUTPUT
+    assert "which no module takes: the loss code" in result.sentence

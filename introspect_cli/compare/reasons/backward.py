@@ -54,6 +54,8 @@ class Backward(Reason):
             )
         if first.site.kind is Kind.GRAD_INPUT:
             return f"{text}through {module}."
+        if _taken_by_no_module(scene):
+            return f"{text}of what uses that output, which no module takes: the loss code."
         if not _any_before(scene.cause.evidence):
             return f"{text}of what uses that output: the loss code, if no module does."
         return f"{text}of what uses that output."
@@ -61,6 +63,22 @@ class Backward(Reason):
 
 def _any_before(evidence: tuple[Evidence, ...]) -> bool:
     return any(found.name == "the gradients before it" for found in evidence)
+
+
+def _taken_by_no_module(scene: Scene) -> bool:
+    """Whether no module is given this output in run a, by its checksum; False where that is not on record."""
+    facts, site, step = scene.facts, scene.site, scene.step
+    own = [
+        u
+        for phase in (Phase.FORWARD, Phase.EVAL)
+        for u in facts.recorded(phase, Kind.OUTPUT, site.fqn, site.call)
+        if facts.alignment.path[u] == site.path
+    ]
+    checksum = step.checksum(own[0], "a") if own else None
+    if not checksum or facts.modules_chosen or Kind.INPUT not in facts.kinds:
+        return False
+    given = facts.unions(Kind.INPUT, frozenset({Phase.FORWARD}))
+    return all(step.checksum(int(union), "a") != checksum for union in given)
 
 
 def _recomputed(scene: Scene) -> bool:
