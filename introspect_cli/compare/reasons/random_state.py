@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from introspect_cli.compare.join.sites import kind_code
+from introspect_cli.compare.join.sites import kind_code, phase_code
 from introspect_cli.compare.reasons.base import Cause, Reason, Scene
 from introspect_cli.compare.reasons.draws import lone_draws
 from introspect_cli.compare.reasons.evidence import although, random_state
@@ -163,11 +163,12 @@ def _began(alignment: Alignment, now: StepPair | None, after: Callable[[], StepP
 
 
 def _with_status(alignment: Alignment, pair: StepPair | None, status: Status) -> list[int]:
-    """Random states of a step that both runs recorded with that status."""
+    """Random states at the start of a step that both runs recorded with that status."""
     if pair is None:
         return []
     records = StepRecords(alignment, pair)
-    states = map(int, np.flatnonzero(alignment.kind == kind_code(Kind.RNG)))
+    started = (alignment.kind == kind_code(Kind.RNG)) & (alignment.phase == phase_code(Phase.START))
+    states = map(int, np.flatnonzero(started))
     return [union for union in states if all(records.status(union, side) is status for side in "ab")]
 
 
