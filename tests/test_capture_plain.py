@@ -93,7 +93,7 @@ def test_twins_are_the_same_and_what_was_not_seen_is_said(tmp_path, plain, how):
     with open_run(plain[how]) as a, open_run(tmp_path / "run") as b:
         result = compare_runs(a, b, DiffOptions(), [])
     assert result.verdict is Verdict.SAME
-    assert any("no module ran, so nothing between" in note for note in result.notes)
+    assert any("no module was called, so nothing between" in note for note in result.notes)
 
 
 FAULTS = [
@@ -104,8 +104,8 @@ FAULTS = [
         (Phase.LOSS, Kind.LOSS, "loss"),
         "although every tensor that requires gradients is equal",
     ),
-    ("operation", "optimizer", 2, (Phase.LOSS, Kind.LOSS, "loss"), "No module runs in these runs"),
-    ("operation", "autograd.grad", 2, (Phase.LOSS, Kind.LOSS, "loss"), "No module runs in these runs"),
+    ("operation", "optimizer", 2, (Phase.LOSS, Kind.LOSS, "loss"), "No module is called in these runs"),
+    ("operation", "autograd.grad", 2, (Phase.LOSS, Kind.LOSS, "loss"), "No module is called in these runs"),
     ("initial value", "by hand", 0, (Phase.START, Kind.PARAM, "others['b']"), "differs before any training"),
     ("initial value", "optimizer", 0, (Phase.START, Kind.PARAM, "others['b']"), "differs before any training"),
     ("backward", "by hand", 0, (Phase.BACKWARD, Kind.GRAD, "w"), "the cause is in their backward passes"),

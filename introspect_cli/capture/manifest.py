@@ -84,7 +84,7 @@ def never_seen(options: CaptureOptions, probes: Probes | None, steps: int) -> li
         found.append("what ran without gradients before training began was an evaluation and is not recorded")
     if not probes.names.any_module and options.level != "op":
         found.append(
-            "no module ran, so nothing between the tensors that require gradients and the losses is recorded "
+            "no module was called, so nothing between the tensors that require gradients and the losses is recorded "
             "(--level op records every operator)"
         )
     return found

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from introspect_cli.capture.environment import randomness
 from introspect_cli.capture.environment.randomness import numpy_state, python_state
 from introspect_cli.capture.imports import ImportWatch
-from introspect_cli.capture.manifest import Documents, closing, never_seen, opening
+from introspect_cli.capture.manifest import Documents, closing, opening
 from introspect_cli.capture.probes.base import Guard
 from introspect_cli.capture.progress import Progress, human_size
 from introspect_cli.capture.ranks.launchers import find_launch
@@ -234,7 +234,6 @@ class Session:
         if probes is not None:
             for sentence in probes.names.unmatched():
                 self._guard.note(sentence)
-            self._words += never_seen(self.options, probes, steps)
         with self._store_errors():
             if probes is not None:
                 probes.rank.modules(probes.names.new_modules())

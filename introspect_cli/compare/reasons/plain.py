@@ -17,7 +17,7 @@ from introspect_cli.records import Kind, Phase
 if TYPE_CHECKING:
     from introspect_cli.compare.reasons.facts import Facts
 
-_UNSEEN = "No module runs in these runs, so no operation between these tensors and the loss was recorded"
+_UNSEEN = "No module is called in these runs, so no operation between these tensors and the loss was recorded"
 
 
 class Plain(Reason):
