@@ -157,6 +157,8 @@ class ModuleProbe:
             state = self._plain_state(calls, module, args, kwargs)
             if state is not None:
                 call = state.next_call(self._recorder.step, Phase.FORWARD)
+                if self._context.draws.moved():
+                    self._drew(state, call, before=True)
                 if self._inputs and state.watched:
                     self._plain_inputs(state, call, args)
             else:
@@ -222,6 +224,8 @@ class ModuleProbe:
             or private_api.functions_watched()
         ):
             return False
+        if self._context.draws.moved():
+            self._drew(state, call, before=False)
         if self._outputs and state.watched:
             while len(state.forward) <= call:
                 state.forward.append(CallSites())
