@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from introspect_cli.records import EXPANDED_TEXT, Layout, Status
 from introspect_cli.tensors import kernels, reuse
+from introspect_cli.tensors.cpu import Engine
 from introspect_cli.tensors.gpu.buffers import DeviceRows
 from introspect_cli.tensors.summarizer import Summarizer
 
@@ -829,3 +830,22 @@ def test_ordinary_expansion_is_read_as_its_shape_says():
     table = summarizer.take()
     assert list(table.status) == [Status.OBSERVED] * 2
     assert table.checksum[0] == table.checksum[1]
+
+
+def test_chunks_of_many_tensors_stay_in_the_memory_for_them():
+    """Each of many tensors has a chunk that is not full; there was room for full chunks only, and the heap broke."""
+    engine = Engine(1)
+    count, number = kernels.CHUNK + 1, 200
+    guard = np.full((4 * number, 32), 7, dtype=np.uint64)
+    engine._make_room(number * count)
+    room = len(engine._parts)
+    guard[:room] = 0
+    engine._parts = guard
+    engine._team[kernels.PARTS] = guard.ctypes.data
+    value = torch.ones(count)
+    rows = np.zeros((number, 32), dtype=np.uint64)
+    items = [(rows[at:].ctypes.data, value.data_ptr(), count, kernels.F32, 0) for at in range(number)]
+    engine.batch(items, 0)
+    assert (guard[room:] == 7).all()
+    assert (rows == rows[0]).all()
+    engine.close()

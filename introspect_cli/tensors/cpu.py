@@ -140,9 +140,13 @@ class Engine:
         return True
 
     def _make_room(self, count: int) -> None:
-        """Have room for the rows of all chunks of `count` elements."""
+        """Have room for the rows of all chunks of `count` elements, of however many tensors.
+
+        A tensor has a chunk that is not full, so there are more chunks than fit into the elements; one of a single
+        chunk needs no room, so there are less than twice as many.
+        """
         self._room = count
-        self._parts = r.empty(count // k.CHUNK + 1)
+        self._parts = r.empty(2 * count // k.CHUNK + 1)
         self._team[k.PARTS] = self._parts.ctypes.data
 
     def contiguous(self, out: int, address: int, count: int, first: int, code: int, table: int, flags: int) -> None:
