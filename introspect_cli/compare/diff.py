@@ -59,7 +59,7 @@ def compare_runs(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run] = ()
     notes: list[str] = []
     outcomes = []
     if a.ranks and b.ranks and not options.ranks and not same_layout(a, b):
-        return _as_wholes(a, b, options)
+        return _as_wholes(a, b, options, noise)
     for rank in ranks:
         outcome, told = _rank(a, b, (a.rank(rank), b.rank(rank)), options, noise)
         outcomes.append(outcome)
@@ -78,7 +78,7 @@ def _structure(outcomes: Sequence[RankOutcome], *, same: bool) -> tuple[Structur
     return ()
 
 
-def _as_wholes(a: Run, b: Run, options: DiffOptions) -> DiffResult:
+def _as_wholes(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run]) -> DiffResult:
     """Compare two layouts: all ranks of each run put together."""
     readers = wholes(a, b)
     options = tolerances(options, readers)
@@ -87,6 +87,8 @@ def _as_wholes(a: Run, b: Run, options: DiffOptions) -> DiffResult:
     notes = [layouts_differ(a, b, options, fold_calls=folded), *told]
     if outcome.first is not None:
         notes = [*copies_told(outcome.first), *notes]
+    if noise:
+        notes.append("The noise runs are not used: they say nothing of what another layout changes.")
     return _answer(a, b, options, [outcome], notes)
 
 
