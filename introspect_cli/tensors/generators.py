@@ -50,6 +50,8 @@ class Generators:
         self._compiled: Any = kernels.KERNELS
         self.unwatched: list[str] = []
         self.moved: Callable[[], object] = _never
+        # Found before the script runs: inside its function transforms, no state can be read.
+        self._places = {"torch": _torch(), "python": _python()} if self._compiled is not None else {}
 
     def look(self, devices: Sequence[tuple[str, torch.Generator]]) -> None:
         """Take the states as they are now for known, and watch what has come up since.
@@ -59,9 +61,9 @@ class Generators:
         """
         if self._compiled is None:
             return
-        for name, find in _FINDERS.items():
+        for name in ("torch", "numpy", "python"):
             if name not in self.names and name not in self.unwatched and (name != "numpy" or "numpy" in sys.modules):
-                place = find()
+                place = _numpy() if name == "numpy" else self._places[name]
                 if place is None:
                     self.unwatched.append(name)
                     continue
@@ -169,6 +171,3 @@ def _python() -> Place | None:
 
 def _u4(address: int) -> int:
     return ctypes.c_uint32.from_address(address).value
-
-
-_FINDERS: dict[str, Callable[[], Place | None]] = {"torch": _torch, "numpy": _numpy, "python": _python}
