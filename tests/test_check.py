@@ -220,7 +220,7 @@ def test_too_many_cells_are_thinned_and_the_first_nan_is_still_exact(tmp_path):
         assert len(table.many.steps) == 5
         result = check_tables("run", [table])
     assert [(f.rule, f.step, f.site) for f in result.findings] == [("nonfinite", 7, "output Net.a")]
-    assert "every 4. step" in result.notes[0]
+    assert "one step in 4" in result.notes[0]
 
 
 def test_the_operator_that_made_the_first_nan_is_named_with_its_line(tmp_path):

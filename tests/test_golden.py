@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.metadata import entry_points
+
 import pytest
 import torch
 from opcapture import captured
@@ -146,10 +148,16 @@ def test_numbers(introspect):
 """
 
 
+# An installation brings the plugin by its entry point; a work tree on PYTHONPATH alone does not.
+PLUGIN = (
+    () if entry_points(group="pytest11", name="introspect") else ("-p", "introspect_cli.integrations.pytest_plugin")
+)
+
+
 def test_the_pytest_plugin_saves_checks_and_says_what_diverged(pytester):
     def run(lr, *words):
         pytester.makepyfile(test_it=f"LR = {lr}\n{TESTS}")
-        done = pytester.runpytest_inprocess("-q", "-p", "introspect_cli.integrations.pytest_plugin", *words)
+        done = pytester.runpytest_inprocess("-q", *PLUGIN, *words)
         return done.ret, done.stdout.str()
 
     code, said = run(0.1)

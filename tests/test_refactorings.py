@@ -57,7 +57,8 @@ def _ids(cases):
 def test_a_refactoring_changes_no_number(run, model, name, edits):
     result = answer(run, model, name, edits)
     assert result.verdict is Verdict.SAME, result.sentence
-    assert result.structure or name == "blocks-as-a-sequential"
+    unrecorded = {"another-model-beside"}  # what only runs before training, without gradients, is evaluation
+    assert result.structure or name == "blocks-as-a-sequential" or name in unrecorded
 
 
 @pytest.mark.parametrize(("model", "name", "edits", "kind", "fqn"), EDITS.CHANGED, ids=_ids(EDITS.CHANGED))

@@ -23,7 +23,7 @@ from introspect_cli.compare.options import DiffOptions
 from introspect_cli.errors import StoreError
 from introspect_cli.inspect.data_flow import graph_of
 from introspect_cli.records import STATISTICS, Given, Kind, ModuleInfo, Statistic
-from introspect_cli.render.html_parts import answer
+from introspect_cli.render.cards import first_table
 from introspect_cli.store import format as store_format
 from introspect_cli.store.arrow import Column, Malformed
 from introspect_cli.store.format import HEADER, STATISTIC, Columns, parse_columns, record_columns
@@ -124,7 +124,7 @@ def test_runs_with_and_without_a_statistic_compare(with_peak, tmp_path):
 def test_a_report_shows_every_statistic_of_what_diverged_first(with_peak, tmp_path):
     other = captured(tmp_path / "other", lambda: train(0.2))
     with open_run(with_peak) as a, open_run(other) as b:
-        page = answer(compare_runs(a, b, DiffOptions()))
+        page = first_table(compare_runs(a, b, DiffOptions()).first)
     for name in ("peak", "absmin", "l2"):
         assert f'<th scope="row">{name}</th>' in page
 

@@ -60,6 +60,7 @@ class FreeNames:
     def __init__(self) -> None:
         """Start with every name free."""
         self._resting: set[str] = set()
+        self._fresh: set[str] = set()
         self._taken: dict[str, weakref.ref[Any]] = {}
         self._names: dict[int, tuple[weakref.ref[Any], str]] = {}
 
@@ -77,6 +78,7 @@ class FreeNames:
     def wake(self) -> None:
         """A step is over: names that rested are free."""
         self._resting.clear()
+        self._fresh.clear()
 
     def name(self, thing: object, base: str, *, rests: bool = False) -> str:
         """The object's name: the one it has, else the first free one that begins with `base`.
@@ -84,7 +86,7 @@ class FreeNames:
         Args:
             thing: the object.
             base: its class.
-            rests: whether its name is free only in the step after the one in which it goes.
+            rests: whether its name is free only after this step, should it go within it.
         """
         found = self.find(thing)
         if found is not None:
@@ -93,13 +95,15 @@ class FreeNames:
         while name in self._resting or ((taken := self._taken.get(name)) is not None and taken() is not None):
             number += 1
             name = f"{base}#{number}"
-        key, names, resting = id(thing), self._names, self._resting
+        key, names, resting, fresh = id(thing), self._names, self._resting, self._fresh
+        if rests:
+            fresh.add(name)
 
         def forget(reference: weakref.ref[Any]) -> None:
             known = names.get(key)
             if known is not None and known[0] is reference:
                 del names[key]
-                if rests:
+                if name in fresh:
                     resting.add(name)
 
         self._taken[name] = reference = weakref.ref(thing, forget)

@@ -395,10 +395,7 @@ class Names:
 
     def _adopt(self, root: nn.Module, base: str) -> None:
         known = self.find(root) or self.find(unwrap(root))
-        if known is not None:
-            fqn = known.fqn
-        else:
-            fqn = self._free.name(root, base, rests=next(root.parameters(), None) is not None)
+        fqn = known.fqn if known is not None else self._free.name(root, base, rests=_has_parameters(root))
         if not any(reference() is root for reference in self._roots):
             self._roots = [reference for reference in self._roots if reference() is not None]
             self._roots.append(weakref.ref(root))
@@ -409,7 +406,7 @@ class Names:
         self._roots = [reference for reference in self._roots if reference() is not root]
         self._free.release(root)
         gone = set()
-        for module, fqn in _tree(root, self._states[id(root)].fqn, set()):
+        for module, fqn in walk_tree(root, self._states[id(root)].fqn, set()):
             gone.add(fqn)
             self._states.pop(id(module), None)
             for group in (module._parameters, module._buffers):  # noqa: SLF001 - the public views build strings
@@ -420,14 +417,14 @@ class Names:
         self._trees = [info for info in self._trees if info.fqn not in gone]
 
     def _walk(self, root: nn.Module, fqn: str) -> None:
-        for module, name in _tree(root, fqn, set()):
+        for module, name in walk_tree(root, fqn, set()):
             state = self.find(module)
             if state is None:
                 state = self._new_state(module, name)
                 if wrapped(module) is None:
                     self._trees.append(self.describe(module, state))
             self._name_own(module, state)
-        for module, _ in _tree(root, fqn, set()):
+        for module, _ in walk_tree(root, fqn, set()):
             inner = wrapped(module)
             state = self.find(module)
             if inner is not None and state is not None:
@@ -477,7 +474,15 @@ class Names:
         )
 
 
-def _tree(module: nn.Module, fqn: str, seen: set[int]) -> Iterator[tuple[nn.Module, str]]:
+def _has_parameters(root: nn.Module) -> bool:
+    return any(
+        tensor is not None
+        for module, _ in walk_tree(root, "", set())
+        for tensor in module._parameters.values()  # noqa: SLF001 - the script may override `parameters`
+    )
+
+
+def walk_tree(module: nn.Module, fqn: str, seen: set[int]) -> Iterator[tuple[nn.Module, str]]:
     """Every module once with its name, wrappers' inner modules under the wrapper's name."""
     if id(module) in seen:
         return
@@ -485,8 +490,8 @@ def _tree(module: nn.Module, fqn: str, seen: set[int]) -> Iterator[tuple[nn.Modu
     yield module, fqn
     inner = wrapped(module)
     if inner is not None:
-        yield from _tree(inner, fqn, seen)
+        yield from walk_tree(inner, fqn, seen)
         return
     for name, child in list(module._modules.items()):  # noqa: SLF001 - `named_children` hides repeated ones
         if child is not None:
-            yield from _tree(child, f"{fqn}.{name}", seen)
+            yield from walk_tree(child, f"{fqn}.{name}", seen)

@@ -36,6 +36,8 @@ _ACTIVATIONS = (Kind.BATCH, Kind.INPUT, Kind.OUTPUT, Kind.GRAD_INPUT, Kind.GRAD_
 _RESULTS = (Kind.LOSS, Kind.GRAD, Kind.PARAM, Kind.BUFFER, Kind.OPTIMIZER_STATE)
 """What a step gives: where these are on record and agree, nothing that one run only has has changed a number."""
 
+_FLOWING_BACK = (Kind.GRAD_INPUT, Kind.GRAD_OUTPUT)
+
 _OWN = frozenset({"batch", "optimizer", "module", "op"})
 """Reasons that say of a record that all that went into it is equal, so that nothing elsewhere is to blame."""
 
@@ -117,8 +119,12 @@ def explains_itself(facts: Facts, effect: int, cause: Cause, before: Iterable[Si
     told = cause.reason == "optimizer" and bool(
         hyperparameter_changes(facts.alignment, StepRecords(facts.alignment, facts.pair))
     )
+    back = cause.reason == "op" and facts.sites[effect].phase is Phase.BACKWARD
     return not any(
-        (site.kind is Kind.RNG and not told) or inside in (site.fqn, *ancestors(site.fqn)) for site in before
+        (site.kind is Kind.RNG and not told)
+        or (back and site.kind in _FLOWING_BACK)  # a gradient that flows in one run only changes those it is added to
+        or inside in (site.fqn, *ancestors(site.fqn))
+        for site in before
     )
 
 

@@ -85,7 +85,7 @@ def is_pack(path: str | Path) -> bool:
     try:
         with open(path, "rb") as file:  # noqa: PTH123 - the path may be text
             return file.read(4) == b"PK\x03\x04"
-    except OSError:
+    except (OSError, ValueError):
         return False
 
 

@@ -284,7 +284,10 @@ def run_state(manifest: Mapping[str, Any], ranks: Iterable[RankReader], *, locke
     ranks = list(ranks)
     if locked or any(rank.running for rank in ranks):
         return RunState.RUNNING
-    if manifest.get("status") == "complete" and all(rank.ended for rank in ranks if rank.run_id):
+    recorded = (
+        ranks if manifest.get("steps") != 0 else [rank for rank in ranks if rank.run_id]
+    )  # of a launch, some may not
+    if manifest.get("status") == "complete" and all(rank.ended for rank in recorded):
         return RunState.COMPLETE
     return RunState.INTERRUPTED
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
+from introspect_cli.capture.names import walk_tree
 from introspect_cli.records import Part
 from introspect_cli.tensors.places import Placed
 
@@ -69,7 +70,7 @@ class FlatParts:
     def _look(self) -> None:
         wrapper = sys.modules[_HOME].FullyShardedDataParallel
         for root in self._names.roots():
-            for module in root.modules():
+            for module, _ in walk_tree(root, "", set()):
                 handle = getattr(module, "_handle", None) if isinstance(module, wrapper) else None
                 flat = getattr(handle, "flat_param", None)
                 pieces = getattr(flat, "_shard_param_infos", None)
