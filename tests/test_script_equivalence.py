@@ -113,10 +113,10 @@ SCRIPTS = {
     "raises an interrupt": "import atexit; atexit.register(print, 'at exit'); raise KeyboardInterrupt('by hand')",
     "raises a subclass of an interrupt": "class Mine(KeyboardInterrupt): pass\nraise Mine",
     "handles an interrupt": """
-        import os, signal
+        import os, signal, time
         try:
             os.kill(os.getpid(), signal.SIGINT)
-            signal.pause()
+            time.sleep(60)
         except KeyboardInterrupt:
             print('caught')
         """,
