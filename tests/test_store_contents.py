@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import csv
+
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from store_contents import attack, control, problem, written
+from store_contents import attack, build, control, problem, written
 from synthetic import row, write_run
 
 from introspect_cli.cli import introspect
 from introspect_cli.compare.reasons.gradient import _is_mix
+from introspect_cli.exchange.frames import frames
 from introspect_cli.records import Layout, ModuleInfo, Status, Summary, bounded, shallow
 from introspect_cli.store.reader import open_run
 from introspect_cli.store.verify import verify_run
@@ -20,6 +23,20 @@ CODES = "\x1b[31m\x7f\x9b2J\u202e\n\0"
 @pytest.mark.parametrize("seed", range(12))
 def test_hostile_contents(seed):
     assert attack(seed, most=3) == []
+
+
+def test_a_table_has_the_rows_of_the_run_and_nothing_beside_them(tmp_path):
+    """pyarrow's writer left two bytes of an earlier row behind a row of 13,544, so that the next began with NUL."""
+    build(tmp_path / "a", 11439)
+    assert problem(["export", str(tmp_path / "a"), "--format", "csv", "-o", str(tmp_path / "out")]) is None
+    with (tmp_path / "out" / "records.csv").open(encoding="utf-8", newline="") as file:
+        found = list(csv.DictReader(file))
+    with open_run(tmp_path / "a") as run:
+        rows = [row for table in frames(run) for row in table.to_pylist()]
+    assert [(row["step"], row["fqn"], row["text"]) for row in found] == [
+        (str(row["step"]), row["fqn"], row["text"]) for row in rows
+    ]
+    assert [row["mean"] for row in found] == ["" if row["mean"] is None else repr(row["mean"]) for row in rows]
 
 
 @pytest.mark.sweep

@@ -5,6 +5,7 @@ The tables go to notebooks as they are, and to Parquet, CSV and JSON lines as fi
 
 from __future__ import annotations
 
+import itertools
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -119,22 +120,33 @@ def write_parquet(run: Run, directory: Path, selection: Selection) -> int:
 
 
 def write_csv(run: Run, directory: Path, selection: Selection) -> int:
-    """`records.csv`; shapes as `2x3`, absent numbers empty; files written."""
-    pa = arrow()
-    from pyarrow import csv
+    """`records.csv`; shapes as `2x3`, texts in quotes, absent numbers empty; files written.
 
-    writer: Any = None
-    for table in frames(run, selection):
-        shapes = ["x".join(map(str, sizes)) for sizes in table.column("shape").to_pylist()]
-        place = table.schema.get_field_index("shape")
-        flat = table.set_column(place, "shape", pa.array(shapes, pa.string()))
-        if writer is None:
-            writer = csv.CSVWriter(str(directory / "records.csv"), flat.schema)
-        writer.write_table(flat)
-    if writer is None:
+    pyarrow's own writer, asked for one step after the other, left bytes of earlier rows behind rows of some lengths.
+    """
+    arrow()
+    tables = frames(run, selection)
+    first = next(tables, None)
+    if first is None:
         return 0
-    writer.close()
+    with (directory / "records.csv").open("w", encoding="utf-8", newline="") as file:
+        file.write(",".join(_quoted(name) for name in first.column_names) + "\n")
+        for table in itertools.chain([first], tables):
+            columns = [[_cell(value) for value in table.column(name).to_pylist()] for name in first.column_names]
+            file.writelines(",".join(cells) + "\n" for cells in zip(*columns, strict=True))
     return 1
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, str):
+        return _quoted(value)
+    if isinstance(value, list):
+        return _quoted("x".join(map(str, value)))
+    return "" if value is None else repr(value)
+
+
+def _quoted(text: str) -> str:
+    return '"' + text.replace('"', '""') + '"'
 
 
 def write_jsonl(run: Run, directory: Path, selection: Selection) -> int:
