@@ -7,14 +7,12 @@ compressed file. Beside it stand the command to run again and the tolerance, so 
 
 from __future__ import annotations
 
-import io
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-import zipfile
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,17 +25,17 @@ from introspect_cli.compare.result import Verdict
 from introspect_cli.errors import StoreError, UsageError
 from introspect_cli.records import Kind
 from introspect_cli.store import documents
+from introspect_cli.store.pack import pack
 from introspect_cli.store.reader import open_run
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from introspect_cli.compare.result import DiffResult
     from introspect_cli.store.reader import Run
 
 ABOUT, STORE = "golden.yaml", "run.zip"
 KINDS = "rng,batch,loss,output,grad,param,buffer"
-_LARGEST = 64 << 20
 _SMALL = 64
 """Roundings of a value's type that summation order may make; more is another computation."""
 
@@ -86,11 +84,6 @@ def save(golden: Golden, path: Path, *, force: bool = False) -> int:
 def keep(run: Path, golden: Golden, path: Path) -> int:
     """Keep a run as a golden one; how many bytes it takes."""
     path.mkdir(parents=True, exist_ok=True)
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as packed:
-        for file in sorted(run.rglob("*")):
-            if file.is_file() and file.name != ".lock":
-                packed.write(file, file.relative_to(run))
     about = {
         "words": list(golden.words),
         "options": list(golden.options),
@@ -98,7 +91,8 @@ def keep(run: Path, golden: Golden, path: Path) -> int:
         "tolerance": {kind: list(pair) for kind, pair in golden.tolerance.items()},
     }
     (path / ABOUT).write_bytes(documents.dump(about, ABOUT, "golden"))
-    (path / STORE).write_bytes(buffer.getvalue())
+    (path / STORE).unlink(missing_ok=True)
+    pack(run, path / STORE)
     return sum(file.stat().st_size for file in path.iterdir())
 
 
@@ -119,23 +113,11 @@ def read(path: Path) -> Golden:
         raise StoreError(f"{path / ABOUT} cannot be read: save it again with --force") from None
 
 
-@contextmanager
-def opened(path: Path) -> Iterator[Run]:
-    """The golden run, to be compared.
-
-    Raises:
-        StoreError: its file is damaged.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            with zipfile.ZipFile(path / STORE) as packed:
-                if sum(info.file_size for info in packed.infolist()) > _LARGEST:
-                    raise StoreError(f"{path / STORE} would take more than 64 MB: it is no golden run")
-                packed.extractall(folder)  # zipfile takes no name out of the directory
-        except (OSError, zipfile.BadZipFile) as error:
-            raise StoreError(f"{path / STORE} cannot be read: {error}") from None
-        with open_run(folder) as run:
-            yield run
+def _kept(path: Path) -> Run:
+    try:
+        return open_run(path / STORE)
+    except StoreError as error:
+        raise StoreError(f"{path} cannot be read; save it again with --force ({error})") from None
 
 
 def check(path: Path, *, noise: bool = False, keep_run: Path | None = None) -> DiffResult:
@@ -163,7 +145,7 @@ def check(path: Path, *, noise: bool = False, keep_run: Path | None = None) -> D
 def compared(path: Path, golden: Golden, run: Path, noise: Sequence[Path] = ()) -> DiffResult:
     """What a new run is to a golden one: a is the golden run, or with noise the new one."""
     with ExitStack() as stack:
-        kept, new = stack.enter_context(opened(path)), stack.enter_context(open_run(run))
+        kept, new = stack.enter_context(_kept(path)), stack.enter_context(open_run(run))
         others = [stack.enter_context(open_run(other)) for other in noise]
         a, b = (new, kept) if others else (kept, new)
         results = [compare_runs(a, b, options, others) for options in _parts(golden, kept)]

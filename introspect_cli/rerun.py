@@ -132,7 +132,7 @@ def compare(reference: Path, run: Path, options: DiffOptions | None = None) -> D
 def judge(reference: Rerun, other: Rerun, until_step: int | None = None) -> tuple[Verdict, DiffResult | None]:
     """Whether a rerun diverges from the reference; undecided where it cannot be told.
 
-    A script that failed tells something only by what it recorded before: parting is parting, but agreeing up to
+    A script that failed tells something only by what it recorded before: diverging is diverging, but agreeing up to
     the crash is not agreeing.
 
     Args:

@@ -42,17 +42,22 @@ class Renamed(Block):
         super().__init__("mlp")
 
 
+def merged(q, k):
+    """Two linear layers as one, with the numbers that they have; no random number is drawn."""
+    one = nn.Linear(q.in_features, 2 * q.out_features, device="meta").to_empty(device="cpu")
+    with torch.no_grad():
+        one.weight.copy_(torch.cat([q.weight, k.weight]))
+        one.bias.copy_(torch.cat([q.bias, k.bias]))
+    return one
+
+
 class Merged(Block):
     """q and k as one linear layer, with the numbers that they would have had."""
 
     def __init__(self):
         super().__init__()
-        qk = nn.Linear(WIDTH, 2 * WIDTH, device="meta").to_empty(device="cpu")
-        with torch.no_grad():
-            qk.weight.copy_(torch.cat([self.q.weight, self.k.weight]))
-            qk.bias.copy_(torch.cat([self.q.bias, self.k.bias]))
+        self.qk = merged(self.q, self.k)
         del self.q, self.k
-        self.qk = qk
 
     def forward(self, x):
         q, k = self.qk(self.norm(x)).chunk(2, -1)
@@ -117,20 +122,16 @@ Called.__name__ = "Net"
 class Doubled(nn.Module):
     """q and k of the batch itself, of numbers so short that no sum of a matrix product rounds."""
 
-    def __init__(self, *, merged=False):
+    def __init__(self, *, as_one=False):
         super().__init__()
         self.q, self.k = nn.Linear(4, WIDE), nn.Linear(4, WIDE)
         self.head = nn.Linear(WIDE, 3)
         with torch.no_grad():
             for tensor in (*self.q.parameters(), *self.k.parameters()):
                 tensor.copy_((tensor * 16).round() / 16)
-        if merged:
-            qk = nn.Linear(4, 2 * WIDE, device="meta").to_empty(device="cpu")
-            with torch.no_grad():
-                qk.weight.copy_(torch.cat([self.q.weight, self.k.weight]))
-                qk.bias.copy_(torch.cat([self.q.bias, self.k.bias]))
+        if as_one:
+            self.qk = merged(self.q, self.k)
             del self.q, self.k
-            self.qk = qk
 
     def forward(self, x):
         x = (x * 4).round() / 4

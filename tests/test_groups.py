@@ -38,7 +38,7 @@ def test_the_odd_one_out_is_named_with_its_step(runs):
     found = grouped(runs, "module", "a", "b", "c")
     assert [len(group) for group in found.groups] == [3, 1]
     assert found.sentence == f"{runs / 'module'} is the odd one out: it diverges at step 1; the other 3 runs agree."
-    assert found.partings[0].sentence.startswith("First divergence at step 1: the output of Net.a")
+    assert found.differences[0].sentence.startswith("First divergence at step 1: the output of Net.a")
     assert found.verdict is Verdict.DIVERGED
 
 

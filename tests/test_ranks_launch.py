@@ -72,6 +72,18 @@ def test_ranks_started_together_write_one_run(launched):
     assert verify_run(path).sound
 
 
+def test_a_rank_without_steps_hides_no_lost_index_of_another(tmp_path):
+    told = ended(*(start(tmp_path, rank, 2, options=("-o", "run"), steps=rank) for rank in range(2)))
+    assert [code for code, _ in told] == [0, 0], told
+    path = tmp_path / "run"
+    with open_run(path) as run:
+        assert run.state is RunState.COMPLETE
+    for lost in ("index.bin", "records.arrow", "texts.arrow"):
+        (path / "rank1" / lost).unlink(missing_ok=True)
+    with open_run(path) as run:
+        assert run.state is RunState.INTERRUPTED
+
+
 def test_only_the_first_rank_says_where_the_run_is(launched):
     _, told = launched
     assert "rank 0 of 4" in told[0][1]

@@ -49,7 +49,7 @@ RUNS = {
     "task": fit(Task),
     "called": fit(Called),
     "doubled": fit(Doubled, steps=1),
-    "halved": fit(lambda: Doubled(merged=True), steps=1),
+    "halved": fit(lambda: Doubled(as_one=True), steps=1),
     "network first": two_models(),
     "target first": two_models(swapped=True),
     "target differs": two_models(swapped=True, target_differs=True),

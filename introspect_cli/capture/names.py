@@ -18,6 +18,7 @@ from torch import nn
 
 from introspect_cli.capture.environment.sources import class_source
 from introspect_cli.capture.identity import ById, FreeNames
+from introspect_cli.capture.inside import parameters_in
 from introspect_cli.records import Kind, ModuleInfo, Phase
 from introspect_cli.selection import near_module, selects
 
@@ -395,7 +396,11 @@ class Names:
 
     def _adopt(self, root: nn.Module, base: str) -> None:
         known = self.find(root) or self.find(unwrap(root))
-        fqn = known.fqn if known is not None else self._free.name(root, base, rests=_has_parameters(root))
+        fqn = (
+            known.fqn
+            if known is not None
+            else self._free.name(root, base, rests=next(parameters_in(root), None) is not None)
+        )
         if not any(reference() is root for reference in self._roots):
             self._roots = [reference for reference in self._roots if reference() is not None]
             self._roots.append(weakref.ref(root))
@@ -406,7 +411,7 @@ class Names:
         self._roots = [reference for reference in self._roots if reference() is not root]
         self._free.release(root)
         gone = set()
-        for module, fqn in walk_tree(root, self._states[id(root)].fqn, set()):
+        for module, fqn in _tree(root, self._states[id(root)].fqn, set()):
             gone.add(fqn)
             self._states.pop(id(module), None)
             for group in (module._parameters, module._buffers):  # noqa: SLF001 - the public views build strings
@@ -417,14 +422,14 @@ class Names:
         self._trees = [info for info in self._trees if info.fqn not in gone]
 
     def _walk(self, root: nn.Module, fqn: str) -> None:
-        for module, name in walk_tree(root, fqn, set()):
+        for module, name in _tree(root, fqn, set()):
             state = self.find(module)
             if state is None:
                 state = self._new_state(module, name)
                 if wrapped(module) is None:
                     self._trees.append(self.describe(module, state))
             self._name_own(module, state)
-        for module, _ in walk_tree(root, fqn, set()):
+        for module, _ in _tree(root, fqn, set()):
             inner = wrapped(module)
             state = self.find(module)
             if inner is not None and state is not None:
@@ -474,15 +479,7 @@ class Names:
         )
 
 
-def _has_parameters(root: nn.Module) -> bool:
-    return any(
-        tensor is not None
-        for module, _ in walk_tree(root, "", set())
-        for tensor in module._parameters.values()  # noqa: SLF001 - the script may override `parameters`
-    )
-
-
-def walk_tree(module: nn.Module, fqn: str, seen: set[int]) -> Iterator[tuple[nn.Module, str]]:
+def _tree(module: nn.Module, fqn: str, seen: set[int]) -> Iterator[tuple[nn.Module, str]]:
     """Every module once with its name, wrappers' inner modules under the wrapper's name."""
     if id(module) in seen:
         return
@@ -490,8 +487,8 @@ def walk_tree(module: nn.Module, fqn: str, seen: set[int]) -> Iterator[tuple[nn.
     yield module, fqn
     inner = wrapped(module)
     if inner is not None:
-        yield from walk_tree(inner, fqn, seen)
+        yield from _tree(inner, fqn, seen)
         return
     for name, child in list(module._modules.items()):  # noqa: SLF001 - `named_children` hides repeated ones
         if child is not None:
-            yield from walk_tree(child, f"{fqn}.{name}", seen)
+            yield from _tree(child, f"{fqn}.{name}", seen)

@@ -15,7 +15,7 @@ import numpy as np
 
 from introspect_cli.compare.join.coverage import observed_kinds
 from introspect_cli.compare.join.sites import kind_code, phase_code
-from introspect_cli.compare.reasons.facts import ancestors, owner_of
+from introspect_cli.compare.reasons.facts import ancestors, with_ancestors
 from introspect_cli.compare.reasons.hyperparameters import hyperparameter_changes
 from introspect_cli.compare.reasons.step_view import StepRecords
 from introspect_cli.compare.result import Role
@@ -52,7 +52,7 @@ class Causes:
         alone = np.isin(alignment.kind, [kind_code(kind) for kind in _ACTIVATIONS])
         alone |= alignment.phase == phase_code(Phase.EVAL)
         named = (alignment.names_a, alignment.names_b)
-        held = [_with_heads(names | _named_in(tree)) for names, tree in zip(named, trees, strict=True)]
+        held = [with_ancestors(names | _named_in(tree)) for names, tree in zip(named, trees, strict=True)]
         missing = {name for name in alignment.names_a | alignment.names_b if not (name in held[0] and name in held[1])}
         if missing:
             alone |= np.fromiter((name in missing for name in alignment.fqn), np.bool_, alignment.size)
@@ -61,8 +61,7 @@ class Causes:
 
     def split(self, pair: StepPair) -> tuple[StepPair, StepPair]:
         """The step with its effects alone, and with its causes alone."""
-        site_a = np.asarray(pair.a.site).astype(np.int64)
-        site_b = self._alignment.b_ids[np.asarray(pair.b.site)]
+        site_a, site_b = pair.sites(self._alignment)
         random = self._random[site_a[pair.rows_a]]
         alone_a = (self._alone | self._random)[site_a[pair.only_a]]
         alone_b = (self._alone | self._random)[site_b[pair.only_b]]
@@ -91,16 +90,6 @@ def _named_in(tree: Iterable[ModuleInfo]) -> set[str]:
     for module in tree:
         found.add(module.fqn)
         found |= {f"{module.fqn}.{name}" for name in (*module.parameters, *module.buffers)}
-    return found
-
-
-def _with_heads(names: Iterable[str]) -> set[str]:
-    found = set(names)
-    for name in names:
-        head = owner_of(name)
-        while head and head not in found:
-            found.add(head)
-            head = owner_of(head)
     return found
 
 
@@ -133,8 +122,7 @@ def brings_values(alignment: Alignment, causes: StepPair) -> bool:
 
     A wrapper gives what is inside it, and an identity what it is given: neither can be to blame.
     """
-    site_a = np.asarray(causes.a.site).astype(np.int64)
-    site_b = alignment.b_ids[np.asarray(causes.b.site)]
+    site_a, site_b = causes.sites(alignment)
     giving = [kind_code(kind) for kind in (Kind.OUTPUT, Kind.OP_OUTPUT, Kind.PARAM, Kind.BUFFER)]
     late = [phase_code(phase) for phase in (Phase.BACKWARD, Phase.OPTIMIZER)]
     for batch, sites, rows, other in (
@@ -169,8 +157,7 @@ def results_agree(alignment: Alignment, pair: StepPair) -> bool:
 
 def records_results(alignment: Alignment, pair: StepPair) -> bool:
     """Whether either run recorded results of the step at all."""
-    site_a = np.asarray(pair.a.site).astype(np.int64)
-    site_b = alignment.b_ids[np.asarray(pair.b.site)]
+    site_a, site_b = pair.sites(alignment)
     return bool(_is_result(alignment, site_a).any() or _is_result(alignment, site_b).any())
 
 
@@ -185,8 +172,7 @@ def _is_result(alignment: Alignment, unions: Ids) -> Mask:
 
 def _matched(alignment: Alignment, pair: StepPair) -> tuple[Ids, Ids, Mask]:
     """Sites that both runs have in the step, and which of them agree, or differ by no more than was let pass."""
-    site_a = np.asarray(pair.a.site).astype(np.int64)
-    site_b = alignment.b_ids[np.asarray(pair.b.site)]
+    site_a, site_b = pair.sites(alignment)
     place = np.full(alignment.size, -1, dtype=np.int64)
     place[site_b] = np.arange(len(site_b))
     rows_a = np.flatnonzero(place[site_a] >= 0)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Parting:
+class GroupDifference:
     """How a group differs from the largest.
 
     Attributes:
@@ -49,13 +49,13 @@ class Groups:
         verdict: same where all agree, diverged where any diverges, else undecided.
         sentence: the answer in plain words.
         groups: paths of runs, the largest group first.
-        partings: for every group but the largest, how it differs from that.
+        differences: for every group but the largest, how it differs from that.
     """
 
     verdict: Verdict
     sentence: str
     groups: tuple[tuple[str, ...], ...]
-    partings: tuple[Parting, ...]
+    differences: tuple[GroupDifference, ...]
 
 
 def group_runs(runs: Sequence[Run], options: DiffOptions, noise: Sequence[Run] = ()) -> Groups:
@@ -91,31 +91,31 @@ def group_runs(runs: Sequence[Run], options: DiffOptions, noise: Sequence[Run] =
             home.append(run)
     groups.sort(key=lambda group: -len(group))  # stable: of equal size, the one that was named first
     head = groups[0][0]
-    partings = []
+    differences = []
     for group in groups[1:]:
         result = compared(head, group[0])
         step = result.first.step if result.first is not None else None
         verdict = Verdict.DIVERGED if result.verdict is Verdict.DIVERGED else Verdict.UNDECIDED
-        partings.append(Parting(str(head.path), str(group[0].path), verdict, step, result.sentence))
+        differences.append(GroupDifference(str(head.path), str(group[0].path), verdict, step, result.sentence))
     named = tuple(tuple(str(run.path) for run in group) for group in groups)
-    return Groups(_verdict(partings), _sentence(named, partings), named, tuple(partings))
+    return Groups(_verdict(differences), _sentence(named, differences), named, tuple(differences))
 
 
-def _verdict(partings: Sequence[Parting]) -> Verdict:
-    if not partings:
+def _verdict(differences: Sequence[GroupDifference]) -> Verdict:
+    if not differences:
         return Verdict.SAME
-    diverged = any(parting.verdict is Verdict.DIVERGED for parting in partings)
+    diverged = any(difference.verdict is Verdict.DIVERGED for difference in differences)
     return Verdict.DIVERGED if diverged else Verdict.UNDECIDED
 
 
-def _sentence(groups: Sequence[Sequence[str]], partings: Sequence[Parting]) -> str:
+def _sentence(groups: Sequence[Sequence[str]], differences: Sequence[GroupDifference]) -> str:
     total = sum(map(len, groups))
-    if not partings:
+    if not differences:
         return f"All {total} runs have the same numbers."
     if len(groups) == 2 and len(groups[1]) == 1 and total > 2:
-        odd, parting = groups[1][0], partings[0]
-        if parting.verdict is Verdict.UNDECIDED:
+        odd, difference = groups[1][0], differences[0]
+        if difference.verdict is Verdict.UNDECIDED:
             return f"{total - 1} of {total} runs have the same numbers; of {odd} it could not be told."
-        return f"{odd} is the odd one out: it diverges at step {parting.step}; the other {total - 1} runs agree."
+        return f"{odd} is the odd one out: it diverges at step {difference.step}; the other {total - 1} runs agree."
     told = [f"{len(group)} run{'s' * (len(group) > 1)}" for group in groups]
     return f"{total} runs fall into {len(groups)} groups, of {', '.join(told[:-1])} and {told[-1]}."

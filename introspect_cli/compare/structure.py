@@ -14,13 +14,13 @@ import numpy as np
 
 from introspect_cli.compare.join.by_value import base_of
 from introspect_cli.compare.join.merged import merges_of
-from introspect_cli.compare.reasons.facts import owner_of
+from introspect_cli.compare.reasons.facts import owner_of, with_ancestors
 from introspect_cli.compare.reasons.words import often, what
 from introspect_cli.compare.result import StructureChange
 from introspect_cli.records import Kind, Phase, Site, count
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from introspect_cli.compare.join.by_value import Correspondence
     from introspect_cli.compare.join.distance import Layouts
@@ -55,8 +55,7 @@ class Apart:
     def see(self, pair: StepPair, layouts: tuple[Layouts, Layouts]) -> None:
         """Take in the causes of a step."""
         alignment = self.alignment
-        site_a = np.asarray(pair.a.site).astype(np.int64)
-        site_b = alignment.b_ids[np.asarray(pair.b.site)]
+        site_a, site_b = pair.sites(alignment)
         for found, sites in zip(self.only, (site_a[pair.only_a], site_b[pair.only_b]), strict=True):
             for union in sites.tolist():
                 found.setdefault(union, pair.step)
@@ -194,7 +193,7 @@ def _lonely(apart: Apart, *, same: bool) -> list[StructureChange]:
     told = []
     held = (alignment.names_a, alignment.names_b)
     for place, side in enumerate("ab"):
-        other = _heads_of(held[1 - place])
+        other = with_ancestors(held[1 - place])
         subjects: dict[str, set[int]] = defaultdict(set)
         calls: dict[str, set[int]] = defaultdict(set)
         for union in apart.only[place]:
@@ -209,16 +208,6 @@ def _lonely(apart: Apart, *, same: bool) -> list[StructureChange]:
         told += _subjects(apart, side, left, other, same=same)
         told += _calls(apart, side, {name: own for name, own in calls.items() if owner_of(name) not in calls})
     return told
-
-
-def _heads_of(names: Iterable[str]) -> set[str]:
-    found: set[str] = set()
-    for name in names:
-        head = name
-        while head and head not in found:
-            found.add(head)
-            head = owner_of(head)
-    return found
 
 
 def _subjects(

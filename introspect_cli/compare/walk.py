@@ -179,8 +179,7 @@ class Walk:
         """A step of both runs, one-sided sites that mean nothing left out."""
         batch_a, batch_b = self.sides.a.read(step_a), self.sides.b.read(step_b)
         pair = match(self.alignment, counted, step_a, step_b, batch_a, batch_b)
-        site_a = np.asarray(batch_a.site).astype(np.int64)
-        site_b = self.alignment.b_ids[np.asarray(batch_b.site)]
+        site_a, site_b = pair.sites(self.alignment)
         only_a = pair.only_a[self.cover.only_a[site_a[pair.only_a]]]
         only_b = pair.only_b[self.cover.only_b[site_b[pair.only_b]]]
         only_a = only_a[seen(self.alignment, site_a[only_a], batch_b, site_b)]

@@ -1,6 +1,6 @@
 """The ranks of one run held against one another, in one pass over its steps.
 
-The problem: which tensors ought to be equal on all ranks is written nowhere. The way: what was equal on all of them at
+Which tensors ought to be equal on all ranks is written nowhere. So what was equal on all of them at
 first, or gets one gradient on all of them, is taken for copies; what differs from the start and has gradients of its
 own is somebody's own (a local expert). Parts of a whole are compared with copies of the same part alone, and what has
 no known place with nothing.

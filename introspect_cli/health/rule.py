@@ -33,40 +33,33 @@ Answer = list[Hit] | Unseen
 
 
 @dataclass(frozen=True)
-class Rule:
-    """One rule.
+class _Named:
+    """What every rule says of itself.
 
     Attributes:
         id: name on the command line.
         level: how bad what it finds is.
         about: what it looks for, in a line.
         cause: what usually causes it.
-        find: a pure function from one rank's table to what was found.
     """
 
     id: str
     level: Level
     about: str
     cause: str
+
+
+@dataclass(frozen=True)
+class Rule(_Named):
+    """A rule about one rank: `find` is a pure function from its table to what was found."""
+
     find: Callable[[Table], Answer]
 
 
 @dataclass(frozen=True)
-class RankRule:
-    """A rule about ranks of one run, put to all of them together.
+class RankRule(_Named):
+    """A rule about ranks of one run: `find` takes what they hold against one another, all of them together."""
 
-    Attributes:
-        id: name on the command line.
-        level: how bad what it finds is.
-        about: what it looks for, in a line.
-        cause: what usually causes it.
-        find: a pure function from what the ranks hold against one another to what was found.
-    """
-
-    id: str
-    level: Level
-    about: str
-    cause: str
     find: Callable[[Replicas], RankAnswer]
 
 

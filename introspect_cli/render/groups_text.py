@@ -22,8 +22,8 @@ def groups_blocks(found: Groups) -> list[Block]:
         blocks += [line(), line(f"Group {number + 1}, {count(len(group), 'run')}:", "heading")]
         blocks += [line(clean(path), indent=2) for path in group]
         if number:
-            parting = found.partings[number - 1]
-            blocks.append(line(f"against {clean(parting.a)}: {clean(parting.sentence)}", indent=2))
+            difference = found.differences[number - 1]
+            blocks.append(line(f"against {clean(difference.a)}: {clean(difference.sentence)}", indent=2))
     return blocks
 
 
@@ -34,5 +34,5 @@ def groups_document(found: Groups) -> dict[str, Any]:
         "verdict": found.verdict.value,
         "sentence": found.sentence,
         "groups": [list(group) for group in found.groups],
-        "partings": [{**vars(parting), "verdict": parting.verdict.value} for parting in found.partings],
+        "differences": [{**vars(difference), "verdict": difference.verdict.value} for difference in found.differences],
     }

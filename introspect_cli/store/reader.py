@@ -124,7 +124,7 @@ class Run:
             self.manifests, some_locked = read_rank_manifests(folder, self.ranks, self.manifest.get("id"))
             locked |= some_locked
             self.manifest = merged(self.manifest, self.manifests)
-        self.state = run_state(self.manifest, self._ranks.values(), locked=locked)
+        self.state = run_state(self.manifest, self.manifests, self._ranks.values(), locked=locked)
 
     def _open_ranks(self) -> dict[int, RankReader]:
         found = [match for match in map(RANK_NAME.fullmatch, self._folder.names()) if match]
@@ -279,14 +279,26 @@ def read_rank_manifests(run: Folder, ranks: Iterable[int], run_id: object) -> tu
     return found, locked
 
 
-def run_state(manifest: Mapping[str, Any], ranks: Iterable[RankReader], *, locked: bool) -> RunState:
-    """How a run with these ranks ended, if it did."""
+def run_state(
+    manifest: Mapping[str, Any],
+    manifests: Mapping[int, Mapping[str, Any]],
+    ranks: Iterable[RankReader],
+    *,
+    locked: bool,
+) -> RunState:
+    """How a run with these ranks ended, if it did.
+
+    Args:
+        manifest: the run's.
+        manifests: what each rank says for itself, by number; empty where one process wrote the run.
+        ranks: the readers.
+        locked: whether a process holds the run.
+    """
     ranks = list(ranks)
     if locked or any(rank.running for rank in ranks):
         return RunState.RUNNING
-    recorded = (
-        ranks if manifest.get("steps") != 0 else [rank for rank in ranks if rank.run_id]
-    )  # of a launch, some may not
+    # A rank that says that it recorded no step has no index that could tell how it ended.
+    recorded = [rank for rank in ranks if rank.run_id or manifests.get(rank.rank, manifest).get("steps") != 0]
     if manifest.get("status") == "complete" and all(rank.ended for rank in recorded):
         return RunState.COMPLETE
     return RunState.INTERRUPTED

@@ -119,6 +119,7 @@ class _Check:
         numbers = self._top_level()
         ranks = [reader for reader in (self._rank(number, manifest) for number in numbers) if reader is not None]
         places = [self._folder]
+        own: dict[int, dict[str, Any]] = {}
         if launch_of(manifest) is not None:
             found = self._try(lambda: read_rank_manifests(self._folder, numbers, manifest.get("id")))
             own, some_locked = found or ({}, False)
@@ -126,7 +127,7 @@ class _Check:
             locked |= some_locked
             manifest = merged(manifest, own)
             places = [self._folder.folder(f"rank{number}") for number in numbers]
-        state = run_state(manifest, ranks, locked=locked)
+        state = run_state(manifest, own, ranks, locked=locked)
         if manifest.get("status") == "complete" and state is RunState.INTERRUPTED and len(ranks) == len(numbers):
             self._found(f"{self._folder.path}: the manifest says that the run is complete, but its end is cut off")
         for place in places:

@@ -1,7 +1,7 @@
 """All ranks of a run as if one process had recorded it: what a comparison of two layouts reads.
 
-The problem: a parameter may be whole on every rank, or cut over some; a batch is some samples here and the others
-there; a layer may run on one rank alone. The way: records are put together by site. Equal records are copies and count
+A parameter may be whole on every rank, or cut over some; a batch is some samples here and the others
+there; a layer may run on one rank alone. So records are put together by site. Equal records are copies and count
 once. Parts whose place is known add up: checksum, sketch and moments are sums over elements keyed by their index in
 the whole. Values that differ from rank to rank without a place (samples, activations, losses) are gathered: of these
 only what depends neither on order nor on layout is known, their extrema and means. What cannot be put together counts

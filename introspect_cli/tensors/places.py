@@ -1,9 +1,9 @@
 """Which part of a distributed tensor this rank holds.
 
-The problem: a DTensor tells a mesh and a placement for each of its dimensions, and torch's own helper knows neither
-tensors that two mesh dimensions cut one inside the other (FSDP around tensor parallelism) nor sums still owed. The way:
-cut the ranges of indices of each tensor dimension as the placements say, by torch.chunk's rule, from public attributes
-alone. Ranges, not lists of indices, so that a vocabulary costs no more than a bias.
+A DTensor tells a mesh and a placement for each of its dimensions, and torch's own helper knows neither tensors that
+two mesh dimensions cut one inside the other (FSDP around tensor parallelism) nor sums still owed. So the ranges of
+indices of each tensor dimension are cut as the placements say, by torch.chunk's rule, from public attributes alone.
+Ranges, not lists of indices, so that a vocabulary costs no more than a bias.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from introspect_cli.capture.context import Context
 from introspect_cli.capture.frames import pass_by
+from introspect_cli.capture.inside import modules_in
 from introspect_cli.capture.names import NameFilter, Names, wrapped
 from introspect_cli.capture.probes.attributes import AttributeProbe
 from introspect_cli.capture.probes.children import ChildrenProbe
@@ -127,7 +128,7 @@ class Probes:
         """Tap what a compiled module wraps, if it is one and has not been compiled yet."""
         inner = wrapped(module)
         if self._compile is not None and inner is not None:
-            self._compile.tap(child for child in inner.modules() if child is not inner)
+            self._compile.tap(child for child in modules_in(inner) if child is not inner)
 
     def new_settings(self) -> Iterator[tuple[str, object]]:
         """Documents of settings that have changed since this was last asked, by name."""

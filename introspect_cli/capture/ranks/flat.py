@@ -1,8 +1,7 @@
 """Parameters that FSDP's first version keeps as stretches of one flat tensor: where each lies in its own whole.
 
-The problem: with `use_orig_params` a parameter is, outside a forward pass, a flat piece of itself, or empty, and looks
-like any other tensor. The way: the flat parameter knows for each of its parameters which of its elements this rank
-holds.
+With `use_orig_params` a parameter is, outside a forward pass, a flat piece of itself, or empty, and looks like any
+other tensor. The flat parameter knows for each of its parameters which of its elements this rank holds.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from introspect_cli.capture.names import walk_tree
+from introspect_cli.capture.inside import modules_in
 from introspect_cli.records import Part
 from introspect_cli.tensors.places import Placed
 
@@ -70,7 +69,7 @@ class FlatParts:
     def _look(self) -> None:
         wrapper = sys.modules[_HOME].FullyShardedDataParallel
         for root in self._names.roots():
-            for module, _ in walk_tree(root, "", set()):
+            for module in modules_in(root):
                 handle = getattr(module, "_handle", None) if isinstance(module, wrapper) else None
                 flat = getattr(handle, "flat_param", None)
                 pieces = getattr(flat, "_shard_param_infos", None)

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from introspect_cli.capture import private_api
+from introspect_cli.capture.inside import modules_in
 from introspect_cli.capture.probes.base import Patches
 from introspect_cli.capture.regions.gradients import rewrite
 from introspect_cli.capture.regions.numbering import number_calls
@@ -269,7 +270,7 @@ class CompileProbe:
 
 def _below(model: nn.Module) -> list[nn.Module]:
     """The modules inside one that is compiled; it is itself recorded at its boundary."""
-    return [module for module in model.modules() if module is not model]
+    return [module for module in modules_in(model) if module is not model]
 
 
 def _reached(function: Any) -> list[nn.Module]:
@@ -286,8 +287,8 @@ def _reached(function: Any) -> list[nn.Module]:
 def _modules_among(values: Iterable[Any]) -> Iterator[nn.Module]:
     for value in values:
         if isinstance(value, nn.Module):
-            yield from value.modules()
+            yield from modules_in(value)
         elif value is not None and not isinstance(value, torch.Tensor) and hasattr(value, "__dict__"):
             held = [item for item in vars(value).values() if isinstance(item, nn.Module)]
             for item in held[:64]:
-                yield from item.modules()
+                yield from modules_in(item)

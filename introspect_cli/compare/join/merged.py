@@ -91,8 +91,7 @@ def moments(batch: StepBatch, row: int, layouts: Layouts) -> Moments | None:
 
 def merges_of(alignment: Alignment, pair: StepPair, layouts: tuple[Layouts, Layouts]) -> list[Merge]:
     """Parameters that are several in one run and one in the other, among those that one run only has."""
-    site_a = np.asarray(pair.a.site).astype(np.int64)
-    site_b = alignment.b_ids[np.asarray(pair.b.site)]
+    site_a, site_b = pair.sites(alignment)
     one = _tensors(alignment, pair.a, site_a, pair.only_a, layouts[0])
     two = _tensors(alignment, pair.b, site_b, pair.only_b, layouts[1])
     return [*_found(one, two, "b"), *_found(two, one, "a")]

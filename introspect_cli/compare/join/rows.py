@@ -63,6 +63,15 @@ class StepPair:
         """How many records diverge, one-sided ones included."""
         return len(self.rows_a) + len(self.only_a) + len(self.only_b)
 
+    def sites(self, alignment: Alignment) -> tuple[Ids, Ids]:
+        """Union numbers of the sites of all records, of a's and of b's, by row."""
+        return sites_of(alignment, self.a, self.b)
+
+
+def sites_of(alignment: Alignment, a: StepBatch, b: StepBatch) -> tuple[Ids, Ids]:
+    """Union numbers of the sites of two batches of records, by row."""
+    return np.asarray(a.site).astype(np.int64), alignment.b_ids[np.asarray(b.site)]
+
 
 def _partners(alignment: Alignment, union_a: Ids, union_b: Ids) -> tuple[Ids, Ids, Ids, Ids]:
     """Rows of a and b with the same site, and the rows that have no partner."""
@@ -124,8 +133,7 @@ def match(alignment: Alignment, counted: Mask, step: int, step_b: int, a: StepBa
         a: records of run a.
         b: records of run b.
     """
-    union_a = np.asarray(a.site).astype(np.int64)
-    union_b = alignment.b_ids[np.asarray(b.site)]
+    union_a, union_b = sites_of(alignment, a, b)
     rows_a, rows_b, only_a, only_b = _partners(alignment, union_a, union_b)
     if not counted.all():
         keep = counted[union_a[rows_a]]
@@ -184,8 +192,7 @@ def _after(
 def in_order(alignment: Alignment, pair: StepPair) -> Items:
     """All divergences of a step, the earliest first."""
     sequence_a = np.asarray(pair.a.sequence).astype(np.float64)
-    site_a = np.asarray(pair.a.site).astype(np.int64)
-    site_b = alignment.b_ids[np.asarray(pair.b.site)]
+    site_a, site_b = pair.sites(alignment)
     order_b = np.empty(0)
     sequence_b = np.asarray(pair.b.sequence)
     if len(pair.only_b):

@@ -51,10 +51,8 @@ class Draw:
 def lone_draws(alignment: Alignment, pair: StepPair, generator: str = "") -> list[Draw]:
     """Draws that only one run made in a step, of one generator or of all, those of b first, in their order."""
     found = []
-    sides = {
-        "a": (pair.a, np.asarray(pair.a.site).astype(np.int64)),
-        "b": (pair.b, alignment.b_ids[np.asarray(pair.b.site)]),
-    }
+    union_a, union_b = pair.sites(alignment)
+    sides = {"a": (pair.a, union_a), "b": (pair.b, union_b)}
     for side, other in ("ba", "ab"):
         batch, unions = sides[side]
         drawn = (alignment.kind[unions] == kind_code(Kind.RNG)) & (alignment.phase[unions] != phase_code(Phase.START))

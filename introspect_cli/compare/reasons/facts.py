@@ -21,6 +21,8 @@ from introspect_cli.compare.join.sites import KINDS, kind_code, phase_code
 from introspect_cli.records import DRAWN_BEFORE, Kind, ModuleInfo, Phase, Site
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     import numpy.typing as npt
 
     from introspect_cli.compare.join.rows import Items, StepPair
@@ -53,6 +55,17 @@ def ancestors(fqn: str) -> list[str]:
     while head:
         found.append(head)
         head = owner_of(head)
+    return found
+
+
+def with_ancestors(names: Iterable[str]) -> set[str]:
+    """These names and those of all modules that contain them."""
+    found: set[str] = set()
+    for name in names:
+        head = name
+        while head and head not in found:
+            found.add(head)
+            head = owner_of(head)
     return found
 
 
@@ -312,8 +325,7 @@ class Facts:
 def states(alignment: Alignment, pair: StepPair) -> npt.NDArray[np.int8]:
     """What is known of every site in a step, by union number."""
     found = np.full(alignment.size, ABSENT, dtype=np.int8)
-    site_a = np.asarray(pair.a.site).astype(np.int64)
-    site_b = alignment.b_ids[np.asarray(pair.b.site)]
+    site_a, site_b = pair.sites(alignment)
     place_b = np.full(alignment.size, -1, dtype=np.int64)
     place_b[site_b] = np.arange(len(site_b))
     partner = place_b[site_a]
