@@ -36,8 +36,8 @@ import torch
 from introspect_cli.capture.options import CaptureOptions
 from introspect_cli.capture.session import Session
 from introspect_cli.records import Kind, Status
+from introspect_cli.schedule import Schedule
 from introspect_cli.script import Ending
-from introspect_cli.selection import Schedule
 from introspect_cli.store.reader import open_run
 from introspect_cli.tensors import reference
 from introspect_cli.tensors import rows as r

@@ -22,8 +22,8 @@ from workloads import WORKLOADS
 from introspect_cli.capture.options import DEFAULT_STATS, CaptureOptions
 from introspect_cli.capture.session import Session
 from introspect_cli.records import Kind
+from introspect_cli.schedule import Schedule
 from introspect_cli.script import Ending
-from introspect_cli.selection import Schedule
 from introspect_cli.store.reader import open_run
 from introspect_cli.tensors import kernels, parallel, rows
 from introspect_cli.tensors.cpu import Engine

@@ -74,7 +74,7 @@ class RunView:
 
         pa = arrow()
         wanted = _selection(steps, kinds, modules)
-        check_selection(wanted, [self.run])
+        wanted = check_selection(wanted, [self.run])
         tables = list(frames(self.run, wanted))
         return pa.concat_tables(tables) if tables else pa.table({})
 

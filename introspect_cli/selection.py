@@ -9,19 +9,23 @@ here whether each part of a selection has something in the runs to select.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, TypeVar
 
 from introspect_cli.errors import UsageError
+from introspect_cli.labels import NAMES, NUMBERED, shown
 from introspect_cli.records import Kind
+from introspect_cli.schedule import STEPS_HELP, Schedule, span_of, whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from introspect_cli.labels import Label, Labels
+    from introspect_cli.schedule import Span
     from introspect_cli.store.reader import Run
 
-_STEPS_HELP = "give steps and python slices from 0 on, such as 0,5,10:20,100::50"
+_LABELS_HELP = "give names of a framework for steps, such as epoch=3,batch=12 or epoch=2:5"
 _RANKS_HELP = "give numbers with commas between, such as 0,3"
 
 
@@ -87,17 +91,11 @@ def parse_ranks(text: str) -> tuple[int, ...]:
     """
     ranks = set()
     for word in text.split(","):
-        number = _number(word)
+        number = whole_number(word)
         if number is None:
             raise UsageError(f"{word.strip()!r} is not a rank: {_RANKS_HELP}")
         ranks.add(number)
     return tuple(sorted(ranks))
-
-
-def _number(text: str) -> int | None:
-    """A whole number from 0 on in ASCII digits alone: int() takes `1_0`, `+3` and the digits of other scripts too."""
-    text = text.strip()
-    return int(text) if text.isascii() and text.isdigit() and len(text) <= 18 else None
 
 
 # Modules.
@@ -134,132 +132,113 @@ def near_module(glob: str, names: Iterable[str]) -> str:
     return found if found or "." not in glob else did_you_mean(glob.partition(".")[2], sorted(known))
 
 
-# Steps.
-
-
-class Span(NamedTuple):
-    """The steps `start, start + stride, ...` below `stop`, or without end where `stop` is None."""
-
-    start: int
-    stop: int | None
-    stride: int
-
-    def wants(self, step: int) -> bool:
-        """Whether `step` is one of them."""
-        return step >= self.start and (self.stop is None or step < self.stop) and (step - self.start) % self.stride == 0
-
-    @property
-    def last(self) -> int | None:
-        """The last of them, None where there is none."""
-        if self.stop is None:
-            return None
-        return self.start + (self.stop - 1 - self.start) // self.stride * self.stride
-
-    def __str__(self) -> str:
-        if self.stop == self.start + 1:
-            return str(self.start)
-        start = str(self.start) if self.start else ""
-        stop = "" if self.stop is None else str(self.stop)
-        stride = f":{self.stride}" if self.stride != 1 else ""
-        return f"{start}:{stop}{stride}"
+# Steps by the names that a training framework has for them.
 
 
 @dataclass(frozen=True)
-class Schedule:
-    """Steps and python slices (`0,5,10:20,100::50`, ends exclusive); without arguments, all steps.
-
-    Folded into a list of progressions, so that asking for a step is arithmetic and the text of a schedule means it
-    again.
+class Labelled:
+    """Steps by their labels (`epoch=3,batch=12`): which they are, only a run can tell.
 
     Attributes:
-        spans: the progressions whose union it is; never empty.
+        text: as it was written.
+        spans: by label, the numbers that count; a range of batches is meant by each number in it.
+        words: by label, the word that counts.
     """
 
-    spans: tuple[Span, ...] = (Span(0, None, 1),)
+    text: str
+    spans: tuple[tuple[str, Span], ...] = ()
+    words: tuple[tuple[str, str], ...] = ()
 
     @classmethod
-    def parse(cls, text: str | None = None, every: int | None = None) -> Schedule:
-        """A schedule from the command line.
-
-        Args:
-            text: comma-separated steps and slices; None for all steps.
-            every: keep only the multiples of this many steps; None for no such limit.
-
-        Returns:
-            The schedule that both ask for.
+    def parse(cls, text: str) -> Labelled:
+        """Conditions with commas between, all of which must hold.
 
         Raises:
-            UsageError: the text is no schedule, or no step is left.
+            UsageError: one is none, or names no label.
         """
-        if every is not None and every < 1:
-            raise UsageError(f"--every {every} records nothing: give a number of steps from 1 on")
-        spans = [_span(part, text) for part in text.split(",")] if text is not None else [Span(0, None, 1)]
-        if every is not None:
-            spans = [narrowed for span in spans if (narrowed := _multiples(span, every)) is not None]
-            if not spans:
-                raise UsageError(f"no step of the schedule {text!r} is a multiple of --every {every}: drop one of them")
-        return cls(tuple(dict.fromkeys(spans)))
+        spans, named = [], []
+        for part in text.split(","):
+            name, equals, value = (word.strip() for word in part.partition("="))
+            if not equals or not value:
+                raise UsageError(f"{part.strip()!r} names no step: {_LABELS_HELP}")
+            if name not in NAMES:
+                hint = did_you_mean(name, NAMES) or f"; known are {', '.join(NAMES)}"
+                raise UsageError(f"steps have no label {name!r}{hint}: {_LABELS_HELP}")
+            if name in NUMBERED:
+                spans.append((name, span_of(value, text)))
+            else:
+                named.append((name, value))
+        return cls(text, tuple(spans), tuple(named))
 
-    @classmethod
-    def only(cls, step: int) -> Schedule:
-        """The schedule of a single step."""
-        return cls((Span(step, step + 1, 1),))
-
-    def wants(self, step: int) -> bool:
-        """Whether `step` is one of its steps."""
-        return any(span.wants(step) for span in self.spans)
-
-    @property
-    def last(self) -> int | None:
-        """The last step it can want, None where it goes on for ever."""
-        ends = [span.last for span in self.spans]
-        return None if None in ends else max(end for end in ends if end is not None)
+    def means(self, labels: Labels) -> bool:
+        """Whether a step with these labels is meant."""
+        return all(_within(labels.get(name), span) for name, span in self.spans) and all(
+            labels.get(name) == word for name, word in self.words
+        )
 
     def __str__(self) -> str:
-        return ",".join(map(str, self.spans))
+        return self.text
 
 
-def _span(part: str, text: str | None) -> Span:
-    fields = part.split(":")
-    numbers = [_field(field, text) for field in fields]
-    if len(fields) == 1:
-        if numbers[0] is None:
-            raise UsageError(f"the schedule {text!r} has an empty entry: {_STEPS_HELP}")
-        return Span(numbers[0], numbers[0] + 1, 1)
-    if len(fields) > 3:
-        raise UsageError(f"{part.strip()!r} in the schedule {text!r} has too many colons: {_STEPS_HELP}")
-    start, stop, stride = (*numbers, None)[:3]
-    span = Span(start or 0, stop, 1 if stride is None else stride)
-    if span.stride < 1:
-        raise UsageError(f"{part.strip()!r} in the schedule {text!r} has a stride of 0: {_STEPS_HELP}")
-    if span.stop is not None and span.stop <= span.start:
-        raise UsageError(f"{part.strip()!r} in the schedule {text!r} selects no step: its end is exclusive")
-    return _single(span)
+def _within(label: Label | None, span: Span) -> bool:
+    if isinstance(label, tuple):
+        return label[1] - label[0] < 1 << 20 and any(map(span.wants, range(label[0], label[1] + 1)))
+    return isinstance(label, (int, float)) and span.wants(math.floor(label))
 
 
-def _field(text: str, schedule: str | None) -> int | None:
-    number = _number(text)
-    if number is None and text.strip():
-        raise UsageError(f"{text.strip()!r} in the schedule {schedule!r} is not a step: {_STEPS_HELP}")
-    return number
+def parse_steps(text: str) -> Schedule | Labelled:
+    """Steps by number or by label.
+
+    Raises:
+        UsageError: neither can be read.
+    """
+    return Labelled.parse(text) if "=" in text else Schedule.parse(text)
 
 
-def _multiples(span: Span, every: int) -> Span | None:
-    """The steps of `span` that are multiples of `every`, themselves a progression (Chinese remainders)."""
-    shared = math.gcd(span.stride, every)
-    if span.start % shared:
-        return None
-    period = every // shared
-    ahead = (-span.start // shared) * pow(span.stride // shared, -1, period) % period if period > 1 else 0
-    start = span.start + ahead * span.stride
-    if span.stop is not None and start >= span.stop:
-        return None
-    return _single(Span(start, span.stop, span.stride * period))
+def one_step(text: str, run: Run, rank: int | None = None) -> int:
+    """The number of one step of a run, asked for by number or by label.
+
+    Args:
+        text: `412`, or `epoch=3,batch=12`.
+        run: the opened run.
+        rank: whose labels count; the lowest by default.
+
+    Raises:
+        UsageError: it cannot be read, or the labels mean none or several steps.
+    """
+    if "=" not in text:
+        number = whole_number(text)
+        if number is None:
+            raise UsageError(f"{text.strip()!r} is not a step: give its number, or {_LABELS_HELP.partition(' ')[2]}")
+        return number
+    steps = _labelled(Labelled.parse(text), [run], [run.ranks[0] if rank is None else rank] if run.ranks else [])
+    if len(steps) > 1:
+        raise UsageError(f"{text} means {len(steps)} steps of {run.path}, {steps[0]} to {steps[-1]}: name one of them")
+    return steps[0]
 
 
-def _single(span: Span) -> Span:
-    """The span itself, or its one step as a step."""
-    return Span(span.start, span.start + 1, 1) if span.last == span.start else span
+def _labelled(asked: Labelled, runs: Sequence[Run], ranks: Sequence[int]) -> list[int]:
+    """Numbers of the steps that labels mean in the first of the runs that has any of them."""
+    known: list[Labels] = []
+    for run in runs:
+        labels: dict[int, Labels] = {}
+        for rank in reversed([rank for rank in ranks if rank in run.ranks]):
+            labels |= run.rank(rank).labels
+        found = sorted(step for step, own in labels.items() if asked.means(own))
+        if found:
+            return found
+        known += [labels[step] for step in sorted(labels)]
+    where = f"{runs[0].path}" if len(runs) == 1 else "either run"
+    if not known:
+        raise UsageError(
+            f"no step of {where} has a label: only steps of Lightning, transformers and accelerate have; {STEPS_HELP}"
+        )
+    first, last = known[0], known[-1]
+    names = dict.fromkeys(name for name, _ in (*asked.spans, *asked.words))
+    told = [
+        f"{name} is {shown(first[name])} to {shown(last[name])}" for name in names if name in first and name in last
+    ]
+    raise UsageError(f"no step of {where} is {asked}: {', '.join(told) or f'its labels are {list(first)}'}")
 
 
 # All of it together.
@@ -276,7 +255,7 @@ class Selection:
         ranks: ranks that count; empty for all.
     """
 
-    steps: Schedule | None = None
+    steps: Schedule | Labelled | None = None
     kinds: frozenset[Kind] = field(default_factory=frozenset)
     modules: tuple[str, ...] = ()
     ranks: tuple[int, ...] = ()
@@ -287,7 +266,9 @@ class Selection:
         return bool(self.steps or self.kinds or self.modules or self.ranks)
 
     def wants_step(self, step: int) -> bool:
-        """Whether a step counts."""
+        """Whether a step counts; labels must have become numbers (`check_selection`)."""
+        if isinstance(self.steps, Labelled):
+            raise TypeError(f"{self.steps} was not looked up in a run")
         return self.steps is None or self.steps.wants(step)
 
     def wants_rank(self, rank: int) -> bool:
@@ -308,14 +289,17 @@ def read_selection(
         UsageError: an option cannot be read.
     """
     return Selection(
-        steps=None if steps is None else Schedule.parse(steps),
+        steps=None if steps is None else parse_steps(steps),
         kinds=parse_kinds(kinds),
         modules=words(modules),
         ranks=() if ranks is None else parse_ranks(ranks),
     )
 
 
-def check_selection(selection: Selection, runs: Sequence[Run], rename: Callable[[str], str] | None = None) -> None:
+Chosen = TypeVar("Chosen", bound=Selection)
+
+
+def check_selection(selection: Chosen, runs: Sequence[Run], rename: Callable[[str], str] | None = None) -> Chosen:
     """Make sure that every part of a selection has something to select in one of the runs at least.
 
     Args:
@@ -323,11 +307,14 @@ def check_selection(selection: Selection, runs: Sequence[Run], rename: Callable[
         runs: the opened runs that it is asked of.
         rename: how names of the first run are read where another run is compared with it.
 
+    Returns:
+        the selection, steps that were asked for by label as numbers.
+
     Raises:
         UsageError: a glob matches no module, a kind was not recorded, a step or rank is in none of the runs.
     """
     if not selection.narrowed:
-        return
+        return selection
     where, has = (f"{runs[0].path}", "it has") if len(runs) == 1 else ("either run", "they have")
     ranks = sorted({rank for run in runs for rank in run.ranks})
     for rank in selection.ranks:
@@ -335,9 +322,12 @@ def check_selection(selection: Selection, runs: Sequence[Run], rename: Callable[
             raise UsageError(f"no rank {rank} is in {where}: {_counted(ranks, 'rank')}")
     readers = [(run, run.rank(rank)) for run in runs for rank in run.ranks if selection.wants_rank(rank)]
     steps = sorted({int(step) for _, reader in readers for step in reader.entries["step"]})
+    if isinstance(selection.steps, Labelled):
+        wanted = [rank for rank in ranks if selection.wants_rank(rank)]
+        selection = replace(selection, steps=Schedule.of(_labelled(selection.steps, runs, wanted)))
     if not steps:
-        return  # an empty run has nothing to select whatever is asked; the verb says that better
-    for span in selection.steps.spans if selection.steps is not None else ():
+        return selection  # an empty run has nothing to select whatever is asked; the verb says that better
+    for span in selection.steps.spans if isinstance(selection.steps, Schedule) else ():
         if not any(span.wants(step) for step in steps):
             raise UsageError(f"no step of {span} is in {where}: {has} {_counted(steps, 'step')}")
     if selection.kinds:
@@ -354,6 +344,7 @@ def check_selection(selection: Selection, runs: Sequence[Run], rename: Callable[
             if not any(selects(name, (glob,)) for name in names):
                 hint = near_module(glob, names) or ": `introspect show --tree` lists the modules of a run"
                 raise UsageError(f"no module matches {glob}{hint}")
+    return selection
 
 
 def _counted(numbers: Sequence[int], what: str) -> str:

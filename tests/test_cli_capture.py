@@ -12,8 +12,8 @@ from introspect_cli.capture.options import DEFAULT_STATS, KINDS, STATS, CaptureO
 from introspect_cli.commands.capture import capture
 from introspect_cli.errors import UsageError
 from introspect_cli.records import Kind
+from introspect_cli.schedule import Schedule
 from introspect_cli.script import Target
-from introspect_cli.selection import Schedule
 
 
 @pytest.fixture

@@ -20,12 +20,14 @@ from introspect_cli.cli import VERBS
 PACKAGE = Path(introspect_cli.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
 
-BASE = {"version", "records", "errors", "exit_codes", "sums"}
+BASE = {"version", "records", "labels", "schedule", "errors", "exit_codes", "sums"}
 EVERYTHING = {path.stem if path.parent == PACKAGE else path.parent.name for path in FILES}
 
 LAYERS = {
     "version": set(),
     "records": set(),
+    "labels": set(),
+    "schedule": {"errors"},
     "errors": {"exit_codes"},
     "exit_codes": set(),
     "sums": set(),

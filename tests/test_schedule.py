@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from introspect_cli.errors import UsageError
-from introspect_cli.selection import Schedule
+from introspect_cli.schedule import Schedule
 
 BEYOND = 260
 

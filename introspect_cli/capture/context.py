@@ -18,6 +18,7 @@ from introspect_cli.capture.draws import Draws
 from introspect_cli.capture.evaluation import Evaluation
 from introspect_cli.capture.identity import ById
 from introspect_cli.capture.inside import parameters_in
+from introspect_cli.capture.labels.steps import StepLabels
 from introspect_cli.capture.ranks.flat import FlatParts
 from introspect_cli.records import Kind, Phase, Site, SiteInfo
 
@@ -68,6 +69,8 @@ class Context:
         """What the script calls the tensors that its last backward pass led to, by identity, where it runs no module;
         good as long as somebody holds them."""
         self.evaluation = Evaluation(recorder)
+        self.labels = StepLabels(guard)
+        recorder.labels = self.labels.take
         self.parts = FlatParts(names)
         self.pipeline: dict[str, int] | None = None  # which stage this process runs, and of how many
         self.on_evaluation: list[Callable[[list[tuple[int, int]]], None]] = []
@@ -121,6 +124,8 @@ class Context:
         else:
             self.look_for_unseen_step()
         self.begin()
+        if self.recorder.wanted:
+            self.labels.see()
         return phase
 
     def _step_without_optimizer(self, module: nn.Module) -> None:
@@ -174,6 +179,8 @@ class Context:
             self._backwards += 1
         self.look_for_unseen_step()
         self.begin()
+        if self.recorder.wanted:
+            self.labels.see()
 
     def expect_optimizers(self) -> None:
         """Hear of an optimizer: from now on their steps end steps."""

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from introspect_cli.errors import UsageError
 from introspect_cli.records import DERIVED_STATS, STATISTICS, Kind
-from introspect_cli.selection import Schedule, choose, did_you_mean, words
+from introspect_cli.schedule import Schedule
+from introspect_cli.selection import choose, did_you_mean, words
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

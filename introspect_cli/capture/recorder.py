@@ -28,7 +28,8 @@ from introspect_cli.tensors.views import in_memory
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from introspect_cli.selection import Schedule
+    from introspect_cli.labels import Labels
+    from introspect_cli.schedule import Schedule
     from introspect_cli.store.rank_writer import RankWriter
     from introspect_cli.store.writer import StoreWriter
     from introspect_cli.tensors.summarizer import Handover, Summarizer
@@ -56,6 +57,7 @@ class EndedStep:
         saved: values to be stored whole.
         given: what operators were given, by record.
         summaries: the summaries, of which devices may still compute some.
+        labels: what the script's framework calls it.
     """
 
     step: int
@@ -64,6 +66,7 @@ class EndedStep:
     saved: list[SavedTensor]
     given: dict[int, Given]
     summaries: Handover
+    labels: Labels
 
 
 class Recorder:
@@ -94,6 +97,8 @@ class Recorder:
         self.wanted = schedule.wants(0)
         self.resumed = True
         self.steps_written = 0
+        self.labels: Callable[[], Labels] = dict
+        """What the script's framework calls the step that ends."""
         self._rank = rank
         self._store = store
         self._schedule = schedule
@@ -314,7 +319,7 @@ class Recorder:
         if not self._rows:
             return
         rows, slots, summaries = self._rows.copy(), self._slots.copy(), self.summarizer.hand_over()
-        ended = EndedStep(self.step, rows, slots, self._saved, self._given, summaries)
+        ended = EndedStep(self.step, rows, slots, self._saved, self._given, summaries, self.labels())
         for own in (self._rows, self._slots, self._times):
             own.clear()  # the short way holds them too
         self._saved, self._given = [], {}
@@ -362,7 +367,7 @@ class Recorder:
         )
         for item in ended.saved:
             save_whole(self._store, int(table.checksum[item.slot]), item.value)
-        self._rank.append(ended.step, batch)
+        self._rank.append(ended.step, batch, ended.labels)
 
     def stop(self) -> None:
         """Take no more records (in a forked child, or when the session ends)."""

@@ -39,7 +39,7 @@ def export(run: str, format_: str, output: str, *, prune_layers: bool, **asked: 
 
     wanted = selection_of(asked)
     with open_run(run) as opened:
-        check_selection(wanted, [opened])
+        wanted = check_selection(wanted, [opened])
         written = write(opened, format_, output, wanted, prune_layers=prune_layers)
     if not written:
         raise UsageError(f"{run} has no complete step, so there is nothing to export")

@@ -120,7 +120,7 @@ def _graph(runs: list[Run], rank: int, step: int) -> Graph | None:
     from introspect_cli.errors import UsageError
     from introspect_cli.inspect.data_flow import graph_of, prune
     from introspect_cli.render.graph import marked
-    from introspect_cli.selection import Schedule
+    from introspect_cli.schedule import Schedule
 
     try:
         graph = graph_of(runs[0], step, rank)

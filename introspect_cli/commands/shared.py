@@ -12,7 +12,9 @@ if TYPE_CHECKING:
     from introspect_cli.selection import Selection
 
 _SELECTING: dict[str, Callable[[Any], Any]] = {
-    "steps": click.option("--steps", metavar="STEPS", help="Only these steps, such as 0,5,10:20,100::50."),
+    "steps": click.option(
+        "--steps", metavar="STEPS", help="Only these steps: 0,5,10:20,100::50, or a framework's: epoch=3,batch=12."
+    ),
     "kinds": click.option(
         "--kinds",
         "--record",

@@ -17,6 +17,7 @@ Examples:
   introspect show runA
   introspect show runA --tree --depth 2
   introspect show runA --step 3 --kinds output,loss --modules 'blocks.*'
+  introspect show runA --step epoch=3,batch=12
   introspect show --history 'blocks.*.attn' --kinds grad --stat l2 runA runB
   introspect show runA --values blocks.0.mlp --step 3""",
 )
@@ -31,7 +32,7 @@ Examples:
 )
 @click.option("--target", multiple=True, metavar="GLOB", help="With --graph: only modules or operators of that name.")
 @click.option("-o", "--output", type=click.Path(), help="With --graph: draw into this file, .svg or .html.")
-@click.option("--step", type=click.IntRange(min=0), help="The records of one step; with --values, at which step.")
+@click.option("--step", metavar="STEP", help="Records of one step (3, or epoch=1,batch=12); with --values, where.")
 @click.option(
     "--history", metavar="FQN", help="One site over all steps, of two runs side by side; a glob takes several."
 )
@@ -83,10 +84,12 @@ def _graph(run: str, format_: str, asked: dict[str, Any]) -> int:
     """Operators of a step as a table, or drawn into a file."""
     from introspect_cli.inspect.data_flow import graph_of, prune
     from introspect_cli.render.graph import draw, graph_blocks, graph_document
+    from introspect_cli.selection import one_step
     from introspect_cli.store.reader import open_run
 
     with open_run(run) as opened:
-        graph = graph_of(opened, asked["step"], asked["rank"])
+        step = None if asked["step"] is None else one_step(asked["step"], opened, asked["rank"])
+        graph = graph_of(opened, step, asked["rank"])
     if asked["prune"] or asked["target"]:
         graph = prune(graph, tuple(asked["target"]), scales=asked["prune"], layers=asked["prune"])
     if asked["output"]:
@@ -104,18 +107,22 @@ def _view(run: Any, view: str, asked: dict[str, Any]) -> tuple[Any, Any]:
     """What was asked for, read from the run: one function makes its document, the other its blocks."""
     from introspect_cli.inspect import history, module_tree, overview
     from introspect_cli.render import show_json, show_text
-    from introspect_cli.selection import check_selection
+    from introspect_cli.selection import check_selection, one_step
 
     rank = asked["rank"]
+    step = None if asked["step"] is None else one_step(asked["step"], run, rank)
     chosen = selection_of(asked)
-    check_selection(chosen, [run])
+    chosen = check_selection(chosen, [run])
     if view == "tree":
         rows = module_tree.module_tree(run, fold=not asked["unfold"], rank=rank, depth=asked["depth"])
         return lambda: show_json.tree_document(rows), lambda _: show_text.tree_blocks(rows)
-    if view == "step":
-        step = asked["step"]
+    if view == "step" and step is not None:
         records = history.step_records(run, step, chosen, rank=rank)
-        return lambda: show_json.records_document(records, step), lambda _: show_text.records_blocks(records, step)
+        labels = overview.reader_of(run, rank).labels.get(step, {})
+        return (
+            lambda: show_json.records_document(records, step, labels),
+            lambda _: show_text.records_blocks(records, step, labels),
+        )
     if view == "history":
         stat = asked["stat"]
         found = history.histories(run, asked["history"], stat, chosen.kinds, rank=rank)
@@ -127,7 +134,7 @@ def _view(run: Any, view: str, asked: dict[str, Any]) -> tuple[Any, Any]:
         from introspect_cli.inspect.values import stored_values
         from introspect_cli.render.values_text import values_blocks
 
-        stored = stored_values(run, asked["values"], chosen, step=asked["step"], rank=rank)
+        stored = stored_values(run, asked["values"], chosen, step=step, rank=rank)
         return lambda: show_json.values_document(stored), lambda screen: values_blocks(stored, screen.width)
     if view == "settings":
         settings = dict(run.settings)
@@ -145,7 +152,7 @@ def _two(runs: list[Any], asked: dict[str, Any]) -> tuple[Any, Any]:
 
     stat, rank = asked["stat"], asked["rank"]
     chosen = selection_of(asked)
-    check_selection(chosen, runs)
+    chosen = check_selection(chosen, runs)
     found = [histories(run, asked["history"], stat, chosen.kinds, rank=rank) for run in runs]
     return (
         lambda: {name: history_document(own, stat) for name, own in zip("ab", found, strict=True)},

@@ -10,7 +10,7 @@ from introspect_cli.compare.join.by_value import Correspondence, correspond
 from introspect_cli.compare.join.coverage import blindness_notes, failed, option_notes
 from introspect_cli.compare.join.distance import Tensors
 from introspect_cli.compare.join.moved import moved_modules, suggest_renames, tree_at
-from introspect_cli.compare.join.offset import detect
+from introspect_cli.compare.join.offset import detect, named_apart
 from introspect_cli.compare.join.renames import renamer
 from introspect_cli.compare.join.sites import columns
 from introspect_cli.compare.join.steps import Sides
@@ -27,6 +27,7 @@ from introspect_cli.compare.strip import strip_of
 from introspect_cli.compare.structure import changes_of, sentence_of
 from introspect_cli.compare.walk import RankOutcome, compare_rank
 from introspect_cli.errors import UsageError
+from introspect_cli.labels import step_words
 from introspect_cli.records import count
 from introspect_cli.selection import check_selection
 from introspect_cli.store.whole import WholeReader
@@ -52,7 +53,7 @@ def compare_runs(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run] = ()
         StoreError: a store turns out to be damaged.
         UsageError: nothing can be meant by the options for these runs.
     """
-    check_selection(options, (a, b), renamer(options.rename, {}))
+    options = check_selection(options, (a, b), renamer(options.rename, {}))
     ranks = [rank for rank in a.ranks if rank in b.ranks and options.wants_rank(rank)]
     if options.ranks and not ranks:
         raise UsageError(f"no rank of {options.ranks} is in both runs; run a has {a.ranks} and run b {b.ranks}.")
@@ -128,7 +129,15 @@ def _rank(
     offset = options.offset
     if offset is None:
         offset = 0
-        if a.world_size == b.world_size and _starts_apart(one, two):
+        apart = named_apart(one.labels, two.labels)
+        if apart:
+            offset = apart
+            one_step, other = (f"step {max(apart, 0)} of a", f"step {max(-apart, 0)} of b")
+            notes.append(
+                f"Steps with the same global_step are compared, {one_step} with {other} (--offset {apart}): one of the "
+                "runs counts on from a checkpoint."
+            )
+        elif a.world_size == b.world_size and _starts_apart(one, two):
             found = detect(one, columns(one.sites, sides.rename), two, columns(two.sites))
             if found:
                 offset = found
@@ -273,7 +282,9 @@ def _undiverged(options: DiffOptions, counts: Counts, outcomes: Sequence[RankOut
             Verdict.UNDECIDED,
             f"Could not tell: about {unseen:,} of {count(counts.records, 'record')} in common could not be observed.",
         )
-    last = max(int(outcome.paired.steps[-1]) for outcome in outcomes if len(outcome.paired))
+    ends = [outcome.paired for outcome in outcomes if len(outcome.paired)]
+    last, reader = max(((int(paired.steps[-1]), paired.a) for paired in ends), key=lambda end: end[0])
+    until = f"up to and including {step_words(last, reader.labels.get(last, {}))}"
     layouts = any(outcome.gathered is not None for outcome in outcomes)
     by = "only within the tolerance or by extrema and means" if layouts else "within the tolerance or noise given"
     passed = f", {counts.within} of them {by}," if counts.within else ""
@@ -295,11 +306,11 @@ def _undiverged(options: DiffOptions, counts: Counts, outcomes: Sequence[RankOut
             return (
                 Verdict.UNDECIDED,
                 (
-                    f"Could not tell: equal up to and including step {last}, where run {short} ends; run {long} has "
+                    f"Could not tell: equal {until}, where run {short} ends; run {long} has "
                     f"{tail} more step{'s' * (tail > 1)}."
                 ),
             )
-    agree = f"{extent} agree{'s' * (counts.equal == 1)}{passed} up to and including step {last}"
+    agree = f"{extent} agree{'s' * (counts.equal == 1)}{passed} {until}"
     changes = sentence_of(_structure(outcomes, same=True))
     if not changes:
         return Verdict.SAME, f"The runs are the same: {agree}."

@@ -115,4 +115,6 @@ def materialise(
         coarse=layouts_a.coarse or layouts_b.coarse,
         source=info.source if info is not None and site.kind is Kind.OP_OUTPUT else "",
         elements=apart,
+        labels=ranks.a.labels.get(pair.step, {}),
+        labels_b=ranks.b.labels.get(pair.step_b, {}),
     )

@@ -10,8 +10,11 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from introspect_cli.labels import both_words
+
 if TYPE_CHECKING:
     from introspect_cli.compare.elements import Elements
+    from introspect_cli.labels import Labels
     from introspect_cli.records import Site, Summary
 
 
@@ -56,6 +59,8 @@ class Divergence:
         coarse: whether either run computes in bfloat16 anywhere, so that its rounding is worth a thought.
         source: for an operator, `file:line` of the user's code that ran it, in the run that has it (a where both do).
         elements: how the whole tensors differ; None where they are not both stored.
+        labels: what a's training framework calls the step.
+        labels_b: what b's calls its step.
     """
 
     step: int
@@ -75,6 +80,13 @@ class Divergence:
     coarse: bool = False
     source: str = ""
     elements: Elements | None = None
+    labels: Labels = field(default_factory=dict)
+    labels_b: Labels = field(default_factory=dict)
+
+    @property
+    def step_words(self) -> str:
+        """The step as its framework calls it, too; of both runs, where they differ."""
+        return both_words(self.step, self.labels, self.step_b, self.labels_b)
 
 
 @dataclass(frozen=True)

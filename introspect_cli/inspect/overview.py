@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from introspect_cli.errors import UsageError
 from introspect_cli.records import Kind, Status
+
+if TYPE_CHECKING:
+    from introspect_cli.labels import Labels
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,7 @@ class Overview:
         directory: where it ran.
         machine: versions and processor it ran on.
         endings: sentences on ranks that left nothing or ended before the others.
+        labels: what its framework calls the first and the last step that it has a name for; empty without one.
     """
 
     path: str
@@ -54,6 +58,7 @@ class Overview:
     directory: str = ""
     machine: str = ""
     endings: tuple[str, ...] = ()
+    labels: tuple[Labels, ...] = ()
 
 
 def reader_of(run: Any, rank: int | None = None) -> Any:
@@ -98,7 +103,13 @@ def overview(run: Any) -> Overview:
         directory=_text(run.settings, "command", "directory"),
         machine=_machine(run.settings),
         endings=tuple(run.endings),
+        labels=_labels(first),
     )
+
+
+def _labels(reader: Any) -> tuple[Labels, ...]:
+    labels = list(reader.labels.values()) if reader is not None else []
+    return (labels[0], labels[-1]) if labels else ()
 
 
 def _text(settings: Any, document: str, name: str) -> str:

@@ -13,6 +13,7 @@ from introspect_cli.compare.reasons.base import reason_named
 from introspect_cli.compare.reasons.settings import describe
 from introspect_cli.compare.reasons.words import what
 from introspect_cli.compare.result import DiffResult, Divergence, Role, StripCell, Verdict
+from introspect_cli.labels import step_words
 from introspect_cli.records import Kind, count
 from introspect_cli.render.html_parts import checksum_cell, shape_cell, stat_cell, table, text
 from introspect_cli.render.text import clean, distance, number
@@ -34,7 +35,7 @@ def first_screen(result: DiffResult) -> str:
     if result.first is None:
         return f'<p class="verdict sentence">{badge} {text(result.sentence, 4000)}</p>{_rest(result)}'
     first = result.first
-    place = f"First divergence at step {first.step}: {what(first.site)}"
+    place = f"First divergence at {first.step_words}: {what(first.site)}"
     parts = [
         f'<p class="verdict">{badge} <strong>{text(place)}</strong></p>',
         f'<div class="cards">{_where(result, first)}{_how_much(result, first)}{_why(result)}</div>',
@@ -56,7 +57,7 @@ def breakable(name: str) -> str:
 
 def _where(result: DiffResult, first: Divergence) -> str:
     site = first.site
-    steps = f"step {first.step}"
+    steps = text(step_words(first.step, first.labels))
     if result.counts.steps_compared:
         steps += f" <small>of {count(result.counts.steps_compared, 'step')} compared</small>"
     origin = next((node for node in result.tree if node.state == "origin"), None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from introspect_cli.compare.reasons.settings import describe
 from introspect_cli.compare.result import DiffResult, Divergence, Role, SettingChange, Verdict
+from introspect_cli.labels import step_words
 from introspect_cli.records import Kind, Phase, Status, Summary, count
 from introspect_cli.render.blocks import Block, Column, Line, Table, line
 from introspect_cli.render.structure_text import structure_blocks
@@ -92,7 +93,7 @@ def _groups(divergences: tuple[Divergence, ...]) -> list[Block]:
         count_of = f"{len(members):,}{f' ({alone})' if alone else ''}"
         rows.append((name, count_of, reach if known else "-", clean(largest.site.fqn)))
     columns = (
-        Column(f"also at step {first.step}", least=16),
+        Column(f"also at {step_words(first.step, first.labels)}", least=16),
         Column("records", right=True, least=7),
         Column("rel. L2", right=True),
         Column("largest at" if any(row[2] != "-" for row in rows) else "first at", least=14),
@@ -274,7 +275,7 @@ def _details(result: DiffResult) -> list[Block]:
     blocks: list[Block] = []
     for divergence in result.divergences:
         a, b = divergence.a, divergence.b
-        title = f"step {divergence.step}: {_what(divergence)} of {_module(divergence)}"
+        title = f"{divergence.step_words}: {_what(divergence)} of {_module(divergence)}"
         blocks += [line(), line(title, "origin" if divergence.role is Role.ORIGIN else "heading")]
         if a is None or b is None:
             blocks.append(line(f"only in {'a' if b is None else 'b'}: {_alone(a or b)}", indent=2))

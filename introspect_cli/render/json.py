@@ -10,6 +10,7 @@ from introspect_cli.compare.result import RESOLUTION
 
 if TYPE_CHECKING:
     from introspect_cli.compare.result import DiffResult, Divergence, DivergenceMap, SettingChange
+    from introspect_cli.labels import Labels
     from introspect_cli.records import Summary
 
 FORMAT = 1
@@ -64,8 +65,15 @@ def divergence_document(divergence: Divergence) -> dict[str, Any]:
         "scale": divergence.scale,
         "source": divergence.source or None,
         "noise": divergence.floor,
+        "labels": label_document(divergence.labels),
+        "labels_b": label_document(divergence.labels_b),
     }
     return document | {name: finite(value) for name, value in extra.items() if value is not None}
+
+
+def label_document(labels: Labels) -> dict[str, Any] | None:
+    """What a framework calls a step, ranges as two numbers; None where it calls it nothing."""
+    return {name: list(own) if isinstance(own, tuple) else own for name, own in labels.items()} or None
 
 
 def _setting(change: SettingChange) -> dict[str, Any]:

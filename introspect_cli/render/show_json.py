@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from introspect_cli.render.json import finite, summary_document
+from introspect_cli.render.json import finite, label_document, summary_document
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from introspect_cli.inspect.nested import ValueRow
     from introspect_cli.inspect.overview import Overview
     from introspect_cli.inspect.values import Stored
+    from introspect_cli.labels import Labels
     from introspect_cli.records import Record
 
 
@@ -63,11 +64,12 @@ def _side(values: Sequence[ValueRow], place: int) -> str:
     return next(value.name for value in reversed(values[: place + 1]) if value.depth == 1)
 
 
-def records_document(records: Sequence[Record], step: int) -> dict[str, Any]:
-    """The records of one step."""
+def records_document(records: Sequence[Record], step: int, labels: Labels) -> dict[str, Any]:
+    """The records of one step, and what its framework calls it."""
     return {
         "format": 1,
         "step": step,
+        "labels": label_document(labels),
         "records": [
             {
                 "rank": record.rank,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from introspect_cli.labels import shown, step_words
 from introspect_cli.records import Record, Status, count
 from introspect_cli.render.blocks import Block, Column, Line, Table, line
 from introspect_cli.render.text import brief_what, clean, number, shape, site_text, size, sparkline
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from introspect_cli.inspect.history import History
     from introspect_cli.inspect.module_tree import ModuleRow
     from introspect_cli.inspect.overview import Overview
+    from introspect_cli.labels import Labels
 
 _STATE_STYLE = {"complete": "good", "running": "unsure", "interrupted": "bad"}
 _MOST_CELLS = 20
@@ -36,6 +38,8 @@ def overview_blocks(run: Overview) -> list[Block]:
         ("model", f"{count(run.modules, 'module')}, {run.parameters:,} parameters" if run.modules else ""),
         ("first step", ", ".join(f"{amount} {kind}" for kind, amount in sorted(run.kinds.items(), key=_by_amount))),
     ]
+    if run.labels:
+        facts.insert(7, ("named", ", ".join(_named(*run.labels))))
     if len(run.ranks) > 1:
         facts.append(("ranks", f"{len(run.ranks)} ({run.ranks[0]} to {run.ranks[-1]})"))
     wide = max(len(name) for name, _ in facts)
@@ -91,6 +95,19 @@ def _steps(run: Overview) -> str:
     return f"{run.steps} ({run.first_step} to {run.last_step})"
 
 
+def _named(first: Labels, last: Labels) -> list[str]:
+    """What a framework calls the first and the last step."""
+    told = [str(last["framework"])] if "framework" in last else []
+    told += [
+        f"{name} {shown(first[name])} to {shown(last[name])}"
+        for name in ("global_step", "epoch")
+        if name in first and name in last
+    ]
+    if "accumulation" in last:
+        told.append(f"{shown(last['accumulation'])} batches a step")
+    return told
+
+
 def tree_blocks(rows: Sequence[ModuleRow]) -> list[Block]:
     """The module tree."""
     columns = (
@@ -136,8 +153,8 @@ def tree_blocks(rows: Sequence[ModuleRow]) -> list[Block]:
     return [Table(columns, tuple(cells), tuple(styles))]
 
 
-def records_blocks(records: Sequence[Record], step: int) -> list[Block]:
-    """The records of one step."""
+def records_blocks(records: Sequence[Record], step: int, labels: Labels) -> list[Block]:
+    """The records of one step, under what its framework calls it."""
     if not records:
         return [line(f"Step {step} has no record of what was selected.")]
     columns = (
@@ -163,7 +180,8 @@ def records_blocks(records: Sequence[Record], step: int) -> list[Block]:
         rows.append((site.phase.value, clean(site.fqn), what, *cells, f"{kept.checksum:016x}"))
         sick = kept.stats.get("nans", 0) or kept.stats.get("infs", 0)
         styles.append("hot" if sick else "dim" if kept.status is Status.NOT_OBSERVED else "")
-    blocks: list[Block] = [Table(columns, tuple(rows), tuple(styles))]
+    named = [line(step_words(step, labels).capitalize(), "heading")] if labels else []
+    blocks: list[Block] = [*named, Table(columns, tuple(rows), tuple(styles))]
     unseen = {clean(r.summary.text, 100) for r in records if r.summary.status is Status.NOT_OBSERVED and r.summary.text}
     blocks += [line(f"Not observed: {text}", "unsure") for text in sorted(unseen)[:5]]
     return blocks

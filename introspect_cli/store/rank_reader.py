@@ -32,11 +32,14 @@ from introspect_cli.store.files import (
 )
 from introspect_cli.store.format import LIMIT_INDEX, LIMIT_TEXT, STATISTIC
 from introspect_cli.store.index import EMPTY, Entries, Index, StepEntry, parse_index
+from introspect_cli.store.labels import LABELS, LIMIT_LABELS
+from introspect_cli.store.labels import decode as decode_labels
 from introspect_cli.store.names import SiteTable, decode_names, layouts_of, modules_of, no_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from introspect_cli.labels import Labels
     from introspect_cli.store.columns import ColumnData
 
 _STATUSES = len(Status)
@@ -197,6 +200,24 @@ class RankReader:
         except KeyError:
             return False
         return True
+
+    @cached_property
+    def labels(self) -> dict[int, Labels]:
+        """What the framework calls each step, by number; steps without a name of its own are left out.
+
+        Raises:
+            StoreError: the file is damaged.
+        """
+        folder = self._run.folder(f"rank{self.rank}") if len(self) else None
+        try:
+            data = folder.read_file(LABELS, LIMIT_LABELS + (1 << 16)) if folder is not None else b""
+        except FileNotFoundError:
+            return {}
+        finally:
+            if folder is not None:
+                folder.close()
+        found = decode_labels(data, f"{self.path}/{LABELS}")
+        return {step: found[step] for step in self.entries["step"].tolist() if step in found}
 
     # --- names
 

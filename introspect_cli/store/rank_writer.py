@@ -45,11 +45,14 @@ from introspect_cli.store.format import (
     Columns,
 )
 from introspect_cli.store.index import chained, step_digest
+from introspect_cli.store.labels import LABELS, LIMIT_LABELS
+from introspect_cli.store.labels import encode as encode_labels
 from introspect_cli.store.names import Encoded, Interner, encode_layouts, encode_modules, encode_sites
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from introspect_cli.labels import Labels
     from introspect_cli.store.batch import StepBatch
 
 
@@ -127,8 +130,8 @@ class RankWriter:
         for module in modules:
             self._modules.intern(module, module)
 
-    def append(self, step: int, batch: StepBatch) -> None:
-        """Write one step; after a failure, nothing.
+    def append(self, step: int, batch: StepBatch, labels: Labels | None = None) -> None:
+        """Write one step, with what its framework calls it; after a failure, nothing.
 
         Raises:
             ValueError: the step does not come after the last one, or the batch names a site or layout by a number
@@ -140,11 +143,11 @@ class RankWriter:
         if step <= self._step:
             raise ValueError(f"step {step} was appended after step {self._step}")
         try:
-            self._append(step, batch)
+            self._append(step, batch, labels)
         except (OSError, StoreError) as error:
             self._fail(reason(error) if isinstance(error, OSError) else str(error))
 
-    def _append(self, step: int, batch: StepBatch) -> None:
+    def _append(self, step: int, batch: StepBatch, labels: Labels | None) -> None:
         self._guard()
         names = self._take_names()
         rows = len(batch)
@@ -160,6 +163,8 @@ class RankWriter:
         entry = self._entry(STEP_ENTRY, step, len(data), rows, zlib.crc32(data), digest, chain)
         for name, piece in names.items():
             self._write(name, piece)
+        if labels:
+            self._label(step, labels)
         self._write(RECORDS, data)
         self._sync(*names, RECORDS)  # before the entry that vouches for it
         self._write(INDEX, entry)
@@ -167,6 +172,13 @@ class RankWriter:
         self._step, self._chain = step, chain
         self._offset += len(data)
         self.rows_written += rows
+
+    def _label(self, step: int, labels: Labels) -> None:
+        if LABELS not in self._files:
+            self._files[LABELS] = Appended(self._folder, LABELS)
+        if self._files[LABELS].length < LIMIT_LABELS:
+            self._write(LABELS, encode_labels(step, labels))
+            self._sync(LABELS)
 
     def restart(self) -> None:
         """Take back all steps; names stay. A reader sees the store as it was before its first step.
@@ -181,6 +193,8 @@ class RankWriter:
             # The index first: what no entry vouches for does not exist.
             self._files[INDEX].shorten(self._first_entry)
             self._files[RECORDS].shorten(self._first_batch)
+            if LABELS in self._files:
+                self._files[LABELS].shorten(0)
         except (OSError, StoreError) as error:
             self._fail(reason(error) if isinstance(error, OSError) else str(error))
         self._step, self._chain, self.rows_written = -1, FIRST_CHAIN, 0

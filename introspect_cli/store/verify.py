@@ -192,6 +192,7 @@ class _Check:
         keys = self._try(lambda: _checked_keys(reader))
         self._try(lambda: len(reader.layouts))
         self._try(lambda: len(reader.modules))
+        self._try(lambda: len(reader.labels))
         for row in range(len(reader)):
             rows = self._try(lambda row=row: _checked_step(reader, row, keys))  # type: ignore[misc] # bound per row
             if rows is not None:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from introspect_cli.labels import Labels
     from introspect_cli.records import Part, Site, SiteInfo
     from introspect_cli.store.index import Entries
 
@@ -138,6 +139,14 @@ class WholeReader:
     def module_rows(self) -> list[ModuleInfo]:
         """All rows of modules of all ranks, each once."""
         return list(dict.fromkeys(row for reader in self.readers for row in reader.module_rows))
+
+    @cached_property
+    def labels(self) -> dict[int, Labels]:
+        """What the framework calls each step, as the first rank that says so has it."""
+        found: dict[int, Labels] = {}
+        for reader in reversed(self.readers):
+            found |= reader.labels
+        return found
 
     @cached_property
     def entries(self) -> Entries:

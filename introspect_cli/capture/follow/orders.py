@@ -13,7 +13,7 @@ from typing import Any
 
 from introspect_cli.capture.options import CaptureOptions
 from introspect_cli.records import Kind
-from introspect_cli.selection import Schedule
+from introspect_cli.schedule import Schedule
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,9 @@ from introspect_cli.compare.join.sites import Columns, kind_code, phase_code
 from introspect_cli.records import Kind, Phase
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from introspect_cli.labels import Labels
     from introspect_cli.store.index import StepEntry
     from introspect_cli.store.whole import Reader
 
@@ -98,3 +101,14 @@ def detect(reader_a: Reader, sites_a: Columns, reader_b: Reader, sites_b: Column
         return found - int(reader_b.entry(0).step)
     found = _found_in(reader_b, sites_b, start_a)
     return None if found is None else int(reader_a.entry(0).step) - found
+
+
+def named_apart(a: Mapping[int, Labels], b: Mapping[int, Labels]) -> int:
+    """By how much a's number of a step is larger than b's of the step with the same `global_step`; 0 where unknown."""
+    apart: list[int] = []
+    for labels in (a, b):
+        counted = {count - step for step, own in labels.items() if isinstance(count := own.get("global_step"), int)}
+        if len(counted) != 1:  # nobody counts, or a training was begun anew within the run
+            return 0
+        apart.append(counted.pop())
+    return apart[1] - apart[0]

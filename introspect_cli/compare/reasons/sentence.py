@@ -12,9 +12,7 @@ from introspect_cli.records import Phase
 def sentence(scene: Scene) -> str:
     """The answer."""
     first, cause = scene.first, scene.cause
-    where = f"step {first.step}"
-    if first.step_b != first.step:
-        where += f" of a (step {first.step_b} of b)"
+    where = first.step_words
     if scene.ranks > 1:
         where += f", rank {first.rank}"
     if first.site.phase in {Phase.EVAL, Phase.RECOMPUTE}:

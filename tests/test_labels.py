@@ -1,0 +1,230 @@
+"""Steps under the names that a training framework has for them: the real packages, unmodified scripts and callbacks."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+import introspect_cli
+from introspect_cli.errors import StoreError, UsageError
+from introspect_cli.labels import both_words, step_words
+from introspect_cli.selection import Labelled, one_step
+from introspect_cli.store.labels import decode, encode
+
+LIGHTNING = """\
+import lightning.pytorch as L
+import torch
+
+torch.use_deterministic_algorithms(True)
+
+class Lit(L.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = torch.nn.Linear(4, 1)
+        self.rate = 0.01
+    def training_step(self, batch, index):
+        print("was", self.trainer.global_step, self.trainer.current_epoch, index, flush=True)
+        return self.net(batch).square().mean()
+    def validation_step(self, batch, index):
+        self.net(batch)
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=self.rate)
+
+def fit(epochs, callbacks=(), ckpt=None, accumulate=1, rate=0.01):
+    torch.manual_seed(0)
+    model = Lit()
+    model.rate = rate
+    data = torch.utils.data.DataLoader(torch.arange(24.0).reshape(6, 4), batch_size=1)
+    trainer = L.Trainer(
+        max_epochs=epochs, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False, callbacks=list(callbacks), accumulate_grad_batches=accumulate, barebones=False,
+    )
+    trainer.fit(model, data, data, ckpt_path=ckpt)
+    return trainer
+"""
+
+PLAIN = LIGHTNING + "fit(2, accumulate=2)\n"
+
+RESUMED = (
+    LIGHTNING
+    + """
+from introspect_cli.integrations.lightning import Introspect
+fit(1).save_checkpoint("half.ckpt")
+fit(2, [Introspect("whole", packages=False)])
+fit(2, [Introspect("resumed", packages=False)], ckpt="half.ckpt")
+fit(2, [Introspect("faster", packages=False)], rate=0.02)
+"""
+)
+
+TRAINER = """\
+import torch
+from transformers import Trainer, TrainingArguments
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 1)
+    def forward(self, x):
+        print("was", trainer.state.global_step, trainer.state.epoch, flush=True)
+        out = self.layer(x)
+        return {"loss": out.square().mean()}
+
+torch.manual_seed(0)
+data = [{"x": torch.ones(4) * index} for index in range(10)]
+arguments = TrainingArguments(
+    output_dir="out", num_train_epochs=2, per_device_train_batch_size=2, gradient_accumulation_steps=2, use_cpu=True,
+    report_to=[], save_strategy="no", disable_tqdm=True, dataloader_pin_memory=False, logging_strategy="no",
+)
+trainer = Trainer(model=Net(), args=arguments, train_dataset=data)
+trainer.train()
+"""
+
+ACCELERATE = """\
+import torch
+from accelerate import Accelerator
+
+torch.manual_seed(0)
+accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+loader = torch.utils.data.DataLoader(torch.arange(16.0).reshape(4, 4), batch_size=1)
+model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+for epoch in range(2):
+    for batch in loader:
+        with accelerator.accumulate(model):
+            loss = model(batch).square().mean()
+            accelerator.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+"""
+
+
+def captured(tmp_path_factory, name, text):
+    pytest.importorskip({"lightning": "lightning.pytorch"}.get(name, name))
+    place = tmp_path_factory.mktemp(name)
+    (place / "train.py").write_text(text)
+    command = [sys.executable, "-m", "introspect_cli", "capture", "--no-packages", "-o", "run", "train.py"]
+    done = subprocess.run(command, cwd=place, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    said = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("was ")]
+    with introspect_cli.open_run(place / "run") as run:
+        return place / "run", run.run.rank(0).labels, said
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    return captured(tmp_path_factory, "lightning", PLAIN)
+
+
+@pytest.fixture(scope="module")
+def resumed(tmp_path_factory):
+    pytest.importorskip("lightning.pytorch")
+    place = tmp_path_factory.mktemp("resumed")
+    (place / "fit.py").write_text(RESUMED)
+    done = subprocess.run([sys.executable, "fit.py"], cwd=place, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return place
+
+
+def test_lightnings_numbers_are_those_that_the_script_itself_prints(plain):
+    _, labels, said = plain
+    assert list(labels) == [0, 1, 2, 3, 4, 5]
+    for step, own in labels.items():
+        first, last = said[2 * step], said[2 * step + 1]
+        assert own["framework"] == "lightning"
+        assert own["stage"] == "train"
+        assert [own["global_step"], own["epoch"], own["batch"][0]] == list(map(int, first))
+        assert own["batch"][1] == int(last[2])
+
+
+def test_a_step_is_found_by_its_frameworks_numbers(plain, introspect):
+    path, _, _ = plain
+    done = introspect("show", path, "--step", "epoch=1,batch=3", "--kinds", "loss")
+    assert done.returncode == 0, done.stderr
+    assert "Step 4 (epoch 1, batches 2-3)" in done.stdout
+    done = introspect("show", path, "--step", "epoch=1,batch=3", "--format", "json")
+    assert json.loads(done.stdout)["step"] == 4
+    assert json.loads(done.stdout)["labels"]["batch"] == [2, 3]
+    assert "lightning, global_step 0 to 5, epoch 0 to 1" in " ".join(introspect("show", path).stdout.split())
+    with introspect_cli.open_run(path) as run:
+        assert set(run.to_arrow(steps="epoch=1,batch=0:4").column("step").to_pylist()) == {3, 4}
+        assert one_step("global_step=2", run.run) == 2
+        with pytest.raises(UsageError, match=r"epoch=1 means 3 steps of .*, 3 to 5: name one of them"):
+            one_step("epoch=1", run.run)
+        with pytest.raises(UsageError, match=r"no step of .* is epoch=7: epoch is 0 to 1"):
+            one_step("epoch=7", run.run)
+        with pytest.raises(UsageError, match="'three' is not a step"):
+            one_step("three", run.run)
+
+
+def test_a_resumed_run_is_numbered_and_compared_as_its_framework_counts(resumed):
+    with introspect_cli.open_run(resumed / "resumed") as run:
+        labels = run.run.rank(0).labels
+    assert [own["global_step"] for own in labels.values()] == [6, 7, 8, 9, 10, 11]
+    assert {own["epoch"] for own in labels.values()} == {1}
+    found = introspect_cli.diff(resumed / "whole", resumed / "resumed")
+    assert any("same global_step" in note and "--offset 6" in note for note in found.result.notes)
+    assert found.result.counts.steps_compared == 6
+    assert "step 11 (epoch 1, batch 5)" in found.sentence, found.sentence
+
+
+def test_a_divergence_is_told_at_the_frameworks_step(resumed):
+    found = introspect_cli.diff(resumed / "whole", resumed / "faster")
+    assert found.sentence.startswith("First divergence at step 0 (epoch 0, batch 0): "), found.sentence
+    done = introspect_cli.diff(resumed / "whole", resumed / "faster", steps="epoch=1,batch=2")
+    assert done.sentence.startswith("First divergence at step 8 (epoch 1, batch 2)"), done.sentence
+    assert done.result.first.labels["global_step"] == 8
+    with pytest.raises(UsageError, match="epoch is 0 to 1"):
+        introspect_cli.diff(resumed / "whole", resumed / "faster", steps="epoch=3")
+
+
+def test_the_trainers_numbers_are_those_that_the_model_sees(tmp_path_factory):
+    _, labels, said = captured(tmp_path_factory, "transformers", TRAINER)
+    assert [own["global_step"] for own in labels.values()] == [0, 1, 2, 3, 4, 5]
+    firsts = {int(own[0]): float(own[1]) for own in reversed(said)}
+    assert [own["epoch"] for own in labels.values()] == [int(firsts[step] + 1e-9) for step in labels]
+    assert [own["batch"] for own in labels.values()] == [(0, 1), (2, 3), 4] * 2
+    assert all(own["accumulation"] == 2 and own["framework"] == "transformers" for own in labels.values())
+
+
+def test_accelerates_epochs_and_accumulation_are_told(tmp_path_factory):
+    path, labels, _ = captured(tmp_path_factory, "accelerate", ACCELERATE)
+    assert [own["epoch"] for own in labels.values()] == [0, 0, 1, 1]
+    assert all(own == {"framework": "accelerate", "epoch": own["epoch"], "accumulation": 2} for own in labels.values())
+    assert (path / "rank0" / "labels.jsonl").exists()
+
+
+def test_labels_are_written_before_their_step_and_a_torn_line_is_none(tmp_path):
+    line = encode(3, {"epoch": 1, "batch": (2, 4), "stage": "train"})
+    assert decode(line, "x") == {3: {"stage": "train", "epoch": 1, "batch": (2, 4)}}
+    assert decode(line + line[:-5], "x") == {3: {"stage": "train", "epoch": 1, "batch": (2, 4)}}
+    with pytest.raises(StoreError, match="line 0 was altered"):
+        decode(line.replace(b'"epoch":1', b'"epoch":2'), "x")
+    with pytest.raises(StoreError, match="line 0 names no step"):
+        decode(encode("three", {}), "x")
+    odd = {"epoch": float("inf"), "batch": [1, 2, 3], "stage": "\x1b[31m", "global_step": True, "other": 1}
+    assert decode(encode(1, odd), "x") == {1: {}}
+
+
+def test_conditions_on_labels_are_checked():
+    asked = Labelled.parse("epoch=2:4,stage=train")
+    assert asked.means({"epoch": 3, "stage": "train"})
+    assert not asked.means({"epoch": 4, "stage": "train"})
+    assert not asked.means({"epoch": 3, "stage": "validate"})
+    assert not asked.means({})
+    with pytest.raises(UsageError, match="no label 'epochs'; did you mean epoch"):
+        Labelled.parse("epochs=3")
+    with pytest.raises(UsageError, match="'3' names no step"):
+        Labelled.parse("epoch=3,3")
+
+
+def test_words_for_a_step():
+    assert step_words(4, {}) == "step 4"
+    assert step_words(4, {"global_step": 4, "epoch": 1, "batch": 2, "stage": "train"}) == "step 4 (epoch 1, batch 2)"
+    assert step_words(0, {"global_step": 9, "stage": "test"}) == "step 0 (stage test, global_step 9)"
+    assert both_words(4, {"epoch": 1}, 4, {"epoch": 2}) == "step 4 (epoch 1; in b epoch 2)"
+    assert both_words(4, {"epoch": 1}, 0, {"epoch": 1}) == "step 4 of a (epoch 1; step 0 of b)"
+    assert both_words(4, {}, 0, {}) == "step 4 of a (step 0 of b)"
