@@ -112,7 +112,7 @@ def test_the_command_says_what_it_found(introspect):
     assert introspect("capture", "-q", "-o", "run", ILL, "--illness", "loss-nan").returncode == 0
     done = introspect("check", "run")
     assert done.returncode == 1
-    assert "error: nonfinite from step 7: loss loss" in done.stdout
+    assert "error: nonfinite from step 7: loss\n" in done.stdout
     assert "usually:" in done.stdout
     document = json.loads(introspect("check", "run", "--format", "json").stdout)
     assert document["findings"][0]["level"] == "error"

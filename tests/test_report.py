@@ -125,7 +125,7 @@ def test_sites_are_found_and_drawn_on_either_scale(introspect, tmp_path, browser
     search = browser.find_element("id", "search")
     search.send_keys("loss")
     assert text(browser, "#found").startswith("1 of 7 sites")
-    assert "mean of loss loss" in text(browser, "#history-name")
+    assert "mean of loss" in text(browser, "#history-name")
     drawn = "return document.querySelector('#history-plot svg').innerHTML"
     linear = browser.execute_script(drawn)
     browser.execute_script("document.getElementById('log').click()")
@@ -133,7 +133,7 @@ def test_sites_are_found_and_drawn_on_either_scale(introspect, tmp_path, browser
     browser.execute_script(
         "const s = document.getElementById('stat'); s.value = 'absmax'; s.dispatchEvent(new Event('change'))"
     )
-    assert "largest absolute value of loss loss" in text(browser, "#history-name")
+    assert "largest absolute value of loss" in text(browser, "#history-name")
     browser.execute_script("document.getElementById('history-values').open = true")
     time.sleep(0.1)
     rows = browser.execute_script(

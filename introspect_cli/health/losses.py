@@ -63,7 +63,7 @@ def find_stuck(table: Table) -> Answer:
         if usual > 0 and span < STUCK * usual:
             text = f"stays between {value.min():.6g} and {value.max():.6g} over {len(value)} steps"
             hits.append(Hit(int(steps[0]), table.name(site), text))
-    return hits if long_enough else Unseen(f"{STUCK_STEPS} or more steps with a loss")
+    return hits if long_enough else Unseen(f"{STUCK_STEPS} or more steps with a finite loss")
 
 
 def find_spike(table: Table) -> Answer:
@@ -85,7 +85,7 @@ def find_spike(table: Table) -> Answer:
                 text = f"{now:.4g} at step {steps[position]}, where {usual:.4g} was usual"
                 hits.append(Hit(int(steps[position]), table.name(site), text))
                 break
-    return hits if long_enough else Unseen(f"more than {SPIKE_HISTORY} steps with a loss")
+    return hits if long_enough else Unseen(f"more than {SPIKE_HISTORY} steps with a finite loss")
 
 
 RULES = (

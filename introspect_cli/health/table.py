@@ -174,7 +174,8 @@ class Table:
         if self.op[site]:
             where = f" at {self.source[site]}" if self.source[site] else ""
             return f"{self.op[site]} in {self.fqn[site]}{where}{call}"
-        return f"{self.kind[site]} {self.fqn[site]}{self.path[site]}{call}"
+        kind, fqn = self.kind[site], self.fqn[site]
+        return f"{kind if kind == fqn else f'{kind} {fqn}'}{self.path[site]}{call}"
 
     def layout(self, site: int) -> Layout | None:
         """The first layout a site was seen with."""

@@ -239,7 +239,7 @@
     return mean && std ? Float64Array.from(mean, (value, at) => Math.sqrt((value * value + std[at] * std[at]) * size * (1 - (bad && bad[at] || 0)))) : null;
   }
 
-  const label = ([phase, kind, fqn, call, path]) => `${kind} ${fqn}${path}${call ? ` call ${call}` : ""}${["start", "eval", "recompute"].includes(phase) ? ` (${phase})` : ""}`;
+  const label = ([phase, kind, fqn, call, path]) => `${kind === fqn ? kind : `${kind} ${fqn}`}${path}${call ? ` call ${call}` : ""}${["start", "eval", "recompute"].includes(phase) ? ` (${phase})` : ""}`;
   const labels = data.sites.map(label);
   const ownerOf = ([, kind, fqn]) => ["param", "buffer", "grad", "optimizer_state"].includes(kind) ? fqn.slice(0, Math.max(fqn.lastIndexOf("."), 0)) || fqn : kind === "rng" ? `random state: ${fqn}` : fqn;
   const byModule = new Map();
