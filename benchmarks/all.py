@@ -1,4 +1,4 @@
-"""Every target of speed, memory and size, one benchmark after the other: overhead, kernels, memory, store, comparison, page.
+"""Every target of speed, memory and size, a benchmark at a time: overhead, kernels, memory, store, comparison, page.
 
 Run on an idle machine: python benchmarks/all.py [--quick]. A target that is missed says MISSED.
 """

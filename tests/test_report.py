@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import re
 import time
@@ -151,6 +152,36 @@ def test_dark_is_dark_and_can_be_left(introspect, tmp_path, browser):
     assert sum(map(int, re.findall(r"\d+", browser.execute_script(back))[:3])) < 120
     browser.find_element("id", "theme").click()
     assert browser.execute_script(back) == "rgb(255, 255, 255)"
+
+
+def test_on_paper_the_map_is_whole_and_light(introspect, tmp_path, browser):
+    wide_run(tmp_path / "a", 200, 10, apart=10**9)
+    wide_run(tmp_path / "b", 200, 10, apart=4)
+    made(introspect, "a", "b")
+    visit(browser, tmp_path / "page.html", dark=True)
+    tall = "return document.getElementById('map-canvas').getBoundingClientRect().height"
+    on_screen = browser.execute_script(tall)
+    rows = len(json.loads(text(browser, "#data"))["map"]["names"])
+    assert on_screen < 17 * rows
+    printed = browser.execute_script(f"dispatchEvent(new Event('beforeprint')); {tall}")
+    assert printed >= 17 * rows
+    assert browser.execute_script("return document.documentElement.dataset.theme") == "light"
+    browser.execute_script("dispatchEvent(new Event('afterprint'))")
+    assert browser.execute_script(tall) == on_screen
+    assert browser.execute_script("return document.documentElement.dataset.theme") == "dark"
+
+
+def test_a_screen_reader_hears_a_name_for_all_it_can_reach(introspect, tmp_path, browser):
+    pair(tmp_path)
+    made(introspect, "a", "b")
+    visit(browser, tmp_path / "page.html")
+    nodes = browser.execute_cdp_cmd("Accessibility.getFullAXTree", {})["nodes"]
+    reached = [
+        (node["role"]["value"], node.get("name", {}).get("value", ""))
+        for node in nodes
+        if any(own["name"] == "focusable" and own["value"]["value"] for own in node.get("properties", ()))
+    ]
+    assert [role for role, name in reached if not name and role != "RootWebArea"] == []
 
 
 def test_what_strangers_wrote_is_text(introspect, tmp_path, browser):

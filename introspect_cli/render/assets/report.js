@@ -1,6 +1,8 @@
 "use strict";
 (async () => {
   const $ = (id) => document.getElementById(id);
+  // What the keyboard can reach has a name to be read aloud.
+  const named = (box, name) => { box.tabIndex = 0; box.setAttribute("role", "group"); box.setAttribute("aria-label", name); };
   const data = JSON.parse($("data").textContent);
   const NS = "http://www.w3.org/2000/svg";
 
@@ -173,7 +175,7 @@
   const small = curves.slice(0, 6).map((own, at) => {
     const figure = document.createElement("figure"), caption = document.createElement("figcaption"), plot = document.createElement("div"), read = document.createElement("p");
     caption.textContent = own.name;
-    plot.className = "plot"; plot.tabIndex = 0;
+    plot.className = "plot"; named(plot, `${own.name} over the steps`);
     read.className = "read"; read.id = `curve-${at}`;
     figure.append(caption, plot, read);
     $("curves").append(figure);
@@ -266,8 +268,7 @@
       });
     }
     const box = document.createElement("div");
-    box.className = "scroll";
-    box.tabIndex = 0;
+    box.className = "scroll"; named(box, caption);
     box.append(table);
     return box;
   }
@@ -493,7 +494,7 @@
     const shown = data.depth.filter((own) => own.name.endsWith(direction));
     if (!shown.length) continue;
     const box = document.createElement("div");
-    box.tabIndex = 0;
+    named(box, `${title}, along the depth`);
     $("depth-plots").append(box);
     const draw = () => depthPlot(box, title, shown);
     redraws.push(draw);
@@ -559,5 +560,12 @@
   document.documentElement.dataset.theme = system.matches ? "dark" : "light";
   let wide = innerWidth;
   addEventListener("resize", () => { if (innerWidth !== wide) { wide = innerWidth; for (const own of redraws) own(); } });
+  let shown = null;
+  addEventListener("beforeprint", () => {  // paper is light, and scrolls nothing
+    shown = document.documentElement.dataset.theme;
+    document.documentElement.classList.add("printing");
+    theme(false);
+  });
+  addEventListener("afterprint", () => { document.documentElement.classList.remove("printing"); theme(shown === "dark"); });
   document.documentElement.dataset.ready = "true";
 })();
