@@ -4,10 +4,11 @@ import io
 import math
 
 import pytest
+from rich.style import Style
 
 from introspect_cli.records import count
 from introspect_cli.render.blocks import Column, Line, Table, fit, line, table_lines
-from introspect_cli.render.console import Screen
+from introspect_cli.render.console import STYLES, Screen
 from introspect_cli.render.text import clean, distance, number, shape, shorten, size, sparkline, two_numbers
 
 
@@ -171,3 +172,16 @@ def test_a_pipe_has_no_edge(monkeypatch):
 def test_what_the_encoding_lacks_is_replaced(monkeypatch):
     out = drawn([line("a … █ λ ·", wrap=False)], monkeypatch, tty=False, encoding="latin-1")
     assert out == "a ~ # \\u03bb .\n"
+
+
+@pytest.mark.parametrize("back", [0.0, 1.0])
+def test_colours_are_read_on_black_and_on_white(back):
+    for name, style in STYLES.items():
+        colour = Style.parse(style).color
+        if colour is None:
+            continue
+        parts = [value / 255 for value in colour.get_truecolor()]
+        linear = [value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4 for value in parts]
+        light = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]  # relative luminance, WCAG 2
+        contrast = (max(light, back) + 0.05) / (min(light, back) + 0.05)
+        assert contrast > 3.5, (name, contrast)

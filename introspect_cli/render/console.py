@@ -21,16 +21,17 @@ if TYPE_CHECKING:
 
 STYLES = {
     "": "",
-    "bad": "bold red",
-    "good": "bold green",
-    "unsure": "bold yellow",
+    "bad": "bold color(160)",
+    "good": "bold color(28)",
+    "unsure": "bold color(166)",
     "heading": "bold",
     "origin": "bold",
     "dim": "dim",
-    "name": "cyan",
-    "hot": "red",
-    "warm": "yellow",
+    "name": "color(31)",
+    "hot": "color(160)",
+    "warm": "color(166)",
 }
+"""Colours of middling lightness: the named ones are the terminal's own, and yellow and cyan vanish on white."""
 _ASCII = {
     "…": "~",
     "→": "->",
