@@ -34,10 +34,14 @@ build_sdist = build_meta.build_sdist
 get_requires_for_build_sdist = build_meta.get_requires_for_build_sdist
 
 FOLDER: Final = "introspect_cli/tensors"
+PROBES: Final = "introspect_cli/capture/probes"
 EXTENSION: Final = Extension(
     "introspect_cli.tensors._kernels",
-    [f"{FOLDER}/{name}.cpp" for name in ("module", "intake", "generators", "kernels")],
-    depends=[f"{FOLDER}/{name}.h" for name in ("kernels", "intake", "generators")],
+    [
+        *(f"{PROBES}/{name}.cpp" for name in ("gradients", "modules")),
+        *(f"{FOLDER}/{name}.cpp" for name in ("module", "intake", "generators", "kernels")),
+    ],
+    depends=[f"{PROBES}/probes.h", *(f"{FOLDER}/{name}.h" for name in ("kernels", "intake", "generators"))],
     py_limited_api=True,
     optional=True,
 )
@@ -135,7 +139,7 @@ class BuildKernels(build_ext):
         objects.mkdir(parents=True, exist_ok=True)
         *python, kernels = ext.sources
         headers = [f"-I{path}" for path in {sysconfig.get_path("include"), sysconfig.get_path("platinclude")}]
-        jobs = [(source, Path(source).stem, (*headers, f"-I{FOLDER}")) for source in python]
+        jobs = [(source, Path(source).stem, (*headers, f"-I{FOLDER}", f"-I{PROBES}")) for source in python]
         jobs += [(kernels, level, (f"-DLEVEL={level}", *flags)) for level, flags in levels().items()]
         made = [str(objects / f"{name}.o") for _, name, _ in jobs]
         target.unlink(missing_ok=True)  # what an earlier build made of other sources

@@ -19,16 +19,17 @@ class ById(Generic[Value]):
 
     def __init__(self) -> None:
         """Start empty."""
-        self._entries: dict[int, tuple[weakref.ref[Any], Value]] = {}
+        self.entries: dict[int, tuple[weakref.ref[Any], Value]] = {}
+        """By identity; only ever changed in place."""
 
     def get(self, thing: object) -> Value | None:
         """What is kept of the object, None if nothing is."""
-        entry = self._entries.get(id(thing))
+        entry = self.entries.get(id(thing))
         return entry[1] if entry is not None and entry[0]() is thing else None
 
     def set(self, thing: object, value: Value) -> None:
         """Keep something of the object until it goes."""
-        key, entries = id(thing), self._entries
+        key, entries = id(thing), self.entries
 
         def forget(reference: weakref.ref[Any]) -> None:
             entry = entries.get(key)
@@ -40,14 +41,14 @@ class ById(Generic[Value]):
     def discard(self, thing: object) -> None:
         """Forget the object."""
         if self.get(thing) is not None:
-            del self._entries[id(thing)]
+            del self.entries[id(thing)]
 
     def clear(self) -> None:
         """Forget all objects."""
-        self._entries.clear()
+        self.entries.clear()
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self.entries)
 
 
 class FreeNames:

@@ -260,7 +260,8 @@ class Names:
     def __init__(self, wanted: NameFilter) -> None:
         """Start with nothing named."""
         self._wanted = wanted
-        self._states: dict[int, ModuleState] = {}
+        self.states: dict[int, ModuleState] = {}
+        """By the module's identity, each with a reference to the module that it is of; only ever changed in place."""
         self._parents: ById[weakref.ref[nn.Module]] = ById()
         self._free = FreeNames()
         self._parameters = _ParameterNames()
@@ -290,7 +291,7 @@ class Names:
 
     def find(self, module: nn.Module) -> ModuleState | None:
         """The state of a module that has a name already."""
-        state = self._states.get(id(module))
+        state = self.states.get(id(module))
         return state if state is not None and state.reference() is module else None
 
     def state(self, module: nn.Module, caller: ModuleState | None, suffix: str = "") -> ModuleState:
@@ -324,7 +325,7 @@ class Names:
 
     def renumber(self, kept: int | None) -> None:
         """Hear that steps are counted anew: the step `kept` is the first; where None, none is."""
-        for state in self._states.values():
+        for state in self.states.values():
             state.step = 0 if state.step == kept else -1
 
     @property
@@ -411,9 +412,9 @@ class Names:
         self._roots = [reference for reference in self._roots if reference() is not root]
         self._free.release(root)
         gone = set()
-        for module, fqn in _tree(root, self._states[id(root)].fqn, set()):
+        for module, fqn in _tree(root, self.states[id(root)].fqn, set()):
             gone.add(fqn)
-            self._states.pop(id(module), None)
+            self.states.pop(id(module), None)
             for group in (module._parameters, module._buffers):  # noqa: SLF001 - the public views build strings
                 for name, tensor in group.items():
                     known = None if tensor is None else self.parameter(tensor)
@@ -437,7 +438,7 @@ class Names:
 
     def _new_state(self, module: nn.Module, name: str) -> ModuleState:
         key = id(module)
-        states = self._states
+        states = self.states
         self._any_module = True
 
         def forget(reference: weakref.ref[nn.Module]) -> None:

@@ -105,7 +105,7 @@ class Recorder:
         self._save_tensors = save_tensors
         self._store_lost = store_lost
         self._lock = threading.RLock()
-        self.only: frozenset[Site] | None = None  # sites that may be recorded; all where None
+        self._only: frozenset[Site] | None = None
         self._ids: dict[Site, int] = {}
         self._sites: list[tuple[Site, SiteInfo, bool]] = []
         self._secret: set[int] = set()  # sites whose path says that their values are nobody's business
@@ -116,7 +116,23 @@ class Recorder:
         self._saved: list[SavedTensor] = []
         self._layouts: list[int] = []
         self._ended: deque[EndedStep] = deque()
-        self._short = summarizer.short_way(self._rows, self._slots, self._times, self._lock.acquire, self._lock.release)
+        self.intake = None if save_tensors else summarizer.intake
+        """Records small plain tensors in one call; None where nothing does."""
+        self._short: Callable[[int, torch.Tensor], int] = lambda _site, _tensor: -1
+        if self.intake is not None:
+            self.intake.into(self._rows, self._slots, self._times, self._lock.acquire, self._lock.release)
+            self._short = self.intake.record
+
+    @property
+    def only(self) -> frozenset[Site] | None:
+        """Sites that may be recorded; all where None."""
+        return self._only
+
+    @only.setter
+    def only(self, sites: frozenset[Site] | None) -> None:
+        self._only = sites
+        if sites is not None and self.intake is not None:
+            self.intake.into()  # it looks at no site's name
 
     @property
     def rows(self) -> int:
@@ -139,7 +155,7 @@ class Recorder:
 
     def tensor(self, site: int, value: torch.Tensor, given: Given | None = None) -> int:
         """Record a tensor, and what its operator was given; returns its slot, good until the end of the step."""
-        if given is None and self.only is None and not self._save_tensors:
+        if given is None:
             slot = self._short(site, value)
             if slot >= 0:
                 return slot
@@ -161,7 +177,7 @@ class Recorder:
                     if self._sites[site][2]:
                         self._save(slot, value)
             times = dict.fromkeys(sites, 1)
-            if self.only is None and len(times) == len(sites) and self._times.keys().isdisjoint(times):
+            if self._only is None and len(times) == len(sites) and self._times.keys().isdisjoint(times):
                 self._times.update(times)
                 self._rows.extend(sites)
                 self._slots.extend(slots)
@@ -213,7 +229,7 @@ class Recorder:
             self._note(site, self.summarizer.missing(reason))
 
     def _note(self, site: int, slot: int) -> None:
-        if self.only is not None and self._sites[site][0] not in self.only:
+        if self._only is not None and self._sites[site][0] not in self._only:
             return
         times = self._times.get(site, 0)
         self._times[site] = times + 1

@@ -1,4 +1,4 @@
-# The extension that module.cpp and kernels.cpp are compiled to; kernels.py says what its functions do.
+# The extension that the C++ sources are compiled to; kernels.py says what its functions do.
 
 from collections.abc import Callable
 from typing import Any
@@ -9,16 +9,31 @@ class Intake:
     def stands(self, tensors: list[Any], /) -> list[int | None]: ...
     def into(
         self,
-        rows: list[int],
-        slots: list[int],
-        times: dict[int, int],
-        acquire: Callable[[], object],
-        release: Callable[[], object],
+        rows: list[int] = ...,
+        slots: list[int] = ...,
+        times: dict[int, int] = ...,
+        acquire: Callable[[bool], object] = ...,
+        release: Callable[[], object] = ...,
         /,
     ) -> None: ...
     def record(self, site: int, tensor: object, /) -> int: ...
     def learn(self, tensor: object, layout: int, /) -> None: ...
 
+class Hook:
+    sites: list[int]
+    version: int
+    number: object
+    def __call__(self, gradient: object, /) -> None: ...
+
+class Gradients:
+    def watch(self, tensor: object, site: int, /) -> bool: ...
+    def hook(self, site: int, version: int, /) -> Hook: ...
+
+class Modules:
+    def called(self, module: object, args: tuple[Any, ...], kwargs: dict[str, Any], /) -> Any: ...
+
+def gradients(*held: Any) -> Gradients: ...
+def modules(*held: Any) -> Modules: ...
 def intake(api: Any, flags: int, limit: int, /, *held: Any) -> Intake: ...
 def summarise(
     address: int, count: int, first: int, code: int, flags: int, table: int, row: int, team: int, /

@@ -191,47 +191,43 @@ PyObject *add(PyObject *object, PyObject *tensor) {
 
 PyObject *set_into(PyObject *object, PyObject *const *arguments, Py_ssize_t given) {
     Intake *self = (Intake *)object;
-    if (given != INTO) return PyErr_Format(PyExc_TypeError, "%d arguments wanted, %zd given", INTO, given);
-    if (!PyList_Check(arguments[OWN_ROWS]) || !PyList_Check(arguments[OWN_SLOTS]) || !PyDict_Check(arguments[OWN_TIMES]))
+    if (given != INTO && given) return PyErr_Format(PyExc_TypeError, "%d arguments or none wanted, %zd given", INTO, given);
+    if (given && !(PyList_Check(arguments[OWN_ROWS]) && PyList_Check(arguments[OWN_SLOTS]) &&
+                   PyDict_Check(arguments[OWN_TIMES])))
         return PyErr_Format(PyExc_TypeError, "two lists and a dictionary wanted at the beginning");
     for (int i = 0; i < INTO; i++) {
         PyObject *before = self->into[i];
-        self->into[i] = Py_NewRef(arguments[i]);
+        self->into[i] = given ? Py_NewRef(arguments[i]) : nullptr;
         if (before) Py_DecRef(before);
     }
     return Py_NewRef(Py_None);
 }
 
-// Summarises a tensor and notes its site, as the recorder does; the slot, or as `add_one`. It needs the recorder's lock.
-i64 record_one(Intake *self, PyObject *site, PyObject *tensor) {
-    if (PyDict_GetItemWithError(self->into[OWN_TIMES], site)) return -1;  // it came before in this step
-    if (PyErr_Occurred()) return -2;
+// Summarises a tensor and notes its sites, as the recorder does; the slot, or as `add_one`. It needs the recorder's lock.
+i64 note_one(Intake *self, PyObject *const *sites, Py_ssize_t count, PyObject *tensor) {
+    PyObject *times = self->into[OWN_TIMES], *rows = self->into[OWN_ROWS], *slots = self->into[OWN_SLOTS];
+    for (Py_ssize_t i = 0; i < count; i++) {
+        if (PyDict_GetItemWithError(times, sites[i])) return -1;  // it came before in this step
+        if (PyErr_Occurred()) return -2;
+        for (Py_ssize_t j = 0; j < i; j++)
+            if (PyLong_AsLongLong(sites[i]) == PyLong_AsLongLong(sites[j])) return -1;
+    }
     i64 slot = unseen(self) ? add_one(self, tensor) : -1;
     if (slot < 0) return slot;
     PyObject *once = PyLong_FromLong(1), *number = PyLong_FromLongLong(slot);
-    bool done = once && number && PyDict_SetItem(self->into[OWN_TIMES], site, once) == 0 &&
-                PyList_Append(self->into[OWN_ROWS], site) == 0 && PyList_Append(self->into[OWN_SLOTS], number) == 0;
+    bool done = once && number;
+    for (Py_ssize_t i = 0; done && i < count; i++)
+        done = PyDict_SetItem(times, sites[i], once) == 0 && PyList_Append(rows, sites[i]) == 0 &&
+               PyList_Append(slots, number) == 0;
     if (once) Py_DecRef(once);
     if (number) Py_DecRef(number);
     return done ? slot : -2;
 }
 
 PyObject *record(PyObject *object, PyObject *const *arguments, Py_ssize_t given) {
-    Intake *self = (Intake *)object;
-    if (given != 2 || !self->into[OWN_ROWS]) return PyErr_Format(PyExc_TypeError, "a recorder, a site and a tensor wanted");
-    PyObject *held = PyObject_CallNoArgs(self->into[ACQUIRE]);
-    if (!held) return nullptr;
-    Py_DecRef(held);
-    i64 slot = record_one(self, arguments[0], arguments[1]);
-    PyObject *freed = slot == -2 ? nullptr : PyObject_CallNoArgs(self->into[RELEASE]);
-    if (freed) return Py_DecRef(freed), PyLong_FromLongLong(slot);
-    if (slot == -2) {  // without memory: the lock has to be free all the same, and the exception kept
-        PyObject *type, *value, *traceback;
-        PyErr_Fetch(&type, &value, &traceback);
-        if ((freed = PyObject_CallNoArgs(self->into[RELEASE]))) Py_DecRef(freed);
-        PyErr_Restore(type, value, traceback);
-    }
-    return nullptr;
+    if (given != 2) return PyErr_Format(PyExc_TypeError, "a site and a tensor wanted");
+    i64 slot = record_at(object, arguments, 1, arguments[1]);
+    return slot == -2 ? nullptr : PyLong_FromLongLong(slot);
 }
 
 // A list of what `one` makes of each tensor of a list, in order.
@@ -316,6 +312,27 @@ PyType_Spec SPEC = {
 PyObject *TYPE = nullptr;
 
 }  // namespace
+
+i64 record_at(PyObject *object, PyObject *const *sites, Py_ssize_t count, PyObject *tensor) {
+    Intake *self = (Intake *)object;
+    if (!self->into[OWN_ROWS]) return -1;
+    // Waiting for the lock, a thread may be interrupted by a handler of the script's: not here, where nothing guards.
+    PyObject *held = PyObject_CallFunctionObjArgs(self->into[ACQUIRE], Py_False, nullptr);
+    if (!held) return -2;
+    const bool is_held = held == Py_True;
+    Py_DecRef(held);
+    if (!is_held) return -1;
+    i64 slot = note_one(self, sites, count, tensor);
+    PyObject *type = nullptr, *value = nullptr, *traceback = nullptr;
+    if (slot == -2) PyErr_Fetch(&type, &value, &traceback);  // without memory: the lock has to be free all the same
+    PyObject *freed = PyObject_CallNoArgs(self->into[RELEASE]);
+    if (freed) Py_DecRef(freed);
+    else slot = -2;
+    if (type) PyErr_Restore(type, value, traceback);
+    return slot;
+}
+
+bool is_intake(PyObject *object) { return TYPE && (PyObject *)Py_TYPE(object) == TYPE; }
 
 PyObject *new_intake(PyObject *, PyObject *const *arguments, Py_ssize_t given) {
     if (given != 3 + HELD) return PyErr_Format(PyExc_TypeError, "%d arguments wanted, %zd given", 3 + HELD, given);

@@ -1,4 +1,4 @@
-// What module.cpp and intake.cpp share.
+// What the sources that talk to Python share.
 #pragma once
 #include <Python.h>
 
@@ -7,3 +7,8 @@
 extern HIDDEN Run *RUN;  // for the best level of this processor, or the one that was chosen
 HIDDEN PyObject *new_intake(PyObject *, PyObject *const *arguments, Py_ssize_t given);
 HIDDEN u64 glance(const char *bytes, i64 size);  // 64 bits of what lies at places spread over some bytes
+
+// Summarises a small plain tensor and notes it at sites, as the recorder does: its slot; -1, and nothing is done, where it
+// goes the long way; -2 with an exception.
+HIDDEN i64 record_at(PyObject *intake, PyObject *const *sites, Py_ssize_t count, PyObject *tensor);
+HIDDEN bool is_intake(PyObject *object);

@@ -6,6 +6,7 @@
 #include <Python.h>
 
 #include "generators.h"
+#include "probes.h"
 
 #include <cstring>
 #if defined(__x86_64__)
@@ -387,6 +388,8 @@ PyMethodDef METHODS[] = {
     FAST(summarise), FAST(alike), FAST(again), FAST(summarise_all), FAST(prepare), FAST(take), FAST(finish),
     FAST(merge), FAST(copy), FAST(glance), {"levels", py_levels, METH_NOARGS, nullptr}, {"use", py_use, METH_O, nullptr},
     {"intake", (PyCFunction)(void (*)())new_intake, METH_FASTCALL, nullptr},
+    {"gradients", (PyCFunction)(void (*)())new_gradients, METH_FASTCALL, nullptr},
+    {"modules", (PyCFunction)(void (*)())new_modules, METH_FASTCALL, nullptr},
     {"watch_generator", (PyCFunction)(void (*)())watch_generator, METH_FASTCALL, nullptr},
     {"generators_moved", generators_moved, METH_NOARGS, nullptr}, {"generator_state", generator_state, METH_O, nullptr},
     {nullptr, nullptr, 0, nullptr},

@@ -187,22 +187,16 @@ class Summarizer:
             found: list[Hashable] = [None] * len(tensors) if self._intake is None else self._intake.stands(tensors)
         return [stand(tensor) if own is None else own for own, tensor in zip(found, tensors, strict=True)]
 
-    def short_way(self, *into: Any) -> Callable[[int, torch.Tensor], int]:
-        """A function that summarises a small plain tensor and notes its row and slot, all in one call.
+    @property
+    def intake(self) -> Any:
+        """What summarises a small plain tensor and notes its site in one call, once told into what; None without one.
 
-        Args:
-            into: the list of rows, that of slots and the dictionary of times of a recorder, and how to acquire and to
-                release its lock, which nobody who uses the summarizer does without.
-
-        Returns:
-            a function of a site and a tensor that returns the slot; or -1, and nothing is done, where the tensor has to
-            go the long way or the site has been recorded in this step.
+        `into` takes the list of rows, that of slots and the dictionary of times of a recorder, and how to acquire and
+        to release its lock, which nobody who uses the summarizer does without. `record` takes a site and a tensor and
+        returns the slot; or -1, and nothing is done, where the tensor has to go the long way or the site has been
+        recorded in this step.
         """
-        if self._intake is None:
-            return lambda _site, _tensor: -1
-        self._intake.into(*into)
-        found: Callable[[int, torch.Tensor], int] = self._intake.record
-        return found
+        return self._intake
 
     def _launch(self, engine: DeviceEngine, entries: list[tuple[int, list[Item]]]) -> None:
         try:

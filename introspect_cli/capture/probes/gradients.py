@@ -7,7 +7,7 @@ What is recorded is the tensor's whole gradient, summed over all its uses.
 
 `register_hook` leaves a dictionary on the tensor that the script can see and count. What runs in a backward pass is the
 autograd node's reference to it; so the dictionary is given to the node and taken off the tensor again. A leaf has no
-node: there, the hook is where the script can see it.
+node: there, the hook is where the script can see it. `gradients.cpp` does the same for most tensors, in one call.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from introspect_cli.capture import private_api
 from introspect_cli.capture.identity import ById
+from introspect_cli.tensors.kernels import KERNELS
 
 if TYPE_CHECKING:
     import torch
@@ -43,11 +44,13 @@ class _Hook:
     def __call__(self, gradient: torch.Tensor | None) -> None:
         self._probe.record(self.sites, gradient)
 
-    def is_on(self, tensor: torch.Tensor, node: Any) -> bool:
-        if node is not None:
-            return self.number is not None and self.number == private_api.node_number(node)
-        hooks: Any = tensor._backward_hooks  # noqa: SLF001 - there is no public way to ask for one's own hook
-        return hooks is not None and hooks.get(self.number) is self
+
+def _is_on(hook: Any, tensor: torch.Tensor, node: Any) -> bool:
+    """Whether a hook of ours is on the tensor."""
+    if node is not None:
+        return hook.number is not None and hook.number == private_api.node_number(node)
+    hooks: Any = tensor._backward_hooks  # noqa: SLF001 - there is no public way to ask for one's own hook
+    return hooks is not None and hooks.get(hook.number) is hook
 
 
 class GradientProbe:
@@ -59,9 +62,14 @@ class GradientProbe:
         """Start without hooks."""
         self._recorder = recorder
         self._guarded = guard.around(self.name, "gradients of module inputs and outputs are")
-        self._watched: dict[int, _Hook] = {}
+        self._watched: dict[int, Any] = {}
         self._leaf_handles: list[Any] = []
         self._elsewhere: ById[list[int] | str] = ById()
+        self.compiled: Any = None
+        """Does the same in one call for most tensors; None where nothing does."""
+        if KERNELS is not None and recorder.intake is not None:
+            own = (self._guarded, recorder, recorder.intake, self._watched, self._elsewhere.entries)
+            self.compiled = KERNELS.gradients(self.record, *own)
 
     def install(self) -> None:
         """Begin to watch; hooks come with the tensors."""
@@ -77,6 +85,8 @@ class GradientProbe:
 
         A recomputed forward may be given the very tensors of the first one, whose gradients have their sites.
         """
+        if not recomputed and self.compiled is not None and self.compiled.watch(tensor, site):
+            return
         elsewhere = self._elsewhere.get(tensor)
         if isinstance(elsewhere, str):
             self._recorder.missing(site, elsewhere)
@@ -92,11 +102,12 @@ class GradientProbe:
             # A view that autograd no longer knows the maker of, since its base was written over, has no gradient.
             return
         known = self._watched.get(key)
-        if known is not None and known.version == version and known.is_on(tensor, node):
+        if known is not None and known.version == version and _is_on(known, tensor, node):
             if not recomputed:
                 known.sites.append(site)
             return
-        hook = self._watched[key] = _Hook(self, site, version)
+        hook: Any = _Hook(self, site, version) if self.compiled is None else self.compiled.hook(site, version)
+        self._watched[key] = hook
         if node is not None:
             private_api.add_hook(tensor, node, hook)
             hook.number = private_api.node_number(node)

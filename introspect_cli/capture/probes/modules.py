@@ -2,7 +2,8 @@
 
 `nn.Module.__call__` is replaced, not hooked: global module hooks leave out keyword arguments, make torch.compile warn
 on stderr, and send every call through a slower path whose extra frames show in the script's own tracebacks. The
-replacement calls the original with what it was given and returns what it got.
+replacement calls the original with what it was given and returns what it got. What is nothing but a call goes through
+`modules.cpp`, without a frame of ours.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from introspect_cli.capture.names import CallSites, ModuleState, wrapped
 from introspect_cli.capture.probes.base import Patches
 from introspect_cli.records import Kind, Phase
 from introspect_cli.tensors.flatten import containers, flatten, is_plain
+from introspect_cli.tensors.kernels import KERNELS
 from introspect_cli.tensors.views import unobserved
 
 if TYPE_CHECKING:
@@ -86,14 +88,14 @@ class ModuleProbe:
     def install(self) -> None:
         """Replace `nn.Module.__call__`."""
         original = nn.Module.__call__
-        probe = self
+        guarded, called = self._guarded, self._calls_of(original)
 
         # Dynamo traces into this; the first line is constant there, so nothing of ours enters a graph.
         @functools.wraps(original)
         def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807 - stands in for Module.__call__
-            if torch.compiler.is_compiling() or not probe._guarded.on:
+            if torch.compiler.is_compiling() or not guarded.on:
                 return original(self, *args, **kwargs)
-            return probe._called(original, self, args, kwargs)
+            return called(self, args, kwargs)
 
         self._patches.replace(nn.Module, "__call__", __call__)
         self._registration = nn.modules.module.register_module_module_registration_hook(self._registered)
@@ -105,6 +107,35 @@ class ModuleProbe:
         if self._registration is not None:
             self._registration.remove()
         self._patches.remove()
+
+    def _calls_of(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """What is called in place of the original with a module, its positional arguments and the others."""
+        intake, gradients = self._recorder.intake, self._gradients.compiled
+        if KERNELS is None or intake is None or gradients is None:
+            return functools.partial(self._called, original)
+        made: Any = KERNELS.modules(
+            self,
+            self._called,
+            self._left,
+            self._by_hand,
+            original,
+            self._guarded,
+            self._stack,
+            self._names.states,
+            self._recorder,
+            self._context.draws,
+            Phase.FORWARD,
+            torch.Tensor,
+            private_api.graph_task,
+            private_api.tracing_state,
+            private_api.functions_watched,
+            torch.is_grad_enabled,
+            private_api.MODULE_WRAPPED_CALL,
+            intake,
+            gradients,
+        )
+        called: Callable[..., Any] = made.called
+        return called
 
     def _called(
         self, original: Callable[..., Any], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -172,11 +203,20 @@ class ModuleProbe:
         finally:
             del calls[depth:]
         if state is not None and call >= 0 and self._guarded.on:
-            with self._guarded:
-                if not self._plain_output(module, state, call, result):
-                    with private_api.no_torch_function():
-                        self._leave(module, state, call, result)
+            self._left(module, state, call, result)
         return result
+
+    def _left(self, module: nn.Module, state: ModuleState, call: int, result: Any) -> None:
+        """Record what has come out of a module."""
+        with self._guarded:
+            if not self._plain_output(module, state, call, result):
+                with private_api.no_torch_function():
+                    self._leave(module, state, call, result)
+
+    def _by_hand(self, value: torch.Tensor, site: int, gradient: int) -> None:
+        """Record a tensor that the extension leaves to us: too large for it, or met before, or of a new shape."""
+        with self._guarded:
+            self._plain_tensor(value, site, gradient)
 
     def _plain_state(
         self, calls: list[ModuleState | None], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]

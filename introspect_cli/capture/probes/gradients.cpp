@@ -1,0 +1,183 @@
+// The hooks of gradients.py for tensors that autograd nodes made: registered and answered without a frame of Python.
+#include "probes.h"
+
+#include <structmember.h>
+
+#include <cstddef>
+#include <initializer_list>
+
+namespace {
+
+enum Held { RECORD, GUARDED, RECORDER, INTAKE, WATCHED, ELSEWHERE, HELD };
+using Gradients = Holder<HELD>;
+
+Name ON{"on"}, WANTED{"wanted"}, VERSION{"_version"}, NODE{"grad_fn"}, NUMBER{"_sequence_nr"},
+    GIVE{"_register_hook_dict"}, HOOKS{"_backward_hooks"};
+
+PyObject *TYPE = nullptr, *HOOK = nullptr;
+
+// ---- the hook: `_Hook` of gradients.py
+
+struct Hook {
+    PyObject_HEAD
+    PyObject *gradients, *sites, *version, *number;
+};
+
+constexpr Py_ssize_t FEW = 8;
+
+PyObject *call_hook(PyObject *object, PyObject *arguments, PyObject *) {
+    Hook *self = (Hook *)object;
+    Gradients *own = (Gradients *)self->gradients;
+    if (PyTuple_Size(arguments) != 1) return PyErr_Format(PyExc_TypeError, "a gradient wanted");
+    PyObject *gradient = PyTuple_GetItem(arguments, 0), *sites[FEW];
+    if (gradient == Py_None || !own->held[GUARDED] || !attribute_is(own->held[GUARDED], ON, Py_True) ||
+        !attribute_is(own->held[RECORDER], WANTED, Py_True))
+        return Py_NewRef(Py_None);
+    Py_ssize_t count = PyList_Size(self->sites);
+    if (count > 0 && count <= FEW) {
+        for (Py_ssize_t i = 0; i < count; i++) sites[i] = Py_NewRef(PyList_GetItem(self->sites, i));
+        i64 slot = record_at(own->held[INTAKE], sites, count, gradient);
+        for (Py_ssize_t i = 0; i < count; i++) Py_DecRef(sites[i]);
+        if (slot >= 0) return Py_NewRef(Py_None);
+        PyErr_Clear();  // what is wrong comes up again on the long way, where it is guarded
+    }
+    return PyObject_CallFunctionObjArgs(own->held[RECORD], self->sites, gradient, nullptr);
+}
+
+Hook *make_hook(PyObject *gradients, PyObject *site, PyObject *version) {
+    PyObject *sites = PyList_New(1);
+    if (!sites) return nullptr;
+    PyList_SetItem(sites, 0, Py_NewRef(site));
+    Hook *hook = PyObject_New(Hook, (PyTypeObject *)HOOK);
+    if (!hook) return Py_DecRef(sites), nullptr;
+    hook->gradients = Py_NewRef(gradients), hook->sites = sites, hook->version = Py_NewRef(version);
+    hook->number = Py_NewRef(Py_None);
+    return hook;
+}
+
+void free_hook(PyObject *object) {
+    Hook *self = (Hook *)object;
+    PyObject *type = (PyObject *)Py_TYPE(object);
+    for (PyObject *one : {self->gradients, self->sites, self->version, self->number}) Py_DecRef(one);
+    PyObject_Free(object);
+    Py_DecRef(type);
+}
+
+PyMemberDef MEMBERS[] = {
+    {"sites", T_OBJECT_EX, offsetof(Hook, sites), READONLY, nullptr},
+    {"version", T_OBJECT_EX, offsetof(Hook, version), READONLY, nullptr},
+    {"number", T_OBJECT_EX, offsetof(Hook, number), 0, nullptr},
+    {nullptr, 0, 0, 0, nullptr},
+};
+PyType_Slot HOOK_SLOTS[] = {
+    {Py_tp_dealloc, (void *)free_hook}, {Py_tp_call, (void *)call_hook}, {Py_tp_members, MEMBERS}, {0, nullptr}};
+PyType_Spec HOOK_SPEC = {
+    "introspect_cli.tensors._kernels.Hook", sizeof(Hook), 0,
+    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, HOOK_SLOTS,
+};
+
+// ---- watching
+
+// What tells a node from others, as `private_api.node_number` has it; null without an exception where it has none.
+PyObject *number_of(PyObject *node) {
+    PyObject *ask = attribute(node, NUMBER), *number = ask ? PyObject_CallNoArgs(ask) : nullptr;
+    if (ask) Py_DecRef(ask);
+    if (!number) return PyErr_Clear(), nullptr;
+    PyObject *thread = PyLong_FromUnsignedLong(PyThread_get_thread_ident()), *both = nullptr;
+    if (thread) both = PyTuple_Pack(2, thread, number), Py_DecRef(thread);
+    Py_DecRef(number);
+    return both ? both : (PyErr_Clear(), nullptr);
+}
+
+// Gives a hook to a node and leaves no trace of it on the tensor: `private_api.add_hook`.
+bool add_hook(PyObject *tensor, PyObject *node, PyObject *hook) {
+    PyObject *give = attribute(node, GIVE), *own = give ? attribute(tensor, HOOKS) : nullptr;
+    PyObject *hooks = own ? PyDict_New() : nullptr, *key = hooks ? PyLong_FromLong(0) : nullptr;
+    bool given = false;
+    if (key && PyDict_SetItem(hooks, key, hook) == 0 && PyObject_SetAttr(tensor, HOOKS.get(), hooks) == 0) {
+        PyObject *done = PyObject_CallFunctionObjArgs(give, tensor, nullptr);
+        given = done != nullptr;
+        if (done) Py_DecRef(done);
+        else PyErr_Clear();
+        PyObject_SetAttr(tensor, HOOKS.get(), own);
+    }
+    PyErr_Clear();
+    for (PyObject *one : {give, own, hooks, key})
+        if (one) Py_DecRef(one);
+    return given;
+}
+
+bool watch_made(Gradients *self, PyObject *tensor, PyObject *site, PyObject *key, PyObject *node) {
+    PyObject *known = PyDict_GetItemWithError(self->held[WATCHED], key), *version = attribute(tensor, VERSION);
+    if (known && (PyObject *)Py_TYPE(known) != HOOK) known = nullptr;
+    PyObject *number = version ? number_of(node) : nullptr;
+    bool done = false;
+    Hook *same = (Hook *)known;
+    if (number && same && PyObject_RichCompareBool(same->version, version, Py_EQ) == 1 &&
+        PyObject_RichCompareBool(same->number, number, Py_EQ) == 1) {
+        done = PyList_Append(same->sites, site) == 0;
+    } else if (number) {
+        Hook *hook = make_hook((PyObject *)self, site, version);
+        if (hook) {
+            Py_DecRef(hook->number), hook->number = Py_NewRef(number);
+            done = add_hook(tensor, node, (PyObject *)hook) &&
+                   PyDict_SetItem(self->held[WATCHED], key, (PyObject *)hook) == 0;
+            Py_DecRef((PyObject *)hook);
+        }
+    }
+    if (version) Py_DecRef(version);
+    if (number) Py_DecRef(number);
+    return done;
+}
+
+PyObject *watch(PyObject *object, PyObject *const *arguments, Py_ssize_t given) {
+    if (given != 2) return PyErr_Format(PyExc_TypeError, "a tensor and a site wanted");
+    return PyBool_FromLong(watch_gradient(object, arguments[0], arguments[1]));
+}
+
+PyObject *hook(PyObject *object, PyObject *const *arguments, Py_ssize_t given) {
+    if (given != 2) return PyErr_Format(PyExc_TypeError, "a site and a version wanted");
+    return (PyObject *)make_hook(object, arguments[0], arguments[1]);
+}
+
+PyMethodDef METHODS[] = {
+    {"watch", (PyCFunction)(void (*)())watch, METH_FASTCALL, nullptr},
+    {"hook", (PyCFunction)(void (*)())hook, METH_FASTCALL, nullptr},
+    {nullptr, nullptr, 0, nullptr},
+};
+PyType_Slot SLOTS[] = {
+    {Py_tp_dealloc, (void *)Gradients::free_all}, {Py_tp_traverse, (void *)Gradients::visit_all},
+    {Py_tp_clear, (void *)Gradients::clear_all}, {Py_tp_methods, METHODS}, {0, nullptr}};
+PyType_Spec SPEC = {
+    "introspect_cli.tensors._kernels.Gradients", sizeof(Gradients), 0,
+    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION, SLOTS,
+};
+
+}  // namespace
+
+bool watch_gradient(PyObject *object, PyObject *tensor, PyObject *site) {
+    Gradients *self = (Gradients *)object;
+    if (!self->held[WATCHED] || PyDict_Size(self->held[ELSEWHERE])) return false;
+    PyObject *node = attribute(tensor, NODE);
+    PyObject *key = node && node != Py_None ? PyLong_FromVoidPtr(tensor) : nullptr;
+    bool done = key && watch_made(self, tensor, site, key, node);
+    if (key) Py_DecRef(key);
+    if (node) Py_DecRef(node);
+    PyErr_Clear();
+    return done;
+}
+
+bool is_gradients(PyObject *object) { return TYPE && (PyObject *)Py_TYPE(object) == TYPE; }
+
+PyObject *new_gradients(PyObject *, PyObject *const *arguments, Py_ssize_t given) {
+    if (!TYPE && !(TYPE = PyType_FromSpec(&SPEC))) return nullptr;
+    if (!HOOK) {
+        PyObject *made = PyType_FromSpec(&HOOK_SPEC);
+        // pickling a tensor warns of hooks that get lost, unless they are meant to be
+        if (!made || PyObject_SetAttrString(made, "__torch_unserializable__", Py_True)) return nullptr;
+        HOOK = made;
+    }
+    if (given == HELD && !(is_intake(arguments[INTAKE]) && PyDict_Check(arguments[WATCHED]) && PyDict_Check(arguments[ELSEWHERE])))
+        return PyErr_Format(PyExc_TypeError, "an intake and two dictionaries wanted");
+    return Gradients::make(TYPE, arguments, given);
+}

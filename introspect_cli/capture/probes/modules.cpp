@@ -1,0 +1,223 @@
+// The call of a module that is nothing but a call: known, called by another module in an ordinary forward pass, given
+// tensors and returning one. It is what `_recorded` of modules.py does; whatever is different goes there.
+#include "probes.h"
+
+namespace {
+
+enum Held {
+    PROBE, CALLED, LEFT, BY_HAND, ORIGINAL, GUARDED, STACK, STATES, RECORDER, DRAWS, FORWARD, TENSOR, GRAPH_TASK, TRACING,
+    MODES, GRAD_MODE, COMPILED_CALL, INTAKE, GRADIENTS, HELD
+};
+using Modules = Holder<HELD>;
+
+Name CALLS{"calls"}, PHASE{"phase"}, WANTED{"wanted"}, STEP{"step"}, REFERENCE{"reference"}, PLAIN{"plain"},
+    COMPILED{"compiled"}, ON_VALUE{"_on_value"}, INPUTS_ON{"_inputs"}, OUTPUTS_ON{"_outputs"}, MOVED{"moved"},
+    WATCHED{"watched"}, PER_CALL{"forward"}, INPUTS{"inputs"}, OUTPUT{"output"}, NEEDS{"requires_grad"}, ON{"on"};
+
+i64 integer(PyObject *of, Name &name) {  // an attribute that is a number, none of which is -2
+    PyObject *found = attribute(of, name);
+    i64 value = found ? PyLong_AsLongLong(found) : -2;
+    if (found) Py_DecRef(found);
+    return PyErr_Occurred() ? (PyErr_Clear(), -2) : value;
+}
+
+// Whether nothing but the recorder would notice what we ask tensors, and nothing has been drawn since it last looked.
+bool is_quiet(Modules *self) {
+    if (!attribute_is(self->held[PROBE], ON_VALUE, Py_None) || answered(self->held[MODES])) return false;
+    PyObject *moved = attribute(self->held[DRAWS], MOVED);
+    PyObject *answer = moved && PyCFunction_Check(moved) ? PyObject_CallNoArgs(moved) : nullptr;  // no frame of ours
+    int has_moved = answer ? PyObject_IsTrue(answer) : 1;
+    if (moved) Py_DecRef(moved);
+    if (answer) Py_DecRef(answer);
+    PyErr_Clear();
+    return !has_moved;
+}
+
+struct Call {
+    PyObject *module, *arguments, *calls, *state;  // the last two are references of ours
+    i64 number;
+};
+
+// The sites of the call, borrowed from the module's state; null without an exception where there are none yet.
+PyObject *sites_of(const Call &call) {
+    PyObject *every = attribute(call.state, PER_CALL), *found = nullptr;
+    if (every && PyList_Check(every) && call.number < PyList_Size(every)) found = PyList_GetItem(every, call.number);
+    if (every) Py_DecRef(every);
+    return found;
+}
+
+// What is recorded of inputs: a list of pairs of sites, a reference of ours, or null; `known` is false where the sites
+// are not known.
+PyObject *input_sites(Modules *self, const Call &call, Py_ssize_t given, bool &known) {
+    known = true;
+    if (!attribute_is(self->held[PROBE], INPUTS_ON, Py_True) || !attribute_is(call.state, WATCHED, Py_True)) return nullptr;
+    PyObject *sites = sites_of(call), *inputs = sites ? attribute(sites, INPUTS) : nullptr;
+    known = inputs && PyList_Check(inputs) && PyList_Size(inputs) >= given;
+    if (inputs && !known) Py_DecRef(inputs);
+    return known ? inputs : nullptr;
+}
+
+// Looks whether a call is plain, and which of the module it is in this step.
+bool is_plain(Modules *self, Call &call) {
+    if (!attribute_is(self->held[RECORDER], WANTED, Py_True) || answered(self->held[GRAPH_TASK]) != -1) return false;
+    for (Py_ssize_t i = 0; i < PyTuple_Size(call.arguments); i++)
+        if ((PyObject *)Py_TYPE(PyTuple_GetItem(call.arguments, i)) != self->held[TENSOR]) return false;
+    if (!(call.calls = attribute(self->held[STACK], CALLS)) || !PyList_Check(call.calls)) return false;
+    const Py_ssize_t depth = PyList_Size(call.calls);
+    if (!depth || PyList_GetItem(call.calls, depth - 1) == Py_None) return false;
+    if (!attribute_is(self->held[STACK], PHASE, self->held[FORWARD])) return false;
+    PyObject *key = PyLong_FromVoidPtr(call.module);
+    call.state = key ? PyDict_GetItemWithError(self->held[STATES], key) : nullptr;
+    if (key) Py_DecRef(key);
+    if (!call.state) return false;
+    Py_NewRef(call.state);
+    PyObject *reference = attribute(call.state, REFERENCE);
+    const bool is_of = reference && PyWeakref_GetObject(reference) == call.module;
+    if (reference) Py_DecRef(reference);
+    if (!is_of || !attribute_is(call.state, PLAIN, (PyObject *)Py_TYPE(call.module))) return false;
+    if (!attribute_is(call.state, COMPILED, Py_False) || !is_quiet(self)) return false;
+    PyObject *tracing = PyObject_CallNoArgs(self->held[TRACING]);
+    if (tracing) Py_DecRef(tracing);
+    if (tracing != Py_None) return false;
+    PyObject *counts = attribute(call.state, CALLS);
+    if (!counts) return false;
+    PyObject *count = integer(call.state, STEP) == integer(self->held[RECORDER], STEP)
+                          ? PyDict_GetItemWithError(counts, self->held[FORWARD]) : nullptr;
+    call.number = count ? PyLong_AsLongLong(count) : 0;
+    Py_DecRef(counts);
+    return !PyErr_Occurred() && call.number >= 0;
+}
+
+// Counts the call: `ModuleState.next_call`.
+bool counted(Modules *self, const Call &call) {
+    PyObject *counts = attribute(call.state, CALLS), *step = attribute(self->held[RECORDER], STEP);
+    PyObject *next = PyLong_FromLongLong(call.number + 1);
+    bool done = counts && step && next;
+    if (done && integer(call.state, STEP) != PyLong_AsLongLong(step)) {
+        PyDict_Clear(counts);
+        done = PyObject_SetAttr(call.state, STEP.get(), step) == 0;
+    }
+    done = done && PyDict_SetItem(counts, self->held[FORWARD], next) == 0;
+    for (PyObject *one : {counts, step, next})
+        if (one) Py_DecRef(one);
+    return done;
+}
+
+// Records a tensor and has its gradient watched; false with an exception, which is the script's.
+bool record(Modules *self, PyObject *value, PyObject *sites) {
+    PyObject *site = PyTuple_GetItem(sites, 0), *gradient = PyTuple_GetItem(sites, 1);
+    if (!site || !gradient) return PyErr_Clear(), true;
+    PyObject *none = PyLong_FromLong(-1), *left_site = none, *left_gradient = none;
+    if (PyLong_AsLongLong(site) >= 0 && record_at(self->held[INTAKE], &site, 1, value) < 0) left_site = site;
+    PyErr_Clear();
+    if (PyLong_AsLongLong(gradient) >= 0 && attribute_is(value, NEEDS, Py_True)) {
+        PyObject *enabled = PyObject_CallNoArgs(self->held[GRAD_MODE]);
+        if (enabled) Py_DecRef(enabled);
+        // What is left to Python is done there in the same order.
+        if (enabled != Py_False && (left_site != none || !watch_gradient(self->held[GRADIENTS], value, gradient)))
+            left_gradient = gradient;
+    }
+    PyErr_Clear();
+    PyObject *done = left_site == none && left_gradient == none
+                         ? Py_NewRef(Py_None)
+                         : PyObject_CallFunctionObjArgs(self->held[BY_HAND], value, left_site, left_gradient, nullptr);
+    if (none) Py_DecRef(none);
+    if (done) Py_DecRef(done);
+    return done;
+}
+
+// Records what has come out; the result, a reference that is taken, or null with an exception, which is the script's.
+PyObject *leave(Modules *self, const Call &call, PyObject *result) {
+    if (!attribute_is(self->held[GUARDED], ON, Py_True)) return result;
+    PyObject *own = PyObject_GenericGetDict(call.module, nullptr);
+    PyObject *compiled = own ? PyDict_GetItemWithError(own, self->held[COMPILED_CALL]) : nullptr;
+    bool plain = own && (!compiled || compiled == Py_None) && (PyObject *)Py_TYPE(result) == self->held[TENSOR] &&
+                 attribute_is(call.state, PLAIN, (PyObject *)Py_TYPE(call.module)) &&
+                 attribute_is(self->held[STACK], PHASE, self->held[FORWARD]) && is_quiet(self);
+    if (own) Py_DecRef(own);
+    PyErr_Clear();
+    bool done = true;
+    if (plain && attribute_is(self->held[PROBE], OUTPUTS_ON, Py_True) && attribute_is(call.state, WATCHED, Py_True)) {
+        PyObject *sites = sites_of(call), *pair = sites ? attribute(sites, OUTPUT) : nullptr;
+        plain = pair && PyTuple_Check(pair);
+        if (plain) done = record(self, result, pair);
+        if (pair) Py_DecRef(pair);
+    }
+    if (!plain) {
+        PyObject *number = PyLong_FromLongLong(call.number);
+        PyObject *left = PyObject_CallFunctionObjArgs(self->held[LEFT], call.module, call.state, number, result, nullptr);
+        if (number) Py_DecRef(number);
+        if (left) Py_DecRef(left);
+        done = left;
+    }
+    if (done) return result;
+    Py_DecRef(result);
+    return nullptr;
+}
+
+// Runs the module, on the stack of calls meanwhile.
+PyObject *run(Modules *self, const Call &call, PyObject *keywords) {
+    const Py_ssize_t given = PyTuple_Size(call.arguments), depth = PyList_Size(call.calls);
+    PyObject *all = PyTuple_New(given + 1);
+    if (!all) return nullptr;
+    PyTuple_SetItem(all, 0, Py_NewRef(call.module));
+    for (Py_ssize_t i = 0; i < given; i++) PyTuple_SetItem(all, i + 1, Py_NewRef(PyTuple_GetItem(call.arguments, i)));
+    PyObject *result = PyList_Append(call.calls, call.state) ? nullptr : PyObject_Call(self->held[ORIGINAL], all, keywords);
+    Py_DecRef(all);
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    PyList_SetSlice(call.calls, depth, PY_SSIZE_T_MAX, nullptr);
+    PyErr_Restore(type, value, traceback);
+    return result;
+}
+
+PyObject *plain_call(Modules *self, const Call &call, PyObject *keywords, PyObject *inputs) {
+    for (Py_ssize_t i = 0; inputs && i < PyTuple_Size(call.arguments); i++) {
+        PyObject *pair = Py_NewRef(PyList_GetItem(inputs, i));
+        bool done = record(self, PyTuple_GetItem(call.arguments, i), pair);
+        Py_DecRef(pair);
+        if (!done) return nullptr;
+        if (!attribute_is(self->held[GUARDED], ON, Py_True)) break;
+    }
+    PyObject *result = run(self, call, keywords);
+    return result ? leave(self, call, result) : nullptr;
+}
+
+PyObject *called(PyObject *object, PyObject *const *arguments, Py_ssize_t given) {
+    Modules *self = (Modules *)object;
+    if (given != 3 || !PyTuple_Check(arguments[1]) || !PyDict_Check(arguments[2]))
+        return PyErr_Format(PyExc_TypeError, "a module, a tuple and a dictionary wanted");
+    Call call{arguments[0], arguments[1], nullptr, nullptr, 0};
+    bool plain = !PyDict_Size(arguments[2]) && is_plain(self, call), known = false;
+    PyObject *inputs = plain ? input_sites(self, call, PyTuple_Size(call.arguments), known) : nullptr;
+    plain = plain && known && counted(self, call);
+    PyErr_Clear();
+    PyObject *result = plain ? plain_call(self, call, arguments[2], inputs)
+                             : PyObject_CallFunctionObjArgs(self->held[CALLED], self->held[ORIGINAL], arguments[0],
+                                                            arguments[1], arguments[2], nullptr);
+    for (PyObject *one : {inputs, call.calls, call.state})
+        if (one) Py_DecRef(one);
+    return result;
+}
+
+PyMethodDef METHODS[] = {
+    {"called", (PyCFunction)(void (*)())called, METH_FASTCALL, nullptr},
+    {nullptr, nullptr, 0, nullptr},
+};
+PyType_Slot SLOTS[] = {
+    {Py_tp_dealloc, (void *)Modules::free_all}, {Py_tp_traverse, (void *)Modules::visit_all},
+    {Py_tp_clear, (void *)Modules::clear_all}, {Py_tp_methods, METHODS}, {0, nullptr}};
+PyType_Spec SPEC = {
+    "introspect_cli.tensors._kernels.Modules", sizeof(Modules), 0,
+    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION, SLOTS,
+};
+PyObject *TYPE = nullptr;
+
+}  // namespace
+
+PyObject *new_modules(PyObject *, PyObject *const *arguments, Py_ssize_t given) {
+    if (!TYPE && !(TYPE = PyType_FromSpec(&SPEC))) return nullptr;
+    if (given == HELD && !(PyDict_Check(arguments[STATES]) && is_intake(arguments[INTAKE]) && is_gradients(arguments[GRADIENTS])))
+        return PyErr_Format(PyExc_TypeError, "states, an intake and gradients wanted");
+    return Modules::make(TYPE, arguments, given);
+}

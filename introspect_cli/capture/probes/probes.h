@@ -1,0 +1,78 @@
+// What the compiled twins of probes share. They do what their Python does for what is plain, in one call and without a
+// frame of ours, so that no signal handler and no compiler comes in between; whatever is not plain they leave to it.
+#pragma once
+#define PY_SSIZE_T_CLEAN
+#define Py_LIMITED_API 0x030A0000
+#include <Python.h>
+
+#include "intake.h"
+
+#include <initializer_list>
+
+HIDDEN PyObject *new_gradients(PyObject *, PyObject *const *arguments, Py_ssize_t given);
+HIDDEN PyObject *new_modules(PyObject *, PyObject *const *arguments, Py_ssize_t given);
+
+// Has the gradient of a tensor recorded at a site; false, and nothing is done, where Python has to. Never an exception.
+HIDDEN bool watch_gradient(PyObject *gradients, PyObject *tensor, PyObject *site);
+HIDDEN bool is_gradients(PyObject *object);
+
+// An object of ours that holds N others and is known to the garbage collector.
+template <int N> struct Holder {
+    PyObject_HEAD
+    PyObject *held[N];
+
+    static int visit_all(PyObject *object, visitproc visit, void *arg) {
+        Py_VISIT(Py_TYPE(object));
+        for (PyObject *one : ((Holder *)object)->held) Py_VISIT(one);
+        return 0;
+    }
+    static int clear_all(PyObject *object) {
+        for (PyObject *&one : ((Holder *)object)->held) {
+            PyObject *before = one;
+            one = nullptr;
+            if (before) Py_DecRef(before);
+        }
+        return 0;
+    }
+    static void free_all(PyObject *object) {
+        PyObject *type = (PyObject *)Py_TYPE(object);
+        PyObject_GC_UnTrack(object);
+        clear_all(object);
+        PyObject_GC_Del(object);
+        Py_DecRef(type);
+    }
+    static PyObject *make(PyObject *type, PyObject *const *arguments, Py_ssize_t given) {
+        if (given != N) return PyErr_Format(PyExc_TypeError, "%d arguments wanted, %zd given", N, given);
+        Holder *self = PyObject_GC_New(Holder, (PyTypeObject *)type);
+        if (!self) return nullptr;
+        for (int i = 0; i < N; i++) self->held[i] = Py_NewRef(arguments[i]);
+        PyObject_GC_Track((PyObject *)self);
+        return (PyObject *)self;
+    }
+};
+
+// A name that attributes are asked for by, made once.
+struct Name {
+    const char *text;
+    PyObject *made = nullptr;
+    PyObject *get() { return made ? made : made = PyUnicode_InternFromString(text); }
+};
+
+// An attribute, or null without an exception.
+INLINE PyObject *attribute(PyObject *of, Name &name) {
+    PyObject *found = PyObject_GetAttr(of, name.get());
+    if (!found) PyErr_Clear();
+    return found;
+}
+INLINE bool attribute_is(PyObject *of, Name &name, PyObject *wanted) {
+    PyObject *found = attribute(of, name);
+    if (found) Py_DecRef(found);
+    return found == wanted;
+}
+// The integer that a function without arguments returns; -2 for anything else.
+INLINE i64 answered(PyObject *callable) {
+    PyObject *answer = PyObject_CallNoArgs(callable);
+    i64 value = answer ? PyLong_AsLongLong(answer) : -2;
+    if (answer) Py_DecRef(answer);
+    return PyErr_Occurred() ? (PyErr_Clear(), -2) : value;
+}

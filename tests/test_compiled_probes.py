@@ -1,0 +1,227 @@
+"""The compiled twins of probes record what their Python records, let pass what is the script's, and leave nothing."""
+
+from __future__ import annotations
+
+import gc
+import signal
+import threading
+import weakref
+
+import pytest
+import torch
+from neutrality import Seen, assert_same, trajectory, watched
+from torch import nn
+
+from introspect_cli.capture.probes import gradients, modules
+from introspect_cli.capture.probes.modules import ModuleProbe
+from introspect_cli.store.reader import open_run
+from introspect_cli.tensors.kernels import KERNELS
+
+pytestmark = pytest.mark.skipif(KERNELS is None, reason="no compiled kernels, so no compiled probes")
+
+
+class Everything(nn.Module):
+    """Modules called plainly and in every other way."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5), nn.Tanh())
+        self.shared = nn.Linear(8, 8)
+        self.two = nn.Bilinear(8, 8, 8)
+        self.by_name = ByName()
+        self.wide = nn.Linear(8, 4096)
+        self.inplace = nn.ReLU(inplace=True)
+        self.nested = Nested()
+
+    def forward(self, x):
+        y = self.inner(x)
+        y = self.shared(self.shared(y))
+        y = self.two(y, y)
+        y = self.by_name(y, scale=2.0) + self.nested([y, {"a": y}])["sum"]
+        wide = self.inplace(self.wide(y))
+        return y.sum() + wide.mean()
+
+
+class ByName(nn.Module):
+    def forward(self, x, *, scale):
+        return x * scale
+
+
+class Nested(nn.Module):
+    def forward(self, values):
+        return {"sum": values[0] + values[1]["a"]}
+
+
+def train(log):
+    net = Everything()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for step in range(4):
+        x = torch.randn(6, 8, requires_grad=True)
+        loss = net(x)
+        loss.backward(retain_graph=True)
+        if step == 2:
+            loss.backward()  # gradients come a second time
+        with torch.no_grad():
+            net.inner(x)  # a part by itself, in training mode
+        log(loss, x.grad, net, optimizer)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def records(path):
+    with open_run(path) as run:
+        rank = run.rank(0)
+        return [
+            (entry.step, entry.digest, [(str(record.site), record.summary) for record in rank.records(entry.step)])
+            for entry in rank.steps
+        ]
+
+
+def count(monkeypatch, owner, name):
+    original, calls = getattr(owner, name), []
+
+    def counted(self, *args, **kwargs):
+        calls.append(name)
+        return original(self, *args, **kwargs)
+
+    monkeypatch.setattr(owner, name, counted)
+    return calls
+
+
+def run(path, monkeypatch, *, compiled):
+    with monkeypatch.context() as patched:
+        if not compiled:
+            patched.setattr(modules, "KERNELS", None)
+            patched.setattr(gradients, "KERNELS", None)
+        long_calls = count(patched, ModuleProbe, "_recorded")
+        torch.manual_seed(3)
+        with watched(path):
+            seen = trajectory(train)
+    return seen, len(long_calls)
+
+
+def test_both_record_the_same_and_the_compiled_one_is_used(tmp_path, monkeypatch):
+    bare = trajectory(train)
+    slow, every_call = run(tmp_path / "python", monkeypatch, compiled=False)
+    fast, long_calls = run(tmp_path / "compiled", monkeypatch, compiled=True)
+    assert_same(bare, slow)
+    assert_same(bare, fast)
+    assert repr(records(tmp_path / "python")) == repr(records(tmp_path / "compiled"))
+    assert every_call == 4 * 13
+    assert long_calls < every_call - 3 * 6
+
+
+def test_what_a_module_raises_reaches_the_script_and_the_next_call_is_recorded(tmp_path):
+    class Raises(nn.Module):
+        error = None
+
+        def forward(self, x):
+            if self.error is not None:
+                raise self.error
+            return x * 2
+
+    net = nn.Sequential(nn.Linear(8, 8), Raises(), nn.Linear(8, 1))
+    with watched(tmp_path / "run") as session:
+        net(torch.randn(2, 8)).sum().backward()
+        for error in (ValueError("mine"), KeyboardInterrupt(), SystemExit(3)):
+            Raises.error = error
+            with pytest.raises(type(error)) as caught:
+                net(torch.randn(2, 8))
+            assert caught.value is error
+            assert session.probes._modules.stack.calls == []
+        Raises.error = None
+        net(torch.randn(2, 8)).sum().backward()
+        assert session._guard.details == []
+    seen = Seen(tmp_path / "run")
+    assert len(seen.of("output", "Sequential.1")) == 2
+    assert len(seen.of("grad_output", "Sequential.1")) == 2
+
+
+def test_modules_that_call_themselves_without_end_end_as_without_us(tmp_path):
+    class Endless(nn.Module):
+        def forward(self, x):
+            return self(x)
+
+    net = nn.Sequential(Endless())
+    with watched(tmp_path / "run") as session:
+        for _ in range(2):
+            with pytest.raises(RecursionError):
+                net(torch.randn(2))
+        assert session.probes._modules.stack.calls == []
+
+
+def test_a_mistake_beside_the_extension_is_told_and_training_goes_on(tmp_path, monkeypatch):
+    def fails(self, *_args):
+        raise RuntimeError("broken by the test")
+
+    net = nn.Sequential(nn.Sequential(nn.Linear(8, 4096)), nn.Tanh())
+    x = torch.randn(6, 8)
+    bare = net(x)
+    with watched(tmp_path / "run") as session:
+        net(x)  # the second call of a step has its sites only in the next step
+        session.probes.context.tick()
+        monkeypatch.setattr(ModuleProbe, "_plain_tensor", fails)
+        assert torch.equal(net(x), bare)
+        assert torch.equal(net(x), bare)
+    (told,) = session._guard.details
+    assert "broken by the test" in told
+
+
+def test_timeouts_of_the_script_reach_it_wherever_they_fall(tmp_path):
+    class Timeout(Exception):
+        pass
+
+    def handler(_number, _frame):
+        raise Timeout
+
+    net = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(8)))
+    with watched(tmp_path / "run") as session:
+        before, caught = signal.signal(signal.SIGALRM, handler), 0
+        try:
+            for number in range(60):
+                try:
+                    signal.setitimer(signal.ITIMER_REAL, 0.0005 + 0.00003 * number)
+                    while True:
+                        net(torch.randn(2, 8)).sum().backward()
+                except Timeout:  # noqa: PERF203 - each is one of those that are counted
+                    caught += 1
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+        assert caught == 60
+        assert session._guard.details == []
+        assert session.probes._modules.stack.calls == []
+
+
+def test_threads_record_each_its_own_calls(tmp_path):
+    nets = [nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)) for _ in range(4)]
+    with watched(tmp_path / "run") as session:
+        for net in nets:
+            net(torch.randn(2, 8))
+        session.probes.context.tick()
+
+        def work(net):
+            for _ in range(50):
+                net(torch.randn(2, 8)).sum().backward()
+
+        threads = [threading.Thread(target=work, args=(net,)) for net in nets]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert session._guard.details == []
+    seen = Seen(tmp_path / "run")
+    assert len(seen.of("output")) == 4 * 4 * 51
+    assert len(seen.of("grad_output")) == 4 * 4 * 50
+
+
+def test_nothing_of_a_capture_lives_on(tmp_path):
+    net = nn.Sequential(nn.Linear(8, 8), nn.Tanh())
+    with watched(tmp_path / "run") as session:
+        for _ in range(2):
+            loss = net(torch.randn(2, 8)).sum()
+            loss.backward(retain_graph=True)
+    probe = weakref.ref(session.probes._modules)
+    del session, loss
+    gc.collect()
+    assert probe() is None
