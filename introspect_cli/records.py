@@ -129,6 +129,11 @@ class Site:
     call: int = 0
     path: str = ""
 
+    @property
+    def evaluates(self) -> bool:
+        """Whether it belongs to evaluation: a call or batch of it, or what a copy holds that is only evaluated."""
+        return self.phase is Phase.EVAL or EVALUATED in self.fqn.partition(".")[0]
+
     def key(self) -> int:
         """A 64-bit hash of the site that is the same in every process."""
         text = json.dumps([self.phase.value, self.kind.value, self.fqn, self.call, self.path])
@@ -137,6 +142,9 @@ class Site:
 
 DRAWN_BEFORE = " before"
 """End of the path of an `rng` record within a step whose draws came before what it is named after, not from it."""
+
+EVALUATED = "#eval"
+"""What the name of a root module has beside its class where it is a copy that is only evaluated."""
 
 OTHERS = "(others)"
 """Path of an `op_output` that stands for operators of a module and phase of which not even the number is known."""

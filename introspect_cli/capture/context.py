@@ -94,11 +94,11 @@ class Context:
     def begin(self) -> None:
         """Something of the step is about to happen; the first such moment records how the step starts."""
         if self._begun != self.recorder.step:
-            self._begun = self.recorder.step
+            self._begun, before = self.recorder.step, self.recorder.rows
             if self.recorder.wanted:
                 for listener in self.on_begin:
                     listener()
-            self._rows_at_begin = self.recorder.rows
+            self._rows_at_begin = self.recorder.rows - before
 
     @property
     def begun(self) -> bool:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from introspect_cli.compare.divergence_map import tree_of
 from introspect_cli.compare.join.by_value import Correspondence, correspond
-from introspect_cli.compare.join.coverage import blindness_notes, failed, option_notes
+from introspect_cli.compare.join.coverage import blindness_notes, option_notes
 from introspect_cli.compare.join.distance import Tensors
 from introspect_cli.compare.join.moved import moved_modules, suggest_renames, tree_at
 from introspect_cli.compare.join.offset import detect, named_apart
@@ -20,14 +20,13 @@ from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.reasons.base import Scene, reason_named
 from introspect_cli.compare.reasons.hardware import fault_sentence, on_one_device, suspect
 from introspect_cli.compare.reasons.optimizer import changes
-from introspect_cli.compare.reasons.sentence import sentence
 from introspect_cli.compare.reasons.settings import setting_changes
-from introspect_cli.compare.result import Counts, DiffResult, Divergence, Verdict
+from introspect_cli.compare.result import DiffResult, Divergence, Separate, Verdict
+from introspect_cli.compare.separate import separately, tell_apart, told_separately
 from introspect_cli.compare.strip import strip_of
-from introspect_cli.compare.structure import changes_of, sentence_of
+from introspect_cli.compare.verdict import counts_of, doubted, first_of, structure_of, undiverged
 from introspect_cli.compare.walk import RankOutcome, compare_rank
 from introspect_cli.errors import UsageError
-from introspect_cli.labels import step_words
 from introspect_cli.records import count
 from introspect_cli.selection import check_selection
 from introspect_cli.store.whole import WholeReader
@@ -35,7 +34,6 @@ from introspect_cli.store.whole import WholeReader
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from introspect_cli.compare.result import StructureChange
     from introspect_cli.store.reader import Run
     from introspect_cli.store.whole import Reader
 
@@ -66,17 +64,9 @@ def compare_runs(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run] = ()
         outcomes.append(outcome)
         notes += [note for note in told if note not in notes]
     answer = _answer(a, b, options, outcomes, notes)
-    answer = replace(answer, structure=_structure(outcomes, same=answer.verdict is Verdict.SAME))
+    answer = replace(answer, structure=structure_of(outcomes, same=answer.verdict is Verdict.SAME))
     fault = _fault(a, b, options, noise) if noise and on_one_device([a, b, *noise]) else ""
     return replace(answer, notes=(*answer.notes, fault)) if fault else answer
-
-
-def _structure(outcomes: Sequence[RankOutcome], *, same: bool) -> tuple[StructureChange, ...]:
-    """What differs in structure, of the first rank on which anything does."""
-    for outcome in outcomes:
-        if outcome.apart is not None and (changes := changes_of(outcome.apart, outcome.found, same=same)):
-            return changes
-    return ()
 
 
 def _as_wholes(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run]) -> DiffResult:
@@ -150,6 +140,7 @@ def _rank(
     ends = (a.last_step if a.endings else None, b.last_step if b.endings else None)
     outcome = compare_rank(sides, options, offset, ends)
     outcome.found = alike
+    tell_apart(outcome, sides, options, ends)
     factor = outcome.gathered.note() if outcome.gathered is not None else ""
     return outcome, [*notes, factor] if factor else notes
 
@@ -164,36 +155,9 @@ def _last_chain(reader: Reader) -> tuple[int, bytes]:
     return (len(reader), reader.entry(len(reader) - 1).chain) if len(reader) else (0, b"")
 
 
-def _counts(a: Run, b: Run, outcomes: Sequence[RankOutcome]) -> Counts:
-    tallies = [outcome.tally for outcome in outcomes]
-    records = sum(tally.records for tally in tallies)
-    diverged = sum(tally.diverged for tally in tallies)
-    only_a, only_b = sum(tally.only_a for tally in tallies), sum(tally.only_b for tally in tallies)
-    unseen = sum(tally.not_observed for tally in tallies)
-    return Counts(
-        steps_a=max((len(a.rank(rank)) for rank in a.ranks), default=0),
-        steps_b=max((len(b.rank(rank)) for rank in b.ranks), default=0),
-        steps_compared=sum(len(outcome.paired) for outcome in outcomes),
-        steps_diverged=sum(tally.diverged_steps for tally in tallies),
-        records=records,
-        equal=max(records - (diverged - only_b) - unseen - sum(tally.apart for tally in tallies), 0),
-        diverged=diverged,
-        only_a=only_a,
-        only_b=only_b,
-        within=sum(tally.within for tally in tallies),
-        not_observed=max(unseen, sum(tally.blind_both for tally in tallies)),
-    )
-
-
-def _first(outcomes: Sequence[RankOutcome]) -> RankOutcome | None:
-    """The rank that diverges at the earliest step; of several, the one with an origin, then the lowest number."""
-    apart = [outcome for outcome in outcomes if outcome.first is not None]
-    return min(apart, key=lambda o: (o.first.step if o.first else 0, o.rank), default=None)
-
-
 def _answer(a: Run, b: Run, options: DiffOptions, outcomes: Sequence[RankOutcome], notes: list[str]) -> DiffResult:
     """Put the ranks' outcomes together."""
-    counts = _counts(a, b, outcomes)
+    counts = counts_of(a, b, outcomes)
     notes = [*_state_notes(a, b), *notes, *option_notes(a.manifest, b.manifest), *_missing_notes(a, b, outcomes)]
     notes += blindness_notes(a.manifest, b.manifest)
     blind = sum(outcome.tally.blind_both for outcome in outcomes)
@@ -201,12 +165,13 @@ def _answer(a: Run, b: Run, options: DiffOptions, outcomes: Sequence[RankOutcome
         notes.append(
             f"About {blind:,} of {count(counts.records, 'record')} could not be observed, so nothing is said of them."
         )
-    best = _first(outcomes)
+    best = first_of(outcomes)
     if best is None or best.first is None:
-        verdict, text = _undiverged(options, counts, outcomes)
+        verdict, text = undiverged(options, counts, outcomes)
         if verdict is Verdict.SAME:
-            verdict, text = _doubted(a, b) or (verdict, text)
+            verdict, text = doubted(a, b) or (verdict, text)
         settings = setting_changes(a, b, None, {})
+        alike = Separate(verdict, text)
         return DiffResult(
             a=str(a.path),
             b=str(b.path),
@@ -215,6 +180,8 @@ def _answer(a: Run, b: Run, options: DiffOptions, outcomes: Sequence[RankOutcome
             settings=settings,
             notes=tuple(notes),
             counts=counts,
+            training=alike,
+            evaluation=alike if any(outcome.evaluated for outcome in outcomes) else None,
         )
     assert best.cause is not None and best.facts is not None  # noqa: PT018 - they are set together
     scene = Scene(
@@ -227,11 +194,13 @@ def _answer(a: Run, b: Run, options: DiffOptions, outcomes: Sequence[RankOutcome
         narrowed=options.narrowed,
         tolerated=best.tolerated,
     )
-    told = changes(scene) if best.cause.reason == "optimizer" else scene.hyperparameters
+    tuned = changes(scene) if best.cause.reason == "optimizer" else scene.hyperparameters
     scene.settings = settings = setting_changes(
-        a, b, reason_named(best.cause.reason), told, rounding=scene.rounding, blamed=scene.blamed
+        a, b, reason_named(best.cause.reason), tuned, rounding=scene.rounding, blamed=scene.blamed
     )
     candidates = [outcome.first for outcome in outcomes if outcome.first is not None]
+    training, evaluation = separately(a, b, options, outcomes)
+    told = told_separately(scene, training, evaluation)
     listed = _listed(outcomes, best.first, None if options.whole_step else options.limit)
     suggestions: tuple[str, ...] = ()
     if best.cause.reason in {"structure", "initial"}:
@@ -240,7 +209,7 @@ def _answer(a: Run, b: Run, options: DiffOptions, outcomes: Sequence[RankOutcome
         a=str(a.path),
         b=str(b.path),
         verdict=Verdict.DIVERGED,
-        sentence=sentence(scene),
+        sentence=told,
         evidence=scene.lines(),
         first=best.first,
         candidates=tuple(candidates),
@@ -255,6 +224,8 @@ def _answer(a: Run, b: Run, options: DiffOptions, outcomes: Sequence[RankOutcome
         else (),
         suspect=suspect(scene),
         strip=strip_of(best.facts, best.first.site),
+        training=training or Separate(Verdict.DIVERGED, told, best.first),
+        evaluation=evaluation,
     )
 
 
@@ -266,75 +237,6 @@ def _listed(outcomes: Sequence[RankOutcome], first: Divergence, limit: int | Non
     everything = [divergence for outcome in outcomes for divergence in outcome.listed]
     everything.sort(key=lambda d: (d is not first, d.step, d.rank, d.sequence))
     return tuple(everything if limit is None else everything[:limit])
-
-
-def _undiverged(options: DiffOptions, counts: Counts, outcomes: Sequence[RankOutcome]) -> tuple[Verdict, str]:
-    """Verdict and sentence where nothing diverged."""
-    if not counts.steps_compared:
-        if options.steps:
-            return Verdict.UNDECIDED, "Could not tell: no selected step is in both runs."
-        return Verdict.UNDECIDED, "Could not tell: the runs have no step in common."
-    if not counts.records or counts.equal + counts.within == 0:
-        return Verdict.UNDECIDED, "Could not tell: the runs have nothing in common that both observed."
-    unseen = sum(outcome.tally.blind_both for outcome in outcomes)
-    if 2 * unseen > counts.records:
-        return (
-            Verdict.UNDECIDED,
-            f"Could not tell: about {unseen:,} of {count(counts.records, 'record')} in common could not be observed.",
-        )
-    ends = [outcome.paired for outcome in outcomes if len(outcome.paired)]
-    last, reader = max(((int(paired.steps[-1]), paired.a) for paired in ends), key=lambda end: end[0])
-    until = f"up to and including {step_words(last, reader.labels.get(last, {}))}"
-    layouts = any(outcome.gathered is not None for outcome in outcomes)
-    by = "only within the tolerance or by extrema and means" if layouts else "within the tolerance or noise given"
-    passed = f", {counts.within} of them {by}," if counts.within else ""
-    extent = f"{count(counts.equal, 'record')} of {count(counts.steps_compared, 'step')}"
-    blind = next((outcome for outcome in outcomes if outcome.tally.blind), None)
-    if blind is not None:
-        number = sum(outcome.tally.blind for outcome in outcomes)
-        return (
-            Verdict.UNDECIDED,
-            (
-                f"Could not tell: all that both runs saw agrees, but {count(number, 'record')} only one of them "
-                f"could see (the first: {blind.blind_site})."
-            ),
-        )
-    for outcome in outcomes:
-        paired = outcome.paired
-        if paired.tail_a or paired.tail_b:
-            long, short, tail = ("a", "b", paired.tail_a) if paired.tail_a else ("b", "a", paired.tail_b)
-            return (
-                Verdict.UNDECIDED,
-                (
-                    f"Could not tell: equal {until}, where run {short} ends; run {long} has "
-                    f"{tail} more step{'s' * (tail > 1)}."
-                ),
-            )
-    agree = f"{extent} agree{'s' * (counts.equal == 1)}{passed} {until}"
-    changes = sentence_of(_structure(outcomes, same=True))
-    if not changes:
-        return Verdict.SAME, f"The runs are the same: {agree}."
-    if any(outcome.unrecorded is not None for outcome in outcomes):
-        return (
-            Verdict.UNDECIDED,
-            (
-                f"Could not tell: {agree}, but the results of the steps (losses, gradients, parameters) were not "
-                f"recorded, and not all else is the same.{changes}"
-            ),
-        )
-    return Verdict.SAME, f"The runs have the same numbers: {agree}.{changes}"
-
-
-def _doubted(a: Run, b: Run) -> tuple[Verdict, str] | None:
-    """Verdict and sentence where nothing diverged, but part of a capture failed; None where none did."""
-    names = [name for run, name in ((a, "a"), (b, "b")) if failed(run.manifest)]
-    if not names:
-        return None
-    which = "both captures" if len(names) == 2 else f"the capture of run {names[0]}"
-    return (
-        Verdict.UNDECIDED,
-        f"Could not tell: all that both runs recorded agrees, but part of {which} failed, and the rest was not seen.",
-    )
 
 
 def _state_notes(a: Run, b: Run) -> list[str]:

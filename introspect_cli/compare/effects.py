@@ -50,7 +50,7 @@ class Causes:
         self._alignment = alignment
         self._random = alignment.kind == kind_code(Kind.RNG)
         alone = np.isin(alignment.kind, [kind_code(kind) for kind in _ACTIVATIONS])
-        alone |= alignment.phase == phase_code(Phase.EVAL)
+        alone |= alignment.evaluating
         named = (alignment.names_a, alignment.names_b)
         held = [with_ancestors(names | _named_in(tree)) for names, tree in zip(named, trees, strict=True)]
         missing = {name for name in alignment.names_a | alignment.names_b if not (name in held[0] and name in held[1])}

@@ -22,6 +22,7 @@ class DiffOptions(Selection):
         want_map: whether to compute the divergence map.
         strict: whether structure and random states that changed no number count as divergences.
         by_value: whether modules under other names are recognised by what they hold.
+        evaluation: True where only evaluation counts, False where only training does, None for both.
     """
 
     rename: tuple[tuple[str, str], ...] = ()
@@ -34,6 +35,7 @@ class DiffOptions(Selection):
     want_map: bool = False
     strict: bool = False
     by_value: bool = True
+    evaluation: bool | None = None
 
     @property
     def tolerant(self) -> bool:

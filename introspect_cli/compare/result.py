@@ -236,6 +236,23 @@ class Suspect:
 
 
 @dataclass(frozen=True)
+class Separate:
+    """What came out for training alone, or for evaluation alone.
+
+    Attributes:
+        verdict: same, diverged or undecided.
+        sentence: the answer in plain words.
+        first: its first divergence; None unless diverged.
+        extent: how much of it agrees, in words, where it is the same.
+    """
+
+    verdict: Verdict
+    sentence: str
+    first: Divergence | None = None
+    extent: str = ""
+
+
+@dataclass(frozen=True)
 class DiffResult:
     """Everything a comparison found.
 
@@ -257,6 +274,8 @@ class DiffResult:
         suspect: the device, where the first divergence is a matrix product that nothing on record explains.
         strip: the first diverging step in the order it ran.
         structure: what differs besides numbers and settings.
+        training: the answer for training alone.
+        evaluation: the answer for evaluation alone; None where the runs have none on record in one step.
     """
 
     a: str
@@ -276,3 +295,5 @@ class DiffResult:
     suspect: Suspect | None = None
     strip: tuple[StripCell, ...] = ()
     structure: tuple[StructureChange, ...] = ()
+    training: Separate | None = None
+    evaluation: Separate | None = None

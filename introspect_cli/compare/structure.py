@@ -42,6 +42,7 @@ class Apart:
         random: random states that differed, each with its first step.
         passes: modules that one side only has, and that always gave back what they were given.
         merges: parameters that are one in one run and several in the other.
+        evaluations: steps in which one run alone evaluates, each with its side.
     """
 
     alignment: Alignment
@@ -50,6 +51,7 @@ class Apart:
     changing: set[str] = field(default_factory=set)
     giving: set[str] = field(default_factory=set)
     merges: list[Merge] = field(default_factory=list)
+    evaluations: dict[int, str] = field(default_factory=dict)
     _looked: bool = False
 
     def see(self, pair: StepPair, layouts: tuple[Layouts, Layouts]) -> None:
@@ -87,7 +89,7 @@ class Apart:
     @property
     def differs(self) -> bool:
         """Whether anything was seen."""
-        return bool(self.only[0] or self.only[1] or self.random)
+        return bool(self.only[0] or self.only[1] or self.random or self.evaluations)
 
 
 def changes_of(apart: Apart, found: Correspondence | None, *, same: bool) -> tuple[StructureChange, ...]:
@@ -100,6 +102,13 @@ def changes_of(apart: Apart, found: Correspondence | None, *, same: bool) -> tup
     """
     told = [*_renames(found), *_merged(apart), *_lonely(apart, same=same)]
     note = "and nothing recorded depends on it" if same else ""
+    for side in "ab":
+        steps = [step for step, own in apart.evaluations.items() if own == side]
+        if steps:
+            more = f" and in {count(len(steps) - 1, 'more step')}" if len(steps) > 1 else ""
+            text = f"only {side} evaluates in step {steps[0]}{more}"
+            both = ("evaluation", None) if side == "a" else (None, "evaluation")
+            told.append(StructureChange("calls", both[0], both[1], text))
     for name, step in apart.random.items():
         text = f"the random state of {name} differs from step {step} on"
         told.append(StructureChange("random", name, name, text, note))

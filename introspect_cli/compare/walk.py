@@ -26,7 +26,7 @@ from introspect_cli.compare.join.distance import Layouts
 from introspect_cli.compare.join.live_in import Carried, is_gap, kept, redundant_starts, resumed, starts
 from introspect_cli.compare.join.noise import NoiseFloor, keep_rows, relative_rows, within_tolerance
 from introspect_cli.compare.join.rows import Items, StepPair, in_order, match
-from introspect_cli.compare.join.sites import KINDS, PHASES, align, columns, selected
+from introspect_cli.compare.join.sites import KINDS, PHASES, align, columns, evaluating, phase_code, selected
 from introspect_cli.compare.join.steps import Paired, differing, pair_steps
 from introspect_cli.compare.join.wholes import Gathered
 from introspect_cli.compare.reasons.base import judge
@@ -94,6 +94,8 @@ class RankOutcome:
         unrecorded: a step in which structure differs and neither run recorded results.
         found: names of a that are other names of b.
         gathered: compares what was gathered from ranks; None where ranks are compared one by one.
+        evaluated: the compared steps in which both runs recorded an evaluation that was selected.
+        alone: compares evaluation alone (True) or training alone (False); None where no evaluation is on record.
     """
 
     rank: int
@@ -112,6 +114,8 @@ class RankOutcome:
     unrecorded: int | None = None
     found: Correspondence | None = None
     gathered: Gathered | None = None
+    evaluated: tuple[int, ...] = ()
+    alone: Callable[[bool], RankOutcome] | None = None
 
 
 class Walk:
@@ -123,10 +127,12 @@ class Walk:
         self._layouts = Layouts(sides.a.layouts), Layouts(sides.b.layouts)
         self.counted = self.alignment.mask(options.kinds, options.modules)
         self.every = self.alignment.mask(frozenset(), ())
+        if options.evaluation is not None:
+            self.counted = self.counted & (self.alignment.evaluating == options.evaluation)
         if outcome.gathered is not None:
             states = self.alignment.kind == KINDS.index(Kind.RNG)
             self.counted, self.every = self.counted & ~states, self.every & ~states
-        self.full = not (options.kinds or options.modules)
+        self.full = not (options.kinds or options.modules) and options.evaluation is None
         self.carried = resumed(sides, self.alignment, outcome.offset)
         self.resumed = bool(self.carried.params or self.carried.buffers or self.carried.states)
         same_start = sides.a.entry(0).step == sides.b.entry(0).step + outcome.offset
@@ -160,10 +166,12 @@ class Walk:
         return frozenset(alignment.fqn[union] for union in np.flatnonzero(tensors & at_end))
 
     def run(self) -> None:
-        """Walk the steps, filling in the outcome."""
+        """Walk the steps, filling in the outcome; of training or evaluation alone, up to the first divergence."""
         for place, pair in self._pairs():
             if pair.diverged:
                 self._take(place, pair)
+            if self.outcome.first is not None and self.options.evaluation is not None:
+                break
 
     def _pairs(self) -> Iterator[tuple[int, StepPair]]:
         """Differing steps, matched and filtered; with noise runs, every step is a lesson."""
@@ -211,6 +219,11 @@ class Walk:
         """The step without what tolerance or noise lets pass, which is counted, as is what was not seen."""
         self._count_unseen(pair)
         rest = self._standing_out(pair)
+        if len(rest.only_a) < len(pair.only_a) or len(rest.only_b) < len(pair.only_b):
+            self._count(apart=len(pair.only_a) - len(rest.only_a))
+            runs = self._evaluates(pair)
+            if runs[0] != runs[1]:
+                self.apart.evaluations.setdefault(pair.step, "a" if runs[0] else "b")
         if len(rest.within_a) and not self.outcome.tolerated and self.outcome.first is None:
             sequence = np.asarray(pair.a.sequence)[rest.within_a]
             union = int(np.asarray(pair.a.site)[rest.within_a[int(np.argmin(sequence))]])
@@ -219,7 +232,8 @@ class Walk:
         return rest
 
     def _standing_out(self, pair: StepPair) -> StepPair:
-        """The step without what tolerance or noise lets pass."""
+        """The step without what tolerance or noise lets pass, and without an evaluation that one run alone makes."""
+        pair = self._without_lonely_evaluation(pair)
         if len(pair.rows_a) and self.outcome.gathered is not None:
             pair = keep_rows(pair, ~self.outcome.gathered.agree(self.alignment, pair, self.options.rtol))
         if len(pair.rows_a) and self.options.tolerant:
@@ -229,6 +243,28 @@ class Walk:
             passes = [floor.within(pair, rel, self.options.noise_factor) for floor in self.floors]
             pair = keep_rows(pair, ~np.logical_or.reduce(passes))
         return pair
+
+    def _without_lonely_evaluation(self, pair: StepPair) -> StepPair:
+        """The step without what is there only because one run evaluates more often: it says nothing of the other.
+
+        A copy that is only evaluated is recorded when it first is.
+        """
+        alignment = self.alignment
+        if self.options.strict or not alignment.evaluating.any():
+            return pair
+        sites = np.asarray(pair.a.site).astype(np.int64), alignment.b_ids[np.asarray(pair.b.site)]
+        every = self.options.evaluation is False or not all(self._evaluates(pair))
+        kept = []
+        for own, only in zip(sites, (pair.only_a, pair.only_b), strict=True):
+            start = alignment.phase[own[only]] == phase_code(Phase.START)
+            kept.append(only[~(alignment.evaluating[own[only]] & (start | every))])
+        return replace(pair, only_a=kept[0], only_b=kept[1])
+
+    def _evaluates(self, pair: StepPair) -> tuple[bool, bool]:
+        """Whether run a and run b evaluate in a step."""
+        phase = self.alignment.phase == phase_code(Phase.EVAL)
+        site_a, site_b = np.asarray(pair.a.site).astype(np.int64), self.alignment.b_ids[np.asarray(pair.b.site)]
+        return bool(phase[site_a].any()), bool(phase[site_b].any())
 
     def _count(self, **more: int) -> None:
         tally = self.outcome.tally
@@ -339,7 +375,7 @@ class Walk:
         self.brought = self.brought or brings_values(self.alignment, others)
         if self.outcome.first is None:
             self._count(apart=len(others.rows_a) + len(others.only_a))
-            if not results_agree(self.alignment, pair):
+            if not self.options.evaluation and not results_agree(self.alignment, pair):
                 if records_results(self.alignment, pair):
                     self.outcome.lonely = pair.step
                 elif not watches_results(self.sides.manifest_a, self.sides.manifest_b):
@@ -412,6 +448,8 @@ def compare_rank(
     places = differing(paired)
     own = columns(sides.a.sites, sides.rename)
     counted = selected(own.kind, own.fqn, options.kinds, options.modules)
+    if options.evaluation is not None:
+        counted &= evaluating(own.phase, own.fqn) == options.evaluation
     records = _records(paired, None if counted.all() else counted)
     blind = _blind_rows(sides.a, paired, counted)
     if not places:
@@ -419,7 +457,7 @@ def compare_rank(
         return outcome
     Walk(sides, options, outcome, places).run()
     if outcome.first is None and outcome.lonely is not None and not options.strict:
-        return compare_rank(sides, replace(options, strict=True), offset)
+        return compare_rank(sides, replace(options, strict=True), offset, ends)
     outcome.tally = replace(outcome.tally, records=records, blind_both=blind)
     return outcome
 

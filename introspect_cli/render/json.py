@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from introspect_cli.compare.result import RESOLUTION
 
 if TYPE_CHECKING:
-    from introspect_cli.compare.result import DiffResult, Divergence, DivergenceMap, SettingChange
+    from introspect_cli.compare.result import DiffResult, Divergence, DivergenceMap, Separate, SettingChange
     from introspect_cli.labels import Labels
     from introspect_cli.records import Summary
 
@@ -97,6 +97,13 @@ def _map(found: DivergenceMap) -> dict[str, Any]:
     }
 
 
+def _separate(found: Separate | None) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    first = divergence_document(found.first) if found.first else None
+    return {"verdict": found.verdict.value, "sentence": found.sentence, "first": first}
+
+
 def diff_document(result: DiffResult) -> dict[str, Any]:
     """The whole comparison as dicts, lists, texts and finite numbers."""
     document: dict[str, Any] = {
@@ -113,6 +120,8 @@ def diff_document(result: DiffResult) -> dict[str, Any]:
         "candidates": [divergence_document(divergence) for divergence in result.candidates],
         "notes": list(result.notes),
         "suggestions": list(result.suggestions),
+        "training": _separate(result.training),
+        "evaluation": _separate(result.evaluation),
         "structure": [dict(vars(change)) for change in result.structure],
     }
     if result.map is not None:

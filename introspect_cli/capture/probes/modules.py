@@ -20,7 +20,7 @@ from introspect_cli.capture import private_api
 from introspect_cli.capture.inside import modules_in, parameters_in
 from introspect_cli.capture.names import CallSites, ModuleState, wrapped
 from introspect_cli.capture.probes.base import Patches
-from introspect_cli.records import Kind, Phase
+from introspect_cli.records import EVALUATED, Kind, Phase
 from introspect_cli.tensors.flatten import containers, flatten, is_plain
 from introspect_cli.tensors.kernels import KERNELS
 from introspect_cli.tensors.views import unobserved
@@ -334,7 +334,7 @@ class ModuleProbe:
                 and not self._context.is_trained(module)
                 and next(parameters_in(module), None) is not None
             )
-            state = self._names.state(module, None, "#eval" if is_copy else "")
+            state = self._names.state(module, None, EVALUATED if is_copy else "")
             stack.phase = phase
             if phase is not Phase.RECOMPUTE:
                 self._context.root_called(module)

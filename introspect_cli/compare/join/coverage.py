@@ -127,7 +127,7 @@ def _hidden_by(alignment: Alignment, option: str) -> Mask:
     if kinds is None:
         return np.full(alignment.size, option not in _CONCERN_NO_SITES)
     hidden = np.isin(alignment.kind, [kind_code(kind) for kind in kinds])
-    return hidden if option != "eval" else np.asarray(alignment.phase == phase_code(Phase.EVAL))
+    return hidden if option != "eval" else alignment.evaluating
 
 
 def seen(alignment: Alignment, unions: Ids, other: StepBatch, other_unions: Ids) -> Mask:

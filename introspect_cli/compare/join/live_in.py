@@ -43,7 +43,7 @@ class Carried:
     buffers: set[str] = field(default_factory=set)
     states: set[tuple[str, str]] = field(default_factory=set)
     rng: set[str] = field(default_factory=set)
-    loaders: set[str] = field(default_factory=set)
+    loaders: set[tuple[Phase, str]] = field(default_factory=set)
     within: set[str] = field(default_factory=set)
     diverged: bool = False
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from introspect_cli.compare.join.renames import strip_wrappers
 from introspect_cli.errors import StoreError
-from introspect_cli.records import OTHERS, SETTING_KINDS, Kind, Phase, Site
+from introspect_cli.records import EVALUATED, OTHERS, SETTING_KINDS, Kind, Phase, Site
 from introspect_cli.selection import selects
 
 if TYPE_CHECKING:
@@ -154,6 +154,11 @@ class Alignment:
         return operators[[self.path[number] == OTHERS for number in operators]] if len(operators) else operators
 
     @cached_property
+    def evaluating(self) -> Mask:
+        """Which sites belong to evaluation, by union number."""
+        return evaluating(self.phase, self.fqn)
+
+    @cached_property
     def by_fqn(self) -> dict[str, list[int]]:
         """Union numbers of every FQN."""
         found: dict[str, list[int]] = {}
@@ -205,6 +210,15 @@ def selected(kind: npt.NDArray[np.uint8], fqn: list[str], kinds: frozenset[Kind]
         chosen = {name: selects(name, modules) for name in set(fqn)}
         mask &= np.fromiter((chosen[name] for name in fqn), dtype=np.bool_, count=len(fqn))
     return mask
+
+
+def evaluating(phase: npt.NDArray[np.uint8], fqn: list[str]) -> Mask:
+    """Which sites belong to evaluation, given their columns: its calls and batches, and what its own copies hold."""
+    mask = phase == phase_code(Phase.EVAL)
+    copies = {name for name in set(fqn) if EVALUATED in name.partition(".")[0]}
+    if copies:
+        mask = mask | np.fromiter((name in copies for name in fqn), dtype=np.bool_, count=len(fqn))
+    return np.asarray(mask)
 
 
 def align(a: Columns, b: Columns) -> Alignment:

@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING, ClassVar
 from introspect_cli.compare.reasons.base import Cause, Reason, Scene
 from introspect_cli.compare.reasons.evidence import Known, answer, known_of, random_state
 from introspect_cli.compare.reasons.words import apart, what
-from introspect_cli.records import Kind, Phase
+from introspect_cli.records import Kind
 
 if TYPE_CHECKING:
     from introspect_cli.compare.reasons.facts import Facts
     from introspect_cli.compare.result import Divergence
-
-_DATA = frozenset({Phase.DATA})
 
 
 class Batch(Reason):
@@ -30,7 +28,7 @@ class Batch(Reason):
     def applies(self, facts: Facts, position: int) -> Cause | None:
         """A batch comes from the loader, the batches before it and the random states."""
         site = facts.sites[position]
-        if facts.rng_differs() or site.fqn in facts.carried.loaders or facts.carried.rng:
+        if facts.rng_differs() or (site.phase, site.fqn) in facts.carried.loaders or facts.carried.rng:
             return None
         return self.cause(random_state(facts))
 
@@ -54,7 +52,7 @@ class Batch(Reason):
 def _before(scene: Scene) -> str:
     """What is known of the rest of this batch and of those before it, and where to look."""
     facts, site = scene.facts, scene.site
-    own = facts.unions(Kind.BATCH, _DATA, site.fqn)
+    own = facts.unions(Kind.BATCH, frozenset({site.phase}), site.fqn)
     calls = facts.alignment.call[own]
     known = known_of(facts, own[calls < site.call])
     if known is Known.UNSEEN and facts.state_before is not None:

@@ -364,7 +364,7 @@ def carry_over(facts: Facts, known: Carried, recorded_params: frozenset[str]) ->
         elif site.kind is Kind.OPTIMIZER_STATE:
             held.add((site.fqn, site.path))
         elif site.kind is Kind.BATCH:
-            loaders.add(site.fqn)
+            loaders.add((site.phase, site.fqn))
     rng = {generator_of(site) for site in facts.sites if site.kind is Kind.RNG} | known.rng
     within = {name for name in known.within if name not in recorded_params} | within_tolerance_of(
         facts.alignment, facts.pair

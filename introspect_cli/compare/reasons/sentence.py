@@ -9,20 +9,22 @@ from introspect_cli.compare.reasons.settings import describe
 from introspect_cli.records import Phase
 
 
-def sentence(scene: Scene) -> str:
-    """The answer."""
+def sentence(scene: Scene, head: str = "First divergence at") -> str:
+    """The answer; `head` is what stands before the place."""
     first, cause = scene.first, scene.cause
     where = first.step_words
     if scene.ranks > 1:
         where += f", rank {first.rank}"
-    if first.site.phase in {Phase.EVAL, Phase.RECOMPUTE}:
-        where += f", {first.site.phase.value}"
+    if first.site.phase is Phase.RECOMPUTE:
+        where += ", recomputed"
+    elif first.site.evaluates and "evaluation" not in head:
+        where += ", in evaluation"
     told_by_reason = reason_named(scene.tells).sentence(scene)
     if of(cause.evidence, Known.WITHIN):
         # what it rests on was let pass, not found equal, so that the conclusion is one of two
         told_by_reason = told_by_reason.replace("The cause is", "The cause may be")
         told_by_reason += f" It may also have grown from what tolerance let pass, from {scene.tolerated} on."
-    text = f"First divergence at {where}: {told_by_reason}{unseeded_sentence(scene)}"
+    text = f"{head} {where}: {told_by_reason}{unseeded_sentence(scene)}"
     told = {"hyperparameter", "optimizers"} if cause.reason == "optimizer" else set()
     blamed = [
         change for change in scene.settings if change.explains and change.weight >= 0.8 and change.source not in told

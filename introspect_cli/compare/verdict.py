@@ -1,0 +1,135 @@
+"""How much was compared, and the verdict and sentence where nothing diverged.
+
+"Same" is said of what both runs recorded and both saw; where one ends earlier, or was blind, the answer is that it
+cannot be told.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from introspect_cli.compare.join.coverage import failed
+from introspect_cli.compare.result import Counts, Verdict
+from introspect_cli.compare.structure import changes_of, sentence_of
+from introspect_cli.labels import step_words
+from introspect_cli.records import count
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from introspect_cli.compare.options import DiffOptions
+    from introspect_cli.compare.result import StructureChange
+    from introspect_cli.compare.walk import RankOutcome
+    from introspect_cli.store.reader import Run
+
+
+def structure_of(outcomes: Sequence[RankOutcome], *, same: bool) -> tuple[StructureChange, ...]:
+    """What differs in structure, of the first rank on which anything does."""
+    for outcome in outcomes:
+        if outcome.apart is not None and (changes := changes_of(outcome.apart, outcome.found, same=same)):
+            return changes
+    return ()
+
+
+def counts_of(a: Run, b: Run, outcomes: Sequence[RankOutcome]) -> Counts:
+    """How much was compared and what came of it, over all ranks."""
+    tallies = [outcome.tally for outcome in outcomes]
+    records = sum(tally.records for tally in tallies)
+    diverged = sum(tally.diverged for tally in tallies)
+    only_a, only_b = sum(tally.only_a for tally in tallies), sum(tally.only_b for tally in tallies)
+    unseen = sum(tally.not_observed for tally in tallies)
+    return Counts(
+        steps_a=max((len(a.rank(rank)) for rank in a.ranks), default=0),
+        steps_b=max((len(b.rank(rank)) for rank in b.ranks), default=0),
+        steps_compared=sum(len(outcome.paired) for outcome in outcomes),
+        steps_diverged=sum(tally.diverged_steps for tally in tallies),
+        records=records,
+        equal=max(records - (diverged - only_b) - unseen - sum(tally.apart for tally in tallies), 0),
+        diverged=diverged,
+        only_a=only_a,
+        only_b=only_b,
+        within=sum(tally.within for tally in tallies),
+        not_observed=max(unseen, sum(tally.blind_both for tally in tallies)),
+    )
+
+
+def first_of(outcomes: Sequence[RankOutcome]) -> RankOutcome | None:
+    """The rank that diverges at the earliest step; of several, the one with an origin, then the lowest number."""
+    apart = [outcome for outcome in outcomes if outcome.first is not None]
+    return min(apart, key=lambda o: (o.first.step if o.first else 0, o.rank), default=None)
+
+
+def extent(counts: Counts, outcomes: Sequence[RankOutcome]) -> str:
+    """How much agrees, in words: `2,410 records of 16 steps`."""
+    layouts = any(outcome.gathered is not None for outcome in outcomes)
+    by = "only within the tolerance or by extrema and means" if layouts else "within the tolerance or noise given"
+    passed = f", {counts.within} of them {by}" if counts.within else ""
+    return f"{count(counts.equal, 'record')} of {count(counts.steps_compared, 'step')}{passed}"
+
+
+def undiverged(
+    options: DiffOptions, counts: Counts, outcomes: Sequence[RankOutcome], subject: str = "The runs are"
+) -> tuple[Verdict, str]:
+    """Verdict and sentence where nothing diverged; `subject` is what the sentence calls the same."""
+    if not counts.steps_compared:
+        if options.steps:
+            return Verdict.UNDECIDED, "Could not tell: no selected step is in both runs."
+        return Verdict.UNDECIDED, "Could not tell: the runs have no step in common."
+    if not counts.records or counts.equal + counts.within == 0:
+        return Verdict.UNDECIDED, "Could not tell: the runs have nothing in common that both observed."
+    unseen = sum(outcome.tally.blind_both for outcome in outcomes)
+    if 2 * unseen > counts.records:
+        return (
+            Verdict.UNDECIDED,
+            f"Could not tell: about {unseen:,} of {count(counts.records, 'record')} in common could not be observed.",
+        )
+    ends = [outcome.paired for outcome in outcomes if len(outcome.paired)]
+    last, reader = max(((int(paired.steps[-1]), paired.a) for paired in ends), key=lambda end: end[0])
+    until = f"up to and including {step_words(last, reader.labels.get(last, {}))}"
+    blind = next((outcome for outcome in outcomes if outcome.tally.blind), None)
+    if blind is not None:
+        number = sum(outcome.tally.blind for outcome in outcomes)
+        return (
+            Verdict.UNDECIDED,
+            (
+                f"Could not tell: all that both runs saw agrees, but {count(number, 'record')} only one of them "
+                f"could see (the first: {blind.blind_site})."
+            ),
+        )
+    for outcome in outcomes:
+        paired = outcome.paired
+        if paired.tail_a or paired.tail_b:
+            long, short, tail = ("a", "b", paired.tail_a) if paired.tail_a else ("b", "a", paired.tail_b)
+            return (
+                Verdict.UNDECIDED,
+                (
+                    f"Could not tell: equal {until}, where run {short} ends; run {long} has "
+                    f"{tail} more step{'s' * (tail > 1)}."
+                ),
+            )
+    told = extent(counts, outcomes) + ("," if counts.within else "")
+    agree = f"{told} agree{'s' * (counts.equal == 1)} {until}"
+    changes = sentence_of(structure_of(outcomes, same=True))
+    if not changes or options.evaluation is not None:
+        return Verdict.SAME, f"{subject} the same: {agree}."
+    if any(outcome.unrecorded is not None for outcome in outcomes):
+        return (
+            Verdict.UNDECIDED,
+            (
+                f"Could not tell: {agree}, but the results of the steps (losses, gradients, parameters) were not "
+                f"recorded, and not all else is the same.{changes}"
+            ),
+        )
+    return Verdict.SAME, f"The runs have the same numbers: {agree}.{changes}"
+
+
+def doubted(a: Run, b: Run) -> tuple[Verdict, str] | None:
+    """Verdict and sentence where nothing diverged, but part of a capture failed; None where none did."""
+    names = [name for run, name in ((a, "a"), (b, "b")) if failed(run.manifest)]
+    if not names:
+        return None
+    which = "both captures" if len(names) == 2 else f"the capture of run {names[0]}"
+    return (
+        Verdict.UNDECIDED,
+        f"Could not tell: all that both runs recorded agrees, but part of {which} failed, and the rest was not seen.",
+    )

@@ -1,0 +1,246 @@
+"""Training and evaluation have a verdict each: a fault in one of them is not laid at the other's door."""
+
+from __future__ import annotations
+
+import copy
+import json
+
+import pytest
+import torch
+from neutrality import watched
+from torch import nn
+from torch.utils.data import DataLoader
+
+from introspect_cli.commands.diff import diff
+from introspect_cli.compare.diff import compare_runs
+from introspect_cli.compare.options import DiffOptions
+from introspect_cli.compare.result import Verdict
+from introspect_cli.records import Kind
+from introspect_cli.store.reader import open_run
+
+STEPS = 4
+EVERY = 2
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(4, 8)
+        self.norm = nn.BatchNorm1d(8)
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, x):
+        return self.head(torch.relu(self.norm(self.body(x))))
+
+
+def train(*, sign=-1.0, rate=0.1, late=1.0, decay=0.9, forgotten=False, also=(), tail=False, ends_early=False):
+    """Train and validate with one criterion, one loader class and an averaged copy, as scripts do.
+
+    Args:
+        sign: factor of the validation inputs.
+        rate: the learning rate.
+        late: factor of the last step's loss.
+        decay: of the averaged copy.
+        forgotten: whether `eval()` is forgotten before validation.
+        also: further steps after which is validated.
+        tail: whether is validated once more after training.
+        ends_early: whether is not validated after the last step.
+    """
+    torch.manual_seed(3)
+    x, y = torch.randn(STEPS * 4, 4), torch.randint(0, 2, (STEPS * 4,))
+    training = DataLoader(list(zip(x, y, strict=True)), batch_size=4, generator=torch.Generator())
+    validation = DataLoader(list(zip(sign * x[:6], y[:6], strict=True)), batch_size=3, generator=torch.Generator())
+    net, criterion = Net(), nn.CrossEntropyLoss()
+    average = copy.deepcopy(net).eval()
+    optimizer = torch.optim.SGD(net.parameters(), lr=rate)
+
+    def validate():
+        if not forgotten:
+            net.eval()
+        with torch.no_grad():
+            for inputs, target in validation:
+                criterion(net(inputs), target)
+                average(inputs)
+        net.train()
+
+    for step, (inputs, target) in enumerate(training):
+        loss = criterion(net(inputs), target) * (late if step == STEPS - 1 else 1.0)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        with torch.no_grad():
+            for mean, own in zip(average.parameters(), net.parameters(), strict=True):
+                mean.lerp_(own, 1 - decay)
+        if (step % EVERY == 1 and not (ends_early and step == STEPS - 1)) or step in also:
+            validate()
+    if tail:
+        validate()
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Runs by what is different in them, each made once; evaluation is recorded unless `unrecorded` is asked for."""
+    folder, made = tmp_path_factory.mktemp("runs"), {}
+
+    def run(*, unrecorded=False, **fault):
+        name = repr((unrecorded, sorted(fault.items())))
+        if name not in made:
+            made[name] = folder / str(len(made))
+            with watched(made[name], eval=not unrecorded):
+                train(**fault)
+        return made[name]
+
+    return run
+
+
+def compared(a, b, **options):
+    with open_run(a) as one, open_run(b) as two:
+        return compare_runs(one, two, DiffOptions(**options), [])
+
+
+def test_another_validation_set_leaves_training_the_same(runs):
+    found = compared(runs(), runs(sign=1.0))
+    assert found.verdict is Verdict.DIVERGED
+    assert found.training.verdict is Verdict.SAME
+    assert found.evaluation.verdict is Verdict.DIVERGED
+    assert found.first.site.kind is Kind.BATCH
+    head, _, rest = found.sentence.partition("; ")
+    assert head.startswith("Training is the same (")
+    assert head.endswith(f"records of {STEPS + 1} steps)")  # the last holds only a validation
+    assert rest.startswith(f"evaluation diverges at step {EVERY}: the batch from DataLoader ([0]) differs")
+    assert f"{found.training.extent}" in head
+    assert "batch before it is equal" not in rest  # training's was, of a loader of the same name
+
+
+def test_another_average_diverges_where_it_is_evaluated(runs):
+    found = compared(runs(), runs(decay=0.5))
+    assert found.sentence.startswith("Training is the same (")
+    assert found.first == found.evaluation.first
+    assert found.first.site.fqn == "Net#eval.body.weight"
+
+
+def test_a_forgotten_eval_is_first_where_it_is_forgotten_and_training_follows(runs):
+    found = compared(runs(), runs(forgotten=True))
+    assert found.first.site.fqn == "Net.norm"
+    assert found.sentence.startswith(f"First divergence at step {EVERY}, in evaluation: the output of Net.norm")
+    assert f" Training diverges at step {EVERY}, too: the buffer Net.norm." in found.sentence
+    assert found.training.first.site.kind is Kind.BUFFER
+
+
+def test_training_diverges_and_evaluation_after_it(runs):
+    found = compared(runs(), runs(rate=0.2))
+    assert found.first.site.kind is Kind.PARAM
+    assert f" Evaluation diverges at step {EVERY}, too: " in found.sentence
+    assert found.evaluation.first.role.value == "propagated"
+
+
+def test_evaluation_is_the_same_where_training_differs_after_it(runs):
+    a, b = (runs(ends_early=True, late=late) for late in (1.0, 2.0))
+    found = compared(a, b)
+    assert found.training.verdict is Verdict.DIVERGED
+    assert found.evaluation.verdict is Verdict.SAME
+    assert found.sentence.endswith(" Evaluation is the same: 57 records of 2 steps agree up to and including step 3.")
+
+
+def test_one_validation_more_is_not_blamed_for_a_loss_that_differs_later(runs):
+    found = compared(runs(), runs(also=(0,), late=2.0))
+    assert (found.first.step, found.first.site.kind) == (STEPS - 1, Kind.LOSS)
+    assert "loss code" in found.sentence
+
+
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [({"tail": True}, "Net runs 4 times in a step of b"), ({"also": (0,)}, "only b evaluates in step 1")],
+    ids=["tail", "more often"],
+)
+def test_one_validation_more_is_the_same(runs, fault, told):
+    found = compared(runs(), runs(**fault))
+    assert found.verdict is found.training.verdict is found.evaluation.verdict is Verdict.SAME
+    assert told in found.sentence
+    assert "only a" not in found.sentence
+
+
+def test_a_validation_after_the_last_step_is_no_step_that_the_other_run_lacks(runs):
+    found = compared(runs(ends_early=True), runs())
+    assert found.training.verdict is Verdict.SAME, found.sentence
+    assert any("Only run b has step 4" in note for note in found.notes)
+
+
+def test_the_last_validation_is_recorded_though_the_loader_is_asked_once_more(runs):
+    with open_run(runs()) as run:
+        assert {record.site.phase.value for record in run.rank(0).records(STEPS)} == {"start", "eval"}
+
+
+def test_nothing_is_said_of_an_evaluation_that_was_not_recorded(runs):
+    for a, b in ((runs(unrecorded=True), runs(rate=0.2, unrecorded=True)), (runs(unrecorded=True), runs(rate=0.2))):
+        found = compared(a, b)
+        assert found.evaluation is None
+        assert found.training.first == found.first
+        assert "valuation" not in found.sentence
+
+
+def test_nothing_is_said_of_an_evaluation_that_was_not_selected(runs):
+    found = compared(runs(), runs(sign=1.0), kinds=frozenset({Kind.LOSS}))
+    assert found.verdict is Verdict.SAME
+    assert found.evaluation is None
+
+
+def test_what_was_not_selected_is_not_called_the_same(runs):
+    found = compared(runs(), runs(sign=1.0), kinds=frozenset({Kind.OUTPUT}))
+    assert found.sentence.startswith("What was selected of training is the same (")
+
+
+def test_json_tells_both(runs, capsys):
+    assert diff.main(["--format", "json", str(runs()), str(runs(sign=1.0))], standalone_mode=False) == 1
+    document = json.loads(capsys.readouterr().out)
+    assert document["training"] == {"verdict": "same", "sentence": document["training"]["sentence"], "first": None}
+    assert document["evaluation"]["verdict"] == "diverged"
+    assert document["evaluation"]["first"] == document["first"] == document["divergences"][0]
+
+
+def test_lightning_validates_apart(tmp_path):
+    lightning = pytest.importorskip("lightning.pytorch")
+
+    class Lit(lightning.LightningModule):
+        def __init__(self, scale):
+            super().__init__()
+            self.net, self.criterion, self.scale = Net(), nn.CrossEntropyLoss(), scale
+
+        def training_step(self, batch, number):
+            del number
+            return self.criterion(self.net(batch[0]), batch[1])
+
+        def validation_step(self, batch, number):
+            del number
+            self.criterion(self.scale * self.net(batch[0]), batch[1])
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    def fit(scale):
+        torch.manual_seed(3)
+        x, y = torch.randn(STEPS * 4, 4), torch.randint(0, 2, (STEPS * 4,))
+        pairs = list(zip(x, y, strict=True))
+        training = DataLoader(pairs, batch_size=4, generator=torch.Generator())
+        validation = DataLoader(pairs, batch_size=5, generator=torch.Generator())
+        trainer = lightning.Trainer(
+            max_epochs=1,
+            num_sanity_val_steps=1,
+            limit_val_batches=2,
+            val_check_interval=2,
+            accelerator="cpu",
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            default_root_dir=tmp_path,
+        )
+        trainer.fit(Lit(scale), training, validation)
+
+    for name, scale in (("a", 1.0), ("b", 0.5)):
+        with watched(tmp_path / name, eval=True):
+            fit(scale)
+    found = compared(tmp_path / "a", tmp_path / "b")
+    assert found.training.verdict is Verdict.SAME
+    assert found.first.site.fqn.endswith("criterion")
+    assert "; evaluation diverges at step " in found.sentence
