@@ -33,8 +33,8 @@ class RunView:
         self.run = run
 
     @property
-    def path(self) -> Path:
-        """Its directory."""
+    def path(self) -> str | Path:
+        """Its directory, or the file or URL it was packed into."""
         return self.run.path
 
     @property

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import threading
 import zipfile
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 import pytest
@@ -101,10 +104,26 @@ def test_a_url_is_fetched_once_and_its_size_told(tmp_path, capsys):
     told = capsys.readouterr().err
     assert told.count("introspect: fetching") == 1
     assert "MB" in told
-    with pytest.raises(StoreError, match="cannot fetch"):
+    with pytest.raises(StoreError, match="there is no run at"):
         open_run(f"file://{tmp_path / 'nothing.zip'}")
     with pytest.raises(StoreError, match="cannot reach"):
         open_run("nonsense://x/y.zip")
+
+
+def test_a_run_is_read_from_a_web_server(tmp_path):
+    pytest.importorskip("aiohttp")
+    pair(tmp_path)
+    pack(tmp_path / "a", tmp_path / "a.zip")
+    handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_address[1]}/a.zip"
+        with open_run(url) as run:
+            assert run.last_step == 3
+            assert str(run.path) == url
+        with pytest.raises(StoreError, match="there is no run at http://"):
+            open_run(url.replace("a.zip", "b.zip"))
+        server.shutdown()
 
 
 def test_a_pack_can_be_sent(introspect, tmp_path):

@@ -87,19 +87,19 @@ def _row(path: Path) -> RunRow:
     size = size_on_disk(str(path))
     try:
         with open_run(path) as run:
-            return _told(run, size)
+            return _told(path, run, size)
     except StoreError as error:
         return RunRow(path, "", None, 0, size, "damaged", str(error))
 
 
-def _told(run: Run, size: int) -> RunRow:
+def _told(path: Path, run: Run, size: int) -> RunRow:
     manifest = run.manifest
     ended, detail = run.state.value, ""
     code = manifest.get("exit_code")
     if ended == "complete" and code not in (None, 0):
         ended, detail = "failed", str(manifest.get("exception") or f"exit code {code}")
     steps = max((len(run.rank(rank)) for rank in run.ranks), default=0)
-    return RunRow(run.path, _command(manifest), _time(manifest.get("started")), steps, size, ended, detail, run.label)
+    return RunRow(path, _command(manifest), _time(manifest.get("started")), steps, size, ended, detail, run.label)
 
 
 def _command(manifest: dict[str, Any]) -> str:

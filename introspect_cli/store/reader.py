@@ -102,7 +102,7 @@ class Run:
     """A run opened for reading; a context manager that closes its files.
 
     Attributes:
-        path: its directory, as it was named.
+        path: its directory, or the file or URL it was packed into, as it was named.
         manifest: the manifest, with at least `format`; of a run that several processes wrote, what they say together.
         manifests: what each rank says for itself, by number; empty where one process wrote the run.
         ranks: numbers of its ranks, rising.
@@ -110,7 +110,7 @@ class Run:
         state: whether it is still being written, was closed properly, or ends where something stopped it.
     """
 
-    def __init__(self, path: Path, folder: Folder) -> None:
+    def __init__(self, path: str | Path, folder: Folder) -> None:
         self.path = path
         self._folder = folder
         # Asked first: a run that ends while it is opened is called running, never interrupted.
@@ -319,7 +319,7 @@ def open_run(path: str | Path) -> Run:
     """
     folder = open_store(path)
     try:
-        return Run(Path(path), _last_attempt(folder))
+        return Run(path if is_remote(path) else Path(path), _last_attempt(folder))
     except OSError as error:
         raise StoreError(f"cannot read {path}: {scarcity(error) or reason(error)}") from None
 

@@ -53,6 +53,8 @@ def fetched(url: str) -> Path:
             temporary = place.with_name(f".{name}.{os.getpid()}")
             system.get_file(path, str(temporary))
             temporary.replace(place)
+    except FileNotFoundError:
+        raise StoreError(f"there is no run at {url}") from None
     except Exception as error:
         raise StoreError(f"cannot fetch {url}: {error or type(error).__name__}") from None
     return place
