@@ -27,6 +27,7 @@ from types import CodeType, ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from introspect_cli.errors import UsageError
+from introspect_cli.holding import Held
 from introspect_cli.recursion import make_room
 
 if TYPE_CHECKING:
@@ -114,6 +115,7 @@ def run(target: Target, *, started: Callable[[], None], ended: Callable[[Ending]
     _strip_thread_tracebacks()
     room, put_back_limit = make_room(module is None)
     raised: BaseException | None = None
+    held: Held | None = None
     try:
         if module is not None:
             import runpy
@@ -127,6 +129,11 @@ def run(target: Target, *, started: Callable[[], None], ended: Callable[[Ending]
             exec(code, vars(main))  # noqa: S102 - running the script is what we are for
     except BaseException as error:  # whatever ends a script ends it
         raised = error
+    while held is None:
+        try:
+            held = _hold()
+        except BaseException as error:  # noqa: PERF203 - a signal's handler may raise after the script's last line
+            raised = raised or error
     room()
     if module is None:
         _flush()
@@ -134,6 +141,13 @@ def run(target: Target, *, started: Callable[[], None], ended: Callable[[Ending]
     if os.getpid() == process:
         _guard(ended, ending)
     put_back_limit()
+    try:
+        held.release()
+    except (KeyboardInterrupt, SystemExit) as error:  # somebody wants an end while we finish
+        if raised is None or isinstance(raised, SystemExit):
+            raised, ending = error, _ending(error)
+    except BaseException:  # noqa: S110 - a timeout, say: the script had ended in time
+        pass
     if raised is not None:
         strip_frames(raised)
         ending = Ending(_report(raised, ending), ending.how, ending.exception)
@@ -300,6 +314,16 @@ def _load(script: str, main: ModuleType) -> CodeType:
     vars(main)["__file__"] = path
     vars(main)["__cached__"] = None
     return code
+
+
+def _hold() -> Held:
+    held = Held()
+    try:
+        held.hold()
+    except BaseException:
+        held.release()
+        raise
+    return held
 
 
 def _guard(callback: Callable[..., None], *args: Any) -> None:

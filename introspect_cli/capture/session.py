@@ -25,6 +25,7 @@ from introspect_cli.capture.run_directory import run_directory
 from introspect_cli.capture.signals import Signals
 from introspect_cli.capture.tracebacks import TracebackFilter
 from introspect_cli.errors import IntrospectError, StoreError
+from introspect_cli.holding import Held
 from introspect_cli.records import Kind, count
 from introspect_cli.script import Ending, Target, check, leave, run
 from introspect_cli.store.writer import StoreWriter
@@ -215,6 +216,14 @@ class Session:
         """Take the probes out, write what is left, and close the store."""
         if self._closed:
             return
+        held = Held()
+        held.hold()
+        try:
+            self._finish(ending)
+        finally:
+            held.release()
+
+    def _finish(self, ending: Ending) -> None:
         self._closed = True
         self._guard.script_is_over = True
         self._imports.remove()

@@ -15,6 +15,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.capture.probes.base import Patches, Sections, is_ours
+from introspect_cli.holding import Later
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -68,7 +69,7 @@ class Signals:
     def remove(self) -> None:
         """Give the handlers back as they are."""
         self._patches.remove()
-        self._each(lambda handler: handler.handler if isinstance(handler, _Waiting) else None)
+        self._each(_given_back)
 
     def _each(self, exchange: Any) -> None:
         if threading.current_thread() is not threading.main_thread():
@@ -82,6 +83,12 @@ class Signals:
 def _raises(handler: Any) -> bool:
     """Whether a handler is python code of somebody's: python's own for an interrupt may come at any time."""
     return callable(handler) and not isinstance(handler, signal.Handlers) and handler is not signal.default_int_handler
+
+
+def _given_back(handler: Any) -> Any:
+    if isinstance(handler, Later):  # it waits while we finish
+        handler.handler = _own(handler.handler)
+    return handler.handler if isinstance(handler, _Waiting) else None
 
 
 def _own(handler: Any) -> Any:
