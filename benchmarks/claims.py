@@ -329,13 +329,14 @@ def _state(kind: Kind) -> Look:
 
 
 def _value_before(claim: Claim) -> list[Pair]:
+    """The last record of the tensor before the divergence, however many steps back: not each step changes it."""
     first, books = claim.first, claim.books
-    found: list[Pair] = []
-    for step in (first["step"] - 1, first["step"]):
-        pairs = books.pairs(step) if step in books.steps else []
-        same = [p for p in pairs if p.site.kind.value == first["kind"] and p.site.fqn == first["fqn"]]
-        found += [p for p in same if step < first["step"] or p.site.phase is Phase.START]
-    return found[-1:]
+    for step in reversed([step for step in books.steps if step <= first["step"]]):
+        same = [p for p in books.pairs(step) if p.site.kind.value == first["kind"] and p.site.fqn == first["fqn"]]
+        found = [p for p in same if step < first["step"] or p.site.phase is Phase.START]
+        if found:
+            return found[-1:]
+    return []
 
 
 def _gradients(claim: Claim) -> list[Pair]:
@@ -380,7 +381,7 @@ def _steps_before(claim: Claim) -> list[Pair]:
 
 def _records_before(claim: Claim) -> list[Pair]:
     pairs = claim.earlier(*Kind) + _steps_before(claim)
-    counted = re.search(r"\b(\d[\d,]*) (?:other )?records?\b", claim.clause)
+    counted = re.search(r"\b(\d[\d,]*)(?: of \d[\d,]*)? records?\b", claim.clause)
     if counted is None:
         return [pair for pair in pairs if claim.books.wanted(claim.first["step"], pair.site)]
     agreeing = [pair for pair in pairs if pair.equal]

@@ -16,9 +16,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from cases import FIXTURES, Captures, Case, Side
 from claims import Books, false_claims
 from configurations import CONFIGURATIONS, Configuration, Reduction, reduce
-from localization import FIXTURES, Captures, Case, Side
 
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.options import DiffOptions

@@ -193,6 +193,32 @@ def test_evaluation_before_anything_is_trained_counts_as_no_step(tmp_path, evalu
         assert any("was an evaluation and is not recorded" in told for told in run.manifest["not_observed"])
 
 
+def test_loaders_of_an_evaluation_that_comes_first_take_nothing_from_a_loop_by_hand(tmp_path):
+    def by_hand(validate):
+        torch.manual_seed(3)
+        net, criterion = Net(), nn.CrossEntropyLoss()
+        x, y = torch.randn(STEPS * 4, 4), torch.randint(0, 2, (STEPS * 4,))
+        training = DataLoader(list(zip(x, y, strict=True)), batch_size=4, generator=torch.Generator())
+        validation = DataLoader(list(zip(-x, y, strict=True)), batch_size=6, generator=torch.Generator())
+        if validate:
+            without_gradients(net, None, criterion, validation)
+        for inputs, target in training:
+            net.zero_grad()
+            criterion(net(inputs), target).backward()
+            with torch.no_grad():
+                for parameter in net.parameters():
+                    parameter.sub_(0.1 * parameter.grad)
+
+    for name, validate in (("a", False), ("b", True)):
+        with watched(tmp_path / name):
+            by_hand(validate)
+    assert_same(tmp_path / "a", tmp_path / "b")
+    with open_run(tmp_path / "b") as run:  # and each batch stands in the step that it feeds
+        for step in range(STEPS):
+            found = {(record.site.kind.value, record.site.fqn) for record in run.rank(0).records(step)}
+            assert {("batch", "DataLoader"), ("loss", "loss")} <= found
+
+
 def test_validation_in_a_script_that_trains_by_hand_is_no_step(tmp_path):
     def by_hand(validate):
         torch.manual_seed(3)

@@ -9,17 +9,18 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 
+import cases
 import localization
 
-CASES = localization.load_cases()
+CASES = cases.load_cases()
 
 
 @pytest.fixture(scope="session")
 def captures(tmp_path_factory, forks):
     def run(*words, env=()):  # what python reads as it starts is for a process of its own
-        return localization.introspect(*words, env=env) if env else forks(*words)
+        return cases.introspect(*words, env=env) if env else forks(*words)
 
-    return localization.Captures(tmp_path_factory.mktemp("captures"), run)
+    return cases.Captures(tmp_path_factory.mktemp("captures"), run)
 
 
 def _marked(case):
@@ -28,8 +29,8 @@ def _marked(case):
 
 @pytest.mark.parametrize("case", [_marked(case) for case in CASES])
 def test_first_divergence_is_where_the_fault_is(case, captures):
-    answer = localization.compare(*captures.pair(case))
-    assert localization.wrong(case, answer) == []
+    answer = cases.compare(*captures.pair(case))
+    assert cases.wrong(case, answer) == []
 
 
 def test_there_are_enough_cases():
@@ -41,25 +42,25 @@ def test_there_are_enough_cases():
 
 
 def test_changed_operators_are_counted_too():
-    cases = localization.load_operator_cases()
-    assert len(cases) >= 20
-    case = cases[0]
+    found = cases.load_operator_cases()
+    assert len(found) >= 20
+    case = found[0]
     expect = {key: value for key, value in case.expect.items() if key != "line"}
-    lines = (localization.FIXTURES / case.a.script).read_text(encoding="utf-8").splitlines()
+    lines = (cases.FIXTURES / case.a.script).read_text(encoding="utf-8").splitlines()
     number = [line.strip() for line in lines].index(case.expect["line"]) + 1
     answer = {"verdict": "diverged", "status": 1, "sentence": "", "evidence": []}
-    assert localization.wrong(case, {**answer, "first": {**expect, "source": f"train_ops.py:{number}"}}) == []
-    assert localization.wrong(case, {**answer, "first": {**expect, "source": f"train_ops.py:{number + 1}"}}) != []
+    assert cases.wrong(case, {**answer, "first": {**expect, "source": f"train_ops.py:{number}"}}) == []
+    assert cases.wrong(case, {**answer, "first": {**expect, "source": f"train_ops.py:{number + 1}"}}) != []
     told = localization.table([(case, True), (case, False)]).splitlines()
     assert told[-1].split() == ["all", "2", "1", "0", "0"]
 
 
 def test_a_wrong_answer_is_noticed():
     case = next(case for case in CASES if case.expect)
-    first = {key: case.expect[key] for key in localization.MATCHED if key in case.expect}
+    first = {key: case.expect[key] for key in cases.MATCHED if key in case.expect}
     answer = {"verdict": "diverged", "status": 1, "first": first, "evidence": []}
     answer["sentence"] = f"because of {case.expect['word']}"
-    assert localization.wrong(case, answer) == []
-    assert localization.wrong(case, {**answer, "first": {**first, "step": 99}}) != []
-    assert localization.wrong(case, {**answer, "sentence": ""}) != []
-    assert localization.wrong(case, {**answer, "verdict": "same", "status": 0, "first": None}) != []
+    assert cases.wrong(case, answer) == []
+    assert cases.wrong(case, {**answer, "first": {**first, "step": 99}}) != []
+    assert cases.wrong(case, {**answer, "sentence": ""}) != []
+    assert cases.wrong(case, {**answer, "verdict": "same", "status": 0, "first": None}) != []

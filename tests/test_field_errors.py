@@ -15,18 +15,18 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 
+import cases
 import claims
-import localization
 
 from introspect_cli.store.reader import open_run
 
-FIELD = localization.FIXTURES / "field"
-CASES = localization.load_field_cases()
+FIELD = cases.FIXTURES / "field"
+CASES = cases.load_field_cases()
 
 
 @pytest.fixture(scope="module")
 def captures(tmp_path_factory, forks):
-    return localization.Captures(tmp_path_factory.mktemp("field"), forks)
+    return cases.Captures(tmp_path_factory.mktemp("field"), forks)
 
 
 @pytest.mark.parametrize(
@@ -34,8 +34,8 @@ def captures(tmp_path_factory, forks):
 )
 def test_an_error_of_the_field_is_named(case, captures):
     a, b = captures.pair(case)
-    answer = localization.compare(a, b, captures.run)
-    assert localization.wrong(case, answer) == []
+    answer = cases.compare(a, b, captures.run)
+    assert cases.wrong(case, answer) == []
     with open_run(a) as one, open_run(b) as two:
         assert claims.false_claims(answer, claims.Books(one, two)) == []
 
@@ -44,7 +44,7 @@ def test_each_bug_has_a_report_and_there_are_enough():
     listed = yaml.safe_load((FIELD / "cases.yaml").read_text(encoding="utf-8"))["cases"]
     assert len({case.name for case in CASES}) == len(listed) >= 30
     assert all(entry["report"].startswith("https://") and entry["found"] for entry in listed)
-    page = (localization.FIXTURES.parent / "docs" / "field-errors.md").read_text(encoding="utf-8")
+    page = (cases.FIXTURES.parent / "docs" / "field-errors.md").read_text(encoding="utf-8")
     assert f"\n{len(listed)} errors " in page
     assert set(re.findall(r"https://[^)]+", page)) <= {entry["report"] for entry in listed}
     for script in ("language.py", "images.py"):

@@ -13,14 +13,14 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 
+import cases
 import claims
 import configurations
-import localization
 import matrix
 
 from introspect_cli.store.reader import open_run
 
-CASES = {case.name: case for case in localization.load_cases()}
+CASES = {case.name: case for case in cases.load_cases()}
 CONFIGURATIONS = {one.name: one for one in configurations.CONFIGURATIONS}
 SLICE = ("gpt-layernorm-eps", "gpt-lr", "gpt-residual-inplace")
 REDUCED = [name for name, one in CONFIGURATIONS.items() if not one.capture and not one.scripts]
@@ -29,7 +29,7 @@ ALL = matrix.chosen(CASES.values())
 
 @pytest.fixture(scope="module")
 def captures(tmp_path_factory, forks):
-    return localization.Captures(tmp_path_factory.mktemp("matrix"), forks)
+    return cases.Captures(tmp_path_factory.mktemp("matrix"), forks)
 
 
 def judged(case, configuration, captures):
@@ -85,7 +85,7 @@ def records(path):
 )
 def test_a_reduced_run_is_what_a_capture_so_told_leaves(reduction, captures, tmp_path):
     side = CASES["gpt-lr"].a
-    told = captures.path(localization.Side(side.script, side.args, options=reduction.options))
+    told = captures.path(cases.Side(side.script, side.args, options=reduction.options))
     reduced = configurations.reduce(captures.path(side), tmp_path / "run", reduction)
     real, made = records(told), records(reduced)
     assert repr(made[0]) == repr(real[0])  # NaN is not itself, and reads the same
@@ -100,7 +100,7 @@ def told(captures):
     """Two lean runs that differ, and what is said of them."""
     case = CASES["gpt-layernorm-eps"]
     paths = [matrix.run_of(case, letter, CONFIGURATIONS["lean"], captures) for letter in "ab"]
-    answer = localization.compare(*paths, captures.run)
+    answer = cases.compare(*paths, captures.run)
     with open_run(paths[0]) as a, open_run(paths[1]) as b:
         yield answer, claims.Books(a, b)
 

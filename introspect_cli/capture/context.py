@@ -1,8 +1,9 @@
 """What the probes of one capture share, and the step clock that they drive together.
 
 A step ends when an outermost optimizer step returns (or a gradient scaler skips one). A script that never builds an
-optimizer has no such moment; there a step ends where the next outermost forward begins, unless that is a module without
-parameters after one that has some: a loss module belongs to the step of the model.
+optimizer has no such moment; there a step ends where a loader is asked for the next batch, or where the next outermost
+forward begins, unless that is a module without parameters after one that has some: a loss module belongs to the step
+of the model.
 """
 
 from __future__ import annotations
@@ -140,6 +141,11 @@ class Context:
             if self._first_with_gradients is None:
                 self._first_with_gradients = self.recorder.step
             self._ran_with_gradients.append(weakref.ref(module))
+
+    def batch_asked(self) -> None:
+        """A loader is asked for a batch: without an optimizer, it is that of the next step where this one is over."""
+        if not self.has_optimizer and (self._backwards if self.evaluation.has_training else self._forwards):
+            self.auto_tick()
 
     def look_for_unseen_step(self) -> None:
         """End the step if parameters were written to, though no optimizer was seen to step.

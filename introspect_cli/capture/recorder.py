@@ -267,6 +267,16 @@ class Recorder:
                 if site.kind is kind:
                     self._note(self.site(replace(site, phase=phase, fqn=fqn, call=call), info), slot)
 
+    def rename(self, kind: Kind, names: dict[str, str]) -> None:
+        """Give rows of a kind in the current step other names: old FQN to new."""
+        with self._lock:
+            for row, number in enumerate(self._rows):
+                site, info, _ = self._sites[number]
+                if site.kind is kind and names.get(site.fqn, site.fqn) != site.fqn:
+                    self._rows[row] = self.site(replace(site, fqn=names[site.fqn]), info)
+                    self._times[number] -= 1
+                    self._times[self._rows[row]] = self._times.get(self._rows[row], 0) + 1
+
     def rearrange(self, places: Sequence[tuple[int, int]]) -> None:
         """Put some rows of the current step in another order among themselves.
 

@@ -46,6 +46,7 @@ class DataProbe:
         self._source_of: ById[_Source] = ById()
         self._counts: dict[tuple[str, Phase], int] = {}
         self._count = 0
+        self._drawn: list[weakref.ref[_Source]] = []
         self._last: weakref.ref[_Source] | None = None
         self._patches = Patches()
 
@@ -71,7 +72,10 @@ class DataProbe:
         def __next__(self: Any) -> Any:  # noqa: N807 - stands in for the iterator's __next__
             if not probe._guarded.on:
                 return following(self)
-            start, began = probe._recorder.rows, False
+            began = False
+            with probe._guarded, unobserved():
+                probe._context.batch_asked()
+            start = probe._recorder.rows
             with probe._guarded, unobserved():
                 if torch.is_grad_enabled():
                     began = not probe._context.begun
@@ -84,7 +88,7 @@ class DataProbe:
 
         self._patches.replace(DataLoader, "__iter__", __iter__)
         self._patches.replace(iterator, "__next__", __next__)
-        self._context.on_tick.append(self._counts.clear)
+        self._context.on_tick.append(self._ticked)
         self._context.on_restart.append(self._restarted)
         self._context.on_evaluation.append(self._evaluated)
         self._guarded.on = True
@@ -93,6 +97,10 @@ class DataProbe:
         """Put the methods back."""
         self._guarded.on = False
         self._patches.remove()
+
+    def _ticked(self) -> None:
+        self._counts.clear()
+        self._drawn.clear()
 
     def _begun(self, loader: DataLoader[Any], iterator: object) -> None:
         source = self._sources.get(loader)
@@ -108,6 +116,8 @@ class DataProbe:
         evaluation = self._context.evaluation
         evaluation.drew(-1 if source is None else source.number, start=start, began=began)
         self._last = None if source is None else weakref.ref(source)
+        if self._last is not None and self._last not in self._drawn:
+            self._drawn.append(self._last)
         trains = torch.is_grad_enabled() or not evaluation.has_training
         phase = Phase.DATA if trains else Phase.EVAL
         if self._recorder.wanted and (phase is Phase.DATA or self._context.wants_eval):
@@ -121,10 +131,20 @@ class DataProbe:
         return name, phase, call
 
     def _restarted(self, kept: int | None) -> None:
-        """Loaders that fed an evaluation before training began take no name from those of training."""
-        if kept is None:
-            self._counts.clear()
-            self._names[Phase.DATA] = FreeNames()
+        """Loaders that fed an evaluation before training began take no name from those of training.
+
+        Those that fed the step that is kept get theirs anew, also in what it has recorded.
+        """
+        before, self._names[Phase.DATA] = self._names[Phase.DATA], FreeNames()
+        renamed: dict[str, str] = {}
+        counts, self._counts = self._counts, {}
+        for reference in self._drawn if kept is not None else ():
+            source = reference()
+            old = None if source is None else before.find(source)
+            if source is not None and old is not None:
+                renamed[old] = self._names[Phase.DATA].name(source, source.class_name)
+                self._counts[renamed[old], Phase.DATA] = counts.get((old, Phase.DATA), 0)
+        self._recorder.rename(Kind.BATCH, renamed)
 
     def _evaluated(self, taken: list[tuple[int, int]]) -> None:
         """What was drawn as if for training turned out to be for evaluation."""

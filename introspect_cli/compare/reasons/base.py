@@ -19,7 +19,7 @@ from introspect_cli.compare.join.distance import ROUNDING
 from introspect_cli.compare.join.rows import StepPair, match
 from introspect_cli.compare.reasons.draws import Draw, lone_draws
 from introspect_cli.compare.reasons.evidence import Evidence, Known, lines, of
-from introspect_cli.compare.reasons.facts import EQUAL, WITHIN, ancestors
+from introspect_cli.compare.reasons.facts import ABSENT, EQUAL, WITHIN, ancestors
 from introspect_cli.compare.reasons.hyperparameters import Told, hyperparameter_changes
 from introspect_cli.compare.reasons.settings import describe, rounds_differently
 from introspect_cli.compare.reasons.step_view import StepRecords, call_change, losses_of, optimizers_of
@@ -249,11 +249,11 @@ class Scene:
         return f"{what} before agrees{' within tolerance' if self.tolerated else ''}"
 
     @cached_property
-    def agreeing_before(self) -> tuple[int, int]:
-        """How many records of this step that come before it are equal, and how many within tolerance."""
+    def agreeing_before(self) -> tuple[int, int, int]:
+        """Of this step's records that come before it, how many are equal, how many within tolerance, and all."""
         facts = self.facts
         earlier = facts.state[facts.order < self.first.sequence]
-        return int((earlier == EQUAL).sum()), int((earlier == WITHIN).sum())
+        return int((earlier == EQUAL).sum()), int((earlier == WITHIN).sum()), int((earlier != ABSENT).sum())
 
     @cached_property
     def hyperparameters(self) -> Told:
@@ -328,11 +328,12 @@ class Scene:
             last = "all steps before agree" if self.steps_before > 1 else "the step before agrees"
             how = " within tolerance" if self.tolerated else " in what was selected" if self.narrowed else " entirely"
             found.append(f"{self.steps_before} compared step{'s' * (self.steps_before > 1)}: {last}{how}.")
-        equal, within = self.agreeing_before
+        equal, within, every = self.agreeing_before
         if equal or within:
             some = f" and {within} within tolerance" if within else ""
             verb = "is" if equal == 1 else "are"
-            found.append(f"{count(equal, 'record')} before it in step {self.first.step} {verb} equal{some}.")
+            much = count(equal, "record") if equal == every else f"{equal:,} of {count(every, 'record')}"
+            found.append(f"{much} before it in step {self.first.step} {verb} equal{some}.")
         if self.tolerated:
             found.append(f"The first difference that was let pass is {self.tolerated}.")
         found += lines(self.cause.evidence)
