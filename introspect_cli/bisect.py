@@ -7,7 +7,6 @@ run is kept under the commit's name, so a bisection that was interrupted goes on
 
 from __future__ import annotations
 
-import contextlib
 import os
 import subprocess
 from dataclasses import dataclass
@@ -18,11 +17,10 @@ from introspect_cli.compare.result import DiffResult, Verdict
 from introspect_cli.errors import UsageError
 from introspect_cli.rerun import Rerun, Variant, capture, judge
 from introspect_cli.store.files import RUNS
+from introspect_cli.worktree import Repository, link, work_tree
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-_LAST_LINES = 5
+    from collections.abc import Callable
 
 
 @dataclass(frozen=True)
@@ -75,59 +73,6 @@ class Culprit:
     directory: Path
 
 
-class Repository:
-    """A git repository, asked through git itself."""
-
-    def __init__(self, directory: Path) -> None:
-        """Find the repository that holds the directory.
-
-        Raises:
-            UsageError: there is none, or no git.
-        """
-        self.directory = directory
-        self.root = Path(self.ask("rev-parse", "--show-toplevel"))
-
-    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """Run git in the repository."""
-        environment = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
-        try:
-            return subprocess.run(  # noqa: S603 - no shell
-                ["git", *words],  # noqa: S607 - the user's own git
-                cwd=self.directory,
-                env={**environment, "LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0"},
-                capture_output=True,
-                text=True,
-                errors="replace",
-                check=False,
-                stdin=subprocess.DEVNULL,
-            )
-        except OSError as error:
-            raise UsageError(f"cannot run git: {error.strerror or error}") from None
-
-    def ask(self, *words: str) -> str:
-        """What git answers.
-
-        Raises:
-            UsageError: git refuses; its last line says why.
-        """
-        answer = self.run(*words)
-        if answer.returncode:
-            lines = (answer.stderr or answer.stdout).strip().splitlines() or ["it failed"]
-            raise UsageError(f"git {words[0]}: {lines[-1].removeprefix('fatal: ')}")
-        return answer.stdout.strip()
-
-    def commit(self, revision: str) -> str:
-        """The full name of a commit.
-
-        Raises:
-            UsageError: there is no such revision.
-        """
-        answer = self.run("rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}")
-        if answer.returncode:
-            raise UsageError(f"no revision {revision!r} in {self.root}: name a commit, tag or branch")
-        return answer.stdout.strip()
-
-
 def bisect(plan: Plan, tell: Callable[[str], None]) -> Culprit:
     """Find the first commit between good and bad whose run diverges from the good one's.
 
@@ -144,27 +89,10 @@ def bisect(plan: Plan, tell: Callable[[str], None]) -> Culprit:
     if user.run("merge-base", "--is-ancestor", good, bad).returncode:
         raise UsageError(f"{plan.good} is not an ancestor of {plan.bad}: name a good revision that bad comes from")
     directory = (plan.output or here / RUNS / f"bisect-{good[:10]}-{bad[:10]}").resolve()
-    with _worktree(user, directory, good, plan) as tree:
+    with work_tree(user, directory / "worktree", good, keep=plan.keep) as tree:
         place = tree.root / os.path.relpath(here.resolve(), user.root.resolve())
         search = _Search(plan, tree, place, directory, tell)
         return search.run(good, bad)
-
-
-@contextlib.contextmanager
-def _worktree(user: Repository, directory: Path, commit: str, plan: Plan) -> Iterator[Repository]:
-    path = directory / "worktree"
-    user.run("worktree", "prune")
-    if path.exists():
-        user.run("worktree", "remove", "--force", str(path))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    user.ask("worktree", "add", "--detach", "--force", str(path), commit)
-    try:
-        tree = Repository(path)
-        yield tree
-    finally:
-        if not plan.keep:
-            user.run("worktree", "remove", "--force", str(path))
-            user.run("worktree", "prune")
 
 
 class _Search:
@@ -185,7 +113,7 @@ class _Search:
         reference = self._capture(good)
         if not reference.usable or reference.exit_code:
             raise UsageError(
-                f"the good revision {good[:10]} does not run (exit code {reference.exit_code}): {self._why(reference)}"
+                f"the good revision {good[:10]} does not run (exit code {reference.exit_code}): {reference.last_lines}"
             )
         self._tell(f"{good[:10]} is the reference: {reference.steps} steps")
         worst = self._capture(bad)
@@ -195,7 +123,7 @@ class _Search:
             raise UsageError(
                 f"nothing to bisect: {bad[:10]} "
                 + ("runs the same as the good revision" if verdict is Verdict.SAME else "cannot be judged")
-                + (f" ({result.sentence})" if result is not None else f" ({self._why(worst)})")
+                + (f" ({result.sentence})" if result is not None else f" ({worst.last_lines})")
             )
         if self._until is None:
             self._until = result.first.step
@@ -226,7 +154,7 @@ class _Search:
             name = f"{name}-to-{self._until}"
         run = self._directory / name
         self._tree.ask("checkout", "--quiet", "--force", "--detach", commit)
-        self._link()
+        link(Path.cwd(), self._place, self._plan.links)
         if not (run / "manifest.yaml").exists() and self._plan.setup and not self._set_up(run):
             return Rerun(run, 1, 0)
         words = (*options, *self._plan.words)
@@ -248,16 +176,6 @@ class _Search:
                 == 0
             )
 
-    def _link(self) -> None:
-        user = Path.cwd()
-        for link in self._plan.links:
-            source, target = (user / link).resolve(), self._place / link
-            if not source.exists():
-                raise UsageError(f"no such path to link: {link}")
-            if not target.exists():
-                target.parent.mkdir(parents=True, exist_ok=True)
-                target.symlink_to(source)
-
     def _note(self, commit: str, verdict: Verdict, result: DiffResult | None) -> None:
         self._results[commit] = result
         self._tried.append((commit, verdict))
@@ -266,14 +184,6 @@ class _Search:
         if result is None:
             why = "it could not be captured"
         self._tell(f"{commit[:10]} is {said}" + (f": {why}" if why else ""))
-
-    def _why(self, rerun: Rerun) -> str:
-        log = rerun.run.with_name(f"{rerun.run.name}.log")
-        try:
-            lines = log.read_text(errors="replace").strip().splitlines()[-_LAST_LINES:]
-        except OSError:
-            lines = []
-        return " / ".join(lines) if lines else f"see {log}"
 
     def _culprit(self, log: str) -> Culprit:
         first, candidates = "", []

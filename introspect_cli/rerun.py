@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+_LAST_LINES = 5
+
+
 @dataclass(frozen=True)
 class Variant:
     """One way of running the script.
@@ -34,17 +37,25 @@ class Variant:
         words: capture options, then the script and its arguments.
         directory: where to run it.
         environment: variables to set; None removes one.
+        python: the interpreter; "" for the one that runs this.
     """
 
     run: Path
     words: tuple[str, ...]
     directory: Path
     environment: Mapping[str, str | None] = field(default_factory=dict)
+    python: str = ""
 
     @property
     def log(self) -> Path:
         """Where the script's output is kept."""
         return self.run.with_name(f"{self.run.name}.log")
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The whole environment it runs in."""
+        changed = {**os.environ, **self.environment}
+        return {name: value for name, value in changed.items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -62,32 +73,47 @@ class Rerun:
     steps: int
 
     @property
+    def last_lines(self) -> str:
+        """The last lines of its output; where that is, if there are none."""
+        log = self.run.with_name(f"{self.run.name}.log")
+        try:
+            lines = log.read_text(errors="replace").strip().splitlines()[-_LAST_LINES:]
+        except OSError:
+            lines = []
+        return " / ".join(lines) if lines else f"see {log}"
+
+    @property
     def usable(self) -> bool:
         """Whether there is anything to compare."""
         return self.steps > 0
 
 
-def capture(variant: Variant) -> Rerun:
-    """Run the variant, unless its run is there already and complete.
+def capture(variant: Variant, *, again: bool = False) -> Rerun:
+    """Run the variant, unless its run is there already and complete; with `again`, run it all the same.
 
     Raises:
         StoreError: the log cannot be written.
     """
-    kept = _kept(variant.run)
+    kept = None if again else _kept(variant.run)
     if kept is not None:
         return kept
-    environment = {**os.environ, **{k: v for k, v in variant.environment.items() if v is not None}}
-    for name, value in variant.environment.items():
-        if value is None:
-            environment.pop(name, None)
-    command = [sys.executable, "-m", "introspect_cli", "capture", "-q", "--force", "-o", str(variant.run)]
+    command = [
+        variant.python or sys.executable,
+        "-m",
+        "introspect_cli",
+        "capture",
+        "-q",
+        "--force",
+        "-o",
+        str(variant.run),
+    ]
     try:
         variant.run.parent.mkdir(parents=True, exist_ok=True)
         with variant.log.open("wb") as log:
             code = subprocess.run(  # noqa: S603 - the user's own script, as the user asked
                 [*command, *variant.words],
                 cwd=variant.directory,
-                env=environment,
+                env=variant.variables,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

@@ -110,8 +110,11 @@ def matches(fqn: str, glob: str) -> bool:
 def selects(fqn: str, globs: Sequence[str]) -> bool:
     """Whether one of the globs means this name or a module that it is inside of.
 
-    `blocks.0`, `GPT.blocks.0` and `*.0` all select `GPT.blocks.0`, its parameters, and every module in it.
+    `blocks.0`, `GPT.blocks.0` and `*.0` all select `GPT.blocks.0`, its parameters, and every module in it; `=blocks.0`
+    selects that name alone.
     """
+    if any(glob.startswith("=") and matches(fqn, glob[1:]) for glob in globs):
+        return True
     head = fqn if globs else ""
     while head:
         if any(matches(head, glob) for glob in globs):

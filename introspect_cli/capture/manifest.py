@@ -113,6 +113,7 @@ class Documents:
         self._sources: dict[str, str] = {}
         script = target.script if target is not None else None
         sources.set_project(os.path.dirname(os.path.realpath(script)) if script else str(Path.cwd()))  # noqa: PTH120 - realpath first
+        self._directory = str(Path.cwd())  # the script may go elsewhere
         self._found: dict[str, object] = {}
         if options.source:
             self._ask("git", lambda: sources.git(sources.Project.root))
@@ -145,7 +146,7 @@ class Documents:
         if options.source:
             self._write_sources()
         if target is not None:
-            words = (target.args, target.script, target.module, options.redact)
+            words = (target.args, target.script, target.module, self._directory, options.redact)
             self._one("command", lambda: settings.command(*words))
         self._one("runtime", settings.runtime)
         self._one("hardware", settings.hardware)

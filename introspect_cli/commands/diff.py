@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import click
@@ -59,8 +60,9 @@ Exit status: 0 the same, 1 diverged, 2 could not tell (with --bisect: 125).""",
 @click.option("--map/--no-map", "want_map", default=False, help="Show modules by steps, shaded by distance.")
 @click.option("-v", "--verbose", is_flag=True, help="Show what differs in each listed divergence.")
 @click.option("--values", is_flag=True, help="Show the stored values of the first divergence, a beside b.")
+@click.option("--zoom", is_flag=True, help="Run both again and show which elements first differ (`introspect zoom`).")
 @click.option("--bisect", is_flag=True, help="Exit with 0, 1 or 125, as `git bisect run` wants it.")
-def diff(a: str, b: str, more: tuple[str, ...], format_: str, *, bisect: bool, **asked: Any) -> int:
+def diff(a: str, b: str, more: tuple[str, ...], format_: str, *, bisect: bool, zoom: bool, **asked: Any) -> int:
     """Find where runs A and B first diverge, and why; of more runs, which agree with which."""
     from introspect_cli.compare.result import Verdict
     from introspect_cli.errors import IntrospectError, UsageError
@@ -69,6 +71,8 @@ def diff(a: str, b: str, more: tuple[str, ...], format_: str, *, bisect: bool, *
         raise UsageError("--values shows a table; `introspect show --values --format json` writes the values of a run.")
     if asked["output"] and asked["level"] != "op":
         raise UsageError("-o draws operators: give --level op with it.")
+    if zoom and (format_ != "table" or more):
+        raise UsageError("--zoom shows two runs as a table: name two, without --format.")
     codes = {Verdict.SAME: SAME, Verdict.DIVERGED: DIVERGED, Verdict.UNDECIDED: CANNOT_TEST if bisect else UNDECIDED}
     try:
         verdict = _group((a, b, *more), format_, **asked) if more else _compare(a, b, format_, **asked)
@@ -76,6 +80,11 @@ def diff(a: str, b: str, more: tuple[str, ...], format_: str, *, bisect: bool, *
         if bisect:
             error.exit_code = CANNOT_TEST
         raise
+    if zoom and verdict is Verdict.DIVERGED:
+        from introspect_cli.commands.zoom import show_zoom
+
+        click.echo()
+        show_zoom(Path(a), Path(b), _options(grouped=False, **asked), noise=tuple(map(Path, asked["noise"])))
     return codes[verdict]
 
 

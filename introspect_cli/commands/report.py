@@ -11,7 +11,9 @@ from introspect_cli.commands.shared import selecting, selection_of
 from introspect_cli.exit_codes import SAME
 
 if TYPE_CHECKING:
+    from introspect_cli.compare.closeup import Closeup
     from introspect_cli.compare.options import DiffOptions
+    from introspect_cli.compare.result import DiffResult
     from introspect_cli.inspect.data_flow import Graph
     from introspect_cli.records import Record
     from introspect_cli.render.html_parts import OpRow
@@ -109,8 +111,24 @@ def _page(runs: list[Run], noise: list[Run], options: DiffOptions) -> Page:
         noise=tuple(compare_runs(runs[0], run, bare).map for run in noise),
         ops=ops,
         ops_step=step or 0,
+        closeups=_closeups(runs, result, options) if result is not None else (),
         graph=_graph(runs, rank, step) if ops and step is not None else None,
     )
+
+
+def _closeups(runs: list[Run], result: DiffResult, options: DiffOptions) -> tuple[Closeup, ...]:
+    """The first divergences element by element, where one of them was stored whole."""
+    from dataclasses import replace
+
+    from introspect_cli.compare.closeup import closeup, worth_a_look
+    from introspect_cli.compare.diff import compare_runs
+    from introspect_cli.schedule import Schedule
+
+    first = result.first
+    if first is None or not any(first.step in run.rank(first.rank) for run in runs[:1]):
+        return ()
+    only = replace(options, steps=Schedule.only(first.step), limit=None, want_map=False)
+    return tuple(closeup(runs[0], runs[1], own) for own in worth_a_look(compare_runs(runs[0], runs[1], only)))
 
 
 def _graph(runs: list[Run], rank: int, step: int) -> Graph | None:

@@ -280,25 +280,34 @@ def _details(result: DiffResult) -> list[Block]:
         if a is None or b is None:
             blocks.append(line(f"only in {'a' if b is None else 'b'}: {_alone(a or b)}", indent=2))
             continue
-        told = [
-            f"{name} {one or '-'} -> {two or '-'}"
-            for name, one, two in (
-                ("shape", shape(a.layout.shape), shape(b.layout.shape)),
-                ("dtype", a.layout.dtype, b.layout.dtype),
-                ("device", a.layout.device, b.layout.device),
-                ("value", clean(a.text, 60), clean(b.text, 60)),
-            )
-            if one != two
-        ]
-        told += [
-            f"{name} {' -> '.join(two_numbers(a.stats[name], b.stats[name], 5, 17))}"
-            for name in _TELLING
-            if name in a.stats and name in b.stats and a.stats[name] != b.stats[name]
-        ]
+        told = statistics_words(divergence)
         if divergence.elements is not None:
             blocks.append(line(elements_words(divergence.elements), indent=2))
         if told:
-            blocks.append(line(", ".join(told), indent=2))
+            blocks.append(line(told, indent=2))
         elif divergence.elements is None:
             blocks.append(line(f"checksum {a.checksum:016x} -> {b.checksum:016x}", indent=2))
     return blocks
+
+
+def statistics_words(divergence: Divergence) -> str:
+    """What differs between the records of both runs: layout, value, statistics; "" where only one has the site."""
+    a, b = divergence.a, divergence.b
+    if a is None or b is None:
+        return ""
+    told = [
+        f"{name} {one or '-'} -> {two or '-'}"
+        for name, one, two in (
+            ("shape", shape(a.layout.shape), shape(b.layout.shape)),
+            ("dtype", a.layout.dtype, b.layout.dtype),
+            ("device", a.layout.device, b.layout.device),
+            ("value", clean(a.text, 60), clean(b.text, 60)),
+        )
+        if one != two
+    ]
+    told += [
+        f"{name} {' -> '.join(two_numbers(a.stats[name], b.stats[name], 5, 17))}"
+        for name in _TELLING
+        if name in a.stats and name in b.stats and a.stats[name] != b.stats[name]
+    ]
+    return ", ".join(told)

@@ -16,6 +16,7 @@ import numpy as np
 
 from introspect_cli.records import count
 from introspect_cli.render.cards import first_screen, first_table, rests_on, run_cards
+from introspect_cli.render.closeup_html import closeups_html
 from introspect_cli.render.graph import graph_svg
 from introspect_cli.render.html_parts import findings, ops_table, runs_table, settings_table
 from introspect_cli.render.page_data import page_data
@@ -58,6 +59,7 @@ def page_html(page: Page) -> str:
         "style": style(),
         "screen": first_screen(result) if result is not None else _summary(page),
         "first": first_table(first) if first is not None else "",
+        "closeups": closeups_html(page.closeups),
         "rests": rests_on(result) if result is not None else "",
         "settings": settings_table(result) if result is not None else "",
         "findings": findings(page.checks),

@@ -18,6 +18,7 @@ from introspect_cli.render.text import clean
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from introspect_cli.compare.closeup import Closeup
     from introspect_cli.compare.result import DiffResult, Divergence, DivergenceMap
     from introspect_cli.health.curves import Curve
     from introspect_cli.health.findings import CheckResult
@@ -52,6 +53,7 @@ class Page:
         noise: the map of a against each noise run.
         ops: operators of one step in order, where they were captured.
         ops_step: which step that is.
+        closeups: divergences element by element, where whole tensors were stored.
         graph: how values went from operator to operator in that step, pruned; None where there is nothing to draw.
     """
 
@@ -65,6 +67,7 @@ class Page:
     noise: tuple[DivergenceMap | None, ...] = ()
     ops: tuple[OpRow, ...] = ()
     ops_step: int = 0
+    closeups: tuple[Closeup, ...] = ()
     graph: Graph | None = None
 
 

@@ -82,7 +82,7 @@ def side_by_side(divergence: Divergence, a: NDArray[Any] | None, b: NDArray[Any]
     blocks += _window(a, b, found, width)
     rows = []
     for index, one, two in found.rows[:_MOST_ROWS]:
-        texts = _pair(one, two)
+        texts = pair_words(one, two)
         apart = abs(one - two)
         rows.append((str(list(index)), *texts, number(apart, 3) if math.isfinite(apart) else "-"))
     columns = (Column("element"), Column("a", right=True), Column("b", right=True), Column("|a-b|", right=True))
@@ -92,7 +92,8 @@ def side_by_side(divergence: Divergence, a: NDArray[Any] | None, b: NDArray[Any]
     return blocks
 
 
-def _pair(one: Any, two: Any) -> tuple[str, str]:
+def pair_words(one: Any, two: Any) -> tuple[str, str]:
+    """Two elements with as many digits as it takes to tell them apart."""
     if isinstance(one, complex):
         return f"{one:.6g}", f"{two:.6g}"
     return two_numbers(one, two, 4, 17)
@@ -109,7 +110,7 @@ def _window(a: NDArray[Any], b: NDArray[Any], found: Elements, width: int) -> li
     one, two = a[head], b[head]
     marks = differing(one, two)
     where = ", ".join([*map(str, found.first[:-1]), f"{start}:{start + room}"])
-    texts = [_pair(x.item(), y.item()) for x, y in zip(one, two, strict=True)]
+    texts = [pair_words(x.item(), y.item()) for x, y in zip(one, two, strict=True)]
     wide = max(len(text) for pair in texts for text in pair) + 2
     lines: list[Block] = [line(f"[{where}], what differs marked with *", "dim", 2)]
     for place, name in enumerate("ab"):

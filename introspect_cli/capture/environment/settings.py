@@ -60,12 +60,14 @@ def _cpu_name() -> str:
     return platform.processor()
 
 
-def command(argv: tuple[str, ...], script: str | None, module: str | None, patterns: tuple[str, ...]) -> dict[str, Any]:
+def command(
+    argv: tuple[str, ...], script: str | None, module: str | None, directory: str, patterns: tuple[str, ...]
+) -> dict[str, Any]:
     """What was run: the script or module, its arguments, where."""
     return {
         "script": script,
         "module": module,
         "arguments": redact.arguments(argv, patterns),
-        "directory": str(Path.cwd()),
+        "directory": directory,
         "python": sys.executable,
     }

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from introspect_cli.records import ModuleInfo
     from introspect_cli.store.reader import Run
 
-_ENV_NOISE = re.compile(
+ENV_NOISE = re.compile(
     r"^(PWD|OLDPWD|SHLVL|_|TERM.*|COLORTERM|SSH_.*|TMUX.*|STY|WINDOW.*|XDG_.*|DBUS_.*|DISPLAY|LS_COLORS|PS[0-9]|PROMPT.*"
     r"|COLUMNS|LINES|HOSTNAME|HOST|LOGNAME|USER|MAIL|HOME|EDITOR|PAGER|LESS.*|HIST.*|LANG|LC_.*|.*_SESSION(_.*)?|TMPDIR"
     r"|VSCODE_.*|ITERM_.*|CONDA_(SHLVL|PROMPT.*)|SLURM_(JOB|STEP|TASK|SUBMIT|NODE|LAUNCH|SRUN).*|PYTEST_.*"
@@ -29,6 +29,8 @@ _ENV_NOISE = re.compile(
     r"|(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE|NAME)|TORCH_NCCL_ASYNC_ERROR_HANDLING"
     r"|GIT_.*|BASH_.*|WSL.*|DEBUGINFOD_URLS|INFOPATH|WINDOWID|GPG_.*|DESKTOP.*|GNOME_.*|KDE_.*)$"
 )
+"""Variables that name where, by whom and for which job a process was started; they explain nothing."""
+
 _ENV_STRONG = re.compile(
     r"^(CUDA|CUBLAS|CUDNN|NCCL|OMP|MKL|OPENBLAS|TORCH|PYTORCH|NVIDIA|KMP|GLOO|XLA|ATEN|DNNL|ONEDNN|TRITON|HIP|ROCM)"
 )
@@ -234,7 +236,7 @@ def _says_where(name: str) -> bool:
 def _weigh(source: str, name: str, reason: Explained | None, *, rounding: bool) -> float:
     """How well a change explains a divergence, 0 to 1; 0 is noise that is not shown."""
     if source == "environment":
-        if _ENV_NOISE.match(name):
+        if ENV_NOISE.match(name):
             return 0.0
         if _ENV_NAMES.search(name):
             return 0.1

@@ -1,0 +1,68 @@
+"""`introspect zoom`: both runs again, up to where they diverge, element by element."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from introspect_cli.commands.shared import selecting, selection_of
+from introspect_cli.exit_codes import DIVERGED, SAME, UNDECIDED
+
+
+@click.command(
+    short_help="Run two runs again and show which elements first differ.",
+    epilog="""\b
+Examples:
+  introspect zoom runA runB
+  introspect zoom runA runB --link data -o zoomed
+  introspect zoom runA runB --modules 'blocks.3' --rtol 1e-6
+
+Exit status: as of `introspect diff`: 0 the same, 1 diverged, 2 could not tell.""",
+)
+@click.argument("a", type=click.Path(path_type=Path))
+@click.argument("b", type=click.Path(path_type=Path))
+@selecting("steps", "kinds", "modules", "ranks")
+@click.option("--rtol", type=click.FloatRange(min=0), default=0.0, help="Tolerated relative RMS difference.")
+@click.option("--atol", type=click.FloatRange(min=0), default=0.0, help="Tolerated absolute RMS difference.")
+@click.option("--noise", multiple=True, type=click.Path(path_type=Path), help="A repeated run of A, as for diff.")
+@click.option("--link", "links", multiple=True, metavar="PATH", help="Data outside of git that a commit's files need.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Where the new captures are kept.")
+def zoom(a: Path, b: Path, output: Path | None, links: tuple[str, ...], noise: tuple[Path, ...], **asked: Any) -> int:
+    """Run what A and B recorded again, up to their first divergence, and show which elements differ there.
+
+    The recorded command lines are executed: zoom only into runs that you trust. Each runs where it ran if its files are
+    unchanged, else in a work tree of its commit, with operators recorded and whole tensors kept around the first
+    divergence. A run that does not repeat its numbers is said to, and the stores are shown as they are.
+    """
+    from introspect_cli.compare.options import DiffOptions
+
+    options = DiffOptions(**vars(selection_of(asked)), **asked)
+    return show_zoom(a, b, options, output, links, noise)
+
+
+def show_zoom(
+    a: Path,
+    b: Path,
+    options: Any,
+    output: Path | None = None,
+    links: tuple[str, ...] = (),
+    noise: tuple[Path, ...] = (),
+) -> int:
+    """Zoom and draw what is seen; the exit code."""
+    from introspect_cli.compare.result import Verdict
+    from introspect_cli.render.console import Screen
+    from introspect_cli.render.zoom_text import zoom_blocks
+    from introspect_cli.zoom import zoom as look
+
+    zoomed = look(a, b, options, output, links, _tell, noise)
+    screen = Screen()
+    screen.draw(zoom_blocks(zoomed, screen.width))
+    return {Verdict.SAME: SAME, Verdict.DIVERGED: DIVERGED, Verdict.UNDECIDED: UNDECIDED}[zoomed.verdict]
+
+
+def _tell(text: str) -> None:
+    from introspect_cli.render.text import clean
+
+    click.echo(clean(text), err=True)

@@ -1,0 +1,124 @@
+"""How the values of one tensor follow from those of another: a factor, a summand, a narrower type, another order.
+
+Each relation is told only where it holds of every element that differs, or of the whole tensors; a factor and a summand
+to a few roundings of the dtype.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from introspect_cli.compare.elements import differing
+from introspect_cli.compare.ulps import rounded
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Mask = NDArray[np.bool_]
+
+
+def relation(a: NDArray[Any], b: NDArray[Any], mask: Mask) -> tuple[str, ...]:
+    """How b follows from a, as clauses, each true of every element that differs, or of the whole tensors."""
+    one, two = a[mask], b[mask]
+    if a.dtype.kind not in "biuf" or b.dtype.kind not in "biuf":
+        return ()
+    one, two = one.astype(np.float64), two.astype(np.float64)
+    told = _not_finite(one, two)
+    if told:
+        return (told,)
+    clauses = [_constant(one, two), _proportion(one, two, a.dtype), *_precision(a, b), _clamp(a, b, mask)]
+    return tuple(clause for clause in (*clauses, _order(a, b)) if clause)
+
+
+def _not_finite(one: NDArray[np.float64], two: NDArray[np.float64]) -> str:
+    sides = []
+    for name, own, other in (("a", one, two), ("b", two, one)):
+        for word, test in (("NaN", np.isnan), ("infinite", np.isinf)):
+            number = int((test(own) & ~test(other)).sum())
+            if number:
+                every = "in all of them" if number == len(own) else f"in {number:,} of them"
+                sides.append(f"{name} is {word} {every}")
+    return "; ".join(sides)
+
+
+def _constant(one: NDArray[np.float64], two: NDArray[np.float64]) -> str:
+    if (one == two).all():
+        return "only the signs of zeros differ"
+    told = []
+    for name, own, other in (("a", one, two), ("b", two, one)):
+        if len(own) > 1 and (own == own[0]).all() and not (other == other[0]).all():
+            told.append(f"{name} is {own[0] + 0.0:.6g} in all of them")
+    return "; ".join(told)
+
+
+def _proportion(one: NDArray[np.float64], two: NDArray[np.float64], dtype: np.dtype[Any]) -> str:
+    """One factor or one summand that makes b of a, to a few roundings of the dtype."""
+    if len(one) < 4 or len(np.unique(one)) < 3:
+        return ""
+    tiny = float(np.finfo(dtype).eps) if dtype.kind == "f" else 2.0**-52
+    if (two == -one).all():
+        return "b is -a"
+    known = np.abs(one) > 0
+    if known.all():
+        factor = float(np.median(two / one))
+        if factor and abs(factor - 1) > 64 * tiny and (np.abs(two - factor * one) <= 4 * tiny * np.abs(two)).all():
+            return f"b is {factor:.7g} times a"
+    summand = float(np.median(two - one))
+    slack = 2 * tiny * (np.abs(one) + np.abs(two))
+    if abs(summand) > 64 * float(slack.max()) and (np.abs(two - one - summand) <= slack).all():
+        return f"b is a {'+' if summand > 0 else '-'} {abs(summand):.7g}"
+    return ""
+
+
+def _precision(a: NDArray[Any], b: NDArray[Any]) -> list[str]:
+    """Whether one is the other rounded to a narrower type."""
+    told = []
+    if a.dtype == b.dtype == np.float32:
+        for name in ("bfloat16", "float16"):
+            if not differing(rounded(a, name), b).any():
+                told.append(f"b is a rounded to {name}")
+            elif not differing(rounded(b, name), a).any():
+                told.append(f"a is b rounded to {name}")
+    return told[:1]
+
+
+def _clamp(a: NDArray[Any], b: NDArray[Any], mask: Mask) -> str:
+    for names, wide, narrow in (("b is a", a, b), ("a is b", b, a)):
+        low, high = narrow.min(), narrow.max()
+        ends = np.unique(narrow[mask])
+        at_ends = low < high and len(ends) <= 2 and np.isin(ends, [low, high]).all() and mask.sum() > 1
+        if at_ends and np.array_equal(np.clip(wide, low, high), narrow):
+            return f"{names} clamped to {float(low):.6g} to {float(high):.6g}"
+    return ""
+
+
+def _order(a: NDArray[Any], b: NDArray[Any]) -> str:
+    """Whether b holds the values of a at other places."""
+    if a.size < 4 or a.dtype != b.dtype or not np.array_equal(np.sort(a, axis=None), np.sort(b, axis=None)):
+        return ""
+    if len(np.unique(a)) < 3:
+        return ""
+    if a.ndim == 2 and a.shape[0] == a.shape[1] and np.array_equal(a.T, b):
+        return "b is a transposed"
+    for own in range(a.ndim):
+        size = a.shape[own]
+        if size < 2:
+            continue
+        if np.array_equal(np.flip(a, own), b):
+            return f"b is a with dimension {own} reversed"
+        for shift in {1, size - 1, size // 2}:
+            if np.array_equal(np.roll(a, shift, own), b):
+                way = shift if shift <= size // 2 else shift - size
+                return f"b is a moved by {way} along dimension {own}"
+        if _same_slices(a, b, own):
+            return f"b holds the slices of a along dimension {own} in another order"
+    return "b holds the values of a in another order"
+
+
+def _same_slices(a: NDArray[Any], b: NDArray[Any], own: int) -> bool:
+    one, two = (np.moveaxis(side, own, 0).reshape(side.shape[own], -1) for side in (a, b))
+    held = ([row.tobytes() for row in np.ascontiguousarray(side)] for side in (one, two))
+    first, second = (sorted(rows) for rows in held)
+    return first == second and len(set(first)) > 1

@@ -1,0 +1,269 @@
+"""How a recorded run can be run again: the command line, the files, the interpreter, the variables it had.
+
+A manifest tells what ran and where; the files it ran may be others by now. The run's own hashes say whether they are.
+Where they are, and the commit they came from is known, a work tree of that commit stands in for them; what neither has
+is said, never passed over. Secrets were never recorded, so a variable that holds one is taken as it is now.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from introspect_cli.compare.reasons.settings import ENV_NOISE
+from introspect_cli.errors import UsageError
+from introspect_cli.records import clean, count
+from introspect_cli.store.files import REDACTED
+from introspect_cli.worktree import Repository, link, work_tree
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from introspect_cli.store.reader import Run
+
+_SHOWN = 3
+
+
+class UnrepeatableError(UsageError):
+    """A run that cannot be run again; the sentence says why."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What it takes to run a recorded command again.
+
+    Attributes:
+        words: capture options that change what the script computes, then the script and its arguments.
+        directory: where it ran.
+        environment: variables that are to be set as they were; None removes one.
+        python: the interpreter; "" for the one that runs this.
+        script: the script, as it was named; "" for a module.
+        sources: hash of each source file by its name in the project; empty where none were recorded.
+        commit: the commit its files came from; "" where that was not recorded.
+        notes: what is not as it was.
+    """
+
+    words: tuple[str, ...]
+    directory: Path
+    environment: Mapping[str, str | None] = field(default_factory=dict)
+    python: str = ""
+    script: str = ""
+    sources: Mapping[str, str] = field(default_factory=dict)
+    commit: str = ""
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a command is run again.
+
+    Attributes:
+        root: the project's root there.
+        directory: the directory to run it in.
+        words: the recipe's words, the script found there.
+        told: where that is and what of the files is not as it was, as a clause.
+    """
+
+    root: Path
+    directory: Path
+    words: tuple[str, ...]
+    told: str
+
+
+def recipe_of(run: Run) -> Recipe:
+    """How a run can be run again.
+
+    Raises:
+        UnrepeatableError: it cannot be; the sentence says why.
+        StoreError: its settings are damaged.
+    """
+    command = _settings(run, "command")
+    script, module, words = command.get("script"), command.get("module"), command.get("arguments")
+    directory = command.get("directory")
+    if not (script or module) or script == "-c" or not isinstance(words, list) or not isinstance(directory, str):
+        raise UnrepeatableError("no command line was recorded that could be run again")
+    if run.world_size > 1 or run.manifests:
+        raise UnrepeatableError(
+            f"its {count(run.world_size, 'process', 'processes')} were started by a launcher, whose command line was "
+            "not recorded"
+        )
+    words = [str(word) for word in words]
+    if any(REDACTED in word for word in words):
+        raise UnrepeatableError("its command line holds values that were redacted")
+    if not Path(directory).is_dir():
+        raise UnrepeatableError(f"its directory {directory} is not there")
+    environment, notes = _variables(run)
+    python = str(command.get("python") or "")
+    if python == sys.executable or not python:
+        python = ""
+    elif not _has_us(python, directory, environment):
+        notes.append(f"its interpreter {python} is not there or has no introspect-cli: this one is used")
+        python = ""
+    sources, git = _settings(run, "sources"), _settings(run, "git")
+    return Recipe(
+        words=(*_options(run), *((str(script),) if script else ("-m", str(module))), *words),
+        directory=Path(directory),
+        environment=environment,
+        python=python,
+        script=str(script or ""),
+        sources={name: text for name, text in sources.items() if isinstance(name, str) and isinstance(text, str)},
+        commit=str(git.get("commit") or ""),
+        notes=tuple(notes),
+    )
+
+
+def _settings(run: Run, name: str) -> dict[str, Any]:
+    found = run.settings.get(name)
+    return found if isinstance(found, dict) else {}
+
+
+def _options(run: Run) -> list[str]:
+    """Capture options of the run that change what the script computes, or which steps it has."""
+    options = run.manifest.get("options") or {}
+    words: list[str] = []
+    if isinstance(options.get("seed"), int):
+        words += ["--seed", str(options["seed"])]
+    if options.get("deterministic") is True:
+        words.append("--deterministic")
+    if options.get("compile") in ("keep", "eager"):
+        words += ["--compile", options["compile"]]
+    if isinstance(options.get("eval"), bool):
+        words.append("--eval" if options["eval"] else "--no-eval")
+    return words
+
+
+def _variables(run: Run) -> tuple[dict[str, str | None], list[str]]:
+    """Variables that have another value now than they had, and what cannot be as it was."""
+    recorded = run.settings.get("environment")
+    if not isinstance(recorded, dict):
+        return {}, ["its environment variables were not recorded: those of now are used"]
+    changed: dict[str, str | None] = {}
+    secret = []
+    for name, value in recorded.items():
+        if not isinstance(name, str) or not isinstance(value, str) or ENV_NOISE.match(name):
+            continue
+        if REDACTED in value:
+            if name not in os.environ:
+                secret.append(name)
+        elif clean(os.environ.get(name, "\0")) != value:
+            changed[name] = value
+    changed |= {name: None for name in os.environ if name not in recorded and not ENV_NOISE.match(name)}
+    notes = [f"{', '.join(secret)} was not recorded, being secret, and is not set now"] if secret else []
+    return changed, notes
+
+
+def _has_us(python: str, directory: str, environment: Mapping[str, str | None]) -> bool:
+    """Whether an interpreter is there and finds this package."""
+    variables = {name: value for name, value in {**os.environ, **environment}.items() if value is not None}
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        asked = [python, "-c", "import introspect_cli.cli"]
+        answer = subprocess.run(  # noqa: S603 - the interpreter that the user's own run had
+            asked, cwd=directory, env=variables, capture_output=True, check=False, timeout=60, stdin=subprocess.DEVNULL
+        )
+        return answer.returncode == 0
+    return False
+
+
+@contextlib.contextmanager
+def placed(recipe: Recipe, tree: Path, links: Sequence[str] = ()) -> Iterator[Place]:
+    """A place to run a recipe: where it ran, if its files are as they were; else a work tree of its commit.
+
+    Args:
+        recipe: what is to run.
+        tree: where a work tree may be made; it is removed afterwards.
+        links: paths outside of git (data, checkpoints) that a work tree needs, relative to the directory.
+
+    Raises:
+        UsageError: no such path to link.
+    """
+    start = _start(recipe)
+    repository = _repository(start)
+    root = repository.root if repository is not None else start
+    here = Place(root, recipe.directory, recipe.words, "where it ran")
+    apart = _apart(recipe, root)
+    is_there = (
+        repository is not None and repository.run("cat-file", "-e", f"{recipe.commit}^{{commit}}").returncode == 0
+    )
+    if recipe.sources and not apart:
+        yield Place(root, recipe.directory, recipe.words, "where it ran, its source files unchanged")
+        return
+    if repository is None or not recipe.commit or not is_there:
+        why = "its commit is not known here" if repository is not None else "it ran outside of git"
+        told = f"{_changed(apart)} and {why}" if apart else f"no source files were recorded and {why}"
+        yield Place(root, here.directory, here.words, f"where it ran, although {told}")
+        return
+    if not recipe.sources and repository.ask("rev-parse", "HEAD") == recipe.commit:
+        yield Place(root, here.directory, here.words, f"where it ran, at its commit {recipe.commit[:10]}")
+        return
+    with work_tree(repository, tree, recipe.commit) as own:
+        inside = recipe.directory.resolve().is_relative_to(root.resolve())
+        below = os.path.relpath(recipe.directory.resolve(), root.resolve()) if inside else "."
+        directory = own.root / below if inside else recipe.directory
+        link(recipe.directory, own.root / below, links)
+        left = _apart(recipe, own.root)
+        told = f"in a work tree of its commit {recipe.commit[:10]}"
+        if left:
+            told += f", although {_changed(left)}: that was not committed"
+        if len(left) > len(apart):
+            yield Place(root, here.directory, here.words, f"where it ran, although {_changed(apart)}")
+        else:
+            yield Place(own.root, directory, _moved(recipe, root, own.root), told)
+
+
+def _repository(directory: Path) -> Repository | None:
+    try:
+        return Repository(directory)
+    except UsageError:
+        return None
+
+
+def _start(recipe: Recipe) -> Path:
+    """The directory of the script, or the one where a module ran: the project lies around it."""
+    if not recipe.script:
+        return recipe.directory
+    return Path(os.path.realpath(recipe.directory / recipe.script)).parent
+
+
+def _apart(recipe: Recipe, root: Path) -> list[str]:
+    """Recorded source files of the project that are not there, or hold something else."""
+    found = []
+    for name, digest in recipe.sources.items():
+        path = root / name
+        try:
+            data = path.read_bytes()
+        except OSError:
+            # Files from elsewhere are named by their modules: where they are now is not known.
+            if not _is_elsewhere(name, recipe):
+                found.append(name)
+            continue
+        if hashlib.blake2b(data, digest_size=8).hexdigest() != digest:
+            found.append(name)
+    return found
+
+
+def _is_elsewhere(name: str, recipe: Recipe) -> bool:
+    """Whether a source file lies on the recorded PYTHONPATH and not in the project."""
+    paths = recipe.environment.get("PYTHONPATH") or os.environ.get("PYTHONPATH", "")
+    return any((Path(path) / name).is_file() for path in paths.split(os.pathsep) if path)
+
+
+def _changed(names: Sequence[str]) -> str:
+    rest = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"{', '.join(names[:_SHOWN])}{rest} {'has' if len(names) == 1 else 'have'} changed since"
+
+
+def _moved(recipe: Recipe, root: Path, tree: Path) -> tuple[str, ...]:
+    """The words, paths of python files below the root put into the work tree unless they follow the directory there."""
+    moved = []
+    for word in recipe.words:
+        path = (recipe.directory / word).resolve()
+        follows = not word.startswith(os.sep) and recipe.directory.resolve().is_relative_to(root.resolve())
+        goes = word.endswith(".py") and not follows and path.is_relative_to(root.resolve())
+        moved.append(str(tree / os.path.relpath(path, root.resolve())) if goes else word)
+    return tuple(moved)

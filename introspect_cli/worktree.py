@@ -1,0 +1,106 @@
+"""A git repository asked through git itself, and work trees of its commits beside the user's own.
+
+Running code of another commit must leave the user's checkout, index and stash as they are: each commit gets a work tree
+of its own, which is removed afterwards.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from introspect_cli.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+
+class Repository:
+    """A git repository, asked through git itself."""
+
+    def __init__(self, directory: Path) -> None:
+        """Find the repository that holds the directory.
+
+        Raises:
+            UsageError: there is none, or no git.
+        """
+        self.directory = directory
+        self.root = Path(self.ask("rev-parse", "--show-toplevel"))
+
+    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """Run git in the repository."""
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
+        try:
+            return subprocess.run(  # noqa: S603 - no shell
+                ["git", *words],  # noqa: S607 - the user's own git
+                cwd=self.directory,
+                env={**environment, "LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0"},
+                capture_output=True,
+                text=True,
+                errors="replace",
+                check=False,
+                stdin=subprocess.DEVNULL,
+            )
+        except OSError as error:
+            raise UsageError(f"cannot run git: {error.strerror or error}") from None
+
+    def ask(self, *words: str) -> str:
+        """What git answers.
+
+        Raises:
+            UsageError: git refuses; its last line says why.
+        """
+        answer = self.run(*words)
+        if answer.returncode:
+            lines = (answer.stderr or answer.stdout).strip().splitlines() or ["it failed"]
+            raise UsageError(f"git {words[0]}: {lines[-1].removeprefix('fatal: ')}")
+        return answer.stdout.strip()
+
+    def commit(self, revision: str) -> str:
+        """The full name of a commit.
+
+        Raises:
+            UsageError: there is no such revision.
+        """
+        answer = self.run("rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}")
+        if answer.returncode:
+            raise UsageError(f"no revision {revision!r} in {self.root}: name a commit, tag or branch")
+        return answer.stdout.strip()
+
+
+@contextlib.contextmanager
+def work_tree(user: Repository, path: Path, commit: str, *, keep: bool = False) -> Iterator[Repository]:
+    """A work tree of a commit, removed afterwards unless it is to be kept.
+
+    Raises:
+        UsageError: git refuses.
+    """
+    user.run("worktree", "prune")
+    if path.exists():
+        user.run("worktree", "remove", "--force", str(path))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    user.ask("worktree", "add", "--detach", "--force", str(path), commit)
+    try:
+        yield Repository(path)
+    finally:
+        if not keep:
+            user.run("worktree", "remove", "--force", str(path))
+            user.run("worktree", "prune")
+
+
+def link(source: Path, directory: Path, paths: Sequence[str]) -> None:
+    """Link paths outside of git (data, checkpoints), relative to `source`, into a directory of a work tree.
+
+    Raises:
+        UsageError: there is no such path.
+    """
+    for path in paths:
+        target = directory / path
+        if not (source / path).exists():
+            raise UsageError(f"no such path to link: {path}")
+        if not target.exists():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.symlink_to((source / path).resolve())

@@ -1,0 +1,217 @@
+"""What differs between two tensors, on differences planted with a known shape."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from introspect_cli.compare.pattern import About, difference
+from introspect_cli.compare.picture import folded, tile_of
+from introspect_cli.compare.ulps import rounded, ulp_bins, ulp_words
+
+FLOAT32 = ("float32", "float32")
+
+
+def planted(shape, at, change=lambda own: own + 1.0, seed=0):
+    """Random numbers, and the same with those at an index changed."""
+    a = np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+    b = a.copy()
+    b[at] = change(b[at])
+    return a, b
+
+
+def clauses(shape, at, about=None, change=lambda own: own * 1.7 + np.random.default_rng(9).standard_normal(own.shape)):
+    a, b = planted(shape, at, lambda own: np.asarray(change(own), np.float32))
+    return "; ".join(difference(a, b, FLOAT32, about).where)
+
+
+def above(n):
+    return np.triu(np.ones((n, n), bool), 1)
+
+
+def every_seventh(size):
+    return np.unravel_index(np.arange(3, size[0] * size[1], 7), size)
+
+
+SAMPLES = About(samples=True)
+PADDED = np.arange(10) >= np.array([[10], [7], [4], [9]])
+
+PLANTED = {
+    "one row": ((16, 24), np.s_[3], None, "row 3 alone (of 16), every element there"),
+    "one column": ((16, 24), np.s_[:, 0], None, "column 0 alone (of 24), every element there"),
+    "a range": ((16, 24), np.s_[4:8, 2:5], None, "rows 4 to 7 (of 16); columns 2 to 4 (of 24), every element there"),
+    "one element": ((16, 24), np.s_[3:4, 5:6], None, "one element alone, [3, 5]"),
+    "all": ((4, 5), np.s_[:], None, "all of them"),
+    "all but one row": ((16, 24), np.s_[np.arange(16) != 7], None, "all but row 7 (of 16)"),
+    "every fourth column": ((8, 32), np.s_[:, 1::4], None, "every fourth of 32 columns, from 1"),
+    "every fourth up to": ((8, 32), np.s_[:, 1:18:4], None, "every fourth of 32 columns, from 1 to 17"),
+    "what tiles leave": ((8, 70), np.s_[:, 64:], None, "the last 6 of 70 columns, what tiles of 64 leave over"),
+    "last tile": ((8, 128), np.s_[:, 64:], None, "the last 64 of 128 columns, the last tile of 64"),
+    "blocks": ((8, 48), (slice(None), np.arange(48) % 12 < 4), None, "4 columns of every 12, from 0 (of 48)"),
+    "a few rows": ((16, 24), np.s_[[1, 2, 9, 15]], None, "rows 1, 2, 9, 15 (of 16)"),
+    "one sample": ((4, 6, 8), np.s_[2], SAMPLES, "sample 2 alone (of 4), every element there"),
+    "some of one sample": ((4, 6, 8), np.s_[2, ::5, 3], SAMPLES, "indices 0, 5 of dimension 1 (of 6); column 3"),
+    "a head's columns": ((4, 6, 32), np.s_[..., 8:16], About(heads=4), "head 1 alone (of 4, columns 8 to 15)"),
+    "a head's dimension": ((2, 4, 6, 6), np.s_[:, 3], About(heads=4), "head 3 alone (of 4), every element there"),
+    "two heads": ((4, 6, 32), np.s_[..., [*range(8), *range(24, 32)]], About(heads=4), "heads 0, 3 (of 4, 8 columns"),
+    "above the diagonal": ((2, 6, 6), (slice(None), above(6)), None, "above the diagonal"),
+    "below the diagonal": ((2, 6, 6), (slice(None), above(6).T), None, "below the diagonal"),
+    "on the diagonal": ((2, 6, 6), (slice(None), np.eye(6, dtype=bool)), None, "on the diagonal"),
+    "counted through": ((6, 11), every_seventh((6, 11)), None, "every seventh element from 3 on, counted through"),
+    "the end": ((8, 25), np.unravel_index(np.arange(168, 200), (8, 25)), None, "the last 32 of 200 elements, counted"),
+    "padding": ((4, 10, 3), PADDED, About(padding=PADDED), "only at positions that are padding (10 of 10)"),
+    "padding of heads": ((4, 2, 10, 3), (slice(None), slice(None)), About(padding=PADDED), "all of them"),
+    "no padding": ((4, 10, 3), ~PADDED, About(padding=PADDED), "at every position that is no padding, and at no other"),
+    "flattened padding": ((40, 3), PADDED.reshape(-1), About(padding=PADDED), "only at positions that are padding"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_planted_places_are_named(name):
+    shape, at, about, wanted = PLANTED[name]
+    assert wanted in clauses(shape, at, about)
+
+
+def test_scattered_places_have_no_shape():
+    rng = np.random.default_rng(3)
+    a = rng.standard_normal((40, 50)).astype(np.float32)
+    b = a.copy()
+    chosen = rng.choice(2000, 700, replace=False)
+    b.reshape(-1)[chosen] += 1
+    assert difference(a, b, FLOAT32).where == ()
+
+
+def test_no_clause_says_every_element_of_what_has_equal_ones_in_it():
+    a, b = planted((16, 24), np.s_[3:5])
+    assert difference(a, b, FLOAT32).where == ("rows 3 to 4 (of 16), every element there",)
+    b[3, 7] = a[3, 7]
+    assert difference(a, b, FLOAT32).where == ("rows 3 to 4 (of 16)",)
+
+
+RELATIONS = {
+    "zeroed": (np.s_[2], lambda own: own * 0, "b is 0 in all of them"),
+    "constant": (np.s_[2], lambda own: own * 0 + 3, "b is 3 in all of them"),
+    "factor": (np.s_[:], lambda own: own * 2, "b is 2 times a"),
+    "negated": (np.s_[:], lambda own: -own, "b is -a"),
+    "summand": (np.s_[:], lambda own: own + np.float32(0.5), "b is a + 0.5"),
+    "nan": (np.s_[1], lambda own: own * np.nan, "b is NaN in all of them"),
+    "infinite": (np.s_[1], lambda own: own * 0 + np.inf, "b is infinite in all of them"),
+    "bfloat16": (np.s_[:], lambda own: rounded(own, "bfloat16"), "b is a rounded to bfloat16"),
+    "float16": (np.s_[:], lambda own: own.astype(np.float16).astype(np.float32), "b is a rounded to float16"),
+    "clamped": (np.s_[:], lambda own: np.clip(own, -0.5, 0.75), "b is a clamped to -0.5 to 0.75"),
+    "moved": (np.s_[:], lambda own: np.roll(own, 1, 0), "b is a moved by 1 along dimension 0"),
+    "moved back": (np.s_[:], lambda own: np.roll(own, -1, 1), "b is a moved by -1 along dimension 1"),
+    "reversed": (np.s_[:], lambda own: own[:, ::-1], "b is a with dimension 1 reversed"),
+    "transposed": (np.s_[:], lambda own: own.T.copy(), "b is a transposed"),
+    "rows shuffled": (np.s_[:], lambda own: own[[3, 1, 0, 2, 4, 5, 7, 6]], "slices of a along dimension 0 in another"),
+    "shuffled": (np.s_[:], lambda own: np.sort(own.reshape(-1)).reshape(8, 8), "the values of a in another order"),
+}
+
+
+@pytest.mark.parametrize("name", RELATIONS)
+def test_planted_relations_are_named(name):
+    at, change, wanted = RELATIONS[name]
+    a, b = planted((8, 8), at, change)
+    assert wanted in "; ".join(difference(a, b, FLOAT32).relation)
+
+
+def test_noise_has_no_relation():
+    rng = np.random.default_rng(5)
+    a = rng.standard_normal((8, 8)).astype(np.float32)
+    b = (a * (1 + 1e-5 * rng.standard_normal((8, 8)))).astype(np.float32)
+    assert difference(a, b, FLOAT32).relation == ()
+    assert difference(a, b, FLOAT32).where == ("all of them",)
+
+
+def test_signs_of_zeros_are_told():
+    a, b = np.zeros((3, 4), np.float32), np.zeros((3, 4), np.float32)
+    b[1] = -0.0
+    found = difference(a, b, FLOAT32)
+    assert found.relation == ("only the signs of zeros differ",)
+    assert found.elements.differing == 4
+    assert found.ulps == ()
+    assert any(cell > 0 for row in found.picture.cells for cell in row)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])
+def test_ulps_count_representable_numbers(dtype):
+    base = np.array([1.0, -1.0, 3.5, 1e-3, 0.0], dtype)
+    other = base.copy()
+    for _ in range(4):
+        other[1] = np.nextafter(other[1], np.array(np.inf, dtype))
+    other[0] = np.nextafter(base[0], np.array(2, dtype))
+    other[2] = np.nextafter(np.nextafter(base[2], np.array(0, dtype)), np.array(0, dtype))
+    other[4] = np.nextafter(np.nextafter(base[4], np.array(1, dtype)), np.array(1, dtype))
+    bins, unit = ulp_bins(base, other, (dtype, dtype))
+    assert unit == dtype
+    assert bins == ((1, 1), (2, 2), (3, 1))
+
+
+def test_ulps_across_zero_and_of_another_dtype():
+    tiny = np.finfo(np.float32).smallest_subnormal
+    assert ulp_bins(np.array([tiny]), np.array([-tiny]), FLOAT32)[0] == ((2, 1),)
+    a = np.array([1.0, 1.0, 2.0], np.float32)
+    b = np.array([1.001, 1.0078125, 2.03125], np.float32)
+    bins, unit = ulp_bins(a, b, ("float32", "bfloat16"))
+    assert (bins, unit) == (((1, 1), (2, 1)), "bfloat16")
+    assert ulp_bins(a, b, ("int64", "int64")) == ((), "")
+    assert ulp_bins(np.array([np.nan]), np.array([1.0]), ("float64", "float64"))[0] == ()
+
+
+def test_ulps_of_float64_are_exact_where_the_numbers_are_large():
+    a = np.array([1e300, -1e300])
+    b = np.array([np.nextafter(1e300, np.inf), 1e300])
+    assert ulp_bins(a, b, ("float64", "float64"))[0] == ((1, 1), (2**23 + 1, 1))
+
+
+def test_bins_in_words():
+    assert [ulp_words(low) for low in (1, 2, 3, 5, 9, 2**23 + 1)] == [
+        "1",
+        "2",
+        "3 to 4",
+        "5 to 8",
+        "9 to 16",
+        "over 8,388,608",
+    ]
+
+
+def test_rounding_to_bfloat16_is_torchs():
+    torch = pytest.importorskip("torch")
+    values = torch.randn(4096, generator=torch.Generator().manual_seed(1)) * 1e3
+    values[:3] = torch.tensor([math.inf, 3.4e38, 0.0])
+    assert np.array_equal(rounded(values.numpy(), "bfloat16"), values.bfloat16().float().numpy())
+
+
+def test_a_picture_never_loses_a_lone_element():
+    a, b = planted((3000, 700), np.s_[2999, 699:])
+    picture = difference(a, b, FLOAT32).picture
+    assert len(picture.cells) <= 48
+    assert len(picture.cells[0]) <= 96
+    assert picture.cells[-1][-1] > 0
+    assert sum(cell > 0 for row in picture.cells for cell in row) == 1
+    assert picture.tile == (75, 10)
+
+
+def test_a_picture_folds_by_the_largest():
+    grid = np.array([[0.0, 1.0, 0.0, 0.0], [0.0, 0.0, 2.0, 0.0]])
+    assert folded(grid, (1, 2)) == ((1.0, 2.0),)
+    assert [tile_of(256, 48), tile_of(256, 16), tile_of(97, 48), tile_of(5, 9)] == [8, 16, 3, 1]
+
+
+def test_other_shapes_and_plain_bytes_have_no_difference():
+    assert difference(np.zeros(3), np.zeros(4), ("float64", "float64")) is None
+    assert difference(np.zeros(3, "S1"), np.zeros(3, "S1"), ("x", "x")) is None
+
+
+def test_equal_tensors_have_neither_place_nor_relation():
+    found = difference(np.ones(4), np.ones(4), ("float64", "float64"))
+    assert (found.where, found.relation, found.ulps) == ((), (), ())
+    assert difference(np.zeros(0), np.zeros(0), ("float64", "float64")).elements.differing == 0
+
+
+def test_the_largest_come_first():
+    a, b = np.zeros((4, 4)), np.zeros((4, 4))
+    b[1, 2], b[3, 3], b[0, 0] = 1.0, -3.0, 2.0
+    assert [row[0] for row in difference(a, b, ("float64", "float64")).largest] == [(3, 3), (0, 0), (1, 2)]

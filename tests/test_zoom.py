@@ -1,0 +1,232 @@
+"""Both runs again up to where they diverge: from their own commits, only if they repeat, and what is said if not."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from introspect_cli.recipe import placed, recipe_of
+from introspect_cli.store import documents
+from introspect_cli.store.reader import open_run
+
+TRAIN = """\
+import argparse
+import os
+import pathlib
+
+import torch
+
+import model
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--fault-at", type=int, default=-1)
+parser.add_argument("--count")
+args = parser.parse_args()
+torch.manual_seed(0)
+shift = 0.0
+if args.count:
+    path = pathlib.Path(args.count)
+    shift = int(path.read_text()) if path.exists() else 0
+    path.write_text(str(shift + 1))
+net = model.Net()
+scale = float(os.environ.get("NET_SCALE", "1"))
+for step in range(6):
+    x = torch.randn(4, 6) + shift
+    if step == args.fault_at:
+        x[2] *= 2
+    loss = (net(x) * scale).square().mean()
+    loss.backward()
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter -= 0.1 * parameter.grad
+            parameter.grad = None
+"""
+"""Updates by hand: torch's optimizers import its compiler, which takes longer than all the rest of a run."""
+
+MODEL = """\
+import torch
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = torch.nn.Linear(6, 8)
+        self.b = torch.nn.Linear(8, 2)
+
+    def forward(self, x):
+        hidden = torch.relu(self.a(x))
+{fault}
+        return self.b(hidden)
+"""
+SOUND, FAULTY = (MODEL.format(fault=f"        hidden = hidden * {own}") for own in ("1.0", "torch.arange(8).lt(6)"))
+
+
+def git(repository: Path, *words: str) -> str:
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
+    for role in ("AUTHOR", "COMMITTER"):
+        environment |= {f"GIT_{role}_NAME": "someone", f"GIT_{role}_EMAIL": "someone@example.invalid"}
+    answer = subprocess.run(
+        ["git", *words], cwd=repository, env=environment, capture_output=True, text=True, check=True
+    )
+    return answer.stdout.strip()
+
+
+def introspect(directory: Path, *words: object, code: int, **variables: str) -> str:
+    """Standard output of a command, and under it standard error."""
+    answer = subprocess.run(
+        [sys.executable, "-m", "introspect_cli", *map(str, words)],
+        cwd=directory, capture_output=True, text=True, check=False, env={**os.environ, **variables},
+    )  # fmt: skip
+    assert answer.returncode == code, answer.stdout + answer.stderr
+    return answer.stdout + answer.stderr
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory) -> Path:
+    """A repository of two commits, each captured; what is checked out is a third, which has no model."""
+    path = tmp_path_factory.mktemp("project")
+    git(path, "init", "-q", "-b", "main")
+    (path / ".gitignore").write_text("runs\nintrospect-runs\n__pycache__\n")
+    (path / "train.py").write_text(TRAIN)
+    for name, text in (("a", SOUND), ("b", FAULTY)):
+        (path / "model.py").write_text(text)
+        git(path, "add", "-A")
+        git(path, "commit", "-q", "-m", name)
+        introspect(path, "capture", "-q", "-o", f"runs/{name}", "train.py", code=0)
+    (path / "model.py").write_text("raise SystemExit('no model any more')\n")
+    git(path, "commit", "-qam", "gone")
+    return path
+
+
+@pytest.fixture
+def project(kept, tmp_path) -> Path:
+    """A copy, since a zoom writes beside the runs. The recorded directory is made to be that of the copy."""
+    path = Path(shutil.copytree(kept, tmp_path / "a project"))
+    moved_to(path, *path.glob("runs/*"))
+    return path
+
+
+def moved_to(directory: Path, *runs: Path) -> None:
+    """Write another directory into the commands of runs, as if they had been captured there."""
+    for run in runs:
+        file = run / "settings" / "command.yaml"
+        found = yaml.safe_load(file.read_text())
+        own = {key: value for key, value in found.items() if key not in ("written", "crc32", "run")}
+        run_id = yaml.safe_load((run / "manifest.yaml").read_text())["id"]
+        file.write_bytes(documents.dump({**own, "directory": str(directory)}, "settings/command.yaml", run_id))
+
+
+def test_each_run_is_repeated_from_its_own_commit(project):
+    before = [
+        git(project, *words) for words in (["status", "--porcelain"], ["rev-parse", "HEAD"], ["worktree", "list"])
+    ]
+    told = introspect(project, "zoom", "runs/a", "runs/b", code=1)
+    commits = [git(project, "rev-parse", name)[:10] for name in ("HEAD~2", "HEAD~1")]
+    assert f"Run a was run again in a work tree of its commit {commits[0]}, and repeats what was recorded." in told
+    assert f"Run b was run again in a work tree of its commit {commits[1]}, and repeats what was recorded." in told
+    assert "aten.mul.Tensor of Net  4x8 float32" in told
+    assert "run by model.py:12 in a  hidden = hidden * 1.0" in told
+    assert "run by model.py:12 in b  hidden = hidden * torch.arange(8).lt(6)" in told
+    assert "which: the last 2 of 8 columns" in told
+    assert "how: b is 0 in all of them." in told
+    assert "ULPs of float32" in told
+    assert "····" in told
+    after = [git(project, *words) for words in (["status", "--porcelain"], ["rev-parse", "HEAD"], ["worktree", "list"])]
+    assert after == before
+    new = yaml.safe_load((project / "introspect-runs/zoom-a-b/b/manifest.yaml").read_text())
+    assert new["options"]["steps"] == "0"
+    assert new["options"]["until_step"] == 0
+    assert new["options"]["level"] == "op"
+
+
+@pytest.fixture
+def pair(forks, tmp_path):
+    """Capture the script twice in a directory outside of git."""
+
+    def run(*more, before=(), env=()):
+        (tmp_path / "train.py").write_text(TRAIN)
+        (tmp_path / "model.py").write_text(SOUND)
+        (tmp_path / "count").write_text("1")
+        for name, own, variables in (("a", (), ()), ("b", more, env)):
+            done = forks("capture", "-q", *before, "-o", name, "train.py", *own, cwd=tmp_path, env=variables)
+            assert done.returncode == 0, done.stderr
+        return tmp_path
+
+    return run
+
+
+def test_a_divergence_between_recorded_steps_is_found_where_it_began(pair):
+    place = pair("--fault-at", "3", before=("--steps", "::5"))
+    told = introspect(place, "diff", "a", "b", "--zoom", code=1)
+    assert "First divergence at step 5" in told
+    assert "First divergence at step 3" in told
+    assert "which: row 2 alone (of 4), every element there." in told
+    assert "how: b is 2 times a." in told
+    assert "where it ran, its source files unchanged" in told
+
+
+def test_a_run_that_does_not_repeat_itself_is_not_zoomed_into(pair):
+    place = pair("--count", "count")
+    # What b counts from is another number now: it cannot be what was recorded.
+    told = introspect(place, "zoom", "a", "b", code=1)
+    assert "Run a was run again where it ran, its source files unchanged, and repeats what was recorded." in told
+    assert "but does not repeat what was recorded. First divergence at step 0" in told
+    assert "What follows is what the stores hold." in told
+    assert "No elements to show: neither run stored it whole." in told
+    assert "What its records tell: mean" in told
+    (place / "model.py").write_text("raise SystemExit('no model any more')\n")
+    told = introspect(place, "zoom", "a", "b", code=1)
+    assert "although model.py has changed since and it ran outside of git" in told
+    assert "but it ended with exit code 1 and recorded no step: no model any more" in told
+
+
+def test_variables_are_to_be_as_they_were(pair, monkeypatch):
+    place = pair(env=(("NET_SCALE", "3"),))
+    monkeypatch.setenv("NET_SCALE", "5")
+    monkeypatch.setenv("SOME_SWITCH", "1")
+    found = []
+    for name in "ab":
+        with open_run(place / name) as run:
+            found.append(recipe_of(run))
+    assert [own.environment["NET_SCALE"] for own in found] == [None, "3"]
+    assert found[1].environment["SOME_SWITCH"] is None
+    assert found[1].words == ("train.py",)
+    with placed(found[1], place / "tree") as here:
+        assert here.told == "where it ran, its source files unchanged"
+    (place / "model.py").write_text(FAULTY)
+    with placed(found[1], place / "tree") as here:
+        assert here.told == "where it ran, although model.py has changed since and it ran outside of git"
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"arguments": ["--api-key", "<redacted>"]}, "its command line holds values that were redacted"),
+        ({"script": None}, "no command line was recorded that could be run again"),
+        ({"directory": "/no/such/place"}, "its directory /no/such/place is not there"),
+    ],
+)
+def test_what_cannot_be_run_again_is_said(project, change, sentence):
+    file = project / "runs/b/settings/command.yaml"
+    own = yaml.safe_load(file.read_text())
+    run_id = yaml.safe_load((project / "runs/b/manifest.yaml").read_text())["id"]
+    file.write_bytes(documents.dump({**own, **change}, "settings/command.yaml", run_id))
+    told = introspect(project, "zoom", "runs/a", "runs/b", code=1)
+    assert f"Run b cannot be run again: {sentence}." in told
+    assert "What follows is what the stores hold." in told
+
+
+def test_runs_that_agree_are_not_run_again(project):
+    told = introspect(project, "zoom", "runs/a", "runs/a", code=0)
+    assert "The runs are the same" in told
+    assert not (project / "introspect-runs").exists()
+
+
+def test_zoom_of_more_than_two_runs_is_an_error(project):
+    assert "--zoom shows two runs" in introspect(project, "diff", "runs/a", "runs/b", "runs/a", "--zoom", code=2)
