@@ -34,6 +34,7 @@ VERBS = {
     "export": "Write a run in other formats.",
     "golden": "Keep a small run in git and check a script against it.",
     "import": "Import a run from reports of other tools.",
+    "merge": "Put ranks that were recorded on several machines into one run.",
     "pack": "Make one file of a run, which every verb reads.",
     "report": "Write a page about one run, or about two.",
     "runs": "List the runs there are, label them, and remove old ones.",

@@ -171,3 +171,45 @@ def test_ranks_of_a_launch_agree_on_its_name_and_no_other_launch_does():
     restarted = name(RANK="0", TORCHELASTIC_RUN_ID="a", TORCHELASTIC_RESTART_COUNT="1")
     assert restarted.id != elastic[0].id
     assert restarted.job == elastic[0].job
+
+
+@pytest.fixture(scope="module")
+def machines(tmp_path_factory):
+    """A launch of three ranks on two machines without a common disk; the third never started."""
+    folders = [tmp_path_factory.mktemp(f"node{number}") for number in range(2)]
+    told = ended(*(start(folder, rank, 3, options=("-o", "run")) for rank, folder in enumerate(folders)))
+    assert [code for code, _ in told] == [0, 0], told
+    return [folder / "run" for folder in folders]
+
+
+def test_ranks_of_several_machines_become_one_run(machines, tmp_path, introspect):
+    assert introspect("pack", str(machines[1]), "-o", "node1.zip").returncode == 0
+    done = introspect("merge", str(machines[0]), "node1.zip", "-o", "whole")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[0] == "wrote whole (2 ranks)"
+    assert "2" in done.stdout.splitlines()[1]
+    with open_run(tmp_path / "whole") as run:
+        assert run.ranks == (0, 1)
+        assert [len(run.rank(rank)) for rank in run.ranks] == [3, 3]
+        assert run.settings_of(1)["command"]
+    assert verify_run(tmp_path / "whole").sound
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".whole")] == []
+
+
+def test_what_cannot_be_merged_is_told(machines, launched, tmp_path, introspect):
+    def refused(*words):
+        done = introspect("merge", *map(str, words), "-o", "whole")
+        assert done.returncode == 2
+        assert not (tmp_path / "whole").exists()
+        assert [path for path in tmp_path.iterdir() if path.name.startswith(".whole")] == []
+        return done.stderr
+
+    assert "rank 0 is both in" in refused(machines[0], machines[1], machines[0].parent / "run/../run")
+    (tmp_path / "train.py").write_text(SCRIPT)
+    assert introspect("capture", "-o", "alone", "train.py", "1").returncode == 0
+    assert "is a run of one process" in refused(machines[0], "alone")
+    assert "there is no run at nowhere" in refused("nowhere")
+    other = start(tmp_path, 1, 3, options=("-o", "other"), steps=1, TORCHELASTIC_RUN_ID="launch-2")
+    assert ended(other)[0][0] == 0
+    assert "is of another launch than" in refused(machines[0], "other")
+    assert introspect("merge", str(machines[0]), "-o", "alone").returncode == 2

@@ -51,7 +51,7 @@ def pack(run: Path, out: Path) -> int:
     temporary = out.with_name(f".{out.name}.{os.getpid()}")
     try:
         with zipfile.ZipFile(temporary, "x", zipfile.ZIP_DEFLATED, compresslevel=6, strict_timestamps=False) as made:
-            for name, path in _files(run):
+            for name, path in files_of(run):
                 # What differs between two packs of one run is nothing: names sorted, no times.
                 about = zipfile.ZipInfo(name)
                 about.compress_type = zipfile.ZIP_DEFLATED
@@ -68,7 +68,7 @@ def pack(run: Path, out: Path) -> int:
     return out.stat().st_size
 
 
-def _files(run: Path) -> Iterator[tuple[str, Path]]:
+def files_of(run: Path) -> Iterator[tuple[str, Path]]:
     """The files of a store by name, the manifest first; locks and links are left out."""
     found = {}
     for folder, _, names in os.walk(run):
