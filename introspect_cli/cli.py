@@ -36,6 +36,7 @@ VERBS = {
     "import": "Import a run from reports of other tools.",
     "merge": "Put ranks that were recorded on several machines into one run.",
     "pack": "Make one file of a run, which every verb reads.",
+    "publish": "Show a run in a logger while it is written.",
     "report": "Write a page about one run, or about two.",
     "runs": "List the runs there are, label them, and remove old ones.",
     "show": "Show what is in a run.",

@@ -265,7 +265,7 @@ class Rank:
     def layout(self, layout):
         return hash(layout) % 1000
 
-    def append(self, step, batch):
+    def append(self, step, batch, labels=None):
         self.steps.append((step, batch))
 
 

@@ -20,7 +20,7 @@ from introspect_cli.cli import VERBS
 PACKAGE = Path(introspect_cli.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
 
-BASE = {"version", "records", "labels", "schedule", "errors", "exit_codes", "sums"}
+BASE = {"version", "records", "labels", "schedule", "schedules", "conditions", "errors", "exit_codes", "sums"}
 EVERYTHING = {path.stem if path.parent == PACKAGE else path.parent.name for path in FILES}
 
 LAYERS = {
@@ -28,6 +28,8 @@ LAYERS = {
     "records": set(),
     "labels": set(),
     "schedule": {"errors"},
+    "conditions": {"errors"},
+    "schedules": {"conditions", "errors", "schedule"},
     "errors": {"exit_codes"},
     "exit_codes": set(),
     "sums": set(),
@@ -44,6 +46,7 @@ LAYERS = {
     "inspect": BASE | {"store", "selection"},
     "health": BASE | {"store", "selection"},
     "exchange": BASE | {"store", "inspect", "health", "selection"},
+    "publish": BASE | {"store", "exchange", "selection"},
     "rerun": BASE | {"store", "compare", "selection"},
     "worktree": BASE,
     "bisect": BASE | {"store", "compare", "rerun", "worktree"},

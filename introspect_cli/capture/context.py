@@ -96,6 +96,8 @@ class Context:
         """Something of the step is about to happen; the first such moment records how the step starts."""
         if self._begun != self.recorder.step:
             self._begun, before = self.recorder.step, self.recorder.rows
+            if self.recorder.undecided:
+                self.recorder.decide()
             if self.recorder.wanted:
                 for listener in self.on_begin:
                     listener()

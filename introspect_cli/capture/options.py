@@ -7,12 +7,16 @@ statistics are checked here too, so that nothing downstream meets an unknown one
 
 from __future__ import annotations
 
+import functools
+import re
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
+from introspect_cli.conditions import NAMES
 from introspect_cli.errors import UsageError
 from introspect_cli.records import DERIVED_STATS, STATISTICS, Kind
 from introspect_cli.schedule import Schedule
+from introspect_cli.schedules import Epochs, EverySeconds, First, Last, Rule, Steps, When, parse_rule
 from introspect_cli.selection import choose, did_you_mean, words
 
 if TYPE_CHECKING:
@@ -126,6 +130,19 @@ class CaptureOptions:
     progress: bool = field(
         default=False,
         metadata=_option(RUN, "Show on the terminal how far the run is.", "--progress", in_manifest=False),
+    )
+    publish: tuple[str, ...] = field(
+        default=(),
+        metadata=_option(
+            RUN,
+            "Show the run while it goes on: tensorboard, mlflow, wandb, logger (what the framework logs to), a "
+            "directory or a URL; may be repeated.",
+            "--publish",
+            metavar="PLACE",
+            repeated=True,
+            commas=False,
+            in_manifest=False,
+        ),
     )
     quiet: bool = field(default=False, metadata=_option(RUN, "Print errors only.", "-q", "--quiet", in_manifest=False))
     record: frozenset[Kind] = field(
@@ -282,6 +299,76 @@ class CaptureOptions:
             WHEN, "Steps and python slices, such as 0,5,10:20,100::50.", "--steps", metavar="STEPS", narrows=True
         ),
     )
+    every_seconds: int | None = field(
+        default=None,
+        metadata=_option(
+            WHEN, "Of these, one step every N seconds.", "--every-seconds", metavar="N", least=1, narrows=True
+        ),
+    )
+    epochs: str | None = field(
+        default=None,
+        metadata=_option(
+            WHEN,
+            "Of these, only epochs such as 0,10:12, as Lightning, transformers and accelerate count them.",
+            "--epochs",
+            metavar="EPOCHS",
+            narrows=True,
+        ),
+    )
+    first: int | None = field(
+        default=None,
+        metadata=_option(WHEN, "And the first N steps.", "--first", metavar="N", least=1, narrows=True),
+    )
+    last: int | None = field(
+        default=None,
+        metadata=_option(
+            WHEN,
+            "And the last N steps: older ones are dropped from the run as it goes on.",
+            "--last",
+            metavar="N",
+            least=1,
+            narrows=True,
+        ),
+    )
+    when: str | None = field(
+        default=None,
+        metadata=_option(
+            WHEN,
+            f"And each step of which a condition holds, such as 'loss > 3 * median'; known are {', '.join(NAMES)}.",
+            "--when",
+            metavar="CONDITION",
+            narrows=True,
+        ),
+    )
+    rule: str | None = field(
+        default=None,
+        metadata=_option(
+            WHEN,
+            "All of that as one expression, such as 'first(10) | every(100) & epochs(\"0:3\") | last(50)'.",
+            "--schedule",
+            metavar="RULES",
+            narrows=True,
+        ),
+    )
+    max_size: int | None = field(
+        default=None,
+        metadata=_option(
+            WHEN,
+            "Keep the run below a size such as 2GB: older steps are thinned, the first and the latest stay.",
+            "--max-size",
+            metavar="SIZE",
+            narrows=True,
+        ),
+    )
+    until_nan: bool = field(
+        default=False,
+        metadata=_option(
+            WHEN,
+            "End the script after the first step with a NaN in a loss, an output or a parameter.",
+            "--until-nan",
+            narrows=True,
+        ),
+    )
     until_step: int | None = field(
         default=None,
         metadata=_option(
@@ -377,11 +464,11 @@ class CaptureOptions:
 
         `output`, `force` and `quiet` say nothing about what is in the run; names of secrets stay out too.
         """
-        return {_key(name): _plain(getattr(self, name)) for name, option in described(self) if option.in_manifest}
+        return {key(name): _plain(getattr(self, name)) for name, option in described(self) if option.in_manifest}
 
     def narrowing(self) -> dict[str, Any]:
         """What the manifest says apart: the options that decide how much of a training is observed, all of them."""
-        return {_key(name): _plain(getattr(self, name)) for name, option in described(self) if option.narrows}
+        return {key(name): _plain(getattr(self, name)) for name, option in described(self) if option.narrows}
 
 
 def described(options: CaptureOptions | type[CaptureOptions] = CaptureOptions) -> list[tuple[str, Option]]:
@@ -389,9 +476,9 @@ def described(options: CaptureOptions | type[CaptureOptions] = CaptureOptions) -
     return [(item.name, item.metadata["option"]) for item in fields(options)]
 
 
-def _key(name: str) -> str:
-    """A field's name in the manifest."""
-    return "steps" if name == "schedule" else name
+def key(name: str) -> str:
+    """What people call a field: in the manifest, a configuration file, a call."""
+    return {"schedule": "steps", "rule": "schedule"}.get(name, name)
 
 
 def _plain(value: object) -> Any:
@@ -424,7 +511,7 @@ def options_of(given: Mapping[str, Any]) -> CaptureOptions:
     Raises:
         UsageError: an option, a kind or a statistic is unknown, a bad schedule.
     """
-    known = [*(_key(name) for name, _ in described()), "every"]
+    known = [*(key(name) for name, _ in described()), "every"]
     for name in given:
         if name not in known:
             hint = did_you_mean(name, known) or ":"
@@ -435,17 +522,83 @@ def options_of(given: Mapping[str, Any]) -> CaptureOptions:
         if name in values and option.repeated:
             texts = [values[name]] if isinstance(values[name], str) else values[name]
             values[name] = words(texts) if option.commas else tuple(texts)
+    rule = values.pop("schedule", None)
     values["schedule"] = Schedule.parse(values.pop("steps", None), values.pop("every", None))
+    if rule is not None:
+        values["rule"] = str(parse_rule(str(rule)))
+    if values.get("max_size") is not None:
+        values["max_size"] = parse_size(values["max_size"])
     if record:
         values["record"] = parse_kinds([record] if isinstance(record, str) else record)
     if stats:
         values["stats"] = parse_stats([stats] if isinstance(stats, str) else stats)
     options = CaptureOptions(**values)
+    _check_rule(options)
     operators = options.level == "op" or options.vjp or options.jacobian_norm
     check_pairs((*options.vjp, *options.jacobian_norm))
     if options.level != "op" and (options.ops or options.views or options.all_dtypes):
         raise UsageError("--ops, --views and --all-dtypes say which operators are recorded: give --level op with them")
     return replace(options, record=options.record | {Kind.OP_OUTPUT}) if operators else options
+
+
+def rule_of(options: CaptureOptions) -> Rule:
+    """Which steps a capture keeps: those of its schedule, and what `first`, `last` and `when` add to them.
+
+    Raises:
+        UsageError: a rule cannot be read.
+    """
+    if options.rule is not None:
+        return parse_rule(options.rule)
+    base: list[Rule] = [Steps(str(options.schedule))] if options.schedule != Schedule() else []
+    base += [EverySeconds(options.every_seconds)] if options.every_seconds is not None else []
+    base += [Epochs(options.epochs)] if options.epochs is not None else []
+    more: list[Rule] = [First(options.first)] if options.first is not None else []
+    more += [Last(options.last)] if options.last is not None else []
+    more += [When(options.when)] if options.when is not None else []
+    if base:
+        more.insert(0, functools.reduce(Rule.__and__, base))
+    return functools.reduce(Rule.__or__, more) if more else Steps()
+
+
+def _check_rule(options: CaptureOptions) -> None:
+    """Make sure that what decides on steps can be known.
+
+    Raises:
+        UsageError: it cannot, or two options contradict each other.
+    """
+    own = [name for name in ("every_seconds", "epochs", "first", "last", "when") if getattr(options, name) is not None]
+    own += ["steps"] if options.schedule != Schedule() else []
+    if options.rule is not None and own:
+        raise UsageError(
+            f"--schedule says all of it: put --{own[0].replace('_', '-')} into it, or leave one of them out"
+        )
+    asked = {name for part in rule_of(options).parts if isinstance(part, When) for name in part.names}
+    needed = {"loss": Kind.LOSS, "median": Kind.LOSS, "mean": Kind.LOSS, "previous": Kind.LOSS, "grad_norm": Kind.GRAD}
+    for name in sorted(asked):
+        if name in needed and needed[name] not in options.record:
+            raise UsageError(
+                f"a condition asks for {name}, and no {needed[name].value} is recorded: add it to --record"
+            )
+    if (asked - {"step"} or options.until_nan) and not options.measures:
+        raise UsageError("--when and --until-nan look at statistics: leave out --stats none")
+
+
+_SIZES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+
+
+def parse_size(text: object) -> int:
+    """Bytes, from `2GB`, `500 MB`, `1.5GiB` or a number.
+
+    Raises:
+        UsageError: it is no size, or none that holds a step.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?", str(text).strip().lower())
+    if found is None or found[2] not in _SIZES:
+        raise UsageError(f"{str(text)!r} is no size: give one such as 500MB or 2GB")
+    size = int(float(found[1]) * _SIZES[found[2]])
+    if size < 10**5:
+        raise UsageError(f"--max-size {text} holds no run: give 100kB at least")
+    return size
 
 
 def check_pairs(texts: Iterable[str]) -> None:

@@ -18,8 +18,10 @@ import numpy as np
 import torch
 
 from introspect_cli.capture.environment.redact import is_secret_path, plain
+from introspect_cli.capture.keeping import Keeping
 from introspect_cli.errors import StoreError
 from introspect_cli.records import Given, Kind, Phase, Site, SiteInfo
+from introspect_cli.schedules import ALWAYS, NEVER
 from introspect_cli.selection import selects
 from introspect_cli.store.batch import StepBatch, given_columns
 from introspect_cli.tensors.places import Placed
@@ -77,7 +79,7 @@ class Recorder:
         summarizer: Summarizer,
         rank: RankWriter,
         store: StoreWriter,
-        schedule: Schedule,
+        schedule: Schedule | Keeping,
         save_tensors: tuple[str, ...] = (),
         store_lost: Callable[[StoreError], None] = lambda _error: None,
     ) -> None:
@@ -87,7 +89,7 @@ class Recorder:
             summarizer: turns values into slots.
             rank: where finished steps go.
             store: where whole tensors go.
-            schedule: which steps are wanted.
+            schedule: which steps are wanted, and kept.
             save_tensors: globs over FQNs of values that are stored whole.
             store_lost: told once when the store can no longer be written.
         """
@@ -102,6 +104,8 @@ class Recorder:
         self._rank = rank
         self._store = store
         self._schedule = schedule
+        self._keeping = schedule if isinstance(schedule, Keeping) else None
+        self.undecided = self._keeping is not None and self._keeping.undecided
         self._save_tensors = save_tensors
         self._store_lost = store_lost
         self._lock = threading.RLock()
@@ -305,6 +309,8 @@ class Recorder:
                 self._saved.clear()
             self._ended.clear()
             self.step = self.steps_written = 0
+            if self._keeping is not None:
+                self._keeping.restart()
             self.wanted = self.alive and wanted
             self.resumed = True
             try:
@@ -325,6 +331,12 @@ class Recorder:
             self.step += 1
             self.wanted = self.alive and self._schedule.wants(self.step)
             self.resumed = self.wanted and not was_wanted
+
+    def decide(self) -> None:
+        """The step begins: where that tells more of it (its epoch), decide again whether it is wanted."""
+        if self.wanted and self._keeping is not None:
+            self.wanted = self._keeping.wants(self.step, begins=True)
+            self.resumed &= self.wanted
 
     def flush(self) -> None:
         """Append what the current step has recorded, if anything, as that step; nothing is left behind.
@@ -367,12 +379,23 @@ class Recorder:
             table = first.summaries.table()
             if not self.alive:
                 continue
+            expiry = ALWAYS if self._keeping is None else self._expiry(self._keeping, first, table)
+            if expiry == NEVER:
+                continue
             try:
+                before = self._rank.bytes_written if self._keeping is not None else 0
                 self._append(first, table)
                 self.steps_written += 1
+                if self._keeping is not None:
+                    saved = frozenset(int(table.checksum[item.slot]) for item in first.saved)
+                    self._keeping.written(first.step, expiry, self._rank.bytes_written - before, saved)
             except StoreError as error:
                 self.alive = self.wanted = False
                 self._store_lost(error)
+
+    def _expiry(self, keeping: Keeping, ended: EndedStep, table: SummaryTable) -> int:
+        kinds = [self._sites[site][0].kind for site in ended.rows] if keeping.looks else ()
+        return keeping.expiry(ended.step, kinds, ended.slots, table, ended.labels)
 
     def _append(self, ended: EndedStep, table: SummaryTable) -> None:
         pick = np.asarray(ended.slots, dtype=np.int64)

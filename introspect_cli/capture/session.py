@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING, Any
 from introspect_cli.capture.environment import randomness
 from introspect_cli.capture.environment.randomness import numpy_state, python_state
 from introspect_cli.capture.imports import ImportWatch
+from introspect_cli.capture.labels import loggers
 from introspect_cli.capture.manifest import Documents, closing, opening
 from introspect_cli.capture.probes.base import Guard
 from introspect_cli.capture.progress import Progress, human_size
+from introspect_cli.capture.publishing import LOGGER, Publishing
 from introspect_cli.capture.ranks.launchers import find_launch
 from introspect_cli.capture.run_directory import run_directory
 from introspect_cli.capture.signals import Signals
@@ -97,6 +99,14 @@ class Session:
         self._manifest = opening(target, options, self.launch)
         with self._store_errors():
             self._store.write_manifest(self._manifest)
+        self._publishing: list[Publishing] = []
+        self._publish([place for place in options.publish if place != LOGGER])
+
+    def _publish(self, places: list[str]) -> None:
+        """Begin to publish; of several ranks, the first does."""
+        if places and not self.rank:
+            with self._guard.around("publishing", "the run is"):
+                self._publishing.append(Publishing(self.path, places))
 
     def _numpy_imported(self) -> None:
         """Note what numpy's generator starts from, before the script can seed it."""
@@ -183,7 +193,8 @@ class Session:
             from introspect_cli.capture.probes.installed import Probes
 
             self._tell_if_slow()
-            probes = Probes(self.options, self._store, self._guard, self._lost, self._began, self.rank)
+            ranks = self.launch.world_size if self.launch is not None else 1
+            probes = Probes(self.options, self._store, self._guard, self._lost, self._began, self.rank, ranks)
             probes.context.on_tick.append(self._ticked)
             probes.install()
             self._probes = probes
@@ -207,6 +218,15 @@ class Session:
             if probes.context.ticks == 1:
                 self._documents.write_all()
             self._progress.update(probes.recorder.step, probes.rank.rows_written, probes.rank.bytes_written)
+        if probes.context.ticks == 1 and LOGGER in self.options.publish:
+            with self._guard.around("publishing", "the run is"):
+                found = loggers.places()
+                self._publish(found)
+                if not found:
+                    self._warn("--publish logger: neither Lightning nor transformers' Trainer logs to anything known")
+        if probes.keeping.nan_at is not None:
+            self._warn(f"step {probes.keeping.nan_at} made a NaN; the script is ended (--until-nan)")
+            raise SystemExit(0)
         last = self.options.until_step
         if last is not None and probes.recorder.step > last:
             # Asked for by the user: the script ends as if it had called sys.exit(), handlers and all.
@@ -240,6 +260,9 @@ class Session:
                 probes.context.finish()
                 if not probes.context.has_optimizer:
                     steps = probes.recorder.steps_written
+                probes.keeping.finish()
+                if probes.keeping.undecided and not probes.keeping.epoch_seen:
+                    self._guard.note("--epochs keeps no step: only Lightning, transformers and accelerate count epochs")
         if probes is not None:
             for sentence in probes.names.unmatched():
                 self._guard.note(sentence)
@@ -259,6 +282,8 @@ class Session:
         with self._store_errors():
             self._store.close()
         self._words.append(self._summary())
+        with self._guard.around("publishing", "the end of the run is"):
+            self._words += [sentence for own in self._publishing for sentence in own.finish()]
 
     def _uncalled(self, probes: Probes) -> str:
         """What to say where tensors were trained, but no module was seen at work."""
@@ -287,6 +312,8 @@ class Session:
         if self.launch is not None:
             size += f"; this is rank {self.rank} of {self.launch.world_size}"
         rest = " and what came after" if self._manifest.get("remainder") else ""
+        if probes.keeping.dropped:
+            rest += f" and dropped {probes.keeping.dropped:,} of them again"
         told = f"recorded {count(steps, 'step')}{rest}, {count(rows, 'record')} ({size}) in {self.path}"
         return told + self._uncalled(probes)
 
@@ -301,6 +328,8 @@ class Session:
         """In a child that the script forked: record nothing, write nothing, say nothing."""
         self._closed = True
         self._words = []
+        for own in self._publishing:
+            own.abandon()
         if self._probes is not None:
             self._probes.forked()
         self._store.abandon()

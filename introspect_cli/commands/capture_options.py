@@ -17,6 +17,7 @@ from introspect_cli.capture.options import (
     WHEN,
     CaptureOptions,
     Option,
+    key,
 )
 from introspect_cli.config import read_config
 
@@ -99,7 +100,7 @@ def from_field(name: str, option: Option, default: object) -> Callable[[Any], An
 def _declarations() -> Iterable[Callable[[Any], Any]]:
     """All options: those that are fields, and those that steer this command only."""
     for field in fields(CaptureOptions):
-        name = "steps" if field.name == "schedule" else field.name
+        name = key(field.name)
         yield from_field(name, field.metadata["option"], field.default)
         if name == "steps":
             yield _declared(WHEN, "Of these, only the multiples of N.", "--every", metavar="N", type=int)

@@ -71,6 +71,16 @@ def report(
     return SAME
 
 
+def page_of(run: Path) -> str:
+    """The page about one run, as HTML."""
+    from introspect_cli.compare.options import DiffOptions
+    from introspect_cli.render.html import page_html
+    from introspect_cli.store.reader import open_run
+
+    with open_run(run) as opened:
+        return page_html(_page([opened], [], DiffOptions()))
+
+
 def _page(runs: list[Run], noise: list[Run], options: DiffOptions) -> Page:
     from introspect_cli.compare.diff import compare_runs
     from introspect_cli.compare.options import DiffOptions

@@ -250,6 +250,8 @@ def _state_notes(a: Run, b: Run) -> list[str]:
         elif run.state.value == "interrupted":
             notes.append(f"Run {name} was interrupted: it holds {until}.")
         notes += [f"Run {name}: {sentence}." for sentence in run.endings]
+        dropped = dict.fromkeys(str(own) for rank in run.ranks for own in run.rank(rank).thinned)
+        notes += [f"Run {name} does not hold {text}: nothing is said of what was there." for text in dropped]
     return notes
 
 

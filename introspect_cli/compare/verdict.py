@@ -64,7 +64,9 @@ def extent(counts: Counts, outcomes: Sequence[RankOutcome]) -> str:
     layouts = any(outcome.gathered is not None for outcome in outcomes)
     by = "only within the tolerance or by extrema and means" if layouts else "within the tolerance or noise given"
     passed = f", {counts.within} of them {by}" if counts.within else ""
-    return f"{count(counts.equal, 'record')} of {count(counts.steps_compared, 'step')}{passed}"
+    thinned = any(outcome.paired.a.thinned or outcome.paired.b.thinned for outcome in outcomes)
+    kept = " that both runs kept" if thinned else ""
+    return f"{count(counts.equal, 'record')} of {count(counts.steps_compared, 'step')}{kept}{passed}"
 
 
 def undiverged(

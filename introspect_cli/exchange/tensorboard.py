@@ -73,6 +73,11 @@ def _double(number: int, value: float) -> bytes:
     return _varint(number << 3 | 1) + struct.pack("<d", value)
 
 
+def first_event(time: float) -> bytes:
+    """The event that a file begins with: wall_time = 1, file_version = 3."""
+    return _double(1, time) + _bytes(3, b"brain.Event:2")
+
+
 def event(step: int, values: list[bytes], time: float) -> bytes:
     """An event with the values of a step: wall_time = 1, step = 2, summary = 5."""
     summary = b"".join(_bytes(1, value) for value in values)
@@ -111,7 +116,7 @@ def write_tensorboard(run: Run, directory: Path, selection: Selection) -> int:
                 place = directory / f"rank{rank}" if len(run.ranks) > 1 else directory
                 place.mkdir(exist_ok=True)
                 files[rank] = (place / f"events.out.tfevents.0.introspect.{rank}").open("wb")
-                files[rank].write(framed(_double(1, 0.0) + _bytes(3, b"brain.Event:2")))
+                files[rank].write(framed(first_event(0.0)))
             values = [
                 value
                 for record in run.rank(rank).records(step)

@@ -52,7 +52,8 @@ def steps_in_words(reader: Any) -> str:
     if not len(reader):
         return "it has no complete step"
     numbers = reader.entries["step"]
-    return f"it has {len(numbers)} from {int(numbers[0])} to {int(numbers[-1])}"
+    dropped = "".join(f", and does not hold {own}" for own in reader.thinned)
+    return f"it has {len(numbers)} from {int(numbers[0])} to {int(numbers[-1])}{dropped}"
 
 
 def histories(run: Any, fqn: str, stat: str, kinds: frozenset[Kind], *, rank: int | None = None) -> list[History]:

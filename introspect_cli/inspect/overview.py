@@ -39,6 +39,7 @@ class Overview:
         machine: versions and processor it ran on.
         endings: sentences on ranks that left nothing or ended before the others.
         labels: what its framework calls the first and the last step that it has a name for; empty without one.
+        thinned: which steps were recorded and dropped again, in words.
     """
 
     path: str
@@ -59,6 +60,7 @@ class Overview:
     machine: str = ""
     endings: tuple[str, ...] = ()
     labels: tuple[Labels, ...] = ()
+    thinned: tuple[str, ...] = ()
 
 
 def reader_of(run: Any, rank: int | None = None) -> Any:
@@ -104,6 +106,7 @@ def overview(run: Any) -> Overview:
         machine=_machine(run.settings),
         endings=tuple(run.endings),
         labels=_labels(first),
+        thinned=tuple(dict.fromkeys(str(own) for reader in readers for own in reader.thinned)),
     )
 
 

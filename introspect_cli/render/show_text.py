@@ -54,7 +54,11 @@ def overview_blocks(run: Overview) -> list[Block]:
         if text
     ]
     told = manifest.get("not_observed")
-    notes = [*run.endings, *(str(text) for text in (told if isinstance(told, (list, tuple)) else ()))]
+    notes = [
+        *run.endings,
+        *(f"not held: {own}" for own in run.thinned),
+        *(str(text) for text in (told if isinstance(told, (list, tuple)) else ())),
+    ]
     if run.not_observed:
         notes.append(f"{count(run.not_observed, 'record')} of the first step could not be observed")
     blocks += [line(f"Note: {clean(text)}", "unsure") for text in notes]

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import re
 import struct
+import zlib
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -20,6 +21,7 @@ import numpy as np
 from introspect_cli.errors import StoreError
 from introspect_cli.records import SKETCH_SIZE, STATISTICS
 from introspect_cli.store.arrow import Column, Malformed, Schema
+from introspect_cli.store.files import FORMAT
 
 MAGIC = b"INTROSPX"
 HEADER = struct.Struct("<8sIIII16sI16xI")
@@ -150,6 +152,12 @@ _WORDS = {kind: word for word, kind in _TYPES.items()}
 _VECTOR = re.compile(r"float32\[([1-9]\d{0,3})\]")
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
 _MOST_COLUMNS = 256
+
+
+def index_header(rank: int, run_id: bytes, about: bytes) -> bytes:
+    """The header of an index, with the description of its columns."""
+    fields = (MAGIC, FORMAT, ENTRY.itemsize, rank, len(about), run_id, zlib.crc32(about))
+    return HEADER.pack(*fields, zlib.crc32(HEADER.pack(*fields, 0)[:-4])) + about
 
 
 @dataclass(frozen=True)

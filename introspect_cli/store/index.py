@@ -19,13 +19,13 @@ import hashlib
 import struct
 import zlib
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from introspect_cli.errors import StoreError
-from introspect_cli.store import format1
+from introspect_cli.store import format1, thinned
 from introspect_cli.store.arrow import Malformed, schema_message
 from introspect_cli.store.files import FORMAT, DamageError
 from introspect_cli.store.format import (
@@ -43,6 +43,9 @@ from introspect_cli.store.format import (
     row_bytes,
 )
 from introspect_cli.version import __version__
+
+if TYPE_CHECKING:
+    from introspect_cli.store.thinned import Thinned
 
 Entries = NDArray[np.void]
 
@@ -79,6 +82,8 @@ class Index:
         run_id: 16 bytes.
         ended: whether the writer closed the store itself.
         last: the entry that vouches for the streams of names: the end mark, or the last step; None without any.
+        generation: which file of records is its own, by number.
+        thinned: steps that were recorded and dropped.
     """
 
     entries: Entries
@@ -87,6 +92,8 @@ class Index:
     run_id: bytes
     ended: bool
     last: np.void | None
+    generation: int = 0
+    thinned: tuple[Thinned, ...] = ()
 
 
 EMPTY = Index(np.zeros(0, ENTRY), FORMAT, format1.columns_of(0), b"", ended=False, last=None)
@@ -103,12 +110,13 @@ def parse_index(data: bytes, rank: int, path: str) -> Index:
         return EMPTY
     found, length, run_id = _header(data, rank, path)
     if found == 1:
-        start, columns = HEADER.size, format1.columns_of(length)
+        start, columns, about = HEADER.size, format1.columns_of(length), b""
     else:
         start = HEADER.size + length
         if len(data) < start:
             return EMPTY
-        columns = _columns(data[HEADER.size : start], HEADER.unpack_from(data)[6], path)
+        about = data[HEADER.size : start]
+        columns = _columns(about, HEADER.unpack_from(data)[6], path)
     count = (len(data) - start) // ENTRY.itemsize
     entries = np.frombuffer(data, ENTRY, count, start)
     if count:
@@ -118,7 +126,11 @@ def parse_index(data: bytes, rank: int, path: str) -> Index:
     if ended and start + len(entries) * ENTRY.itemsize != len(data):
         raise DamageError(path, "something follows its end mark")
     _check(entries, columns, path, ended=ended)
-    return Index(entries[:-1] if ended else entries, found, columns, run_id, ended, last)
+    try:
+        generation, dropped = thinned.parse(about)
+    except Malformed as error:
+        raise DamageError(path, str(error)) from None
+    return Index(entries[:-1] if ended else entries, found, columns, run_id, ended, last, generation, dropped)
 
 
 def newer_format(found: int, version: str | None, path: str) -> StoreError:

@@ -28,7 +28,7 @@ ENDING = ".introspect.zip"
 
 _NAME = re.compile(
     r"(attempt\d{1,6}/)?(rank\d{1,6}/)?"
-    r"(manifest\.yaml|label|[a-z_]{1,32}\.(arrow|bin|jsonl)|settings/[a-z0-9_]{1,64}\.yaml|tensors/[0-9a-f]{16}\.safetensors)"
+    r"(manifest\.yaml|label|[a-z_]{1,32}\.(arrow|bin|jsonl)|records-\d{1,9}\.arrow|settings/[a-z0-9_]{1,64}\.yaml|tensors/[0-9a-f]{16}\.safetensors)"
 )
 _KEY = re.compile(r"[0-9a-f]{32}")
 _MOST_FILES = 1_000_000

@@ -35,6 +35,7 @@ from introspect_cli.store.index import EMPTY, Entries, Index, StepEntry, parse_i
 from introspect_cli.store.labels import LABELS, LIMIT_LABELS
 from introspect_cli.store.labels import decode as decode_labels
 from introspect_cli.store.names import SiteTable, decode_names, layouts_of, modules_of, no_rows
+from introspect_cli.store.thinned import records_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -57,6 +58,7 @@ class RankReader:
         entries: structured array of `format.ENTRY`, one a step: `step`, `rows`, `digest`, `chain`, ...
         run_id: 16 bytes that its index names as the run's; empty where it has no header yet.
         cut: what is missing of its records although its writer closed it; "" for nothing.
+        thinned: steps that were recorded and then dropped.
     """
 
     def __init__(self, run: Folder, rank: int, *, damaged: bool = False) -> None:
@@ -75,12 +77,26 @@ class RankReader:
         self.rank = rank
         self.path = f"{run.path}/rank{rank}"
         self._run = run
+        self._records: Handle | None = None
         index, self.running = self._open_index()
+        while True:
+            try:
+                self._take(index)
+                break
+            except DamageError:
+                # Where steps were dropped just now, another index names other records.
+                again, self.running = self._open_index()
+                if again.generation == index.generation:
+                    raise
+                index = again
+
+    def _take(self, index: Index) -> None:
         self._index = index
         self.ended = index.ended
         self.run_id = index.run_id
+        self.thinned = index.thinned
         self._schema = index.columns.records
-        self._records: Handle | None = None
+        self._file_of_records = records_name(index.generation)
         self.entries = self._indexed_and_there(index)
 
     def _open_index(self) -> tuple[Index, bool]:
@@ -103,7 +119,9 @@ class RankReader:
         entries = index.entries
         if index.last is None:
             return entries
-        records = self._open(RECORDS)
+        records = self._open(self._file_of_records)
+        if self.running:  # its steps may be dropped while they are read
+            self._records = records
         first = schema_message(self._schema)
         if records.read(0, len(first)) != first:
             raise DamageError(records.path, "its columns are not those that its index names")
@@ -147,7 +165,7 @@ class RankReader:
         if last is None or not self.ended or (self.cut and name == RECORDS):
             return
         end = last["offset"] if name == RECORDS else last[f"{name.removesuffix('.arrow')}_length"]
-        handle = self._open(name)
+        handle = self._open(self._file_of_records if name == RECORDS else name)
         try:
             found = handle.read(int(end), len(END_OF_STREAM) + 1)
         finally:
@@ -294,7 +312,7 @@ class RankReader:
         """All records of the `row`-th step; see `read`."""
         entry = self.entries[row]
         if self._records is None:
-            self._records = self._open(RECORDS)
+            self._records = self._open(self._file_of_records)
         records = self._records
         step, length = int(entry["step"]), int(entry["length"])
         try:

@@ -20,7 +20,6 @@ from introspect_cli.store.arrow import END_OF_STREAM, Schema, encode_batch, sche
 from introspect_cli.store.batch import absent, given_columns
 from introspect_cli.store.columns import ColumnData, Texts, texts
 from introspect_cli.store.files import (
-    FORMAT,
     INDEX,
     LAYOUTS,
     MODULES,
@@ -35,14 +34,13 @@ from introspect_cli.store.format import (
     END_ENTRY,
     ENTRY,
     FIRST_CHAIN,
-    HEADER,
     LIMIT_BATCH,
     LIMIT_INDEX,
     LIMIT_TEXT,
-    MAGIC,
     STATISTIC,
     STEP_ENTRY,
     Columns,
+    index_header,
 )
 from introspect_cli.store.index import chained, step_digest
 from introspect_cli.store.labels import LABELS, LIMIT_LABELS
@@ -50,7 +48,7 @@ from introspect_cli.store.labels import encode as encode_labels
 from introspect_cli.store.names import Encoded, Interner, encode_layouts, encode_modules, encode_sites
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from introspect_cli.labels import Labels
     from introspect_cli.store.batch import StepBatch
@@ -82,6 +80,7 @@ class RankWriter:
         self._layouts: Interner[Layout] = Interner(columns.layouts, encode_layouts)
         self._modules: Interner[ModuleInfo] = Interner(columns.modules, encode_modules)
         self._schema = schema
+        self._run_id = run_id
         self._step = -1
         self._chain = FIRST_CHAIN
         self._offset = 0
@@ -101,9 +100,7 @@ class RankWriter:
         first = schema_message(self._schema)
         self._write(RECORDS, first)
         self._offset = self._first_batch = len(first)
-        about = columns.described()
-        fields = (MAGIC, FORMAT, ENTRY.itemsize, self._rank, len(about), run_id, zlib.crc32(about))
-        header = HEADER.pack(*fields, zlib.crc32(HEADER.pack(*fields, 0)[:-4])) + about
+        header = index_header(self._rank, run_id, columns.described())
         self._crc = self._first_crc = zlib.crc32(header)
         self._first_entry = len(header)
         self._write(INDEX, header)
@@ -199,6 +196,37 @@ class RankWriter:
             self._fail(reason(error) if isinstance(error, OSError) else str(error))
         self._step, self._chain, self.rows_written = -1, FIRST_CHAIN, 0
         self._offset, self._crc = self._first_batch, self._first_crc
+
+    def thin(self, steps: Collection[int], why: str) -> None:
+        """Drop steps that were written, and say so in the index; the last step stays, whatever is asked.
+
+        Args:
+            steps: their numbers.
+            why: a key of `thinned.OPTIONS`.
+
+        Raises:
+            StoreError: the rest could not be written anew; then all steps are still there.
+        """
+        from introspect_cli.store.thinning import write_without
+
+        dropped = frozenset(steps) - {self._step}
+        if self.failure is not None or not dropped:
+            return
+        before = self._files[INDEX].length + self._files[RECORDS].length
+        try:
+            self._guard()
+            self._folder.secure()
+            made = write_without(self._folder, self._rank, self._run_id, dropped, why, durable=self._durable)
+        except (OSError, StoreError) as error:
+            told = reason(error) if isinstance(error, OSError) else str(error)
+            raise StoreError(f"cannot drop steps from {self._folder.path}: {told}") from None
+        for name, file in ((INDEX, made.index), (RECORDS, made.records)):
+            self._files[name].close()
+            self._files[name] = file
+        self._offset, self._first_entry = made.records.length, made.header
+        self._crc, self._first_crc, self._chain = made.crc, made.header_crc, made.chain
+        self.rows_written = made.rows
+        self.bytes_written += made.index.length + made.records.length - before
 
     def _guard(self) -> None:
         if os.getpid() != self._pid:

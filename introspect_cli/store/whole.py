@@ -101,6 +101,7 @@ class WholeReader:
         self.rank = self.readers[0].rank
         self.running = any(reader.running for reader in readers)
         self.ended = all(reader.ended for reader in readers)
+        self.thinned = tuple(dict.fromkeys(own for reader in readers for own in reader.thinned))
         self.layouts = list(dict.fromkeys(_whole(layout) for reader in readers for layout in reader.layouts))
         self._layout_number = {layout: number for number, layout in enumerate(self.layouts)}
         self.numbers: list[Array] = []

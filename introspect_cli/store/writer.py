@@ -34,6 +34,7 @@ from introspect_cli.store.launch import joined
 from introspect_cli.version import __version__
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from types import TracebackType
 
     from introspect_cli.store.launch import Launch
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 _NAME = re.compile(r"[a-z0-9_]{1,64}")
 _OURS = re.compile(
     r"manifest\.yaml|settings|tensors|children|label|\.lock|rank\d{1,6}|attempt\d{1,4}|\.manifest\.yaml\.\d+|index\.bin"
-    r"|[a-z]+\.arrow|labels\.jsonl"
+    r"|[a-z]+\.arrow|labels\.jsonl|records-\d+\.arrow|\.index\.bin\.\d+"
 )
 _PRIVATE_FILE, _PRIVATE_DIRECTORY = 0o600, 0o700
 
@@ -53,6 +54,7 @@ class StoreWriter:
     Attributes:
         path: the directory, absolute.
         id: 32 hex digits that every index of the run repeats, so that files of two runs cannot be mixed up.
+        tensor_bytes: bytes of whole tensors.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class StoreWriter:
         self._ranks: list[RankWriter] = []
         self._tensors: Folder | None = None
         self._stored: set[int] = set()
+        self.tensor_bytes = 0
 
     @classmethod
     def create(
@@ -196,9 +199,22 @@ class StoreWriter:
             from introspect_cli.store import tensorfile
 
             head = tensorfile.encode(data, checksum, dtype, shape)
-            return self._tensors.replace(name, [head, data], 0o666, durable=self._durable)
+            written = self._tensors.replace(name, [head, data], 0o666, durable=self._durable)
         except OSError as error:
             raise StoreError(f"cannot write a tensor to {self.path}: {reason(error)}") from None
+        self.tensor_bytes += written
+        return written
+
+    def drop_tensors(self, checksums: Iterable[int]) -> None:
+        """Remove whole tensors that no record names any more, where that can be done."""
+        for checksum in checksums:
+            name = f"{checksum:016x}.safetensors"
+            with suppress(OSError):
+                if self._tensors is not None and checksum in self._stored:
+                    size = os.stat(name, dir_fd=self._tensors.secure().fd).st_size
+                    os.unlink(name, dir_fd=self._tensors.fd)
+                    self._stored.remove(checksum)
+                    self.tensor_bytes -= size
 
     def rank(
         self,

@@ -7,6 +7,7 @@ has the first and the last of them.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from introspect_cli.capture.labels.frameworks import Found, ask
@@ -35,16 +36,12 @@ class StepLabels:
                 self._first = self._first or found
                 self._last = found
 
-    @property
-    def now(self) -> Found:
-        """The labels as they were last read in this step."""
-        return self._last
-
-    def peek(self) -> Found:
-        """The labels as they are at this moment, of no step."""
+    def epoch(self) -> int | None:
+        """The epoch at this moment; None where no framework counts any."""
         with self._guarded:
-            return ask()
-        return {}
+            epoch = ask().get("epoch")
+            return math.floor(epoch) if isinstance(epoch, (int, float)) else None
+        return None
 
     def take(self) -> Found:
         """The labels of the step, which has ended."""

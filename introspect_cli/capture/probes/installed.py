@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 from introspect_cli.capture.context import Context
 from introspect_cli.capture.frames import pass_by
 from introspect_cli.capture.inside import modules_in
+from introspect_cli.capture.keeping import Keeping
 from introspect_cli.capture.names import NameFilter, Names, wrapped
+from introspect_cli.capture.options import rule_of
 from introspect_cli.capture.probes.attributes import AttributeProbe
 from introspect_cli.capture.probes.children import ChildrenProbe
 from introspect_cli.capture.probes.data import DataProbe
@@ -51,6 +53,7 @@ class Probes:
         store_lost: Callable[[StoreError], None],
         began: dict[str, bytes | None],
         rank: int = 0,
+        ranks: int = 1,
     ) -> None:
         """Wire everything up; nothing is installed yet.
 
@@ -61,6 +64,7 @@ class Probes:
             store_lost: told when the store can no longer be written.
             began: states of the random generators when the process began.
             rank: of this process in a distributed run.
+            ranks: how many processes write the run.
         """
         self.summarizer = Summarizer(stats=options.measures, sketch=options.sketch, sorted_stats=options.sorted_stats)
         self.rank = store.rank(
@@ -72,8 +76,17 @@ class Probes:
         )
         self._guard = guard
         self.names = Names(NameFilter(options.modules, options.exclude, options.max_depth))
-        self.recorder = Recorder(self.summarizer, self.rank, store, options.schedule, options.save_tensors, store_lost)
+        self.keeping = Keeping(
+            rule_of(options),
+            self.rank,
+            store,
+            max_size=None if options.max_size is None else options.max_size // ranks,
+            until_nan=options.until_nan,
+            note=guard.note,
+        )
+        self.recorder = Recorder(self.summarizer, self.rank, store, self.keeping, options.save_tensors, store_lost)
         self.context = Context(self.recorder, self.names, guard, options.record, wants_eval=bool(options.eval))
+        self.keeping.epoch = self.context.labels.epoch
         gradients = GradientProbe(self.recorder, guard)
         state = StateProbe(self.context)
         self.optimizers = OptimizerProbe(self.context, state)

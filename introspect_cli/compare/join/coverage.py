@@ -32,7 +32,8 @@ _CONCERNS = {
     "eval": (),
     "compile": (Kind.OP_OUTPUT,),
 }
-_CONCERN_NO_SITES = frozenset({*_OPTIONS, "record", "steps", "until_step", "env", "packages", "source"})
+_STEPS = ("steps", "every_seconds", "epochs", "first", "last", "when", "schedule", "max_size", "until_nan")
+_CONCERN_NO_SITES = frozenset({*_OPTIONS, *_STEPS, "record", "until_step", "env", "packages", "source"})
 """Which kinds an option of capture can keep from being observed; of the last ones other means tell it."""
 
 
@@ -219,11 +220,13 @@ def option_notes(manifest_a: dict[str, Any], manifest_b: dict[str, Any]) -> list
     if others:
         told = ", ".join(f"--{name.replace('_', '-')}" for name in others)
         notes.append(f"The captures were given different {told}: what only one of them recorded is not compared.")
-    if options_a.get("steps") != options_b.get("steps"):
-        notes.append(
-            f"The captures recorded different steps (a: {options_a.get('steps')}, b: {options_b.get('steps')}): "
-            "steps that only one recorded are not compared."
-        )
+    for name in _STEPS:
+        one, two = options_a.get(name), options_b.get(name)
+        if one != two:
+            told = "different steps" if name == "steps" else f"different steps, by --{name.replace('_', '-')}"
+            notes.append(
+                f"The captures recorded {told} (a: {one}, b: {two}): steps that only one recorded are not compared."
+            )
     if any(options_a.get(name) != options_b.get(name) for name in _OPTIONS):
         notes.append("The captures kept different statistics: distances are missing where one side has none.")
     return notes

@@ -12,7 +12,7 @@ nothing differs; where they are not, something other than the optimizer has chan
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -61,8 +61,22 @@ def kept(carried: Carried, recorded: frozenset[str]) -> Carried:
 def is_gap(sides: Sides, pair: StepPair) -> bool:
     """Whether what a step began with was recorded by neither the step before nor its own start."""
     before_a, before_b = pair.step - 1 in sides.a, pair.step_b - 1 in sides.b
-    first_a, first_b = sides.a.entry(0).step == pair.step, sides.b.entry(0).step == pair.step_b
+    first_a = sides.a.entry(0).step == pair.step and _began(sides.a, pair.a, sides.manifest_a)
+    first_b = sides.b.entry(0).step == pair.step_b and _began(sides.b, pair.b, sides.manifest_b)
     return not ((before_a or first_a) and (before_b or first_b))
+
+
+def _began(reader: Reader, batch: StepBatch, manifest: dict[str, Any]) -> bool:
+    """Whether the first step on record says how it began; one before which others were dropped need not."""
+    options = manifest.get("options")
+    told = options if isinstance(options, dict) else {}
+    if not reader.thinned and not any(told.get(name) for name in ("when", "epochs", "schedule")):
+        return True
+    sites, numbers = reader.sites, np.asarray(batch.site).tolist()
+    kinds = {(sites.phase[number], sites.kind[number]) for number in numbers}
+    tensors = {kind.value for kind in STATE_KINDS}
+    starts = any(phase == Phase.START.value and kind in tensors for phase, kind in kinds)
+    return starts or not any(phase == Phase.OPTIMIZER.value and kind in tensors for phase, kind in kinds)
 
 
 def resumed(sides: Sides, alignment: Alignment, offset: int) -> Carried:

@@ -227,6 +227,16 @@ class Scene:
         return match(facts.alignment, every, *steps, one.read(steps[0]), two.read(steps[1]))
 
     @property
+    def dropped(self) -> bool:
+        """Whether either run recorded steps that it does not hold any more."""
+        return bool(self.facts.sides.a.thinned or self.facts.sides.b.thinned)
+
+    @property
+    def absent(self) -> str:
+        """What became of the steps that are not in both runs, in words."""
+        return "are not kept in both runs" if self.dropped else "were not recorded"
+
+    @property
     def is_first_step(self) -> bool:
         """Whether no compared step came before."""
         return self.first.step == int(self.compared[0])

@@ -45,9 +45,10 @@ class Gap(Reason):
         known = [found for found in cause.evidence if found.known is not Known.UNSEEN]
         unseen = [found.name for found in of(cause.evidence, Known.UNSEEN)]
         text = f"{what(site, scene.first.module_class)} differs{apart(scene.first)}{although(known)}"
-        lacks = (
-            f"{listed(unseen)} {'was' if len(unseen) == 1 and not _plural(cause, unseen[0]) else 'were'} not recorded"
-        )
+        one = len(unseen) == 1 and not _plural(cause, unseen[0])
+        lacks = f"{listed(unseen)} {'was' if one else 'were'} not recorded"
+        if scene.dropped:
+            lacks = f"{listed(unseen)} {'is' if one else 'are'} not on record"
         place = reason_named(cause.instead).place
         if scene.facts.gap:
             return f"{text}; {lacks}. The cause is {place}, or lies earlier. {_between(scene, 'by')}"
@@ -62,7 +63,7 @@ def _between(scene: Scene, until: str) -> str:
     """Between which recorded steps the runs diverged; `until` is `before` or `by` the step at hand."""
     last, now = scene.last_before, scene.first.step
     if last is None:
-        return f"The steps before step {now} were not recorded: the runs diverged {until} step {now}."
+        return f"The steps before step {now} {scene.absent}: the runs diverged {until} step {now}."
     steps = range(last + 1, now)
     names = (
         f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} {'and' if len(steps) == 2 else 'to'} {steps[-1]}"

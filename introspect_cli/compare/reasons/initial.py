@@ -63,7 +63,7 @@ class Initial(Reason):
             return f"{text}: it was built, copied or updated differently before."
         if late:
             return (
-                f"{text}: the steps before step {step} were not recorded, so the runs diverged there or began with "
+                f"{text}: the steps before step {step} {scene.absent}, so the runs diverged there or began with "
                 "a different initialisation, seed or checkpoint."
             )
         return f"{text}: a different initialisation or seed, or a different checkpoint was loaded."

@@ -1,0 +1,273 @@
+"""Which steps a capture observes, writes and keeps.
+
+Some steps are known to be unwanted before they begin and cost next to nothing; of others it shows when they are over
+(the loss jumped), and those are summarised and then not written; of others again much later (only the last hundred
+count, or the disk is to hold two gigabytes), and those are dropped from the store. Rules say which (`schedules`); this
+asks them at the right moments, and drops steps in batches, so that each byte is copied about once.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import statistics
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from introspect_cli.errors import StoreError
+from introspect_cli.records import Kind
+from introspect_cli.schedules import ALWAYS, NEVER, Epochs, Moment, Rule, When
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from introspect_cli.labels import Labels
+    from introspect_cli.store.rank_writer import RankWriter
+    from introspect_cli.store.writer import StoreWriter
+    from introspect_cli.tensors.table import SummaryTable
+
+_HISTORY = 100
+_FEW = 5
+"""Losses that must be known before anything is said of what is usual."""
+
+_LEAST_DROPPED = 16
+_SHARE = 2 / 3
+"""How full a store may be before it is thinned, and the half of it that is then left: while the rest is written anew,
+old and new are there together."""
+
+_TELLING = frozenset({Kind.LOSS, Kind.OUTPUT, Kind.PARAM, Kind.BUFFER})
+"""Where a NaN ends a run that was to go on until one. A gradient scaler meets NaN gradients by design."""
+
+
+@dataclass
+class Kept:
+    """A step in the store.
+
+    Attributes:
+        step: its number.
+        expiry: the step from which on it need not be kept.
+        size: bytes of its records.
+        tensors: checksums of what was stored whole in it.
+    """
+
+    step: int
+    expiry: int
+    size: int
+    tensors: frozenset[int]
+
+
+class Keeping:
+    """Asks a rule about each step, and drops steps that have expired or for which there is no room."""
+
+    def __init__(
+        self,
+        rule: Rule,
+        rank: RankWriter,
+        store: StoreWriter,
+        *,
+        max_size: int | None = None,
+        until_nan: bool = False,
+        note: Callable[[str], None] = lambda _sentence: None,
+    ) -> None:
+        """Start before the first step.
+
+        Args:
+            rule: which steps are kept.
+            rank: the writer that drops steps.
+            store: the store that drops whole tensors.
+            max_size: bytes that the rank may take; None for no limit.
+            until_nan: whether to look out for a NaN.
+            note: is told once what cannot be done.
+        """
+        self.rule = rule
+        self.nan_at: int | None = None
+        self.epoch: Callable[[], int | None] = lambda: None
+        self.epoch_seen = False
+        self.dropped = 0
+        self._rank = rank
+        self._store = store
+        self._max_size = max_size
+        self._until_nan = until_nan
+        self._note = note
+        self._epochs = any(isinstance(part, Epochs) for part in rule.parts)
+        self._conditions = any(isinstance(part, When) for part in rule.parts)
+        self._memory: dict[object, int] = {}
+        self._losses: deque[float] = deque(maxlen=_HISTORY)
+        self._kept: dict[int, Kept] = {}
+        self._mortal: list[tuple[int, int]] = []  # a heap of expiries, with their steps
+        self._expired: list[int] = []
+        self._gave_up = False
+
+    @property
+    def undecided(self) -> bool:
+        """Whether to ask again when a step begins: its epoch may be known only then."""
+        return self._epochs
+
+    @property
+    def looks(self) -> bool:
+        """Whether the records of a step are looked at when it is over."""
+        return self._conditions or self._until_nan
+
+    def wants(self, step: int, *, begins: bool = False) -> bool:
+        """Whether a step is to be observed.
+
+        Args:
+            step: its number.
+            begins: whether it begins now; else the step before has just ended, and an epoch may have, too.
+        """
+        moment = Moment(step, seconds=time.time(), memory=self._memory)
+        if self._epochs and begins:
+            epoch = self.epoch()
+            self.epoch_seen |= epoch is not None
+            moment = Moment(step, epoch, moment.seconds, memory=self._memory)
+        return self.rule.bounds(moment)[1] > step
+
+    def restart(self) -> None:
+        """All steps so far are taken back."""
+        self._memory.clear()
+        self._losses.clear()
+        self._kept.clear()
+        self._mortal.clear()
+        self._expired.clear()
+        self.dropped = 0
+        self.nan_at = None
+
+    def expiry(
+        self, step: int, kinds: Sequence[Kind], slots: Sequence[int], table: SummaryTable, labels: Labels
+    ) -> int:
+        """Until which step one that has ended is kept; `NEVER` where it is not to be written at all.
+
+        Args:
+            step: its number.
+            kinds: of its records.
+            slots: of its records, rows of the table.
+            table: the summaries.
+            labels: what its framework calls it.
+        """
+        epoch = labels.get("epoch")
+        values = self._values(step, kinds, slots, table) if self._conditions else {}
+        moment = Moment(step, math.floor(epoch) if isinstance(epoch, (int, float)) else None, 0.0, values, self._memory)
+        expiry = self.rule.bounds(moment)[1]
+        if self._until_nan and self.nan_at is None and _has_nan(kinds, slots, table):
+            self.nan_at, expiry = step, ALWAYS
+        return expiry if expiry > step else NEVER
+
+    def _values(self, step: int, kinds: Sequence[Kind], slots: Sequence[int], table: SummaryTable) -> dict[str, float]:
+        """What conditions may ask for; what is not known is left out."""
+        own = np.asarray(slots)
+        of = np.array([kind.value for kind in kinds])
+        found = {"step": float(step)}
+        for name, columns in (("nans", ("nans",)), ("infs", ("posinfs", "neginfs"))):
+            known = [table.counts[column][own] for column in columns if column in table.counts]
+            if known:
+                found[name] = float(sum(np.maximum(column, 0).sum() for column in known))
+        losses = _losses(table, own[of == Kind.LOSS.value])
+        usual = [loss for loss in self._losses if math.isfinite(loss)]
+        if len(usual) >= _FEW:
+            found |= {"median": statistics.median(usual), "mean": statistics.fmean(usual)}
+        if self._losses:
+            found["previous"] = self._losses[-1]
+        if losses:
+            found["loss"] = statistics.fmean(losses)
+            self._losses.append(found["loss"])
+        norm = _norm(table, own[of == Kind.GRAD.value])
+        return found if norm is None else found | {"grad_norm": norm}
+
+    def written(self, step: int, expiry: int, size: int, tensors: frozenset[int]) -> None:
+        """Hear of a step that was written, and drop others if it is time.
+
+        Args:
+            step: its number.
+            expiry: until which step it is kept.
+            size: bytes of its records.
+            tensors: checksums of what was stored whole in it.
+        """
+        self._kept[step] = Kept(step, expiry, size, tensors)
+        if expiry < ALWAYS:
+            heapq.heappush(self._mortal, (expiry, step))
+        while self._mortal and self._mortal[0][0] <= step:
+            self._expired.append(heapq.heappop(self._mortal)[1])
+        if len(self._expired) >= max(_LEAST_DROPPED, len(self._kept) - len(self._expired)):
+            self.finish()
+        if self._max_size is not None and self._size() > _SHARE * self._max_size:
+            self._drop(self._crowded(), "max_size")
+
+    def finish(self) -> None:
+        """Drop what has expired by now; at the end of the run, too."""
+        expired, self._expired = self._expired, []
+        self._drop([self._kept[step] for step in expired if step in self._kept], "last")
+
+    def _size(self) -> int:
+        return self._rank.bytes_written + self._store.tensor_bytes
+
+    def _crowded(self) -> list[Kept]:
+        """Steps to drop until half the room is free, every second of the older ones; never the first or the last."""
+        assert self._max_size is not None
+        spare = self._size() - _SHARE / 2 * self._max_size
+        rest, dropped = list(self._kept.values()), []
+        while len(rest) > 2 and spare > 0:
+            middle = rest[1 : max(len(rest) * 3 // 4, 2)]
+            going = [own for at, own in enumerate(middle) if at % 2 == 0]
+            for own in going:
+                if spare <= 0:
+                    break
+                dropped.append(own)
+                rest.remove(own)
+                spare -= own.size
+        if len(rest) <= 2 and spare > 0 and self._size() - sum(own.size for own in dropped) > self._max_size:
+            self._note("two steps and the names take more than --max-size: the run grows beyond it")
+        return dropped
+
+    def _drop(self, steps: list[Kept], why: str) -> None:
+        latest = next(reversed(self._kept), None)
+        gone = [own for own in steps if own.step != latest]
+        if not gone or self._gave_up:
+            return
+        try:
+            self._rank.thin([own.step for own in gone], why)
+        except StoreError as error:
+            self._gave_up = True
+            self._note(f"{error}; no step is dropped from here on")
+            return
+        self.dropped += len(gone)
+        for own in gone:
+            del self._kept[own.step]
+        lost = {checksum for own in gone for checksum in own.tensors}
+        if lost:
+            self._store.drop_tensors(lost - {checksum for own in self._kept.values() for checksum in own.tensors})
+
+
+def _losses(table: SummaryTable, slots: np.ndarray) -> list[float]:
+    """The losses among some records; one that is not finite has no mean, and is infinite or NaN."""
+    means = table.floats.get("mean")
+    if means is None:
+        return []
+    found = []
+    for slot in slots.tolist():
+        lost = [int(table.counts[name][slot]) for name in ("nans", "posinfs", "neginfs") if name in table.counts]
+        found.append(math.inf if any(count > 0 for count in lost) else float(means[slot]))
+    return [loss for loss in found if not math.isnan(loss)]
+
+
+def _norm(table: SummaryTable, slots: np.ndarray) -> float | None:
+    """The L2 norm over some tensors together; None where it is not known."""
+    if not len(slots) or "mean" not in table.floats or "var" not in table.floats:
+        return None
+    numbers = np.array([table.layouts[at].numel for at in table.layout_index[slots].tolist()], dtype=np.float64)
+    means, variances = table.floats["mean"][slots], table.floats["var"][slots]
+    squares = numbers * (np.nan_to_num(variances) + np.nan_to_num(means) ** 2)
+    bad = sum(int(np.maximum(table.counts[name][slots], 0).sum()) for name in ("nans", "posinfs", "neginfs"))
+    return math.inf if bad else float(np.sqrt(squares.sum()))
+
+
+def _has_nan(kinds: Sequence[Kind], slots: Sequence[int], table: SummaryTable) -> bool:
+    """Whether a loss, an output or a parameter holds a NaN."""
+    nans = table.counts.get("nans")
+    if nans is None:
+        return False
+    telling = np.fromiter((kind in _TELLING for kind in kinds), np.bool_, len(kinds))
+    return bool((nans[np.asarray(slots)[telling]] > 0).any())

@@ -1,0 +1,130 @@
+"""`introspect publish`: a run shown in a logger, a directory or object storage, while it is written or after."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from introspect_cli.commands.shared import selecting, selection_of
+from introspect_cli.errors import IntrospectError
+from introspect_cli.exit_codes import SAME, UNDECIDED
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from introspect_cli.publish.places import Place
+
+
+@click.command(
+    short_help="Show a run in a logger while it is written.",
+    epilog="""\b
+Examples:
+  introspect publish introspect-runs/a tensorboard
+  introspect publish runA mlflow wandb s3://bucket/runs
+  introspect publish runA tensorboard:logs --kinds grad --modules '*.attn' --stats l2,absmax
+  introspect capture --publish mlflow -o runA train.py""",
+)
+@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("places", nargs=-1, required=True, metavar="PLACE...")
+@selecting("kinds", "modules")
+@click.option("--stats", metavar="NAMES", default="mean,std,l2", help="Of what is selected [default: mean,std,l2].")
+@click.option("--files/--no-files", default=True, help="Also the page and the packed run, at the end [default: yes].")
+@click.option("--wait/--no-wait", default=True, help="Go on until the run is over [default: yes].")
+def publish(run: Path, places: tuple[str, ...], stats: str, *, files: bool, wait: bool, **asked: Any) -> int:
+    """Publish RUN: of each step its losses, norms of gradients and parameters, NaNs; and what is selected.
+
+    A PLACE is tensorboard, mlflow or wandb, by their own clients (tensorboard:DIR, mlflow:RUN_ID and wandb:PROJECT
+    say where), a directory, or a URL such as s3://bucket/runs.
+    """
+    from introspect_cli.publish.follow import follow
+    from introspect_cli.publish.numbers import numbers_of
+    from introspect_cli.selection import choose
+    from introspect_cli.store.reader import RunState, open_run
+
+    selection = selection_of(asked)
+    known = ("mean", "std", "l2", "min", "max", "absmax", "absmin", "amean", "var", "nans", "infs", "zeros")
+    chosen = choose([stats], known, "statistic")
+    with open_run(run) as opened:
+        name = opened.path.resolve().name
+    opened_places = _Places()
+    for text in dict.fromkeys(places):
+        opened_places.open(text, name)
+
+    def take(reader: Any, step: int) -> None:
+        narrowed = selection if selection.narrowed else None
+        numbers = numbers_of(list(reader.records(step)), reader.labels.get(step, {}), narrowed, chosen)
+        opened_places.log(step, numbers)
+
+    count, state = follow(run, take, wait=wait) if opened_places else (0, RunState.RUNNING)
+    if files and state is not RunState.RUNNING and count:
+        _files(run, name, opened_places)
+    return opened_places.close(count, name)
+
+
+class _Places:
+    """Several places; one that fails takes no other with it."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, Place] = {}
+        self._failed: dict[str, str] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._open)
+
+    def open(self, text: str, name: str) -> None:
+        """Open a place for a run of a name."""
+        from introspect_cli.publish.places import open_place
+
+        with self._failing(text):
+            self._open[text] = open_place(text, name)
+
+    def log(self, step: int, numbers: dict[str, float]) -> None:
+        """Hand on the numbers of a step."""
+        for text, place in list(self._open.items()):
+            with self._failing(text):
+                place.log(step, numbers)
+
+    def keep(self, file: Path) -> None:
+        """Hand on a file."""
+        for text, place in list(self._open.items()):
+            with self._failing(text):
+                place.keep(file)
+
+    @contextmanager
+    def _failing(self, text: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            own = str(error) if isinstance(error, IntrospectError) else f"{type(error).__name__}: {error}"
+            self._failed[text] = " ".join(own.split())[:300]
+            self._open.pop(text, None)
+
+    def close(self, count: int, name: str) -> int:
+        """Close them, and say what came of it."""
+        from introspect_cli.records import count as counted
+
+        for text, place in list(self._open.items()):
+            with self._failing(text):
+                where = place.close()
+                click.echo(f"published {counted(count, 'step')} of {name} to {text} ({where})")
+        for text, why in self._failed.items():
+            click.echo(f"introspect: {name} was not published to {text} as a whole: {why}", err=True)
+        return UNDECIDED if self._failed else SAME
+
+
+def _files(run: Path, name: str, places: _Places) -> None:
+    """The page about the run, and the run in one file."""
+    import tempfile
+
+    from introspect_cli.commands.report import page_of
+    from introspect_cli.store.pack import ENDING, pack
+
+    with tempfile.TemporaryDirectory() as folder:
+        page, packed = Path(folder) / f"{name}.html", Path(folder) / f"{name}{ENDING}"
+        page.write_text(page_of(run), encoding="utf-8")
+        pack(run, packed)
+        for file in (page, packed):
+            places.keep(file)

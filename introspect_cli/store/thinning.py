@@ -1,0 +1,152 @@
+"""Steps dropped from a rank's records while it is written, and what the store says of them.
+
+A store only grows, so that a kill loses nothing; a long run must not fill the disk. So steps are dropped by writing the
+rest anew beside what is there: records under a new name, then an index that names them, which replaces the old index by
+one rename. Before that rename the old files are the store, after it the new ones, and whatever is left over of the
+other does not exist. The description of columns in the index says which file of records belongs to it, and how many
+steps were dropped, from where to where and why: nobody may take them for steps that were never recorded.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from introspect_cli.store.arrow import schema_message
+from introspect_cli.store.files import INDEX, Appended
+from introspect_cli.store.format import FIRST_CHAIN, LIMIT_INDEX, index_header
+from introspect_cli.store.index import chained, parse_index
+from introspect_cli.store.thinned import added, described, records_name
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from introspect_cli.store.files import Folder, Handle
+    from introspect_cli.store.index import Entries
+
+_PIECE = 1 << 20
+
+
+@dataclass(frozen=True)
+class Written:
+    """A rank's index and records as they were written anew.
+
+    Attributes:
+        index: the new index, which has replaced the old one.
+        records: the new records.
+        generation: how often that has happened.
+        header: bytes of the index before its first entry.
+        crc: CRC-32 of the whole index.
+        header_crc: CRC-32 of the header.
+        chain: after the last step.
+        rows: records in it.
+    """
+
+    index: Appended
+    records: Appended
+    generation: int
+    header: int
+    crc: int
+    header_crc: int
+    chain: bytes
+    rows: int
+
+
+def write_without(
+    folder: Folder, rank: int, run_id: bytes, dropped: Collection[int], why: str, *, durable: bool
+) -> Written:
+    """Write a rank's records and index anew without some steps.
+
+    Args:
+        folder: the rank's directory.
+        rank: its number.
+        run_id: 16 bytes.
+        dropped: numbers of steps.
+        why: what dropped them, `last` or `max_size`.
+        durable: whether to force everything to disk before it counts.
+
+    Raises:
+        OSError: it cannot be written; then the old files are as they were.
+        StoreError: the old index is damaged.
+    """
+    index = parse_index(folder.read_file(INDEX, LIMIT_INDEX), rank, f"{folder.path}/{INDEX}")
+    gone = np.isin(index.entries["step"], list(dropped))
+    entries = index.entries[~gone].copy()
+    thinned = added(index.thinned, why, index.entries["step"][gone].tolist())
+    generation = index.generation + 1
+    name, temporary = records_name(generation), f".{INDEX}.{os.getpid()}"
+    for left in (name, temporary):  # of an attempt that failed
+        with suppress(FileNotFoundError):
+            os.unlink(left, dir_fd=folder.fd)
+    made: list[Appended] = []
+    try:
+        records = Appended(folder, name)
+        made.append(records)
+        old = folder.file(records_name(index.generation))
+        try:
+            _copy(old, records, entries, schema_message(index.columns.records))
+        finally:
+            old.close()
+        header = index_header(rank, run_id, described(index.columns.described(), generation, thinned))
+        body, crc, chain = _indexed(entries, len(schema_message(index.columns.records)), zlib.crc32(header))
+        fresh = Appended(folder, temporary, locked=True)
+        made.append(fresh)
+        fresh.append(header + body)
+        if durable:
+            os.fsync(records.fd)
+            os.fsync(fresh.fd)
+        os.rename(temporary, INDEX, src_dir_fd=folder.fd, dst_dir_fd=folder.fd)
+    except BaseException:
+        for file in made:
+            file.close()
+        for left in (name, temporary):
+            with suppress(OSError):
+                os.unlink(left, dir_fd=folder.fd)
+        raise
+    fresh.path = f"{folder.path}/{INDEX}"
+    if durable:
+        os.fsync(folder.fd)
+    with suppress(OSError):  # it counts no longer
+        os.unlink(records_name(index.generation), dir_fd=folder.fd)
+    rows = int(entries["rows"].sum(dtype=np.int64))
+    return Written(fresh, records, generation, len(header), crc, zlib.crc32(header), chain, rows)
+
+
+def _copy(old: Handle, new: Appended, entries: Entries, first: bytes) -> None:
+    """Copy the batches of some steps, neighbours together."""
+    new.append(first)
+    ranges: list[list[int]] = []
+    for offset, length in zip(entries["offset"].tolist(), entries["length"].tolist(), strict=True):
+        if ranges and ranges[-1][1] == offset:
+            ranges[-1][1] = offset + length
+        else:
+            ranges.append([offset, offset + length])
+    for begin, end in ranges:
+        at = begin
+        while at < end:
+            data = old.read(at, min(_PIECE, end - at))
+            if not data:
+                raise OSError(f"{old.path} ends before its last step")
+            new.append(data)
+            at += len(data)
+
+
+def _indexed(entries: Entries, offset: int, crc: int) -> tuple[bytes, int, bytes]:
+    """The entries of steps that follow one another from an offset on, the CRC of all of it, and the last chain."""
+    chain, pieces = FIRST_CHAIN, []
+    for row in range(len(entries)):
+        entry = entries[row : row + 1]
+        chain = chained(chain, int(entry["step"][0]), entry["digest"].tobytes())
+        entry["offset"], entry["chain"] = offset, np.void(chain)
+        offset += int(entry["length"][0])
+        crc = zlib.crc32(entry.tobytes()[:-4], crc)
+        entry["crc"] = crc
+        data = entry.tobytes()
+        crc = zlib.crc32(data[-4:], crc)
+        pieces.append(data)
+    return b"".join(pieces), crc, chain

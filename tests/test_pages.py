@@ -1,0 +1,69 @@
+"""The scripts of the pages on frameworks run as they stand there, and what the pages say of them holds."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import introspect_cli
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+
+
+def scripts(page):
+    return re.findall(r"^```python\n(.*?)^```$", (DOCS / page).read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture
+def run_page(tmp_path, introspect):
+    def run(page):
+        train, *callback = scripts(page)
+        (tmp_path / "train.py").write_text(train)
+        done = introspect("capture", "--no-packages", "-o", "runA", "train.py")
+        assert done.returncode == 0, done.stderr
+        for text in callback:
+            (tmp_path / "callback.py").write_text(text)
+            command = [sys.executable, "callback.py"]
+            done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, done.stderr
+        return tmp_path
+
+    return run
+
+
+def test_the_page_on_lightning(run_page):
+    pytest.importorskip("lightning.pytorch")
+    place = run_page("lightning.md")
+    same = introspect_cli.diff(place / "runA", place / "runB")
+    assert same.same, same.sentence
+    assert same.sentence.endswith("up to and including step 7 (epoch 1, batch 3).")
+    apart = introspect_cli.diff(place / "runA", place / "runC")
+    assert apart.sentence.startswith("First divergence at step 0 (epoch 0, batch 0): ")
+    assert "lr" in apart.sentence
+    assert introspect_cli.diff(place / "runA", place / "runB", steps="epoch=1").result.counts.steps_compared == 4
+
+
+def test_the_page_on_transformers(run_page, introspect):
+    pytest.importorskip("accelerate")
+    pytest.importorskip("transformers")
+    place = run_page("transformers.md")
+    apart = introspect_cli.diff(place / "runA", place / "runB")
+    assert not apart.same
+    assert apart.first.step_words == "step 0 (epoch 0, batches 0-1)"
+    assert "lr" in apart.sentence
+    done = introspect("show", "runA", "--step", "epoch=0,batch=7", "--kinds", "loss", cwd=place)
+    assert done.stdout.startswith("Step 3 (epoch 0, batches 6-7)"), done.stdout + done.stderr
+
+
+def test_the_page_on_accelerate(run_page):
+    pytest.importorskip("accelerate")
+    place = run_page("accelerate.md")
+    with introspect_cli.open_run(place / "runA") as run:
+        labels = run.run.rank(0).labels
+        assert [own["epoch"] for own in labels.values()] == [0] * 4 + [1] * 4
+        calls = {record.site.call for record in run.records(5) if record.site.kind.value == "loss"}
+    assert calls == {0, 1}

@@ -1,0 +1,265 @@
+"""A run is published while it goes on, by each logger's own client, and training notices nothing of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import struct
+import subprocess
+import sys
+import time
+
+import pytest
+
+import introspect_cli
+from introspect_cli.capture.publishing import Publishing
+
+TRAIN = """\
+import os, random, sys, time
+import torch
+torch.manual_seed(0)
+random.seed(0)
+net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for step in range(6):
+    loss = net(torch.ones(2, 4)).square().mean()
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+try:
+    print("child", os.waitpid(-1, os.WNOHANG))
+except ChildProcessError:
+    print("no child")
+print(random.random(), loss.item(), sorted({"mlflow", "wandb", "tensorboard"} & set(sys.modules)))
+"""
+PLACES = ("tensorboard:tb", "mlflow", "wandb", "out", "file://{}/far")
+HERE = {"MLFLOW_ALLOW_FILE_STORE": "true", "WANDB_MODE": "offline"}
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory):
+    pytest.importorskip("mlflow", reason="MLflow's client is not installed")
+    pytest.importorskip("wandb", reason="the client of Weights & Biases is not installed")
+    place = tmp_path_factory.mktemp("published")
+    (place / "train.py").write_text(TRAIN)
+    bare = subprocess.run([sys.executable, "train.py"], cwd=place, capture_output=True, text=True, check=True)
+    words = [word for text in PLACES for word in ("--publish", text.format(place))]
+    command = [sys.executable, "-m", "introspect_cli", "capture", "--no-packages", *words, "-o", "run", "train.py"]
+    settings = {**os.environ, **HERE, "MLFLOW_TRACKING_URI": f"file:{place}/mlruns"}
+    done = subprocess.run(command, cwd=place, capture_output=True, text=True, check=False, env=settings)
+    return place, done, bare
+
+
+@pytest.fixture(scope="module")
+def losses(published):
+    with introspect_cli.open_run(published[0] / "run") as run:
+        return run.to_arrow(kinds=["loss"]).column("mean").to_pylist()
+
+
+def test_training_notices_nothing_of_it(published):
+    _, done, bare = published
+    assert (done.returncode, done.stdout) == (0, bare.stdout), done.stderr
+    assert bare.stdout.startswith("no child\n")
+    for text in PLACES:
+        assert f"published 6 steps of run to {text.format(published[0])}" in done.stderr
+
+
+def test_tensorboard_opens_what_was_published(published, losses):
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    events = accumulator.EventAccumulator(str(published[0] / "tb"))
+    events.Reload()
+    found = events.Scalars("introspect/loss")
+    assert [event.step for event in found] == list(range(6))
+    assert [event.value for event in found] == pytest.approx(losses)
+    assert {"introspect/grad_norm", "introspect/param_norm", "introspect/learning_rate"} <= set(
+        events.Tags()["scalars"]
+    )
+
+
+def test_mlflow_reads_what_was_published(published, losses, monkeypatch):
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"file:{published[0]}/mlruns")
+    [run] = client.search_runs([client.get_experiment_by_name("introspect").experiment_id])
+    assert (run.info.run_name, run.info.status) == ("run", "FINISHED")
+    found = sorted(client.get_metric_history(run.info.run_id, "introspect/loss"), key=lambda metric: metric.step)
+    assert [metric.value for metric in found] == pytest.approx(losses)
+    names = [artifact.path for artifact in client.list_artifacts(run.info.run_id, "introspect")]
+    assert names == ["introspect/run.html", "introspect/run.introspect.zip"]
+    packed = client.download_artifacts(run.info.run_id, names[1])
+    assert introspect_cli.diff(packed, published[0] / "run").same
+
+
+def wandb_records(data):
+    """The records of an offline run, a log as LevelDB writes them: blocks of 32 kB, pieces of crc, length and kind."""
+    at, whole = 7, b""
+    while at + 7 <= len(data):
+        if at % 32768 > 32768 - 7:
+            at += 32768 - at % 32768
+            continue
+        length, kind = struct.unpack_from("<HB", data, at + 4)
+        whole += data[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):
+            yield whole
+            whole = b""
+
+
+def test_weights_and_biases_holds_what_was_published(published, losses):
+    from wandb.proto import wandb_internal_pb2
+
+    [file] = (published[0] / "wandb").glob("offline-run-*/*.wandb")
+    history = []
+    for data in wandb_records(file.read_bytes()):
+        record = wandb_internal_pb2.Record()
+        record.ParseFromString(data)
+        if record.WhichOneof("record_type") == "history":
+            items = {item.key or "/".join(item.nested_key): item.value_json for item in record.history.item}
+            history.append((json.loads(items["_step"]), json.loads(items["introspect/loss"])))
+    assert [step for step, _ in history] == list(range(6))
+    assert [loss for _, loss in history] == pytest.approx(losses)
+
+
+@pytest.mark.parametrize("name", ["out", "far"])
+def test_a_directory_and_a_url_hold_numbers_page_and_pack(published, losses, name):
+    place = published[0] / name / "run"
+    lines = [json.loads(line) for line in (place / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == list(range(6))
+    assert [line["loss"] for line in lines] == pytest.approx(losses)
+    assert "<html" in (place / "run.html").read_text()[:500]
+    assert introspect_cli.diff(place / "run.introspect.zip", published[0] / "run").same
+
+
+def test_what_is_selected_is_published_of_a_run_that_is_over(published, introspect):
+    place = published[0]
+    options = ("--no-files", "--kinds", "grad", "--modules", "*.0", "--stats", "l2")
+    done = introspect("publish", "run", "again", *options, cwd=place)
+    assert done.returncode == 0, done.stderr
+    line = json.loads((place / "again" / "run" / "metrics.jsonl").read_text().splitlines()[0])
+    assert {name for name in line if name.startswith("grad/")} == {
+        "grad/Sequential.0.weight/l2",
+        "grad/Sequential.0.bias/l2",
+    }
+    done = introspect("publish", "run", "again", "--stats", "l3", cwd=place)
+    assert (done.returncode, "no statistic is called 'l3'" in done.stderr) == (2, True)
+
+
+def test_a_place_that_fails_costs_its_own_numbers_and_nothing_else(tmp_path, introspect):
+    (tmp_path / "train.py").write_text(TRAIN)
+    (tmp_path / "file").write_text("in the way")
+    done = introspect("capture", "--no-packages", "--publish", "file", "--publish", "out", "-o", "run", "train.py")
+    assert done.returncode == 0
+    assert done.stdout.startswith("no child\n")
+    assert "run was not published to file as a whole: " in done.stderr
+    assert "published 6 steps of run to out (out/run)" in done.stderr
+    with introspect_cli.open_run(tmp_path / "run") as run:
+        assert run.steps == list(range(6))
+
+
+def test_what_a_killed_run_recorded_is_published(tmp_path):
+    (tmp_path / "train.py").write_text(TRAIN.replace("try:", "print('here', flush=True); time.sleep(60)\ntry:"))
+    command = [sys.executable, "-m", "introspect_cli", "capture", "--no-packages", "--publish", "out", "-o", "run"]
+    process = subprocess.Popen([*command, "train.py"], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "here\n"
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    packed = tmp_path / "out" / "run" / "run.introspect.zip"
+    until = time.monotonic() + 60
+    while not packed.exists() and time.monotonic() < until:
+        time.sleep(0.1)
+    assert len((tmp_path / "out" / "run" / "metrics.jsonl").read_text().splitlines()) == 6
+    with introspect_cli.open_run(packed) as run:
+        assert run.steps == list(range(6))
+
+
+def test_nobody_waits_for_a_logger_that_hangs(tmp_path, monkeypatch):
+    hanging = tmp_path / "hangs"
+    hanging.write_text("#!/bin/sh\nexec sleep 20\n")
+    hanging.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(hanging))
+    publishing = Publishing(tmp_path / "run", ["mlflow"])
+    began = time.monotonic()
+    assert publishing.finish(patience=0.2) == ["still publishing to mlflow, in the background"]
+    assert time.monotonic() - began < 5
+
+
+LIGHTNING = """\
+import lightning.pytorch as L, torch
+from lightning.pytorch.loggers import MLFlowLogger, TensorBoardLogger, WandbLogger
+from introspect_cli.integrations.lightning import Introspect
+
+class Lit(L.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = torch.nn.Linear(4, 1)
+    def training_step(self, batch, index):
+        loss = self.net(batch).square().mean()
+        self.log("own", loss)
+        return loss
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+loggers = [TensorBoardLogger("logs", name="", version=""), MLFlowLogger("theirs", tracking_uri="file:./mlruns")]
+L.Trainer(
+    max_epochs=1, accelerator="cpu", logger=loggers, enable_checkpointing=False, enable_progress_bar=False,
+    enable_model_summary=False, log_every_n_steps=1, callbacks=[Introspect("run", packages=False, publish="logger")],
+).fit(Lit(), torch.utils.data.DataLoader(torch.ones(4, 4), batch_size=1))
+"""
+
+TRAINER = """\
+import torch
+from transformers import Trainer, TrainingArguments
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 1)
+    def forward(self, x):
+        return {"loss": self.layer(x).square().mean()}
+
+arguments = TrainingArguments(
+    "out", max_steps=4, per_device_train_batch_size=2, use_cpu=True, report_to=["tensorboard"], logging_dir="logs",
+    save_strategy="no", disable_tqdm=True, dataloader_pin_memory=False, logging_steps=1,
+) if "logging_dir" in TrainingArguments.__dataclass_fields__ else TrainingArguments(
+    "out", max_steps=4, per_device_train_batch_size=2, use_cpu=True, report_to=["tensorboard"], save_strategy="no",
+    disable_tqdm=True, dataloader_pin_memory=False, logging_steps=1,
+)
+Trainer(Net(), arguments, train_dataset=[{"x": torch.ones(4)} for _ in range(8)]).train()
+"""
+
+
+def scalars(directory):
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    events = accumulator.EventAccumulator(str(directory))
+    events.Reload()
+    return {name: [event.step for event in events.Scalars(name)] for name in events.Tags()["scalars"]}
+
+
+def test_it_joins_the_runs_of_lightnings_own_loggers(tmp_path):
+    pytest.importorskip("lightning.pytorch")
+    pytest.importorskip("mlflow", reason="MLflow's client is not installed")
+    (tmp_path / "fit.py").write_text(LIGHTNING)
+    command = [sys.executable, "fit.py"]
+    settings = {**os.environ, **HERE}
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, env=settings)
+    assert done.returncode == 0, done.stderr
+    found = scalars(tmp_path / "logs")
+    assert found["introspect/loss"] == [0, 1, 2, 3]
+    assert len(found["own"]) == 4
+    metrics = {path.name for path in (tmp_path / "mlruns").glob("*/*/metrics/introspect/*")}
+    assert {"loss", "grad_norm", "global_step"} <= metrics
+    [run] = {path.parents[2] for path in (tmp_path / "mlruns").glob("*/*/metrics/introspect/loss")}
+    assert (run / "metrics" / "own").exists(), "it is their run"
+
+
+def test_it_joins_the_trainers_own_tensorboard(tmp_path, introspect):
+    pytest.importorskip("transformers")
+    pytest.importorskip("tensorboard")
+    (tmp_path / "train.py").write_text(TRAINER)
+    done = introspect("capture", "--no-packages", "--publish", "logger", "-o", "run", "train.py")
+    assert done.returncode == 0, done.stderr
+    assert "published 4 steps of run to tensorboard:" in done.stderr
+    [directory] = {path.parent for path in tmp_path.rglob("*.introspect.*") if path.name.startswith("events.")}
+    found = scalars(directory)
+    assert found["introspect/loss"] == [0, 1, 2, 3]
+    assert "train/loss" in found, "it is their directory"
