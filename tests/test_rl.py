@@ -22,7 +22,7 @@ def sides(tmp_path, forks):
     def run(*words):
         for side in ("trainer", "engine"):
             own = ("--no-packages", "--save-tensors", "score/*", "-o", tmp_path / side, SCRIPT, "--score", side)
-            done = forks("capture", *own, "--iterations", "2", *words)
+            done = forks("capture", *map(str, own), "--iterations", "2", *words)
             assert done.returncode == 0, done.stderr
         return tmp_path / "trainer", tmp_path / "engine"
 
