@@ -48,7 +48,7 @@ def publish(run: Path, places: tuple[str, ...], stats: str, *, files: bool, wait
     known = ("mean", "std", "l2", "min", "max", "absmax", "absmin", "amean", "var", "nans", "infs", "zeros")
     chosen = choose([stats], known, "statistic")
     with open_run(run) as opened:
-        name = opened.path.resolve().name
+        name = Path(opened.path).resolve().name
     opened_places = _Places()
     for text in dict.fromkeys(places):
         opened_places.open(text, name)
