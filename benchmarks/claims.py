@@ -354,7 +354,7 @@ def _kinds(*kinds: Kind) -> Look:
 
 def _random(claim: Claim) -> list[Pair]:
     """The states at the start of the step; of a module, those that it or a module inside it drew from."""
-    pairs = [p for p in claim.books.pairs(claim.first["step"]) if p.site.kind is Kind.RNG]
+    pairs = claim.earlier(Kind.RNG)
     if re.search(r"start of the step|differs when the step begins", claim.clause):
         return [p for p in pairs if p.site.phase is Phase.START]
     module = _module_said(claim)

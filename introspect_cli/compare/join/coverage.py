@@ -128,6 +128,8 @@ def _hidden_by(alignment: Alignment, option: str) -> Mask:
     if kinds is None:
         return np.full(alignment.size, option not in _CONCERN_NO_SITES)
     hidden = np.isin(alignment.kind, [kind_code(kind) for kind in kinds])
+    if option in _FILTERS:
+        hidden &= ~alignment.in_both  # of these modules both captures record
     return hidden if option != "eval" else alignment.evaluating
 
 

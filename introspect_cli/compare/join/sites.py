@@ -159,6 +159,13 @@ class Alignment:
         return evaluating(self.phase, self.fqn)
 
     @cached_property
+    def in_both(self) -> Mask:
+        """Which sites both runs have, at any step, by union number."""
+        found = np.zeros(self.size, dtype=np.bool_)
+        found[self.b_ids[self.b_ids < len(self.a)]] = True
+        return found
+
+    @cached_property
     def by_fqn(self) -> dict[str, list[int]]:
         """Union numbers of every FQN."""
         found: dict[str, list[int]] = {}

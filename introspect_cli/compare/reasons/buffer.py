@@ -7,6 +7,7 @@ import re
 from introspect_cli.compare.reasons.base import Cause, Reason, Scene
 from introspect_cli.compare.reasons.evidence import Evidence, although, known_of, value_before
 from introspect_cli.compare.reasons.facts import FORWARD, Facts, owner_of
+from introspect_cli.compare.reasons.module import attribute_changes
 from introspect_cli.compare.reasons.step_view import untouched_side
 from introspect_cli.compare.reasons.words import apart, what
 from introspect_cli.records import Kind, Phase
@@ -42,6 +43,9 @@ class Buffer(Reason):
         side = untouched_side(scene.step, scene.before, scene.union)
         if side:
             return f"{text} It does not change in {side} (eval mode or frozen there)."
+        changed = attribute_changes(scene, owner_of(scene.site.fqn))
+        if changed:
+            return f"{text} It is updated differently: its module has {'; '.join(changed[:3])}."
         return f"{text} It is updated differently (momentum, mode, or a different number of times)."
 
 

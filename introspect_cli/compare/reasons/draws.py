@@ -103,3 +103,12 @@ def drew_alone(draws: Iterable[Draw], site: Site) -> str:
         if (own.fqn, own.call, own.phase) == (site.fqn, site.call, site.phase) and not own.path.endswith(DRAWN_BEFORE):
             return draw.side
     return ""
+
+
+def drew_before(draws: Iterable[Draw], site: Site) -> str:
+    """The side on which random numbers are drawn just before a module's call, and not in the other run; "" for none."""
+    for draw in draws:
+        own = draw.site
+        if (own.fqn, own.call, own.phase) == (site.fqn, site.call, site.phase) and own.path.endswith(DRAWN_BEFORE):
+            return draw.side
+    return ""

@@ -293,7 +293,7 @@ def _tensor(facts: Facts, fqn: str, kind: Kind, order: float) -> Known:
     before = facts.state_before
     if before is not None and own and before[own].any():
         return answer(before[[union for union in own if before[union]][-1:]], every=True)
-    if not any(facts.in_both[union] for union in own) or (facts.gap and fqn in facts.ended):
+    if not any(facts.alignment.in_both[union] for union in own) or (facts.gap and fqn in facts.ended):
         return Known.UNSEEN
     return Known.WITHIN if fqn in carried.within else Known.EQUAL
 

@@ -221,14 +221,6 @@ class Facts:
         return frozenset(one & two)
 
     @cached_property
-    def in_both(self) -> npt.NDArray[np.bool_]:
-        """By union number, whether both runs have a site, at any step."""
-        found = np.zeros(self.alignment.size, dtype=np.bool_)
-        shared = self.alignment.b_ids[self.alignment.b_ids < len(self.alignment.a)]
-        found[shared] = True
-        return found
-
-    @cached_property
     def _tensors_of_owner(self) -> dict[str, set[str]]:
         found: dict[str, set[str]] = {}
         for union in np.flatnonzero(np.isin(self.alignment.kind, [kind_code(kind) for kind in _TENSORS])):

@@ -20,6 +20,8 @@ from introspect_cli.compare.reasons.evidence import (
     of,
     random_state,
 )
+from introspect_cli.compare.reasons.facts import owner_of
+from introspect_cli.compare.reasons.module import attribute_changes
 from introspect_cli.compare.reasons.step_view import StepRecords
 from introspect_cli.compare.reasons.words import apart, scaled
 from introspect_cli.records import Kind, Phase
@@ -68,16 +70,39 @@ class Gradient(Reason):
                 f"{text}. In {side} it is the other run's gradient plus that of the {before} before: zero_grad is "
                 f"missing or late in {side}."
             )
+        own = _own_backward(scene)
         if first.scale is not None:
             text += scaled(first)
-            return f"{text}. The cause is clipping, unscaling, averaging over accumulated batches, or their order."
-        return f"{text}. The cause is {self.place}.{scene.rounding_words()}"
+            last = own or ", or their order"
+            return f"{text}. The cause is clipping, unscaling, averaging over accumulated batches{last}."
+        place = self.place.replace(" or ", ", ", 1) if own else self.place
+        return f"{text}. The cause is {place}{own}.{scene.rounding_words()}"
 
     def evidence(self, scene: Scene) -> list[str]:
         """How many gradients differ."""
-        differ = sum(site.kind is Kind.GRAD for site in scene.facts.sites)
-        recorded = [u for u in scene.facts.unions(Kind.GRAD, frozenset({scene.site.phase})) if scene.facts.state[u]]
-        return [f"{differ} of {len(recorded)} gradients differ in this step."]
+        differ, recorded = _differing(scene)
+        return [f"{differ} of {recorded} gradients differ in this step."]
+
+
+def _differing(scene: Scene) -> tuple[int, int]:
+    """How many gradients differ in the step, and how many were recorded in it."""
+    differ = sum(site.kind is Kind.GRAD for site in scene.facts.sites)
+    recorded = [u for u in scene.facts.unions(Kind.GRAD, frozenset({scene.site.phase})) if scene.facts.state[u]]
+    return differ, len(recorded)
+
+
+def _own_backward(scene: Scene) -> str:
+    """That the code of the parameter's own module may compute another gradient for it, as the end of a list.
+
+    No hook sees that gradient before the optimizer does. What is done to gradients is done to all of them, as a rule.
+    """
+    owner = owner_of(scene.site.fqn)
+    changed = attribute_changes(scene, owner)
+    differ, recorded = _differing(scene)
+    if not owner or (differ == recorded and not changed):
+        return ""
+    how = f" ({'; '.join(changed[:3])})" if changed else ""
+    return f", or how {owner} itself uses the parameter{how}"
 
 
 def stale_side(facts: Facts, position: int) -> str:

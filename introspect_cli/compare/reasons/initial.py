@@ -66,7 +66,10 @@ class Initial(Reason):
                 f"{text}: the steps before step {step} {scene.absent}, so the runs diverged there or began with "
                 "a different initialisation, seed or checkpoint."
             )
-        return f"{text}: a different initialisation or seed, or a different checkpoint was loaded."
+        return (
+            f"{text}: a different initialisation or seed, a different checkpoint was loaded, or the script changed it "
+            "before it was recorded."
+        )
 
 
 def one_sided(facts: Facts, position: int) -> bool:

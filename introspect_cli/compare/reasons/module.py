@@ -9,7 +9,7 @@ import numpy as np
 
 from introspect_cli.compare.join.sites import KINDS, PHASES
 from introspect_cli.compare.reasons.base import Cause, Reason, Scene
-from introspect_cli.compare.reasons.draws import drew_alone
+from introspect_cli.compare.reasons.draws import drew_alone, drew_before
 from introspect_cli.compare.reasons.evidence import (
     Evidence,
     although,
@@ -103,13 +103,15 @@ class OwnCode(Reason):
         """Between which of the modules inside."""
         cause, first = scene.cause, scene.first
         text = f"{what(first.site, first.module_class if first.site.kind is Kind.OUTPUT else '')} differs{apart(first)}"
-        text += (
-            f"{although(cause.evidence)}{scaled(first)}. The cause is in the forward code of {cause.module} itself, "
-        )
+        side = drew_before(scene.draws, scene.site)
+        taken = [found for found in cause.evidence if not (side and is_random(found))]
+        text += f"{although(taken)}{scaled(first)}. The cause is in the forward code of {cause.module} itself, "
         if cause.before:
             text += f"between {cause.after} and {cause.before}" if cause.after else f"before {cause.before}"
         else:
             text += f"after {cause.after}"
+        if side:
+            text += f": in {side} it draws random numbers there, in {'a' if side == 'b' else 'b'} it does not"
         return f"{text}.{scene.rounding_words()}"
 
 
@@ -236,9 +238,9 @@ def _identity_side(scene: Scene) -> str:
     return same[0] if len(same) == 1 else ""
 
 
-def attribute_changes(scene: Scene) -> list[str]:
-    """How the module itself is set up differently: `eps 1e-05 -> 0.001`, `train mode in a, eval mode in b`."""
-    one, two = (tree.get(scene.site.fqn) for tree in scene.facts.modules)
+def attribute_changes(scene: Scene, fqn: str = "") -> list[str]:
+    """How a module, the record's own unless named, is set up differently: `eps 1e-05 -> 0.001`, `eval mode in b`."""
+    one, two = (tree.get(fqn or scene.site.fqn) for tree in scene.facts.modules)
     if one is None or two is None or not (one.attributes and two.attributes):
         return []
     a, b = dict(one.attributes), dict(two.attributes)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.compare.join.sites import kind_code
+from introspect_cli.compare.join.sites import kind_code, phase_code
 from introspect_cli.compare.reasons.base import Cause, Reason, Scene
 from introspect_cli.compare.reasons.evidence import Known, answer
 from introspect_cli.compare.reasons.initial import TENSORS, initial_tensors, one_sided
@@ -74,8 +74,9 @@ def _rule(scene: Scene) -> str:
 
 
 def _by_hand(facts: Facts) -> bool:
-    """Whether no optimizer ever steps in either run."""
-    return not np.isin(facts.alignment.kind, [kind_code(kind) for kind in SETTING_KINDS]).any()
+    """Whether no optimizer ever steps in either run; a lean capture records no more of a step than a parameter."""
+    settings = np.isin(facts.alignment.kind, [kind_code(kind) for kind in SETTING_KINDS])
+    return not (settings | (facts.alignment.phase == phase_code(Phase.OPTIMIZER))).any()
 
 
 REASONS = (Outside(),)

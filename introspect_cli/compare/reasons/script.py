@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.reasons.base import Cause, Reason, Scene
-from introspect_cli.compare.reasons.evidence import Known, batches, random_state
+from introspect_cli.compare.reasons.evidence import Known, although, batches, outputs_before, random_state
 from introspect_cli.compare.reasons.module import parent_call
-from introspect_cli.compare.reasons.words import apart, what
+from introspect_cli.compare.reasons.words import apart, both_values, scaled, what
 from introspect_cli.records import Kind
 
 if TYPE_CHECKING:
@@ -27,12 +27,21 @@ class Script(Reason):
         site, order = facts.sites[position], float(facts.items.order[position])
         if parent_call(facts, site.fqn, order) is not None or facts.anything_before(order):
             return None
-        return self.cause(batches(facts, order), random_state(facts))
+        before = outputs_before(facts, order)
+        told = [before] if before.known in {Known.EQUAL, Known.WITHIN} else []
+        return self.cause(batches(facts, order), random_state(facts), *told)
 
     def sentence(self, scene: Scene) -> str:
-        """Whether a batch was seen to be equal."""
-        text = f"{what(scene.site)} differs{apart(scene.first)}"
-        seen = scene.cause.evidence[0]
+        """Whether a batch was seen to be equal, and whether modules ran before."""
+        text = f"{what(scene.site)} differs{both_values(scene.first) or apart(scene.first)}"
+        seen, _, *outputs = scene.cause.evidence
+        if outputs:
+            fed = [seen] if seen.known is not Known.UNSEEN else []
+            given = "module outputs, the batch" if fed else "module outputs, data that no loader gave"
+            return (
+                f"{text}{although([*outputs, *fed])}{scaled(scene.first)}. The cause is in the "
+                f"script's own code that computes it: from {given} or values of its own (targets, masks, weights)."
+            )
         if seen.known is not Known.UNSEEN:
             known = "equal" if seen.known is Known.EQUAL else "within tolerance"
             return (

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from introspect_cli.compare.reasons.changed_code import changed_code
@@ -227,6 +228,11 @@ def _argv(settings: Mapping[str, Any], manifest: Mapping[str, Any]) -> list[str]
     return [str(word) for word in argv] if isinstance(argv, (list, tuple)) else []
 
 
+def _same_file_name(a: Sequence[str], b: Sequence[str]) -> bool:
+    """Whether two scripts in two folders are called the same."""
+    return bool(a and b) and PurePath(a[0]).name == PurePath(b[0]).name
+
+
 def _says_where(name: str) -> bool:
     """Whether an option says where results go, or what a run is called: `--out-dir`, `hydra.run.dir`."""
     words = name.split(".")
@@ -269,11 +275,10 @@ def _weigh(source: str, name: str, reason: Explained | None, *, rounding: bool) 
 def _sourced(a: Run, b: Run) -> Iterator[tuple[Any, ...]]:
     """(source, name, value in a, value in b) of all settings that differ, from two runs' settings and manifests."""
     settings_a, settings_b = dict(a.settings or {}), dict(b.settings or {})
-    argv_a, argv_b = (
-        command_options(_argv(settings_a, a.manifest)),
-        command_options(_argv(settings_b, b.manifest)),
-    )
-    for name, one, two in _changes(argv_a, argv_b):
+    words_a, words_b = _argv(settings_a, a.manifest), _argv(settings_b, b.manifest)
+    if "sources" in settings_a and "sources" in settings_b and _same_file_name(words_a[:1], words_b[:1]):
+        words_b[0] = words_a[0]  # what the script holds is told by its hash; its folder explains nothing
+    for name, one, two in _changes(command_options(words_a), command_options(words_b)):
         yield "command", name, one, two
     for source in dict.fromkeys([*settings_a, *settings_b]):
         if source == "command" or source not in settings_a or source not in settings_b:

@@ -149,7 +149,14 @@ def _subject(scene: Scene, side: str, other: str) -> str:
     subject = scene.cause.subject
     tensor = scene.site.kind in {Kind.PARAM, Kind.BUFFER} and subject == scene.site.fqn
     kind = "parameter" if tensor and scene.site.kind is Kind.PARAM else "buffer" if tensor else "module"
-    told = "" if tensor or scene.first.module_class in {"", subject} else f" ({scene.first.module_class})"
+    if tensor:
+        return f"the structure differs: the {kind} {subject} exists only in {side}."
+    trees = dict(zip("ab", scene.facts.modules, strict=True))
+    known = trees[side].get(subject)
+    name = known.module_class if known is not None else scene.first.module_class if subject == scene.site.fqn else ""
+    told = f" ({name})" if name not in {"", subject} else ""
+    if subject in trees[other] or (known is not None and not owner_of(subject)):  # it may be there and not be called
+        return f"the structure differs: the {kind} {subject} runs only in {side}{told}."
     return f"the structure differs: the {kind} {subject} exists only in {side}{told}."
 
 
