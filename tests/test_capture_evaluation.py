@@ -193,6 +193,37 @@ def test_evaluation_before_anything_is_trained_counts_as_no_step(tmp_path, evalu
         assert any("was an evaluation and is not recorded" in told for told in run.manifest["not_observed"])
 
 
+def forwards_with_gradients(net, average, criterion, loader):
+    """A model is run to see that it works, or to learn its shapes; nothing is made of the result."""
+    del average, loader
+    assert net(torch.ones(2, 4)).shape == (2, 2)
+    criterion(net(torch.ones(2, 4)), torch.zeros(2, dtype=torch.long))
+
+
+@pytest.mark.parametrize("by_hand", [False, True], ids=["optimizer", "by hand"])
+def test_forwards_with_gradients_of_which_nothing_is_left_count_as_no_step(tmp_path, by_hand):
+    for name, way in (("a", None), ("b", forwards_with_gradients)):
+        with watched(tmp_path / name):
+            train_late(way, by_hand=by_hand)
+    assert_same(tmp_path / "a", tmp_path / "b")
+    with open_run(tmp_path / "b") as run:
+        assert any("was an evaluation and is not recorded" in told for told in run.manifest["not_observed"])
+
+
+def test_a_forward_before_the_optimizer_whose_graph_is_used_is_training(tmp_path):
+    torch.manual_seed(3)
+    net, criterion = Net(), nn.CrossEntropyLoss()
+    with watched(tmp_path / "run"):
+        loss = criterion(net(torch.ones(2, 4)), torch.zeros(2, dtype=torch.long))
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        loss.backward()
+        optimizer.step()
+    with open_run(tmp_path / "run") as run:
+        assert run.manifest["steps"] == 1
+        found = {(record.site.phase.value, record.site.fqn) for record in run.rank(0).records(0)}
+        assert {("forward", "Net"), ("loss", "loss")} <= found
+
+
 def test_loaders_of_an_evaluation_that_comes_first_take_nothing_from_a_loop_by_hand(tmp_path):
     def by_hand(validate):
         torch.manual_seed(3)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import threading
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -22,6 +22,7 @@ from introspect_cli.capture.inside import parameters_in
 from introspect_cli.capture.labels.steps import StepLabels
 from introspect_cli.capture.ranks.flat import FlatParts
 from introspect_cli.records import Kind, Phase, Site, SiteInfo
+from introspect_cli.tensors.flatten import flatten
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,6 +35,15 @@ if TYPE_CHECKING:
 
 
 _info = functools.lru_cache(maxsize=1024)(SiteInfo)  # one object for all sites of a class
+
+
+_MARK = "introspect: made before anything was trained"
+
+
+class _Mark:
+    """Lives as long as the autograd node that has it among its metadata."""
+
+    __slots__ = ("__weakref__",)
 
 
 class Running(threading.local):
@@ -88,7 +98,7 @@ class Context:
         self._forwards = 0
         self._model_ran = False
         self._backwards = 0
-        self._first_with_gradients: int | None = None
+        self._graphs: list[tuple[int, weakref.ref[_Mark] | None]] = []
         self._ran_with_gradients: list[weakref.ref[nn.Module]] = []
         self._by_hand: ById[bool] = ById()
 
@@ -140,9 +150,25 @@ class Context:
         self._forwards += 1
         self._model_ran |= is_model
         if is_model and torch.is_grad_enabled():
-            if self._first_with_gradients is None:
-                self._first_with_gradients = self.recorder.step
             self._ran_with_gradients.append(weakref.ref(module))
+
+    @property
+    def awaits_training(self) -> bool:
+        """Whether nothing has shown yet that anything is trained, so that a forward pass may be for nothing."""
+        return not (self.has_optimizer or self.evaluation.has_training)
+
+    def forward_left(self, result: object) -> None:
+        """Hear what an outermost forward gave while nothing is trained: its graph gets a mark that goes with it."""
+        if not torch.is_grad_enabled():
+            return
+        self._graphs = [(step, mark) for step, mark in self._graphs if mark is None or mark() is not None]
+        tensors = [leaf for _, leaf in flatten(result) if isinstance(leaf, torch.Tensor)]
+        for node in [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None] if tensors else [None]:
+            mark = _Mark()
+            if node is not None:
+                kept: Any = node.metadata  # torch says that it is a function
+                kept[_MARK] = mark
+            self._graphs.append((self.recorder.step, None if node is None else weakref.ref(mark)))
 
     def batch_asked(self) -> None:
         """A loader is asked for a batch: without an optimizer, it is that of the next step where this one is over."""
@@ -199,16 +225,19 @@ class Context:
             self.evaluation.has_training = True
 
     def _leave_out_evaluation(self, *, keep: bool) -> None:
-        """Take out what a model computed without gradients before anything showed that one would be trained.
+        """Take out what a model computed before anything showed that one would be trained, without gradients or idly.
 
-        Only then is it known to have been an evaluation, and not what the script is for. Its records were steps.
+        Only then is it known to have been an evaluation, and not what the script is for. Its records were steps. What
+        it computed with gradients is for nothing once the graph is gone: no backward pass can begin there.
 
         Args:
             keep: whether the current step belongs to training.
         """
         earlier = self.recorder.step > 0 or (not keep and self._forwards > 0)
         kept = self.recorder.step if keep else None
-        if not earlier or self.manual or self._first_with_gradients not in {None, kept}:
+        graphs = [step for step, mark in self._graphs if mark is None or mark() is not None]
+        self._graphs.clear()
+        if not earlier or self.manual or any(step != kept for step in graphs):
             return
         self.recorder.restart(keep=keep)
         self._begun = 0 if keep and self._begun == kept else -1

@@ -81,7 +81,9 @@ def never_seen(options: CaptureOptions, probes: Probes | None, steps: int) -> li
         return []
     found = []
     if probes.context.left_out:
-        found.append("what ran without gradients before training began was an evaluation and is not recorded")
+        found.append(
+            "what ran before training began, without gradients or for nothing, was an evaluation and is not recorded"
+        )
     if not probes.names.any_module and options.level != "op":
         found.append(
             "no module was called, so nothing between the tensors that require gradients and the losses is recorded "

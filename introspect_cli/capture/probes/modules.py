@@ -155,7 +155,11 @@ class ModuleProbe:
         if not self._recorder.wanted:
             return self._passed(original, module, args, kwargs)
         if not in_backward:
-            return self._recorded(original, module, args, kwargs)
+            result = self._recorded(original, module, args, kwargs)
+            if not calls and self._context.awaits_training:
+                with self._guarded, unobserved():
+                    self._context.forward_left(result)
+            return result
         phase, stack.phase = stack.phase, Phase.RECOMPUTE  # the forward around a backward pass goes on after it
         try:
             return self._recorded(original, module, args, kwargs)
