@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cases import FIXTURES, Captures, Case, Side
-from claims import Books, false_claims
+from claims import Books, false_claims, site_of
 from configurations import CONFIGURATIONS, Configuration, Reduction, reduce
 
 from introspect_cli.compare.diff import compare_runs
@@ -113,7 +113,7 @@ def _cell(case: Case, configuration: Configuration, answer: dict[str, Any], book
         return Cell("right", (), sentence)
     if first and first["kind"] == Kind.OP_OUTPUT.value:
         return Cell("right" if first["fqn"].startswith(expect["fqn"]) else "first seen", (), sentence)
-    if not tolerant and same_training and (text := _visible(expect, books)):
+    if not tolerant and same_training and (text := _visible(expect, books, first)):
         return Cell("wrong", (f"{text}, and the answer is {answer['verdict']}",), sentence)
     if first:
         return Cell("first seen", (), sentence)
@@ -122,8 +122,11 @@ def _cell(case: Case, configuration: Configuration, answer: dict[str, Any], book
     return Cell("silent", (), sentence)
 
 
-def _visible(expect: dict[str, Any], books: Books) -> str:
-    """The expected place, where its records are there in both runs' reach and differ; "" where they do not."""
+def _visible(expect: dict[str, Any], books: Books, first: dict[str, Any] | None) -> str:
+    """The expected place, where its records are there in both runs' reach and differ; "" where they do not.
+
+    Nor where what is called first is earlier: where steps are left out, a step begins with what the fault changed.
+    """
     step = expect["step"]
     if step not in books.steps or expect["kind"] not in books.observed:
         return ""
@@ -131,7 +134,9 @@ def _visible(expect: dict[str, Any], books: Books) -> str:
         site = pair.site
         if (site.phase.value, site.kind.value, site.fqn) != tuple(expect[key] for key in PLACE):
             continue
-        if books.wanted(step, site) and pair.seen and not pair.equal:
+        named = first and first["step"] == step and site_of(first)
+        earlier = any(own.site == named and own.order < pair.order for own in books.pairs(step))
+        if books.wanted(step, site) and pair.seen and not pair.equal and not earlier:
             return f"{site.phase.value} {site.kind.value} of {site.fqn} differs at step {step}"
     return ""
 
