@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from introspect_cli.errors import UsageError
 from introspect_cli.records import count
-from introspect_cli.selection import Selection, check_selection, did_you_mean, read_selection
+from introspect_cli.selection import Selection, check_selection, did_you_mean, one_step, read_selection
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -91,14 +91,15 @@ class RunView:
             raise UsageError("to_pandas needs pandas: `pip install pandas`, or use to_arrow") from None
         return self.to_arrow(**selection).to_pandas()
 
-    def records(self, step: int, rank: int = 0) -> Iterator[Record]:
-        """All records of a step in order.
+    def records(self, step: int | str, rank: int = 0) -> Iterator[Record]:
+        """All records of a step in order; the step by number, or as its framework calls it, `epoch=3,batch=12`.
 
         Raises:
             KeyError: there is no such step or rank.
+            UsageError: a framework calls no step, or several steps, so.
             StoreError: the run is damaged.
         """
-        return self.run.rank(rank).records(step)
+        return self.run.rank(rank).records(step if isinstance(step, int) else one_step(step, self.run, rank))
 
     def check(self, *, rules: Iterable[str] = (), ignore: Iterable[str] = ()) -> Findings:
         """What usually goes wrong, looked for in this run.

@@ -34,6 +34,7 @@ class Moment:
         seconds: the time, in seconds from anywhere.
         values: what conditions may ask for, when the step is over; None before.
         memory: what rules remember from step to step.
+        rank: the process, in a distributed run.
     """
 
     step: int
@@ -41,6 +42,7 @@ class Moment:
     seconds: float = 0.0
     values: Mapping[str, float] | None = None
     memory: dict[Any, int] = field(default_factory=dict)
+    rank: int = 0
 
 
 class Rule:
@@ -117,9 +119,13 @@ class Steps(Rule):
     def __post_init__(self) -> None:
         object.__setattr__(self, "_schedule", Schedule.parse(self.text))
 
+    def wants(self, step: int) -> bool:
+        """Whether a step is one of them."""
+        return bool(vars(self)["_schedule"].wants(step))
+
     def bounds(self, moment: Moment) -> tuple[int, int]:
         """Known from the start."""
-        return _known(vars(self)["_schedule"].wants(moment.step))
+        return _known(self.wants(moment.step))
 
     def __str__(self) -> str:
         return f"steps({self.text!r})"
@@ -225,6 +231,27 @@ class Epochs(Rule):
 
 
 @dataclass(frozen=True)
+class Ranks(Rule):
+    """All steps of some ranks, `Ranks("0,8:16")`."""
+
+    text: str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_schedule", Schedule.parse(self.text))
+
+    def wants(self, rank: int) -> bool:
+        """Whether a rank is one of them."""
+        return bool(vars(self)["_schedule"].wants(rank))
+
+    def bounds(self, moment: Moment) -> tuple[int, int]:
+        """Known from the start."""
+        return _known(self.wants(moment.rank))
+
+    def __str__(self) -> str:
+        return f"ranks({self.text!r})"
+
+
+@dataclass(frozen=True)
 class When(Rule):
     """Steps of which a condition holds when they are over, such as `When("loss > 3 * median")`."""
 
@@ -260,6 +287,7 @@ _RULES: dict[str, type[Rule]] = {
     "last": Last,
     "every_seconds": EverySeconds,
     "epochs": Epochs,
+    "ranks": Ranks,
     "when": When,
 }
 

@@ -41,6 +41,7 @@ ALTERED = {
     "until_step": {"until_step": 5},
     "every_seconds": {"every_seconds": 600},
     "epochs": {"epochs": "0"},
+    "ranks": {"ranks": "0"},
     "first": {"first": 1},
     "last": {"last": 1},
     "when": {"when": "step == 1"},

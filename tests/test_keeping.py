@@ -296,6 +296,14 @@ def test_a_ring_keeps_the_last_steps(tmp_path):
     assert [(own.why, own.count, own.first, own.last) for own in thinned] == [("last", 53, 2, 54)]
 
 
+def test_a_schedule_of_rules_is_named_by_its_option(tmp_path):
+    with watched(tmp_path / "run", **asked(schedule=First(1) | Last(3) & Every(2))):
+        train(40)
+    steps, thinned = recorded(tmp_path / "run")
+    assert steps == [0, 38]
+    assert str(thinned[0]).endswith("dropped by --schedule)")
+
+
 def test_a_run_ends_at_its_first_nan_and_holds_what_came_before(tmp_path, introspect):
     (tmp_path / "train.py").write_text(
         "import torch\ntorch.manual_seed(0)\nnet = torch.nn.Linear(3, 1)\n"

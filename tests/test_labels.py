@@ -152,6 +152,7 @@ def test_a_step_is_found_by_its_frameworks_numbers(plain, introspect):
     with introspect_cli.open_run(path) as run:
         assert set(run.to_arrow(steps="epoch=1,batch=0:4").column("step").to_pylist()) == {3, 4}
         assert one_step("global_step=2", run.run) == 2
+        assert {record.step for record in run.records("epoch=1,batch=3")} == {4}
         with pytest.raises(UsageError, match=r"epoch=1 means 3 steps of .*, 3 to 5: name one of them"):
             one_step("epoch=1", run.run)
         with pytest.raises(UsageError, match=r"no step of .* is epoch=7: epoch is 0 to 1"):

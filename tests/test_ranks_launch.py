@@ -47,6 +47,15 @@ def ended(*processes):
     return told
 
 
+def test_ranks_that_were_to_record_nothing_are_not_missed(tmp_path):
+    options = ("--no-packages", "--ranks", "0", "-o", "run")
+    told = ended(*(start(tmp_path, rank, 2, options=options) for rank in (0, 1)))
+    assert [code for code, _ in told] == [0, 0], told
+    with open_run(tmp_path / "run") as run:
+        assert [len(run.rank(rank)) for rank in (0, 1)] == [3, 0]
+        assert (run.last_step, run.endings, run.left_out) == (2, [], frozenset({1}))
+
+
 @pytest.fixture(scope="module")
 def launched(tmp_path_factory):
     """A launch of four ranks, of which the second ends early, the third is killed and the fourth never starts."""

@@ -13,14 +13,14 @@ import math
 import statistics
 import time
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from introspect_cli.errors import StoreError
 from introspect_cli.records import Kind
-from introspect_cli.schedules import ALWAYS, NEVER, Epochs, Moment, Rule, When
+from introspect_cli.schedules import ALWAYS, NEVER, Epochs, Last, Moment, Ranks, Rule, Steps, When
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -71,6 +71,8 @@ class Keeping:
         *,
         max_size: int | None = None,
         until_nan: bool = False,
+        why: str = "last",
+        number: int = 0,
         note: Callable[[str], None] = lambda _sentence: None,
     ) -> None:
         """Start before the first step.
@@ -81,6 +83,8 @@ class Keeping:
             store: the store that drops whole tensors.
             max_size: bytes that the rank may take; None for no limit.
             until_nan: whether to look out for a NaN.
+            number: of the rank.
+            why: what the store says of steps that have expired, a key of `thinned.OPTIONS`.
             note: is told once what cannot be done.
         """
         self.rule = rule
@@ -93,6 +97,11 @@ class Keeping:
         self._max_size = max_size
         self._until_nan = until_nan
         self._note = note
+        self._why = why
+        self._number = number
+        self._wanted = False
+        self._plain = rule if isinstance(rule, Steps) else None
+        self._drops = max_size is not None or any(isinstance(part, Last) for part in rule.parts)
         self._epochs = any(isinstance(part, Epochs) for part in rule.parts)
         self._conditions = any(isinstance(part, When) for part in rule.parts)
         self._memory: dict[object, int] = {}
@@ -108,6 +117,12 @@ class Keeping:
         return self._epochs
 
     @property
+    def left_out(self) -> bool:
+        """Whether this rank is to record nothing."""
+        ranks = [part for part in self.rule.parts if isinstance(part, Ranks)]
+        return bool(ranks) and not self._wanted and not any(own.wants(self._number) for own in ranks)
+
+    @property
     def looks(self) -> bool:
         """Whether the records of a step are looked at when it is over."""
         return self._conditions or self._until_nan
@@ -119,12 +134,16 @@ class Keeping:
             step: its number.
             begins: whether it begins now; else the step before has just ended, and an epoch may have, too.
         """
-        moment = Moment(step, seconds=time.time(), memory=self._memory)
+        if self._plain is not None:
+            return self._plain.wants(step)
+        moment = Moment(step, seconds=time.time(), memory=self._memory, rank=self._number)
         if self._epochs and begins:
             epoch = self.epoch()
             self.epoch_seen |= epoch is not None
-            moment = Moment(step, epoch, moment.seconds, memory=self._memory)
-        return self.rule.bounds(moment)[1] > step
+            moment = replace(moment, epoch=epoch)
+        wanted = self.rule.bounds(moment)[1] > step
+        self._wanted |= wanted
+        return wanted
 
     def restart(self) -> None:
         """All steps so far are taken back."""
@@ -148,9 +167,18 @@ class Keeping:
             table: the summaries.
             labels: what its framework calls it.
         """
+        if self._plain is not None and not self._until_nan:
+            return ALWAYS
         epoch = labels.get("epoch")
         values = self._values(step, kinds, slots, table) if self._conditions else {}
-        moment = Moment(step, math.floor(epoch) if isinstance(epoch, (int, float)) else None, 0.0, values, self._memory)
+        moment = Moment(
+            step,
+            math.floor(epoch) if isinstance(epoch, (int, float)) else None,
+            0.0,
+            values,
+            self._memory,
+            self._number,
+        )
         expiry = self.rule.bounds(moment)[1]
         if self._until_nan and self.nan_at is None and _has_nan(kinds, slots, table):
             self.nan_at, expiry = step, ALWAYS
@@ -186,20 +214,29 @@ class Keeping:
             size: bytes of its records.
             tensors: checksums of what was stored whole in it.
         """
+        if not self._drops:
+            return
         self._kept[step] = Kept(step, expiry, size, tensors)
         if expiry < ALWAYS:
             heapq.heappush(self._mortal, (expiry, step))
-        while self._mortal and self._mortal[0][0] <= step:
-            self._expired.append(heapq.heappop(self._mortal)[1])
+        self._expire(step)
         if len(self._expired) >= max(_LEAST_DROPPED, len(self._kept) - len(self._expired)):
-            self.finish()
+            self._drop_expired()
         if self._max_size is not None and self._size() > _SHARE * self._max_size:
             self._drop(self._crowded(), "max_size")
 
-    def finish(self) -> None:
-        """Drop what has expired by now; at the end of the run, too."""
+    def finish(self, last: int) -> None:
+        """Drop what has expired when the run is over; `last` is its last step."""
+        self._expire(last)
+        self._drop_expired()
+
+    def _expire(self, step: int) -> None:
+        while self._mortal and self._mortal[0][0] <= step:
+            self._expired.append(heapq.heappop(self._mortal)[1])
+
+    def _drop_expired(self) -> None:
         expired, self._expired = self._expired, []
-        self._drop([self._kept[step] for step in expired if step in self._kept], "last")
+        self._drop([self._kept[step] for step in expired if step in self._kept], self._why)
 
     def _size(self) -> int:
         return self._rank.bytes_written + self._store.tensor_bytes

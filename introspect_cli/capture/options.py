@@ -16,7 +16,7 @@ from introspect_cli.conditions import NAMES
 from introspect_cli.errors import UsageError
 from introspect_cli.records import DERIVED_STATS, STATISTICS, Kind
 from introspect_cli.schedule import Schedule
-from introspect_cli.schedules import Epochs, EverySeconds, First, Last, Rule, Steps, When, parse_rule
+from introspect_cli.schedules import Epochs, EverySeconds, First, Last, Ranks, Rule, Steps, When, parse_rule
 from introspect_cli.selection import choose, did_you_mean, words
 
 if TYPE_CHECKING:
@@ -315,15 +315,32 @@ class CaptureOptions:
             narrows=True,
         ),
     )
+    ranks: str | None = field(
+        default=None,
+        metadata=_option(
+            WHEN,
+            "Of all of them, only those of some ranks, such as 0 or 0,8:16.",
+            "--ranks",
+            metavar="RANKS",
+            narrows=True,
+        ),
+    )
     first: int | None = field(
         default=None,
-        metadata=_option(WHEN, "And the first N steps.", "--first", metavar="N", least=1, narrows=True),
+        metadata=_option(
+            WHEN,
+            "Also the first N steps; only these where no other steps are asked for.",
+            "--first",
+            metavar="N",
+            least=1,
+            narrows=True,
+        ),
     )
     last: int | None = field(
         default=None,
         metadata=_option(
             WHEN,
-            "And the last N steps: older ones are dropped from the run as it goes on.",
+            "Also the last N steps, or only these: older ones are dropped from the run as it goes on.",
             "--last",
             metavar="N",
             least=1,
@@ -334,7 +351,7 @@ class CaptureOptions:
         default=None,
         metadata=_option(
             WHEN,
-            f"And each step of which a condition holds, such as 'loss > 3 * median'; known are {', '.join(NAMES)}.",
+            f"Also each step of which a condition holds, such as 'loss > 3 * median'; known are {', '.join(NAMES)}.",
             "--when",
             metavar="CONDITION",
             narrows=True,
@@ -557,7 +574,10 @@ def rule_of(options: CaptureOptions) -> Rule:
     more += [When(options.when)] if options.when is not None else []
     if base:
         more.insert(0, functools.reduce(Rule.__and__, base))
-    return functools.reduce(Rule.__or__, more) if more else Steps()
+    rule = functools.reduce(Rule.__or__, more) if more else None
+    if options.ranks is None:
+        return rule or Steps()
+    return Ranks(options.ranks) if rule is None else Ranks(options.ranks) & rule
 
 
 def _check_rule(options: CaptureOptions) -> None:
@@ -566,7 +586,11 @@ def _check_rule(options: CaptureOptions) -> None:
     Raises:
         UsageError: it cannot, or two options contradict each other.
     """
-    own = [name for name in ("every_seconds", "epochs", "first", "last", "when") if getattr(options, name) is not None]
+    own = [
+        name
+        for name in ("every_seconds", "epochs", "ranks", "first", "last", "when")
+        if getattr(options, name) is not None
+    ]
     own += ["steps"] if options.schedule != Schedule() else []
     if options.rule is not None and own:
         raise UsageError(

@@ -29,6 +29,8 @@ LOGGER = "logger"
 
 _SHELL = "/bin/sh"
 _FOLLOWED = "INTROSPECT_FOLLOW"
+_BEGIN = "import sys; sys.path[:] = [own for own in sys.path if own]; from introspect_cli.cli import main; main()"
+"""As `python -m introspect_cli` does, but that no file beside the script is taken for a module of a logger's client."""
 
 
 class Publishing:
@@ -47,7 +49,7 @@ class Publishing:
         self.places = tuple(places)
         receive, answer = os.pipe()
         self._answer = Handle(receive, "what publishes")
-        command = [sys.executable, "-m", "introspect_cli", "publish", str(path), *places]
+        command = [sys.executable, "-c", _BEGIN, "publish", str(path), *places]
         environment = {name: value for name, value in os.environ.items() if name != _FOLLOWED}
         actions = [
             (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),

@@ -260,7 +260,7 @@ class Session:
                 probes.context.finish()
                 if not probes.context.has_optimizer:
                     steps = probes.recorder.steps_written
-                probes.keeping.finish()
+                probes.keeping.finish(probes.recorder.step - 1)
                 if probes.keeping.undecided and not probes.keeping.epoch_seen:
                     self._guard.note("--epochs keeps no step: only Lightning, transformers and accelerate count epochs")
         if probes is not None:

@@ -6,7 +6,7 @@ rank that was started and left nothing is told of, since silence would pass for 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from introspect_cli.records import count
@@ -82,16 +82,19 @@ def rank_list(ranks: list[int]) -> str:
     return f"rank{'s' * (len(ranks) > 1)} {shown}"
 
 
-def endings(size: int, last: Mapping[int, int | None], ended: Mapping[int, bool]) -> list[str]:
+def endings(
+    size: int, last: Mapping[int, int | None], ended: Mapping[int, bool], left_out: Collection[int] = ()
+) -> list[str]:
     """Sentences on ranks that left nothing, or that ended before the others.
 
     Args:
         size: how many ranks were started.
         last: the last whole step of each rank that is there.
         ended: whether each closed its part properly.
+        left_out: ranks that were to record no step.
     """
     out = []
-    absent = [rank for rank in range(size) if rank not in last]
+    absent = [rank for rank in range(size) if rank not in last and rank not in left_out]
     if absent:
         out.append(f"{rank_list(absent)} of {size} left nothing".replace("rank", "Rank", 1))
     silent = [rank for rank, step in last.items() if step is None]

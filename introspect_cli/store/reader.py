@@ -149,7 +149,12 @@ class Run:
     @property
     def last_step(self) -> int | None:
         """Number of the last step that every rank has whole; None where there is none."""
-        return last_common_step(self._ranks.values())
+        return last_common_step(reader for rank, reader in self._ranks.items() if rank not in self.left_out)
+
+    @property
+    def left_out(self) -> frozenset[int]:
+        """Ranks that were to record no step (`capture --ranks`)."""
+        return frozenset(rank for rank, manifest in self.manifests.items() if manifest.get("left_out") is True)
 
     @property
     def label(self) -> str:
@@ -169,13 +174,12 @@ class Run:
         """Sentences on ranks that left nothing or ended before the others; none while the run is being written."""
         if self.world_size < 2 or self.state is RunState.RUNNING:
             return []
-        last = {rank: reader.last_step for rank, reader in sorted(self._ranks.items())}
+        last = {rank: own.last_step for rank, own in sorted(self._ranks.items()) if rank not in self.left_out}
         launch = launch_of(self.manifest)
         attempt = launch.get("attempt") if launch is not None else None
         again = f"This is attempt {attempt} of the launch: what the one before recorded is beside it" if attempt else ""
-        return [again] * bool(again) + endings(
-            self.world_size, last, {rank: reader.ended for rank, reader in self._ranks.items()}
-        )
+        ended = {rank: reader.ended for rank, reader in self._ranks.items()}
+        return [again] * bool(again) + endings(self.world_size, last, ended, self.left_out)
 
     @cached_property
     def settings(self) -> Settings:

@@ -82,6 +82,8 @@ class Probes:
             store,
             max_size=None if options.max_size is None else options.max_size // ranks,
             until_nan=options.until_nan,
+            number=rank,
+            why="last" if options.rule is None else "rule",
             note=guard.note,
         )
         self.recorder = Recorder(self.summarizer, self.rank, store, self.keeping, options.save_tensors, store_lost)
