@@ -43,7 +43,7 @@ _START = os.getpid()
 
 _GRAIN = 1 << 15
 """Elements from which on torch's operations may call the workers: `at::internal::GRAIN_SIZE`."""
-_SURE = 2 * _GRAIN
+SHARED_OUT = 2 * _GRAIN
 """Elements from which on an operation on a whole tensor surely calls them."""
 
 _SCRIPT = threading.local()
@@ -77,7 +77,7 @@ def note_computation(tensors: Iterable[torch.Tensor]) -> None:
         _SCRIPT.threads = threads
         return
     for tensor in tensors:
-        plain = type(tensor) is torch.Tensor and tensor.numel() >= _SURE and tensor.layout is torch.strided
+        plain = type(tensor) is torch.Tensor and tensor.numel() >= SHARED_OUT and tensor.layout is torch.strided
         if plain and tensor.device.type == "cpu":
             _SCRIPT.threads = threads
             return

@@ -18,10 +18,26 @@ PyObject *TYPE = nullptr, *HOOK = nullptr;
 
 // ---- the hook: `_Hook` of gradients.py
 
-struct Hook {
+struct Hook {  // no list unless there are several sites: what the garbage collector counts costs the script its rounds
     PyObject_HEAD
-    PyObject *gradients, *sites, *version, *number;
+    PyObject *gradients, *site, *more, *version, *number;
 };
+
+PyObject *sites_of(PyObject *object, void *) {
+    Hook *self = (Hook *)object;
+    PyObject *sites = PyList_New(1);
+    if (!sites) return nullptr;
+    PyList_SetItem(sites, 0, Py_NewRef(self->site));
+    if (self->more && PyList_SetSlice(sites, 1, 1, self->more)) return Py_DecRef(sites), nullptr;
+    return sites;
+}
+bool add_site(Hook *self, PyObject *site) {
+    if (!self->more && !(self->more = PyList_New(0))) return false;
+    return PyList_Append(self->more, site) == 0;
+}
+PyObject *py_add(PyObject *object, PyObject *site) {
+    return add_site((Hook *)object, site) ? Py_NewRef(Py_None) : nullptr;
+}
 
 constexpr Py_ssize_t FEW = 8;
 
@@ -33,44 +49,47 @@ PyObject *call_hook(PyObject *object, PyObject *arguments, PyObject *) {
     if (gradient == Py_None || !own->held[GUARDED] || !attribute_is(own->held[GUARDED], ON, Py_True) ||
         !attribute_is(own->held[RECORDER], WANTED, Py_True))
         return Py_NewRef(Py_None);
-    Py_ssize_t count = PyList_Size(self->sites);
-    if (count > 0 && count <= FEW) {
-        for (Py_ssize_t i = 0; i < count; i++) sites[i] = Py_NewRef(PyList_GetItem(self->sites, i));
+    const Py_ssize_t count = 1 + (self->more ? PyList_Size(self->more) : 0);
+    if (count <= FEW) {
+        for (Py_ssize_t i = 0; i < count; i++) sites[i] = Py_NewRef(i ? PyList_GetItem(self->more, i - 1) : self->site);
         i64 slot = record_at(own->held[INTAKE], sites, count, gradient);
         for (Py_ssize_t i = 0; i < count; i++) Py_DecRef(sites[i]);
         if (slot >= 0) return Py_NewRef(Py_None);
         PyErr_Clear();  // what is wrong comes up again on the long way, where it is guarded
     }
-    return PyObject_CallFunctionObjArgs(own->held[RECORD], self->sites, gradient, nullptr);
+    PyObject *every = sites_of(object, nullptr);
+    PyObject *done = every ? PyObject_CallFunctionObjArgs(own->held[RECORD], every, gradient, nullptr) : nullptr;
+    if (every) Py_DecRef(every);
+    return done;
 }
 
 Hook *make_hook(PyObject *gradients, PyObject *site, PyObject *version) {
-    PyObject *sites = PyList_New(1);
-    if (!sites) return nullptr;
-    PyList_SetItem(sites, 0, Py_NewRef(site));
     Hook *hook = PyObject_New(Hook, (PyTypeObject *)HOOK);
-    if (!hook) return Py_DecRef(sites), nullptr;
-    hook->gradients = Py_NewRef(gradients), hook->sites = sites, hook->version = Py_NewRef(version);
-    hook->number = Py_NewRef(Py_None);
+    if (!hook) return nullptr;
+    hook->gradients = Py_NewRef(gradients), hook->site = Py_NewRef(site), hook->more = nullptr;
+    hook->version = Py_NewRef(version), hook->number = Py_NewRef(Py_None);
     return hook;
 }
 
 void free_hook(PyObject *object) {
     Hook *self = (Hook *)object;
     PyObject *type = (PyObject *)Py_TYPE(object);
-    for (PyObject *one : {self->gradients, self->sites, self->version, self->number}) Py_DecRef(one);
+    for (PyObject *one : {self->gradients, self->site, self->version, self->number}) Py_DecRef(one);
+    if (self->more) Py_DecRef(self->more);
     PyObject_Free(object);
     Py_DecRef(type);
 }
 
 PyMemberDef MEMBERS[] = {
-    {"sites", T_OBJECT_EX, offsetof(Hook, sites), READONLY, nullptr},
     {"version", T_OBJECT_EX, offsetof(Hook, version), READONLY, nullptr},
     {"number", T_OBJECT_EX, offsetof(Hook, number), 0, nullptr},
     {nullptr, 0, 0, 0, nullptr},
 };
+PyGetSetDef GETTERS[] = {{"sites", sites_of, nullptr, nullptr, nullptr}, {nullptr, nullptr, nullptr, nullptr, nullptr}};
+PyMethodDef HOOK_METHODS[] = {{"add", py_add, METH_O, nullptr}, {nullptr, nullptr, 0, nullptr}};
 PyType_Slot HOOK_SLOTS[] = {
-    {Py_tp_dealloc, (void *)free_hook}, {Py_tp_call, (void *)call_hook}, {Py_tp_members, MEMBERS}, {0, nullptr}};
+    {Py_tp_dealloc, (void *)free_hook}, {Py_tp_call, (void *)call_hook}, {Py_tp_members, MEMBERS},
+    {Py_tp_getset, GETTERS}, {Py_tp_methods, HOOK_METHODS}, {0, nullptr}};
 PyType_Spec HOOK_SPEC = {
     "introspect_cli.tensors._kernels.Hook", sizeof(Hook), 0,
     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, HOOK_SLOTS,
@@ -78,14 +97,13 @@ PyType_Spec HOOK_SPEC = {
 
 // ---- watching
 
-// What tells a node from others, as `private_api.node_number` has it; null without an exception where it has none.
+// What tells a node from others: its number in the thread that asks; null without an exception where it has none.
 PyObject *number_of(PyObject *node) {
     PyObject *ask = attribute(node, NUMBER), *number = ask ? PyObject_CallNoArgs(ask) : nullptr;
     if (ask) Py_DecRef(ask);
-    if (!number) return PyErr_Clear(), nullptr;
-    PyObject *thread = PyLong_FromUnsignedLong(PyThread_get_thread_ident()), *both = nullptr;
-    if (thread) both = PyTuple_Pack(2, thread, number), Py_DecRef(thread);
-    Py_DecRef(number);
+    const u64 thread = mix(u64(PyThread_get_thread_ident()) * G);
+    PyObject *both = number ? PyLong_FromUnsignedLongLong(thread + PyLong_AsUnsignedLongLongMask(number)) : nullptr;
+    if (number) Py_DecRef(number);
     return both ? both : (PyErr_Clear(), nullptr);
 }
 
@@ -115,7 +133,7 @@ bool watch_made(Gradients *self, PyObject *tensor, PyObject *site, PyObject *key
     Hook *same = (Hook *)known;
     if (number && same && PyObject_RichCompareBool(same->version, version, Py_EQ) == 1 &&
         PyObject_RichCompareBool(same->number, number, Py_EQ) == 1) {
-        done = PyList_Append(same->sites, site) == 0;
+        done = add_site(same, site);
     } else if (number) {
         Hook *hook = make_hook((PyObject *)self, site, version);
         if (hook) {
@@ -135,6 +153,11 @@ PyObject *watch(PyObject *object, PyObject *const *arguments, Py_ssize_t given) 
     return PyBool_FromLong(watch_gradient(object, arguments[0], arguments[1]));
 }
 
+PyObject *number(PyObject *, PyObject *node) {
+    PyObject *found = number_of(node);
+    return found ? found : Py_NewRef(Py_None);
+}
+
 PyObject *hook(PyObject *object, PyObject *const *arguments, Py_ssize_t given) {
     if (given != 2) return PyErr_Format(PyExc_TypeError, "a site and a version wanted");
     return (PyObject *)make_hook(object, arguments[0], arguments[1]);
@@ -143,6 +166,7 @@ PyObject *hook(PyObject *object, PyObject *const *arguments, Py_ssize_t given) {
 PyMethodDef METHODS[] = {
     {"watch", (PyCFunction)(void (*)())watch, METH_FASTCALL, nullptr},
     {"hook", (PyCFunction)(void (*)())hook, METH_FASTCALL, nullptr},
+    {"number", number, METH_O, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
 PyType_Slot SLOTS[] = {

@@ -19,6 +19,8 @@ from introspect_cli.capture.identity import ById
 from introspect_cli.tensors.kernels import KERNELS
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import torch
 
     from introspect_cli.capture.probes.base import Guard
@@ -44,11 +46,12 @@ class _Hook:
     def __call__(self, gradient: torch.Tensor | None) -> None:
         self._probe.record(self.sites, gradient)
 
+    def add(self, site: int) -> None:
+        self.sites.append(site)
 
-def _is_on(hook: Any, tensor: torch.Tensor, node: Any) -> bool:
-    """Whether a hook of ours is on the tensor."""
-    if node is not None:
-        return hook.number is not None and hook.number == private_api.node_number(node)
+
+def _is_on_leaf(hook: Any, tensor: torch.Tensor) -> bool:
+    """Whether a hook of ours is on a tensor that no node made."""
     hooks: Any = tensor._backward_hooks  # noqa: SLF001 - there is no public way to ask for one's own hook
     return hooks is not None and hooks.get(hook.number) is hook
 
@@ -65,11 +68,13 @@ class GradientProbe:
         self._watched: dict[int, Any] = {}
         self._leaf_handles: list[Any] = []
         self._elsewhere: ById[list[int] | str] = ById()
+        self._number_of: Callable[[Any], object] = private_api.node_number
         self.compiled: Any = None
         """Does the same in one call for most tensors; None where nothing does."""
         if KERNELS is not None and recorder.intake is not None:
             own = (self._guarded, recorder, recorder.intake, self._watched, self._elsewhere.entries)
             self.compiled = KERNELS.gradients(self.record, *own)
+            self._number_of = self.compiled.number
 
     def install(self) -> None:
         """Begin to watch; hooks come with the tensors."""
@@ -102,15 +107,18 @@ class GradientProbe:
             # A view that autograd no longer knows the maker of, since its base was written over, has no gradient.
             return
         known = self._watched.get(key)
-        if known is not None and known.version == version and _is_on(known, tensor, node):
-            if not recomputed:
-                known.sites.append(site)
-            return
+        number = None if node is None else self._number_of(node)
+        if known is not None and known.version == version:
+            same = _is_on_leaf(known, tensor) if node is None else number is not None and known.number == number
+            if same:
+                if not recomputed:
+                    known.add(site)
+                return
         hook: Any = _Hook(self, site, version) if self.compiled is None else self.compiled.hook(site, version)
         self._watched[key] = hook
         if node is not None:
             private_api.add_hook(tensor, node, hook)
-            hook.number = private_api.node_number(node)
+            hook.number = number
             return
         handle = tensor.register_hook(hook)
         hook.number = handle.id

@@ -12,6 +12,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import (
     Optimizer,
     register_optimizer_step_post_hook,
@@ -249,7 +250,8 @@ class OptimizerProbe:
         if has_closure and gradients and not self._closures:
             self._gradients(optimizer, held)
         if gradients:
-            parallel.note_computation(tensor.grad for tensor in _parameters(optimizer) if tensor.grad is not None)
+            large = held.large(_parameters(optimizer))
+            parallel.note_computation(tensor.grad for tensor in large if tensor.grad is not None)
         self._state.parameters_after(optimizer)
         if Kind.OPTIMIZER_STATE in self._context.kinds:
             self._optimizer_state(optimizer, held, Phase.OPTIMIZER)
@@ -259,12 +261,13 @@ class OptimizerProbe:
     def _gradients(self, optimizer: Optimizer, held: _Held, call: int = 0) -> None:
         if Kind.GRAD not in self._context.kinds:
             return
-        sites, gradients = [], []
+        sites, parameters, gradients = [], [], []
         for site, parameter in zip(held.gradient_sites(self._context, call), _parameters(optimizer), strict=True):
             if site >= 0 and (gradient := parameter.grad) is not None:
                 sites.append(site)
-                gradients.append(self._context.parts.of(parameter, gradient))
-        self._recorder.tensors(sites, gradients)
+                parameters.append(parameter)
+                gradients.append(gradient)
+        self._recorder.tensors(sites, self._context.parts.each(parameters, gradients))
 
     def _optimizer_state(self, optimizer: Optimizer, held: _Held, phase: Phase) -> None:
         states = held.states(optimizer)
@@ -350,6 +353,15 @@ class _Held:
         self.names = names
         self._gradients: dict[int, list[int]] = {}
         self._state: dict[Phase, dict[int, tuple[tuple[str, ...], list[int]]]] = {}
+        self._large: list[int] | None = None
+
+    def large(self, parameters: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Those large enough for torch to share an operation on them out among its threads: looked for once."""
+        if self._large is None:
+            self._large = [
+                at for at, own in enumerate(parameters) if not is_lazy(own) and own.numel() >= parallel.SHARED_OUT
+            ]
+        return [parameters[at] for at in self._large]
 
     def gradient_sites(self, context: Context, call: int) -> list[int]:
         """The site of each parameter's gradient, -1 for what is not watched."""
@@ -366,7 +378,9 @@ class _Held:
         inner = None if optimizer.state else getattr(optimizer, "optim", None)
         holder = inner if isinstance(inner, Optimizer) else optimizer
         # `state` is a defaultdict: asking it with [] would put an empty entry into the script's optimizer.
-        kept = zip(self.names, map(holder.state.get, _parameters(optimizer)), strict=True)
+        # Nor by [] nor by get(): a tensor's own hash is python code.
+        by_id = {id(parameter): state for parameter, state in holder.state.items()}
+        kept = zip(self.names, map(by_id.get, map(id, _parameters(optimizer))), strict=True)
         return [(position, state) for position, (name, state) in enumerate(kept) if state and name.watched]
 
     def known_state(self, phase: Phase) -> dict[int, tuple[tuple[str, ...], list[int]]]:

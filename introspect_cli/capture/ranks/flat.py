@@ -53,7 +53,11 @@ class FlatParts:
 
     def all(self, parameters: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """Parameters, each with its place where it is a flat piece."""
-        return [self.of(parameter, parameter) for parameter in parameters] if self.active else parameters
+        return self.each(parameters, parameters)
+
+    def each(self, parameters: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """What belongs to parameters (gradients), each with its place where it is a flat piece."""
+        return list(map(self.of, parameters, values)) if self.active else values
 
     def of(self, parameter: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         """A parameter's value, gradient or state, with its place where it is a flat piece."""
