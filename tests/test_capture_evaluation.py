@@ -148,6 +148,18 @@ def test_training_is_not_shifted(tmp_path, alone, evaluate, when):
     assert_same(alone, tmp_path / "run")
 
 
+def test_an_evaluation_that_is_not_recorded_is_said_beside_same(tmp_path, alone):
+    for name, options in {"unseen": {}, "seen": {"eval": True}}.items():
+        with watched(tmp_path / name, **options):
+            train(without_gradients, "in the middle")
+    told = "Run b could not see everything: evaluation ran and is not recorded (--eval records it)"
+    for name, notes in {"unseen": True, "seen": False}.items():
+        with open_run(alone) as one, open_run(tmp_path / name) as other:
+            result = compare_runs(one, other, DiffOptions(), [])
+            assert result.verdict is Verdict.SAME, result.sentence
+            assert (told in result.notes) is notes, result.notes
+
+
 @pytest.mark.parametrize("when", ["between a batch and its use", "in the middle", "after"])
 def test_gradients_left_on_in_eval_mode(tmp_path, alone, when):
     with watched(tmp_path / "run"):

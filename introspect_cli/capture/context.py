@@ -92,6 +92,8 @@ class Context:
         self.stepped = False
         self.left_out = False
         """Whether what came before training was taken for an evaluation and out of the records."""
+        self.passed_over = False
+        """Whether an evaluation ran that was not to be recorded."""
         self.unseen_steps = False
         self._begun = -1
         self._rows_at_begin = 0
@@ -123,6 +125,7 @@ class Context:
         evaluation = self.evaluation
         phase = evaluation.phase(module, is_trained=self.is_trained(module), first_step=not self.ticks)
         if phase is Phase.EVAL:
+            self.passed_over |= not self.wants_eval
             taken, began = evaluation.take_back()
             if began:
                 self._begun = -1

@@ -85,6 +85,8 @@ def never_seen(options: CaptureOptions, probes: Probes | None, steps: int) -> li
         found.append(
             "what ran before training began, without gradients or for nothing, was an evaluation and is not recorded"
         )
+    if probes.context.passed_over:
+        found.append("evaluation ran and is not recorded (--eval records it)")
     if not probes.names.any_module and options.level != "op":
         found.append(
             "no module was called, so nothing between the tensors that require gradients and the losses is recorded "
