@@ -51,8 +51,8 @@ class Cell:
 
 
 def fault_cases(cases: Iterable[Case]) -> list[Case]:
-    """The cases that the matrix takes: planted faults, not yet captured in a way of their own."""
-    return [case for case in cases if case.expect and not case.a.options]
+    """The cases that the matrix takes: planted faults whose place is known, not yet captured in a way of their own."""
+    return [case for case in cases if {"step", *PLACE} <= case.expect.keys() and not case.a.options]
 
 
 def judge(case: Case, configuration: Configuration, captures: Captures) -> Cell:

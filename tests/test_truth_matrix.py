@@ -48,6 +48,19 @@ def test_what_is_said_of_sampled_runs_is_true(configuration, captures):
     assert judged("gpt-clip", configuration, captures) == []
 
 
+@pytest.mark.parametrize(
+    ("case", "configuration"),
+    [
+        ("rollback-to-other-weights", "lean"),  # "no optimizer steps", where hyper-parameters were not recorded
+        ("rollback-in-one-run", "modules-b"),  # "its parameters are equal", where b alone recorded them again
+        ("checkpointed-drop-path", "everything"),  # "the random state is equal", where b alone draws
+        ("resume-fresh-optimizer", "every-3"),  # what the step begins with comes before what it leaves
+    ],
+)
+def test_what_the_matrix_once_found_false_is_true(case, configuration, captures):
+    assert judged(case, configuration, captures) == []
+
+
 @pytest.mark.sweep
 @pytest.mark.parametrize(("case", "configuration"), ALL, ids=[f"{case.name}-{one.name}" for case, one in ALL])
 def test_what_is_said_is_true_everywhere(case, configuration, captures):
