@@ -16,6 +16,7 @@ from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.result import Verdict
 from introspect_cli.records import Kind
+from introspect_cli.render.cards import first_screen
 from introspect_cli.store.reader import open_run
 
 STEPS = 4
@@ -196,6 +197,13 @@ def test_json_tells_both(runs, capsys):
     assert document["training"] == {"verdict": "same", "sentence": document["training"]["sentence"], "first": None}
     assert document["evaluation"]["verdict"] == "diverged"
     assert document["evaluation"]["first"] == document["first"] == document["divergences"][0]
+
+
+def test_the_page_tells_both(runs):
+    assert '<p class="quiet">Training: same. Evaluation: diverged.</p>' in first_screen(
+        compared(runs(), runs(sign=1.0))
+    )
+    assert "Evaluation" not in first_screen(compared(runs(unrecorded=True), runs(rate=0.2, unrecorded=True)))
 
 
 def test_lightning_validates_apart(tmp_path):

@@ -37,11 +37,19 @@ def first_screen(result: DiffResult) -> str:
     first = result.first
     place = f"First divergence at {first.step_words}: {what(first.site)}"
     parts = [
-        f'<p class="verdict">{badge} <strong>{text(place)}</strong></p>',
+        f'<p class="verdict">{badge} <strong>{text(place)}</strong></p>{_apart(result)}',
         f'<div class="cards">{_where(result, first)}{_how_much(result, first)}{_why(result)}</div>',
         strip(result),
     ]
     return "".join(parts)
+
+
+def _apart(result: DiffResult) -> str:
+    """The verdicts on training and on evaluation, where evaluation is on record."""
+    if result.training is None or result.evaluation is None:
+        return ""
+    one, two = (_WORD[found.verdict] for found in (result.training, result.evaluation))
+    return f'<p class="quiet">Training: {one}. Evaluation: {two}.</p>'
 
 
 def _card(title: str, big: str, rows: Iterable[tuple[str, str]], more: str = "") -> str:
