@@ -140,7 +140,7 @@ def assert_neutral(train: Train, path: Path, **options: Any) -> Seen:
     with watched(path, **options) as session:
         seen = trajectory(train)
     assert session._guard.details == [], "\n".join(session._guard.details)
-    assert session._guard.sentences == []
+    assert session._guard.sentences == [], session._guard.sentences
     if bare.warned != seen.warned:  # some warnings come once in a process, so the first training has them all
         bare = trajectory(train)
     assert_same(bare, seen)
