@@ -167,6 +167,33 @@ def test_eager_and_kept_compare_the_same_without_choosing_kinds(tmp_path, build)
         assert compare_runs(a, b, DiffOptions()).verdict is Verdict.SAME
 
 
+class HandsOn(Pair):
+    """A value that was written to, and calls that hand it on as it is."""
+
+    def __init__(self):
+        super().__init__()
+        self.drop = nn.Dropout(0.0)
+
+    def forward(self, x):
+        return self.b(self.drop(torch.relu_(self.a(x))).contiguous())
+
+
+def test_what_only_hands_a_value_on_does_not_hide_its_gradient(tmp_path):
+    """From torch 2.15 on, a dropout that drops nothing gives its own argument in a graph; taken for a write."""
+
+    def work():
+        model = HandsOn()
+        model.compile(backend="aot_eager")
+        model(torch.ones(2, 4)).sum().backward()
+
+    found = records(captured(tmp_path / "run", work, compile="keep"))
+    gradients = {
+        (record.site.kind, record.site.fqn): record.summary.status for record in found if record.site.kind in GRADIENTS
+    }
+    assert gradients[Kind.GRAD_OUTPUT, "HandsOn.drop"] is Status.OBSERVED
+    assert gradients[Kind.GRAD_INPUT, "HandsOn.b"] is Status.OBSERVED
+
+
 def test_what_a_region_writes_to_is_not_said_to_be_the_same(tmp_path):
     eager = captured(tmp_path / "eager", training(Writes))
     kept = captured(tmp_path / "kept", training(Writes, backend="aot_eager"), compile="keep")

@@ -13,6 +13,12 @@ from typing import Any
 import torch
 from torch import fx
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn import functional as F  # noqa: N812 - torch's own name for it
+
+_DROPOUTS = (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout)
+"""With nothing to drop they give their argument itself, from torch 2.15 on in a graph, too."""
+_HANDING_ON = ("contiguous", "to", "float", "double", "half", "bfloat16", "cpu", "type_as")
+"""Methods of a tensor that give it itself where it is as asked for."""
 
 
 def calls_ours(node: Any, *names: str) -> bool:
@@ -93,13 +99,24 @@ def _settled(graph: fx.Graph, node: fx.Node) -> bool:
         if memory_of(other) != memory or other.op in ("placeholder", "output"):
             continue
         # What writes in place gives its own argument back. A write that gives nothing is missing in the count.
-        writes += any(example_of(given) is example_of(other) for given in other.all_input_nodes)
+        given_back = any(example_of(given) is example_of(other) for given in other.all_input_nodes)
+        writes += given_back and not _only_hands_on(other)
         older.append(other)
         if other is node:
             break
     later = set(itertools.dropwhile(lambda other: other is not node, graph.nodes)) - {node}
     users = (user for other in older[:-1] for user in other.users)
     return writes == version and not any(user in later and not calls_ours(user, "look") for user in users)
+
+
+def _only_hands_on(node: fx.Node) -> bool:
+    """Whether a call is known to write nothing although it may give its own argument back."""
+    if node.op == "call_method":
+        return node.target in _HANDING_ON
+    if node.target not in _DROPOUTS:
+        return calls_ours(node, "tap")  # one put in for another value carries that one's example
+    inplace = node.args[3] if len(node.args) > 3 else node.kwargs.get("inplace", False)
+    return inplace is False
 
 
 def used_within(node: fx.Node) -> bool:
