@@ -51,6 +51,28 @@ def test_two_packs_of_a_run_are_the_same_file(tmp_path):
     assert unpacked(tmp_path / "one.zip") == unpacked(tmp_path / "two.zip")
 
 
+def test_a_relative_cache_makes_no_directory_where_one_works(introspect, tmp_path, monkeypatch):
+    pair(tmp_path)
+    pack(tmp_path / "a", tmp_path / "a.zip")
+    (tmp_path / "work").mkdir()
+    monkeypatch.setenv("XDG_CACHE_HOME", "cache")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    done = introspect("show", "../a.zip", cwd=tmp_path / "work")
+    assert done.returncode == 0, done.stderr
+    assert list((tmp_path / "work").iterdir()) == []
+    assert (tmp_path / "home" / ".cache" / "introspect").is_dir()
+
+
+def test_without_a_home_the_way_out_is_told(tmp_path, monkeypatch):
+    pair(tmp_path)
+    pack(tmp_path / "a", tmp_path / "a.zip")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
+    with pytest.raises(StoreError, match="there is none: set XDG_CACHE_HOME"):
+        unpacked(tmp_path / "a.zip")
+
+
 def test_a_pack_that_is_there_stays(introspect, tmp_path):
     pair(tmp_path)
     (tmp_path / "a.zip").write_text("mine")

@@ -90,9 +90,20 @@ def is_pack(path: str | Path) -> bool:
 
 
 def cache() -> Path:
-    """Where packs are unpacked; it may be removed at any time that no verb runs."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "introspect"
+    """Where packs are unpacked; it may be removed at any time that no verb runs.
+
+    Raises:
+        StoreError: there is no such place.
+    """
+    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if not base.is_absolute():  # a relative one is to be ignored, says the standard that made the variable
+        try:
+            base = Path.home() / ".cache"
+        except RuntimeError:
+            raise StoreError(
+                "packs are unpacked below the home directory, and there is none: set XDG_CACHE_HOME"
+            ) from None
+    return base / "introspect"
 
 
 def unpacked(path: str | Path) -> Path:
