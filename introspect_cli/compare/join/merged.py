@@ -94,7 +94,7 @@ def merges_of(alignment: Alignment, pair: StepPair, layouts: tuple[Layouts, Layo
     site_a, site_b = pair.sites(alignment)
     one = _tensors(alignment, pair.a, site_a, pair.only_a, layouts[0])
     two = _tensors(alignment, pair.b, site_b, pair.only_b, layouts[1])
-    return [*_found(one, two, "b"), *_found(two, one, "a")]
+    return [*merges_among(one, two, "b"), *merges_among(two, one, "a")]
 
 
 def _tensors(alignment: Alignment, batch: StepBatch, sites: Ids, rows: Ids, layouts: Layouts) -> dict[str, Moments]:
@@ -110,7 +110,8 @@ def _tensors(alignment: Alignment, batch: StepBatch, sites: Ids, rows: Ids, layo
     return found
 
 
-def _found(parts: dict[str, Moments], wholes: dict[str, Moments], side: str) -> list[Merge]:
+def merges_among(parts: dict[str, Moments], wholes: dict[str, Moments], side: str) -> list[Merge]:
+    """Parts in their order that together have the moments of a whole; `side` is the run that has the wholes."""
     families: dict[tuple[str, str], list[str]] = defaultdict(list)
     for name in parts:
         owner, _, leaf = name.rpartition(".")

@@ -1,0 +1,127 @@
+"""Two implementations of one model: agreement where there is, the place where there is not, in the names of both."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+import ported  # noqa: E402 - torch first: without it there is nothing to test
+from opcapture import captured  # noqa: E402
+
+from introspect_cli.compare.diff import compare_runs  # noqa: E402
+from introspect_cli.compare.options import DiffOptions  # noqa: E402
+from introspect_cli.compare.result import Verdict  # noqa: E402
+from introspect_cli.store.reader import open_run  # noqa: E402
+
+GPT2 = {"n_layer": 2, "n_head": 2, "n_embd": 32, "n_positions": 24, "vocab_size": 60}
+DROPS = dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), 0.0)
+LLAMA = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 60}
+
+
+def gpt2():
+    torch.manual_seed(0)
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**GPT2, **DROPS))
+    return shaken(model)
+
+
+def llama():
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(**LLAMA, num_key_value_heads=2, max_position_embeddings=24)
+    return shaken(transformers.LlamaForCausalLM(config))
+
+
+def shaken(model):
+    """Parameters as large as those of a trained model, none of them constant."""
+    with torch.no_grad():
+        for own in model.parameters():
+            own.add_(torch.randn_like(own) * 0.1)
+    return model
+
+
+def trained(make, logits):
+    """One step of a model on fixed tokens."""
+
+    def work():
+        model = make()
+        tokens = torch.randint(0, 60, (3, 12), generator=torch.Generator().manual_seed(1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        out = logits(model, tokens)
+        torch.nn.functional.cross_entropy(out[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()).backward()
+        optimizer.step()
+
+    return work
+
+
+def theirs(model, tokens):
+    return model(input_ids=tokens).logits
+
+
+@pytest.fixture(scope="module")
+def originals(tmp_path_factory):
+    place = tmp_path_factory.mktemp("theirs")
+    return {make: captured(place / make.__name__, trained(make, theirs)) for make in (gpt2, llama)}
+
+
+@pytest.fixture
+def compare(originals, tmp_path):
+    def run(make, port, fault="", **options):
+        work = trained(lambda: port(make().config, fault).load(make()), lambda model, tokens: model(tokens))
+        path = captured(tmp_path / "b", work)
+        with open_run(originals[make]) as a, open_run(path) as b:
+            return compare_runs(a, b, DiffOptions(**options))
+
+    return run
+
+
+THEIRS, OURS = "GPT2LMHeadModel.transformer", "Tiny.layers.1"
+PLACES = {
+    "eps": f"in {THEIRS}.h.1.ln_1 (LayerNorm) in a, which is {OURS}.pre (LayerNorm) in b: its input agrees",
+    "gelu": f"In between, a ran {THEIRS}.h.1.mlp.act; b ran {OURS}.act.",
+    "scale": f"is the output of {THEIRS}.h.1.attn.c_attn in a, which is the output of {OURS}.mixer.inp in b.",
+    "mask": f"before {THEIRS}.h.1.attn.c_proj (Conv1D) in a, which is {OURS}.mixer.out (Linear) in b",
+    "residual": f"before {THEIRS}.ln_f (LayerNorm) in a, which is Tiny.norm (LayerNorm) in b: its input",
+    "position": f"before {THEIRS}.wpe (Embedding) in a, which is Tiny.places (Embedding) in b: its input",
+    "weight": f"{THEIRS}.h.1.mlp.c_fc.weight and {OURS}.wide.weight have no equal on the other side.",
+    "untied": f"the gradient of {THEIRS}.wte.weight in a, which is the gradient of Tiny.tokens.weight in b differs",
+}
+
+
+def test_gpt2_and_its_port_agree(compare):
+    result = compare(gpt2, ported.Tiny)
+    assert result.verdict is Verdict.SAME, result.sentence
+    assert "to the output .logits of GPT2LMHeadModel in a, which is the output of Tiny in b" in result.sentence
+    assert "28 of 28 telling parameters of a are in b (8 transposed or in another shape)" in result.evidence
+    assert any((own.a, own.b) == (f"{THEIRS}.h.0.mlp.c_fc", "Tiny.layers.0.wide") for own in result.structure)
+    assert "values were put together by what they hold, in step 0 alone" in result.notes[0]
+
+
+@pytest.mark.parametrize("fault", PLACES)
+def test_gpt2_with_a_fault_is_told_where_in_both_vocabularies(compare, fault):
+    result = compare(gpt2, ported.Tiny, fault)
+    assert result.verdict is Verdict.DIVERGED, result.sentence
+    assert PLACES[fault] in result.sentence
+    assert result.first.site.fqn.startswith(THEIRS)
+
+
+def test_llama_agrees_with_fused_layers(compare):
+    result = compare(llama, ported.Fused)
+    assert result.verdict is Verdict.SAME, result.sentence
+    assert "(4 tensors of one run are several of the other put together)" in result.evidence[0]
+    merged = {(own.a, own.b) for own in result.structure if own.change == "merged"}
+    parts = " + ".join(f"LlamaForCausalLM.model.layers.0.self_attn.{own}_proj.weight" for own in "qkv")
+    assert (parts, "Fused.stack.0.att.inp.weight") in merged
+
+
+@pytest.mark.parametrize(("fault", "place"), [("base", "self_attn.o_proj"), ("gate", "mlp.down_proj")])
+def test_llama_with_a_fault_inside_a_fused_layer(compare, fault, place):
+    result = compare(llama, ported.Fused, fault)
+    assert result.verdict is Verdict.DIVERGED
+    assert f"before LlamaForCausalLM.model.layers.1.{place} (Linear) in a" in result.sentence
+    assert "b ran Fused.stack.1." in result.sentence
+
+
+def test_comparing_by_name_alone_and_with_a_tolerance(compare):
+    assert "only a also runs GPT2LMHeadModel" in compare(gpt2, ported.Tiny, by_value=False).sentence
+    result = compare(gpt2, ported.Tiny, "eps", rtol=0.5)
+    assert "within 0.5" in result.sentence
