@@ -1,0 +1,100 @@
+"""Elements of a tensor on a GPU: where they lie, the integers that are there, and the numbers that these stand for."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from introspect_cli.tensors import checksum
+from introspect_cli.tensors import kernels as types
+
+_MIX_1 = tl.constexpr(checksum.MIX_1)
+_MIX_2 = tl.constexpr(checksum.MIX_2)
+
+_F32 = tl.constexpr(types.F32)
+_F16 = tl.constexpr(types.F16)
+_BF16 = tl.constexpr(types.BF16)
+_TABLE = tl.constexpr(types.TABLE)
+_I8 = tl.constexpr(types.I8)
+_I16 = tl.constexpr(types.I16)
+F64 = tl.constexpr(types.F64)
+_I32 = tl.constexpr(types.I32)
+_I64 = tl.constexpr(types.I64)
+
+
+@triton.jit
+def mixed(z):
+    """`checksum.mix`."""
+    z = (z ^ (z >> 30)) * _MIX_1
+    z = (z ^ (z >> 27)) * _MIX_2
+    return z ^ (z >> 31)
+
+
+@triton.jit
+def pointer_to(address, SIZE: tl.constexpr, ALIGNED: tl.constexpr):
+    """A pointer to unsigned integers of SIZE bytes."""
+    if SIZE == 1:
+        pointer = address.to(tl.pointer_type(tl.uint8))
+    elif SIZE == 2:
+        pointer = address.to(tl.pointer_type(tl.uint16))
+    elif SIZE == 4:
+        pointer = address.to(tl.pointer_type(tl.uint32))
+    else:
+        pointer = address.to(tl.pointer_type(tl.uint64))
+    if ALIGNED:
+        # Four elements a thread, of any size: with more, the checksum's factors would not fit into registers.
+        pointer = tl.multiple_of(pointer, 4 * SIZE if SIZE < 8 else 16)
+    return pointer
+
+
+@triton.jit
+def _place(index, layout, DIMS: tl.constexpr, NARROW: tl.constexpr):
+    """Where in memory, in elements, the element with a row-major index is; negative indices give nonsense."""
+    rest = index.to(tl.uint32) if NARROW else index.to(tl.uint64)
+    place = index * 0
+    for step in tl.static_range(DIMS - 1):
+        size = tl.load(layout + (DIMS - 1 - step)).to(rest.dtype)
+        place += (rest % size).to(tl.int64) * tl.load(layout + (2 * DIMS - 1 - step))
+        rest = rest // size
+    return place + rest.to(tl.int64) * tl.load(layout + DIMS)
+
+
+@triton.jit
+def integers(
+    pointer, start, k, ok, layout, PARTS: tl.constexpr, ALIGNED: tl.constexpr, DIMS: tl.constexpr, NARROW: tl.constexpr
+):
+    """Integers at the places start + k, where an element is PARTS of them; 0 where not ok."""
+    if DIMS == 0:
+        if ALIGNED:
+            start = tl.multiple_of(start, 16)
+        return tl.load(pointer + start + k, mask=ok, other=0)
+    index = tl.where(ok, start + k, 0)
+    place = _place(index // PARTS, layout, DIMS, NARROW) * PARTS + index % PARTS
+    return tl.load(pointer + place, mask=ok, other=0)
+
+
+@triton.jit
+def number_of(bits, lookup, KIND: tl.constexpr):
+    """What bits stand for, as float32 or float64."""
+    if KIND == _F32:
+        return bits.to(tl.float32, bitcast=True)
+    elif KIND == _F16:
+        return bits.to(tl.float16, bitcast=True).to(tl.float32)
+    elif KIND == _BF16:
+        return (bits.to(tl.uint32) << 16).to(tl.float32, bitcast=True)
+    elif KIND == _TABLE:
+        return tl.load(lookup + bits.to(tl.int32))
+    elif KIND == _I8:
+        return bits.to(tl.int8, bitcast=True).to(tl.float32)
+    elif KIND == _I16:
+        return bits.to(tl.int16, bitcast=True).to(tl.float32)
+    elif KIND < F64:
+        return bits.to(tl.float32)
+    elif KIND == F64:
+        return bits.to(tl.float64, bitcast=True)
+    elif KIND == _I32:
+        return bits.to(tl.int32, bitcast=True).to(tl.float64)
+    elif KIND == _I64:
+        return bits.to(tl.int64, bitcast=True).to(tl.float64)
+    else:
+        return bits.to(tl.float64)
