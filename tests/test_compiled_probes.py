@@ -195,15 +195,16 @@ def test_timeouts_of_the_script_reach_it_wherever_they_fall(tmp_path):
 
 def test_threads_record_each_its_own_calls(tmp_path):
     nets = [nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)) for _ in range(4)]
+
+    def work(net):
+        for _ in range(30):
+            net(torch.randn(2, 8)).sum().backward()
+
     with watched(tmp_path / "run") as session:
+        torch.optim.SGD([parameter for net in nets for parameter in net.parameters()])  # it alone would end steps
         for net in nets:
-            net(torch.randn(2, 8))
+            work(net)  # the sites of each call are known from here on
         session.probes.context.tick()
-
-        def work(net):
-            for _ in range(50):
-                net(torch.randn(2, 8)).sum().backward()
-
         threads = [threading.Thread(target=work, args=(net,)) for net in nets]
         for thread in threads:
             thread.start()
@@ -211,8 +212,10 @@ def test_threads_record_each_its_own_calls(tmp_path):
             thread.join()
         assert session._guard.details == []
     seen = Seen(tmp_path / "run")
-    assert len(seen.of("output")) == 4 * 4 * 51
-    assert len(seen.of("grad_output")) == 4 * 4 * 50
+    for step in range(2):
+        assert len(seen.of("output", step=step)) == 4 * 4 * 30
+        assert len(seen.of("grad_output", step=step)) == 4 * 4 * 30
+    assert not [site for site in seen.repeated() if "output" in site]
 
 
 def test_nothing_of_a_capture_lives_on(tmp_path):

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from introspect_cli.schedule import Schedule
     from introspect_cli.store.rank_writer import RankWriter
     from introspect_cli.store.writer import StoreWriter
-    from introspect_cli.tensors.summarizer import Handover, Summarizer
+    from introspect_cli.tensors.handover import Handover
+    from introspect_cli.tensors.summarizer import Summarizer
     from introspect_cli.tensors.table import SummaryTable
 
 NO_INFO = SiteInfo()

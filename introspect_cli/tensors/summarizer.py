@@ -25,16 +25,17 @@ from introspect_cli.tensors import rows as r
 from introspect_cli.tensors.cpu import CODES, TABLE_ADDRESS, Engine
 from introspect_cli.tensors.gpu.devices import CAPTURING, Devices, capturing
 from introspect_cli.tensors.gpu.engine import Item
+from introspect_cli.tensors.handover import Handover
 from introspect_cli.tensors.reuse import Memory, stand
 from introspect_cli.tensors.special import PLAIN, Parts, is_wrapped, take_apart, unseen
-from introspect_cli.tensors.table import SummaryTable, finalise
+from introspect_cli.tensors.table import finalise
 from introspect_cli.tensors.views import address_of, strides_kind, unobserved
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Sequence
 
-    from introspect_cli.tensors.gpu.buffers import Pending
     from introspect_cli.tensors.gpu.engine import DeviceEngine
+    from introspect_cli.tensors.table import SummaryTable
 
 _LIVE: weakref.WeakSet[Summarizer] = weakref.WeakSet()
 """Summarizers whose locks and threads a forked child must not inherit."""
@@ -480,33 +481,6 @@ class _Batch:
 
     items: list[_Item] = field(default_factory=list)
     entries: dict[DeviceEngine, list[tuple[int, list[Item]]]] = field(default_factory=dict)
-
-
-class Handover:
-    """The rows of a step, of which devices may still compute some."""
-
-    def __init__(self, rows: r.Rows, pending: list[Pending], finish: Callable[[], SummaryTable]) -> None:
-        self._rows = rows
-        self._pending = pending
-        self._finish = finish
-
-    @property
-    def waits(self) -> bool:
-        """Whether the table has to be waited for, so that it should be asked for later."""
-        return bool(self._pending)
-
-    def ready(self) -> bool:
-        """Whether it may be waited for now: not while a CUDA graph is being captured."""
-        for pending in self._pending:
-            pending.send()
-        return all(pending.ready() for pending in self._pending)
-
-    def table(self) -> SummaryTable:
-        """The table, waited for; to be asked for once."""
-        with unobserved():
-            for pending in self._pending:
-                self._rows[pending.slots] = pending.rows()
-            return self._finish()
 
 
 def keyed(tensor: torch.Tensor, offset: int) -> Sequence[tuple[int, torch.Tensor]]:

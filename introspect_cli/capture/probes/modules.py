@@ -20,8 +20,9 @@ from introspect_cli.capture import private_api
 from introspect_cli.capture.inside import modules_in, parameters_in
 from introspect_cli.capture.names import CallSites, ModuleState, wrapped
 from introspect_cli.capture.probes.base import Patches
+from introspect_cli.capture.probes.nested import NestedClasses
 from introspect_cli.records import EVALUATED, Kind, Phase
-from introspect_cli.tensors.flatten import containers, flatten, is_plain
+from introspect_cli.tensors.flatten import flatten, is_plain
 from introspect_cli.tensors.kernels import KERNELS
 from introspect_cli.tensors.views import unobserved
 
@@ -35,10 +36,6 @@ if TYPE_CHECKING:
 
 _POSITIONS = tuple(f"[{number}]" for number in range(32))
 _GRADIENT_OF = {Kind.INPUT: Kind.GRAD_INPUT, Kind.OUTPUT: Kind.GRAD_OUTPUT}
-
-
-_MOST_CONTAINERS = 20_000
-"""Containers that are noted of one run, at most."""
 
 
 class _Stack(threading.local):
@@ -476,30 +473,3 @@ def _how(module: nn.Module) -> str:
     if isinstance(module, nn.TransformerEncoderLayer):
         return "fused"
     return "scripted" if isinstance(module, torch.jit.ScriptModule) else "compiled"
-
-
-class NestedClasses:
-    """What nested inputs and outputs are made of: the class at each path that holds others.
-
-    Records name leaves by path and say nothing of what is in between: `['cache'][0].key` could be a dict of tuples or
-    of lists. The classes are noted once for each module, when a nested value first goes in or comes out, and stand
-    among the settings, so that no step grows by them.
-    """
-
-    def __init__(self) -> None:
-        """Start with nothing noted."""
-        self.found: dict[str, dict[str, dict[str, str]]] = {}
-        self.changed = False
-        self._seen: set[tuple[str, Kind, str]] = set()
-        self._count = 0
-
-    def note(self, fqn: str, kind: Kind, prefix: str, value: Any) -> None:
-        """Note what one nested value is made of, the first time it is met."""
-        key = (fqn, kind, prefix)
-        if key in self._seen or self._count > _MOST_CONTAINERS:
-            return
-        self._seen.add(key)
-        classes = {prefix + path: name for path, name in containers(value)}
-        self._count += len(classes)
-        self.found.setdefault(fqn, {}).setdefault(kind.value, {}).update(classes)
-        self.changed = True
