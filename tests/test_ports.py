@@ -93,6 +93,7 @@ def test_gpt2_and_its_port_agree(compare):
     assert "to the output .logits of GPT2LMHeadModel in a, which is the output of Tiny in b" in result.sentence
     assert "28 of 28 telling parameters of a are in b (8 transposed or in another shape)" in result.evidence
     assert any((own.a, own.b) == (f"{THEIRS}.h.0.mlp.c_fc", "Tiny.layers.0.wide") for own in result.structure)
+    assert (result.counts.diverged, result.divergences) == (0, ())
     assert "values were put together by what they hold, in step 0 alone" in result.notes[0]
 
 
@@ -102,6 +103,8 @@ def test_gpt2_with_a_fault_is_told_where_in_both_vocabularies(compare, fault):
     assert result.verdict is Verdict.DIVERGED, result.sentence
     assert PLACES[fault] in result.sentence
     assert result.first.site.fqn.startswith(THEIRS)
+    assert result.counts.diverged == len(result.divergences) > 0
+    assert result.counts.only_a == 0
 
 
 def test_llama_agrees_with_fused_layers(compare):

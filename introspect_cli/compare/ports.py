@@ -15,7 +15,7 @@ import numpy as np
 
 from introspect_cli.compare.join import flow
 from introspect_cli.compare.reasons.words import amount, named, what
-from introspect_cli.compare.result import Divergence, Role, StructureChange, Verdict
+from introspect_cli.compare.result import Counts, Divergence, Role, StructureChange, Verdict
 from introspect_cli.records import Kind, count
 
 if TYPE_CHECKING:
@@ -232,7 +232,8 @@ def answer_of(before: DiffResult, found: Flow) -> DiffResult:
         evidence=tuple(line for line in evidence if line),
         first=first,
         candidates=(first,) if first is not None else (),
-        divergences=(first,) if first is not None else (),
+        divergences=_listed(found, first),
+        counts=_counts(before.counts, found, len(_listed(found, first))),
         notes=(note, *before.notes),
         suggestions=(),
         structure=_changes(found),
@@ -240,6 +241,29 @@ def answer_of(before: DiffResult, found: Flow) -> DiffResult:
         tree=(),
         strip=(),
         suspect=None,
+    )
+
+
+def _listed(found: Flow, first: Divergence | None) -> tuple[Divergence, ...]:
+    """The first divergence, and the modules with equal parameters whose outputs differ after it."""
+    if first is None:
+        return ()
+    rest = [_divergence(found, own.one, own.two, "propagated") for own in found.pairs if not own.agree]
+    return (first, *(own for own in rest if own.site != first.site))
+
+
+def _counts(before: Counts, found: Flow, diverged: int) -> Counts:
+    """What was compared: the values of a's forward pass in one step."""
+    exact = sum(own.rel_l2 == 0 for own in found.forward)
+    return Counts(
+        steps_a=before.steps_a,
+        steps_b=before.steps_b,
+        steps_compared=1,
+        steps_diverged=int(diverged > 0),
+        records=found.values[0],
+        equal=exact,
+        diverged=diverged,
+        within=len(found.forward) - exact,
     )
 
 
