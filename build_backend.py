@@ -41,7 +41,7 @@ EXTENSION: Final = Extension(
         *(f"{PROBES}/{name}.cpp" for name in ("gradients", "modules")),
         *(f"{FOLDER}/{name}.cpp" for name in ("module", "intake", "generators", "kernels")),
     ],
-    depends=[f"{PROBES}/probes.h", *(f"{FOLDER}/{name}.h" for name in ("kernels", "intake", "generators"))],
+    depends=[f"{PROBES}/probes.h", *(f"{FOLDER}/{name}.h" for name in ("kernels", "lanes", "intake", "generators"))],
     py_limited_api=True,
     optional=True,
 )
