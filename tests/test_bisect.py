@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from introspect_cli.compare.reasons.settings import arguments
-from introspect_cli.minimise import Difference, command_line, ddmin
+from introspect_cli.rerun.minimise import Difference, command_line, ddmin
 
 TRAIN = """\
 import argparse

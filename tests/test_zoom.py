@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from introspect_cli.recipe import placed, recipe_of
+from introspect_cli.rerun.recipe import placed, recipe_of
 from introspect_cli.store import documents
 from introspect_cli.store.reader import open_run
 

@@ -52,15 +52,15 @@ def bisect(words: tuple[str, ...], good: str | None, settings: tuple[str, str] |
         raise UsageError("say what to bisect: commits with --good REV, or two runs with --settings RUN_A RUN_B")
     options, rest = split_words(capture, words)
     if settings is not None:
-        from introspect_cli.minimise import minimise
+        from introspect_cli.rerun.minimise import minimise
 
         smallest = minimise(
             Path(settings[0]), Path(settings[1]), options, rest, given["output"], given["until_step"], _tell
         )
         Screen().draw(smallest_blocks(smallest))
         return DIVERGED if smallest.verified else UNDECIDED
-    from introspect_cli.bisect import Plan
-    from introspect_cli.bisect import bisect as find
+    from introspect_cli.rerun.bisect import Plan
+    from introspect_cli.rerun.bisect import bisect as find
 
     culprit = find(Plan(good=str(good), options=options, words=rest, **given), _tell)
     Screen().draw(culprit_blocks(culprit))

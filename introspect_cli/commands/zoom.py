@@ -54,7 +54,7 @@ def show_zoom(
     from introspect_cli.compare.result import Verdict
     from introspect_cli.render.console import Screen
     from introspect_cli.render.zoom_text import zoom_blocks
-    from introspect_cli.zoom import zoom as look
+    from introspect_cli.rerun.zoom import zoom as look
 
     zoomed = look(a, b, options, output, links, _tell, noise)
     screen = Screen()

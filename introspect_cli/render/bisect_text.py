@@ -9,8 +9,8 @@ from introspect_cli.render.diff_text import diff_blocks
 from introspect_cli.render.text import clean
 
 if TYPE_CHECKING:
-    from introspect_cli.bisect import Culprit
-    from introspect_cli.minimise import Difference, Smallest
+    from introspect_cli.rerun.bisect import Culprit
+    from introspect_cli.rerun.minimise import Difference, Smallest
 
 
 def culprit_blocks(culprit: Culprit) -> list[Block]:

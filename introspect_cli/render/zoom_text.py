@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from introspect_cli.compare.closeup import Closeup
     from introspect_cli.compare.pattern import Difference
     from introspect_cli.compare.picture import Picture
-    from introspect_cli.zoom import SourceLine, Zoomed
+    from introspect_cli.rerun.zoom import SourceLine, Zoomed
 
 _SHADES = "░▒▓█"
 _EQUAL = "·"

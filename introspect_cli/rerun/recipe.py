@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 from introspect_cli.compare.reasons.settings import ENV_NOISE
 from introspect_cli.errors import UsageError
 from introspect_cli.records import clean, count
+from introspect_cli.rerun.worktree import Repository, link, work_tree
 from introspect_cli.store.files import REDACTED
-from introspect_cli.worktree import Repository, link, work_tree
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

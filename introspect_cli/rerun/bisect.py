@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 from introspect_cli.compare.result import DiffResult, Verdict
 from introspect_cli.errors import UsageError
-from introspect_cli.rerun import Rerun, Variant, capture, judge
+from introspect_cli.rerun.variant import Rerun, Variant, capture, judge
+from introspect_cli.rerun.worktree import Repository, link, work_tree
 from introspect_cli.store.files import RUNS
-from introspect_cli.worktree import Repository, link, work_tree
 
 if TYPE_CHECKING:
     from collections.abc import Callable

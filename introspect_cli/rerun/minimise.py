@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from introspect_cli.compare.reasons.settings import ARGUMENT, OPTION, arguments
 from introspect_cli.compare.result import DiffResult, Verdict
 from introspect_cli.errors import UsageError
-from introspect_cli.rerun import Rerun, Variant, capture, judge
+from introspect_cli.rerun.variant import Rerun, Variant, capture, judge
 from introspect_cli.store.files import REDACTED, RUNS
 from introspect_cli.store.reader import open_run
 

@@ -19,9 +19,9 @@ from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.reasons.words import what
 from introspect_cli.compare.result import Divergence, Verdict
-from introspect_cli.recipe import Place, Recipe, UnrepeatableError, placed, recipe_of
 from introspect_cli.records import Kind
-from introspect_cli.rerun import Variant, capture
+from introspect_cli.rerun.recipe import Place, Recipe, UnrepeatableError, placed, recipe_of
+from introspect_cli.rerun.variant import Variant, capture
 from introspect_cli.schedule import Schedule
 from introspect_cli.store.files import RUNS
 from introspect_cli.store.reader import Run, open_run
