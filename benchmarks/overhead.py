@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING
 import torch
 from workloads import WORKLOADS
 
-from introspect_cli.capture.options import DEFAULT_STATS, CaptureOptions
+from introspect_cli.capture.option import DEFAULT_STATS
+from introspect_cli.capture.options import CaptureOptions
 from introspect_cli.capture.session import Session
 from introspect_cli.records import Kind
 from introspect_cli.schedule import Schedule

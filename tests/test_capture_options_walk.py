@@ -11,7 +11,8 @@ from neutrality import watched
 from torch import nn
 from torch.utils.data import DataLoader
 
-from introspect_cli.capture.options import WHAT, CaptureOptions, Option, described
+from introspect_cli.capture.option import WHAT, Option
+from introspect_cli.capture.options import CaptureOptions, described
 from introspect_cli.capture.probes import installed
 from introspect_cli.capture.probes.base import Patches
 from introspect_cli.commands.capture_options import from_field

@@ -8,7 +8,8 @@ from pathlib import Path
 import click
 import pytest
 
-from introspect_cli.capture.options import DEFAULT_STATS, KINDS, STATS, CaptureOptions, parse_kinds, parse_stats
+from introspect_cli.capture.option import DEFAULT_STATS, KINDS, STATS, parse_kinds, parse_stats
+from introspect_cli.capture.options import CaptureOptions
 from introspect_cli.commands.capture import capture
 from introspect_cli.errors import UsageError
 from introspect_cli.records import Kind

@@ -1,102 +1,45 @@
 """What a capture was asked to do, as data.
 
 The command line, a configuration file, the manifest of a run and a comparison of runs all speak of the same options.
-Each is one field here: its flags, its help, its default, and whether it narrows what is observed. Names of kinds and
-statistics are checked here too, so that nothing downstream meets an unknown one.
+Each is one field here: its flags, its help, its default, and whether it narrows what is observed.
 """
 
 from __future__ import annotations
 
 import functools
-import re
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
+from introspect_cli.capture.option import (
+    CHILDREN,
+    COMPILE_MODES,
+    DEFAULT_STATS,
+    HOW,
+    KINDS,
+    LAYOUT_STATS,
+    LEVELS,
+    RUN,
+    SETTINGS,
+    STATS,
+    WHAT,
+    WHEN,
+    Option,
+    check_pairs,
+    parse_kinds,
+    parse_size,
+    parse_stats,
+    written,
+)
 from introspect_cli.conditions import NAMES
 from introspect_cli.errors import UsageError
-from introspect_cli.records import DERIVED_STATS, STATISTICS, Kind
+from introspect_cli.records import STATISTICS, Kind
 from introspect_cli.schedule import Schedule
 from introspect_cli.schedules import Epochs, EverySeconds, First, Last, Ranks, Rule, Steps, When, parse_rule
-from introspect_cli.selection import choose, did_you_mean, words
+from introspect_cli.selection import did_you_mean, words
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
     from pathlib import Path
-
-KINDS: tuple[str, ...] = tuple(kind.value for kind in Kind if kind not in {Kind.OP_OUTPUT, Kind.VALUE})
-"""Kinds that can be asked for, all of them recorded by default; values that a script records itself always are."""
-
-COMPILE_MODES: tuple[str, ...] = ("boundary", "keep", "eager")
-"""What can be done with compiled regions."""
-
-CHILDREN: tuple[str, ...] = ("none", "script", "all")
-"""Which processes are followed."""
-
-LEVELS: tuple[str, ...] = ("module", "op")
-"""How deep a capture looks."""
-
-STATS: tuple[str, ...] = (
-    "shape",
-    "dtype",
-    *(name for name in (*STATISTICS, *DERIVED_STATS) if name not in ("posinfs", "neginfs")),  # `infs` stands for both
-)
-"""Statistics that can be asked for."""
-
-DEFAULT_STATS: tuple[str, ...] = tuple(
-    name for name in STATS if name not in STATISTICS or not STATISTICS[name].on_request
-)
-"""Statistics kept unless told otherwise: all that need no sort."""
-
-LAYOUT_STATS = frozenset({"shape", "dtype"})
-"""Statistics that are kept whatever was asked for, since a layout is no measurement."""
-
-
-RUN, WHAT, WHEN, HOW, AGAIN, SETTINGS = HEADINGS = (
-    "The run",
-    "What is recorded",
-    "When it is recorded",
-    "How the script runs",
-    "Running it more than once",
-    "Settings kept beside it",
-)
-"""Headings of the help."""
-
-
-@dataclass(frozen=True)
-class Option:
-    """How one option is written on a command line and what it means for a comparison.
-
-    Attributes:
-        heading: of the help.
-        flags: names on the command line, synonyms included; `--a/--no-a` for a switch that can be turned off.
-        help: one sentence, with the default.
-        narrows: whether it makes a capture observe less, or something else, of the same training. Two runs that differ
-            in it do not diverge because of that.
-        in_manifest: whether it says anything about what is in the run.
-        metavar: what stands for the value in the help.
-        repeated: whether it may be given several times.
-        commas: whether commas part several values in one.
-        choices: all values there are, None for any.
-        least: smallest number allowed.
-        most: largest number allowed.
-    """
-
-    heading: str
-    flags: tuple[str, ...]
-    help: str
-    narrows: bool = False
-    in_manifest: bool = True
-    metavar: str | None = None
-    repeated: bool = False
-    commas: bool = True
-    choices: tuple[str, ...] | None = None
-    least: int | None = None
-    most: int | None = None
-
-
-def _option(heading: str, text: str, *flags: str, **details: Any) -> dict[str, Option]:
-    """What a field of `CaptureOptions` carries as its metadata."""
-    return {"option": Option(heading, flags, text, **details)}
 
 
 @dataclass(frozen=True)
@@ -108,7 +51,7 @@ class CaptureOptions:
 
     output: Path | None = field(
         default=None,
-        metadata=_option(
+        metadata=written(
             RUN,
             "Directory of the run [default: a fresh one under introspect-runs/, named at the end].",
             "-o",
@@ -117,10 +60,10 @@ class CaptureOptions:
             in_manifest=False,
         ),
     )
-    force: bool = field(default=False, metadata=_option(RUN, "Replace an existing run.", "--force", in_manifest=False))
+    force: bool = field(default=False, metadata=written(RUN, "Replace an existing run.", "--force", in_manifest=False))
     durable: bool = field(
         default=False,
-        metadata=_option(
+        metadata=written(
             RUN,
             "Force each step to disk (fsync), so that a power cut loses none [default: a kill loses none].",
             "--durable",
@@ -129,11 +72,11 @@ class CaptureOptions:
     )
     progress: bool = field(
         default=False,
-        metadata=_option(RUN, "Show on the terminal how far the run is.", "--progress", in_manifest=False),
+        metadata=written(RUN, "Show on the terminal how far the run is.", "--progress", in_manifest=False),
     )
     publish: tuple[str, ...] = field(
         default=(),
-        metadata=_option(
+        metadata=written(
             RUN,
             "Show the run while it goes on: tensorboard, mlflow, wandb, logger (what the framework logs to), a "
             "directory or a URL; may be repeated.",
@@ -144,10 +87,10 @@ class CaptureOptions:
             in_manifest=False,
         ),
     )
-    quiet: bool = field(default=False, metadata=_option(RUN, "Print errors only.", "-q", "--quiet", in_manifest=False))
+    quiet: bool = field(default=False, metadata=written(RUN, "Print errors only.", "-q", "--quiet", in_manifest=False))
     record: frozenset[Kind] = field(
         default=frozenset(Kind(name) for name in KINDS),
-        metadata=_option(
+        metadata=written(
             WHAT,
             f"Kinds of values, with commas between: {', '.join(KINDS)}; or default, all, none.",
             "--record",
@@ -159,7 +102,7 @@ class CaptureOptions:
     )
     stats: tuple[str, ...] = field(
         default=DEFAULT_STATS,
-        metadata=_option(
+        metadata=written(
             WHAT,
             f"Statistics of each tensor, with commas between: {', '.join(STATS)}; or default "
             f"(all but {' and '.join(name for name in STATS if name not in DEFAULT_STATS)}), all, none.",
@@ -171,7 +114,7 @@ class CaptureOptions:
     )
     sketch: bool = field(
         default=True,
-        metadata=_option(
+        metadata=written(
             WHAT,
             "Keep 16 numbers a tensor that tell how far two tensors are apart [default: yes].",
             "--sketch/--no-sketch",
@@ -180,7 +123,7 @@ class CaptureOptions:
     )
     modules: tuple[str, ...] = field(
         default=(),
-        metadata=_option(
+        metadata=written(
             WHAT,
             "Record only modules whose name matches, such as '*.attn'; may be repeated.",
             "--modules",
@@ -191,7 +134,7 @@ class CaptureOptions:
     )
     level: str = field(
         default="module",
-        metadata=_option(
+        metadata=written(
             WHAT,
             "What is looked at: each module, or also the result of each operator in it, forward and backward "
             "[default: module].",
@@ -202,7 +145,7 @@ class CaptureOptions:
     )
     ops: tuple[str, ...] = field(
         default=(),
-        metadata=_option(
+        metadata=written(
             WHAT,
             "With --level op, record only operators whose name matches, such as mm or 'aten.*norm*'; may be repeated.",
             "--ops",
@@ -214,7 +157,7 @@ class CaptureOptions:
     )
     views: bool = field(
         default=False,
-        metadata=_option(
+        metadata=written(
             WHAT,
             "With --level op, also record results that are views of what went in [default: no].",
             "--views/--no-views",
@@ -223,7 +166,7 @@ class CaptureOptions:
     )
     all_dtypes: bool = field(
         default=False,
-        metadata=_option(
+        metadata=written(
             WHAT,
             "With --level op, also record results that are no floating point numbers [default: no].",
             "--all-dtypes/--float-dtypes",
@@ -232,7 +175,7 @@ class CaptureOptions:
     )
     vjp: tuple[str, ...] = field(
         default=(),
-        metadata=_option(
+        metadata=written(
             WHAT,
             "Record how one value depends on another: the vector-Jacobian product with ones, such as "
             "lm_head:blocks.0/input[0]; may be repeated.",
@@ -245,7 +188,7 @@ class CaptureOptions:
     )
     jacobian_norm: tuple[str, ...] = field(
         default=(),
-        metadata=_option(
+        metadata=written(
             WHAT,
             "Estimate the Frobenius norm of such a Jacobian, with its standard error; may be repeated.",
             "--jacobian-norm",
@@ -257,13 +200,13 @@ class CaptureOptions:
     )
     probes: int = field(
         default=8,
-        metadata=_option(
+        metadata=written(
             WHAT, "Random vectors for an estimated norm [default: 8].", "--probes", metavar="K", least=2, narrows=True
         ),
     )
     exclude: tuple[str, ...] = field(
         default=(),
-        metadata=_option(
+        metadata=written(
             WHAT,
             "Leave out modules whose name matches; may be repeated.",
             "--exclude",
@@ -274,7 +217,7 @@ class CaptureOptions:
     )
     max_depth: int | None = field(
         default=None,
-        metadata=_option(
+        metadata=written(
             WHAT,
             "Record no module more than N levels below its root.",
             "--max-depth",
@@ -285,7 +228,7 @@ class CaptureOptions:
     )
     save_tensors: tuple[str, ...] = field(
         default=(),
-        metadata=_option(
+        metadata=written(
             WHAT,
             "Keep whole tensors of what matches by name; may be repeated.",
             "--save-tensors",
@@ -295,19 +238,19 @@ class CaptureOptions:
     )
     schedule: Schedule = field(
         default_factory=Schedule,
-        metadata=_option(
+        metadata=written(
             WHEN, "Steps and python slices, such as 0,5,10:20,100::50.", "--steps", metavar="STEPS", narrows=True
         ),
     )
     every_seconds: int | None = field(
         default=None,
-        metadata=_option(
+        metadata=written(
             WHEN, "Of these, one step every N seconds.", "--every-seconds", metavar="N", least=1, narrows=True
         ),
     )
     epochs: str | None = field(
         default=None,
-        metadata=_option(
+        metadata=written(
             WHEN,
             "Of these, only epochs such as 0,10:12, as Lightning, transformers and accelerate count them.",
             "--epochs",
@@ -317,7 +260,7 @@ class CaptureOptions:
     )
     ranks: str | None = field(
         default=None,
-        metadata=_option(
+        metadata=written(
             WHEN,
             "Of all of them, only those of some ranks, such as 0 or 0,8:16.",
             "--ranks",
@@ -327,7 +270,7 @@ class CaptureOptions:
     )
     first: int | None = field(
         default=None,
-        metadata=_option(
+        metadata=written(
             WHEN,
             "Also the first N steps; only these where no other steps are asked for.",
             "--first",
@@ -338,7 +281,7 @@ class CaptureOptions:
     )
     last: int | None = field(
         default=None,
-        metadata=_option(
+        metadata=written(
             WHEN,
             "Also the last N steps, or only these: older ones are dropped from the run as it goes on.",
             "--last",
@@ -349,7 +292,7 @@ class CaptureOptions:
     )
     when: str | None = field(
         default=None,
-        metadata=_option(
+        metadata=written(
             WHEN,
             f"Also each step of which a condition holds, such as 'loss > 3 * median'; known are {', '.join(NAMES)}.",
             "--when",
@@ -359,7 +302,7 @@ class CaptureOptions:
     )
     rule: str | None = field(
         default=None,
-        metadata=_option(
+        metadata=written(
             WHEN,
             "All of that as one expression, such as 'first(10) | every(100) & epochs(\"0:3\") | last(50)'.",
             "--schedule",
@@ -369,7 +312,7 @@ class CaptureOptions:
     )
     max_size: int | None = field(
         default=None,
-        metadata=_option(
+        metadata=written(
             WHEN,
             "Keep the run below a size such as 2GB: older steps are thinned, the first and the latest stay.",
             "--max-size",
@@ -379,7 +322,7 @@ class CaptureOptions:
     )
     until_nan: bool = field(
         default=False,
-        metadata=_option(
+        metadata=written(
             WHEN,
             "End the script after the first step with a NaN in a loss, an output or a parameter.",
             "--until-nan",
@@ -388,13 +331,13 @@ class CaptureOptions:
     )
     until_step: int | None = field(
         default=None,
-        metadata=_option(
+        metadata=written(
             WHEN, "End the script when step N is complete.", "--until-step", metavar="N", least=0, narrows=True
         ),
     )
     eval: bool | None = field(
         default=None,
-        metadata=_option(
+        metadata=written(
             WHEN,
             "Record forward passes outside training [default: if the script has no optimizer].",
             "--eval/--no-eval",
@@ -403,7 +346,7 @@ class CaptureOptions:
     )
     compile: str = field(
         default="boundary",
-        metadata=_option(
+        metadata=written(
             HOW,
             "What torch.compile compiles: recorded at its boundary; kept compiled and tapped inside, which limits "
             "fusion; or run as python [default: boundary].",
@@ -414,7 +357,7 @@ class CaptureOptions:
     )
     children: str = field(
         default="script",
-        metadata=_option(
+        metadata=written(
             HOW,
             "Which processes are recorded below a launcher, a shell script or a test runner: none, those that run a "
             "script, or all python processes that train, below a script too [default: script].",
@@ -425,7 +368,7 @@ class CaptureOptions:
     )
     seed: int | None = field(
         default=None,
-        metadata=_option(
+        metadata=written(
             HOW,
             "Seed python, numpy and torch before the script starts.",
             "--seed",
@@ -436,27 +379,27 @@ class CaptureOptions:
     )
     deterministic: bool = field(
         default=False,
-        metadata=_option(HOW, "Ask torch and its libraries for deterministic algorithms.", "--deterministic"),
+        metadata=written(HOW, "Ask torch and its libraries for deterministic algorithms.", "--deterministic"),
     )
     env: bool = field(
         default=True,
-        metadata=_option(
+        metadata=written(
             SETTINGS, "Environment variables, secrets redacted [default: yes].", "--env/--no-env", narrows=True
         ),
     )
     packages: bool = field(
         default=True,
-        metadata=_option(SETTINGS, "Installed packages [default: yes].", "--packages/--no-packages", narrows=True),
+        metadata=written(SETTINGS, "Installed packages [default: yes].", "--packages/--no-packages", narrows=True),
     )
     source: bool = field(
         default=True,
-        metadata=_option(
+        metadata=written(
             SETTINGS, "Hashes of the script's own source files [default: yes].", "--source/--no-source", narrows=True
         ),
     )
     redact: tuple[str, ...] = field(
         default=(),
-        metadata=_option(
+        metadata=written(
             SETTINGS,
             "Redact more environment variables, by name, such as 'WANDB_*'; may be repeated.",
             "--redact",
@@ -504,18 +447,6 @@ def _plain(value: object) -> Any:
     if isinstance(value, tuple):
         return list(value)
     return str(value) if isinstance(value, Schedule) else value
-
-
-def parse_kinds(names: Iterable[str]) -> frozenset[Kind]:
-    """Kinds by name.
-
-    Args:
-        names: names of kinds, or `default`, `all` or `none`.
-
-    Raises:
-        UsageError: a name is unknown.
-    """
-    return frozenset(Kind(name) for name in choose(names, KINDS, "kind", default=KINDS))
 
 
 def options_of(given: Mapping[str, Any]) -> CaptureOptions:
@@ -605,47 +536,3 @@ def _check_rule(options: CaptureOptions) -> None:
             )
     if (asked - {"step"} or options.until_nan) and not options.measures:
         raise UsageError("--when and --until-nan look at statistics: leave out --stats none")
-
-
-_SIZES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
-
-
-def parse_size(text: object) -> int:
-    """Bytes, from `2GB`, `500 MB`, `1.5GiB` or a number.
-
-    Raises:
-        UsageError: it is no size, or none that holds a step.
-    """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?", str(text).strip().lower())
-    if found is None or found[2] not in _SIZES:
-        raise UsageError(f"{str(text)!r} is no size: give one such as 500MB or 2GB")
-    size = int(float(found[1]) * _SIZES[found[2]])
-    if size < 10**5:
-        raise UsageError(f"--max-size {text} holds no run: give 100kB at least")
-    return size
-
-
-def check_pairs(texts: Iterable[str]) -> None:
-    """Make sure that each text names two values.
-
-    Raises:
-        UsageError: one does not.
-    """
-    for text in texts:
-        later, colon, earlier = (part.strip() for part in text.partition(":"))
-        if not (colon and later and earlier):
-            raise UsageError(
-                f"{text!r} does not name two values: write OUTPUT:INPUT, such as lm_head:blocks.0/input[0]"
-            )
-
-
-def parse_stats(names: Iterable[str]) -> tuple[str, ...]:
-    """Names of statistics, in the order of `STATS`.
-
-    Args:
-        names: names of statistics, or `default`, `all` or `none`.
-
-    Raises:
-        UsageError: a name is unknown.
-    """
-    return choose(names, STATS, "statistic", default=DEFAULT_STATS)

@@ -12,7 +12,7 @@ from introspect_cli.exit_codes import DIVERGED, UNDECIDED
 _EPILOG = """\b
 Examples:
   introspect bisect --good v1.2 train.py --steps 50
-  introspect bisect --good v1.2 --bad HEAD --seed 0 --setup 'pip install -q -e .' train.py
+  introspect bisect --good v1.2 --bad HEAD --setup 'pip install -e .' train.py
   introspect bisect --settings runA runB train.py
 
 Exit status: 1 when the culprit is found, 2 when it cannot be told."""

@@ -9,16 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from introspect_cli.capture.options import (
-    AGAIN,
-    HEADINGS,
-    HOW,
-    RUN,
-    WHEN,
-    CaptureOptions,
-    Option,
-    key,
-)
+from introspect_cli.capture.option import AGAIN, HEADINGS, HOW, RUN, WHEN, Option
+from introspect_cli.capture.options import CaptureOptions, key
 from introspect_cli.config import read_config
 
 if TYPE_CHECKING:

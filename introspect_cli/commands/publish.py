@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Examples:
   introspect publish introspect-runs/a tensorboard
   introspect publish runA mlflow wandb s3://bucket/runs
-  introspect publish runA tensorboard:logs --kinds grad --modules '*.attn' --stats l2,absmax
+  introspect publish runA tensorboard:logs --kinds grad --stats l2,absmax
   introspect capture --publish mlflow -o runA train.py""",
 )
 @click.argument("run", type=click.Path(path_type=Path))
