@@ -149,10 +149,19 @@ def watches_results(*manifests: dict[str, Any]) -> bool:
 
 
 def results_agree(alignment: Alignment, pair: StepPair) -> bool:
-    """Whether both runs recorded results of the step under one name, and all of these are equal or let pass."""
-    unions_a, unions_b, agree = _matched(alignment, pair)
-    del unions_b
-    return bool(agree[_is_result(alignment, unions_a)].any())
+    """Whether both runs recorded results of the step under one name, and these are equal or let pass.
+
+    A loss alone tells nothing of what an update made of the parameters: where either run recorded tensors of the
+    model, some of these have to be among them.
+    """
+    unions, _, agree = _matched(alignment, pair)
+    results = unions[agree & _is_result(alignment, unions)]
+    tensors = any((_is_result(alignment, own) & ~_is_loss(alignment, own)).any() for own in pair.sites(alignment))
+    return bool(len(results)) and not (tensors and _is_loss(alignment, results).all())
+
+
+def _is_loss(alignment: Alignment, unions: Ids) -> Mask:
+    return np.asarray(alignment.kind[unions] == kind_code(Kind.LOSS))
 
 
 def records_results(alignment: Alignment, pair: StepPair) -> bool:
