@@ -39,6 +39,12 @@ def test_a_table_has_the_rows_of_the_run_and_nothing_beside_them(tmp_path):
     assert [row["mean"] for row in found] == ["" if row["mean"] is None else repr(row["mean"]) for row in rows]
 
 
+def test_a_learning_rate_that_is_no_number_is_not_published(tmp_path):
+    for name in ("a", "b"):
+        build(tmp_path / name, 30129, other=name == "b")
+    assert problem(["publish", str(tmp_path / "a"), str(tmp_path / "b")]) is None
+
+
 @pytest.mark.sweep
 @pytest.mark.parametrize("hundred", range(10))
 def test_many_hostile_contents(hundred):

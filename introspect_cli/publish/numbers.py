@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from typing import TYPE_CHECKING
 
@@ -42,7 +43,8 @@ def numbers_of(
         if site.kind is Kind.LOSS and "mean" in summary.stats:
             found["loss" if site.call == 0 and "loss" not in found else f"loss/{site.call}{site.path}"] = _value(record)
         if site.kind is Kind.HYPERPARAMETER and site.path.endswith("['lr']") and summary.status is Status.VALUE:
-            found.setdefault("learning_rate", float(summary.text))
+            with contextlib.suppress(ValueError):  # a store of somebody else's may hold any text
+                found.setdefault("learning_rate", float(summary.text))
         if site.kind in TOTALS:
             last[site.kind.value, f"{site.fqn}{site.path}"] = record
         if selection is not None and selection.wants(site.kind, site.fqn):
