@@ -75,6 +75,7 @@ COMMANDS = {
     "accelerate launch": ["accelerate", "launch", *ACCELERATE, "train.py"],
     "-m accelerate": ["-m", "accelerate.commands.launch", *ACCELERATE, "train.py"],
     "fabric run": ["fabric", "run", "--accelerator", "cpu", "--devices", "1", "train.py"],
+    "uv run": ["uv", "run", "--no-project", "--python", sys.executable, "python", "train.py"],
     "shell script": ["./run.sh", "1"],
     "make": ["make", "-s", "train"],
     "pytest": ["pytest", "-q", "-p", "no:cacheprovider", "test_it.py"],
@@ -88,7 +89,7 @@ COMMANDS = {
 
 
 FOLLOWED = ["python", "python -m", "torchrun", "-m torch.distributed.run", "accelerate launch", "-m accelerate"]
-FOLLOWED += ["fabric run", "shell script", "make", "pytest"]
+FOLLOWED += ["fabric run", "uv run", "shell script", "make", "pytest"]
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +109,7 @@ def ended(folder):
 
     @cache
     def run(name):
-        if COMMANDS[name][0] in {"make", "accelerate", "fabric"} and shutil.which(COMMANDS[name][0]) is None:
+        if COMMANDS[name][0] in {"make", "accelerate", "fabric", "uv"} and shutil.which(COMMANDS[name][0]) is None:
             pytest.skip(f"there is no {COMMANDS[name][0]}")
         if name in FOLLOWED:
             run("direct")
