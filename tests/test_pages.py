@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import introspect_cli
 
@@ -15,7 +17,11 @@ DOCS = Path(__file__).resolve().parent.parent / "docs"
 
 
 def scripts(page):
-    return re.findall(r"^```python\n(.*?)^```$", (DOCS / page).read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    return blocks(DOCS / page)
+
+
+def blocks(path):
+    return re.findall(r"^```python\n(.*?)^```$", path.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
 
 
 @pytest.fixture
@@ -33,6 +39,22 @@ def run_page(tmp_path, introspect):
         return tmp_path
 
     return run
+
+
+def test_the_readmes_notebook_cell(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    cell = next(text for text in blocks(DOCS.parent / "README.md") if "recording(" in text)
+
+    def train(model, lr=0.1):
+        optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+        model(torch.ones(2, 2)).sum().backward()
+        optimizer.step()
+
+    net = torch.nn.Linear(2, 1)
+    with introspect_cli.recording(net, "runA"):
+        train(copy.deepcopy(net), lr=0.2)
+    exec(cell, {"model": net, "train": train})
+    assert "lr 0.2 -> 0.1" in introspect_cli.diff("runA", "runB").sentence
 
 
 def test_the_page_on_lightning(run_page):
