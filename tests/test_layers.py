@@ -12,7 +12,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from synthetic import row, write_run
 
 import introspect_cli
 from introspect_cli.cli import VERBS
@@ -205,7 +207,7 @@ def test_packages_hold_no_code():
 
 def loaded_by(code):
     """Which of the heavy modules are imported once `code` has run in a fresh process."""
-    heavy = ("torch", "numpy", "pyarrow", "rich", "deepdiff", "yaml")
+    heavy = ("torch", "numpy", "numpy.ma", "pyarrow", "rich", "deepdiff", "yaml")
     program = (
         f"import sys\ntry:\n    {code}\nexcept SystemExit: pass\nprint('|', *[n for n in {heavy} if n in sys.modules])"
     )
@@ -224,6 +226,14 @@ def test_the_command_alone_loads_nothing_heavy(words):
 
 def test_help_for_capture_loads_nothing_heavy():
     assert loaded_by(called("capture", "--help")) == []
+
+
+def test_a_diff_loads_what_it_needs_alone(tmp_path):
+    def run(name, value):
+        return str(write_run(tmp_path / name, [[row("forward", "output", "Net", np.full(3, value))]] * 2))
+
+    runs = [run("a", 1.0), run("b", 2.0)]
+    assert loaded_by(called("diff", *runs)) == ["numpy", "rich", "yaml"]  # np.unique would bring numpy.ma
 
 
 @pytest.mark.parametrize("verb", VERBS)

@@ -107,7 +107,8 @@ def correspond(a: RankReader, b: RankReader, rename: Callable[[str], str] | None
         b: run b's.
         rename: what a's names are changed by already.
     """
-    shared = np.intersect1d(a.entries["step"], b.entries["step"])
+    steps = np.asarray(a.entries["step"])
+    shared = steps[np.isin(steps, b.entries["step"])]
     if not len(shared):
         return Correspondence()
     step = int(shared[0])

@@ -100,7 +100,7 @@ def pair_steps(
         extra_a, extra_b = tuple(numbers_a[shared:].tolist()), tuple(numbers_b[shared:].tolist())
         return Paired(a, b, rows, rows, True, extra_a, extra_b, len(extra_a), len(extra_b))
     common, rows_a, rows_b = np.intersect1d(numbers_a, numbers_b, assume_unique=True, return_indices=True)
-    only_a, only_b = np.setdiff1d(numbers_a, common), np.setdiff1d(numbers_b, common)
+    only_a, only_b = (own[~np.isin(own, common)] for own in (numbers_a, numbers_b))
     if wanted is not None:
         keep = np.fromiter((wanted(int(step)) for step in common), dtype=np.bool_, count=len(common))
         common, rows_a, rows_b = common[keep], rows_a[keep], rows_b[keep]

@@ -165,7 +165,7 @@ class Facts:
             (self.sides.manifest_b, self.alignment.b),
         ):
             told = observed_kinds(manifest)
-            own = {KINDS[code] for code in np.unique(columns.kind)}
+            own = {KINDS[code] for code in np.flatnonzero(np.bincount(columns.kind))}
             found.append({kind for kind in Kind if kind.value in told} | own)
         return frozenset(found[0] & found[1])
 
