@@ -78,10 +78,11 @@ def git(repository: Path, *words: str) -> str:
 
 
 def introspect(directory: Path, *words: object, code: int, **variables: str) -> str:
-    """Standard output of a command, and under it standard error."""
+    """Standard output of a command, and under it standard error, each sentence in one line however long paths are."""
+    inherited = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
     answer = subprocess.run(
         [sys.executable, "-m", "introspect_cli", *map(str, words)],
-        cwd=directory, capture_output=True, text=True, check=False, env={**os.environ, **variables},
+        cwd=directory, capture_output=True, text=True, check=False, env={**inherited, **variables},
     )  # fmt: skip
     assert answer.returncode == code, answer.stdout + answer.stderr
     return answer.stdout + answer.stderr

@@ -15,6 +15,7 @@ import errno
 import fcntl
 import os
 import stat
+import threading
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -292,7 +293,8 @@ class Folder(Handle):
 
     def replace(self, name: str, pieces: Iterable[bytes | memoryview], mode: int, *, durable: bool = False) -> int:
         """Write the file `name` so that readers see the old content or the new, never a part; bytes written."""
-        temporary = f".{name}.{os.getpid()}"
+        # Threads of a script may come here at once: each has a file of its own.
+        temporary = f".{name}.{os.getpid()}{threading.get_native_id()}"
         with suppress(FileNotFoundError):
             os.unlink(temporary, dir_fd=self.fd)
         fd = self.create(temporary, mode)
