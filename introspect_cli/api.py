@@ -65,7 +65,7 @@ def capturing(
         target: the script that this runs in, for the settings; None for a notebook, or a block of one.
         launch: this process's part in a distributed run; None to ask the environment.
     """
-    from introspect_cli.capture.options import options_of
+    from introspect_cli.capture.parse_options import options_of
     from introspect_cli.capture.session import Session
     from introspect_cli.script import Ending
 

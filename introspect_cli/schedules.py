@@ -111,76 +111,77 @@ class Both(Rule):
 
 
 @dataclass(frozen=True)
-class Steps(Rule):
-    """Steps and python slices, `Steps("0:10,100::100")`; without arguments, all."""
+class _Numbers(Rule):
+    """A rule about numbers that are written as steps and python slices."""
 
-    text: str = ":"
+    text: str
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_schedule", Schedule.parse(self.text))
 
-    def wants(self, step: int) -> bool:
-        """Whether a step is one of them."""
-        return bool(vars(self)["_schedule"].wants(step))
+    def wants(self, number: int) -> bool:
+        """Whether a number is one of them."""
+        return bool(vars(self)["_schedule"].wants(number))
+
+    def __str__(self) -> str:
+        return f"{type(self).__name__.lower()}({self.text!r})"
+
+
+@dataclass(frozen=True)
+class Steps(_Numbers):
+    """Steps and python slices, `Steps("0:10,100::100")`; without arguments, all."""
+
+    text: str = ":"
 
     def bounds(self, moment: Moment) -> tuple[int, int]:
         """Known from the start."""
         return _known(self.wants(moment.step))
 
-    def __str__(self) -> str:
-        return f"steps({self.text!r})"
-
 
 @dataclass(frozen=True)
-class Every(Rule):
-    """The multiples of a number of steps."""
+class _Count(Rule):
+    """A rule about so many steps."""
 
     steps: int
 
     def __post_init__(self) -> None:
-        _at_least_one(self.steps, "every")
+        if type(self.steps) is not int or self.steps < 1:
+            raise UsageError(f"{self._word}({self.steps!r}) keeps no step: give a number of steps from 1 on")
+
+    @property
+    def _word(self) -> str:
+        return type(self).__name__.lower()
+
+    def __str__(self) -> str:
+        return f"{self._word}({self.steps})"
+
+
+@dataclass(frozen=True)
+class Every(_Count):
+    """The multiples of a number of steps."""
 
     def bounds(self, moment: Moment) -> tuple[int, int]:
         """Known from the start."""
         return _known(moment.step % self.steps == 0)
 
-    def __str__(self) -> str:
-        return f"every({self.steps})"
-
 
 @dataclass(frozen=True)
-class First(Rule):
+class First(_Count):
     """The first steps of a run."""
-
-    steps: int
-
-    def __post_init__(self) -> None:
-        _at_least_one(self.steps, "first")
 
     def bounds(self, moment: Moment) -> tuple[int, int]:
         """Known from the start."""
         return _known(moment.step < self.steps)
 
-    def __str__(self) -> str:
-        return f"first({self.steps})"
-
 
 @dataclass(frozen=True)
-class Last(Rule):
+class Last(_Count):
     """The last steps of a run, wherever it ends: older ones are dropped from the store as it goes on."""
-
-    steps: int
-
-    def __post_init__(self) -> None:
-        _at_least_one(self.steps, "last")
 
     def bounds(self, moment: Moment) -> tuple[int, int]:
         """Kept until that many steps later."""
         expiry = moment.step + self.steps
         return expiry, expiry
-
-    def __str__(self) -> str:
-        return f"last({self.steps})"
 
 
 @dataclass(frozen=True)
@@ -212,43 +213,23 @@ class EverySeconds(Rule):
 
 
 @dataclass(frozen=True)
-class Epochs(Rule):
+class Epochs(_Numbers):
     """Epochs as Lightning, transformers' Trainer and accelerate count them, `Epochs("0,10:12")`."""
-
-    text: str
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_schedule", Schedule.parse(self.text))
 
     def bounds(self, moment: Moment) -> tuple[int, int]:
         """Known once the step's epoch is; of a step of no epoch nothing is kept."""
         if moment.epoch is None:
             return NEVER, NEVER if moment.values is not None else ALWAYS
-        return _known(vars(self)["_schedule"].wants(moment.epoch))
-
-    def __str__(self) -> str:
-        return f"epochs({self.text!r})"
+        return _known(self.wants(moment.epoch))
 
 
 @dataclass(frozen=True)
-class Ranks(Rule):
+class Ranks(_Numbers):
     """All steps of some ranks, `Ranks("0,8:16")`."""
-
-    text: str
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_schedule", Schedule.parse(self.text))
-
-    def wants(self, rank: int) -> bool:
-        """Whether a rank is one of them."""
-        return bool(vars(self)["_schedule"].wants(rank))
 
     def bounds(self, moment: Moment) -> tuple[int, int]:
         """Known from the start."""
         return _known(self.wants(moment.rank))
-
-    def __str__(self) -> str:
-        return f"ranks({self.text!r})"
 
 
 @dataclass(frozen=True)
@@ -273,11 +254,6 @@ class When(Rule):
 
     def __str__(self) -> str:
         return f"when({self.text!r})"
-
-
-def _at_least_one(steps: int, name: str) -> None:
-    if type(steps) is not int or steps < 1:
-        raise UsageError(f"{name}({steps!r}) keeps no step: give a number of steps from 1 on")
 
 
 _RULES: dict[str, type[Rule]] = {

@@ -60,3 +60,8 @@ def combine(shards: Iterable[int], headers: Iterable[int], whole: int) -> int:
     """
     raw = sum(unmix(checksum) - head for checksum, head in zip(shards, headers, strict=True))
     return mix(raw + whole)
+
+
+def source_digest(data: bytes) -> str:
+    """16 hex digits of what a source file held, as the settings of a run name it."""
+    return hashlib.blake2b(data, digest_size=8).hexdigest()

@@ -6,6 +6,7 @@ import copy
 
 import pytest
 import torch
+from lit import fit
 from neutrality import watched
 from torch import nn
 from torch.utils.data import DataLoader
@@ -282,46 +283,11 @@ def test_validation_in_a_script_that_trains_by_hand_is_no_step(tmp_path):
 
 
 def test_lightnings_sanity_check_is_evaluation(tmp_path):
-    lightning = pytest.importorskip("lightning.pytorch")
-
-    class Lit(lightning.LightningModule):
-        def __init__(self):
-            super().__init__()
-            self.net, self.criterion = Net(), nn.CrossEntropyLoss()
-
-        def training_step(self, batch, number):
-            del number
-            return self.criterion(self.net(batch[0]), batch[1])
-
-        def validation_step(self, batch, number):
-            del number
-            self.criterion(self.net(batch[0]), batch[1])
-
-        def configure_optimizers(self):
-            return torch.optim.SGD(self.parameters(), lr=0.1)
-
-    def fit(checks):
-        torch.manual_seed(3)
-        x, y = torch.randn(STEPS * 4, 4), torch.randint(0, 2, (STEPS * 4,))
-        pairs = list(zip(x, y, strict=True))
-        training = DataLoader(pairs, batch_size=4, generator=torch.Generator())
-        validation = DataLoader(pairs, batch_size=5, generator=torch.Generator())
-        trainer = lightning.Trainer(
-            max_epochs=1,
-            num_sanity_val_steps=checks,
-            limit_val_batches=2 if checks else 0,
-            accelerator="cpu",
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            default_root_dir=tmp_path,
-        )
-        trainer.fit(Lit(), training, validation)
-
     for name, checks in (("a", 0), ("b", 2)):
+        torch.manual_seed(3)
+        net = Net()
         with watched(tmp_path / name):
-            fit(checks)
+            fit(net, tmp_path, STEPS, sanity_checks=checks, validation_batches=checks)
     assert_same(tmp_path / "a", tmp_path / "b")
 
 

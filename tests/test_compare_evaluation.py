@@ -7,6 +7,7 @@ import json
 
 import pytest
 import torch
+from lit import fit
 from neutrality import watched
 from torch import nn
 from torch.utils.data import DataLoader
@@ -207,47 +208,11 @@ def test_the_page_tells_both(runs):
 
 
 def test_lightning_validates_apart(tmp_path):
-    lightning = pytest.importorskip("lightning.pytorch")
-
-    class Lit(lightning.LightningModule):
-        def __init__(self, scale):
-            super().__init__()
-            self.net, self.criterion, self.scale = Net(), nn.CrossEntropyLoss(), scale
-
-        def training_step(self, batch, number):
-            del number
-            return self.criterion(self.net(batch[0]), batch[1])
-
-        def validation_step(self, batch, number):
-            del number
-            self.criterion(self.scale * self.net(batch[0]), batch[1])
-
-        def configure_optimizers(self):
-            return torch.optim.SGD(self.parameters(), lr=0.1)
-
-    def fit(scale):
-        torch.manual_seed(3)
-        x, y = torch.randn(STEPS * 4, 4), torch.randint(0, 2, (STEPS * 4,))
-        pairs = list(zip(x, y, strict=True))
-        training = DataLoader(pairs, batch_size=4, generator=torch.Generator())
-        validation = DataLoader(pairs, batch_size=5, generator=torch.Generator())
-        trainer = lightning.Trainer(
-            max_epochs=1,
-            num_sanity_val_steps=1,
-            limit_val_batches=2,
-            val_check_interval=2,
-            accelerator="cpu",
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            default_root_dir=tmp_path,
-        )
-        trainer.fit(Lit(scale), training, validation)
-
     for name, scale in (("a", 1.0), ("b", 0.5)):
+        torch.manual_seed(3)
+        net = Net()
         with watched(tmp_path / name, eval=True):
-            fit(scale)
+            fit(net, tmp_path, STEPS, scale=scale)
     found = compared(tmp_path / "a", tmp_path / "b")
     assert found.training.verdict is Verdict.SAME
     assert found.first.site.fqn.endswith("criterion")

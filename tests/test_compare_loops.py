@@ -157,6 +157,6 @@ def test_the_same_script_in_another_folder_explains_nothing():
         )
         return [change.name for change in setting_changes(a, b, None, {})]
 
-    assert told("/work/one/train.py", "/work/two/train.py", sources={}) == []
-    assert told("/work/one/train.py", "/work/two/train.py") == ["argument 0"]  # what they hold is not on record
-    assert told("/work/one/train.py", "/work/two/other.py", sources={}) == ["argument 0"]
+    assert told("/projects/one/train.py", "/projects/two/train.py", sources={}) == []
+    assert told("/projects/one/train.py", "/projects/two/train.py") == ["argument 0"]  # what they hold is not on record
+    assert told("/projects/one/train.py", "/projects/two/other.py", sources={}) == ["argument 0"]

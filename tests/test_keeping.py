@@ -19,7 +19,8 @@ from torch import nn
 
 import introspect_cli
 from introspect_cli.capture.option import parse_size
-from introspect_cli.capture.options import CaptureOptions, options_of, rule_of
+from introspect_cli.capture.options import CaptureOptions
+from introspect_cli.capture.parse_options import options_of, rule_of
 from introspect_cli.conditions import Condition
 from introspect_cli.errors import StoreError, UsageError
 from introspect_cli.schedules import ALWAYS, Epochs, Every, EverySeconds, First, Last, Moment, Steps, When, parse_rule

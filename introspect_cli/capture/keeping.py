@@ -21,6 +21,7 @@ import numpy as np
 from introspect_cli.errors import StoreError
 from introspect_cli.records import Kind
 from introspect_cli.schedules import ALWAYS, NEVER, Epochs, Last, Moment, Ranks, Rule, Steps, When
+from introspect_cli.store.batch import l2_norm
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -296,9 +297,9 @@ def _norm(table: SummaryTable, slots: np.ndarray) -> float | None:
         return None
     numbers = np.array([table.layouts[at].numel for at in table.layout_index[slots].tolist()], dtype=np.float64)
     means, variances = table.floats["mean"][slots], table.floats["var"][slots]
-    squares = numbers * (np.nan_to_num(variances) + np.nan_to_num(means) ** 2)
+    norms = l2_norm(np.nan_to_num(means), np.nan_to_num(variances), numbers)
     bad = sum(int(np.maximum(table.counts[name][slots], 0).sum()) for name in ("nans", "posinfs", "neginfs"))
-    return math.inf if bad else float(np.sqrt(squares.sum()))
+    return math.inf if bad else float(np.sqrt((norms * norms).sum()))
 
 
 def _has_nan(kinds: Sequence[Kind], slots: Sequence[int], table: SummaryTable) -> bool:

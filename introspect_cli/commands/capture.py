@@ -12,7 +12,7 @@ import click
 
 from introspect_cli import script
 from introspect_cli.capture.follow.processes import command_of
-from introspect_cli.capture.options import options_of
+from introspect_cli.capture.parse_options import options_of
 from introspect_cli.commands.capture_options import CaptureCommand, capture_options
 from introspect_cli.errors import UsageError
 

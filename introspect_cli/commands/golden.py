@@ -6,7 +6,8 @@ from pathlib import Path
 
 import click
 
-from introspect_cli.exit_codes import DIVERGED, SAME, UNDECIDED
+from introspect_cli.commands.shared import exit_code
+from introspect_cli.exit_codes import SAME
 
 
 @click.group(short_help="Keep a small run in git and check a script against it.")
@@ -51,11 +52,10 @@ def save(
 @click.option("--keep", "keep_run", type=click.Path(path_type=Path), metavar="RUN", help="Leave the new run here.")
 def check(path: Path, *, noise: bool, keep_run: Path | None) -> int:
     """Run the script of a golden run again: 0 if it trains the same, 1 if not, 2 if that could not be told."""
-    from introspect_cli.compare.result import Verdict
     from introspect_cli.golden import check as checked
     from introspect_cli.render.console import Screen
     from introspect_cli.render.diff_text import diff_blocks
 
     result = checked(path, noise=noise, keep_run=keep_run)
     Screen().draw(diff_blocks(result))
-    return {Verdict.SAME: SAME, Verdict.DIVERGED: DIVERGED, Verdict.UNDECIDED: UNDECIDED}[result.verdict]
+    return exit_code(result.verdict)

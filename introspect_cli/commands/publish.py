@@ -41,12 +41,12 @@ def publish(run: Path, places: tuple[str, ...], stats: str, *, files: bool, wait
     """
     from introspect_cli.publish.follow import follow
     from introspect_cli.publish.numbers import numbers_of
+    from introspect_cli.records import DERIVED_STATS, STATISTICS
     from introspect_cli.selection import choose
     from introspect_cli.store.reader import RunState, open_run
 
     selection = selection_of(asked)
-    known = ("mean", "std", "l2", "min", "max", "absmax", "absmin", "amean", "var", "nans", "infs", "zeros")
-    chosen = choose([stats], known, "statistic")
+    chosen = choose([stats], (*STATISTICS, *DERIVED_STATS), "statistic")
     with open_run(run) as opened:
         name = Path(opened.path).resolve().name
     opened_places = _Places()

@@ -6,9 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from introspect_cli.exit_codes import DIVERGED, SAME, UNDECIDED
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from introspect_cli.compare.result import Verdict
     from introspect_cli.selection import Selection
 
 _SELECTING: dict[str, Callable[[Any], Any]] = {
@@ -60,3 +63,10 @@ def echo_document(document: Any, format_: str = "json") -> None:
     from introspect_cli.render.json import to_json, to_yaml
 
     click.echo(to_yaml(document) if format_ == "yaml" else to_json(document))
+
+
+def exit_code(verdict: Verdict) -> int:
+    """What a shell script is told of a comparison."""
+    from introspect_cli.compare.result import Verdict
+
+    return {Verdict.SAME: SAME, Verdict.DIVERGED: DIVERGED, Verdict.UNDECIDED: UNDECIDED}[verdict]

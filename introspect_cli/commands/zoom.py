@@ -7,8 +7,7 @@ from typing import Any
 
 import click
 
-from introspect_cli.commands.shared import selecting, selection_of
-from introspect_cli.exit_codes import DIVERGED, SAME, UNDECIDED
+from introspect_cli.commands.shared import exit_code, selecting, selection_of
 
 
 @click.command(
@@ -51,7 +50,6 @@ def show_zoom(
     noise: tuple[Path, ...] = (),
 ) -> int:
     """Zoom and draw what is seen; the exit code."""
-    from introspect_cli.compare.result import Verdict
     from introspect_cli.render.console import Screen
     from introspect_cli.render.zoom_text import zoom_blocks
     from introspect_cli.rerun.zoom import zoom as look
@@ -59,7 +57,7 @@ def show_zoom(
     zoomed = look(a, b, options, output, links, _tell, noise)
     screen = Screen()
     screen.draw(zoom_blocks(zoomed, screen.width))
-    return {Verdict.SAME: SAME, Verdict.DIVERGED: DIVERGED, Verdict.UNDECIDED: UNDECIDED}[zoomed.verdict]
+    return exit_code(zoomed.verdict)
 
 
 def _tell(text: str) -> None:

@@ -252,10 +252,9 @@ class Walk:
         alignment = self.alignment
         if self.options.strict or not alignment.evaluating.any():
             return pair
-        sites = np.asarray(pair.a.site).astype(np.int64), alignment.b_ids[np.asarray(pair.b.site)]
         every = self.options.evaluation is False or not all(self._evaluates(pair))
         kept = []
-        for own, only in zip(sites, (pair.only_a, pair.only_b), strict=True):
+        for own, only in zip(pair.sites(alignment), (pair.only_a, pair.only_b), strict=True):
             start = alignment.phase[own[only]] == phase_code(Phase.START)
             kept.append(only[~(alignment.evaluating[own[only]] & (start | every))])
         return replace(pair, only_a=kept[0], only_b=kept[1])
@@ -263,7 +262,7 @@ class Walk:
     def _evaluates(self, pair: StepPair) -> tuple[bool, bool]:
         """Whether run a and run b evaluate in a step."""
         phase = self.alignment.phase == phase_code(Phase.EVAL)
-        site_a, site_b = np.asarray(pair.a.site).astype(np.int64), self.alignment.b_ids[np.asarray(pair.b.site)]
+        site_a, site_b = pair.sites(self.alignment)
         return bool(phase[site_a].any()), bool(phase[site_b].any())
 
     def _count(self, **more: int) -> None:

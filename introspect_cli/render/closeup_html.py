@@ -9,8 +9,8 @@ from introspect_cli.compare.reasons.words import what
 from introspect_cli.compare.ulps import ulp_words
 from introspect_cli.render.html_parts import table, text
 from introspect_cli.render.text import number
-from introspect_cli.render.values_text import elements_words, pair_words
-from introspect_cli.render.zoom_text import axes_words
+from introspect_cli.render.values_text import elements_words
+from introspect_cli.render.zoom_text import axes_words, largest_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,11 +35,7 @@ def _closeup(own: Closeup) -> str:
     clauses = [f"{elements_words(found.elements)}."]
     clauses += [f"Which: {'; '.join(found.where)}."] * bool(found.where)
     clauses += [f"How: {'; '.join(found.relation)}."] * bool(found.relation)
-    rows = []
-    for index, one, two in found.largest:
-        apart = abs(one - two)
-        cells = (str(list(index)), *pair_words(one, two), number(apart, 3) if math.isfinite(apart) else "-")
-        rows.append(tuple(map(text, cells)))
+    rows = [tuple(map(text, cells)) for cells in largest_rows(found)]
     parts = [
         f"<h3>{text(what(own.divergence.site)[:1].upper() + what(own.divergence.site)[1:])}, element by element</h3>",
         *(f"<p>{text(clause, 1000)}</p>" for clause in clauses),

@@ -96,12 +96,18 @@ def closeup_blocks(own: Closeup, width: int, source: Sequence[SourceLine] = ()) 
     return [*blocks, *picture_blocks(found.picture, width), *_tables(found)]
 
 
-def _tables(found: Difference) -> list[Block]:
-    """The largest differences, and the histogram of ULPs."""
+def largest_rows(found: Difference) -> list[tuple[str, str, str, str]]:
+    """The largest differences: index, value in a, value in b, how far apart."""
     rows = []
     for index, one, two in found.largest:
         apart = abs(one - two)
         rows.append((str(list(index)), *pair_words(one, two), number(apart, 3) if math.isfinite(apart) else "-"))
+    return rows
+
+
+def _tables(found: Difference) -> list[Block]:
+    """The largest differences, and the histogram of ULPs."""
+    rows = largest_rows(found)
     columns = (Column("element"), Column("a", right=True), Column("b", right=True), Column("|a-b|", right=True))
     blocks: list[Block] = [line(), Table(columns, tuple(rows))]
     if found.elements.differing > len(rows):

@@ -8,14 +8,13 @@ run is kept under the commit's name, so a bisection that was interrupted goes on
 from __future__ import annotations
 
 import os
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.result import DiffResult, Verdict
 from introspect_cli.errors import UsageError
-from introspect_cli.rerun.variant import Rerun, Variant, capture, judge
+from introspect_cli.rerun.variant import Rerun, Variant, capture, judge, logged
 from introspect_cli.rerun.worktree import Repository, link, work_tree
 from introspect_cli.store.files import RUNS
 
@@ -161,20 +160,7 @@ class _Search:
         return capture(Variant(run, words, self._place, {"PYTHONDONTWRITEBYTECODE": "1"}))
 
     def _set_up(self, run: Path) -> bool:
-        run.parent.mkdir(parents=True, exist_ok=True)
-        with run.with_name(f"{run.name}.log").open("wb") as log:
-            return (
-                subprocess.run(  # noqa: S602 - a shell command is what --setup takes
-                    str(self._plan.setup),
-                    shell=True,
-                    cwd=self._place,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    check=False,
-                ).returncode
-                == 0
-            )
+        return logged(str(self._plan.setup), run.with_name(f"{run.name}.log"), self._place) == 0
 
     def _note(self, commit: str, verdict: Verdict, result: DiffResult | None) -> None:
         self._results[commit] = result

@@ -8,7 +8,6 @@ is said, never passed over. Secrets were never recorded, so a variable that hold
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from introspect_cli.errors import UsageError
 from introspect_cli.records import clean, count
 from introspect_cli.rerun.worktree import Repository, link, work_tree
 from introspect_cli.store.files import REDACTED
+from introspect_cli.sums import source_digest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -242,7 +242,7 @@ def _apart(recipe: Recipe, root: Path) -> list[str]:
             if not _is_elsewhere(name, recipe):
                 found.append(name)
             continue
-        if hashlib.blake2b(data, digest_size=8).hexdigest() != digest:
+        if source_digest(data) != digest:
             found.append(name)
     return found
 

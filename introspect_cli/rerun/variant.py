@@ -21,7 +21,7 @@ from introspect_cli.schedule import Schedule
 from introspect_cli.store.reader import RunState, open_run
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
 
@@ -108,20 +108,28 @@ def capture(variant: Variant, *, again: bool = False) -> Rerun:
         str(variant.run),
     ]
     try:
-        variant.run.parent.mkdir(parents=True, exist_ok=True)
-        with variant.log.open("wb") as log:
-            code = subprocess.run(  # noqa: S603 - the user's own script, as the user asked
-                [*command, *variant.words],
-                cwd=variant.directory,
-                env=variant.variables,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                check=False,
-            ).returncode
+        code = logged([*command, *variant.words], variant.log, variant.directory, variant.variables)
     except OSError as error:
         raise StoreError(f"cannot capture into {variant.run}: {error.strerror or error}") from None
     return Rerun(variant.run, code, _steps(variant.run))
+
+
+def logged(
+    command: Sequence[str] | str, log: Path, directory: Path, environment: Mapping[str, str] | None = None
+) -> int:
+    """Run a command, or a text in a shell, with all that it says in a file; its exit code."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("wb") as file:
+        return subprocess.run(  # noqa: S603 - the user's own script, as the user asked
+            command,
+            shell=isinstance(command, str),
+            cwd=directory,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            check=False,
+        ).returncode
 
 
 def _kept(run: Path) -> Rerun | None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ast
 import functools
-import hashlib
 import importlib.metadata
 import os
 import subprocess
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from introspect_cli.capture.environment import redact
+from introspect_cli.sums import source_digest
 
 _FOREIGN = tuple(
     {
@@ -135,7 +135,7 @@ def imported_sources() -> dict[str, str]:
         except OSError:
             continue
         if len(data) <= _LARGEST:
-            hashes[_named(path, module.__name__)] = hashlib.blake2b(data, digest_size=8).hexdigest()
+            hashes[_named(path, module.__name__)] = source_digest(data)
     return dict(sorted(hashes.items()))
 
 

@@ -12,7 +12,7 @@ from introspect_cli.capture.frames import pass_by
 from introspect_cli.capture.inside import modules_in
 from introspect_cli.capture.keeping import Keeping
 from introspect_cli.capture.names import NameFilter, Names, wrapped
-from introspect_cli.capture.options import rule_of
+from introspect_cli.capture.parse_options import rule_of
 from introspect_cli.capture.probes.attributes import AttributeProbe
 from introspect_cli.capture.probes.children import ChildrenProbe
 from introspect_cli.capture.probes.data import DataProbe
