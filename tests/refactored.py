@@ -218,3 +218,51 @@ def two_models(*, swapped=False, target_differs=False):
             optimizer.step()
 
     return work
+
+
+class Images(nn.Module):
+    """Three convolutions and a layer at the end; options add a bias to the last one, or one more layer."""
+
+    def __init__(self, *, bias=False, layer=False):
+        super().__init__()
+        self.stem = nn.Conv2d(3, 6, 3, bias=False)
+        self.layer3 = nn.ModuleDict({"conv1": nn.Conv2d(6, 6, 3, bias=bias), "norm": nn.BatchNorm2d(6)})
+        if layer:
+            self.layer4 = nn.Conv2d(6, 6, 1)
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x):
+        x = torch.relu(self.layer3["norm"](self.layer3["conv1"](self.stem(x))))
+        if hasattr(self, "layer4"):
+            x = self.layer4(x)
+        return self.head(x.mean((2, 3)))
+
+
+class Drawing(torch.utils.data.Dataset):
+    """Samples of each of which a random number is drawn that no sample depends on."""
+
+    def __init__(self):
+        source = torch.Generator().manual_seed(1)
+        self.x, self.y = torch.randn(15, 3, 8, 8, generator=source), torch.randint(3, (15,), generator=source)
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, at):
+        return (self.x[at] if torch.rand(()) < 2 else -self.x[at]), self.y[at]
+
+
+def fed(workers=0, **options):
+    """A training run of `Images` from a loader with so many workers."""
+
+    def work():
+        torch.manual_seed(0)
+        net = Images(**options)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+        for x, y in torch.utils.data.DataLoader(Drawing(), batch_size=5, num_workers=workers):
+            value = F.cross_entropy(net(x), y)
+            optimizer.zero_grad()
+            value.backward()
+            optimizer.step()
+
+    return work

@@ -17,6 +17,7 @@ from refactored import (
     Task,
     draws_once_more,
     evaluated,
+    fed,
     fit,
     two_models,
     with_extra,
@@ -53,6 +54,10 @@ RUNS = {
     "network first": two_models(),
     "target first": two_models(swapped=True),
     "target differs": two_models(swapped=True, target_differs=True),
+    "images": fed(),
+    "images by workers": fed(workers=2),
+    "images with a bias": fed(bias=True),
+    "images with a layer": fed(layer=True),
 }
 
 
@@ -96,6 +101,7 @@ SAME = [
     ("plain", "task", "Net is Task.net in b; only b has Task around what is inside it."),
     ("plain", "called", "only b has Net.blocks (Sequential) around what is inside it."),
     ("network first", "target first", "Names differ: Net is Net#2 in b; Net#2 is Net in b."),
+    ("images", "images by workers", f"step 2. {RANDOM[0].upper()}{RANDOM[1:].replace('step 0', 'step 1')}."),
 ]
 
 
@@ -131,6 +137,21 @@ def test_a_bias_that_is_drawn_explains_the_random_state(diff):
     assert result.verdict is Verdict.DIVERGED
     assert result.first.site.fqn == "Net.inp.bias"
     assert "the parameter Net.inp.bias exists only in b" in result.sentence
+    assert "so the random state of torch, which differs too, follows from it" in result.sentence
+
+
+@pytest.mark.parametrize(
+    ("b", "fqn", "only"),
+    [
+        ("images with a bias", "Images.layer3.conv1.bias", "the parameter Images.layer3.conv1.bias exists only in b"),
+        ("images with a layer", "Images.layer4.weight", "the module Images.layer4 exists only in b (Conv2d)"),
+    ],
+)
+def test_what_was_added_and_draws_comes_before_the_random_state(diff, b, fqn, only):
+    result = diff("images", b)
+    assert result.verdict is Verdict.DIVERGED
+    assert (result.first.site.fqn, result.first.reason) == (fqn, "structure")
+    assert only in result.sentence
     assert "so the random state of torch, which differs too, follows from it" in result.sentence
 
 
