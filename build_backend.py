@@ -39,9 +39,12 @@ EXTENSION: Final = Extension(
     "introspect_cli.tensors._kernels",
     [
         *(f"{PROBES}/{name}.cpp" for name in ("gradients", "modules")),
-        *(f"{FOLDER}/{name}.cpp" for name in ("module", "intake", "generators", "kernels")),
+        *(f"{FOLDER}/{name}.cpp" for name in ("module", "intake", "tensor", "generators", "kernels")),
     ],
-    depends=[f"{PROBES}/probes.h", *(f"{FOLDER}/{name}.h" for name in ("kernels", "lanes", "intake", "generators"))],
+    depends=[
+        f"{PROBES}/probes.h",
+        *(f"{FOLDER}/{name}.h" for name in ("kernels", "lanes", "intake", "tensor", "generators")),
+    ],
     py_limited_api=True,
     optional=True,
 )

@@ -2,7 +2,7 @@
 //
 // A step has thousands of tensors of some hundred elements, which the kernels are done with in half a microsecond;
 // asking each for its type, device, layout, shape and address, one Python call after the other, took three. Torch's
-// own C interface (the exchange API of DLPack) gives most of that at once. Whatever is not plain, contiguous, small
+// own C interfaces answer without Python (`tensor.cpp`). Whatever is not plain, contiguous, small
 // and in CPU memory, or has a shape that was not met before, is left to the long way in summarizer.py, which answers
 // for all sorts of tensors.
 #define PY_SSIZE_T_CLEAN
@@ -10,6 +10,7 @@
 #include <Python.h>
 
 #include "intake.h"
+#include "tensor.h"
 
 #include <cstddef>
 #include <cstdlib>
@@ -17,52 +18,7 @@
 
 namespace {
 
-// ---- of the DLPack specification, version 1
-
-struct DLTensor {
-    void *data;
-    int32_t device_type, device_id, ndim;
-    struct {
-        u8 code, bits;
-        u16 lanes;
-    } dtype;
-    i64 *shape, *strides;
-    u64 byte_offset;
-};
-struct ExchangeAPI {
-    u32 major, minor;
-    void *older, *allocate, *to_managed, *from_managed;
-    int (*look)(void *tensor, DLTensor *out);
-};
-constexpr int ON_CPU = 1;
-
-int code_of(int code, int bits) {  // type code of a DLPack type; -1 for what goes the long way
-    constexpr int INT = 0, UINT = 1, FLOAT = 2, BFLOAT = 4, BOOL = 6;
-    switch (code << 8 | bits) {
-    case FLOAT << 8 | 32: return F32;
-    case FLOAT << 8 | 64: return F64;
-    case FLOAT << 8 | 16: return F16;
-    case BFLOAT << 8 | 16: return BF16;
-    case INT << 8 | 64: return I64;
-    case INT << 8 | 32: return I32;
-    case INT << 8 | 16: return I16;
-    case INT << 8 | 8: return I8;
-    case UINT << 8 | 8: return U8;
-    case BOOL << 8 | 8: return U8;
-    default: return -1;
-    }
-}
-
 // ---- the layouts of tensors met before
-
-constexpr int DIMS = 6;
-
-struct Shape {
-    i64 sizes[DIMS];
-    u32 type, ndim;  // DLPack's code and bits
-    i64 layout;      // index among the summarizer's layouts; -1 for an empty place
-};
-static_assert(sizeof(Shape) == 8 * (DIMS + 2));
 
 struct Shapes {  // a hash table of open places, at most half full
     Shape *table = nullptr;
@@ -101,22 +57,16 @@ bool put(Shapes &shapes, const Shape &shape) {  // false without memory
 
 // ---- the object
 
-enum Held { TENSOR, PARAMETER, MODES, IS_LAZY, IS_NEG, STORAGE, OFFSET, LAYOUTS, ADDRESSES, HELD };
+enum Held { TENSOR, PARAMETER, MODES, IS_LAZY, IS_NEG, STORAGE, OFFSET, LAYOUTS, ADDRESSES, FUNCTIONS, HELD };
 enum Into { OWN_ROWS, OWN_SLOTS, OWN_TIMES, ACQUIRE, RELEASE, INTO };  // of a recorder: two lists, a dictionary, its lock
 
 struct Intake {
     PyObject_HEAD
-    const ExchangeAPI *torch;
+    const Functions *functions;  // one of the two is null
+    const ExchangeAPI *exchange;
     PyObject *held[HELD], *into[INTO];
     i64 flags, limit;
     Shapes shapes;
-};
-
-struct Look {
-    Shape shape;
-    u64 address;
-    i64 count;
-    int code;
 };
 
 // An integer that a callable returns for an object, -1 and an exception if it does not.
@@ -132,21 +82,10 @@ i64 asked(PyObject *callable, PyObject *of) {
 bool look(Intake *self, PyObject *tensor, Look &found) {
     PyObject *type = (PyObject *)Py_TYPE(tensor);
     if (type != self->held[TENSOR] && type != self->held[PARAMETER]) return false;
+    if (self->functions) return look_by_handle(self->functions, tensor, found);
     // a lazy copy gets memory of its own when DLPack is asked for it
     if (self->held[IS_LAZY] != Py_None && asked(self->held[IS_LAZY], tensor) != 0) return PyErr_Clear(), false;
-    DLTensor t;
-    if (self->torch->look(tensor, &t)) return PyErr_Clear(), false;  // no memory of its own, or none that DLPack knows
-    found.code = code_of(t.dtype.code, t.dtype.bits);
-    if (t.device_type != ON_CPU || t.dtype.lanes != 1 || found.code < 0 || t.ndim > DIMS) return false;
-    i64 count = 1;
-    found.shape = {{}, u32(t.dtype.code) << 8 | t.dtype.bits, u32(t.ndim), -1};
-    bool contiguous = true;
-    for (int dim = t.ndim - 1; dim >= 0; dim--) {
-        contiguous &= t.shape[dim] == 1 || !t.strides || t.strides[dim] == count;
-        count *= found.shape.sizes[dim] = t.shape[dim];
-    }
-    found.address = u64(t.data) + t.byte_offset, found.count = count;
-    return contiguous || count == 0;
+    return look_by_dlpack(self->exchange, tensor, found);
 }
 
 // Whether no mode of the script's would see our questions.
@@ -155,16 +94,18 @@ bool unseen(Intake *self) {
 }
 
 // Whether the elements are there, as they are: no lazy negation, and a storage that nobody has freed under the tensor.
-bool is_there(Intake *self, PyObject *tensor, const Look &found) {
+bool is_there(Intake *self, PyObject *tensor, Look &found) {
     if (asked(self->held[IS_NEG], tensor) != 0) return PyErr_Clear(), false;
-    PyObject *storage = PyObject_CallFunctionObjArgs(self->held[STORAGE], tensor, nullptr);
-    if (!storage) return PyErr_Clear(), false;
-    i64 bytes = PyObject_Size(storage), offset = asked(self->held[OFFSET], tensor);
-    Py_DecRef(storage);
-    if (bytes < 0 || offset < 0) return PyErr_Clear(), false;
+    if (found.bytes < 0) {
+        PyObject *storage = PyObject_CallFunctionObjArgs(self->held[STORAGE], tensor, nullptr);
+        if (!storage) return PyErr_Clear(), false;
+        found.bytes = PyObject_Size(storage), found.offset = asked(self->held[OFFSET], tensor);
+        Py_DecRef(storage);
+        if (found.bytes < 0 || found.offset < 0) return PyErr_Clear(), false;
+    }
     const i64 size = SIZES[found.code];
-    bool nowhere = found.address == u64(offset * size);  // a storage without memory: functionalised tensors have one
-    return (offset + found.count) * size <= bytes && !(nowhere && found.count);
+    bool nowhere = found.address == u64(found.offset * size);  // a storage without memory: functionalised tensors have one
+    return (found.offset + found.count) * size <= found.bytes && !((nowhere || !found.address) && found.count);
 }
 
 // The slot that a tensor's summary is in; -1 if it goes the long way, -2 with an exception. `unseen` has been asked.
@@ -336,17 +277,25 @@ bool is_intake(PyObject *object) { return TYPE && (PyObject *)Py_TYPE(object) ==
 
 PyObject *new_intake(PyObject *, PyObject *const *arguments, Py_ssize_t given) {
     if (given != 3 + HELD) return PyErr_Format(PyExc_TypeError, "%d arguments wanted, %zd given", 3 + HELD, given);
-    auto *torch = (const ExchangeAPI *)PyCapsule_GetPointer(arguments[0], "dlpack_exchange_api");
-    if (!torch) return nullptr;
-    if (torch->major != 1) return PyErr_Format(PyExc_ValueError, "DLPack is of version %d, not 1", int(torch->major));
+    const bool by_dlpack = arguments[0] != Py_None;
+    const ExchangeAPI *exchange = by_dlpack ? exchange_api(arguments[0]) : nullptr;
+    if (by_dlpack && !exchange) return nullptr;
     i64 flags = PyLong_AsLongLong(arguments[1]), limit = PyLong_AsLongLong(arguments[2]);
     if (PyErr_Occurred()) return nullptr;
     if (!PyList_Check(arguments[3 + LAYOUTS]) || !PyList_Check(arguments[3 + ADDRESSES]))
         return PyErr_Format(PyExc_TypeError, "two lists wanted at the end");
+    const Functions *functions = nullptr;
+    if (!by_dlpack) {
+        char *bytes = PyBytes_AsString(arguments[3 + FUNCTIONS]);
+        if (!bytes) return nullptr;
+        if (PyBytes_Size(arguments[3 + FUNCTIONS]) != sizeof(Functions))
+            return PyErr_Format(PyExc_ValueError, "%d bytes of addresses wanted", int(sizeof(Functions)));
+        functions = (const Functions *)bytes;
+    }
     if (!TYPE && !(TYPE = PyType_FromSpec(&SPEC))) return nullptr;
     Intake *self = PyObject_New(Intake, (PyTypeObject *)TYPE);
     if (!self) return nullptr;
-    self->torch = torch, self->flags = flags, self->limit = limit, self->shapes = {};
+    self->exchange = exchange, self->functions = functions, self->flags = flags, self->limit = limit, self->shapes = {};
     for (PyObject *&one : self->into) one = nullptr;
     for (int i = 0; i < HELD; i++) self->held[i] = Py_NewRef(arguments[3 + i]);
     return (PyObject *)self;

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from introspect_cli.records import Layout, Status
-from introspect_cli.tensors import checksum, parallel, reference, values
+from introspect_cli.tensors import checksum, handles, parallel, reference, values
 from introspect_cli.tensors import kernels as k
 from introspect_cli.tensors import rows as r
 from introspect_cli.tensors.cpu import CODES, TABLE_ADDRESS, Engine
@@ -99,8 +99,9 @@ class Summarizer:
 
     def _new_intake(self) -> Any:
         """What summarises small plain tensors in one call; None where torch, or we, cannot."""
-        api = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
-        if k.KERNELS is None or api is None or self._sorted:
+        functions = handles.functions()
+        api = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None) if functions is None else None
+        if k.KERNELS is None or self._sorted or (functions is None and api is None):
             return None
         return k.KERNELS.intake(
             api,
@@ -115,6 +116,7 @@ class Summarizer:
             torch.Tensor.storage_offset,
             self._layout_of,
             self._addresses,
+            functions,
         )
 
     def _reset(self) -> None:

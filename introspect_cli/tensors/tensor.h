@@ -1,0 +1,38 @@
+// What a plain tensor is: type, sizes, where its elements lie and how much memory is theirs.
+#pragma once
+#define PY_SSIZE_T_CLEAN
+#define Py_LIMITED_API 0x030A0000
+#include <Python.h>
+
+#include "kernels.h"
+
+constexpr int DIMS = 6;  // of a tensor that is looked at in one call
+
+struct Shape {
+    i64 sizes[DIMS];
+    u32 type, ndim;  // a number for the element type, the same in one process
+    i64 layout;      // index among the summarizer's layouts; -1 for an empty place
+};
+static_assert(sizeof(Shape) == 8 * (DIMS + 2));
+
+struct Look {
+    Shape shape;
+    u64 address;
+    i64 count, offset, bytes;  // the last two, of its storage: elements before its own, and bytes; -1 if not known yet
+    int code;
+};
+
+// Torch's own C functions, as `handles.py` found them. They answer in nanoseconds, make no object, and leave lazy copies lazy.
+struct Functions {
+    i64 place;  // of the tensor in its Python object
+    int (*layout)(void *, i32 *), (*device)(void *, i32 *), (*type)(void *, i32 *), (*dims)(void *, i64 *);
+    int (*sizes)(void *, i64 **), (*strides)(void *, i64 **);
+    int (*bytes)(void *, i64 *), (*offset)(void *, i64 *), (*address)(void *, const void **);
+};
+
+struct ExchangeAPI;  // of DLPack
+
+// Fills in what a tensor is; false, without an exception, unless it is contiguous in CPU memory and of a known type.
+HIDDEN bool look_by_handle(const Functions *functions, PyObject *tensor, Look &found);
+HIDDEN bool look_by_dlpack(const ExchangeAPI *torch, PyObject *tensor, Look &found);
+HIDDEN const ExchangeAPI *exchange_api(PyObject *capsule);  // null with an exception if it is none that we know

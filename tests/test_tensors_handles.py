@@ -1,0 +1,103 @@
+"""Torch's C functions say of a tensor what its methods say, or are not used."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from introspect_cli.tensors import handles
+from introspect_cli.tensors.kernels import KERNELS
+from introspect_cli.tensors.summarizer import Summarizer
+
+pytestmark = pytest.mark.skipif(KERNELS is None, reason="no compiled kernels, which alone use them")
+
+
+@pytest.fixture
+def _asked_anew():
+    handles.functions.cache_clear()
+    yield
+    handles.functions.cache_clear()
+
+
+def of_every_sort():
+    """Tensors that the functions answer for, and such as they must leave alone."""
+    x = torch.randn(6, 5)
+    shrunk, freed = torch.randn(100), torch.randn(100)
+    shrunk.untyped_storage().resize_(40)
+    freed.untyped_storage().resize_(0)
+    sort = [x, x.t(), x[1:], x[:, 1:], x.expand(3, 6, 5), torch.randn(()), torch.randn(0, 3), torch.nn.Parameter(x)]
+    sort += [x.to(own) for own in handles._TYPES if own is not None] + [x.to(torch.complex64), x.to(torch.float8_e5m2)]
+    sort += [torch.complex(x, x).conj().imag, x._lazy_clone(), x.to_sparse(), x.to_mkldnn(), shrunk, freed]
+    sort += [torch.empty(3, device="meta"), torch._to_functional_tensor(x), torch.randn(2, 1, 2, 1, 2, 1, 2)]
+    return sort
+
+
+def summaries(tensors):
+    summarizer = Summarizer()
+    for _ in range(3):  # a shape is learnt by the first of it
+        assert [summarizer.add(own) for own in tensors] == list(range(len(tensors)))
+        stands = summarizer.stands([own for own in tensors if own.layout is torch.strided and own.device.type == "cpu"])
+        table = summarizer.take()
+    summarizer.close()
+    return table, stands
+
+
+@pytest.mark.usefixtures("_asked_anew")
+def test_what_is_recorded_is_the_same_with_and_without_them(monkeypatch):
+    tensors = of_every_sort()
+    with_them, stands = summaries(tensors)
+    handles.functions.cache_clear()
+    monkeypatch.setattr(handles, "_found", lambda: torch.absent)
+    assert handles.functions() is None
+    without, stood = summaries(tensors)
+    assert with_them.text == without.text
+    assert with_them.layouts == without.layouts
+    for name in ("layout_index", "checksum", "status", "sketch"):
+        np.testing.assert_array_equal(getattr(with_them, name), getattr(without, name))
+    for name in with_them.floats:
+        np.testing.assert_array_equal(with_them.floats[name], without.floats[name])
+    assert [own is None for own in stands] == [own is None for own in stood]
+
+
+@pytest.mark.usefixtures("_asked_anew")
+def test_none_are_used_that_say_anything_else_than_torch(monkeypatch):
+    if handles.functions() is None:
+        pytest.skip("this torch has none")
+    for attribute, other in (
+        ("_TYPES", handles._TYPES[::-1]),
+        ("_QUESTIONS", (*handles._QUESTIONS[:6], handles._QUESTIONS[7], handles._QUESTIONS[6], handles._QUESTIONS[8])),
+        ("_place", lambda _samples: None),
+    ):
+        handles.functions.cache_clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(handles, attribute, other)
+            assert handles.functions() is None
+
+
+def test_looking_leaves_lazy_copies_lazy():
+    if handles.functions() is None:
+        pytest.skip("this torch has none")
+    summarizer = Summarizer()
+    lazy = torch.ones(8)._lazy_clone()
+    for _ in range(3):
+        summarizer.add(lazy)
+    assert torch._C._is_cow_tensor(lazy)
+    summarizer.close()
+
+
+def test_a_tensor_of_a_transform_goes_the_long_way(capfd):
+    summarizer = Summarizer()
+    seen = []
+
+    def inside(x):
+        seen.append(x)
+        summarizer.add(x)
+        return x * 2
+
+    torch.vmap(inside)(torch.ones(4, 3))
+    summarizer.add(seen[0])
+    table = summarizer.take()
+    assert len(table) == 2
+    assert capfd.readouterr().err == ""
+    summarizer.close()
