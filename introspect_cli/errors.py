@@ -23,6 +23,10 @@ class StoreError(IntrospectError):
     """A store that is missing, damaged, newer than this reader, or cannot be written."""
 
 
+class DocumentTooLargeError(StoreError):
+    """A document larger than any reader takes, which leaves the store as it was."""
+
+
 _SCARCE = {
     errno.EMFILE: "this process may not open more files (`ulimit -n` raises that)",
     errno.ENFILE: "this machine cannot open more files",

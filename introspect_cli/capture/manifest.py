@@ -8,6 +8,7 @@ would be seen.
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import os
 import platform
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.capture.environment import redact, sources
+from introspect_cli.errors import DocumentTooLargeError
 from introspect_cli.version import __version__
 
 if TYPE_CHECKING:
@@ -135,7 +137,7 @@ class Documents:
         for name, document in changed:
             # Under `nested` are names of values and of classes, and no values.
             own = document if name == "nested" else redact.nested(document, self._options.redact)
-            self._store.write_settings(name, own)
+            self._put(name, own)
         if changed and self._options.source:
             self._write_sources()
 
@@ -166,7 +168,7 @@ class Documents:
         found = sources.imported_sources() | self._sources
         if found != self._sources:
             self._sources = found
-            self._store.write_settings("sources", found)
+            self._put("sources", found)
 
     def _one(self, name: str, ask: Callable[[], object]) -> None:
         """Write one document; one that cannot be had costs no other."""
@@ -179,4 +181,19 @@ class Documents:
 
     def _give(self, name: str) -> None:
         if name in self._found:
-            self._store.write_settings(name, self._found.pop(name))
+            self._put(name, self._found.pop(name))
+
+    def _put(self, name: str, value: Any) -> None:
+        """Write one document, or what of it a store has room for; the run goes on without the rest."""
+        try:
+            self._store.write_settings(name, value)
+        except DocumentTooLargeError:
+            if name == "optimizers":  # names of parameters grow with the depth of a model, and are in the store anyway
+                nameless = [{**own, "groups": [{**group, "params": []} for group in own["groups"]]} for own in value]
+                with contextlib.suppress(DocumentTooLargeError):
+                    self._store.write_settings(name, nameless)
+                    self._guard.note(
+                        "which parameters an optimizer has is not recorded: there is no room for the names"
+                    )
+                    return
+            self._guard.note(f"the settings {name} are not recorded: they are larger than a store allows")

@@ -14,7 +14,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from introspect_cli.errors import StoreError
+from introspect_cli.errors import DocumentTooLargeError, StoreError
 from introspect_cli.store import documents
 from introspect_cli.store.files import (
     FORMAT,
@@ -161,7 +161,7 @@ class StoreWriter:
         """Write the document `name`, a path inside the run."""
         data = documents.dump(value, name, self.id)
         if len(data) > LIMIT_DOCUMENT:
-            raise StoreError(f"cannot write {self.path}/{name}: it would be larger than a store allows")
+            raise DocumentTooLargeError(f"cannot write {self.path}/{name}: it would be larger than a store allows")
         parent, _, own = name.rpartition("/")
         try:
             here = self._here()

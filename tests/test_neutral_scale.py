@@ -1,0 +1,211 @@
+"""Much of everything: modules by the thousand, thousands of layers one inside another, new modules at every step.
+
+CI runs a slice of each; the size that is meant runs with `pytest -m sweep`.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from neutrality import Seen, assert_neutral, assert_same, mlp, trajectory, watched
+from torch import nn
+
+from introspect_cli.store.files import LIMIT_DOCUMENT
+from introspect_cli.store.reader import RunState, open_run
+from introspect_cli.store.verify import verify_run
+
+
+def sizes(small, large):
+    """A slice, and what is meant."""
+    return pytest.mark.parametrize("count", [small, pytest.param(large, marks=pytest.mark.sweep)])
+
+
+def resident():
+    """Bytes of memory that this process has in use."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+class Tiny(nn.Module):
+    """One number."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, x):
+        return x * self.scale
+
+
+@sizes(1000, 20_000)
+def test_tiny_modules(tmp_path, count):
+    def train(log):
+        net = nn.Sequential(*[Tiny() for _ in range(count)])
+        optimizer = torch.optim.SGD(net.parameters(), lr=1e-6)
+        for _ in range(2):
+            loss = log.loss(net(torch.ones(4)).sum())
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        log(net)
+
+    seen = assert_neutral(train, tmp_path / "run")
+    seen.assert_losses()
+    last = f"Sequential.{count - 1}"
+    assert len(seen.of("output", step=1, phase="forward")) == count + 1
+    assert len(seen.of("grad", step=1)) == count
+    assert seen.calls("output", last, step=1) == [0]
+    assert verify_run(tmp_path / "run").findings == ()
+
+
+NAMELESS = "which parameters an optimizer has is not recorded: there is no room for the names"
+
+
+class Inside(nn.Module):
+    """A layer that holds all further ones."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.linear = nn.Linear(2, 2)
+        self.i = inner
+
+    def forward(self, x):
+        return self.i(self.linear(x)) if self.i is not None else x
+
+
+@sizes(150, 2000)
+def test_layers_one_inside_another(tmp_path, count):
+    """Torch's own code takes three python frames a level, and its lists of parts one a level more."""
+    net = None
+    for _ in range(count):
+        net = Inside(net)
+
+    def train(log):
+        torch.manual_seed(0)
+        with torch.no_grad():
+            for parameter in net.parameters():
+                parameter.copy_(torch.eye(2) if parameter.dim() == 2 else torch.zeros(2))
+                parameter.grad = None
+        optimizer = torch.optim.SGD(net.parameters(), lr=1e-6)
+        for _ in range(2):
+            log.loss(net(torch.ones(1, 2)).sum()).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        log([value.detach().clone() for value in net.parameters()])
+
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(limit + 10 * count)
+    try:
+        bare = trajectory(train)
+        with watched(tmp_path / "run") as session:
+            captured = trajectory(train)
+    finally:
+        sys.setrecursionlimit(limit)
+    assert_same(bare, captured)
+    assert session._guard.details == []
+    assert session._guard.sentences == ([NAMELESS] if count == 2000 else [])  # sixteen million letters
+    seen = Seen(tmp_path / "run", captured)
+    seen.assert_losses()
+    assert len(seen.of("output", step=1, phase="forward")) == 2 * count - 1
+    assert len(seen.of("grad", step=1)) == 2 * (count - 1)
+    assert verify_run(tmp_path / "run").findings == ()
+
+
+def train_mlp():
+    net = mlp()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.125)
+    for _ in range(2):
+        net(torch.ones(4, 8)).sum().backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("lost", "sentence"),
+    [
+        (set(), NAMELESS),
+        ({"optimizers"}, "the settings optimizers are not recorded: they are larger than a store allows"),
+    ],
+)
+def test_settings_without_room_cost_the_run_nothing_else(tmp_path, monkeypatch, lost, sentence):
+    from introspect_cli.store.writer import documents
+
+    dump = documents.dump
+
+    def padded(value, name, own):
+        """The document of optimizers is too large with names; where it is to be lost, without them as well."""
+        large = "optimizers" in name and (lost or value[0]["groups"][0]["params"])
+        return dump(value, name, own) + b"\n" * (LIMIT_DOCUMENT if large else 0)
+
+    def written(name):
+        train_mlp()
+        return {file.stem for file in (tmp_path / name / "settings").iterdir()}
+
+    with watched(tmp_path / "whole"):
+        whole = written("whole")
+    monkeypatch.setattr(documents, "dump", padded)
+    with watched(tmp_path / "run") as session:
+        assert written("run") == whole - lost
+    assert session._guard.sentences == [sentence]
+    with open_run(tmp_path / "run") as run:
+        assert run.state is RunState.COMPLETE
+        assert len(run.rank(0).steps) == 2
+        if not lost:
+            assert run.settings["optimizers"][0]["groups"][0]["params"] == []
+            assert run.settings["optimizers"][0]["groups"][0]["lr"] == 0.125
+
+
+def store_bytes(path):
+    return {file.name: file.stat().st_size for file in path.rglob("*") if file.is_file()}
+
+
+@sizes(200, 10_000)
+def test_modules_made_anew_at_each_step(tmp_path, count):
+    """Neither the names, nor the files that hold them, nor the memory grow with the steps."""
+    names, held = {}, {}
+
+    def note(step):
+        gc.collect()
+        held[step] = (len(gc.get_objects()), resident())
+        names[step] = {name: size for name, size in store_bytes(tmp_path / "run").items() if "sites" in name}
+
+    shared = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(shared.parameters(), lr=1e-3)
+    with watched(tmp_path / "run"):
+        for step in range(count):
+            head = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1))
+            own = torch.optim.SGD(head.parameters(), lr=0.1)
+            nn.MSELoss()(head(shared(torch.ones(2, 4))), torch.zeros(2, 1)).backward()
+            own.step()
+            optimizer.step()
+            optimizer.zero_grad()
+            if step in (count // 2, count - 1):
+                note(step)
+    first, last = names
+    assert names[first] == names[last] != {}
+    assert held[last][0] - held[first][0] < 100
+    assert held[last][1] - held[first][1] < 16e6
+    with open_run(tmp_path / "run") as run:
+        reader = run.rank(0)
+        assert len(set(reader.sites.fqn)) < 30
+        assert len(reader.steps) >= count
+
+
+@sizes(100, 2000)
+def test_steps_without_a_leak(tmp_path, count):
+    held = []
+    net = nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Dropout(0.1), nn.Linear(64, 1))
+    optimizer = torch.optim.AdamW(net.parameters())
+    with watched(tmp_path / "run"):
+        for step in range(count):
+            net(torch.randn(16, 64)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=step % 2 == 0)
+            if step in (count // 2, count - 1):
+                gc.collect()
+                held.append((len(gc.get_objects()), resident()))
+    (objects, memory), (objects_later, memory_later) = held
+    assert objects_later - objects < 100
+    assert memory_later - memory < 8e6
