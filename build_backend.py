@@ -38,7 +38,7 @@ PROBES: Final = "introspect_cli/capture/probes"
 EXTENSION: Final = Extension(
     "introspect_cli.tensors._kernels",
     [
-        *(f"{PROBES}/{name}.cpp" for name in ("gradients", "modules")),
+        *(f"{PROBES}/{name}.cpp" for name in ("contents", "gradients", "modules")),
         *(f"{FOLDER}/{name}.cpp" for name in ("module", "intake", "tensor", "generators", "kernels")),
     ],
     depends=[

@@ -24,6 +24,7 @@ from introspect_cli.records import Given, Kind, Phase, Site, SiteInfo
 from introspect_cli.schedules import ALWAYS, NEVER
 from introspect_cli.selection import selects
 from introspect_cli.store.batch import StepBatch, given_columns
+from introspect_cli.store.columns import sparse_texts
 from introspect_cli.tensors.places import Placed
 from introspect_cli.tensors.views import in_memory
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
     from introspect_cli.labels import Labels
     from introspect_cli.schedule import Schedule
+    from introspect_cli.store.batch import Array
     from introspect_cli.store.rank_writer import RankWriter
     from introspect_cli.store.writer import StoreWriter
     from introspect_cli.tensors.handover import Handover
@@ -403,16 +405,22 @@ class Recorder:
         # The summarizer only ever appends to its layouts.
         self._layouts.extend(self._rank.layout(layout) for layout in table.layouts[len(self._layouts) :])
         layouts = np.asarray(self._layouts, dtype=np.uint32)
+        in_order = len(pick) == len(table) and bool((pick[1:] > pick[:-1]).all())  # each slot once: nothing to pick
+
+        def picked(column: Array) -> Array:
+            return column if in_order else column[pick]
+
+        noted = np.flatnonzero(picked(table.noted)).tolist()
         batch = StepBatch(
             site=np.asarray(ended.rows, dtype=np.uint32),
             sequence=np.arange(len(ended.rows), dtype=np.uint32),
-            layout=layouts[table.layout_index[pick]],
-            status=table.status[pick],
-            checksum=table.checksum[pick],
-            counts={name: column[pick] for name, column in table.counts.items()},
-            floats={name: column[pick] for name, column in table.floats.items()},
-            sketch=None if table.sketch is None else table.sketch[pick],
-            text=[table.text[slot] for slot in ended.slots],
+            layout=layouts[picked(table.layout_index)],
+            status=picked(table.status),
+            checksum=picked(table.checksum),
+            counts={name: picked(column) for name, column in table.counts.items()},
+            floats={name: picked(column) for name, column in table.floats.items()},
+            sketch=None if table.sketch is None else picked(table.sketch),
+            text=sparse_texts(len(pick), {row: table.text[ended.slots[row]] for row in noted}),
             given=given_columns(ended.given, len(ended.rows)) if ended.given else None,
         )
         for item in ended.saved:

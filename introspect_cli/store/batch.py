@@ -14,12 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from introspect_cli.records import DERIVED_STATS, STATISTICS, Given
-from introspect_cli.store.columns import integer_lists
+from introspect_cli.store.columns import Lists, integer_lists, sparse_texts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-
-    from introspect_cli.store.columns import Lists
 
 Array = NDArray[Any]
 
@@ -56,6 +54,8 @@ _NOTHING = Given()
 def given_columns(given: Mapping[int, Given], rows: int) -> GivenColumns:
     """The columns of `rows` records, of which `given` has what is known of some."""
     forward = np.full(rows, -1, np.int32)
+    if not given:
+        return GivenColumns(Lists(np.zeros(rows + 1, np.int32), np.zeros(0, np.int32)), forward, sparse_texts(rows, {}))
     inputs: list[tuple[int, ...]] = [()] * rows
     node = [""] * rows
     for row, own in given.items():

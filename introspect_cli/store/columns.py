@@ -7,7 +7,7 @@ a time when asked for.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any, Generic, TypeVar, overload
@@ -119,6 +119,16 @@ def texts(values: Sequence[str]) -> Texts:
         return Texts(np.zeros(len(values) + 1, np.int32), b"")
     encoded = [value.encode("utf-8", "backslashreplace") if value else b"" for value in values]
     return Texts(_offsets(encoded), b"".join(encoded))
+
+
+def sparse_texts(rows: int, values: Mapping[int, str]) -> Texts:
+    """A column of so many texts, of which `values` has those that are not empty, by row: nearly none."""
+    if not values:
+        return Texts(np.zeros(rows + 1, np.int32), b"")
+    encoded = {row: values[row].encode("utf-8", "backslashreplace") for row in sorted(values)}
+    offsets = np.zeros(rows + 1, np.int32)
+    offsets[[row + 1 for row in encoded]] = [len(own) for own in encoded.values()]
+    return Texts(np.cumsum(offsets, dtype=np.int32), b"".join(encoded.values()))
 
 
 def storable(text: str) -> str:

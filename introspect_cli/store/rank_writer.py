@@ -18,7 +18,7 @@ from introspect_cli.errors import StoreError
 from introspect_cli.records import SETTING_KINDS, Kind, Layout, ModuleInfo, Site, SiteInfo
 from introspect_cli.store.arrow import END_OF_STREAM, Schema, encode_batch, schema_message
 from introspect_cli.store.batch import absent, given_columns
-from introspect_cli.store.columns import ColumnData, Texts, texts
+from introspect_cli.store.columns import ColumnData, Texts, sparse_texts, texts
 from introspect_cli.store.files import (
     INDEX,
     LAYOUTS,
@@ -345,6 +345,8 @@ class RankWriter:
 
 
 def _short(values: Sequence[str], rows: int) -> Texts:
+    if isinstance(values, Texts) and (not values.data or int(np.diff(values.offsets).max()) <= LIMIT_TEXT):
+        return values  # no text has more characters than bytes
     if not values or not any(values):
-        return Texts(np.zeros(rows + 1, np.int32), b"")
+        return sparse_texts(rows, {})
     return texts([value and value[:LIMIT_TEXT] for value in values])

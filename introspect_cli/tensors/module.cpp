@@ -390,6 +390,8 @@ PyMethodDef METHODS[] = {
     {"intake", (PyCFunction)(void (*)())new_intake, METH_FASTCALL, nullptr},
     {"gradients", (PyCFunction)(void (*)())new_gradients, METH_FASTCALL, nullptr},
     {"modules", (PyCFunction)(void (*)())new_modules, METH_FASTCALL, nullptr},
+    {"holders", holders, METH_O, nullptr}, {"tensors_of", (PyCFunction)(void (*)())tensors_of, METH_FASTCALL, nullptr},
+    {"unchanged", (PyCFunction)(void (*)())unchanged, METH_FASTCALL, nullptr},
     {"watch_generator", (PyCFunction)(void (*)())watch_generator, METH_FASTCALL, nullptr},
     {"generators_moved", generators_moved, METH_NOARGS, nullptr}, {"generator_state", generator_state, METH_O, nullptr},
     {nullptr, nullptr, 0, nullptr},

@@ -436,10 +436,11 @@ class Summarizer:
             for slot, own in self._own_headers.items():
                 headers[slot] = own
             status = np.zeros(count, dtype=np.uint8)
-            text = [""] * count
+            text, noted = [""] * count, np.zeros(count, dtype=np.bool_)
             for slot, (kind, note) in self._notes.items():
                 status[slot] = kind
                 text[slot] = note
+                noted[slot] = note != ""
             finish = partial(
                 finalise,
                 rows,
@@ -450,6 +451,7 @@ class Summarizer:
                 fixed=self._fixed,
                 unmeasured=self._unmeasured,
                 text=text,
+                noted=noted,
                 with_stats=self._stats,
                 with_sketch=self._sketch,
                 sorted_stats=self._sorted,

@@ -34,6 +34,7 @@ class SummaryTable:
         floats: columns by name, shape (n,), float64, or float32 for `skew` and `kurt`; NaN where absent.
         sketch: float32, shape (n, 16), or None; NaN where absent.
         text: a plain value's repr, or why something was not observed; "" otherwise.
+        noted: bool, shape (n,): whether there is such a text.
     """
 
     layouts: list[Layout]
@@ -44,6 +45,7 @@ class SummaryTable:
     floats: dict[str, npt.NDArray[np.float64] | npt.NDArray[np.float32]]
     sketch: npt.NDArray[np.float32] | None
     text: list[str]
+    noted: npt.NDArray[np.bool_]
 
     def __len__(self) -> int:
         """Number of rows."""
@@ -60,6 +62,7 @@ def finalise(
     fixed: dict[int, int],
     unmeasured: Sequence[int],
     text: list[str],
+    noted: npt.NDArray[np.bool_],
     with_stats: bool,
     with_sketch: bool,
     sorted_stats: Sequence[str],
@@ -75,6 +78,7 @@ def finalise(
         fixed: checksums that are not sums (plain values), by row.
         unmeasured: observed rows that have a checksum and nothing else.
         text: of each row.
+        noted: whether it has one.
         with_stats: whether rows hold statistics.
         with_sketch: whether rows hold sketches.
         sorted_stats: `med`, `mode`.
@@ -100,4 +104,4 @@ def finalise(
     if with_sketch:
         sketches = sketch.finalise(rows)
         sketches[bare] = np.nan
-    return SummaryTable(layouts, layout_index, sums, status, counts, floats, sketches, text)
+    return SummaryTable(layouts, layout_index, sums, status, counts, floats, sketches, text, noted)

@@ -18,6 +18,8 @@ from introspect_cli.store.files import REDACTED
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+_SHORT = 200
+"""Characters of a text up to which it is remembered how it looks."""
 _PLACES = frozenset({"PWD", "OLDPWD"})
 """Variables that have the name of a password and hold a directory."""
 
@@ -112,6 +114,10 @@ def plain(found: object, *, secret: bool) -> object:
 
 def looks(text: str) -> str:
     """Text with whatever looks like a credential replaced, and what stands behind a name that says so."""
+    return _looks_again(text) if len(text) <= _SHORT else _looks(text)
+
+
+def _looks(text: str) -> str:
     if _NAME.fullmatch(text):
         return _TOKENS.sub(REDACTED, text)  # there is no URL in it, no key, and nothing behind a name
     text = _PRIVATE_KEY.sub(REDACTED, text)
@@ -121,6 +127,9 @@ def looks(text: str) -> str:
     text = _COOKIE.sub(rf"\g<1>{REDACTED}", text)
     text = _TOKENS.sub(REDACTED, text)
     return _AFTER_OPTION.sub(_paired, _PAIR.sub(_paired, text))
+
+
+_looks_again = functools.lru_cache(maxsize=256)(_looks)  # the same few texts come every step
 
 
 def _paired(found: re.Match[str]) -> str:

@@ -17,9 +17,10 @@ from torch.nn.parameter import is_lazy
 from introspect_cli.capture.identity import ById
 from introspect_cli.capture.inside import modules_in
 from introspect_cli.records import Kind, Phase
+from introspect_cli.tensors.kernels import KERNELS
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Callable, Hashable
 
     import torch
     from torch import nn
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
     from introspect_cli.capture.names import ParameterName
     from introspect_cli.tensors.summarizer import Summarizer
 
-Pairs = list[tuple[Kind, "torch.Tensor"]]
+Found = tuple[list[Kind], list["torch.Tensor"]]
+"""Tensors, and the kind of each; no pairs, since every few hundred of those cost a round of the garbage collector."""
 _PARAMETERS, _BUFFERS = frozenset({Kind.PARAM}), frozenset({Kind.BUFFER})
 _BOTH = _PARAMETERS | _BUFFERS
 
@@ -95,8 +97,7 @@ class StateProbe:
             self._recorded = {name for name in self._recorded if not name.startswith(inside)}
         self._started[state.fqn] = weakref.ref(root)
         context.names.refresh(root)
-        found = [(kind, tensor) for kind, tensor in self._tensors_of(root) if self._is_new(tensor)]
-        self._record(found, Phase.START)
+        self._record(_those(self._tensors_of(root), self._is_new), Phase.START)
 
     def _is_new(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor is recorded for the first time: a part may be called by itself, and then the whole."""
@@ -113,11 +114,11 @@ class StateProbe:
         Modules write to their own buffers when they are called, so of these only the first call of a step tells.
         """
         found = self._tensors_of(root, _BOTH if with_buffers else _PARAMETERS)
-        changed = {id(tensor) for tensor in self._written.since([tensor for _, tensor in found])}
+        changed = {id(tensor) for tensor in self._written.since(found[1])}
         if not changed:
             return
         phase = Phase.OPTIMIZER if self._context.running.optimizers else Phase.START
-        self._record([pair for pair in found if id(pair[1]) in changed], phase, again=True)
+        self._record(_those(found, lambda tensor: id(tensor) in changed), phase, again=True)
 
     def buffers_after(self) -> None:
         """Record every buffer after an optimizer step."""
@@ -134,10 +135,9 @@ class StateProbe:
         held = ([list(map(id, group)) for group in groups], self._context.names.parameter_changes)
         known = self._after.get(optimizer)
         if known is None or known[0] != held:
-            found: Pairs = [(Kind.PARAM, parameter) for parameter in parameters]
-            sites = [self._site(parameter, Phase.OPTIMIZER, kind, again=False) for kind, parameter in found]
+            sites = [self._site(parameter, Phase.OPTIMIZER, Kind.PARAM, again=False) for parameter in parameters]
             if None in sites:
-                self._record(found, Phase.OPTIMIZER)
+                self._record(([Kind.PARAM] * len(parameters), parameters), Phase.OPTIMIZER)
                 return
             known = (held, [site for site in sites if site is not None])
             self._after.set(optimizer, known)
@@ -146,17 +146,26 @@ class StateProbe:
 
     def _look(self, root: nn.Module) -> None:
         """Find out once a step which modules hold tensors of their own: a walk over a large model is not free."""
-        holders = [module for module in modules_in(root) if module._parameters or module._buffers]  # noqa: SLF001 - the public views build strings
-        self._holders.set(root, [weakref.ref(module) for module in holders])
+        holders = None if KERNELS is None else KERNELS.holders(root)
+        if holders is None:
+            holders = [module for module in modules_in(root) if module._parameters or module._buffers]  # noqa: SLF001 - the public views build strings
+        self._holders.set(root, list(map(weakref.ref, holders)))
 
-    def _tensors_of(self, root: nn.Module, kinds: frozenset[Kind] = _BOTH) -> Pairs:
+    def _tensors_of(self, root: nn.Module, kinds: frozenset[Kind] = _BOTH) -> Found:
         """A model's parameters and buffers, each once, as far as they are wanted."""
         if self._holders.get(root) is None:
             self._look(root)
         kinds = kinds & self._context.kinds
+        holders = self._holders.get(root) or []
+        if KERNELS is not None:
+            wanted = (kind if kind in kinds else None for kind in (Kind.PARAM, Kind.BUFFER))
+            found: Found | None = KERNELS.tensors_of(holders, *wanted)
+            if found is not None:
+                return found
         seen: set[int] = set()
-        found: Pairs = []
-        for reference in self._holders.get(root) or []:
+        of: list[Kind] = []
+        tensors: list[torch.Tensor] = []
+        for reference in holders:
             module = reference()
             if module is None:
                 continue
@@ -166,12 +175,13 @@ class StateProbe:
                 for tensor in group.values():
                     if tensor is not None and id(tensor) not in seen:
                         seen.add(id(tensor))
-                        found.append((kind, tensor))
-        return found
+                        of.append(kind)
+                        tensors.append(tensor)
+        return of, tensors
 
-    def _record(self, found: Pairs, phase: Phase, *, again: bool = False) -> None:
+    def _record(self, found: Found, phase: Phase, *, again: bool = False) -> None:
         sites, tensors = [], []
-        for kind, tensor in found:
+        for kind, tensor in zip(*found, strict=True):
             site = self._site(tensor, phase, kind, again=again)
             if site is not None:
                 sites.append(site)
@@ -202,6 +212,12 @@ class StateProbe:
                 self._context.names.refresh(root)
             name = self._context.names.parameter(tensor)
         return name
+
+
+def _those(found: Found, are: Callable[[torch.Tensor], bool]) -> Found:
+    """The tensors of which something is true."""
+    at = [position for position, tensor in enumerate(found[1]) if are(tensor)]
+    return [found[0][position] for position in at], [found[1][position] for position in at]
 
 
 class Written:
