@@ -181,3 +181,62 @@ class Fused(nn.Module):
             found[f"{new}n2.gain"] = state[f"{old}post_attention_layernorm.weight"]
         self.load_state_dict(found)
         return self
+
+
+class Seen(nn.Module):
+    """ViT as one writes it down: patches cut out and multiplied, the class token last to be put in front."""
+
+    def __init__(self, config, fault=""):
+        super().__init__()
+        width, self.size, self.fault = config.hidden_size, config.patch_size, fault
+        number = (config.image_size // config.patch_size) ** 2 + 1
+        self.cut = nn.Linear(config.num_channels * config.patch_size**2, width)
+        self.first, self.where = nn.Parameter(torch.zeros(width)), nn.Parameter(torch.zeros(number, width))
+        changes = {"gelu": {"act": "tanh"}, "causal": {"causal": True}, "eps": {"eps": 1e-3}}
+        self.stages = nn.ModuleList()
+        for at in range(config.num_hidden_layers):
+            last = at == config.num_hidden_layers - 1
+            options = {"act": "none", "eps": config.layer_norm_eps, "causal": False}
+            layer = Layer(width, config.num_attention_heads, **{**options, **(changes.get(fault, {}) if last else {})})
+            layer.wide = nn.Linear(width, config.intermediate_size)
+            layer.narrow = nn.Linear(config.intermediate_size, width)
+            self.stages.append(layer)
+        self.norm = nn.LayerNorm(width, config.layer_norm_eps)
+        self.answer = nn.Linear(width, config.num_labels)
+
+    def forward(self, images):
+        b, c, h, w = images.shape
+        size = self.size
+        parts = images.view(b, c, h // size, size, w // size, size)
+        order = (0, 4, 2, 1, 3, 5) if self.fault == "columns first" else (0, 2, 4, 1, 3, 5)
+        x = self.cut(parts.permute(*order).reshape(b, -1, c * size * size))
+        x = torch.cat([self.first.expand(b, 1, -1), x], 1) + self.where
+        for stage in self.stages:
+            x = stage(x)
+        return self.answer(self.norm(x)[:, 0 if self.fault != "last token" else -1])
+
+    def load(self, theirs):
+        """Take the weights of transformers' ViT, three of which are one here."""
+        state = theirs.state_dict()
+        own = {
+            "cut.weight": state["vit.embeddings.patch_embeddings.projection.weight"].flatten(1),
+            "cut.bias": state["vit.embeddings.patch_embeddings.projection.bias"],
+            "first": state["vit.embeddings.cls_token"].flatten(),
+            "where": state["vit.embeddings.position_embeddings"][0],
+        }
+        pairs = {"norm": "vit.layernorm", "answer": "classifier"}
+        for at in range(len(self.stages)):
+            old, new = f"vit.layers.{at}.", f"stages.{at}."
+            names = {"pre": "layernorm_before", "post": "layernorm_after", "wide": "mlp.fc1", "narrow": "mlp.fc2"}
+            pairs |= {f"{new}{mine}": f"{old}{name}" for mine, name in names.items()}
+            pairs[f"{new}mixer.out"] = f"{old}attention.o_proj"
+            for part in ("weight", "bias"):
+                found = [state[f"{old}attention.{one}_proj.{part}"] for one in "qkv"]
+                own[f"{new}mixer.inp.{part}"] = torch.cat(found)
+        own |= {
+            f"{mine}.{part}": state[f"{name}.{part}"] for mine, name in pairs.items() for part in ("weight", "bias")
+        }
+        if self.fault == "bias":
+            own["stages.0.narrow.bias"] = own["stages.0.narrow.bias"].flip(0)
+        self.load_state_dict(own)
+        return self

@@ -47,7 +47,7 @@ LAYERS = {
     "compare": BASE | {"store", "selection"},
     "inspect": BASE | {"store", "selection"},
     "health": BASE | {"store", "selection"},
-    "exchange": BASE | {"store", "inspect", "health", "selection"},
+    "exchange": BASE | {"store", "inspect", "health", "selection", "tensors"},
     "publish": BASE | {"store", "exchange", "selection"},
     "rerun": BASE | {"store", "compare", "selection"},
     "golden": BASE | {"store", "compare"},

@@ -16,6 +16,8 @@ from introspect_cli.store.reader import open_run  # noqa: E402
 
 GPT2 = {"n_layer": 2, "n_head": 2, "n_embd": 32, "n_positions": 24, "vocab_size": 60}
 DROPS = dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), 0.0)
+VIT = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 16,
+       "patch_size": 4, "num_labels": 5, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}  # fmt: skip
 LLAMA = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 60}
 
 
@@ -29,6 +31,11 @@ def llama():
     torch.manual_seed(0)
     config = transformers.LlamaConfig(**LLAMA, num_key_value_heads=2, max_position_embeddings=24)
     return shaken(transformers.LlamaForCausalLM(config))
+
+
+def vit():
+    torch.manual_seed(0)
+    return shaken(transformers.ViTForImageClassification(transformers.ViTConfig(**VIT)))
 
 
 def shaken(model):
@@ -53,6 +60,20 @@ def trained(make, logits):
     return work
 
 
+def looking(make, logits):
+    """One step of a model on fixed images."""
+
+    def work():
+        model = make()
+        source = torch.Generator().manual_seed(1)
+        images, labels = torch.randn(3, 3, 16, 16, generator=source), torch.randint(5, (3,), generator=source)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        torch.nn.functional.cross_entropy(logits(model, images), labels).backward()
+        optimizer.step()
+
+    return work
+
+
 def theirs(model, tokens):
     return model(input_ids=tokens).logits
 
@@ -60,13 +81,16 @@ def theirs(model, tokens):
 @pytest.fixture(scope="module")
 def originals(tmp_path_factory):
     place = tmp_path_factory.mktemp("theirs")
-    return {make: captured(place / make.__name__, trained(make, theirs)) for make in (gpt2, llama)}
+    found = {make: captured(place / make.__name__, trained(make, theirs)) for make in (gpt2, llama)}
+    found[vit] = captured(place / "vit", looking(vit, lambda model, images: model(pixel_values=images).logits))
+    return found
 
 
 @pytest.fixture
 def compare(originals, tmp_path):
     def run(make, port, fault="", **options):
-        work = trained(lambda: port(make().config, fault).load(make()), lambda model, tokens: model(tokens))
+        loop = looking if make is vit else trained
+        work = loop(lambda: port(make().config, fault).load(make()), lambda model, given: model(given))
         path = captured(tmp_path / "b", work)
         with open_run(originals[make]) as a, open_run(path) as b:
             return compare_runs(a, b, DiffOptions(**options))
@@ -91,7 +115,7 @@ def test_gpt2_and_its_port_agree(compare):
     result = compare(gpt2, ported.Tiny)
     assert result.verdict is Verdict.SAME, result.sentence
     assert "to the output .logits of GPT2LMHeadModel in a, which is the output of Tiny in b" in result.sentence
-    assert "28 of 28 telling parameters of a are in b (8 transposed or in another shape)" in result.evidence
+    assert "28 of 28 telling parameters of a are in b (8 transposed, in another order or shape)" in result.evidence
     assert any((own.a, own.b) == (f"{THEIRS}.h.0.mlp.c_fc", "Tiny.layers.0.wide") for own in result.structure)
     assert (result.counts.diverged, result.divergences) == (0, ())
     assert "values were put together by what they hold, in step 0 alone" in result.notes[0]
@@ -130,3 +154,29 @@ def test_comparing_by_name_alone_and_with_a_tolerance(compare):
     assert "the module GPT2LMHeadModel runs only in a" in result.sentence
     result = compare(gpt2, ported.Tiny, "eps", rtol=0.5)
     assert "within 0.5" in result.sentence
+
+
+STAGE, MINE = "ViTForImageClassification.vit.layers", "Seen.stages"
+SIGHT = {
+    "eps": f"in {STAGE}.1.layernorm_before (LayerNorm) in a, which is {MINE}.1.pre (LayerNorm) in b: its input agrees",
+    "gelu": f"In between, a ran {STAGE}.1.mlp.activation_fn; b ran {MINE}.1.act.",
+    "causal": f"before {STAGE}.1.attention.o_proj (Linear) in a, which is {MINE}.1.mixer.out (Linear) in b",
+    "columns first": "which is the output of Seen.cut in b, the same numbers in another order.",
+    "last token": "before ViTForImageClassification.classifier (Linear) in a, which is Seen.answer (Linear) in b",
+    "bias": f"Look at its parameters: {STAGE}.0.mlp.fc2.bias holds the same numbers as in b, in another order.",
+}
+
+
+def test_vit_and_its_port_agree(compare):
+    result = compare(vit, ported.Seen)
+    assert result.verdict is Verdict.SAME, result.sentence
+    assert "which is the output of Seen in b, and so do 28 gradients of parameters" in result.sentence
+    assert "4 tensors of one run are several of the other put together" in result.evidence[0]
+
+
+@pytest.mark.parametrize("fault", SIGHT)
+def test_vit_with_a_fault_is_told_where(compare, fault):
+    result = compare(vit, ported.Seen, fault)
+    assert result.verdict is Verdict.DIVERGED, result.sentence
+    assert SIGHT[fault] in result.sentence
+    assert result.counts.diverged == len(result.divergences) > 0

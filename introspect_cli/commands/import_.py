@@ -1,4 +1,4 @@
-"""`introspect import`: reports and trees that other tools wrote, as a run."""
+"""`introspect import`: reports, trees and arrays that other tools wrote, as a run."""
 
 from __future__ import annotations
 
@@ -8,48 +8,65 @@ import click
 
 from introspect_cli.exit_codes import SAME
 
+_KINDS = ("batch", "param", "buffer", "input", "output", "loss", "grad_output", "grad_input", "grad", "optimizer_state")
+
 
 @click.command(
     name="import",
-    short_help="Import a run from reports of other tools.",
+    short_help="Import a run from arrays or reports of other tools.",
     epilog="""\b
 Examples:
+  introspect import dump -o theirs              (dump/output/h.0.mlp.npy, dump/param/wte.npy, ...)
+  introspect import model.safetensors --kind param --root GPT -o weights
   introspect import logs/introspection/fit -o runA
-  introspect import debug_trees -o runB
-  introspect diff runA runB""",
+  introspect diff theirs ours""",
 )
 @click.argument("source", type=click.Path(path_type=Path))
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="Directory of the run to make.")
-@click.option(
-    "--root", default="Model", show_default=True, help="Class of the model, put before names in YAML reports."
-)
+@click.option("--root", help="Class of the model, put before names  [reports: Model; arrays: nothing]")
+@click.option("--kind", type=click.Choice(_KINDS), help="What arrays are whose names say no kind.")
+@click.option("--save-tensors", multiple=True, metavar="GLOB", help="Keep these modules' and tensors' arrays whole.")
 @click.option("--force", is_flag=True, help="Replace a run that is there.")
-def import_(source: Path, output: Path, root: str, *, force: bool) -> int:
-    """Make a run out of the YAML reports or the JSON debug trees below SOURCE.
+def import_(
+    source: Path, output: Path, root: str | None, kind: str | None, save_tensors: tuple[str, ...], *, force: bool
+) -> int:
+    """Make a run out of arrays, YAML reports or JSON debug trees below SOURCE.
 
-    The run has what the files say and no more: `diff` and `check` take it like any other.
+    Arrays are .npy, .npz and .safetensors files named by site: [step=K/]KIND/NAME, as in output/h.0.mlp.npy. The run
+    has what the files say and no more: `diff` and `check` take it like any other.
     """
     from introspect_cli.errors import UsageError
-    from introspect_cli.exchange import tree_import, yaml_import
+    from introspect_cli.exchange import arrays_import, tree_import, yaml_import
     from introspect_cli.exchange.incoming import write_run
-    from introspect_cli.records import count
+    from introspect_cli.records import Kind, count
+    from introspect_cli.store.files import MANIFEST
 
-    if not source.is_dir():
-        raise UsageError(f"{source} is not a directory: name one with YAML reports or JSON debug trees below it")
+    if (source / MANIFEST).exists():
+        raise UsageError(f"{source} is a run already: `introspect diff` takes it as it is")
+    arrays = arrays_import.find(source)
+    if not source.is_dir() and not arrays:
+        raise UsageError(f"{source} is no directory, and no .npy, .npz or .safetensors file: name one of these")
     reports, trees = yaml_import.find_reports(source), tree_import.find_trees(source)
-    if bool(reports) == bool(trees):
-        both, neither = "both YAML reports and JSON debug trees", "neither step=<n>/rank<n>.yaml nor *_debug_tree_*"
-        what = both if reports else neither
-        raise UsageError(f"{source} has {what} below it: name a directory that has one of them")
-    found = list(yaml_import.read_reports(source, root) if reports else tree_import.read_trees(source))
-    notes = ["sketches are not observed: the files had statistics only, so distances cannot be told"]
-    steps, records = write_run(
-        output,
-        found,
-        source=str(source),
-        settings=yaml_import.read_settings(source) if reports else {},
-        notes=notes,
-        force=force,
-    )
-    click.echo(f"made {output} of {count(steps, 'step')} with {count(records, 'record')}")
+    found = {"arrays": arrays, "YAML reports": reports, "JSON debug trees": trees}
+    there = [name for name, own in found.items() if own]
+    if len(there) != 1:
+        neither = "neither .npy, .npz or .safetensors files nor step=<n>/rank<n>.yaml nor *_debug_tree_*"
+        raise UsageError(f"{source} has {' and '.join(there) or neither} below it: name a directory that has one kind")
+    if not arrays and (kind or save_tensors):
+        raise UsageError(f"{'--kind' if kind else '--save-tensors'} is for arrays, of which {source} has none")
+    if arrays:
+        dump = arrays_import.Dump(arrays, Kind(kind) if kind else None, root or "", save_tensors)
+        rows = list(dump.read())
+        notes = [arrays_import.SORTED] if dump.sorted else []
+        about = {"listed": True, "ordered": not dump.sorted}
+        made = write_run(
+            output, rows, source=str(source), settings={}, notes=notes, sketch=True, about=about, stored=dump.kept,
+            force=force,
+        )  # fmt: skip
+    else:
+        rows = list(yaml_import.read_reports(source, root or "Model") if reports else tree_import.read_trees(source))
+        notes = ["sketches are not observed: the files had statistics only, so distances cannot be told"]
+        settings = yaml_import.read_settings(source) if reports else {}
+        made = write_run(output, rows, source=str(source), settings=settings, notes=notes, force=force)
+    click.echo(f"made {output} of {count(made[0], 'step')} with {count(made[1], 'record')}")
     return SAME

@@ -9,6 +9,7 @@ from introspect_cli.compare.divergence_map import tree_of
 from introspect_cli.compare.join.by_value import Correspondence, correspond
 from introspect_cli.compare.join.coverage import blindness_notes, option_notes
 from introspect_cli.compare.join.distance import Tensors
+from introspect_cli.compare.join.dump import lists, ordered
 from introspect_cli.compare.join.flow import CLOSE
 from introspect_cli.compare.join.moved import moved_modules, suggest_renames, tree_at
 from introspect_cli.compare.join.offset import detect, named_apart
@@ -36,7 +37,6 @@ from introspect_cli.store.whole import WholeReader
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from introspect_cli.store.rank_reader import RankReader
     from introspect_cli.store.reader import Run
     from introspect_cli.store.whole import Reader
 
@@ -70,20 +70,23 @@ def compare_runs(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run] = ()
     answer = replace(answer, structure=structure_of(outcomes, same=answer.verdict is Verdict.SAME))
     plain = options.by_value and not options.strict and not options.narrowed
     if answer.verdict is not Verdict.SAME and len(outcomes) == 1 and plain:
-        answer = _by_flow(answer, a.rank(outcomes[0].rank), b.rank(outcomes[0].rank), options, outcomes[0])
+        answer = _by_flow(answer, (a, b), options, outcomes[0])
     fault = _fault(a, b, options, noise) if noise and on_one_device([a, b, *noise]) else ""
     return replace(answer, notes=(*answer.notes, fault)) if fault else answer
 
 
-def _by_flow(
-    answer: DiffResult, a: RankReader, b: RankReader, options: DiffOptions, outcome: RankOutcome
-) -> DiffResult:
+def _by_flow(answer: DiffResult, runs: tuple[Run, Run], options: DiffOptions, outcome: RankOutcome) -> DiffResult:
     """The answer for two implementations that share hardly a name: where the flow of values stops agreeing."""
-    if not len(outcome.paired) or not are_ports(a, b, answer.first):
+    a, b = (run.rank(outcome.rank) for run in runs)
+    listed = any(lists(run.manifest) for run in runs)
+    if not len(outcome.paired) or not are_ports(a, b, answer.first, listed=listed):
         return answer
     step = int(outcome.paired.steps[0])
-    found = flow_of(a, b, step, options.rtol or CLOSE) if step in a and step in b else None
-    return answer if found is None or not found.related else answer_of(answer, found)
+    if step not in a or step not in b:
+        return answer
+    known = ordered(runs[0].manifest), ordered(runs[1].manifest)
+    found = flow_of(a, b, step, options.rtol or CLOSE, known)
+    return answer_of(answer, found) if found.related else answer
 
 
 def _as_wholes(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run]) -> DiffResult:

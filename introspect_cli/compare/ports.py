@@ -30,15 +30,16 @@ _FEW = 1 / 3
 _LISTED = 4
 
 
-def are_ports(a: RankReader, b: RankReader, first: Divergence | None) -> bool:
+def are_ports(a: RankReader, b: RankReader, first: Divergence | None, *, listed: bool = False) -> bool:
     """Whether two runs hardly share a name, of modules and parameters, and comparing them by name led nowhere.
 
     Args:
         a: run a's rank.
         b: run b's.
         first: the first divergence of a comparison by name.
+        listed: whether a run lists values that were computed elsewhere, which rounds in other places.
     """
-    if first is not None and first.a is not None and first.b is not None and first.reason != "structure":
+    if not listed and first is not None and first.a is not None and first.b is not None and first.reason != "structure":
         # A parameter that is transposed, or has become part of another, has another shape from the start.
         transposed = first.reason == "initial" and first.a.layout.shape != first.b.layout.shape
         if not transposed:
@@ -58,7 +59,7 @@ class Pair:
         a: its name in a.
         b: its name in b.
         call: which call.
-        inputs: whether every telling input of both agrees.
+        inputs: whether every telling input of both agrees; None where a run has recorded none.
         one: its output in a.
         two: its output in b.
         rel_l2: how far apart the outputs are; None where that cannot be told, or they hold the same in another order.
@@ -68,7 +69,7 @@ class Pair:
     a: str
     b: str
     call: int
-    inputs: bool
+    inputs: bool | None
     one: Value
     two: Value
     rel_l2: float | None
@@ -92,6 +93,7 @@ class Flow:
         records: of a and of b, the summary of each row that a match may name.
         rank: process.
         gradients: parameters whose gradients were compared, with whether they agree, in the order of recording.
+        ordered: whether the order of a's records, and of b's, is that in which they were computed.
     """
 
     step: int
@@ -106,6 +108,7 @@ class Flow:
     records: tuple[dict[int, Summary], dict[int, Summary]]
     rank: int
     gradients: tuple[tuple[Value, Value, bool], ...]
+    ordered: tuple[bool, bool] = (True, True)
 
     @property
     def related(self) -> bool:
@@ -114,27 +117,39 @@ class Flow:
         return bool(known) or any(own.a.site.kind is Kind.OUTPUT for own in self.forward)
 
 
-def flow_of(a: RankReader, b: RankReader, step: int, close: float) -> Flow:
-    """Put the values of one step of both together."""
+def flow_of(a: RankReader, b: RankReader, step: int, close: float, ordered: tuple[bool, bool] = (True, True)) -> Flow:
+    """Put the values of one step of both together.
+
+    Args:
+        a: run a's rank.
+        b: run b's.
+        step: the step.
+        close: relative L2 distance up to which values agree.
+        ordered: whether the order of a's records, and of b's, is that in which they were computed.
+    """
     one, two = flow.values_of(a, step), flow.values_of(b, step)
     known = flow.parameters(flow.parameters_of(one), flow.parameters_of(two))
     forward = flow.forward_of(one), flow.forward_of(two)
     found = flow.matched(*forward, close)
     ends = _ends(forward[0]), _ends(forward[1])
     end = next((match for match in flow.matched(*ends, close).values()), None)
+    pairs = _pairs(known, *forward, close)
+    if ordered == (False, True):
+        pairs.sort(key=lambda pair: pair.two.order)
     return Flow(
         step=step,
         close=close,
         parameters=known,
         forward=tuple(found[own.row] for own in forward[0] if own.row in found),
         values=(len(forward[0]), len(forward[1])),
-        pairs=tuple(_pairs(known, *forward, close)),
+        pairs=tuple(pairs),
         ends=(ends[0][0] if ends[0] else None, ends[1][0] if ends[1] else None),
         end=end,
         ran=(_ran(forward[0]), _ran(forward[1])),
         records=(_summaries(a, step), _summaries(b, step)),
         rank=a.rank,
         gradients=tuple(_gradients(known, one, two, close)),
+        ordered=ordered,
     )
 
 
@@ -175,7 +190,7 @@ def _pairs(known: Parameters, one: Sequence[Value], two: Sequence[Value], close:
             continue
         rel = flow.distance(own, partner, close)
         inputs = sides[0].get((Kind.INPUT, site.fqn, site.call), ()), sides[1].get((Kind.INPUT, other, site.call), ())
-        agree = bool(inputs[0]) and all(any(_same(x, y, close) for y in inputs[1]) for x in inputs[0])
+        agree = all(any(_same(x, y, close) for y in inputs[1]) for x in inputs[0]) if all(inputs) else None
         known_rel = None if rel is None else rel if np.isfinite(rel) else flow.measured(own, partner)
         found.append(Pair(site.fqn, other, site.call, agree, own, partner, known_rel, rel is None or np.isfinite(rel)))
     return found
@@ -281,7 +296,7 @@ def _farthest(found: Flow) -> list[str]:
 
 
 def _how(known: Parameters) -> str:
-    parts = [f"{known.transposed} transposed or in another shape"] * bool(known.transposed)
+    parts = [f"{known.transposed} transposed, in another order or shape"] * bool(known.transposed)
     if known.merges:
         parts.append(f"{count(len(known.merges), 'tensor')} of one run {'are' if len(known.merges) > 1 else 'is'} "
                      "several of the other put together")  # fmt: skip
@@ -328,6 +343,15 @@ def _judged(found: Flow) -> tuple[Verdict, str, Divergence | None]:
             f"{_far(apart.one, apart.two)}. {_inside(found, apart)}"
         )
         return Verdict.DIVERGED, text, _divergence(found, apart.one, apart.two, "module")
+    if apart.inputs is None:
+        text = (
+            f"The values stop agreeing at {at} in or before {module}: its output differs"
+            f"{_far(apart.one, apart.two)}; its input was not recorded in both. "
+            f"The last value that agrees {within} is {_last(found, apart.one, apart.two)}.{_between(found, apart)}"
+        )
+        if _odd(found, apart):
+            text += f" {_inside(found, apart)}"
+        return Verdict.DIVERGED, text, _divergence(found, apart.one, apart.two, "gap")
     text = (
         f"The values stop agreeing at {at} before {module}: its input differs already. "
         f"The last value that agrees {within} is {_last(found, apart.one, apart.two)}.{_between(found, apart)}"
@@ -346,30 +370,51 @@ def _far(one: Value, two: Value) -> str:
     return "" if rel is None else f" ({amount(rel, 'float32', 'float32')})"
 
 
-def _inside(found: Flow, apart: Pair) -> str:
-    """What is known of the parameters of a module that is where to look."""
+def _odd(found: Flow, apart: Pair) -> str:
+    """What is wrong with the parameters of a module; "" where nothing is known to be."""
     known = found.parameters
-    own = [first.site.fqn for first, _ in known.pairs if first.site.fqn.rpartition(".")[0] == apart.a]
     lone = [value.site.fqn for value in known.only_a if value.site.fqn.rpartition(".")[0] == apart.a]
     lone += [value.site.fqn for value in known.only_b if value.site.fqn.rpartition(".")[0] == apart.b]
     if lone:
-        has = "has" if len(lone) == 1 else "have"
-        return f"Look at its parameters: {' and '.join(lone)} {has} no equal on the other side."
+        return f"{' and '.join(lone)} {'has' if len(lone) == 1 else 'have'} no equal on the other side"
+    turned = [first.site.fqn for first, two in known.pairs if first.checksum != two.checksum
+              and first.shape == two.shape and first.site.fqn.rpartition(".")[0] == apart.a]  # fmt: skip
+    if not turned:
+        return ""
+    return (
+        f"{' and '.join(turned)} {'holds' if len(turned) == 1 else 'hold'} the same numbers as in b, in another order"
+    )
+
+
+def _inside(found: Flow, apart: Pair) -> str:
+    """What is known of the parameters of a module that is where to look."""
+    odd = _odd(found, apart)
+    if odd:
+        return f"Look at its parameters: {odd}."
+    pairs = (pair for pair in found.parameters.pairs if pair[0].site.fqn.rpartition(".")[0] == apart.a)
+    own = [first.site.fqn for first, _ in pairs]
     told = "holds" if len(own) == 1 else "hold"
     return f"Its telling parameters, {', '.join(own)}, {told} the same numbers: look at its options and its code."
 
 
 def _before(found: Flow, one: Value, two: Value | None) -> Match | None:
     """The last match before a value of a, and of b where that is given."""
-    earlier = [own for own in found.forward if own.a.order < one.order and (two is None or own.b.order < two.order)]
+    by_a, by_b = found.ordered if any(found.ordered) else (True, True)
+    earlier = [
+        own
+        for own in found.forward
+        if (not by_a or own.a.order < one.order) and (not by_b or two is None or own.b.order < two.order)
+    ]
     given = [own for own in earlier if own.a.site.kind is not Kind.INPUT and own.b.site.kind is not Kind.INPUT]
     chosen = given or earlier
-    return chosen[-1] if chosen else None
+    return max(chosen, key=lambda own: own.a.order if by_a else own.b.order, default=None)
 
 
 def _last(found: Flow, one: Value, two: Value | None) -> str:
     last = _before(found, one, two)
-    return "none" if last is None else _both(last.a, last.b)
+    if last is None:
+        return "none"
+    return f"{_both(last.a, last.b)}{', the same numbers in another order' if last.rel_l2 is None else ''}"
 
 
 def _between(found: Flow, apart: Pair) -> str:
@@ -377,10 +422,12 @@ def _between(found: Flow, apart: Pair) -> str:
     last = _before(found, apart.one, apart.two)
     since = (last.a.order, last.b.order) if last is not None else (-1, -1)
     told = []
-    for name, ran, begin, end in (
-        ("a", found.ran[0], since[0], apart.one.order),
-        ("b", found.ran[1], since[1], apart.two.order),
+    for name, ran, begin, end, ordered in (
+        ("a", found.ran[0], since[0], apart.one.order, found.ordered[0]),
+        ("b", found.ran[1], since[1], apart.two.order, found.ordered[1]),
     ):
+        if not ordered:
+            continue
         names = [own for order, own in ran if begin < order < end and own not in (apart.a, apart.b)]
         names = list(dict.fromkeys(names))
         if names:

@@ -23,6 +23,7 @@ from introspect_cli.compare.effects import (
 from introspect_cli.compare.items import materialise
 from introspect_cli.compare.join.coverage import coverage, seen, uncounted
 from introspect_cli.compare.join.distance import Layouts
+from introspect_cli.compare.join.dump import in_order_of, lists, ordered
 from introspect_cli.compare.join.live_in import Carried, is_gap, kept, redundant_starts, resumed, starts
 from introspect_cli.compare.join.noise import NoiseFloor, keep_rows, relative_rows, within_tolerance
 from introspect_cli.compare.join.rows import Items, StepPair, in_order, match
@@ -181,18 +182,35 @@ class Walk:
             if self.floors:
                 self._learn(entry_a)
             if place in chosen:
-                yield place, self._filtered(self._match(entry_a.step, entry_b.step, self.counted))
+                pair = self._match(entry_a.step, entry_b.step, self.counted)
+                self._count(apart=self._without_partner(pair))
+                yield place, self._filtered(pair)
+
+    def _without_partner(self, pair: StepPair) -> int:
+        """Records of a that were compared with nothing, and of which nothing else is said: they are not equal."""
+        own, other = pair.sites(self.alignment)
+        lost = ~np.isin(own, other) if self.full else ~np.isin(own, other) & self.counted[own]
+        said = np.isin(own, pair.alone)
+        said[pair.only_a] = True
+        return int((lost & ~said).sum())
 
     def _match(self, step_a: int, step_b: int, counted: Mask) -> StepPair:
         """A step of both runs, one-sided sites that mean nothing left out."""
         batch_a, batch_b = self.sides.a.read(step_a), self.sides.b.read(step_b)
         pair = match(self.alignment, counted, step_a, step_b, batch_a, batch_b)
         site_a, site_b = pair.sites(self.alignment)
+        manifests = self.sides.manifest_a, self.sides.manifest_b
+        if not ordered(manifests[0]) and ordered(manifests[1]):
+            pair = replace(pair, a=in_order_of(self.alignment, batch_a, batch_b, site_a, site_b))
+        listed = zip(manifests, (site_a[pair.only_a], site_b[pair.only_b]), strict=True)
+        alone = [own for manifest, own in listed if lists(manifest)]
         only_a = pair.only_a[self.cover.only_a[site_a[pair.only_a]]]
         only_b = pair.only_b[self.cover.only_b[site_b[pair.only_b]]]
         only_a = only_a[seen(self.alignment, site_a[only_a], batch_b, site_b)]
         only_b = only_b[seen(self.alignment, site_b[only_b], batch_a, site_a)]
         pair = self._without_uncounted(replace(pair, only_a=only_a, only_b=only_b), site_a, site_b)
+        if alone:
+            pair = replace(pair, alone=np.concatenate([pair.alone, *alone]))
         only_a, only_b = pair.only_a, pair.only_b
         if starts(self.alignment, np.concatenate([site_a[only_a], site_b[only_b]])).any():
             again_a, again_b = redundant_starts(self.sides, self.alignment, pair)

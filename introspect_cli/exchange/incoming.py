@@ -1,8 +1,9 @@
 """Records made elsewhere, written as a run of ours, so that `diff`, `check` and `show` take them.
 
-A record from elsewhere has what the file said and no more: statistics that were not printed are absent, no sketch is
+A record from a report has what the file said and no more: statistics that were not printed are absent, no sketch is
 kept (distances are told from the statistics that both sides have, or not at all), and the checksum is made from the
-file's own hash, or from the printed text where there is none. Equal checksums then mean equal text.
+file's own hash, or from the printed text where there is none. Equal checksums then mean equal text. An array that lies
+there whole gets all that a capture would have kept of it.
 """
 
 from __future__ import annotations
@@ -97,9 +98,23 @@ def write_run(
     source: str,
     settings: Mapping[str, Any],
     notes: Sequence[str],
+    sketch: bool = False,
+    about: Mapping[str, Any] | None = None,
+    stored: Iterable[tuple[int, memoryview, str, tuple[int, ...]]] = (),
     force: bool = False,
 ) -> tuple[int, int]:
     """Write what was found as a run; its numbers of steps and of records.
+
+    Args:
+        path: directory of the run.
+        steps: what was found.
+        source: what it was read from.
+        settings: settings documents by name.
+        notes: what was not observed.
+        sketch: whether the records have sketches, and the statistics that a capture keeps.
+        about: what the manifest says beside.
+        stored: whole tensors to keep: checksum, data, element type, shape.
+        force: replace a run that is there.
 
     Raises:
         StoreError: there is a run already (without `force`), or it cannot be written.
@@ -113,9 +128,10 @@ def write_run(
             "tool": {"name": "introspect-cli", "version": __version__},
             "status": "running",
             "imported_from": source,
-            "options": {"record": kinds, "sketch": False, "modules": [], "exclude": [], "steps": ":"},
+            "options": {"record": kinds, "sketch": sketch, "modules": [], "exclude": [], "steps": ":"},
             "observed": kinds,
             "not_observed": list(notes),
+            **(about or {}),
         }
         store.write_manifest(manifest)
         for name, document in settings.items():
@@ -124,13 +140,16 @@ def write_run(
         for found in ordered:
             writer = ranks.get(found.rank)
             if writer is None:
-                writer = ranks[found.rank] = store.rank(found.rank, sketch=False, sorted_stats=_ON_REQUEST)
-            writer.append(found.step, _batch(writer, found.rows))
+                on_request = () if sketch else _ON_REQUEST
+                writer = ranks[found.rank] = store.rank(found.rank, sketch=sketch, sorted_stats=on_request)
+            writer.append(found.step, _batch(writer, found.rows, sketch=sketch))
+        for checksum, data, dtype, shape in stored:
+            store.save_tensor(checksum, data, dtype, shape)
         store.write_manifest({**manifest, "status": "complete", "exit_code": 0})
     return len(ordered), sum(len(found.rows) for found in ordered)
 
 
-def _batch(writer: RankWriter, rows: Sequence[Row]) -> StepBatch:
+def _batch(writer: RankWriter, rows: Sequence[Row], *, sketch: bool) -> StepBatch:
     kept = [summary for _, _, summary in rows]
     counts = [name for name, own in STATISTICS.items() if own.type == "<i8"]
     floats = [name for name in STATISTICS if name not in counts]
@@ -142,5 +161,6 @@ def _batch(writer: RankWriter, rows: Sequence[Row]) -> StepBatch:
         checksum=np.array([summary.checksum for summary in kept], np.uint64),
         counts={name: np.array([int(s.stats.get(name, -1)) for s in kept], np.int64) for name in counts},
         floats={name: np.array([s.stats.get(name, np.nan) for s in kept], np.float64) for name in floats},
+        sketch=np.array([summary.sketch for summary in kept], np.float32).reshape(len(kept), -1) if sketch else None,
         text=[summary.text for summary in kept],
     )

@@ -29,7 +29,7 @@ _LIMIT_HEADER = 1 << 16
 _LIMIT_DATA = 1 << 36
 _PIECE = 1 << 24
 _LIMIT_DIMS = 32  # numpy 1 has no more
-_CODES = {
+CODES = {
     "float64": "F64",
     "float32": "F32",
     "float16": "F16",
@@ -46,8 +46,9 @@ _CODES = {
     "uint8": "U8",
     "bool": "BOOL",
 }
-_NUMPY = {
-    **{name: np.dtype(name) for name in _CODES if name not in {"bfloat16", "float8_e4m3fn", "float8_e5m2"}},
+"""safetensors' name of each element type that it knows, by torch's."""
+NUMPY = {
+    **{name: np.dtype(name) for name in CODES if name not in {"bfloat16", "float8_e4m3fn", "float8_e5m2"}},
     "bfloat16": np.dtype("<u2"),
     "float8_e4m3fn": np.dtype("u1"),
     "float8_e5m2": np.dtype("u1"),
@@ -55,6 +56,7 @@ _NUMPY = {
     "complex128": np.dtype("<c16"),
     "complex32": np.dtype([("real", "<f2"), ("imag", "<f2")]),
 }
+"""What numpy reads each element type as."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,7 @@ def _crc(checksum: int, dtype: str, shape: Sequence[int]) -> int:
 
 
 def _head(content: _Content) -> bytes:
-    code = _CODES.get(content.dtype)
+    code = CODES.get(content.dtype)
     entry = {
         "dtype": code or "U8",
         "shape": list(content.shape) if code else [content.length],
@@ -130,8 +132,8 @@ def decode(handle: Handle, checksum: int) -> Any:
     data = np.zeros(0, np.uint8)
     if content.length:
         data = np.frombuffer(mmap.mmap(handle.fd, 0, access=mmap.ACCESS_READ), np.uint8, offset=offset)
-    stored = _NUMPY.get(content.dtype)
-    return data if stored is None else _widened(data.view(stored).reshape(content.shape), content.dtype)
+    stored = NUMPY.get(content.dtype)
+    return data if stored is None else widened(data.view(stored).reshape(content.shape), content.dtype)
 
 
 def _content(handle: Handle, checksum: int) -> tuple[_Content, int]:
@@ -148,7 +150,7 @@ def _content(handle: Handle, checksum: int) -> tuple[_Content, int]:
     content = _Content(checksum, dtype, shape, size - 8 - length, crc)
     if _head(content) != written:
         raise DamageError(handle.path, "its header is not the one this tensor is written with")
-    stored = _NUMPY.get(dtype)
+    stored = NUMPY.get(dtype)
     if stored is not None and math.prod(shape) * stored.itemsize != content.length:
         raise DamageError(handle.path, "its shape and element type need another number of bytes")
     return content, 8 + length
@@ -167,7 +169,8 @@ def _about(header: bytes, path: str) -> tuple[str, tuple[int, ...], int]:
     return dtype, tuple(shape), crc
 
 
-def _widened(array: Any, dtype: str) -> Any:
+def widened(array: Any, dtype: str) -> Any:
+    """Elements as numbers: those of a type that numpy does not know as the float32 or complex64 of the same value."""
     if dtype == "bfloat16":
         return (array.astype(np.uint32) << np.uint32(16)).view(np.float32)
     if dtype == "float8_e4m3fn":

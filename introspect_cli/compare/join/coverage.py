@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from introspect_cli.compare.join.dump import lists
+from introspect_cli.compare.join.dump import notes as listing_notes
 from introspect_cli.compare.join.sites import KINDS, Alignment, Ids, Mask, kind_code, phase_code
 from introspect_cli.records import SETTING_KINDS, Kind, Phase, Status
 
@@ -88,9 +90,10 @@ def coverage(
     """
     masks = []
     broken = failed(manifest_a) or failed(manifest_b)
+    listing = lists(manifest_a) or lists(manifest_b)
     for other in (manifest_b, manifest_a):
         # what has failed may have named modules and parameters, so that the other run's sites have no partner either
-        meaningful = np.full(alignment.size, not broken)
+        meaningful = np.full(alignment.size, not broken and not listing)
         watched = observed_kinds(other)
         if watched:
             blind = [kind_code(kind) for kind in KINDS if kind.value not in watched and kind not in SETTING_KINDS]
@@ -204,6 +207,8 @@ def _accelerator_rng(alignment: Alignment) -> Mask:
 
 def option_notes(manifest_a: dict[str, Any], manifest_b: dict[str, Any]) -> list[str]:
     """Sentences on what the captures were told to watch, where that differs."""
+    if lists(manifest_a) or lists(manifest_b):
+        return listing_notes(manifest_a, manifest_b)
     notes = []
     kinds_a, kinds_b = observed_kinds(manifest_a), observed_kinds(manifest_b)
     if kinds_a and kinds_b:

@@ -1,0 +1,301 @@
+"""Arrays that something else wrote become a run: the same numbers, the same checksums, its names and its order."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from opcapture import captured
+from synthetic import row, write_run
+
+from introspect_cli.commands.import_ import import_
+from introspect_cli.compare.diff import compare_runs
+from introspect_cli.compare.options import DiffOptions
+from introspect_cli.compare.result import Verdict
+from introspect_cli.errors import IntrospectError
+from introspect_cli.exchange.arrays_import import SORTED, parsed
+from introspect_cli.records import Kind, Phase, Site
+from introspect_cli.store.reader import open_run
+from introspect_cli.store.verify import verify_run
+
+torch = pytest.importorskip("torch")
+
+
+def imported(source, output, *words):
+    """Import in this process; the run. Errors are raised."""
+    done = CliRunner().invoke(import_, [str(source), "-o", str(output), *map(str, words)], catch_exceptions=True)
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    assert done.exit_code == 0, done.output
+    return output
+
+
+def diff(a, b, **options):
+    with open_run(a) as one, open_run(b) as two:
+        return compare_runs(one, two, DiffOptions(**options))
+
+
+def forward(weights, tokens, *, scale=1.0):
+    """A small model in numpy: arrays by site, in the order in which they are computed."""
+    found = {f"param/{name}": value for name, value in weights.items()}
+    x = found["output/Net.embed"] = weights["Net.embed.weight"][tokens]
+    x = found["output/Net.up"] = x @ weights["Net.up.weight"].T + weights["Net.up.bias"]
+    x = found["output/Net.act"] = np.maximum(x, 0) * np.float32(scale)
+    found["output/Net"] = x @ weights["Net.down.weight"].T
+    return found
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = torch.nn.Embedding(20, 8)
+        self.up, self.act = torch.nn.Linear(8, 16), torch.nn.ReLU()
+        self.down = torch.nn.Linear(16, 3, bias=False)
+
+    def forward(self, tokens):
+        return self.down(self.act(self.up(self.embed(tokens))))
+
+
+TOKENS = torch.arange(12).view(3, 4)
+
+
+def made():
+    torch.manual_seed(0)
+    return Net()
+
+
+def train():
+    net = made()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    net(TOKENS).square().mean().backward()
+    optimizer.step()
+
+
+WEIGHTS = {f"Net.{name}": value.detach().numpy() for name, value in made().state_dict().items()}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return captured(tmp_path_factory.mktemp("torch") / "run", train)
+
+
+def as_folder(place, arrays):
+    for name, value in arrays.items():
+        path = place / f"{name}.npy"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        np.save(path, value)
+    return place
+
+
+def as_archive(place, arrays):
+    np.savez(place.with_suffix(".npz"), **arrays)
+    return place.with_suffix(".npz")
+
+
+def as_safetensors(place, arrays, codes=None):
+    header, data = {}, b""
+    for name, value in arrays.items():
+        raw = np.ascontiguousarray(value).tobytes()
+        code = (codes or {}).get(name) or {"float32": "F32", "int64": "I64", "float64": "F64"}[str(value.dtype)]
+        shape = list(value.shape)
+        header[name] = {"dtype": code, "shape": shape, "data_offsets": [len(data), len(data) + len(raw)]}
+        data += raw
+    text = json.dumps({"__metadata__": {"format": "np"}, **header}).encode()
+    path = place.with_suffix(".safetensors")
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+    return path
+
+
+@pytest.mark.parametrize("write", [as_folder, as_archive, as_safetensors])
+def test_a_run_agrees_with_arrays_that_numpy_computed(run, tmp_path, write):
+    theirs = imported(write(tmp_path / "dump", forward(WEIGHTS, TOKENS.numpy())), tmp_path / "theirs")
+    assert not verify_run(theirs).findings
+    with open_run(run) as one, open_run(theirs) as two:
+        ours = {record.site: record.summary for record in one.rank(0).records(0)}
+        for record in two.rank(0).records(0):
+            if record.site.kind is Kind.PARAM:
+                assert record.summary.checksum == ours[record.site].checksum, record.site
+    for a, b in ((run, theirs), (theirs, run)):
+        result = diff(a, b, rtol=1e-5)
+        assert (result.verdict, result.counts.diverged) == (Verdict.SAME, 0), result.sentence
+        assert result.counts.equal == 8  # four parameters and four outputs: what run b lists and no more
+        assert "what it does not list is not compared" in " ".join(result.notes)
+
+
+@pytest.mark.parametrize("write", [as_folder, as_archive, as_safetensors])
+def test_the_first_array_that_differs_is_named(run, tmp_path, write):
+    wrong = forward(WEIGHTS, TOKENS.numpy(), scale=1.5)
+    theirs = imported(write(tmp_path / "dump", wrong), tmp_path / "theirs")
+    for a, b in ((run, theirs), (theirs, run)):
+        result = diff(a, b, rtol=1e-5)
+        assert result.verdict is Verdict.DIVERGED
+        assert result.first.site == Site(Phase.FORWARD, Kind.OUTPUT, "Net.act"), result.sentence
+        assert result.first.rel_l2 == pytest.approx(1 / 3, rel=0.5)
+
+
+def test_names_of_another_framework_are_known_by_their_values(run, tmp_path):
+    renamed = {"embed": "words", "up": "wide", "down": "narrow"}
+
+    def theirs(name):
+        for old, new in renamed.items():
+            name = name.replace(f"Net.{old}", f"flax/{new}")
+        return name.replace("Net", "flax").replace(".", "/")
+
+    for scale, verdict, told in (
+        (1.0, Verdict.SAME, "which is the output of flax in b"),
+        (1.5, Verdict.DIVERGED, "in or before Net.down (Linear) in a, which is flax.narrow in b"),
+    ):
+        found = forward(WEIGHTS, TOKENS.numpy(), scale=scale)
+        found["output/Net.down"] = found["output/Net"]
+        arrays = {theirs(name): value for name, value in found.items() if name != "output/Net.act"}
+        path = imported(as_archive(tmp_path / "dump", arrays), tmp_path / "theirs", "--force")
+        result = diff(run, path)
+        assert result.verdict is verdict, result.sentence
+        assert told in result.sentence
+
+
+def test_a_checkpoint_is_the_start_of_a_run(run, tmp_path):
+    state = {name.removeprefix("Net."): value for name, value in WEIGHTS.items()}
+    weights = as_safetensors(tmp_path / "model", state)
+    start = imported(weights, tmp_path / "start", "--kind", "param", "--root", "Net")
+    assert diff(run, start, kinds=frozenset({Kind.PARAM})).counts.diverged == 0
+    state["up.bias"] = state["up.bias"] + 1
+    start = imported(as_safetensors(tmp_path / "model", state), start, "--kind=param", "--root=Net", "--force")
+    assert diff(run, start).first.site == Site(Phase.START, Kind.PARAM, "Net.up.bias")
+
+
+def test_steps_ranks_calls_and_types_are_read(tmp_path):
+    bits = torch.randn(6).to(torch.bfloat16)
+    as_folder(tmp_path / "d", {"step=3/rank1/output/h/0/call1": np.ones((2, 3), ">f8")})
+    (tmp_path / "d" / "step=4").mkdir()
+    raw = bits.view(torch.int16).numpy()
+    as_safetensors(tmp_path / "d/step=4/model-00001", {"grad/w": raw}, {"grad/w": "BF16"})
+    path = imported(tmp_path / "d", tmp_path / "run", "--save-tensors", "w")
+    with open_run(path) as run:
+        (wide,) = run.rank(1).records(3)
+        (grad,) = run.rank(0).records(4)
+        assert (wide.site, wide.summary.layout.dtype) == (Site(Phase.FORWARD, Kind.OUTPUT, "h.0", 1), "float64")
+        assert (grad.site, grad.summary.layout.dtype) == (Site(Phase.OPTIMIZER, Kind.GRAD, "w"), "bfloat16")
+        assert np.array_equal(run.tensor(grad.summary.checksum), bits.float().numpy())
+        assert run.tensor(wide.summary.checksum) is None
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("output/h.0.mlp", (0, None, Site(Phase.FORWARD, Kind.OUTPUT, "h.0.mlp"))),
+        ("input/h/0", (0, None, Site(Phase.FORWARD, Kind.INPUT, "h.0", 0, "[0]"))),
+        ("step_12/0007-output/h['a']", (12, 7, Site(Phase.FORWARD, Kind.OUTPUT, "h", 0, "['a']"))),
+        ("optimizer/param/w", (0, None, Site(Phase.OPTIMIZER, Kind.PARAM, "w"))),
+        ("loss", (0, None, Site(Phase.LOSS, Kind.LOSS, "loss"))),
+        ("batch/[1]", (0, None, Site(Phase.DATA, Kind.BATCH, "DataLoader", 0, "[1]"))),
+    ],
+)
+def test_a_name_says_what_an_array_is(words, found):
+    named = parsed(words)
+    assert (named.step, named.order, named.site) == found
+
+
+def test_the_order_is_that_of_an_archive_or_of_numbers_and_is_never_made_up_in_silence(tmp_path):
+    rng = np.random.default_rng(0)
+    names = ["output/z", "output/b", "output/a"]
+    values = {name: rng.normal(size=3).astype(np.float32) for name in names}
+    numbered = {f"{at:02d}-{name}": value for at, (name, value) in enumerate(values.items())}
+    for write, arrays, order, told in (
+        (as_archive, values, ["z", "b", "a"], []),
+        (as_folder, numbered, ["z", "b", "a"], []),
+        (as_folder, values, ["a", "b", "z"], [SORTED]),
+    ):
+        place = tmp_path / f"{write.__name__}{len(told)}"
+        with open_run(imported(write(place, arrays), tmp_path / "run", "--force")) as run:
+            assert [record.site.fqn for record in run.rank(0).records(0)] == order
+            assert run.manifest["not_observed"] == told
+
+
+def broken(place: Path, kind: str) -> Path:
+    place.mkdir()
+    whole = as_safetensors(place / "a", {"output/h": np.zeros(3)})
+    data = whole.read_bytes()
+    if kind == "cut":
+        whole.write_bytes(data[:-1])
+    elif kind == "header":
+        whole.write_bytes(struct.pack("<Q", 1 << 60) + data[8:])
+    elif kind == "type":
+        whole.write_bytes(data.replace(b'"F64"', b'"X64"'))
+    elif kind == "json":
+        whole.write_bytes(data.replace(b'"shape"', b'"shap_"'))
+    else:
+        whole.unlink()
+    if kind == "pickle":
+        np.save(place / "a.npy", np.array([print, {}], object), allow_pickle=True)
+    elif kind == "text":
+        np.save(place / "a.npy", np.array(["a", "b"]))
+    elif kind == "empty":
+        (place / "a.npy").write_bytes(b"")
+    elif kind == "zip":
+        (place / "a.npz").write_bytes(b"PK\x03\x04 nothing")
+    elif kind == "twice":
+        as_folder(place, {"output/h": np.zeros(2), "output/h/call0": np.zeros(2)})
+    elif kind == "mixed":
+        as_folder(place, {"output/h": np.zeros(2)})
+        (place / "step=0").mkdir()
+        (place / "step=0" / "rank0.yaml").write_text("parameters: {}\n")
+    return place
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        ("cut", "needs another number of bytes"),
+        ("header", "its header claims more bytes than the file holds"),
+        ("type", "has elements of type X64"),
+        ("json", "is not a .safetensors file that can be read"),
+        ("pickle", "is not a .npy file that can be read"),
+        ("text", "has elements of type <U1"),
+        ("empty", "is not a .npy file that can be read"),
+        ("zip", "is not a .npz file that can be read"),
+        ("twice", "are of the same site"),
+        ("mixed", "has arrays and YAML reports below it"),
+        ("nothing", "has neither .npy, .npz or .safetensors files"),
+    ],
+)
+def test_what_cannot_be_read_is_a_sentence_and_leaves_no_run(tmp_path, kind, told):
+    with pytest.raises(IntrospectError, match=told):
+        imported(broken(tmp_path / "d", kind), tmp_path / "run", "--kind", "output")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_name_without_a_kind_is_asked_for_one(tmp_path):
+    with pytest.raises(IntrospectError, match="does not say what the array is: put a kind before it"):
+        imported(as_folder(tmp_path / "d", {"h.0": np.zeros(2)}), tmp_path / "run")
+    with pytest.raises(IntrospectError, match="is a run already"):
+        imported(write_run(tmp_path / "r", [[row("loss", "loss", "loss", 1.0)]]), tmp_path / "run")
+
+
+def test_gpt2_in_numpy_agrees_with_that_of_transformers_and_its_faults_are_found(tmp_path):
+    pytest.importorskip("transformers")
+    import ported_numpy
+    from test_ports import THEIRS, gpt2, trained
+    from test_ports import theirs as logits
+
+    a = captured(tmp_path / "a", trained(gpt2, logits))
+    state = {name: value.numpy() for name, value in gpt2().state_dict().items()}
+    tokens = torch.randint(0, 60, (3, 12), generator=torch.Generator().manual_seed(1)).numpy()
+    places = {
+        "": "to the output .logits of GPT2LMHeadModel in a, which is the output of model in b",
+        "eps": f"in or before {THEIRS}.h.1.ln_1 (LayerNorm) in a, which is model.layer_1.norm_1 in b",
+        "gelu": f"In between, a ran {THEIRS}.h.1.mlp.act.",
+        "mask": f"in or before {THEIRS}.h.1.attn.c_proj (Conv1D) in a, which is model.layer_1.mix in b",
+        "weight": f"{THEIRS}.h.1.mlp.c_fc.weight and model.layer_1.up.kernel have no equal on the other side",
+    }
+    assert set(ported_numpy.FAULTS) < set(places)
+    for fault, told in places.items():
+        dump = as_archive(tmp_path / "dump", ported_numpy.forward(state, tokens, 2, fault))
+        result = diff(a, imported(dump, tmp_path / "b", "--force"))
+        assert (result.verdict is Verdict.SAME) is (not fault), result.sentence
+        assert told in result.sentence
+        assert not any("different steps" in note or "different statistics" in note for note in result.notes)
