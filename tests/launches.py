@@ -33,6 +33,26 @@ def launch(folder, name, world, *words, options=(), script=SCRIPT):
     return processes
 
 
+def together(folder, world, *words, script):
+    """Start a script that captures by itself, once for each rank, and wait; what each printed."""
+    port = _free_port()
+    told = {"WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    processes = []
+    for rank in range(world):
+        own = {**told, "RANK": rank, "LOCAL_RANK": rank} if world > 1 else {}
+        processes.append(
+            subprocess.Popen(
+                [sys.executable, str(script), *map(str, words)],
+                cwd=folder,
+                env={**os.environ, "OMP_NUM_THREADS": "1", **{name: str(value) for name, value in own.items()}},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+        )
+    return processes
+
+
 def finish(processes, timeout=300):
     """What each rank printed; torch itself may abort at its exit, so that codes say nothing."""
     with ExitStack() as stack:

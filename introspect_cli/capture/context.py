@@ -20,6 +20,7 @@ from introspect_cli.capture.evaluation import Evaluation
 from introspect_cli.capture.identity import ById
 from introspect_cli.capture.inside import parameters_in
 from introspect_cli.capture.labels.steps import StepLabels
+from introspect_cli.capture.ranks.data_parallel import DataParallel
 from introspect_cli.capture.ranks.flat import FlatParts
 from introspect_cli.records import Kind, Phase, Site, SiteInfo
 from introspect_cli.tensors.flatten import flatten
@@ -83,6 +84,7 @@ class Context:
         self.labels = StepLabels(guard)
         recorder.labels = self.labels.take
         self.parts = FlatParts(names)
+        self.data_parallel = DataParallel()
         self.pipeline: dict[str, int] | None = None  # which stage this process runs, and of how many
         self.on_evaluation: list[Callable[[list[tuple[int, int]]], None]] = []
         self._trained: set[int] | None = None
@@ -276,6 +278,7 @@ class Context:
 
     def root_called(self, module: nn.Module) -> None:
         """An outermost module is about to run and will be recorded."""
+        self.data_parallel.look(module)
         for listener in self.on_root:
             listener(module)
 

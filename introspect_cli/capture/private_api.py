@@ -76,6 +76,22 @@ def pipeline_stage() -> Any:
     return None
 
 
+def ranks_of(group: Any) -> list[int]:
+    """The ranks of a process group, as this process knows them; nobody is asked."""
+    return list(torch.distributed.get_process_group_ranks(group))
+
+
+def fsdp_groups(module: Any) -> list[Any]:
+    """The process groups over which `fully_shard` has cut and copied a module; empty where it has not.
+
+    Without it, `check` does not tell data-parallel ranks that are given the same samples.
+    """
+    state = module._get_fsdp_state() if hasattr(module, "_get_fsdp_state") else None  # noqa: SLF001 - told in the docstring
+    info = getattr(getattr(state, "_fsdp_param_group", None), "mesh_info", None)
+    names = ("shard_process_group", "replicate_process_group")
+    return [group for name in names if (group := getattr(info, name, None)) is not None]
+
+
 LOADER_ITERATOR: Any = _BaseDataLoaderIter
 """Class of a DataLoader's iterators. Without it, batches are not observed."""
 

@@ -23,6 +23,7 @@ from introspect_cli.compare.ports import answer_of, are_ports, flow_of
 from introspect_cli.compare.reasons.base import Scene, reason_named
 from introspect_cli.compare.reasons.hardware import fault_sentence, on_one_device, suspect
 from introspect_cli.compare.reasons.optimizer import changes
+from introspect_cli.compare.reasons.ranks import together
 from introspect_cli.compare.reasons.settings import setting_changes
 from introspect_cli.compare.result import DiffResult, Divergence, Separate, Verdict
 from introspect_cli.compare.separate import separately, tell_apart, told_separately
@@ -97,7 +98,7 @@ def _as_wholes(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run]) -> Di
     folded = any(isinstance(reader, WholeReader) and reader.fold_calls for reader in readers)
     notes = [layouts_differ(a, b, options, fold_calls=folded), *told]
     if outcome.first is not None:
-        notes = [*copies_told(outcome.first), *notes]
+        notes = [*copies_told(outcome.first, (a, b)), *notes]
     if noise:
         notes.append("The noise runs are not used: they say nothing of what another layout changes.")
     return _answer(a, b, options, [outcome], notes)
@@ -213,6 +214,7 @@ def _answer(a: Run, b: Run, options: DiffOptions, outcomes: Sequence[RankOutcome
         ranks=len(outcomes),
         narrowed=options.narrowed,
         tolerated=best.tolerated,
+        peers=[outcome.first for outcome in outcomes if outcome.first is not None],
     )
     tuned = changes(scene) if best.cause.reason == "optimizer" else scene.hyperparameters
     scene.settings = settings = setting_changes(
@@ -230,7 +232,7 @@ def _answer(a: Run, b: Run, options: DiffOptions, outcomes: Sequence[RankOutcome
         b=str(b.path),
         verdict=Verdict.DIVERGED,
         sentence=told,
-        evidence=scene.lines(),
+        evidence=(*scene.lines(), *together(scene)),
         first=best.first,
         candidates=tuple(candidates),
         divergences=listed,

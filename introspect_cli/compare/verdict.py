@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.join.coverage import failed
+from introspect_cli.compare.reasons.ranks import upstream
 from introspect_cli.compare.result import Counts, Verdict
 from introspect_cli.compare.structure import changes_of, sentence_of
 from introspect_cli.labels import step_words
@@ -54,9 +55,9 @@ def counts_of(a: Run, b: Run, outcomes: Sequence[RankOutcome]) -> Counts:
 
 
 def first_of(outcomes: Sequence[RankOutcome]) -> RankOutcome | None:
-    """The rank that diverges at the earliest step; of several, the one with an origin, then the lowest number."""
-    apart = [outcome for outcome in outcomes if outcome.first is not None]
-    return min(apart, key=lambda o: (o.first.step if o.first else 0, o.rank), default=None)
+    """The rank that diverges at the earliest step; of several, in the earliest phase, then the lowest number."""
+    apart = [(upstream(outcome.first), outcome) for outcome in outcomes if outcome.first is not None]
+    return min(apart, key=lambda found: found[0], default=(None, None))[1]
 
 
 def extent(counts: Counts, outcomes: Sequence[RankOutcome]) -> str:

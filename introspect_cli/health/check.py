@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from introspect_cli.errors import UsageError
-from introspect_cli.health import activations, gradients, inputs, losses, nonfinite, parameters, ranks
+from introspect_cli.health import activations, gradients, inputs, losses, nonfinite, parameters, peer_rules, ranks
 from introspect_cli.health.findings import LEVELS, CheckResult, Finding
 from introspect_cli.health.reading import read_table
 from introspect_cli.health.replicas import read_replicas
@@ -30,6 +30,7 @@ RULES: tuple[Rule | RankRule, ...] = (
     *parameters.RULES,
     *inputs.RULES,
     *ranks.RULES,
+    *peer_rules.RULES,
 )
 """Every rule, in the order in which they are documented."""
 

@@ -31,6 +31,16 @@ def _whose(apart: Apart) -> str:
     return f"{rank_list(list(apart.others))}, compared with rank {apart.base}"
 
 
+def _why(replicas: Replicas, step: int) -> str:
+    """Why gradients of copies differ: the reduction, unless the ranks had parted before it."""
+    peers = replicas.peers
+    parted = [found[0] for found in (peers.rounds, peers.idle) if found is not None]
+    parted += [apart.step for apart in peers.outputs.values() if apart.times]
+    if any(begun <= step for begun in parted):
+        return "the ranks had parted before it, as is told beside"
+    return "it was not reduced, or not over these ranks"
+
+
 def _reduction(replicas: Replicas) -> RankAnswer:
     if not replicas.everything:
         return _FEW
@@ -39,7 +49,7 @@ def _reduction(replicas: Replicas) -> RankAnswer:
         many = count(len(replicas.steps), "step")
         evidence = (
             f"the gradient of {fqn} differs on {_whose(apart)} ({_far(apart)}) when the optimizer takes it, although "
-            f"the parameter was equal on all ranks: it was not reduced, or not over these ranks"
+            f"the parameter was equal on all ranks: {_why(replicas, apart.step)}"
         )
         if fqn in replicas.params:
             evidence += f"; from step {replicas.params[fqn].step} on the parameter differs too"
@@ -63,16 +73,16 @@ def _copies(replicas: Replicas) -> RankAnswer:
         if fqn not in replicas.params:
             evidence = (
                 f"{fqn} differs on {_whose(apart)} ({_far(apart)}) from the first step on record, although its "
-                "gradient is equal on all of them"
+                "gradient is equal on all of them: one of them was loaded or written to alone, or these are experts of "
+                "their own ranks and their gradients were averaged over them"
             )
             hits.append((apart.rank, Hit(apart.step, f"param {fqn}", evidence)))
     return hits
 
 
 def _samples(replicas: Replicas) -> RankAnswer:
-    is_parallel = replicas.shared and 2 * len(replicas.shared) >= len(replicas.everything)
-    if replicas.has_parts or not replicas.batches or not is_parallel:
-        return Unseen("data-parallel ranks without parts of tensors, and their batches")
+    if not replicas.batches or not replicas.is_data_parallel:
+        return Unseen("data-parallel ranks and their batches")
     return [
         (
             two,
@@ -163,7 +173,8 @@ RULES: tuple[RankRule, ...] = (
         "copies-differ",
         Level.ERROR,
         "copies of a parameter differ between ranks",
-        "a checkpoint that only some ranks loaded, a step that only some took, or settings that differ",
+        "a checkpoint that only some ranks loaded, a step that only some took, settings that differ, or experts whose "
+        "gradients are averaged over the wrong group",
         _copies,
     ),
     RankRule(

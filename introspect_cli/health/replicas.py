@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from introspect_cli.health.peers import Peers, PeerWalk
 from introspect_cli.records import Kind, Phase, Status
 from introspect_cli.store.batch import l2_norm
 from introspect_cli.store.whole import WholeReader
@@ -67,6 +68,7 @@ class Replicas:
         learning: the first step at which a hyper-parameter differs, with the values by rank.
         layouts: shapes and dtypes of parameters that differ from rank to rank.
         has_parts: whether any rank holds parts of tensors.
+        peers: what ranks did beside one another.
     """
 
     run: Run
@@ -82,6 +84,14 @@ class Replicas:
     learning: dict[str, tuple[int, dict[int, str]]] = field(default_factory=dict)
     layouts: dict[str, dict[int, str]] = field(default_factory=dict)
     has_parts: bool = False
+    peers: Peers = field(default_factory=Peers)
+
+    @property
+    def is_data_parallel(self) -> bool:
+        """Whether ranks are to be given different samples: a wrapper says so, or each holds all parameters."""
+        if self.peers.data_parallel:
+            return set(self.ranks) <= self.peers.data_parallel
+        return not self.has_parts and bool(self.shared) and 2 * len(self.shared) >= len(self.everything)
 
 
 def read_replicas(run: Run) -> Replicas:
@@ -97,7 +107,12 @@ def read_replicas(run: Run) -> Replicas:
     common = sorted(set.intersection(*({int(step) for step in reader.entries["step"]} for reader in readers)))
     found = Replicas(run, run.ranks, common, names)
     found.has_parts = any(layout.part is not None for reader in readers for layout in reader.layouts)
-    walk = _Walk(found, whole)
+    told = [run.manifests.get(rank, {}).get("data_parallel") for rank in run.ranks]
+    parallel = [own for own in told if isinstance(own, list)]
+    ranks = frozenset(rank for own in parallel for rank in own if type(rank) is int)
+    peers = PeerWalk(whole, run.ranks, ranks, run.world_size)
+    found.peers = peers.found
+    walk = _Walk(found, whole, peers)
     for step in common:
         walk.step(step, [reader.read(step) for reader in readers])
     return found
@@ -106,8 +121,8 @@ def read_replicas(run: Run) -> Replicas:
 class _Walk:
     """What must be remembered from step to step."""
 
-    def __init__(self, found: Replicas, whole: WholeReader) -> None:
-        self.found, self.whole = found, whole
+    def __init__(self, found: Replicas, whole: WholeReader, peers: PeerWalk) -> None:
+        self.found, self.whole, self.peers = found, whole, peers
         self.equal: set[str] = set()  # parameters that were equal on all ranks when last seen
         self.parted: dict[str, Apart] = {}
 
@@ -117,6 +132,7 @@ class _Walk:
         for at, batch in enumerate(batches):
             for row, number in enumerate(self.whole.numbers[at][np.asarray(batch.site)].tolist()):
                 rows.setdefault(number, {})[at] = row
+        self.peers.step(step, batches, rows, self.equal)
         for number in sorted(rows, key=lambda own: min(batches[at].sequence[row] for at, row in rows[own].items())):
             held = rows[number]
             if len(held) < 2:

@@ -111,13 +111,28 @@ def told(a: Run, b: Run, options: DiffOptions, *, fold_calls: bool) -> str:
     )
 
 
-def copies_told(first: Divergence) -> list[str]:
+def copies_told(first: Divergence, runs: tuple[Run, Run]) -> list[str]:
     """Notes on copies that are not equal within one run, where the first divergence is of that."""
-    return [
+    found = [
         f"In run {name} the {first.site.kind.value} {first.site.fqn} is not one value: its {summary.text}."
         for summary, name in ((first.a, "a"), (first.b, "b"))
         if summary is not None and summary.text.startswith(DIFFERENT_COPIES)
     ]
+    return [*found, *_samples_told(first, runs)]
+
+
+def _samples_told(first: Divergence, runs: tuple[Run, Run]) -> list[str]:
+    """That a run's batch is as small as one rank's share, where it is: all its ranks were given the same."""
+    if first.site.kind is not Kind.BATCH or first.a is None or first.b is None:
+        return []
+    shapes = first.a.layout.shape, first.b.layout.shape
+    if not all(shapes) or shapes[0][1:] != shapes[1][1:]:
+        return []
+    for run, name, own, other in ((runs[1], "b", *shapes[::-1]), (runs[0], "a", *shapes)):
+        if run.world_size > 1 and other[0] == own[0] * run.world_size:
+            size = count(run.world_size, "rank")
+            return [f"In run {name} the {size} have one batch between them: each was given the same samples."]
+    return []
 
 
 class Gathered:

@@ -29,7 +29,7 @@ from introspect_cli.records import count
 
 if TYPE_CHECKING:
     import re
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from introspect_cli.compare.join.sites import Ids
     from introspect_cli.compare.reasons.facts import Facts
@@ -166,6 +166,7 @@ class Scene:
         ranks: how many ranks were compared.
         narrowed: whether only some records were selected.
         tolerated: the first difference that tolerance or noise let pass, in words; "" for none.
+        peers: the first divergence of each rank.
         settings: settings that differ, the strongest explanation first.
     """
 
@@ -180,12 +181,14 @@ class Scene:
         *,
         narrowed: bool = False,
         tolerated: str = "",
+        peers: Sequence[Divergence] = (),
     ) -> None:
         self.facts, self.first, self.cause = facts, first, cause
         self.run_a, self.run_b = runs
         self.compared, self.ranks = compared, ranks
         self.settings: tuple[SettingChange, ...] = ()
         self.narrowed, self.tolerated = narrowed, tolerated
+        self.peers = tuple(peers)
         self.step = StepRecords(facts.alignment, facts.pair)
 
     @property

@@ -22,6 +22,7 @@ from introspect_cli.compare.reasons.evidence import (
 )
 from introspect_cli.compare.reasons.facts import owner_of
 from introspect_cli.compare.reasons.module import attribute_changes
+from introspect_cli.compare.reasons.ranks import reduction_words
 from introspect_cli.compare.reasons.step_view import StepRecords
 from introspect_cli.compare.reasons.words import apart, scaled
 from introspect_cli.records import Kind, Phase
@@ -73,9 +74,14 @@ class Gradient(Reason):
         own = _own_backward(scene)
         if first.scale is not None:
             text += scaled(first)
+            words = reduction_words(scene)
+            if words:
+                return f"{text}: {words}. The cause is averaging over ranks or batches, clipping or unscaling."
             last = own or ", or their order"
             return f"{text}. The cause is clipping, unscaling, averaging over accumulated batches{last}."
         place = self.place.replace(" or ", ", ", 1) if own else self.place
+        if max(scene.run_a.world_size, scene.run_b.world_size) > 1:
+            place = f"its reduction over the ranks, {place}"
         return f"{text}. The cause is {place}{own}.{scene.rounding_words()}"
 
     def evidence(self, scene: Scene) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from introspect_cli.compare.reasons import ranks
 from introspect_cli.compare.reasons.base import Scene, reason_named
 from introspect_cli.compare.reasons.evidence import Known, of
 from introspect_cli.compare.reasons.random_state import unseeded_sentence
@@ -13,13 +14,12 @@ def sentence(scene: Scene, head: str = "First divergence at") -> str:
     """The answer; `head` is what stands before the place."""
     first, cause = scene.first, scene.cause
     where = first.step_words
-    if scene.ranks > 1:
-        where += f", rank {first.rank}"
+    where += ranks.where(scene)
     if first.site.phase is Phase.RECOMPUTE:
         where += ", recomputed"
     elif first.site.evaluates and "evaluation" not in head:
         where += ", in evaluation"
-    told_by_reason = reason_named(scene.tells).sentence(scene)
+    told_by_reason = reason_named(scene.tells).sentence(scene) + ranks.copies_words(scene)
     if of(cause.evidence, Known.WITHIN):
         # what it rests on was let pass, not found equal, so that the conclusion is one of two
         told_by_reason = told_by_reason.replace("The cause is", "The cause may be")

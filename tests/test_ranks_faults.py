@@ -1,0 +1,161 @@
+"""Faults that ranks can have, each planted in small trainings: what `check` says of a run alone, `diff` beside another.
+
+All runs come from two launches; a fault that needs no second run is told by `check`, and whatever changes a number by
+`diff`, against one process (`1`) and against a sound run of the same layout (`n`).
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from launches import SCRIPT, finish, together
+
+from introspect_cli.compare.diff import compare_runs
+from introspect_cli.compare.options import DiffOptions
+from introspect_cli.compare.result import Verdict
+from introspect_cli.health.check import check
+from introspect_cli.store.reader import open_run
+
+pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
+
+ALONE = ("hand-none", "hand-batchnorm", "hand-uneven")
+FOUND = [
+    # case, rule, step, rank, site, what the evidence says
+    ("hand-unreduced", "reduction", 0, 1, "grad Net.head.bias", "it was not reduced, or not over these ranks"),
+    ("ddp-unreduced", "reduction", 0, 1, "grad Net.head.bias", "differs on rank 1, compared with rank 0"),
+    ("fsdp2-unreduced", "reduction", 0, 1, "grad Net.head.bias", "it was not reduced"),
+    ("hand-group", "reduction", 0, 1, "grad Net.head.weight", "it was not reduced, or not over these ranks"),
+    ("tpsp-norm", "reduction", 0, 1, "grad GPT.blocks.0.norm.weight", "it was not reduced"),
+    ("hand-stale", "copies-differ", 0, 1, "param Net.head.weight", "(1.5 x) from the first step on record"),
+    ("ddp-stale", "copies-differ", 1, 1, "param Net.head.weight", "from step 1 on Net.head.weight differs on rank 1"),
+    ("hand-expert", "copies-differ", 0, 1, "param Experts.expert.weight", "gradients were averaged over them"),
+    ("hand-unused", "rank-gradients", 0, 1, "grad Net.extra.weight", "rank 1 has no gradient of Net.extra.weight"),
+    ("hand-skip", "rank-steps", 1, 1, "rank 1", "no parameter of rank 1 was changed in step 1, those of rank 0 were"),
+    ("ddp-skip", "rank-steps", 1, 1, "rank 1", "rank 1 has 2 losses in step 1 and rank 0 1"),
+    ("fsdp2-skip", "rank-steps", 1, 1, "rank 1", "rank 1 has 2 losses in step 1 and rank 0 1"),
+    ("tp-skip", "rank-steps", 1, 1, "rank 1", "did not step its optimizer where the others did"),
+    ("hand-rate", "rank-settings", 0, 1, "SGD[0]['lr']", "(rank 0: 0.01; rank 1: 0.02)"),
+    ("ddp-rate", "rank-settings", 0, 1, "SGD[0]['lr']", "(rank 0: 0.01; rank 1: 0.02)"),
+    (
+        "hand-tf32",
+        "rank-settings",
+        0,
+        1,
+        "runtime.float32_matmul_precision",
+        "'high' on rank 1 and 'highest' on rank 0",
+    ),
+    ("hand-dtype", "rank-layout", 0, 1, "param Net.extra.weight", "rank 0: float32 [16, 16]; rank 1: bfloat16"),
+    ("hand-same-samples", "same-samples", 0, 1, "batch", "the same batch as rank 0 in 6 of 6 draws"),
+    ("ddp-same-samples", "same-samples", 0, 1, "batch", "the same batch as rank 0 in 6 of 6 draws"),
+    ("fsdp2-same-samples", "same-samples", 0, 1, "batch", "the same batch as rank 0 in 6 of 6 draws"),
+    ("hand-uneven", "uneven-batches", 2, 1, "batch", "rank 0: 4, rank 1: 2"),
+    ("ddp-uneven", "uneven-batches", 2, 1, "batch", "rank 0: 4, rank 1: 2"),
+    ("fsdp2-uneven", "uneven-batches", 2, 1, "batch", "samples of the smaller batch count for more"),
+    ("hand-same-dropout", "rank-draws", 0, 1, "rng Net.between", "although their inputs differ (3 calls)"),
+    ("ddp-same-dropout", "rank-draws", 0, 1, "rng Net.between", "such as one dropout mask"),
+    ("tp-dropout", "rank-outputs", 0, 1, "output GPT.blocks.1.norm.1", "the random states it draws from differ"),
+    ("tp-dropout", "reduction", 0, 1, "grad GPT.tok.weight", "the ranks had parted before it"),
+    ("hand-faulty", "rank-outputs", 1, 1, "output Net.extra", "nothing that it was given tells why"),
+    ("tp-offset", "shards", 0, 0, "param GPT.blocks.0.up.weight", "rank 1 holds the same values as rank 0"),
+    ("fsdp2-offset", "shards", 0, 0, "param Net.head.weight", "at another place of the whole"),
+    ("gpipe-untied", "tied-weights", 0, 1, "param GPT.head.weight", "begin equal, as tied weights do, and differ"),
+    ("1f1b-untied", "tied-weights", 0, 1, "param GPT.head.weight", "their gradients were not added up"),
+]
+UNREDUCED = "it was not reduced, or not over these ranks"
+SUM = "b is 2 times a: a sum where a mean was expected (world size 2)"
+TOLD = [
+    # case, against, rank of the first divergence, what the sentence says
+    ("hand-sum", "1", 0, f"the gradient of Net.head.weight, as the optimizer sees it, differs|{SUM}"),
+    ("hand-sum", "n", 0, f"step 0, on both ranks: the gradient of Net.head.weight|{SUM}"),
+    ("ddp-sum", "1", 0, f"the gradient of Net.tok.weight|{SUM}"),
+    ("ddp-sum", "n", 0, f"on both ranks|{SUM}"),
+    ("fsdp2-sum", "1", 0, f"the gradient of Net.tok.weight|{SUM}"),
+    ("fsdp2-sum", "n", 0, f"on both ranks|{SUM}"),
+    ("gpipe-scale", "n", 0, "a sum where a mean was expected (4 microbatches or accumulated batches)"),
+    ("1f1b-scale", "n", 0, "a sum where a mean was expected (4 microbatches or accumulated batches)"),
+    ("hand-unreduced", "1", 0, f"Net.head.bias|In b its copies differ: rank 1 from rank 0: {UNREDUCED}"),
+    ("ddp-unreduced", "n", 0, f"in a they are equal: {UNREDUCED}"),
+    ("fsdp2-unreduced", "1", 0, f"Net.head.bias|In b its copies differ: rank 1 from rank 0: {UNREDUCED}"),
+    ("hand-group", "n", 0, f"the gradient of Net.head.weight|in a they are equal: {UNREDUCED}"),
+    ("hand-stale", "n", 1, "step 0, rank 1: the parameter Net.head.weight differs before any training"),
+    ("hand-stale", "1", 0, "Net.head.weight differs before any training|In b its copies differ: rank 1 from rank 0"),
+    ("ddp-stale", "n", 1, "step 1, rank 1: the parameter Net.head.weight was changed outside of an optimizer step"),
+    ("hand-rate", "n", 1, "step 0, rank 1: the parameter|SGD or its hyper-parameters (lr 0.01 -> 0.02)"),
+    ("hand-rate", "1", 0, "differs after the optimizer step|In b its copies differ: rank 1 from rank 0"),
+    ("hand-same-samples", "n", 1, "step 0, rank 1: the batch from DataLoader"),
+    ("fsdp2-same-samples", "n", 1, "step 0, rank 1: the batch from DataLoader"),
+    ("hand-dtype", "n", 1, "step 0, rank 1: the parameter Net.extra.weight|cast, to float32 in a and to bfloat16 in b"),
+    ("hand-skip", "n", 1, "step 1, rank 1: the gradient of Net.head.bias|0 Inf against 1"),
+    ("tp-offset", "n", 1, "step 0, rank 1: the parameter GPT.blocks.0.up.weight differs before any training"),
+    ("fsdp2-offset", "1", 0, "the parameter Net.head.weight differs before any training"),
+    ("hand-batchnorm", "1", 0, "the output of Net.between (BatchNorm1d) differs"),
+    ("ddp-batchnorm", "1", 0, "the output of Net.between (BatchNorm1d) differs"),
+    ("hand-uneven", "1", 0, "step 2: the loss differs"),
+    ("hand-local-clip", "n", 0, "the gradient of Net.tok.weight|The cause is its reduction over the ranks, clipping"),
+    ("fsdp2-local-clip", "n", 0, "the gradient of Net.tok.weight|The cause is clipping"),
+]  # fmt: skip
+SOUND = ("hand-none", "hand-batchnorm", "hand-dropout", "hand-experts", "ddp-none", "ddp-batchnorm", "ddp-dropout",
+         "fsdp2-none", "tp-none", "tpsp-none", "gpipe-none", "1f1b-none")  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("faults")
+    script = SCRIPT.parent / "faults.py"
+    cases = sorted({*SOUND, *(case for case, *_ in FOUND), *(case for case, *_ in TOLD)})
+    for world, wanted in ((1, ALONE), (2, cases)):
+        told = finish(together(folder, world, folder / str(world), *wanted, script=script))
+        missing = [case for case in wanted if not (folder / str(world) / case / "manifest.yaml").exists()]
+        assert not missing, (missing, told)
+    return folder
+
+
+def other_run(runs, case, against):
+    layout, _, fault = case.partition("-")
+    if against == "n":
+        return runs / "2" / f"{layout}-none"
+    return runs / "1" / (f"hand-{fault}" if f"hand-{fault}" in ALONE else "hand-none")
+
+
+@pytest.mark.parametrize(("case", "rule", "step", "rank", "site", "words"), FOUND)
+def test_check_names_the_fault(runs, case, rule, step, rank, site, words):
+    with open_run(runs / "2" / case) as run:
+        found = [finding for finding in check(run).findings if finding.rule == rule]
+    assert len(found) == 1
+    assert (found[0].step, found[0].rank, found[0].site) == (step, rank, site)
+    assert words in found[0].evidence
+
+
+@pytest.mark.parametrize(("case", "against", "rank", "words"), TOLD)
+def test_diff_names_the_fault(runs, case, against, rank, words):
+    with open_run(other_run(runs, case, against)) as a, open_run(runs / "2" / case) as b:
+        result = compare_runs(a, b, DiffOptions())
+    assert result.verdict is Verdict.DIVERGED
+    assert result.first.rank == rank
+    for part in words.split("|"):
+        assert part in result.sentence
+
+
+@pytest.mark.parametrize("case", SOUND)
+def test_what_is_as_it_should_be_is_not_found(runs, case):
+    with open_run(runs / "2" / case) as run:
+        assert check(run).findings == ()
+
+
+def test_each_rank_that_clips_by_its_own_norm_is_told_with_its_factor(runs):
+    with open_run(runs / "2" / "fsdp2-none") as a, open_run(runs / "2" / "fsdp2-local-clip") as b:
+        lines = compare_runs(a, b, DiffOptions()).evidence
+    assert any(line.startswith("b is another multiple of a on each rank (rank 0: 0.1") for line in lines), lines
+
+
+def test_a_batch_that_all_ranks_share_is_told_beside_one_process(runs):
+    with open_run(runs / "1" / "hand-none") as a, open_run(runs / "2" / "ddp-same-samples") as b:
+        notes = compare_runs(a, b, DiffOptions()).notes
+    assert notes[0] == "In run b the 2 ranks have one batch between them: each was given the same samples."
+
+
+def test_the_first_divergence_is_that_of_the_rank_where_it_began(runs):
+    """What rank 1's learning rate does arrives on rank 0 with the next reduction."""
+    with open_run(runs / "2" / "hand-none") as a, open_run(runs / "2" / "hand-rate") as b:
+        result = compare_runs(a, b, DiffOptions())
+    assert {found.rank: found.step for found in result.candidates} == {0: 1, 1: 0}
