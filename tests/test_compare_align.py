@@ -372,7 +372,7 @@ class TestCoverage:
         result = diff(train(), train("module"), about_a={"ranks": 2}, about_b={"ranks": 2})
         assert [(d.rank, d.step, d.site.fqn) for d in result.candidates] == [(0, 1, "Net.a"), (1, 1, "Net.a")]
         assert result.first.rank == 0
-        assert "rank 0" in result.sentence
+        assert "step 1, on both ranks: " in result.sentence
 
     def test_an_interrupted_run_is_said_to_be_one(self, diff):
         result = diff(train(), train(), about_b={"complete": False})
