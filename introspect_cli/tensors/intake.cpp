@@ -193,11 +193,13 @@ PyObject *add_all(PyObject *object, PyObject *tensors) {
     });
 }
 
+PyObject *VERSION = nullptr;  // a name
+
 // How a tensor stands, in 64 bits: its count of writes, its address, a glance at its memory. None: the long way.
 PyObject *stand(Intake *self, PyObject *tensor) {
     Look found;
     if (!look(self, tensor, found)) return Py_NewRef(Py_None);
-    PyObject *version = PyObject_GetAttrString(tensor, "_version");
+    PyObject *version = PyObject_GetAttr(tensor, VERSION);
     i64 writes = version ? PyLong_AsLongLong(version) : -1;
     if (version) Py_DecRef(version);
     if (PyErr_Occurred()) return PyErr_Clear(), Py_NewRef(Py_None);
@@ -292,6 +294,7 @@ PyObject *new_intake(PyObject *, PyObject *const *arguments, Py_ssize_t given) {
             return PyErr_Format(PyExc_ValueError, "%d bytes of addresses wanted", int(sizeof(Functions)));
         functions = (const Functions *)bytes;
     }
+    if (!VERSION && !(VERSION = PyUnicode_InternFromString("_version"))) return nullptr;
     if (!TYPE && !(TYPE = PyType_FromSpec(&SPEC))) return nullptr;
     Intake *self = PyObject_New(Intake, (PyTypeObject *)TYPE);
     if (!self) return nullptr;

@@ -89,19 +89,20 @@ def finalise(
     for slot, value in fixed.items():
         sums[slot] = value
     bare[list(unmeasured)] = True
+    absent = np.flatnonzero(bare)  # few, as a rule
     counts: dict[str, npt.NDArray[np.int64]] = {}
     floats: dict[str, npt.NDArray[np.float64] | npt.NDArray[np.float32]] = {}
     if with_stats:
         kept = [name for name, own in STATISTICS.items() if not own.on_request or name in sorted_stats]
         for name, column in statistics.finalise(rows, kept).items():
             if column.dtype.kind == "i":
-                column[bare] = -1
+                column[absent] = -1
                 counts[name] = column
             else:
-                column[bare] = np.nan
+                column[absent] = np.nan
                 floats[name] = column
     sketches = None
     if with_sketch:
         sketches = sketch.finalise(rows)
-        sketches[bare] = np.nan
+        sketches[absent] = np.nan
     return SummaryTable(layouts, layout_index, sums, status, counts, floats, sketches, text, noted)

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import functools
 import sys
+from itertools import chain
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from introspect_cli.capture.probes.state import StateProbe
 
 _PLAIN = (bool, int, float, str)
+_gradient_of = attrgetter("grad")
 
 
 class OptimizerProbe:
@@ -261,15 +264,18 @@ class OptimizerProbe:
     def _gradients(self, optimizer: Optimizer, held: _Held, call: int = 0) -> None:
         if Kind.GRAD not in self._context.kinds:
             return
-        sites, parameters, gradients = [], [], []
-        for site, parameter in zip(held.gradient_sites(self._context, call), _parameters(optimizer), strict=True):
-            if site >= 0 and (gradient := parameter.grad) is not None:
-                sites.append(site)
-                parameters.append(parameter)
-                gradients.append(gradient)
+        sites, parameters = held.gradient_sites(self._context, call), _parameters(optimizer)
+        gradients: list[torch.Tensor] = list(map(_gradient_of, parameters)) if held.all_watched else []
+        if len(sites) != len(gradients) or type(None) in set(map(type, gradients)):
+            sites, parameters, gradients = _with_gradients(sites, parameters)
         self._recorder.tensors(sites, self._context.parts.each(parameters, gradients))
 
     def _optimizer_state(self, optimizer: Optimizer, held: _Held, phase: Phase) -> None:
+        if not self._context.parts.active and (plan := held.plans.get(phase)) is not None:
+            values = plan.values(held.all_states(optimizer))
+            if values is not None:
+                self._recorder.tensors(plan.sites, values)
+                return
         states = held.states(optimizer)
         if self._context.parts.active:
             states = self._placed(optimizer, states)
@@ -285,6 +291,8 @@ class OptimizerProbe:
         else:
             if all(issubclass(cls, torch.Tensor) for cls in set(map(type, tensors))):
                 self._recorder.tensors(sites, tensors)
+                if len(states) == len(held.names):
+                    held.plans[phase] = _Plan(sites, [state for _, state in states])
                 return
         self._new_state(held, states, phase)
 
@@ -354,6 +362,9 @@ class _Held:
         self._gradients: dict[int, list[int]] = {}
         self._state: dict[Phase, dict[int, tuple[tuple[str, ...], list[int]]]] = {}
         self._large: list[int] | None = None
+        self.all_watched = all(name.watched for name in names)
+        self.plans: dict[Phase, _Plan] = {}
+        """Where everything of every parameter is recorded, as it was the last time."""
 
     def large(self, parameters: list[torch.Tensor]) -> list[torch.Tensor]:
         """Those large enough for torch to share an operation on them out among its threads: looked for once."""
@@ -372,20 +383,58 @@ class _Held:
             ]
         return sites
 
-    def states(self, optimizer: Optimizer) -> list[tuple[int, dict[str, Any]]]:
-        """What the optimizer keeps for parameters that are watched, by the parameter's position."""
+    def all_states(self, optimizer: Optimizer) -> list[Any]:
+        """What the optimizer keeps for each of its parameters, None where that is nothing."""
         # ZeroRedundancyOptimizer keeps the state of this rank's parameters in an optimizer of its own.
         inner = None if optimizer.state else getattr(optimizer, "optim", None)
         holder = inner if isinstance(inner, Optimizer) else optimizer
         # `state` is a defaultdict: asking it with [] would put an empty entry into the script's optimizer.
         # Nor by [] nor by get(): a tensor's own hash is python code.
-        by_id = {id(parameter): state for parameter, state in holder.state.items()}
-        kept = zip(self.names, map(by_id.get, map(id, _parameters(optimizer))), strict=True)
+        by_id = dict(zip(map(id, holder.state.keys()), holder.state.values(), strict=True))
+        return list(map(by_id.get, map(id, _parameters(optimizer))))
+
+    def states(self, optimizer: Optimizer) -> list[tuple[int, dict[str, Any]]]:
+        """What the optimizer keeps for parameters that are watched, by the parameter's position."""
+        kept = zip(self.names, self.all_states(optimizer), strict=True)
         return [(position, state) for position, (name, state) in enumerate(kept) if state and name.watched]
 
     def known_state(self, phase: Phase) -> dict[int, tuple[tuple[str, ...], list[int]]]:
         """By position the keys of a parameter's state, where all are of tensors, and their sites."""
         return self._state.setdefault(phase, {})
+
+
+class _Plan:
+    """The sites of all that an optimizer keeps for its parameters, while it keeps the same things for each."""
+
+    def __init__(self, sites: list[int], states: list[dict[str, Any]]) -> None:
+        """Remember the keys, not what is kept under them."""
+        self.sites = sites
+        self._keys = list(chain.from_iterable(states))
+        self._lengths = list(map(len, states))
+
+    def values(self, states: list[Any]) -> list[torch.Tensor] | None:
+        """The tensors kept now, in the order of the sites; None where anything else is kept than was."""
+        if set(map(type, states)) != {dict} or list(map(len, states)) != self._lengths:
+            return None
+        if list(chain.from_iterable(states)) != self._keys:
+            return None
+        values = list(chain.from_iterable(map(dict.values, states)))
+        return values if all(issubclass(cls, torch.Tensor) for cls in set(map(type, values))) else None
+
+
+def _with_gradients(
+    sites: list[int], parameters: list[torch.Tensor]
+) -> tuple[list[int], list[torch.Tensor], list[torch.Tensor]]:
+    """Those of the parameters that are watched and have a gradient, with their sites and gradients."""
+    own_sites: list[int] = []
+    own: list[torch.Tensor] = []
+    gradients: list[torch.Tensor] = []
+    for site, parameter in zip(sites, parameters, strict=True):
+        if site >= 0 and (gradient := parameter.grad) is not None:
+            own_sites.append(site)
+            own.append(parameter)
+            gradients.append(gradient)
+    return own_sites, own, gradients
 
 
 _NOTHING_KNOWN: tuple[tuple[str, ...], list[int]] = ((), [])

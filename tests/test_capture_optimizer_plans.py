@@ -1,0 +1,96 @@
+"""What an optimizer keeps is recorded by a plan while it stays the same, and records the same as without one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from opcapture import captured
+from torch import nn
+
+from introspect_cli.capture.probes import optimizers
+from introspect_cli.capture.probes.optimizers import _Plan
+from introspect_cli.store.reader import open_run
+
+
+def nothing(net, optimizer):
+    pass
+
+
+def freeze(net, optimizer):
+    net[0].bias.requires_grad_(requires_grad=False)
+    net[0].bias.grad = None
+
+
+def forget_one(net, optimizer):
+    del optimizer.state[net[0].weight]
+
+
+def add_key(net, optimizer):
+    optimizer.state[net[0].weight]["seen"] = torch.ones(2)
+
+
+def swap_keys(net, optimizer):
+    state = optimizer.state[net[0].weight]
+    state["exp_avg"] = state.pop("exp_avg")
+
+
+def put_number(net, optimizer):
+    optimizer.state[net[0].weight]["note"] = 7.0
+
+
+def put_other_mapping(net, optimizer):
+    class Own(dict):
+        pass
+
+    optimizer.state[net[0].weight] = Own(optimizer.state[net[0].weight])
+
+
+def add_group(net, optimizer):
+    optimizer.add_param_group({"params": [net[2].weight]})
+
+
+CHANGES = (nothing, freeze, forget_one, add_key, swap_keys, put_number, put_other_mapping, add_group)
+
+
+def train(change):
+    def work():
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 4), nn.Linear(4, 2, bias=False))
+        held = [*net[0].parameters(), *net[1].parameters()]
+        optimizer = torch.optim.AdamW(held, lr=0.1, foreach=False)
+        for step in range(6):
+            if step == 3:
+                change(net, optimizer)
+            net(torch.randn(5, 3)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    return work
+
+
+def contents(path):
+    with open_run(path) as run:
+        rank = run.rank(0)
+        return [
+            [repr((str(record.site), record.summary)) for record in rank.records(entry.step)] for entry in rank.steps
+        ]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_the_same_records_with_a_plan_and_without(change, tmp_path, monkeypatch):
+    used = []
+    values = _Plan.values
+
+    def told(self, states):
+        found = values(self, states)
+        used.append(found is not None)
+        return found
+
+    monkeypatch.setattr(optimizers._Plan, "values", told)
+    planned = contents(captured(tmp_path / "planned", train(change)))
+    monkeypatch.setattr(optimizers._Plan, "values", lambda _self, _states: None)
+    alone = contents(captured(tmp_path / "alone", train(change)))
+    assert planned == alone
+    assert len(planned) == 6
+    assert used[0]
+    assert change in {nothing, freeze, forget_one, add_group} or not used[1]
