@@ -74,17 +74,15 @@ class Side:
     def features(self, wanted: Callable[[str], bool]) -> Features:
         """What each name that is wanted holds: (kind, phase, call, checksum) of its telling records."""
         sites, found = self.sites, defaultdict[str, set[Feature]](set)
-        chosen: dict[str, bool] = {}
-        numbers = self.number[self.rows]
+        chosen = {name for name in self.names if wanted(name)}
+        kept = np.fromiter((name in chosen for name in sites.fqn), np.bool_, len(sites.fqn))
+        rows = self.rows[kept[self.number[self.rows]]]
+        numbers = self.number[rows]
         columns_of = (sites.kind, sites.phase, sites.call)
         details = zip(*(own[numbers].tolist() for own in columns_of), strict=True)
-        sums = np.asarray(self.batch.checksum)[self.rows].tolist()
+        sums = np.asarray(self.batch.checksum)[rows].tolist()
         for number, detail, checksum in zip(numbers.tolist(), details, sums, strict=True):
-            name = sites.fqn[number]
-            if (keep := chosen.get(name)) is None:
-                keep = chosen[name] = wanted(name)
-            if keep:
-                found[name].add((*detail, checksum))
+            found[sites.fqn[number]].add((*detail, checksum))
         return dict(found)
 
 
@@ -142,8 +140,9 @@ def _evicted(names: Iterable[str], moved: Mapping[str, str]) -> dict[str, str]:
         return {}
     every = set(names)
     taken = {new for old, new in moved.items() if new in every and new not in moved}
-    arrived = {change(name) for name in every if change(name) != name}
-    every = {name for name in every if change(name) == name}
+    goes = {name: new for name in every if (new := change(name)) != name}
+    arrived = set(goes.values())
+    every -= goes.keys()
     clash = {name for name in every if name in arrived} | {name for name in taken if name in every}
     return {name: f"{name}(a)" for name in clash if not any(name.startswith(f"{other}.") for other in clash)}
 
@@ -200,7 +199,12 @@ class _Search:
         self.votes: dict[str, int] = {}
 
     def _is_shifted(self, name: str) -> bool:
-        return any(name.startswith(parent) and name[len(parent)].isdecimal() for parent in self.shifted)
+        while self.shifted and name:
+            above, _, part = name.rpartition(".")
+            if part.isdecimal() and f"{above}." in self.shifted:
+                return True
+            name = above
+        return False
 
     def run(self) -> Correspondence:
         """Match tensors, then the tree above them, then modules without tensors."""
@@ -219,11 +223,11 @@ class _Search:
         owners = [names | {name.rpartition(".")[0] for name in names} for names in tensors]
         change = renamer((), self.names) or str
         reached = {change(name) for name in self.a.names}
+        done = owners[0] | self.names.keys()
         rest_a = {
             name: held
             for name, held in features_a.items()
-            if name not in owners[0] | self.names.keys()
-            and (change(name) not in self.b.names or self._is_shifted(name))
+            if name not in done and (change(name) not in self.b.names or self._is_shifted(name))
         }
         rest_b = {
             name: held
@@ -246,10 +250,13 @@ class _Search:
 
     def _lift(self, pairs: dict[str, str], tensors: set[str]) -> None:
         """Take pairs of tensors up the tree, as far as nothing that has another name, or keeps its own, is below."""
-        kept = Counter[str]()
+        kept: set[str] = set()
         for name in tensors:
-            if name not in pairs and name not in self.open_a:
-                kept.update(_heads(name))
+            if name not in self.open_a and name not in pairs:
+                head = name
+                while head and head not in kept:
+                    kept.add(head)
+                    head = head.rpartition(".")[0]
         votes, voters = Counter[tuple[str, str]](), Counter[str]()
         for old, new in pairs.items():
             voters.update(_heads(old))
@@ -260,7 +267,7 @@ class _Search:
             levels = _levels(old, new)
             best = (old, new)
             for one, two in levels:
-                if kept[one] or votes[one, two] != voters[one]:
+                if one in kept or votes[one, two] != voters[one]:
                     break
                 best = (one, two)
             if best[0] != best[1] and best[0] not in self.names:
@@ -269,10 +276,9 @@ class _Search:
     def _confirm(self) -> None:
         """A name that was only said again by a longer prefix is dropped."""
         for old in sorted(self.names, key=len, reverse=True):
-            rest = {name: new for name, new in self.names.items() if name != old}
-            change = renamer((), rest)
-            if change is not None and change(old) == self.names[old]:
-                self.names = rest
+            above = next((head for head in reversed(_heads(old)[:-1]) if head in self.names), None)
+            if above is not None and self.names[above] + old[len(above) :] == self.names[old]:
+                del self.names[old]
 
 
 def _tensor_names(side: Side) -> set[str]:
@@ -367,9 +373,9 @@ def _modules(
     return _best(scores)
 
 
-def _shifted(one: set[str], two: set[str]) -> tuple[str, ...]:
+def _shifted(one: set[str], two: set[str]) -> frozenset[str]:
     """Parents, with their dot, whose numbered children are more in one run than in the other."""
     counts = child_counts(one), child_counts(two)
-    return tuple(
+    return frozenset(
         f"{parent}." for parent in counts[0].keys() & counts[1].keys() if counts[0][parent] != counts[1][parent]
     )

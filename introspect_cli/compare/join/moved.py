@@ -8,6 +8,7 @@ and compared where they moved to. Renamed modules are only suggested: that two s
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -41,13 +42,17 @@ def _children(modules: Sequence[ModuleInfo]) -> dict[str, list[ModuleInfo]]:
 
 def child_counts(names: Iterable[str]) -> dict[str, int]:
     """How many children that are named by number each parent has, by the parent's name."""
-    found: dict[str, set[str]] = {}
+    found: Counter[str] = Counter()
+    seen: set[str] = set()
     for name in names:
-        parts = name.split(".")
-        for place, part in enumerate(parts):
+        head = name
+        while head and head not in seen:  # what is above was counted with what was seen first
+            seen.add(head)
+            above, _, part = head.rpartition(".")
             if part.isdecimal():
-                found.setdefault(".".join(parts[:place]), set()).add(part)
-    return {parent: len(numbers) for parent, numbers in found.items()}
+                found[above] += 1
+            head = above
+    return dict(found)
 
 
 def _signature(module: ModuleInfo, children: dict[str, list[ModuleInfo]], *, own: bool = True) -> Signature:

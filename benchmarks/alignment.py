@@ -1,0 +1,60 @@
+"""How long it takes to know the modules of a run under other names, in CPU time, by the number of sites.
+
+    python benchmarks/alignment.py 100000 1000000
+
+The sites are made up: layers of ten modules with a parameter, its gradient, input, output and gradient of the output
+each, of which one module in ten has another name in b.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from introspect_cli.compare.join.by_value import Correspondence, correspond
+from introspect_cli.records import Status
+from introspect_cli.store.batch import StepBatch
+
+KINDS = ("param", "input", "output", "grad", "grad_output")
+PHASES = ("start", "forward", "forward", "optimizer", "backward")
+
+
+def made(sites: int, renamed: str) -> Any:
+    """A rank of one step with so many sites, as far as `correspond` looks at it."""
+    fqn = []
+    for number in range(sites // len(KINDS)):
+        layer, slot = divmod(number, 10)
+        name = f"Net.blocks.{layer}.{renamed if slot == 3 else f'm{slot}'}"
+        fqn += [f"{name}.weight", name, name, f"{name}.weight", name]
+    count = len(fqn)
+    table = SimpleNamespace(
+        phase=list(PHASES) * (count // 5), kind=list(KINDS) * (count // 5), fqn=fqn, path=[""] * count,
+        key=np.arange(count, dtype=np.uint64), call=np.zeros(count, np.int64), module_class=["Linear"] * count,
+    )  # fmt: skip
+    numbers = np.arange(count, dtype=np.uint32)
+    batch = StepBatch(
+        site=numbers,
+        sequence=numbers,
+        layout=np.zeros(count, np.uint32),
+        status=np.full(count, int(Status.OBSERVED), np.uint8),
+        checksum=np.random.default_rng(1).integers(1, 2**63, count).astype(np.uint64),
+        floats={"min": np.zeros(count), "max": np.ones(count)},
+    )
+    return SimpleNamespace(entries={"step": np.array([0])}, sites=table, read=lambda _: batch)
+
+
+def timed(sites: int) -> tuple[Correspondence, float]:
+    """What was found, and seconds of CPU time."""
+    runs = made(sites, "body"), made(sites, "mlp")
+    start = time.process_time()
+    return correspond(*runs, None), time.process_time() - start
+
+
+if __name__ == "__main__":
+    for asked in map(int, sys.argv[1:] or ["100000"]):
+        found, seconds = timed(asked)
+        print(f"{asked:,} sites: {len(found.names):,} names found in {seconds:.2f} s")
