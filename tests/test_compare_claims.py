@@ -402,3 +402,63 @@ def test_the_eps_of_an_advantage_is_told_as_the_loss(tmp_path):
         result = compare_runs(one, two, DiffOptions())
     assert result.first.site.kind is Kind.GRAD_OUTPUT
     assert "which no module takes: the loss code" in result.sentence
+
+
+class Bent(nn.Module):
+    """A layer whose output goes through a function, written in two ways that differ in the backward pass alone."""
+
+    def __init__(self, plain):
+        super().__init__()
+        self.inner = nn.ModuleDict({"wide": nn.Linear(4, 64), "narrow": nn.Linear(64, 2)})
+        self.plain = plain
+
+    def forward(self, x):
+        x = self.inner["wide"](x)
+        return self.inner["narrow"](torch.tanh(x if self.plain else Back.apply(x)))
+
+
+class Back(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 1
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 1.5
+
+
+def test_code_between_modules_is_not_told_as_the_loss(tmp_path):
+    def train(plain):
+        torch.manual_seed(0)
+        net = Bent(plain)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        net(torch.ones(3, 4)).square().mean().backward()
+        optimizer.step()
+
+    for name, plain in (("a", True), ("b", False)):
+        with watched(tmp_path / name):
+            train(plain)
+    with open_run(tmp_path / "a") as one, open_run(tmp_path / "b") as two:
+        result = compare_runs(one, two, DiffOptions())
+    assert result.first.site.fqn == "Bent.inner.wide"
+    told = "which no module takes: the forward code of Bent.inner or what is around it, or the loss code."
+    assert told in result.sentence
+
+
+def test_a_seed_that_differs_with_the_parameters_is_told_with_them(tmp_path):
+    def train(bias):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(4, 3, bias=bias), nn.Linear(3, 2, bias=bias))
+        for own in net.parameters():
+            nn.init.normal_(own)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        net(torch.ones(3, 4)).square().mean().backward()
+        optimizer.step()
+
+    for name, bias in (("a", True), ("b", False)):
+        with watched(tmp_path / name):
+            train(bias)
+    with open_run(tmp_path / "a") as one, open_run(tmp_path / "b") as two:
+        result = compare_runs(one, two, DiffOptions())
+    told = "Only a has Sequential.0.bias and 1 more parameter: if they are drawn at random, that explains it."
+    assert told in result.sentence

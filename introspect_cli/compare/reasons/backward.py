@@ -55,7 +55,9 @@ class Backward(Reason):
         if first.site.kind is Kind.GRAD_INPUT:
             return f"{text}through {module}."
         if _taken_by_no_module(scene):
-            return f"{text}of what uses that output, which no module takes: the loss code."
+            around = "" if _leaves_the_model(scene) else first.site.fqn.rpartition(".")[0]
+            code = f"the forward code of {around} or what is around it, or the loss code" if around else "the loss code"
+            return f"{text}of what uses that output, which no module takes: {code}."
         if not _any_before(scene.cause.evidence):
             return f"{text}of what uses that output: the loss code, if no module does."
         return f"{text}of what uses that output."
@@ -65,20 +67,32 @@ def _any_before(evidence: tuple[Evidence, ...]) -> bool:
     return any(found.name == "the gradients before it" for found in evidence)
 
 
-def _taken_by_no_module(scene: Scene) -> bool:
-    """Whether no module is given this output in run a, by its checksum; False where that is not on record."""
-    facts, site, step = scene.facts, scene.site, scene.step
+def _output(scene: Scene) -> int:
+    """Checksum in run a of the output whose gradient it is; 0 where that is not on record."""
+    facts, site = scene.facts, scene.site
     own = [
         u
         for phase in (Phase.FORWARD, Phase.EVAL)
         for u in facts.recorded(phase, Kind.OUTPUT, site.fqn, site.call)
         if facts.alignment.path[u] == site.path
     ]
-    checksum = step.checksum(own[0], "a") if own else None
+    return (scene.step.checksum(own[0], "a") or 0) if own else 0
+
+
+def _taken_by_no_module(scene: Scene) -> bool:
+    """Whether no module is given this output in run a, by its checksum; False where that is not on record."""
+    facts, checksum = scene.facts, _output(scene)
     if not checksum or facts.modules_chosen or Kind.INPUT not in facts.kinds:
         return False
     given = facts.unions(Kind.INPUT, frozenset({Phase.FORWARD}))
-    return all(step.checksum(int(union), "a") != checksum for union in given)
+    return all(scene.step.checksum(int(union), "a") != checksum for union in given)
+
+
+def _leaves_the_model(scene: Scene) -> bool:
+    """Whether the output is one of the whole model's, by its checksum: only the loss code can use it."""
+    outputs = scene.facts.unions(Kind.OUTPUT, frozenset({Phase.FORWARD, Phase.EVAL}))
+    roots = (int(union) for union in outputs if "." not in scene.facts.alignment.fqn[int(union)])
+    return any(scene.step.checksum(union, "a") == _output(scene) for union in roots)
 
 
 def _recomputed(scene: Scene) -> bool:

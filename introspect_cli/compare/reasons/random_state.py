@@ -18,7 +18,7 @@ from introspect_cli.compare.reasons.evidence import although, random_state
 from introspect_cli.compare.reasons.facts import EQUAL, generator_of
 from introspect_cli.compare.reasons.step_view import StepRecords
 from introspect_cli.compare.reasons.words import what
-from introspect_cli.records import DRAWN_BEFORE, Kind, Phase, Site, Status
+from introspect_cli.records import DRAWN_BEFORE, Kind, Phase, Site, Status, count
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -61,7 +61,7 @@ class RandomState(Reason):
         if scene.is_first_step:
             return (
                 f"{what(site)} differs already when the first captured step begins: a different seed (or none), or a "
-                "different number of random draws before it."
+                f"different number of random draws before it.{_built(scene)}"
             )
         if site.fqn in unseeded(scene):
             return f"{what(site)} differs when the step begins, although {scene.all_before}."
@@ -69,6 +69,21 @@ class RandomState(Reason):
             f"{what(site)} differs when the step begins, although {scene.all_before}: "
             f"{_drawn_before(scene)} (an extra random draw)."
         )
+
+
+def _built(scene: Scene) -> str:
+    """Parameters that one run only has: building them may draw, though nothing equal before them shows the seed."""
+    items = scene.facts.items
+    for side, missing in (("a", items.row_b), ("b", items.row_a)):
+        lone = [
+            site.fqn
+            for site, row in zip(scene.facts.sites, missing.tolist(), strict=True)
+            if row < 0 and site.kind is Kind.PARAM and site.phase is Phase.START
+        ]
+        if lone:
+            rest = f" and {count(len(lone) - 1, 'more parameter')}" if len(lone) > 1 else ""
+            return f" Only {side} has {lone[0]}{rest}: if they are drawn at random, that explains it."
+    return ""
 
 
 def _drawn_before(scene: Scene) -> str:
