@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -176,3 +177,23 @@ def test_a_compiler_that_is_too_old_is_none(backend, monkeypatch, tmp_path):
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setattr(backend.sysconfig, "get_config_var", lambda name: "g++ -pthread" if name == "CXX" else None)
     assert backend.installed_compiler() is None
+
+
+def test_rows_become_columns_and_lists_arrays_as_without_the_extension(monkeypatch):
+    if kernels.KERNELS is None:
+        pytest.skip("no compiled kernels")
+    random = np.random.default_rng(0)
+    blocks = [random.integers(0, 2**64, (20, r.WORDS), np.uint64) for _ in range(3)]
+    for count in (0, 1, 7, 20, 21, 60):
+        wanted = np.concatenate(blocks)[:count]
+        found = r.gathered(blocks, count)
+        np.testing.assert_array_equal(found, wanted)
+        with monkeypatch.context() as patch:
+            patch.setattr(r, "KERNELS", None)
+            np.testing.assert_array_equal(r.gathered(blocks, count), wanted)
+    values = [0, 1, 2**32 - 1, 7]
+    assert kernels.numbers(values).tolist() == values
+    with pytest.raises(TypeError):
+        kernels.numbers([1, "2"])
+    monkeypatch.setattr(kernels, "KERNELS", None)
+    assert kernels.numbers(values).tolist() == values

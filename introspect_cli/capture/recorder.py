@@ -25,6 +25,7 @@ from introspect_cli.schedules import ALWAYS, NEVER
 from introspect_cli.selection import selects
 from introspect_cli.store.batch import StepBatch, given_columns
 from introspect_cli.store.columns import sparse_texts
+from introspect_cli.tensors.kernels import numbers
 from introspect_cli.tensors.places import Placed
 from introspect_cli.tensors.views import in_memory
 
@@ -401,7 +402,7 @@ class Recorder:
         return keeping.expiry(ended.step, kinds, ended.slots, table, ended.labels)
 
     def _append(self, ended: EndedStep, table: SummaryTable) -> None:
-        pick = np.asarray(ended.slots, dtype=np.int64)
+        pick = numbers(ended.slots)
         # The summarizer only ever appends to its layouts.
         self._layouts.extend(self._rank.layout(layout) for layout in table.layouts[len(self._layouts) :])
         layouts = np.asarray(self._layouts, dtype=np.uint32)
@@ -412,7 +413,7 @@ class Recorder:
 
         noted = np.flatnonzero(picked(table.noted)).tolist()
         batch = StepBatch(
-            site=np.asarray(ended.rows, dtype=np.uint32),
+            site=numbers(ended.rows),
             sequence=np.arange(len(ended.rows), dtype=np.uint32),
             layout=layouts[picked(table.layout_index)],
             status=picked(table.status),

@@ -13,6 +13,8 @@ INTROSPECT_NO_KERNELS is set, there are none, `reason` says why, and torch opera
 - `copy(source, dims, size, plan, target)`: a strided box of elements of `size` bytes to contiguous memory. `plan`:
   address of sizes, strides in the source and strides in the target, MAX_DIMS words each.
 - `glance(address, size)`: 64 bits that depend on bytes at places spread over `size` bytes, on all if they are few.
+- `transpose(rows, count, columns, stride)`: rows of 32 words to columns, which begin `stride` words after each other.
+- `numbers(values, count, address)`: a list of so many integers as 32 bits each.
 - `watch_generator(number, words, position, spare, flag)`: where a Mersenne twister lies (see `generators`).
 - `generators_moved()`: a bit for each of them that has moved since `generator_state(number)`, 64 bits of its state.
 - `levels()` that this processor can run, the best one last; `use(level)` takes another than the best.
@@ -25,8 +27,12 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
+
 if TYPE_CHECKING:
     from types import ModuleType
+
+    import numpy.typing as npt
 
 DISABLE_VARIABLE: Final = "INTROSPECT_NO_KERNELS"
 """Environment variable that, set to anything but 0, keeps the compiled kernels from being used."""
@@ -51,6 +57,16 @@ def _load() -> tuple[ModuleType | None, str]:
 
 KERNELS, REASON = _load()
 """The extension, None if it cannot be had; and why, "" if it can."""
+
+
+def numbers(values: list[int]) -> npt.NDArray[np.uint32]:
+    """Integers below 2**32 as an array: a third of the time that numpy takes for a list."""
+    if KERNELS is None:
+        return np.array(values, dtype=np.uint32)
+    found = np.empty(len(values), dtype=np.uint32)
+    KERNELS.numbers(values, len(values), found.ctypes.data)
+    return found
+
 
 CHUNK: Final = 1 << 16
 """Elements in a chunk, whose row is merged with those of the tensor's other chunks."""

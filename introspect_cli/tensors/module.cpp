@@ -287,6 +287,18 @@ void copy(const char *source, i64 dims, i64 size, const i64 *plan, char *target)
     }
 }
 
+// ---- a step's rows as columns
+
+// Rows to columns of `stride` words, eight rows at a time: whole cache lines are read and written.
+void transpose(const u64 *rows, i64 count, u64 *columns, i64 stride) {
+    constexpr i64 WORDS = sizeof(Row) / 8, SOME = 8;
+    for (i64 first = 0; first < count; first += SOME) {
+        const i64 some = least(SOME, count - first);
+        for (i64 word = 0; word < WORDS; word++)
+            for (i64 i = 0; i < some; i++) columns[word * stride + first + i] = rows[(first + i) * WORDS + word];
+    }
+}
+
 // ---- the module
 
 constexpr i64 BRIEF = 1 << 13;  // elements up to which a call is over sooner than the interpreter's lock changes hands
@@ -363,6 +375,21 @@ PyObject *py_copy(PyObject *, Arguments a, Py_ssize_t n) {
 PyObject *py_glance(PyObject *, Arguments a, Py_ssize_t n) {
     return function<2>(a, n, KEPT, [](const u64 *w) { return i64(glance((const char *)w[0], i64(w[1]))); });
 }
+PyObject *py_transpose(PyObject *, Arguments a, Py_ssize_t n) {
+    return function<4>(a, n, KEPT, [](const u64 *w) {
+        return transpose((const u64 *)w[0], i64(w[1]), (u64 *)w[2], i64(w[3])), i64(0);
+    });
+}
+// Puts a list's numbers into 32 bits each, at an address with room for them.
+PyObject *py_numbers(PyObject *, Arguments a, Py_ssize_t n) {
+    if (n != 3 || !PyList_Check(a[0])) return PyErr_Format(PyExc_TypeError, "a list, its length and an address wanted");
+    const Py_ssize_t count = PyLong_AsSsize_t(a[1]);
+    auto *out = (u32 *)PyLong_AsUnsignedLongLongMask(a[2]);
+    if (PyErr_Occurred()) return nullptr;
+    if (PyList_Size(a[0]) != count) return PyErr_Format(PyExc_ValueError, "the list is of another length");
+    for (Py_ssize_t i = 0; i < count; i++) out[i] = u32(PyLong_AsUnsignedLongMask(PyList_GetItem(a[0], i)));
+    return PyErr_Occurred() ? nullptr : Py_NewRef(Py_None);
+}
 PyObject *py_levels(PyObject *, PyObject *) {
     Level found[3];
     int count = levels(found);
@@ -386,7 +413,7 @@ PyObject *py_use(PyObject *, PyObject *wanted) {
 #define FAST(name) {#name, (PyCFunction)(void (*)())py_##name, METH_FASTCALL, nullptr}
 PyMethodDef METHODS[] = {
     FAST(summarise), FAST(alike), FAST(again), FAST(summarise_all), FAST(prepare), FAST(take), FAST(finish),
-    FAST(merge), FAST(copy), FAST(glance), {"levels", py_levels, METH_NOARGS, nullptr}, {"use", py_use, METH_O, nullptr},
+    FAST(merge), FAST(copy), FAST(glance), FAST(transpose), FAST(numbers), {"levels", py_levels, METH_NOARGS, nullptr}, {"use", py_use, METH_O, nullptr},
     {"intake", (PyCFunction)(void (*)())new_intake, METH_FASTCALL, nullptr},
     {"gradients", (PyCFunction)(void (*)())new_gradients, METH_FASTCALL, nullptr},
     {"modules", (PyCFunction)(void (*)())new_modules, METH_FASTCALL, nullptr},

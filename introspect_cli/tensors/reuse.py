@@ -58,7 +58,7 @@ class Memory:
         used = list(self._now.items())[:_LIMIT]
         before = len(self._kept)
         places = [place + before if place >= 0 else -1 - place for _, (_, _, _, place) in used]
-        self._kept = np.concatenate([self._kept, rows])[places] if places else r.empty(0)
+        self._kept = np.ascontiguousarray(np.concatenate([self._kept, rows])[places]) if places else r.empty(0)
         base = self._kept.ctypes.data
         self._before = {
             address: (dtype, count, base + index * r.ROW_BYTES, -1 - index)

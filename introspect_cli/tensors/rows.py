@@ -9,10 +9,15 @@ Identities of an empty row (no finite element): minima +inf, maximum -inf, every
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.typing as npt
+
+from introspect_cli.tensors.kernels import KERNELS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 RAW: Final = 0
 """Position-keyed sum modulo 2**64, before the finaliser (uint64)."""
@@ -55,4 +60,24 @@ def empty(count: int) -> Rows:
     floats[:, [MIN, ABSMIN]] = np.inf
     floats[:, MAX] = -np.inf
     floats[:, [MEDIAN, MODE]] = np.nan
+    return rows
+
+
+def gathered(blocks: Sequence[Rows], count: int) -> Rows:
+    """The first so many rows of blocks, copied, shape (count, 32): column after column in memory, as they are used.
+
+    Whoever needs a row's address copies it.
+    """
+    columns = np.empty((WORDS, count), dtype=np.uint64)
+    first = 0
+    for block in blocks:
+        some = min(len(block), count - first)
+        if some <= 0:
+            break
+        if KERNELS is None:
+            columns[:, first : first + some] = block[:some].T
+        else:
+            KERNELS.transpose(block.ctypes.data, some, columns.ctypes.data + 8 * first, count)
+        first += some
+    rows: Rows = columns.T
     return rows

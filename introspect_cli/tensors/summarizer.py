@@ -427,11 +427,10 @@ class Summarizer:
         """Give away all rows since the last time, without waiting for those that devices still compute; empties."""
         with self._lock, unobserved():
             count = len(self._layout_of)
-            blocks = -(-count // _ARENA_ROWS)
-            rows = np.concatenate([*self._arena[:blocks], r.empty(0)])[:count]
+            rows = r.gathered(self._arena, count)
             pending = self._devices.hand_over()
             self._memory.turn(rows)
-            layout_index = np.array(self._layout_of, dtype=np.uint32)
+            layout_index = k.numbers(self._layout_of)
             headers = np.array(self._headers or [0], dtype=np.uint64)[layout_index] if count else np.zeros(0, np.uint64)
             for slot, own in self._own_headers.items():
                 headers[slot] = own
