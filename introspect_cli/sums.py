@@ -38,6 +38,14 @@ def unmix(checksum: int) -> int:
     return value ^ (value >> 30) ^ (value >> 60)
 
 
+_SAMPLES: Final = 0x5A5A1E5
+
+
+def samples_key(checksum: int) -> int:
+    """The number under which a store keeps the summaries of a tensor's samples, by the tensor's checksum."""
+    return mix(checksum ^ _SAMPLES)
+
+
 def header(dtype: str, shape: Sequence[int], extra: bytes = b"") -> int:
     """The 64-bit contribution of what a tensor is, apart from its elements.
 

@@ -227,6 +227,14 @@ class CaptureOptions:
             repeated=True,
         ),
     )
+    per_sample: bool = field(
+        default=False,
+        metadata=written(
+            WHAT,
+            "Summarise each sample of a batch, too, so that diff tells which differs; best with --steps.",
+            "--per-sample",
+        ),
+    )
     schedule: Schedule = field(
         default_factory=Schedule,
         metadata=written(

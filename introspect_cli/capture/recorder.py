@@ -19,6 +19,8 @@ import torch
 
 from introspect_cli.capture.environment.redact import is_secret_path, plain
 from introspect_cli.capture.keeping import Keeping
+from introspect_cli.capture.samples import KINDS as SAMPLED
+from introspect_cli.capture.samples import Samples, sampled
 from introspect_cli.errors import StoreError
 from introspect_cli.records import Given, Kind, Phase, Site, SiteInfo
 from introspect_cli.schedules import ALWAYS, NEVER
@@ -61,6 +63,7 @@ class EndedStep:
         rows: the site of each record.
         slots: the summarizer's slot of each record.
         saved: values to be stored whole.
+        samples: tensors whose samples were summarised, too.
         given: what operators were given, by record.
         summaries: the summaries, of which devices may still compute some.
         labels: what the script's framework calls it.
@@ -70,6 +73,7 @@ class EndedStep:
     rows: list[int]
     slots: list[int]
     saved: list[SavedTensor]
+    samples: list[Samples]
     given: dict[int, Given]
     summaries: Handover
     labels: Labels
@@ -86,6 +90,8 @@ class Recorder:
         schedule: Schedule | Keeping,
         save_tensors: tuple[str, ...] = (),
         store_lost: Callable[[StoreError], None] = lambda _error: None,
+        *,
+        per_sample: bool = False,
     ) -> None:
         """Start at step 0.
 
@@ -96,6 +102,7 @@ class Recorder:
             schedule: which steps are wanted, and kept.
             save_tensors: globs over FQNs of values that are stored whole.
             store_lost: told once when the store can no longer be written.
+            per_sample: summarise the samples of batches and activations one by one, too.
         """
         self.summarizer = summarizer
         self.step = 0
@@ -122,9 +129,11 @@ class Recorder:
         self._times: dict[int, int] = {}
         self._given: dict[int, Given] = {}
         self._saved: list[SavedTensor] = []
+        self._per_sample = per_sample
+        self._samples: list[Samples] = []
         self._layouts: list[int] = []
         self._ended: deque[EndedStep] = deque()
-        self.intake = None if save_tensors else summarizer.intake
+        self.intake = None if save_tensors or per_sample else summarizer.intake
         """Records small plain tensors in one call; None where nothing does."""
         self._short: Callable[[int, torch.Tensor], int] = lambda _site, _tensor: -1
         if self.intake is not None:
@@ -174,6 +183,8 @@ class Recorder:
             self._note(site, slot)
             if self._sites[site][2]:
                 self._save(slot, value)
+            if self._per_sample:
+                self._sample(site, slot, value)
             return slot
 
     def tensors(self, sites: Sequence[int], values: Sequence[torch.Tensor]) -> None:
@@ -184,6 +195,9 @@ class Recorder:
                 for site, slot, value in zip(sites, slots, values, strict=True):
                     if self._sites[site][2]:
                         self._save(slot, value)
+            if self._per_sample:
+                for site, slot, value in zip(sites, slots, values, strict=True):
+                    self._sample(site, slot, value)
             times = dict.fromkeys(sites, 1)
             if self._only is None and len(times) == len(sites) and self._times.keys().isdisjoint(times):
                 self._times.update(times)
@@ -215,6 +229,11 @@ class Recorder:
         value = value.local if isinstance(value, Placed) else value
         if value.layout is not torch.strided or in_memory(value.shape, value.stride()) is None:
             self._saved.append(SavedTensor(slot, self.summarizer.copied(value)))
+
+    def _sample(self, site: int, slot: int, value: torch.Tensor) -> None:
+        found = sampled(self.summarizer, slot, value) if self._sites[site][0].kind in SAMPLED else None
+        if found is not None:
+            self._samples.append(found)
 
     def tensor_at(self, sites: Sequence[int], value: torch.Tensor) -> None:
         """Record a tensor that is several sites' value; another thread may end the step before or after, not within."""
@@ -311,6 +330,7 @@ class Recorder:
                 self.take_back(0)
                 self._times.clear()
                 self._saved.clear()
+                self._samples.clear()
             self._ended.clear()
             self.step = self.steps_written = 0
             if self._keeping is not None:
@@ -361,10 +381,10 @@ class Recorder:
         if not self._rows:
             return
         rows, slots, summaries = self._rows.copy(), self._slots.copy(), self.summarizer.hand_over()
-        ended = EndedStep(self.step, rows, slots, self._saved, self._given, summaries, self.labels())
+        ended = EndedStep(self.step, rows, slots, self._saved, self._samples, self._given, summaries, self.labels())
         for own in (self._rows, self._slots, self._times):
             own.clear()  # the short way holds them too
-        self._saved, self._given = [], {}
+        self._saved, self._samples, self._given = [], [], {}
         self._ended.append(ended)
 
     def _write(self, keep: int) -> None:
@@ -391,8 +411,9 @@ class Recorder:
                 self._append(first, table)
                 self.steps_written += 1
                 if self._keeping is not None:
-                    saved = frozenset(int(table.checksum[item.slot]) for item in first.saved)
-                    self._keeping.written(first.step, expiry, self._rank.bytes_written - before, saved)
+                    saved = {int(table.checksum[item.slot]) for item in first.saved}
+                    saved |= {item.key(table) for item in first.samples}
+                    self._keeping.written(first.step, expiry, self._rank.bytes_written - before, frozenset(saved))
             except StoreError as error:
                 self.alive = self.wanted = False
                 self._store_lost(error)
@@ -426,6 +447,8 @@ class Recorder:
         )
         for item in ended.saved:
             save_whole(self._store, int(table.checksum[item.slot]), item.value)
+        for samples in ended.samples:
+            samples.save(self._store, table)
         self._rank.append(ended.step, batch, ended.labels)
 
     def stop(self) -> None:

@@ -133,10 +133,14 @@ def _about(run: Run, divergence: Divergence) -> About:
     if kind not in _ACTIVATIONS:
         return About(heads=_heads(run, divergence))
     batches = [record for record in reader.records(divergence.step) if record.site.kind is Kind.BATCH]
-    sizes = [own.summary.layout.shape[0] for own in batches if own.summary.layout.shape]
-    samples = sizes[0] if sizes and len(set(sizes)) == 1 else 0
-    is_batch = len(shape) > 1 and samples > 1 and shape[0] == samples
+    is_batch = len(shape) > 1 and shape[0] == batch_size(batches)
     return About(is_batch, _heads(run, divergence), _padding(run, batches))
+
+
+def batch_size(records: Iterable[Record]) -> int:
+    """How many samples the batches of a step have; 0 where they do not agree, or have one alone."""
+    sizes = {own.summary.layout.shape[0] for own in records if own.site.kind is Kind.BATCH and own.summary.layout.shape}
+    return max(sizes) if len(sizes) == 1 and max(sizes) > 1 else 0
 
 
 def _heads(run: Run, divergence: Divergence) -> int:

@@ -26,6 +26,7 @@ from introspect_cli.compare.reasons.optimizer import changes
 from introspect_cli.compare.reasons.ranks import together
 from introspect_cli.compare.reasons.settings import setting_changes
 from introspect_cli.compare.result import DiffResult, Divergence, Separate, Verdict
+from introspect_cli.compare.samples import samples_told
 from introspect_cli.compare.separate import separately, tell_apart, told_separately
 from introspect_cli.compare.strip import strip_of
 from introspect_cli.compare.verdict import counts_of, doubted, first_of, structure_of, undiverged
@@ -72,6 +73,8 @@ def compare_runs(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run] = ()
     plain = options.by_value and not options.strict and not options.narrowed
     if answer.verdict is not Verdict.SAME and len(outcomes) == 1 and plain:
         answer = _by_flow(answer, (a, b), options, outcomes[0])
+    samples = samples_told(a, b, answer.first) if answer.first is not None else ""
+    answer = replace(answer, evidence=(*answer.evidence, samples)) if samples else answer
     fault = _fault(a, b, options, noise) if noise and on_one_device([a, b, *noise]) else ""
     return replace(answer, notes=(*answer.notes, fault)) if fault else answer
 

@@ -368,6 +368,13 @@ class Summarizer:
             self._by_torch(lambda: copies.append(tensor.detach().to("cpu", copy=True)), tensor)
         return copies[0]
 
+    def parts(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        """Views of a tensor at each index of its first dimension."""
+        views: list[torch.Tensor] = []
+        with self._lock:
+            self._by_torch(lambda: views.extend(tensor.detach().unbind(0)), tensor)
+        return views
+
     def _by_torch(self, call: Callable[[], None], tensor: torch.Tensor) -> None:
         """Have torch operate on a tensor; in a thread of ours where that would start workers in this one."""
 

@@ -86,7 +86,10 @@ class Probes:
             why="last" if options.rule is None else "rule",
             note=guard.note,
         )
-        self.recorder = Recorder(self.summarizer, self.rank, store, self.keeping, options.save_tensors, store_lost)
+        self.recorder = Recorder(
+            self.summarizer, self.rank, store, self.keeping, options.save_tensors, store_lost,
+            per_sample=options.per_sample,
+        )  # fmt: skip
         self.context = Context(self.recorder, self.names, guard, options.record, wants_eval=bool(options.eval))
         self.keeping.epoch = self.context.labels.epoch
         gradients = GradientProbe(self.recorder, guard)
