@@ -92,6 +92,7 @@ class Kind(str, Enum):
     HYPERPARAMETER = "hyperparameter"
     OP_OUTPUT = "op_output"
     VALUE = "value"
+    COLLECTIVE = "collective"
 
 
 SETTING_KINDS = frozenset({Kind.HYPERPARAMETER})

@@ -17,7 +17,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 KINDS: tuple[str, ...] = tuple(kind.value for kind in Kind if kind not in {Kind.OP_OUTPUT, Kind.VALUE})
-"""Kinds that can be asked for, all of them recorded by default; values that a script records itself always are."""
+"""Kinds that can be asked for; values that a script records itself always are."""
+
+DEFAULT_KINDS: tuple[str, ...] = tuple(kind for kind in KINDS if kind != Kind.COLLECTIVE.value)
+"""Those that are recorded by default."""
 
 COMPILE_MODES: tuple[str, ...] = ("boundary", "keep", "eager")
 """What can be done with compiled regions."""
@@ -101,7 +104,7 @@ def parse_kinds(names: Iterable[str]) -> frozenset[Kind]:
     Raises:
         UsageError: a name is unknown.
     """
-    return frozenset(Kind(name) for name in choose(names, KINDS, "kind", default=KINDS))
+    return frozenset(Kind(name) for name in choose(names, KINDS, "kind", default=DEFAULT_KINDS))
 
 
 _SIZES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from introspect_cli.capture.option import (
     CHILDREN,
     COMPILE_MODES,
+    DEFAULT_KINDS,
     DEFAULT_STATS,
     HOW,
     KINDS,
@@ -80,10 +81,10 @@ class CaptureOptions:
     )
     quiet: bool = field(default=False, metadata=written(RUN, "Print errors only.", "-q", "--quiet", in_manifest=False))
     record: frozenset[Kind] = field(
-        default=frozenset(Kind(name) for name in KINDS),
+        default=frozenset(Kind(name) for name in DEFAULT_KINDS),
         metadata=written(
             WHAT,
-            f"Kinds of values, with commas between: {', '.join(KINDS)}; or default, all, none.",
+            f"Kinds of values, with commas between: {', '.join(KINDS)}; or default (all but collective), all, none.",
             "--record",
             "--kinds",
             metavar="KINDS",

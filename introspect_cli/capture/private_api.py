@@ -81,6 +81,66 @@ def ranks_of(group: Any) -> list[int]:
     return list(torch.distributed.get_process_group_ranks(group))
 
 
+def handed_on(operator: Any, keys: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run an operator's kernels below autograd's. Without it, collectives are not recorded."""
+    return operator.redispatch(keys & _C._after_autograd_keyset, *args, **kwargs)  # noqa: SLF001 - told in the docstring
+
+
+def group_of(boxed: Any) -> Any:
+    """The process group that an operator was given. Without it, collectives are not recorded."""
+    return torch.distributed.ProcessGroup.unbox(boxed)
+
+
+def group_named(group: Any) -> Any:
+    """The process group that a functional collective was given, in most of the ways it takes one; None for others.
+
+    Without it, functional collectives are not recorded.
+    """
+    if isinstance(group, torch.distributed.ProcessGroup):
+        return group
+    if isinstance(group, str):
+        resolve: Any = getattr(sys.modules["torch.distributed.distributed_c10d"], "_resolve_process_group", None)
+        return resolve and resolve(group)
+    mesh, *dimension = group if isinstance(group, tuple) else (group,)
+    return mesh.get_group(*dimension) if hasattr(mesh, "get_group") else None
+
+
+def on_its_way(value: Any) -> bool:
+    """Whether a tensor is the result of a functional collective that nobody has waited for: it must not be read."""
+    found = sys.modules.get("torch.distributed._functional_collectives")
+    return found is not None and isinstance(value, found.AsyncCollectiveTensor)
+
+
+def ranks_of_group(group: Any) -> list[int]:
+    """Its ranks, as this process knows them; numbers within the group where it does not."""
+    try:
+        return ranks_of(group)
+    except (KeyError, RuntimeError, ValueError):
+        return list(range(group.size()))
+
+
+def rank_in(group: Any) -> int:
+    """This process's number within a group."""
+    return int(group.rank())
+
+
+def reduction_of(boxed: Any) -> str:
+    """`sum`, `avg`, `max`; "" where it cannot be told."""
+    try:
+        return str(torch.distributed.ReduceOp.RedOpType(boxed.op()).name).lower()
+    except (AttributeError, RuntimeError, TypeError, ValueError):
+        return ""
+
+
+def work_of(result: Any) -> Any:
+    """The handle among what a collective's operator returns; None where there is none."""
+    found = result[-1] if isinstance(result, (tuple, list)) and result else result
+    try:
+        return torch.distributed.Work.unbox(found)
+    except (AttributeError, RuntimeError, TypeError):
+        return None
+
+
 def fsdp_groups(module: Any) -> list[Any]:
     """The process groups over which `fully_shard` has cut and copied a module; empty where it has not.
 

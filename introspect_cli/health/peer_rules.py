@@ -129,7 +129,24 @@ def _tied(replicas: Replicas) -> RankAnswer:
     return hits
 
 
+def _collectives(replicas: Replicas) -> RankAnswer:
+    found = replicas.collectives
+    if not found.seen and not replicas.under_way:
+        return Unseen("collectives (capture --record default,collective)")
+    hits = [(rank, Hit(step, group, told)) for group, (step, rank, told) in found.apart.items()]
+    hits += [(rank, Hit(step, group, told)) for group, (step, rank, told) in found.wrong.items()]
+    hits += [(rank, Hit(step, "under way", told)) for step, rank, told in replicas.under_way]
+    return sorted(hits, key=lambda hit: hit[1].step)
+
+
 RULES: tuple[RankRule, ...] = (
+    RankRule(
+        "collectives",
+        Level.ERROR,
+        "a collective is missing, doubled, mismatched or in another order on a rank, or its result is not the sum",
+        "a call that only some ranks make, a loop of another length, an order that depends on the rank",
+        _collectives,
+    ),
     RankRule(
         "rank-steps",
         Level.ERROR,

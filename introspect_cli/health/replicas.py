@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from introspect_cli.health.collectives import Collectives, CollectiveWalk, under_way
 from introspect_cli.health.peers import Peers, PeerWalk
 from introspect_cli.records import Kind, Phase, Status
 from introspect_cli.store.batch import l2_norm
@@ -69,6 +70,8 @@ class Replicas:
         layouts: shapes and dtypes of parameters that differ from rank to rank.
         has_parts: whether any rank holds parts of tensors.
         peers: what ranks did beside one another.
+        collectives: those of the ranks beside one another.
+        under_way: where ranks part in a step that never ended: step, rank and sentence.
     """
 
     run: Run
@@ -85,6 +88,8 @@ class Replicas:
     layouts: dict[str, dict[int, str]] = field(default_factory=dict)
     has_parts: bool = False
     peers: Peers = field(default_factory=Peers)
+    collectives: Collectives = field(default_factory=Collectives)
+    under_way: list[tuple[int, int, str]] = field(default_factory=list)
 
     @property
     def is_data_parallel(self) -> bool:
@@ -113,8 +118,13 @@ def read_replicas(run: Run) -> Replicas:
     peers = PeerWalk(whole, run.ranks, ranks, run.world_size)
     found.peers = peers.found
     walk = _Walk(found, whole, peers)
+    collectives = CollectiveWalk(readers)
+    found.collectives = collectives.found
     for step in common:
-        walk.step(step, [reader.read(step) for reader in readers])
+        batches = [reader.read(step) for reader in readers]
+        walk.step(step, batches)
+        collectives.step(step, batches)
+    found.under_way = under_way(readers)
     return found
 
 

@@ -6,10 +6,14 @@ rank that was started and left nothing is told of, since silence would pass for 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Mapping
 from typing import Any
 
 from introspect_cli.records import count
+
+IN_FLIGHT = "collectives.txt"
+"""A rank's file of the collectives that began in the step under way; gone once the rank has ended."""
 
 _LISTS = ("not_observed", "notes", "failures", "children")
 _MAX_WORLD = 65536
@@ -76,6 +80,18 @@ def _together(name: str, ranks: Mapping[int, Mapping[str, Any]]) -> list[Any]:
     ]
 
 
+def group_label(ranks: list[int]) -> str:
+    """What a group of ranks is called: `ranks 0-3`, `ranks 0,2,4`, `ranks 0-4094/2`."""
+    if not ranks:
+        return "no ranks"
+    steps = {two - one for one, two in itertools.pairwise(ranks)}
+    if len(ranks) > 2 and len(steps) == 1 and min(steps) > 0:
+        stride = min(steps)
+        return f"ranks {ranks[0]}-{ranks[-1]}{f'/{stride}' if stride > 1 else ''}"
+    shown = ",".join(map(str, ranks[:_SHOWN]))
+    return f"rank{'s' * (len(ranks) > 1)} {shown}" + (f",... ({len(ranks)})" if len(ranks) > _SHOWN else "")
+
+
 def rank_list(ranks: list[int]) -> str:
     """`rank 3`, `ranks 1, 2`."""
     shown = ", ".join(map(str, ranks[:_SHOWN])) + (", ..." if len(ranks) > _SHOWN else "")
@@ -109,7 +125,8 @@ def endings(
     for step, ranks in sorted(by_step.items()):
         cut = [rank for rank in ranks if not ended[rank]]
         if cut:
-            out.append(f"{rank_list(cut)} of {size} was cut off after step {step}".replace("rank", "Rank", 1))
+            was = "was" if len(cut) == 1 else "were"
+            out.append(f"{rank_list(cut)} of {size} {was} cut off after step {step}".replace("rank", "Rank", 1))
         whole = [rank for rank in ranks if ended[rank]]
         if whole:
             others = count(latest - step, "step")

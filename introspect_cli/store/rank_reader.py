@@ -141,6 +141,19 @@ class RankReader:
         finally:
             folder.close()
 
+    def beside(self, name: str, limit: int) -> bytes:
+        """The bytes of another file of the rank, at most `limit` of them.
+
+        Raises:
+            FileNotFoundError: there is none.
+            StoreError: it cannot be read, or is larger.
+        """
+        folder = self._run.folder(f"rank{self.rank}")
+        try:
+            return folder.read_file(name, limit)
+        finally:
+            folder.close()
+
     def _open(self, name: str) -> Handle:
         try:
             return self._file(name)

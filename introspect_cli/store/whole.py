@@ -238,7 +238,8 @@ class WholeReader:
             _ = self.sites
         step_of = _Step([reader.read(step) for reader in self.readers], self.readers, self.numbers)
         self._rank_of = step_of.rank
-        sites = ((site, self._of_stage(site, rows)) for site, rows in step_of.groups())
+        groups = ((site, rows) for site, rows in step_of.groups() if self._kinds[site] != Kind.COLLECTIVE.value)
+        sites = ((site, self._of_stage(site, rows)) for site, rows in groups)
         rows = [_together(step_of, own, self._kinds[site]) for site, own in sites if own]
         return self._batch(step_of, rows)
 

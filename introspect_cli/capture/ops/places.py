@@ -34,8 +34,13 @@ class Places:
             judged = self._ours[id(code)] = (code, code.co_filename.startswith(sources.OURS))
         return judged[1]
 
-    def line(self, frame: FrameType | None) -> str:
-        """`file:line` of the innermost frame of the user's, "" where there is none this side of a backward pass."""
+    def line(self, frame: FrameType | None, *, through: bool = False) -> str:
+        """`file:line` of the innermost frame of the user's, "" where there is none this side of a backward pass.
+
+        Args:
+            frame: where to begin.
+            through: whether to go on to the line that started the backward pass.
+        """
         for _ in range(_DEEPEST):
             if frame is None:
                 return ""
@@ -43,7 +48,7 @@ class Places:
             name = self._files.get(code)
             if name is None:
                 path = code.co_filename
-                if path.endswith(_ENGINE):
+                if path.endswith(_ENGINE) and not through:
                     return ""
                 name = self._files[code] = sources.relative(path) if sources.is_users(path) else ""
             if name:

@@ -25,6 +25,7 @@ from introspect_cli.capture.probes.script_calls import ScriptCallsProbe
 from introspect_cli.capture.probes.state import StateProbe
 from introspect_cli.capture.recorder import Recorder
 from introspect_cli.capture.regions.probe import TapProbe
+from introspect_cli.records import Kind
 from introspect_cli.tensors.summarizer import Summarizer
 
 if TYPE_CHECKING:
@@ -119,6 +120,10 @@ class Probes:
 
             self._compile = CompileProbe(self.context, taps, options.compile, self._remark)
             self._probes.append(self._compile)
+        if Kind.COLLECTIVE in options.record and ranks > 1:
+            from introspect_cli.capture.probes.collectives import CollectiveProbe
+
+            self._probes.append(CollectiveProbe(self.context, store.path))
         if options.vjp or options.jacobian_norm:
             from introspect_cli.capture.probes.vjp import VjpProbe, parse_pairs
 

@@ -23,11 +23,13 @@ _ORDER = (Phase.START, Phase.DATA, Phase.FORWARD, Phase.RECOMPUTE, Phase.LOSS, P
 _COPIES = frozenset({Kind.PARAM, Kind.GRAD, Kind.OPTIMIZER_STATE})
 
 
-def upstream(first: Divergence) -> tuple[int, int, int]:
+def upstream(first: Divergence) -> tuple[int, int, bool, int]:
     """What the first divergences of ranks are sorted by: an earlier phase on one rank reaches the others later."""
     site = first.site
     place = _ORDER.index(site.phase) if site.phase in _ORDER else len(_ORDER)
-    return first.step, 2 * place + (site.phase is Phase.OPTIMIZER and site.kind is not Kind.GRAD), first.rank
+    late = site.phase is Phase.OPTIMIZER and site.kind is not Kind.GRAD
+    came = site.kind is Kind.COLLECTIVE and ".out" in site.path  # from another rank, then
+    return first.step, 2 * place + late, came, first.rank
 
 
 def reduction_words(scene: Scene) -> str:

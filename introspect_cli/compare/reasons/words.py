@@ -95,6 +95,8 @@ def what(site: Site, module_class: str = "") -> str:
         return _random_state(site, call)
     if site.kind is Kind.LOSS:
         return f"the loss{f' of backward {site.call}' if site.call else ''}{path}"
+    if site.kind is Kind.COLLECTIVE:
+        return _collective(site)
     if site.kind is Kind.VALUE:
         return f"{_WHAT[site.kind]} {site.fqn}{path}{call}"
     if site.kind in {Kind.PARAM, Kind.BUFFER}:
@@ -104,6 +106,16 @@ def what(site: Site, module_class: str = "") -> str:
     if site.kind is Kind.OP_OUTPUT:
         return _operator(site) + call
     return f"{_WHAT.get(site.kind, site.kind.value)}{path} of {named(site, module_class)}{call}"
+
+
+def _collective(site: Site) -> str:
+    """A collective or a message, or what goes into or comes out of it."""
+    name, _, part = site.path.partition(".")
+    told = f"collective {site.call} of {site.fqn}"
+    if name:
+        told = f"message {site.call} ({name}) of {site.fqn.removeprefix('messages of ')}"
+    given = {"in": "what goes into ", "out": "what comes out of ", "source": "the source line of "}
+    return given.get(part.partition("[")[0], "") + told
 
 
 def _random_state(site: Site, call: str) -> str:

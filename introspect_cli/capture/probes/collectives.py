@@ -1,0 +1,347 @@
+"""Collectives and messages between ranks: which, over whom, in what order, with what going in and coming out.
+
+DDP's reducer, FSDP, pipelines and a script's own calls all end in torch's operators `c10d::*`; functions of
+`torch.distributed` see only the last of them. So a kernel of ours is put before those operators, at the key where
+autograd would be, for as long as a capture that asked for it lasts. It hands all on, and sends nothing. Functional
+collectives, which DTensor uses, come to those operators below that key; their functions are replaced instead.
+
+A result is there only when somebody has waited for it. So it is looked at after a wait of the script's, if its tensor
+is still there and nobody has written to it since; what nobody waits for in python is not recorded.
+
+A rank that hangs never ends its step, so nothing of that step is in the store. Each collective that begins is
+therefore noted in a file of its own at once, which is emptied when the step ends.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import os
+import sys
+import weakref
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from introspect_cli.capture import private_api
+from introspect_cli.capture.ops.places import Places
+from introspect_cli.capture.probes.base import Patches
+from introspect_cli.records import Kind, Phase, Site, SiteInfo
+from introspect_cli.store.launched import IN_FLIGHT, group_label
+from introspect_cli.tensors.views import unobserved
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from introspect_cli.capture.context import Context
+
+_HOME = "torch.distributed.distributed_c10d"
+
+
+class _Facts(NamedTuple):
+    """One operator: what people call it, and which of its arguments are what; -1 for none.
+
+    Attributes:
+        word: its name.
+        given: position of what goes in.
+        gives: position of what comes out.
+        group: position of the group.
+        reduces: position of the reduction.
+        peer: position of the other rank, or of the root.
+    """
+
+    word: str
+    given: int
+    gives: int
+    group: int
+    reduces: int = -1
+    peer: int = -1
+
+
+FACTS = {
+    "allreduce_": _Facts("all_reduce", 0, 0, 1, 2),
+    "allreduce_coalesced_": _Facts("all_reduce", 0, 0, 1, 2),
+    "allgather_": _Facts("all_gather", 1, 0, 2),
+    "_allgather_base_": _Facts("all_gather", 1, 0, 2),
+    "allgather_coalesced_": _Facts("all_gather", 1, 0, 2),
+    "allgather_into_tensor_coalesced_": _Facts("all_gather", 1, 0, 2),
+    "reduce_scatter_": _Facts("reduce_scatter", 1, 0, 2, 3),
+    "_reduce_scatter_base_": _Facts("reduce_scatter", 1, 0, 2, 3),
+    "reduce_scatter_tensor_coalesced_": _Facts("reduce_scatter", 1, 0, 2, 3),
+    "reduce_": _Facts("reduce", 0, 0, 1, 2, 3),
+    "broadcast_": _Facts("broadcast", 0, 0, 1, -1, 2),
+    "gather_": _Facts("gather", 1, 0, 2, -1, 3),
+    "scatter_": _Facts("scatter", 1, 0, 2, -1, 3),
+    "alltoall_": _Facts("all_to_all", 1, 0, 2),
+    "alltoall_base_": _Facts("all_to_all", 1, 0, 2),
+    "send": _Facts("send", 0, -1, 1, -1, 2),
+    "recv_": _Facts("recv", -1, 0, 1, -1, 2),
+    "barrier": _Facts("barrier", -1, -1, 1),
+}
+"""Operators by name; others (checks of memory, waits) move nothing."""
+
+FUNCTIONAL = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
+"""How the names of torch's functional collectives begin; they differ from version to version in how they end."""
+
+_FUNCTIONS = "torch.distributed._functional_collectives"
+_MESSAGES = frozenset({"send", "recv"})
+
+
+class _Pending(NamedTuple):
+    """A result that is not there yet.
+
+    Attributes:
+        work: torch's handle.
+        sites: of each tensor.
+        tensors: the tensors, not held.
+        versions: how often each had been written to when the collective began.
+    """
+
+    work: Any
+    sites: list[int]
+    tensors: list[weakref.ref[torch.Tensor]]
+    versions: list[int]
+
+
+class CollectiveProbe:
+    """Watches what is sent to other ranks."""
+
+    name = "collectives"
+
+    def __init__(self, context: Context, folder: Path) -> None:
+        """Watch nothing yet.
+
+        Args:
+            context: the recorder and the step clock.
+            folder: the rank's own, for the note on what is under way.
+        """
+        self._context, self._recorder = context, context.recorder
+        self._folder = folder
+        self._guarded = context.guard.around(self.name, "collectives are")
+        self._places = Places()
+        self._patches = Patches()
+        self._library: Any = None
+        self._counts: dict[str, int] = {}
+        self._labels: dict[str, str] = {}
+        self._sources: dict[int, str] = {}
+        self._pending: list[_Pending] = []
+        self._notes = -1
+        self._inside = 0
+
+    def install(self) -> None:
+        """Put the kernels in, where torch was built with ranks."""
+        if not torch.distributed.is_available():
+            return
+        self._notes = os.open(self._folder / IN_FLIGHT, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
+        library: Any = torch.library.Library
+        self._library = library("c10d", "IMPL")
+        for name, facts in FACTS.items():
+            operator = getattr(getattr(torch.ops.c10d, name, None), "default", None)
+            if operator is not None:
+                self._library.impl(name, self._watching(operator, facts), "Autograd", with_keyset=True)
+        work = sys.modules[_HOME].Work
+        self._patches.replace(work, "wait", self._waiting(work.wait))
+        functions = importlib.import_module(_FUNCTIONS)
+        for name, original in list(vars(functions).items()):
+            word = next((word for word in FUNCTIONAL if name.startswith(word)), None)
+            if word is None or name.endswith("_inplace") or not inspect.isfunction(original):
+                continue
+            if "group" in inspect.signature(original).parameters:
+                self._patches.replace(functions, name, self._functional(original, word))
+        self._context.on_tick.append(self._ticked)
+        self._guarded.on = True
+
+    def remove(self) -> None:
+        """Take the kernels out."""
+        self._guarded.on = False
+        self._patches.remove()
+        if self._library is not None:
+            self._library._destroy()  # noqa: SLF001 - the only way to take a kernel out again
+            self._library = None
+        self._pending.clear()
+        if self._notes >= 0:
+            os.close(self._notes)
+            self._notes = -1
+            with suppress(OSError):
+                (self._folder / IN_FLIGHT).unlink()
+
+    def _ticked(self) -> None:
+        with self._guarded:
+            self._counts.clear()
+            self._pending.clear()
+            if self._notes >= 0:
+                os.ftruncate(self._notes, 0)
+
+    def _watching(self, operator: Any, facts: _Facts) -> Callable[..., Any]:
+        def run(keys: Any, *args: Any, **kwargs: Any) -> Any:
+            sites: list[int] = []
+            outputs: list[torch.Tensor] = []
+            if self._guarded.on and self._recorder.wanted and not self._inside:
+                frame = sys._getframe(1)  # noqa: SLF001 - as python documents it
+                with self._guarded, unobserved():
+                    sites, outputs = self._begins(facts, args, frame)
+            result = private_api.handed_on(operator, keys, args, kwargs)
+            if outputs and self._guarded.on:
+                with self._guarded:
+                    self._await(result, sites, outputs)
+            return result
+
+        return run
+
+    def _functional(self, original: Callable[..., Any], word: str) -> Callable[..., Any]:
+        signature = inspect.signature(original)
+        first = next(iter(signature.parameters))
+
+        @functools.wraps(original)
+        def collective(*args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling() or not self._guarded.on or not self._recorder.wanted or self._inside:
+                return original(*args, **kwargs)
+            frame = sys._getframe(1)  # noqa: SLF001 - as python documents it
+            with self._guarded, unobserved():
+                given = signature.bind(*args, **kwargs).arguments
+                group = private_api.group_named(given["group"])
+                reduction = str(given.get("reduceOp", given.get("reduce_op", ""))).lower()
+                peer = f" from rank {given['src']}" if "src" in given else ""
+                tensors = list(_tensors((given[first],), 0))
+                if group is not None:
+                    self._write(word, f" {reduction}" * bool(reduction), peer, group, (tensors, tensors, []), frame)
+            self._inside += 1
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self._inside -= 1
+
+        return collective
+
+    def _begins(self, facts: _Facts, args: tuple[Any, ...], frame: Any) -> tuple[list[int], list[torch.Tensor]]:
+        """Record that one begins and what goes in; the sites and tensors of what will come out."""
+        given = list(_tensors(args, facts.given))
+        results = list(_tensors(args, facts.gives))
+        group = private_api.group_of(args[facts.group])
+        peer = ""
+        if facts.peer >= 0:
+            number = int(args[facts.peer])
+            ranks = private_api.ranks_of_group(group)
+            whole = ranks[number] if number < len(ranks) else number
+            peer = f" {'to' if facts.word == 'send' else 'from'} rank {whole}"
+            is_root = private_api.rank_in(group) == number
+            if facts.word in ("broadcast", "scatter") and not is_root:
+                given = []
+            if facts.word in ("reduce", "gather") and not is_root:
+                results = []
+            if facts.word in ("broadcast", "scatter") and is_root:
+                results = []
+        # What all ranks have: the root of a scatter alone has what goes in, that of a gather what comes out.
+        place = facts.gives if facts.word in ("scatter", "recv") else facts.given
+        shown = list(_tensors(args, place))
+        sites = self._write(facts.word, self._reduction(args, facts), peer, group, (shown, given, results), frame)
+        return sites, results
+
+    def _write(
+        self, word: str, reduction: str, peer: str, group: Any, tensors: tuple[list[torch.Tensor], ...], frame: Any
+    ) -> list[int]:
+        """Record one; the sites of what will come out.
+
+        Args:
+            word: what people call it.
+            reduction: how values are put together, after a blank.
+            peer: the other rank, after a blank.
+            group: torch's process group.
+            tensors: those whose shapes tell what it is, what goes in, and what will come out.
+            frame: where it was called.
+        """
+        shown, given, results = tensors
+        label = self._label(group)
+        what = f"{word}{reduction}{peer}"
+        told = f"{what} of {_shapes(shown)}" if shown else what
+        counted = f"{label} {what}" if word in _MESSAGES else label
+        call = self._counts.get(counted, 0)
+        self._counts[counted] = call + 1
+        fqn = f"messages of {label}" if word in _MESSAGES else label
+        source = self._places.line(frame, through=True)
+        path = f"{what}" if word in _MESSAGES else ""
+        phase = Phase.BACKWARD if private_api.graph_task() != -1 else Phase.FORWARD
+        phase = Phase.OPTIMIZER if self._context.running.optimizers else phase
+        info = SiteInfo("", word, source)
+        site = self._recorder.site(Site(phase, Kind.COLLECTIVE, fqn, call, path), info)
+        os.write(self._notes, f"{self._recorder.step}\t{fqn}\t{call}\t{told}\t{source}\n".encode("utf-8", "replace"))
+        self._recorder.value(site, told)
+        if self._sources.setdefault(site, source) != source:
+            other = self._recorder.site(Site(phase, Kind.COLLECTIVE, fqn, call, f"{path}.source"), info)
+            self._recorder.value(other, source)
+        for number, value in enumerate(given):
+            suffix = f"{path}.in[{number}]"
+            place = self._recorder.site(Site(phase, Kind.COLLECTIVE, fqn, call, suffix), info)
+            if private_api.on_its_way(value):
+                self._recorder.missing(place, "it is itself the result of a collective that nobody has waited for")
+            else:
+                self._recorder.tensor(place, value)
+        return [
+            self._recorder.site(Site(phase, Kind.COLLECTIVE, fqn, call, f"{path}.out[{number}]"), info)
+            for number in range(len(results))
+        ]
+
+    def _reduction(self, args: tuple[Any, ...], facts: _Facts) -> str:
+        return f" {private_api.reduction_of(args[facts.reduces])}" if facts.reduces >= 0 else ""
+
+    def _label(self, group: Any) -> str:
+        """What a group is called in records: its ranks, and which of several with the same ones it is."""
+        name = str(group.group_name)
+        known = self._labels.get(name)
+        if known is None:
+            label = group_label(private_api.ranks_of_group(group))
+            taken = sum(own.partition(" #")[0] == label for own in self._labels.values())
+            known = self._labels[name] = f"{label} #{taken + 1}" if taken else label
+        return known
+
+    def _await(self, result: Any, sites: list[int], outputs: list[torch.Tensor]) -> None:
+        work = private_api.work_of(result)
+        if work is not None:
+            versions = [own._version for own in outputs]  # noqa: SLF001 - counts writes
+            self._pending.append(_Pending(work, sites, [weakref.ref(own) for own in outputs], versions))
+
+    def _waiting(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(work, *args, **kwargs)
+            if self._guarded.on and self._pending:
+                with self._guarded, unobserved():
+                    self._arrived()
+            return result
+
+        return wait
+
+    def _arrived(self) -> None:
+        """Record what has come out, as far as it is still what came out."""
+        waiting = []
+        for pending in self._pending:
+            if not pending.work.is_completed():
+                waiting.append(pending)
+                continue
+            for site, reference, version in zip(pending.sites, pending.tensors, pending.versions, strict=True):
+                tensor = reference()
+                if tensor is not None and tensor._version == version:  # noqa: SLF001 - counts writes
+                    self._recorder.tensor(site, tensor)
+        self._pending = waiting
+
+
+def _tensors(args: tuple[Any, ...], position: int) -> Iterator[torch.Tensor]:
+    """The tensors of an argument: one, a list, or a list of lists."""
+    if not 0 <= position < len(args):
+        return
+    stack = [args[position]]
+    while stack:
+        value = stack.pop()
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            stack += reversed(value)
+
+
+def _shapes(tensors: list[torch.Tensor]) -> str:
+    """`float32 [16, 16]`; where there are several, of the first, and how many."""
+    first = tensors[0]
+    text = f"{str(first.dtype).removeprefix('torch.')} {list(first.shape)}"
+    return text if len(tensors) == 1 else f"{text} and {len(tensors) - 1} more"

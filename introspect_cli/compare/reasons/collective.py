@@ -1,0 +1,72 @@
+"""A collective differs, or only one run has it, though nothing recorded before it does: what a rank sends to others."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from introspect_cli.compare.reasons.base import Cause, Reason, Scene
+from introspect_cli.compare.reasons.evidence import Known, batches, outputs_before, random_state
+from introspect_cli.compare.reasons.words import apart, what
+from introspect_cli.records import Kind
+
+if TYPE_CHECKING:
+    from introspect_cli.compare.reasons.facts import Facts
+    from introspect_cli.records import Summary
+
+
+class Collective(Reason):
+    """What was sent to other ranks, or came from them."""
+
+    word = "collective"
+    place = "the collectives of the ranks"
+    kinds = frozenset({Kind.COLLECTIVE})
+    priority = 5
+
+    def applies(self, facts: Facts, position: int) -> Cause | None:
+        """It may come from everything before it."""
+        order = float(facts.items.order[position])
+        if facts.anything_before(order) or facts.rng_differs():
+            return None
+        known = [found for found in (outputs_before(facts, order), batches(facts, order)) if found.known is Known.EQUAL]
+        return self.cause(*known, random_state(facts))
+
+    def sentence(self, scene: Scene) -> str:
+        """Both collectives, each with its line."""
+        first, site = scene.first, scene.site
+        lines = tuple(_line(scene, side) for side in "ab")
+        name = what(site)
+        if first.a is None or first.b is None:
+            side, other, line = ("b", "a", lines[1]) if first.a is None else ("a", "b", lines[0])
+            text = _told(first.b if first.a is None else first.a)
+            if site.path.endswith(".source"):
+                return f"{name} is {text} in {side}, another one than in its steps before; in {other} it is not."
+            return (
+                f"only {side} has {name}{f' ({text}{line})' if text or line else ''}: it is missing in {other}, or one "
+                f"too many in {side}."
+            )
+        if "." not in site.path:
+            return (
+                f"{name} is another one: {_told(first.a)}{lines[0]} in a, {_told(first.b)}{lines[1]} in b. One is "
+                "missing, doubled or in another place."
+            )
+        return f"{name} differs{apart(first)}{lines[1]}: what the ranks compute, or the order of collectives."
+
+
+def _told(summary: Summary | None) -> str:
+    return "" if summary is None else summary.text.strip("'\"")
+
+
+def _line(scene: Scene, side: str) -> str:
+    """Where a run calls it, for the end of a clause."""
+    reader = scene.facts.sides.a if side == "a" else scene.facts.sides.b
+    sites = reader.sites
+    own = scene.site
+    for number, fqn in enumerate(sites.fqn):
+        if fqn == own.fqn and sites.kind[number] == Kind.COLLECTIVE.value and int(sites.call[number]) == own.call:
+            source = sites.source[number]
+            if source and sites.path[number] == own.path:
+                return f" at {source}"
+    return ""
+
+
+REASONS = (Collective(),)

@@ -1,0 +1,174 @@
+"""Collectives on record: which, with what and from where; and what `check` and `diff` make of one that is not right."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+from launches import SCRIPT, finish, together
+
+from introspect_cli.compare.diff import compare_runs
+from introspect_cli.compare.options import DiffOptions
+from introspect_cli.compare.result import Verdict
+from introspect_cli.health.check import check
+from introspect_cli.records import Kind
+from introspect_cli.store.launched import IN_FLIGHT, group_label
+from introspect_cli.store.reader import open_run
+from introspect_cli.store.verify import verify_run
+
+pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
+
+FAULTS = SCRIPT.parent / "faults.py"
+LINES = FAULTS.read_text().splitlines()
+LAYOUTS = ("ddp-none", "fsdp2-none", "tpsp-none", "gpipe-none")
+FOUND = [
+    ("missing", 1, ["rank 0 has 2 collectives of ranks 0,1 in step 1 and rank 1 1", "{first} is missing on rank 1"]),
+    ("swapped", 1, ["{first} on rank 0 and", "{second} on rank 1: they run in another order"]),
+    ("mismatched", 1, ["float32 [2, 2] at", "on rank 0 and all_reduce sum of float32 [4] at", "on rank 1"]),
+]
+
+
+def line_of(function):
+    """Where the script's helper calls torch."""
+    return f"faults.py:{LINES.index(f'def {function}(tensor: torch.Tensor) -> None:') + 2}"
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("collectives")
+    cases = [f"calls-{fault}~collectives" for fault in ("none", *(fault for fault, *_ in FOUND))]
+    cases += [f"{layout}{how}" for layout in LAYOUTS for how in ("", "~collectives")]
+    cases.append("wrong-none~collectives")  # last: from there on the network of that process is faulty
+    told = finish(together(folder, 2, folder, *cases, script=FAULTS), timeout=120)
+    missing = [case for case in cases if not (folder / case / "rank1" / "manifest.yaml").exists()]
+    assert not missing, (missing, told)
+    return folder
+
+
+def collectives(run, rank=0, step=0):
+    return [found for found in run.rank(rank).records(step) if found.site.kind is Kind.COLLECTIVE]
+
+
+def test_each_collective_is_on_record_with_what_goes_in_and_what_comes_out(runs):
+    with open_run(runs / "calls-none~collectives") as run:
+        own = [collectives(run, rank) for rank in (0, 1)]
+        assert [(r.site.fqn, r.site.call, r.site.path) for r in own[0]] == [
+            *(("ranks 0,1", call, path) for call in (0, 1) for path in ("", ".in[0]", ".out[0]")),
+            *(("messages of ranks 0,1", 0, f"send to rank 1{path}") for path in ("", ".in[0]")),
+        ]
+        assert own[0][0].summary.text == "'all_reduce sum of float32 [4]'"
+        assert (own[0][0].info.source, own[0][0].info.op) == (line_of("first"), "all_reduce")
+        went_in = [records[1].summary.stats["mean"] for records in own]
+        came_out = [records[2].summary.stats["mean"] for records in own]
+        assert (went_in, came_out) == ([1.0, 2.0], [3.0, 3.0])
+        assert own[1][-1].site.path == "recv from rank 0.out[0]"
+        assert own[1][-1].summary.checksum == own[0][-1].summary.checksum
+        assert check(run).findings == ()
+    assert verify_run(runs / "calls-none~collectives").sound
+    assert not list(runs.glob(f"*/rank*/{IN_FLIGHT}"))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_training_is_bit_equal_with_collectives_on_record(runs, layout):
+    with open_run(runs / layout) as plain, open_run(runs / f"{layout}~collectives") as watched:
+        assert collectives(plain) == []
+        assert collectives(watched)
+        assert check(watched).findings == ()
+        result = compare_runs(plain, watched, DiffOptions())
+    assert result.verdict is Verdict.SAME, result.sentence
+    assert "within" not in result.sentence
+
+
+@pytest.mark.parametrize(
+    ("layout", "wanted"),
+    [
+        ("ddp-none", "all_reduce sum of float32 [668]"),
+        ("fsdp2-none", "reduce_scatter avg of float32 [668]"),
+        ("fsdp2-none", "all_gather of float32 [334]"),
+        ("tpsp-none", "reduce_scatter sum of float32"),
+        ("gpipe-none", "send to rank 1 of float32 [2, 4, 16]"),
+    ],
+)
+def test_what_libraries_send_is_seen_too(runs, layout, wanted):
+    with open_run(runs / f"{layout}~collectives") as run:
+        found = {r.summary.text.strip("'"): r.info.source for r in collectives(run) if r.summary.text}
+    source = next((source for text, source in found.items() if text.startswith(wanted)), None)
+    assert source is not None, found
+    assert ".py:" in source
+
+
+@pytest.mark.parametrize(("fault", "step", "words"), FOUND)
+def test_check_names_the_collective_and_its_lines(runs, fault, step, words):
+    with open_run(runs / f"calls-{fault}~collectives") as run:
+        found = [finding for finding in check(run).findings if finding.rule == "collectives"]
+    assert [(finding.step, finding.rank, finding.site) for finding in found] == [(step, 1, "ranks 0,1")]
+    for word in words:
+        assert word.format(first=line_of("first"), second=line_of("second")) in found[0].evidence
+
+
+def test_a_sum_that_is_not_the_sum_is_found(runs):
+    with open_run(runs / "wrong-none~collectives") as run:
+        found = check(run).findings
+    assert [(finding.rule, finding.step) for finding in found] == [("collectives", 1)]
+    assert f"at {line_of('first')}): its result is not the sum of what went in" in found[0].evidence
+
+
+def test_diff_names_the_collective_that_moved(runs):
+    with open_run(runs / "calls-none~collectives") as a, open_run(runs / "calls-swapped~collectives") as b:
+        result = compare_runs(a, b, DiffOptions())
+    assert (result.verdict, result.first.step, result.first.rank) == (Verdict.DIVERGED, 1, 1)
+    assert result.sentence == (
+        "First divergence at step 1, rank 1: the source line of collective 0 of ranks 0,1 is "
+        f"{line_of('second')} in b, another one than in its steps before; in a it is not."
+    )
+
+
+def test_diff_names_the_collective_that_one_run_lacks(runs):
+    with open_run(runs / "calls-none~collectives") as a, open_run(runs / "calls-mismatched~collectives") as b:
+        result = compare_runs(a, b, DiffOptions())
+    assert "only b has collective 2 of ranks 0,1 (all_reduce sum of float32 [2, 2] at faults.py:" in result.sentence
+    assert "it is missing in a, or one too many in b" in result.sentence
+
+
+def test_a_hang_is_readable_and_both_lines_are_named(tmp_path):
+    processes = together(tmp_path, 2, tmp_path, "calls-hang~collectives", script=FAULTS)
+    run = tmp_path / "calls-hang~collectives"
+    deadline = time.monotonic() + 60
+    try:
+        while not all(_began(run / f"rank{rank}" / IN_FLIGHT, 3) for rank in (0, 1)):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    finally:
+        for process in processes:
+            process.kill()
+        finish(processes)
+    with open_run(run) as opened:
+        assert opened.last_step == 0
+        found = {finding.rule: finding for finding in check(opened).findings}
+    assert "Ranks 0, 1 of 2 were cut off after step 0" in found["lost-rank"].evidence
+    evidence = found["collectives"].evidence
+    assert "collective 2 of ranks 0,1 in step 1, which did not end, is all_reduce sum of float32 [2, 2] at" in evidence
+    assert "on rank 0 and broadcast from rank 0 of float32 [2, 2] at faults.py:" in evidence
+
+
+def _began(path, number):
+    try:
+        lines = path.read_text().splitlines()
+    except FileNotFoundError:
+        return False
+    return sum(line.startswith("1\t") for line in lines) >= number
+
+
+@pytest.mark.parametrize(
+    ("ranks", "wanted"),
+    [
+        ([0], "rank 0"),
+        ([0, 1], "ranks 0,1"),
+        ([4, 5, 6, 7], "ranks 4-7"),
+        ([0, 8, 16], "ranks 0-16/8"),
+        ([1, 5, 6], "ranks 1,5,6"),
+    ],
+)
+def test_a_group_is_called_by_its_ranks(ranks, wanted):
+    assert group_label(ranks) == wanted
