@@ -103,12 +103,11 @@ class CollectiveWalk:
         for row in np.flatnonzero(np.isin(numbers, list(self._of[at]))).tolist():
             group, call, path, source = self._of[at][int(numbers[row])]
             known = found.get((group, call)) or Call("", source, {})
-            if path == "":
-                known = known._replace(told=batch.text[row].strip("'\""), source=known.source or source)
-            elif path == ".source":
-                known = known._replace(source=batch.text[row].strip("'\""))
+            _, dot, part = path.partition(".")
+            if dot:
+                known = known._replace(rows={**known.rows, f".{part}": row})
             else:
-                known = known._replace(rows={**known.rows, path: row})
+                known = known._replace(told=batch.text[row].strip("'\""))
             found[group, call] = known
         return found
 

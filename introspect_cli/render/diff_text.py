@@ -23,6 +23,7 @@ _GROUPS = {
     Kind.OP_OUTPUT: "results of operators",
     Kind.LOSS: "losses",
     Kind.VALUE: "values that the script records",
+    Kind.COLLECTIVE: "collectives",
     Kind.GRAD_INPUT: "activation gradients",
     Kind.GRAD_OUTPUT: "activation gradients",
     Kind.GRAD: "parameter gradients",

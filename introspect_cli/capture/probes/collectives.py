@@ -126,7 +126,7 @@ class CollectiveProbe:
         self._library: Any = None
         self._counts: dict[str, int] = {}
         self._labels: dict[str, str] = {}
-        self._sources: dict[int, str] = {}
+        self._lines: dict[tuple[Phase, str, int, str], dict[str, int]] = {}
         self._pending: list[_Pending] = []
         self._notes = -1
         self._inside = 0
@@ -265,13 +265,14 @@ class CollectiveProbe:
         path = f"{what}" if word in _MESSAGES else ""
         phase = Phase.BACKWARD if private_api.graph_task() != -1 else Phase.FORWARD
         phase = Phase.OPTIMIZER if self._context.running.optimizers else phase
+        # Another line at the same place is another site, numbered: lines themselves move from commit to commit.
+        lines = self._lines.setdefault((phase, fqn, call, path), {})
+        number = lines.setdefault(source, len(lines))
+        path += f"~{number}" if number else ""
         info = SiteInfo("", word, source)
         site = self._recorder.site(Site(phase, Kind.COLLECTIVE, fqn, call, path), info)
         os.write(self._notes, f"{self._recorder.step}\t{fqn}\t{call}\t{told}\t{source}\n".encode("utf-8", "replace"))
         self._recorder.value(site, told)
-        if self._sources.setdefault(site, source) != source:
-            other = self._recorder.site(Site(phase, Kind.COLLECTIVE, fqn, call, f"{path}.source"), info)
-            self._recorder.value(other, source)
         for number, value in enumerate(given):
             suffix = f"{path}.in[{number}]"
             place = self._recorder.site(Site(phase, Kind.COLLECTIVE, fqn, call, suffix), info)

@@ -11,7 +11,7 @@ from introspect_cli.records import Kind
 
 if TYPE_CHECKING:
     from introspect_cli.compare.reasons.facts import Facts
-    from introspect_cli.records import Summary
+    from introspect_cli.records import Site, Summary
 
 
 class Collective(Reason):
@@ -38,11 +38,12 @@ class Collective(Reason):
         if first.a is None or first.b is None:
             side, other, line = ("b", "a", lines[1]) if first.a is None else ("a", "b", lines[0])
             text = _told(first.b if first.a is None else first.a)
-            if site.path.endswith(".source"):
-                return f"{name} is {text} in {side}, another one than in its steps before; in {other} it is not."
+            other_line = _in_its_place(scene, other)
+            if other_line:
+                return f"{name} is {text}{line} in {side}, and another one{other_line} in {other}: their order differs."
             return (
-                f"only {side} has {name}{f' ({text}{line})' if text or line else ''}: it is missing in {other}, or one "
-                f"too many in {side}."
+                f"only {side} has {name}{f' ({text}{line})' if text or line else ''}: it is missing in {other}, one "
+                f"too many in {side}, or in another place."
             )
         if "." not in site.path:
             return (
@@ -56,11 +57,25 @@ def _told(summary: Summary | None) -> str:
     return "" if summary is None else summary.text.strip("'\"")
 
 
-def _line(scene: Scene, side: str) -> str:
-    """Where a run calls it, for the end of a clause."""
+def _in_its_place(scene: Scene, side: str) -> str:
+    """Where the run that lacks a collective calls what it has in its place; "" where it has nothing there."""
+    own = scene.site
+    for site in scene.facts.sites:
+        same = (site.kind, site.fqn, site.call, _name(site)) == (own.kind, own.fqn, own.call, _name(own))
+        if same and "." not in site.path and site.path != own.path:
+            return _line(scene, side, site)
+    return ""
+
+
+def _name(site: Site) -> str:
+    return site.path.partition(".")[0].partition("~")[0]
+
+
+def _line(scene: Scene, side: str, site: Site | None = None) -> str:
+    """Where a run calls it (or another), for the end of a clause."""
     reader = scene.facts.sides.a if side == "a" else scene.facts.sides.b
     sites = reader.sites
-    own = scene.site
+    own = site or scene.site
     for number, fqn in enumerate(sites.fqn):
         if fqn == own.fqn and sites.kind[number] == Kind.COLLECTIVE.value and int(sites.call[number]) == own.call:
             source = sites.source[number]

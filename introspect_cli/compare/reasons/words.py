@@ -111,10 +111,11 @@ def what(site: Site, module_class: str = "") -> str:
 def _collective(site: Site) -> str:
     """A collective or a message, or what goes into or comes out of it."""
     name, _, part = site.path.partition(".")
+    name = name.partition("~")[0]
     told = f"collective {site.call} of {site.fqn}"
     if name:
         told = f"message {site.call} ({name}) of {site.fqn.removeprefix('messages of ')}"
-    given = {"in": "what goes into ", "out": "what comes out of ", "source": "the source line of "}
+    given = {"in": "what goes into ", "out": "what comes out of "}
     return given.get(part.partition("[")[0], "") + told
 
 
