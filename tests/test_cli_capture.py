@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 import pytest
 
-from introspect_cli.capture.option import DEFAULT_STATS, KINDS, STATS, parse_kinds, parse_stats
+from introspect_cli.capture.option import DEFAULT_KINDS, DEFAULT_STATS, KINDS, STATS, parse_kinds, parse_stats
 from introspect_cli.capture.options import CaptureOptions
 from introspect_cli.commands.capture import capture
 from introspect_cli.errors import UsageError
@@ -50,7 +50,8 @@ def test_two_dashes_end_our_options(asked):
 
 def test_without_options_everything_ordinary_is_recorded(asked):
     assert asked("train.py") == (Target(script="train.py"), CaptureOptions())
-    assert CaptureOptions().record == {Kind(name) for name in KINDS}
+    assert CaptureOptions().record == {Kind(name) for name in DEFAULT_KINDS}
+    assert set(KINDS) - set(DEFAULT_KINDS) == {"collective"}
     assert CaptureOptions().stats == DEFAULT_STATS
     assert set(STATS) - set(DEFAULT_STATS) == {"med", "mode"}
 
@@ -61,7 +62,8 @@ OPTIONS = [
     (("--record", "input, output"), {"record": frozenset({Kind.INPUT, Kind.OUTPUT})}),
     (("--record", "grad", "--record", "loss"), {"record": frozenset({Kind.GRAD, Kind.LOSS})}),
     (("--record", "none"), {"record": frozenset()}),
-    (("--record", "all"), {}),
+    (("--record", "default"), {}),
+    (("--record", "all"), {"record": frozenset(map(Kind, KINDS))}),
     (("--stats", "all"), {"stats": STATS}),
     (("--stats", "none"), {"stats": ()}),
     (("--stats", "max,med,shape"), {"stats": ("shape", "max", "med")}),
