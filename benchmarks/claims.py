@@ -117,10 +117,10 @@ class Books:
             self._tables[step] = sorted(pairs, key=lambda pair: pair.order)
         return self._tables[step]
 
-    def has(self, kinds: Iterable[Kind]) -> bool:
-        """Whether both runs have records of each of these kinds, and of nothing less."""
-        found = {pair.site.kind for step in self.steps for pair in self.pairs(step) if pair.seen}
-        return found.issuperset(kinds)
+    def has(self, kind: Kind, fqn: str = "") -> bool:
+        """Whether both runs have records of a kind, of one name or of any."""
+        pairs = (pair for step in self.steps for pair in self.pairs(step))
+        return any(pair.seen and pair.site.kind is kind and fqn in {"", pair.site.fqn} for pair in pairs)
 
     def differing(self) -> Iterator[Pair]:
         """Selected values that both runs saw and that differ, causes left out, the earliest first."""
@@ -251,20 +251,21 @@ def _seen(text: str, books: Books) -> Iterator[str]:
         said = re.search(r"^(.*?)(?:was|were|is|are) not recorded", told.strip(), re.IGNORECASE)
         if said is None or _STEP.search(clause):
             continue
-        for word, kinds in _KIND_WORDS:
-            if re.search(rf"(?<!its ){word}", said[1], re.IGNORECASE) and books.has(kinds):
+        for word, kind in _KIND_WORDS:
+            named = re.search(rf"(?<!\bits )(?<!\bsome ){word}(?: of ([\w.#]+\w))?", said[1], re.IGNORECASE)
+            if named is not None and books.has(kind, named[1] or ""):
                 yield f"said not to be recorded, and it was: {clause.strip()!r}"
 
 
 _KIND_WORDS = (
-    (r"\bbatch(?:es)?\b", (Kind.BATCH,)),
-    (r"\binputs?\b", (Kind.INPUT,)),
-    (r"\boutputs?\b(?! of the modules inside)", (Kind.OUTPUT,)),
-    (r"\bloss\b", (Kind.LOSS,)),
-    (r"\brandom states?\b", (Kind.RNG,)),
-    (r"\bparameters?\b", (Kind.PARAM,)),
-    (r"\bbuffers?\b", (Kind.BUFFER,)),
-    (r"\boptimizer state\b", (Kind.OPTIMIZER_STATE,)),
+    (r"\bbatch(?:es)?\b", Kind.BATCH),
+    (r"\binputs?\b", Kind.INPUT),
+    (r"\boutputs?\b(?! of the modules inside)", Kind.OUTPUT),
+    (r"\bloss\b", Kind.LOSS),
+    (r"\brandom states?\b", Kind.RNG),
+    (r"\bparameters?\b", Kind.PARAM),
+    (r"\bbuffers?\b", Kind.BUFFER),
+    (r"\boptimizer state\b", Kind.OPTIMIZER_STATE),
 )
 
 

@@ -2,7 +2,7 @@
 
 The tool's pages recommend lean records, sampled steps and tolerances, and its answers were only ever measured without
 them. Capturing every planted fault under each of them anew would take hours, and most of these captures record less
-of the same training: their runs are made from a full one, by dropping kinds, statistics and modules from it
+of the same training: their runs are made from a full one, by dropping kinds and statistics from it
 (`tests/test_truth_matrix.py` shows that the answer is that of a real capture). What changes the training or the
 order of what is recorded is captured for real.
 """
@@ -16,16 +16,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from introspect_cli.records import SETTING_KINDS, Kind
-from introspect_cli.selection import Schedule, selects
+from introspect_cli.selection import Schedule
 from introspect_cli.store.reader import open_run
 from introspect_cli.store.writer import StoreWriter
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-CALL_KINDS = frozenset({Kind.INPUT, Kind.OUTPUT, Kind.GRAD_INPUT, Kind.GRAD_OUTPUT})
-TENSOR_KINDS = frozenset({Kind.PARAM, Kind.BUFFER, Kind.GRAD, Kind.OPTIMIZER_STATE})
-"""Kinds that `--modules` chooses among: those of a module's calls, and those named after a tensor of it."""
 
 
 @dataclass(frozen=True)
@@ -35,20 +31,17 @@ class Reduction:
     Attributes:
         record: kinds, as for `capture --record`; all where empty.
         measured: whether statistics and sketches are kept beside the checksums.
-        modules: globs, as for `capture --modules`; all where empty.
     """
 
     record: tuple[str, ...] = ()
     measured: bool = True
-    modules: tuple[str, ...] = ()
 
     @property
     def options(self) -> tuple[str, ...]:
         """The options of a capture that records the same."""
         found: tuple[str, ...] = ()
         found += ("--record", ",".join(self.record)) if self.record else ()
-        found += () if self.measured else ("--stats", "none", "--no-sketch")
-        return found + tuple(word for glob in self.modules for word in ("--modules", glob))
+        return found + (() if self.measured else ("--stats", "none", "--no-sketch"))
 
 
 @dataclass(frozen=True)
@@ -60,6 +53,8 @@ class Configuration:
         a: what is kept of run a.
         b: what is kept of run b.
         capture: options of both captures, which then are made for real.
+        capture_a: options of a's capture alone.
+        capture_b: options of b's capture alone.
         scripts: arguments that are added on both sides, by script; all scripts and none where empty.
         diff: options of the comparison, by name of the field of `DiffOptions`.
     """
@@ -68,6 +63,8 @@ class Configuration:
     a: Reduction = field(default_factory=Reduction)
     b: Reduction = field(default_factory=Reduction)
     capture: tuple[str, ...] = ()
+    capture_a: tuple[str, ...] = ()
+    capture_b: tuple[str, ...] = ()
     scripts: dict[str, tuple[str, ...]] = field(default_factory=dict)
     diff: dict[str, Any] = field(default_factory=dict)
 
@@ -91,7 +88,8 @@ CONFIGURATIONS: tuple[Configuration, ...] = (
     _both("state", record=("param", "buffer", "optimizer_state", "hyperparameter")),
     _both("checksums", measured=False),
     Configuration("lean-a", a=Reduction(record=LEAN)),
-    Configuration("modules-b", b=Reduction(modules=("*.0", "*.0.*"))),
+    Configuration("modules-a", capture_a=("--modules", "*.0")),
+    Configuration("modules-b", capture_b=("--modules", "*.0")),
     Configuration("diff-kinds", diff={"kinds": frozenset({Kind.OUTPUT, Kind.LOSS})}),
     Configuration("diff-grads", diff={"kinds": frozenset({Kind.GRAD, Kind.PARAM})}),
     Configuration("diff-modules", diff={"modules": ("*.0",)}),
@@ -132,7 +130,7 @@ def reduce(source: Path, target: Path, reduction: Reduction) -> Path:
                 rows = _rows(batch, np.flatnonzero(kept[batch.site]), measured=reduction.measured)
                 if len(rows):
                     rank.append(entry.step, dataclasses.replace(rows, site=number_of[rows.site]))
-        calls = not reduction.modules and (not reduction.record or not {"input", "output"}.isdisjoint(reduction.record))
+        calls = not reduction.record or not {"input", "output"}.isdisjoint(reduction.record)
         for name, value in run.settings.items():
             if name != "nested" or calls:  # how inputs and outputs nest is told by who records them
                 store.write_settings(name, value)
@@ -143,11 +141,7 @@ def reduce(source: Path, target: Path, reduction: Reduction) -> Path:
 def _kept(site: Any, reduction: Reduction) -> bool:
     if reduction.record and site.kind.value not in reduction.record and site.kind not in SETTING_KINDS:
         return False
-    if reduction.record and site.kind in SETTING_KINDS and "hyperparameter" not in reduction.record:
-        return False
-    if not reduction.modules or site.kind not in CALL_KINDS | TENSOR_KINDS:
-        return True
-    return selects(site.fqn, reduction.modules)
+    return not (reduction.record and site.kind in SETTING_KINDS and "hyperparameter" not in reduction.record)
 
 
 def _rows(batch: Any, rows: Any, *, measured: bool) -> Any:
@@ -173,8 +167,6 @@ def _manifest(manifest: dict[str, Any], reduction: Reduction) -> dict[str, Any]:
     if reduction.record:
         options["record"] = [kind for kind in options["record"] if kind in reduction.record]
         observed = sorted(options["record"])
-    if reduction.modules:
-        options["modules"] = list(reduction.modules)
     if not reduction.measured:
         options |= {"stats": [], "sketch": False}
     narrowing = {name: options.get(name, value) for name, value in manifest.get("narrowing", {}).items()}

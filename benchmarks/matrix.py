@@ -82,7 +82,11 @@ def run_of(case: Case, letter: str, configuration: Configuration, captures: Capt
     extra = configuration.scripts.get(side.script, ())
     if "{checkpoint}" in extra:
         extra = tuple(word.format(checkpoint=_checkpoint(side.script, captures)) for word in extra)
-    side = dataclasses.replace(side, args=(*side.args, *extra), options=(*configuration.capture, *side.options))
+    side = dataclasses.replace(
+        side,
+        args=(*side.args, *extra),
+        options=(*configuration.capture, *getattr(configuration, f"capture_{letter}"), *side.options),
+    )
     full = captures.path(side, again=letter == "b" and case.a == case.b)
     if reduction == Reduction():
         return full

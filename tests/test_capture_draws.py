@@ -19,7 +19,7 @@ class Branch(nn.Module):
         self.drop = nn.Dropout(0.5)
 
     def forward(self, x):
-        return self.drop(self.lin(x))
+        return self.drop(self.lin(x)) if self.drop else nn.functional.dropout(self.lin(x), 0.5)
 
 
 class Net(nn.Module):
@@ -29,6 +29,8 @@ class Net(nn.Module):
         self.left = Branch()
         self.right = Branch()
         self.head = nn.Linear(8, 4)
+        if fault == "as functions":
+            self.left.drop = self.right.drop = None
         self.steps = 0
 
     def forward(self, x):
@@ -139,6 +141,39 @@ def test_what_draws_in_one_run_only_is_said_beside_the_answer(tmp_path, plain):
     assert "between Net.right and Net.head" in result.sentence
     told = "Random numbers were drawn between Net.right and Net.head in a and not in b."
     assert told in result.evidence
+
+
+LESS = {
+    "modules": {"modules": ("head",)},
+    "lean": {"record": frozenset({Kind.PARAM, Kind.GRAD, Kind.LOSS, Kind.RNG})},
+    "no loss": {"record": frozenset({Kind.PARAM, Kind.GRAD, Kind.INPUT, Kind.OUTPUT, Kind.RNG})},
+}
+
+
+@pytest.mark.parametrize("less", LESS)
+def test_states_that_were_looked_at_at_other_moments_are_no_divergence(tmp_path, plain, less):
+    with watched(tmp_path / "run", **LESS[less]):
+        train()
+    for paths in ((plain, tmp_path / "run"), (tmp_path / "run", plain)):
+        with open_run(paths[0]) as a, open_run(paths[1]) as b:
+            result = compare_runs(a, b, DiffOptions(), [])
+        assert result.verdict is Verdict.SAME, result.sentence
+
+
+@pytest.mark.parametrize("fault", ["other p", "as functions"])
+def test_a_draw_that_is_on_record_elsewhere_is_not_called_one_runs_alone(tmp_path, plain, fault):
+    with watched(tmp_path / "run", **({"modules": ("head",)} if fault == "other p" else {})):
+        train(fault)
+    for paths in ((plain, tmp_path / "run"), (tmp_path / "run", plain)):
+        with open_run(paths[0]) as a, open_run(paths[1]) as b:
+            result = compare_runs(a, b, DiffOptions(), [])
+        told = " ".join((result.sentence, *result.evidence))
+        assert "drew random numbers" not in told
+        assert "were drawn" not in told
+        if fault == "other p":
+            assert result.first is not None
+            assert result.first.site.fqn == "Net.head"
+            assert "or lies in what was not recorded" in result.sentence
 
 
 def test_twins_are_the_same_and_every_module_that_draws_has_a_record_of_the_state_before(tmp_path, plain):

@@ -21,7 +21,7 @@ from introspect_cli.compare.effects import (
     watches_results,
 )
 from introspect_cli.compare.items import materialise
-from introspect_cli.compare.join.coverage import coverage, seen, uncounted
+from introspect_cli.compare.join.coverage import coverage, draws_apart, seen, uncounted
 from introspect_cli.compare.join.distance import Layouts
 from introspect_cli.compare.join.dump import in_order_of, lists, ordered
 from introspect_cli.compare.join.live_in import Carried, is_gap, kept, redundant_starts, resumed, starts
@@ -133,6 +133,8 @@ class Walk:
         if outcome.gathered is not None:
             states = self.alignment.kind == KINDS.index(Kind.RNG)
             self.counted, self.every = self.counted & ~states, self.every & ~states
+        apart = draws_apart(self.alignment, sides.manifest_a, sides.manifest_b)
+        self.counted, self.every = self.counted & ~apart, self.every & ~apart
         self.full = not (options.kinds or options.modules) and options.evaluation is None
         self.carried = resumed(sides, self.alignment, outcome.offset)
         self.resumed = bool(self.carried.params or self.carried.buffers or self.carried.states)

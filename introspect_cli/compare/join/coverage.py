@@ -186,6 +186,24 @@ def uncounted(alignment: Alignment, unions_a: Ids, unions_b: Ids) -> Mask | None
     return mask
 
 
+def draws_apart(alignment: Alignment, manifest_a: dict[str, Any], manifest_b: dict[str, Any]) -> Mask:
+    """Random states within a step, where the captures looked at the generators at different moments; else none.
+
+    What is recorded is the state at the look before: with fewer looks, the same name holds an earlier state.
+    """
+    hiding = {*_FILTERS, "compile"} | ({"eval"} if alignment.evaluating.any() else set())
+    alike = hiding.isdisjoint(narrowed(manifest_a, manifest_b))
+    looks = [
+        [bool(observed_kinds(manifest) & {kind.value for kind in kinds}) for kinds in _LOOKS]
+        for manifest in (manifest_a, manifest_b)
+    ]
+    return np.zeros(alignment.size, bool) if alike and looks[0] == looks[1] else _draws(alignment)
+
+
+_LOOKS = (_MODULE_KINDS, (Kind.BATCH,), (Kind.LOSS,))
+"""Kinds that are recorded at the moments at which a capture looks at the generators."""
+
+
 def _draws(alignment: Alignment) -> Mask:
     """Random states within a step, which only a run that draws there has: they explain what differs, if anything."""
     within = alignment.phase != phase_code(Phase.START)
@@ -193,8 +211,13 @@ def _draws(alignment: Alignment) -> Mask:
 
 
 def draws_known(manifest: dict[str, Any]) -> bool:
-    """Whether a capture noticed every draw from a default generator in what it recorded."""
-    return manifest.get("draws") is True and not chooses_modules(manifest)
+    """Whether a capture noticed every draw from a default generator, and by the right module."""
+    return draws_recorded(manifest) and not chooses_modules(manifest)
+
+
+def draws_recorded(manifest: dict[str, Any]) -> bool:
+    """Whether a capture looked for draws wherever it recorded something of the forward pass."""
+    return manifest.get("draws") is True and Kind.RNG.value in observed_kinds(manifest)
 
 
 def _accelerator_rng(alignment: Alignment) -> Mask:

@@ -18,7 +18,7 @@ from introspect_cli.compare import reasons as folder
 from introspect_cli.compare.join.distance import ROUNDING
 from introspect_cli.compare.join.rows import StepPair, match
 from introspect_cli.compare.reasons.draws import Draw, lone_draws
-from introspect_cli.compare.reasons.evidence import Evidence, Known, lines, of
+from introspect_cli.compare.reasons.evidence import Evidence, Known, lines, of, of_module
 from introspect_cli.compare.reasons.facts import ABSENT, EQUAL, WITHIN, ancestors
 from introspect_cli.compare.reasons.hyperparameters import Told, hyperparameter_changes
 from introspect_cli.compare.reasons.settings import describe, rounds_differently
@@ -132,6 +132,8 @@ def judge(facts: Facts, position: int) -> Cause:
             continue
         if cause.role is Role.ORIGIN and any(found.needed for found in of(cause.evidence, Known.UNSEEN)):
             gap = replace(cause, role=Role.PROPAGATED, reason="gap", instead=reason.word)
+            if gap.module not in {"", facts.sites[position].fqn}:
+                gap = replace(gap, evidence=of_module(gap.evidence, gap.module))
             continue
         if gap is None or reason.word == "resumed":
             return cause
@@ -298,7 +300,7 @@ class Scene:
         """Random draws that one run only made in this step, before the divergence."""
         return [
             draw
-            for draw in lone_draws(self.facts.alignment, self.facts.pair)
+            for draw in lone_draws(self.facts, self.facts.pair)
             if draw.sequence < (self.step.sequence(self.union, draw.side) or 0)
         ]
 

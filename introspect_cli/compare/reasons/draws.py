@@ -2,11 +2,16 @@
 
 A draw that only one run made is no divergence by itself. It is what explains that a random state differs later, or that
 a module gives something else; so its place is told, by what was recorded just before and after it.
+
+The same draw can be on record under different names: a capture that was told to leave a module out, or a module that
+was written as a function, notices it at what comes next. So a draw is one run's alone only where the other run looked
+at the generators just before and just after, and had no draw in between that has no partner either.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,8 +23,11 @@ from introspect_cli.records import DRAWN_BEFORE, Kind, Phase, Site
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    import numpy.typing as npt
+
     from introspect_cli.compare.join.rows import StepPair
     from introspect_cli.compare.join.sites import Alignment, Ids
+    from introspect_cli.compare.reasons.facts import Facts
 
 
 @dataclass(frozen=True)
@@ -48,23 +56,67 @@ class Draw:
         return f"{self.site.fqn}{after} drew random numbers in {self.side} and not in {other}"
 
 
-def lone_draws(alignment: Alignment, pair: StepPair, generator: str = "") -> list[Draw]:
+def lone_draws(facts: Facts, pair: StepPair, generator: str = "") -> list[Draw]:
     """Draws that only one run made in a step, of one generator or of all, those of b first, in their order."""
-    found = []
-    union_a, union_b = pair.sites(alignment)
-    sides = {"a": (pair.a, union_a), "b": (pair.b, union_b)}
+    if not facts.draws_recorded:
+        return []
+    alignment, found = facts.alignment, []
+    sides = {
+        side: _Side(alignment, unions, np.asarray(batch.sequence))
+        for side, batch, unions in zip("ab", (pair.a, pair.b), pair.sites(alignment), strict=True)
+    }
     for side, other in ("ba", "ab"):
-        batch, unions = sides[side]
-        drawn = (alignment.kind[unions] == kind_code(Kind.RNG)) & (alignment.phase[unions] != phase_code(Phase.START))
-        rows = np.flatnonzero(drawn & ~np.isin(unions, sides[other][1]))
-        sequence = np.asarray(batch.sequence)
-        for row in rows[np.argsort(sequence[rows])]:
-            site = alignment.site(int(unions[row]))
-            if generator in {"", generator_of(site)}:
-                found.append(
-                    Draw(side, site, _previous(alignment, unions, sequence, int(row), site), int(sequence[row]))
-                )
+        own, partner = sides[side], sides[other]
+        for row in own.unmatched(partner):
+            site = alignment.site(int(own.unions[row]))
+            if generator in {"", generator_of(site)} and _looked(own, partner, row, generator_of(site)):
+                after = _previous(alignment, own.unions, own.sequence, row, site)
+                found.append(Draw(side, site, after, int(own.sequence[row])))
     return found
+
+
+@dataclass(frozen=True)
+class _Side:
+    """What one run recorded in a step.
+
+    Attributes:
+        alignment: the runs' sites.
+        unions: the site of each record.
+        sequence: when each was recorded.
+    """
+
+    alignment: Alignment
+    unions: Ids
+    sequence: Any
+
+    @cached_property
+    def drawn(self) -> npt.NDArray[np.bool_]:
+        """Which records are states that were drawn from within the step."""
+        kind, phase = self.alignment.kind[self.unions], self.alignment.phase[self.unions]
+        return np.asarray((kind == kind_code(Kind.RNG)) & (phase != phase_code(Phase.START)))
+
+    @cached_property
+    def looked(self) -> npt.NDArray[np.bool_]:
+        """Which records were made where the generators are looked at."""
+        return np.isin(self.alignment.kind[self.unions], [kind_code(kind) for kind in (*_SEEN, Kind.LOSS)])
+
+    def unmatched(self, other: _Side) -> list[int]:
+        """Draws at places where the other run has none, in their order."""
+        rows = np.flatnonzero(self.drawn & ~np.isin(self.unions, other.unions))
+        return [int(row) for row in rows[np.argsort(self.sequence[rows])]]
+
+
+def _looked(own: _Side, other: _Side, row: int, generator: str) -> bool:
+    """Whether the other run looked around the time of a draw, and has none there that could be the same."""
+    shared, now = own.looked & np.isin(own.unions, other.unions), own.sequence[row]
+    when = dict(zip(other.unions[other.looked].tolist(), other.sequence[other.looked].tolist(), strict=True))
+    earlier, later = np.flatnonzero(shared & (own.sequence < now)), np.flatnonzero(shared & (own.sequence > now))
+    if not len(later):
+        return False
+    start = when[int(own.unions[earlier[np.argmax(own.sequence[earlier])]])] if len(earlier) else -1
+    end = when[int(own.unions[later[np.argmin(own.sequence[later])]])]
+    between = (int(other.unions[at]) for at in other.unmatched(own) if start < other.sequence[at] < end)
+    return start < end and all(generator_of(own.alignment.site(union)) != generator for union in between)
 
 
 _SEEN = (Kind.INPUT, Kind.OUTPUT, Kind.BATCH)

@@ -7,7 +7,7 @@ gets one of four answers for each thing, and makes its sentence from these with 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -83,6 +83,17 @@ def although(evidence: Sequence[Evidence], word: str = "although") -> str:
     if unseen:
         text += f" ({listed([e.name for e in unseen])} {_verb(unseen, 'was', 'were')} not recorded)"
     return text
+
+
+def of_module(evidence: Sequence[Evidence], fqn: str) -> tuple[Evidence, ...]:
+    """The evidence with the name of the module that it is about, where `its` would be read as another's."""
+    return tuple(replace(found, name=_of_module(found.name, found.known, fqn)) for found in evidence)
+
+
+def _of_module(name: str, known: Known, fqn: str) -> str:
+    if name.startswith("its "):  # those of the modules inside it count too, and of these some may be on record
+        return f"{'some' if known is Known.UNSEEN else 'the'} {name.removeprefix('its ')} of {fqn}"
+    return f"{name} inside {fqn}" if name == "the random state" else name.replace("inside it", f"inside {fqn}")
 
 
 def lines(evidence: Sequence[Evidence]) -> list[str]:
@@ -171,7 +182,7 @@ def inputs_of(facts: Facts, site: Site, name: str = "its inputs") -> Evidence | 
     """What a module is given at a call; None where inputs were recorded, but this call has none."""
     unions = facts.recorded(site.phase, Kind.INPUT, site.fqn, site.call)
     present = [union for union in unions if facts.state[union]]
-    if not present and Kind.INPUT in facts.kinds:
+    if not present and Kind.INPUT in facts.kinds and not facts.modules_chosen:
         return None
     return Evidence(name, known_of(facts, present, every=True), needed=True)
 
@@ -180,7 +191,7 @@ def outputs_before(facts: Facts, order: float) -> Evidence:
     """The outputs of all modules that ran before a place of the sequence."""
     known = known_of(facts, facts.unions(Kind.OUTPUT, FORWARD), order)
     if _left_out(facts, known, order):
-        return _LEFT_OUT
+        return LEFT_OUT
     if known is Known.UNSEEN:
         return Evidence("module outputs before it", known, needed=True)
     return Evidence("every module output recorded before it", known, needed=True, plural=False)
@@ -190,10 +201,19 @@ def forward_pass(facts: Facts) -> Evidence:
     """The forward pass of the step."""
     unions = np.concatenate([facts.unions(kind, FORWARD) for kind in (Kind.INPUT, Kind.OUTPUT)])
     known = known_of(facts, unions)
-    return _LEFT_OUT if _left_out(facts, known) else Evidence("the forward pass", known, needed=True, plural=False)
+    return LEFT_OUT if _left_out(facts, known) else Evidence("the forward pass", known, needed=True, plural=False)
 
 
-_LEFT_OUT = Evidence("the modules that a capture was told to leave out", Known.UNSEEN, needed=True)
+LEFT_OUT = Evidence("the modules that a capture was told to leave out", Known.UNSEEN, needed=True)
+
+
+def calls_left_out(facts: Facts, fqn: str) -> bool:
+    """Whether a capture was told to leave modules out, and one of these may have made what a module is given."""
+    if not facts.modules_chosen:
+        return False
+    root, names = fqn.partition(".")[0], {name for tree in facts.modules for name in tree}
+    others = {name for name in names if "." not in name and name != root}
+    return bool(owner_of(fqn)) or any(name.partition(".")[0] in others and "." in name for name in names)
 
 
 def _left_out(facts: Facts, known: Known, order: float = np.inf) -> bool:

@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.compare.join.coverage import chooses_modules, draws_known, observed_kinds
+from introspect_cli.compare.join.coverage import (
+    chooses_modules,
+    draws_apart,
+    draws_known,
+    draws_recorded,
+    observed_kinds,
+)
 from introspect_cli.compare.join.live_in import Carried
 from introspect_cli.compare.join.moved import tree_at
 from introspect_cli.compare.join.offset import start_values
@@ -181,6 +187,12 @@ class Facts:
     def modules_chosen(self) -> bool:
         """Whether one of the captures was told to leave modules out."""
         return any(chooses_modules(manifest) for manifest in (self.sides.manifest_a, self.sides.manifest_b))
+
+    @cached_property
+    def draws_recorded(self) -> bool:
+        """Whether both captures looked for draws within a step, and at the same moments."""
+        manifests = self.sides.manifest_a, self.sides.manifest_b
+        return all(map(draws_recorded, manifests)) and not draws_apart(self.alignment, *manifests).any()
 
     @cached_property
     def draws_known(self) -> bool:

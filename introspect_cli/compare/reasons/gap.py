@@ -50,6 +50,8 @@ class Gap(Reason):
         if scene.dropped:
             lacks = f"{listed(unseen)} {'is' if one else 'are'} not on record"
         place = reason_named(cause.instead).place
+        if cause.module not in {"", site.fqn}:
+            place = place.replace("the module's", f"{cause.module}'s")
         if scene.facts.gap:
             return f"{text}; {lacks}. The cause is {place}, or lies earlier. {_between(scene, 'by')}"
         return f"{text}; {lacks}. The cause is {place}, or lies in what was not recorded."

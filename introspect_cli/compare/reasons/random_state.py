@@ -92,7 +92,7 @@ def _drawn_before(scene: Scene) -> str:
     text = "one run drew random numbers that the other did not"
     if facts.before_pair is None:
         return f"since the last recorded step, {text}"
-    draws = lone_draws(facts.alignment, facts.before_pair, scene.site.fqn)
+    draws = lone_draws(facts, facts.before_pair, scene.site.fqn)
     if draws:
         return f"during step {last}, {draws[0]}"
     losses = facts.unions(Kind.LOSS, frozenset({Phase.LOSS}))

@@ -5,7 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.reasons.base import Cause, Reason, Scene
-from introspect_cli.compare.reasons.evidence import Known, although, batches, outputs_before, random_state
+from introspect_cli.compare.reasons.evidence import (
+    LEFT_OUT,
+    Known,
+    although,
+    batches,
+    calls_left_out,
+    outputs_before,
+    random_state,
+)
 from introspect_cli.compare.reasons.module import parent_call
 from introspect_cli.compare.reasons.words import apart, both_values, scaled, what
 from introspect_cli.records import Kind
@@ -27,6 +35,8 @@ class Script(Reason):
         site, order = facts.sites[position], float(facts.items.order[position])
         if parent_call(facts, site.fqn, order) is not None or facts.anything_before(order):
             return None
+        if calls_left_out(facts, site.fqn):
+            return self.cause(batches(facts, order), random_state(facts), LEFT_OUT)
         before = outputs_before(facts, order)
         told = [before] if before.known in {Known.EQUAL, Known.WITHIN} else []
         return self.cause(batches(facts, order), random_state(facts), *told)
