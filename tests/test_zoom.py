@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 import yaml
+from synthetic import row, write_run
 
-from introspect_cli.rerun.recipe import placed, recipe_of
+from introspect_cli.rerun.recipe import UnrepeatableError, placed, recipe_of
+from introspect_cli.rerun.variant import Variant, capture
 from introspect_cli.store import documents
 from introspect_cli.store.reader import open_run
 
@@ -116,11 +118,16 @@ def project(kept, tmp_path) -> Path:
 def moved_to(directory: Path, *runs: Path) -> None:
     """Write another directory into the commands of runs, as if they had been captured there."""
     for run in runs:
-        file = run / "settings" / "command.yaml"
-        found = yaml.safe_load(file.read_text())
-        own = {key: value for key, value in found.items() if key not in ("written", "crc32", "run")}
-        run_id = yaml.safe_load((run / "manifest.yaml").read_text())["id"]
-        file.write_bytes(documents.dump({**own, "directory": str(directory)}, "settings/command.yaml", run_id))
+        changed(run, directory=str(directory))
+
+
+def changed(run: Path, **change: object) -> None:
+    """Write other values into what a run tells of its command."""
+    file = run / "settings" / "command.yaml"
+    found = yaml.safe_load(file.read_text())
+    own = {key: value for key, value in found.items() if key not in ("written", "crc32", "run")}
+    run_id = yaml.safe_load((run / "manifest.yaml").read_text())["id"]
+    file.write_bytes(documents.dump({**own, **change}, "settings/command.yaml", run_id))
 
 
 def test_each_run_is_repeated_from_its_own_commit(project):
@@ -214,10 +221,7 @@ def test_variables_are_to_be_as_they_were(pair, monkeypatch):
     ],
 )
 def test_what_cannot_be_run_again_is_said(project, change, sentence):
-    file = project / "runs/b/settings/command.yaml"
-    own = yaml.safe_load(file.read_text())
-    run_id = yaml.safe_load((project / "runs/b/manifest.yaml").read_text())["id"]
-    file.write_bytes(documents.dump({**own, **change}, "settings/command.yaml", run_id))
+    changed(project / "runs/b", **change)
     told = introspect(project, "zoom", "runs/a", "runs/b", code=1)
     assert f"Run b cannot be run again: {sentence}." in told
     assert "What follows is what the stores hold." in told
@@ -231,3 +235,50 @@ def test_runs_that_agree_are_not_run_again(project):
 
 def test_zoom_of_more_than_two_runs_is_an_error(project):
     assert "--zoom shows two runs" in introspect(project, "diff", "runs/a", "runs/b", "runs/a", "--zoom", code=2)
+
+
+@pytest.fixture
+def another_python(tmp_path) -> Path:
+    """An interpreter with another path and the same packages."""
+    place = tmp_path / "other"
+    (place / "bin").mkdir(parents=True)
+    (place / "bin" / "python").symlink_to(os.path.realpath(sys.executable))
+    (place / "lib").symlink_to(Path(sys.prefix) / "lib")
+    if (Path(sys.prefix) / "pyvenv.cfg").exists():
+        shutil.copy(Path(sys.prefix) / "pyvenv.cfg", place)
+    return place / "bin" / "python"
+
+
+def test_a_run_is_repeated_with_the_interpreter_that_it_had(project, another_python):
+    changed(project / "runs/b", python=str(another_python))
+    with open_run(project / "runs/b") as run:
+        recipe = recipe_of(run)
+    assert (recipe.python, recipe.notes) == (str(another_python), ())
+    with placed(recipe, project / "tree") as here:
+        variant = Variant(project / "again", here.words, here.directory, recipe.environment, recipe.python)
+        assert capture(variant, again=True).steps == 6
+    command = yaml.safe_load((project / "again/settings/command.yaml").read_text())
+    assert command["python"] == str(another_python)
+
+
+def test_an_interpreter_that_is_gone_is_said_to_be(project):
+    changed(project / "runs/b", python="/no/such/python")
+    with open_run(project / "runs/b") as run:
+        recipe = recipe_of(run)
+    assert recipe.python == ""
+    assert recipe.notes == ("its interpreter /no/such/python is not there or has no introspect-cli: this one is used",)
+
+
+def test_ranks_of_a_launcher_are_said_not_to_be_repeated(tmp_path):
+    command = {"script": "train.py", "module": None, "arguments": [], "directory": str(tmp_path), "python": ""}
+    path = write_run(
+        tmp_path / "run",
+        [[row("loss", "loss", "loss", 1.0)]],
+        ranks=2,
+        manifest={"world_size": 2},
+        settings={"command": command},
+    )
+    with open_run(path) as run, pytest.raises(UnrepeatableError) as error:
+        recipe_of(run)
+    told = "its 2 processes were started by a launcher, whose command line was not recorded"
+    assert str(error.value) == told
