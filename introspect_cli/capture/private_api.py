@@ -86,6 +86,11 @@ def handed_on(operator: Any, keys: Any, args: tuple[Any, ...], kwargs: dict[str,
     return operator.redispatch(keys & _C._after_autograd_keyset, *args, **kwargs)  # noqa: SLF001 - told in the docstring
 
 
+def take_out(library: Any) -> None:
+    """Take kernels out of torch's dispatcher again. Without it, collectives are not recorded."""
+    library._destroy()  # noqa: SLF001 - torch does it itself only when the object goes
+
+
 def group_of(boxed: Any) -> Any:
     """The process group that an operator was given. Without it, collectives are not recorded."""
     return torch.distributed.ProcessGroup.unbox(boxed)

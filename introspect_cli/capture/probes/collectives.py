@@ -159,7 +159,7 @@ class CollectiveProbe:
         self._guarded.on = False
         self._patches.remove()
         if self._library is not None:
-            self._library._destroy()  # noqa: SLF001 - the only way to take a kernel out again
+            private_api.take_out(self._library)
             self._library = None
         self._pending.clear()
         if self._notes >= 0:
