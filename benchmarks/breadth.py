@@ -4,6 +4,7 @@ Each is built with a tiny or its own smallest configuration and random weights, 
 process of its own, once bare and once captured, and compared: losses, parameters, buffers, gradients, generators.
 
     python benchmarks/breadth.py timm --count 100      # or torchvision, transformers; --only NAME... for some
+    python benchmarks/breadth.py timm --resume seen.txt --minutes 4    # again and again, until it is through
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import multiprocessing
+import re
 import sys
 import tempfile
 import time
@@ -33,6 +35,9 @@ TINY = {
 }  # fmt: skip
 """What a configuration is made small by, as far as it has these names."""
 
+SMALL = re.compile(r"tiny|nano|atto|pico|femto|mini|small|_xx?s|_xxt|_s0|_t0|_b0|_m0|_p|18|_t_|_s_")
+"""How timm calls what is small."""
+
 
 def main() -> int:
     """Compare architectures; 1 where one differs."""
@@ -40,19 +45,34 @@ def main() -> int:
     parser.add_argument("library", choices=["transformers", "timm", "torchvision"])
     parser.add_argument("--count", type=int, default=20)
     parser.add_argument("--only", nargs="*")
-    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--resume", type=Path, help="a file of outcomes: leave out what it has, add what is new")
+    parser.add_argument("--minutes", type=float, default=1e9, help="begin no further architecture after that")
     parser.add_argument("--seconds", type=float, default=120.0, help="for one architecture, before it is left out")
     asked = parser.parse_args()
     names = asked.only or spread(_NAMES[asked.library](), asked.count)
     told: dict[str, list[str]] = {"equal": [], "DIFFERS": [], "not built": []}
     begin = time.monotonic()
+    known = _seen(asked.resume, asked.library)
     for name in names:
-        outcome, why = apart(asked.library, name, asked.seconds)
-        told[outcome].append(name)
-        print(f"{outcome:9s} {name} {why}", flush=True)
+        if name not in known:
+            if time.monotonic() - begin > 60 * asked.minutes:
+                print(f"{len(set(names) - known.keys())} of {len(names)} are left")
+                break
+            known[name], why = apart(asked.library, name, asked.seconds)
+            if asked.resume:
+                with asked.resume.open("a", encoding="utf-8") as file:
+                    file.write(f"{asked.library}\t{name}\t{known[name]}\t{why}\n")
+            print(f"{known[name]:9s} {name} {why}", flush=True)
+        told[known[name]].append(name)
     counts = ", ".join(f"{len(found)} {outcome}" for outcome, found in told.items())
     print(f"{asked.library}: {counts}, in {time.monotonic() - begin:.0f} s")
     return int(bool(told["DIFFERS"]))
+
+
+def _seen(path: Path | None, library: str) -> dict[str, str]:
+    """The outcomes of earlier runs, by name."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path and path.exists() else []
+    return {words[1]: words[2] for line in lines if (words := line.split("\t"))[0] == library}
 
 
 def spread(names: list[str], count: int) -> list[str]:
@@ -61,7 +81,8 @@ def spread(names: list[str], count: int) -> list[str]:
 
 
 def apart(library: str, name: str, seconds: float) -> tuple[str, str]:
-    """Compare one architecture in a process of its own."""
+    """Compare one architecture in a process of its own, which finds the library imported."""
+    _IMPORTS[library]()
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
     child = context.Process(target=_child, args=(theirs, library, name))
@@ -159,40 +180,55 @@ def _without_extension() -> Any:
 
 
 def _timm_names() -> list[str]:
+    """Of each family the one that sounds smallest."""
+    families: dict[str, list[str]] = {}
+    for name in _timm_imported().list_models():
+        families.setdefault(name.split("_")[0], []).append(name)
+    return sorted(min(own, key=lambda name: (not SMALL.search(name), len(name))) for own in families.values())
+
+
+def _timm_imported() -> Any:
     _KEPT.append(_without_extension())
     import timm
 
-    families: dict[str, str] = {}
-    for name in timm.list_models():
-        families.setdefault(name.split("_")[0], name)
-    return sorted(families.values())
+    return timm
 
 
 def _timm(name: str) -> Any:
-    _KEPT.append(_without_extension())
-    import timm
+    timm = _timm_imported()
     import torch
 
     model = timm.create_model(name, pretrained=False, num_classes=10)
-    size = model.default_cfg.get("input_size", (3, 224, 224))
-    return model, lambda: {"x": torch.randn(2, *size)}
+    channels, *size = model.default_cfg.get("input_size", (3, 224, 224))
+    if not model.default_cfg.get("fixed_input_size"):
+        size = [min(side, 128) for side in size]
+    return model, lambda: {"x": torch.randn(2, channels, *size)}
 
 
 def _torchvision_names() -> list[str]:
-    _KEPT.append(_without_extension())
-    from torchvision import models
-
+    models = _torchvision_imported()
     return [name for name in models.list_models(module=models) if not name.startswith("vit_h")]
 
 
-def _torchvision(name: str) -> Any:
+def _torchvision_imported() -> Any:
     _KEPT.append(_without_extension())
-    import torch
     from torchvision import models
 
-    model = models.get_model(name, weights=None)
-    size = 299 if "inception" in name else 224
+    return models
+
+
+def _torchvision(name: str) -> Any:
+    import torch
+
+    model = _torchvision_imported().get_model(name, weights=None)
+    size = 299 if "inception" in name else 224 if name.startswith(("vit", "maxvit")) else 96
     return model, lambda: {"x": torch.randn(2, 3, size, size)}
+
+
+def _transformers_imported() -> Any:
+    import transformers.models.auto.modeling_auto as module
+
+    return module
 
 
 def _transformers_names() -> list[str]:
@@ -226,6 +262,7 @@ def _transformers(name: str) -> Any:
 
 _KEPT: list[Any] = []
 _NAMES = {"timm": _timm_names, "torchvision": _torchvision_names, "transformers": _transformers_names}
+_IMPORTS = {"timm": _timm_imported, "torchvision": _torchvision_imported, "transformers": _transformers_imported}
 _BUILDERS: dict[str, Any] = {"timm": _timm, "torchvision": _torchvision, "transformers": _transformers}
 
 if __name__ == "__main__":

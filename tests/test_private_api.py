@@ -166,9 +166,24 @@ def test_every_private_name_used_elsewhere_is_listed():
     assert {name: file for name, file in found.items() if name not in listed | passed} == {}
 
 
+YOUNG = {"torch.distributed.tensor.DTensor._local_tensor", "torch.Tensor.__dlpack_c_exchange_api__"}
+"""Names that torch 2.4, the oldest that installs, lacks, and that the code does without there."""
+
+AGE = tuple(int(word) for word in torch.__version__.split(".")[:2])
+
+
+def there(name):
+    try:
+        return operator.attrgetter(name.removeprefix("torch."))(torch) is not None
+    except AttributeError:
+        return False
+
+
 @pytest.mark.parametrize("name", private_api.ELSEWHERE)
 def test_private_name_used_elsewhere_is_where_it_was(name):
     owner, _, attribute = name.rpartition(".")
+    if name in YOUNG and AGE < (2, 13) and not there(name):
+        pytest.skip(f"torch {torch.__version__} does without")
     if owner == "torch.nn.Module":
         assert attribute in vars(nn.Linear(1, 1))
     elif owner.endswith("NestedTensor"):
