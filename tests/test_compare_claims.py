@@ -284,6 +284,24 @@ class TestStart:
         assert "before any training" not in sentence
         assert "initialisation" not in sentence
 
+    @pytest.mark.parametrize(
+        ("apart", "words"),
+        [
+            ({"n.a": 1.0}, "; the other 3 tensors recorded there are equal"),
+            (
+                {"n.a": 1.0, "n.b": 1e-9},
+                "; of the other 3 tensors recorded there, 2 are equal and 1 is within tolerance",
+            ),
+            ({"n.a": 1.0, "n.b": 1.0}, ", as does 1 of the other 3 tensors recorded there"),
+            (dict.fromkeys(("n.a", "n.b", "n.c", "n.d"), 1.0), ", as do the other 3 tensors recorded there"),
+        ],
+    )
+    def test_of_the_other_initial_tensors_no_more_is_said_than_is_known(self, compare, apart, words):
+        def steps(values):
+            return [[row("start", "param", name, X + values.get(name, 0)) for name in ("n.a", "n.b", "n.c", "n.d")]]
+
+        assert words in compare(steps({}), steps(apart), options=DiffOptions(rtol=1e-6)).sentence
+
     def test_untouched_in_one_run_and_seeded_in_the_other_is_no_divergence(self, compare):
         def steps(state):
             return [[row("start", "rng", "numpy", state), row("forward", "output", "Net", X)]]

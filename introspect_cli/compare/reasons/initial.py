@@ -6,7 +6,8 @@ import re
 from typing import TYPE_CHECKING, ClassVar
 
 from introspect_cli.compare.reasons.base import Cause, Reason, Scene
-from introspect_cli.compare.reasons.evidence import random_state
+from introspect_cli.compare.reasons.evidence import listed, random_state
+from introspect_cli.compare.reasons.facts import BLIND, EQUAL, WITHIN
 from introspect_cli.compare.reasons.words import apart, what
 from introspect_cli.records import Kind, Phase
 
@@ -34,16 +35,12 @@ class Initial(Reason):
 
     def sentence(self, scene: Scene) -> str:
         """How many of the initial tensors differ, and what the script ran elsewhere."""
-        differ, total = initial_tensors(scene.facts)
         step = scene.first.step
         late = scene.is_first_step and step > 0  # training had begun when the captures did
         when = "when recording begins" if late else "before any training"
         when = when if scene.is_first_step else f"when it is first recorded, in step {step}"
         text = f"{what(scene.site)} differs {when}{apart(scene.first)}"
-        if differ > 1:
-            text += f", as do {differ - 1} more of {total} tensors recorded there"
-        elif total > 1:
-            text += f"; the other {total - 1} tensors recorded there are equal"
+        text += _others(scene.facts)
         children = _children(scene)
         if children:
             return (
@@ -80,8 +77,33 @@ def one_sided(facts: Facts, position: int) -> bool:
 def initial_tensors(facts: Facts) -> tuple[int, int]:
     """How many tensors differ at the start of the step, and how many were recorded there."""
     differ = sum(site.phase is Phase.START and site.kind in TENSORS for site in facts.sites)
-    starts = [u for kind in TENSORS for u in facts.unions(kind, frozenset({Phase.START})) if facts.state[u]]
-    return differ, len(starts)
+    return differ, len(_states(facts))
+
+
+def _states(facts: Facts) -> list[int]:
+    """What is known of each tensor that was recorded at the start of the step."""
+    starts = [u for kind in TENSORS for u in facts.unions(kind, frozenset({Phase.START}))]
+    return [int(facts.state[union]) for union in starts if facts.state[union]]
+
+
+def _others(facts: Facts) -> str:
+    """What is known of the tensors that were recorded there beside the one that differs."""
+    differ, total = initial_tensors(facts)
+    states, others = _states(facts), total - 1
+    if not others:
+        return ""
+    whole = f"the other {f'{others} tensors' if others > 1 else 'tensor'} recorded there"
+    if differ > 1:
+        some = whole if differ == total else f"{differ - 1} of {whole}"
+        return f", as {'does' if differ == 2 else 'do'} {some}"
+    parts = [(states.count(state), word) for state, word in _KNOWN]
+    told = [(f"{number} ", f"{'is' if number == 1 else 'are'} {word}") for number, word in parts if number]
+    if len(told) == 1:
+        return f"; {whole} {told[0][1]}"
+    return f"; of {whole}, {listed([''.join(pair) for pair in told])}"
+
+
+_KNOWN = ((EQUAL, "equal"), (WITHIN, "within tolerance"), (BLIND, "not known"))
 
 
 def _exchanged(scene: Scene) -> str:
