@@ -1,0 +1,181 @@
+"""Runs of many ranks: what reading them as one costs, and what is left when one rank is killed.
+
+    python benchmarks/ranks.py merge --ranks 64 --steps 10    # two sharded runs of 2,000 sites a rank
+    python benchmarks/ranks.py kills --kills 30               # one of two ranks, when it may be
+
+The first writes stores with the store's own writer, each rank a shard of every parameter, and compares two layouts of
+them, so that every step of every rank is read and added up; it prints seconds a step and the memory of twice as many
+steps. The second reads the run after each kill: every step that a rank said it had ended must be there, the other rank
+must be whole, and the reader must say who was cut off.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from introspect_cli.health.check import check
+from introspect_cli.records import STATISTICS, Kind, Layout, Part, Phase, Site, SiteInfo
+from introspect_cli.store.batch import StepBatch
+from introspect_cli.store.launch import Launch
+from introspect_cli.store.reader import RunState, open_run
+from introspect_cli.store.verify import verify_run
+from introspect_cli.store.writer import StoreWriter
+
+COMPARE = """
+import json, resource, sys, time
+from introspect_cli.compare.diff import compare_runs
+from introspect_cli.compare.options import DiffOptions
+from introspect_cli.store.reader import open_run
+began = time.process_time()
+with open_run(sys.argv[1]) as a, open_run(sys.argv[2]) as b:
+    result = compare_runs(a, b, DiffOptions())
+print(json.dumps({"seconds": time.process_time() - began, "verdict": result.verdict.value,
+    "records": result.counts.records, "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}))
+"""
+SCRIPT = """
+import os, sys, torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+net = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(16, 16))
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+out = open(f"{sys.argv[1]}.{dist.get_rank()}", "w")
+for step in range(100000):
+    optimizer.zero_grad()
+    net(torch.randn(4, 16)).square().mean().backward()
+    optimizer.step()
+    out.write(f"{step}\\n")
+    out.flush()
+"""
+
+
+def build(path: Path, ranks: int, steps: int, sites: int, *, rows: bool) -> None:
+    """Write a run in which each rank has its share of every parameter: of the rows, or of the columns."""
+    generator = np.random.default_rng(rows)  # other bits in each run, so that every step is read
+    for rank in range(ranks):
+        store = StoreWriter.create(path, launch=Launch("0" * 32, "0" * 32, rank, ranks))
+        store.write_manifest({"status": "running", "rank": rank, "world_size": ranks})
+        writer = store.rank(rank, stats=True, sketch=True, sorted_stats=())
+        names = [f"Model.blocks.{number // 10}.layer{number % 10}.weight" for number in range(sites)]
+        ids = [writer.site(Site(Phase.OPTIMIZER, Kind.PARAM, name), SiteInfo("Linear")) for name in names]
+        own, whole = ((rank * 8, 8),), ((0, 512),)
+        part = Part((own, whole) if rows else (whole, own))
+        shape = (8 * ranks, 512) if rows else (512, 8 * ranks)
+        layout = writer.layout(Layout(shape, "float32", "cpu", "contiguous", part))
+        batch = StepBatch(
+            site=np.array(ids, np.uint32),
+            sequence=np.arange(sites, dtype=np.uint32),
+            layout=np.full(sites, layout, np.uint32),
+            status=np.zeros(sites, np.uint8),
+            checksum=generator.integers(1, 1 << 62, sites, dtype=np.uint64),
+            counts={name: np.zeros(sites, np.int64) for name, kept in STATISTICS.items() if kept.type == "<i8"},
+            floats={name: np.ones(sites) for name, kept in STATISTICS.items() if kept.type != "<i8"},
+            sketch=np.ones((sites, 16), np.float32),
+            text=[""] * sites,
+        )
+        for step in range(steps):
+            writer.append(step, replace(batch, checksum=batch.checksum + np.uint64(step)))
+        store.write_manifest({"status": "complete", "rank": rank, "world_size": ranks, "steps": steps})
+        store.close()
+
+
+def merge(ranks: int, steps: int, sites: int) -> None:
+    """Print what comparing two layouts of so many ranks costs."""
+    for number in (steps, 2 * steps):
+        with tempfile.TemporaryDirectory() as folder:
+            runs = [Path(folder) / name for name in ("rows", "columns")]
+            for path in runs:
+                build(path, ranks, number, sites, rows=path.name == "rows")
+            command = [sys.executable, "-c", COMPARE, *map(str, runs)]
+            found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+        print(
+            f"{ranks} ranks x {number} steps x {sites:,} sites, two runs: {found['seconds']:.1f} s of CPU "
+            f"({found['seconds'] / number:.2f} a step), {found['memory']:.0f} MB, {found['verdict']}"
+        )
+
+
+def killed(folder: Path, number: int, source: random.Random) -> list[str]:
+    """Kill one of two ranks at a random instant; what is wrong with what is left."""
+    script, port = folder / "train.py", 20000 + source.randrange(20000)
+    script.write_text(SCRIPT)
+    told = folder / f"told{number}"
+    processes = []
+    for rank in range(2):
+        variables = {"RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", **{name: str(value) for name, value in variables.items()}}
+        command = [sys.executable, "-m", "introspect_cli", "capture", "--no-packages", "-o", f"run{number}"]
+        command += [str(script), str(told)]
+        sink = subprocess.DEVNULL
+        processes.append(subprocess.Popen(command, cwd=folder, env=environment, stdout=sink, stderr=sink))
+    first = Path(f"{told}.0")
+    while not (first.exists() and first.read_text()):
+        time.sleep(0.01)
+    time.sleep(source.random())
+    victim = source.randrange(2)
+    processes[victim].send_signal(signal.SIGKILL)
+    processes[victim].wait()
+    other = processes[1 - victim]
+    try:
+        other.wait(5)
+    except subprocess.TimeoutExpired:
+        other.terminate()
+        other.wait()
+    wrong = []
+    with open_run(folder / f"run{number}") as run:
+        for rank in range(2):
+            said = len(Path(f"{told}.{rank}").read_text().splitlines())
+            kept = len(run.rank(rank))
+            if not said <= kept <= said + 2:  # a step is written before it is told; one that broke off may follow
+                wrong.append(f"rank {rank} told of {said} steps, {kept} are there")
+        if run.state is not RunState.INTERRUPTED:
+            wrong.append(f"the run is called {run.state.value}")
+        if not any(
+            f"ank {victim} of 2 was cut off" in text or "anks 0, 1 of 2 were cut" in text for text in run.endings
+        ):
+            wrong.append(f"nobody says that rank {victim} was cut off: {run.endings}")
+        if "lost-rank" not in {finding.rule for finding in check(run).findings}:
+            wrong.append("check does not find it")
+    if not verify_run(folder / f"run{number}").sound:
+        wrong.append("verify finds damage")
+    return wrong
+
+
+def main() -> None:
+    """Do what the command line asks for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("merge", "kills"))
+    parser.add_argument("--ranks", type=int, default=64)
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--sites", type=int, default=2000)
+    parser.add_argument("--kills", type=int, default=30)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    if options.what == "merge":
+        merge(options.ranks, options.steps, options.sites)
+        return
+    source = random.Random(options.seed)
+    sound = 0
+    with tempfile.TemporaryDirectory() as folder:
+        for number in range(options.kills):
+            wrong = killed(Path(folder), number, source)
+            sound += not wrong
+            if wrong:
+                print(f"kill {number}: {'; '.join(wrong)}")
+    print(f"{sound} of {options.kills} kills left a run that is whole and says who was cut off")
+    sys.exit(sound != options.kills)
+
+
+if __name__ == "__main__":
+    main()
