@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import platform
+import runpy
 import shlex
 import shutil
 import subprocess
@@ -142,7 +143,9 @@ class BuildKernels(build_ext):
         objects.mkdir(parents=True, exist_ok=True)
         *python, kernels = ext.sources
         headers = [f"-I{path}" for path in {sysconfig.get_path("include"), sysconfig.get_path("platinclude")}]
-        jobs = [(source, Path(source).stem, (*headers, f"-I{FOLDER}", f"-I{PROBES}")) for source in python]
+        sources = runpy.run_path(f"{FOLDER}/sources.py")["digest"]()
+        flags = (*headers, f"-I{FOLDER}", f"-I{PROBES}", f'-DSOURCES="{sources}"')
+        jobs = [(source, Path(source).stem, flags) for source in python]
         jobs += [(kernels, level, (f"-DLEVEL={level}", *flags)) for level, flags in levels().items()]
         made = [str(objects / f"{name}.o") for _, name, _ in jobs]
         target.unlink(missing_ok=True)  # what an earlier build made of other sources

@@ -89,6 +89,19 @@ def test_a_capture_without_kernels_says_so_in_one_line(without, tmp_path):
     assert "install introspect-cli again" in line
 
 
+def test_kernels_older_than_their_sources_are_not_used(tmp_path):
+    shutil.copytree(ROOT / "introspect_cli", tmp_path / "introspect_cli", ignore=shutil.ignore_patterns("__pycache__"))
+    command = ("-c", "from introspect_cli.tensors import kernels; print(kernels.REASON)")
+    assert run(*command, path=tmp_path).stdout.strip() == ""
+    with (tmp_path / "introspect_cli" / "tensors" / "intake.cpp").open("a") as source:
+        source.write("// another line\n")
+    assert run(*command, path=tmp_path).stdout.strip() == "their sources changed after they were compiled"
+    for pattern in ("*.cpp", "*.h"):  # as a wheel leaves it
+        for path in (tmp_path / "introspect_cli").rglob(pattern):
+            path.unlink()
+    assert run(*command, path=tmp_path).stdout.strip() == ""
+
+
 def every_sort():
     """Tensors whose summaries take every way through the kernels."""
     generator = torch.Generator().manual_seed(3)

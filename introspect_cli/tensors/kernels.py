@@ -29,6 +29,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from introspect_cli.tensors.sources import digest
+
 if TYPE_CHECKING:
     from types import ModuleType
 
@@ -52,6 +54,8 @@ def _load() -> tuple[ModuleType | None, str]:
     except ImportError as error:
         missing = "_kernels" in str(error) and "cannot import name" in str(error)
         return None, "they were not compiled when introspect was installed" if missing else str(error)
+    if digest() not in {"", getattr(_kernels, "SOURCES", None)}:
+        return None, "their sources changed after they were compiled"
     return _kernels, ""
 
 

@@ -427,4 +427,8 @@ PyModuleDef MODULE = {PyModuleDef_HEAD_INIT, "_kernels", nullptr, -1, METHODS, n
 
 }  // namespace
 
-PyMODINIT_FUNC PyInit__kernels() { return PyModule_Create(&MODULE); }
+PyMODINIT_FUNC PyInit__kernels() {
+    PyObject *module = PyModule_Create(&MODULE);
+    if (module && PyModule_AddStringConstant(module, "SOURCES", SOURCES)) return Py_DecRef(module), nullptr;
+    return module;
+}
