@@ -22,10 +22,16 @@ PACKAGE = str(Path(introspect_cli.__file__).parent)
 
 
 @pytest.fixture
-def introspect(tmp_path):
-    """Run `introspect ARGS...` in a process of its own, in `tmp_path` unless `cwd` says otherwise."""
+def introspect(tmp_path, request):
+    """Run `introspect ARGS...` in `tmp_path` unless `cwd` says otherwise.
 
-    def run(*args, cwd=tmp_path, text=True, **settings):
+    In a process of its own; but a capture of which nothing else is asked, in a fork of one that has imported torch:
+    that takes longer than a small run. `afresh` asks for a process of its own there, too.
+    """
+
+    def run(*args, cwd=tmp_path, text=True, afresh=False, **settings):
+        if args[:1] == ("capture",) and text and not settings and not afresh:
+            return request.getfixturevalue("forks")(*map(str, args), cwd=cwd)
         command = [sys.executable, "-m", "introspect_cli", *map(str, args)]
         return subprocess.run(command, cwd=cwd, text=text, capture_output=True, check=False, **settings)
 

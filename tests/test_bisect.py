@@ -229,6 +229,7 @@ def test_settings_that_make_runs_diverge(repository: Path):
     assert "--name" not in answer.stdout.partition("captures")[0].splitlines()[2]
 
 
+@pytest.mark.sweep
 def test_an_argument_and_a_variable_that_only_together_make_runs_diverge(repository: Path):
     introspect(repository, "capture", "-q", "-o", "../a", "train.py", code=0, USE_SHIFT="0")
     words = ("-q", "-o", "../b", "--deterministic", "train.py", "--shift", "1")

@@ -52,14 +52,14 @@ def project(tmp_path):
 
 
 @pytest.fixture
-def captured(introspect, forks, project):
+def captured(introspect, project):
     """Capture the script with options, and open the run."""
     runs = []
 
     def capture(*options, args=(), code=0, afresh=False, **settings):
         out = project / f"run{len(runs)}"
         words = ("capture", "-o", str(out), *options, "train.py", *args)
-        done = introspect(*words, cwd=project, **settings) if afresh or settings else forks(*words, cwd=project)
+        done = introspect(*words, cwd=project, afresh=afresh, **settings)
         assert done.returncode == code, done.stderr
         runs.append(open_run(out))
         return runs[-1], done
@@ -81,7 +81,7 @@ def test_default_capture_has_every_kind_at_every_step(captured):
     assert [entry.step for entry in run.rank(0).steps] == [0, 1, 2, 3, 4, 5]
     assert run.manifest["steps"] == 6
     found = sites(run)
-    expected = set(Kind) - {Kind.OP_OUTPUT, Kind.BUFFER, Kind.VALUE}
+    expected = set(Kind) - {Kind.OP_OUTPUT, Kind.BUFFER, Kind.VALUE, Kind.COLLECTIVE}
     assert {site.kind for site in found} == expected
     assert len(found) == len(set(found))
     assert {site.phase for site in found} == {
@@ -307,7 +307,7 @@ def test_bad_input_is_one_sentence(introspect, project, words, said):
 
 def test_a_script_without_torch_is_run_and_said_to_have_shown_nothing(introspect, project):
     (project / "plain.py").write_text("import sys\nprint('torch' in sys.modules, 'numpy' in sys.modules)\n")
-    done = introspect("capture", "-o", "run", "plain.py", cwd=project)
+    done = introspect("capture", "-o", "run", "plain.py", cwd=project, afresh=True)
     assert done.stdout == "False False\n"
     assert "never imported torch" in done.stderr
     assert introspect("show", "run", cwd=project).returncode == 0

@@ -59,11 +59,11 @@ MORE = [
 ]
 
 
-def _run(*before, command, cwd):
+def _run(*, command, cwd):
     script, *args = command.split()
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.run(
-        [sys.executable, *before, str(FIXTURES / script), *args],
+        [sys.executable, str(FIXTURES / script), *args],
         capture_output=True,
         text=True,
         env=environment,
@@ -73,13 +73,14 @@ def _run(*before, command, cwd):
 
 
 @pytest.mark.parametrize("command", [*COMMANDS, *(pytest.param(command, marks=pytest.mark.sweep) for command in MORE)])
-def test_deterministic_and_unchanged_under_capture(command, tmp_path):
+def test_deterministic_and_unchanged_under_capture(command, tmp_path, forks):
     bare = _run(command=command, cwd=tmp_path)
     assert bare.returncode == 0, bare.stderr
     assert "loss" in bare.stdout or "discriminator" in bare.stdout
 
     # That it says the same under capture shows both: that capturing changes nothing, and that it repeats itself.
-    watched = _run("-m", "introspect_cli", "capture", "-q", "-o", "run", command=command, cwd=tmp_path)
+    script, *args = command.split()
+    watched = forks("capture", "-q", "-o", "run", str(FIXTURES / script), *args, cwd=tmp_path)
     assert watched.returncode == 0
     assert watched.stdout == bare.stdout
     assert watched.stderr == bare.stderr

@@ -134,7 +134,13 @@ def same_as_direct(folder, name):
     return result.verdict.value == "same" and result.counts.steps_compared == 2
 
 
-@pytest.mark.parametrize("name", FOLLOWED[:-1])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.sweep if name in {"-m accelerate", "python -m", "make"} else ())
+        for name in FOLLOWED[:-1]
+    ],
+)
 def test_what_trains_below_a_launcher_is_recorded_as_it_is_alone(folder, ended, name):
     assert ended(name).returncode == 0, ended(name).stderr
     assert same_as_direct(folder, name), ended(name).stderr

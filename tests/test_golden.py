@@ -191,6 +191,7 @@ def test_the_golden_run_in_fixtures_is_small_and_still_the_same(tmp_path, intros
     assert "the output of GPT.blocks.0.act (GELU) differs" in " ".join(done.stdout.split())
 
 
+@pytest.mark.sweep
 def test_the_plugin_saves_and_checks_where_xdist_runs_the_tests(pytester):
     pytest.importorskip("xdist")
     tests = "\n".join(

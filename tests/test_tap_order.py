@@ -78,8 +78,14 @@ def ordered(found):
     ]
 
 
-@pytest.mark.parametrize("dynamic", [None, True], ids=["compiled anew", "dynamic"])
-@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+@pytest.mark.parametrize(
+    ("backend", "dynamic"),
+    [
+        *((backend, dynamic) for backend in ("eager", "aot_eager") for dynamic in (None, True)),
+        ("inductor", True),
+        pytest.param("inductor", None, marks=pytest.mark.sweep),
+    ],
+)
 def test_constants_that_go_into_modules_shift_no_call(tmp_path, plain, backend, dynamic):
     way = lambda model: torch.compile(model, backend=backend, dynamic=dynamic)  # noqa: E731 - shorter so
     path = captured(tmp_path / "kept", trained(way, SHAPES), compile="keep")
