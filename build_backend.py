@@ -144,8 +144,8 @@ class BuildKernels(build_ext):
         *python, kernels = ext.sources
         headers = [f"-I{path}" for path in {sysconfig.get_path("include"), sysconfig.get_path("platinclude")}]
         sources = runpy.run_path(f"{FOLDER}/sources.py")["digest"]()
-        flags = (*headers, f"-I{FOLDER}", f"-I{PROBES}", f'-DSOURCES="{sources}"')
-        jobs = [(source, Path(source).stem, flags) for source in python]
+        common = (*headers, f"-I{FOLDER}", f"-I{PROBES}", f'-DSOURCES="{sources}"')
+        jobs = [(source, Path(source).stem, common) for source in python]
         jobs += [(kernels, level, (f"-DLEVEL={level}", *flags)) for level, flags in levels().items()]
         made = [str(objects / f"{name}.o") for _, name, _ in jobs]
         target.unlink(missing_ok=True)  # what an earlier build made of other sources

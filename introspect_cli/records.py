@@ -98,6 +98,20 @@ class Kind(str, Enum):
 SETTING_KINDS = frozenset({Kind.HYPERPARAMETER})
 """Kinds that explain a divergence and never are one; digests leave them out."""
 
+USUAL_PHASES = {
+    Kind.BATCH: Phase.DATA,
+    Kind.PARAM: Phase.START,
+    Kind.BUFFER: Phase.START,
+    Kind.INPUT: Phase.FORWARD,
+    Kind.OUTPUT: Phase.FORWARD,
+    Kind.LOSS: Phase.LOSS,
+    Kind.GRAD_OUTPUT: Phase.BACKWARD,
+    Kind.GRAD_INPUT: Phase.BACKWARD,
+    Kind.GRAD: Phase.OPTIMIZER,
+    Kind.OPTIMIZER_STATE: Phase.OPTIMIZER,
+}
+"""The phase of each kind of tensor where none is named; in the order of a step."""
+
 
 EXPANDED_TEXT = "expanded"
 """How the text of a record begins that tells of a tensor's memory only, since its shape would take hours to read."""

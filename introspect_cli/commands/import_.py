@@ -7,8 +7,7 @@ from pathlib import Path
 import click
 
 from introspect_cli.exit_codes import SAME
-
-_KINDS = ("batch", "param", "buffer", "input", "output", "loss", "grad_output", "grad_input", "grad", "optimizer_state")
+from introspect_cli.records import USUAL_PHASES, Kind, count
 
 
 @click.command(
@@ -24,7 +23,9 @@ Examples:
 @click.argument("source", type=click.Path(path_type=Path))
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="Directory of the run to make.")
 @click.option("--root", help="Class of the model, put before names  [reports: Model; arrays: nothing]")
-@click.option("--kind", type=click.Choice(_KINDS), help="What arrays are whose names say no kind.")
+@click.option(
+    "--kind", type=click.Choice([kind.value for kind in USUAL_PHASES]), help="What arrays are whose names say no kind."
+)
 @click.option("--save-tensors", multiple=True, metavar="GLOB", help="Keep these modules' and tensors' arrays whole.")
 @click.option("--force", is_flag=True, help="Replace a run that is there.")
 def import_(
@@ -38,7 +39,6 @@ def import_(
     from introspect_cli.errors import UsageError
     from introspect_cli.exchange import arrays_import, tree_import, yaml_import
     from introspect_cli.exchange.incoming import write_run
-    from introspect_cli.records import Kind, count
     from introspect_cli.store.files import MANIFEST
 
     if (source / MANIFEST).exists():

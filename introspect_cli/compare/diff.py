@@ -30,7 +30,7 @@ from introspect_cli.compare.samples import samples_told
 from introspect_cli.compare.separate import separately, tell_apart, told_separately
 from introspect_cli.compare.strip import strip_of
 from introspect_cli.compare.verdict import counts_of, doubted, first_of, structure_of, undiverged
-from introspect_cli.compare.walk import RankOutcome, compare_rank
+from introspect_cli.compare.walk import compare_rank
 from introspect_cli.errors import UsageError
 from introspect_cli.records import count
 from introspect_cli.selection import check_selection
@@ -39,6 +39,7 @@ from introspect_cli.store.whole import WholeReader
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from introspect_cli.compare.outcome import RankOutcome
     from introspect_cli.store.reader import Run
     from introspect_cli.store.whole import Reader
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from introspect_cli.compare.closeup import batch_size
+from introspect_cli.compare.join.distance import relative, sketch_norms
 from introspect_cli.records import count
 from introspect_cli.sums import samples_key
 
@@ -68,11 +69,8 @@ def _distances(one: NDArray[np.float32] | None, two: NDArray[np.float32] | None)
     """Estimated relative L2 distance of each sample; None where there are no sketches."""
     if one is None or two is None:
         return None
-    wide = one.astype(np.float64), two.astype(np.float64)
-    size = np.maximum(*(np.linalg.norm(own, axis=1) for own in wide))
-    apart = np.linalg.norm(wide[0] - wide[1], axis=1)
-    found: NDArray[np.float64] = np.divide(apart, size, out=np.zeros_like(apart), where=size > 0)
-    return np.nan_to_num(found, posinf=0.0)
+    apart = sketch_norms(one.astype(np.float64) - two.astype(np.float64))
+    return np.nan_to_num(relative(apart, np.maximum(sketch_norms(one), sketch_norms(two))), posinf=0.0)
 
 
 def _far(rel: NDArray[np.float64] | None, at: int) -> str:

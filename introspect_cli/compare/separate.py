@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from introspect_cli.compare.join.sites import Mask
     from introspect_cli.compare.join.steps import Paired, Sides
     from introspect_cli.compare.options import DiffOptions
+    from introspect_cli.compare.outcome import RankOutcome
     from introspect_cli.compare.reasons.base import Scene
-    from introspect_cli.compare.walk import RankOutcome
     from introspect_cli.store.reader import Run
     from introspect_cli.store.whole import Reader
 

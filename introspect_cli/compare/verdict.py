@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from introspect_cli.compare.options import DiffOptions
+    from introspect_cli.compare.outcome import RankOutcome
     from introspect_cli.compare.result import StructureChange
-    from introspect_cli.compare.walk import RankOutcome
     from introspect_cli.store.reader import Run
 
 

@@ -21,7 +21,7 @@ import numpy as np
 from introspect_cli.errors import StoreError, UsageError
 from introspect_cli.exchange.array_files import SUFFIXES, read
 from introspect_cli.exchange.incoming import Incoming
-from introspect_cli.records import Kind, Phase, Site, SiteInfo, shallow
+from introspect_cli.records import USUAL_PHASES, Kind, Phase, Site, SiteInfo, shallow
 from introspect_cli.selection import selects
 from introspect_cli.tensors.arrays import summary
 
@@ -36,26 +36,12 @@ SORTED = (
     "name"
 )
 
-_PHASES = {
-    Kind.BATCH: Phase.DATA,
-    Kind.PARAM: Phase.START,
-    Kind.BUFFER: Phase.START,
-    Kind.INPUT: Phase.FORWARD,
-    Kind.OUTPUT: Phase.FORWARD,
-    Kind.LOSS: Phase.LOSS,
-    Kind.GRAD_OUTPUT: Phase.BACKWARD,
-    Kind.GRAD_INPUT: Phase.BACKWARD,
-    Kind.GRAD: Phase.OPTIMIZER,
-    Kind.OPTIMIZER_STATE: Phase.OPTIMIZER,
-}
-"""The phase of each kind where none is named; in the order in which they are sorted."""
-
 _STEP = re.compile(r"step[=_-]?(\d{1,18})")
 _RANK = re.compile(r"rank[=_-]?(\d{1,6})")
 _CALL = re.compile(r"call[=_-]?(\d{1,9})")
 _NUMBERED = re.compile(r"(\d{1,18})[-_.](?=[a-z])")
 _PHASE_NAMES = {own.value: own for own in Phase}
-_KIND_NAMES = {own.value: own for own in _PHASES}
+_KIND_NAMES = {own.value: own for own in USUAL_PHASES}
 
 
 @dataclass(frozen=True)
@@ -190,11 +176,11 @@ def parsed(words: str, kind: Kind | None = None, root: str = "") -> Named:
     name = ".".join(part for part in (root if own not in (Kind.BATCH, Kind.LOSS) else "", name) if part) or default
     if not name:
         raise UsageError(f"the name {words!r} ends with its kind: put the module or tensor after it")
-    return Named(step, rank, order, Site(phase or _PHASES[own], own, name, call, shallow(bracket + path)))
+    return Named(step, rank, order, Site(phase or USUAL_PHASES[own], own, name, call, shallow(bracket + path)))
 
 
 def _natural(site: Site) -> tuple[object, ...]:
     """A key that sorts by phase, kind and name, numbers in names by their size."""
     numbers = [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", site.fqn) if part]
-    order = list(_PHASES)
+    order = list(USUAL_PHASES)
     return list(Phase).index(site.phase), order.index(site.kind), numbers, site.call, site.path

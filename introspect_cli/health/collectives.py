@@ -176,20 +176,19 @@ def compare(
         one, two = ranks[base], ranks[other]
         for number, (mine, theirs) in enumerate(zip(one, two, strict=False)):
             if mine.told != theirs.told:
-                return other, (
-                    f"collective {number} of {group} {when} is {mine.where} on rank {base} and {theirs.where} on rank "
-                    f"{other}{_moved(one, two, number)}"
-                )
-            if mine.source != theirs.source and not whole:
-                return other, (
-                    f"collective {number} of {group} {when} is {mine.where} on rank {base} and {theirs.where} on rank "
-                    f"{other}"
-                )
-            if mine.source != theirs.source and _swapped(one, two, mine.source, theirs.source):
-                return other, (
-                    f"collective {number} of {group} {when} is {mine.where} on rank {base} and {theirs.where} on rank "
-                    f"{other}: they run in another order, and each meets another one"
-                )
+                why = _moved(one, two, number)
+            elif mine.source == theirs.source:
+                continue
+            elif not whole:
+                why = ""
+            elif _swapped(one, two, mine.source, theirs.source):
+                why = ": they run in another order, and each meets another one"
+            else:
+                continue
+            return other, (
+                f"collective {number} of {group} {when} is {mine.where} on rank {base} and {theirs.where} on rank "
+                f"{other}{why}"
+            )
         if whole and len(one) != len(two):
             more, less, long = (base, other, one) if len(one) > len(two) else (other, base, two)
             number = _surplus(long, two if long is one else one)

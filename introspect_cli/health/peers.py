@@ -239,7 +239,7 @@ class PeerWalk:
     def _modules(self, own: _Step, equal: set[str]) -> None:
         """Modules whose outputs differ on equal inputs, and draws from one state on different ones."""
         inputs, draws = self._by_place(own, Kind.INPUT), self._by_place(own, Kind.RNG)
-        sound = _Prefixes(
+        unsound = _Prefixes(
             [self._sites[n][2] for n in own.of(Kind.PARAM, Phase.START, Phase.OPTIMIZER) if not self._is_equal(own, n)],
             [self._sites[n][2] for n in own.of(Kind.BUFFER, Phase.START, Phase.FORWARD) if not self._is_equal(own, n)],
             [self._sites[n][2] for n in own.of(Kind.PARAM) if self._sites[n][2] not in equal],
@@ -256,7 +256,7 @@ class PeerWalk:
                 if drawn and all(drawn):
                     self._drew(own, fqn, held)
                 continue
-            if differs or sound.touch(fqn) or self._placed(own, held) or (drawn and self._parallel(held)):
+            if differs or unsound.touch(fqn) or self._placed(own, held) or (drawn and self._parallel(held)):
                 continue
             equal_here = self._is_equal(own, number)
             differs |= not equal_here

@@ -228,11 +228,9 @@ class CollectiveProbe:
             whole = ranks[number] if number < len(ranks) else number
             peer = f" {'to' if facts.word == 'send' else 'from'} rank {whole}"
             is_root = private_api.rank_in(group) == number
-            if facts.word in ("broadcast", "scatter") and not is_root:
-                given = []
-            if facts.word in ("reduce", "gather") and not is_root:
-                results = []
-            if facts.word in ("broadcast", "scatter") and is_root:
+            if facts.word in ("broadcast", "scatter"):
+                given, results = (given, []) if is_root else ([], results)
+            elif facts.word in ("reduce", "gather") and not is_root:
                 results = []
         # What all ranks have: the root of a scatter alone has what goes in, that of a gather what comes out.
         place = facts.gives if facts.word in ("scatter", "recv") else facts.given
@@ -262,7 +260,7 @@ class CollectiveProbe:
         self._counts[counted] = call + 1
         fqn = f"messages of {label}" if word in _MESSAGES else label
         source = self._places.line(frame, through=True)
-        path = f"{what}" if word in _MESSAGES else ""
+        path = what if word in _MESSAGES else ""
         phase = Phase.BACKWARD if private_api.graph_task() != -1 else Phase.FORWARD
         phase = Phase.OPTIMIZER if self._context.running.optimizers else phase
         # Another line at the same place is another site, numbered: lines themselves move from commit to commit.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.reasons.base import Cause, Reason, Scene
-from introspect_cli.compare.reasons.evidence import Known, batches, outputs_before, random_state
+from introspect_cli.compare.reasons.evidence import all_before
 from introspect_cli.compare.reasons.words import apart, what
 from introspect_cli.records import Kind
 
@@ -24,11 +24,8 @@ class Collective(Reason):
 
     def applies(self, facts: Facts, position: int) -> Cause | None:
         """It may come from everything before it."""
-        order = float(facts.items.order[position])
-        if facts.anything_before(order) or facts.rng_differs():
-            return None
-        known = [found for found in (outputs_before(facts, order), batches(facts, order)) if found.known is Known.EQUAL]
-        return self.cause(*known, random_state(facts))
+        known = all_before(facts, float(facts.items.order[position]))
+        return None if known is None else self.cause(*known)
 
     def sentence(self, scene: Scene) -> str:
         """Both collectives, each with its line."""

@@ -197,6 +197,14 @@ def outputs_before(facts: Facts, order: float) -> Evidence:
     return Evidence("every module output recorded before it", known, needed=True, plural=False)
 
 
+def all_before(facts: Facts, order: float) -> list[Evidence] | None:
+    """What is equal before a place of the sequence, for what may come from all of it; None where any of it differs."""
+    if facts.anything_before(order) or facts.rng_differs():
+        return None
+    equal = [found for found in (outputs_before(facts, order), batches(facts, order)) if found.known is Known.EQUAL]
+    return [*equal, random_state(facts)]
+
+
 def forward_pass(facts: Facts) -> Evidence:
     """The forward pass of the step."""
     unions = np.concatenate([facts.unions(kind, FORWARD) for kind in (Kind.INPUT, Kind.OUTPUT)])

@@ -1,0 +1,85 @@
+"""What came out of comparing one rank: counts, listed divergences, and what the answer needs of the first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from introspect_cli.compare.divergence_map import Heat
+    from introspect_cli.compare.join.by_value import Correspondence
+    from introspect_cli.compare.join.steps import Paired
+    from introspect_cli.compare.join.wholes import Gathered
+    from introspect_cli.compare.reasons.base import Cause
+    from introspect_cli.compare.reasons.facts import Facts
+    from introspect_cli.compare.result import Divergence
+    from introspect_cli.compare.structure import Apart
+
+
+@dataclass(frozen=True)
+class Tally:
+    """Counts of one rank; the words are those of `result.Counts`.
+
+    Attributes:
+        blind: records that only one side could see.
+        blind_both: records that run a could not see, by estimate.
+        apart: records of run a that are causes, and were compared with nothing that is equal.
+    """
+
+    records: int = 0
+    diverged_steps: int = 0
+    diverged: int = 0
+    only_a: int = 0
+    only_b: int = 0
+    within: int = 0
+    not_observed: int = 0
+    blind: int = 0
+    blind_both: int = 0
+    apart: int = 0
+
+
+@dataclass
+class RankOutcome:
+    """What came out of comparing one rank.
+
+    Attributes:
+        rank: process.
+        paired: the steps of both.
+        offset: step k of b was compared with step k + offset of a.
+        tally: counts.
+        listed: divergences, in order, up to the limit.
+        first: the first divergence, also where the limit is 0.
+        cause: why the first one is what it is.
+        facts: the first diverging step.
+        blind_site: a site that only one side could see, as an example.
+        tolerated: the first difference that tolerance or noise let pass, in words.
+        heat: the divergence map in the making.
+        apart: what differs in structure, and random states; None where no step had to be opened.
+        lonely: a step in which structure differs and no result is common to both runs.
+        unrecorded: a step in which structure differs and neither run recorded results.
+        found: names of a that are other names of b.
+        gathered: compares what was gathered from ranks; None where ranks are compared one by one.
+        evaluated: the compared steps in which both runs recorded an evaluation that was selected.
+        alone: compares evaluation alone (True) or training alone (False); None where no evaluation is on record.
+    """
+
+    rank: int
+    paired: Paired
+    offset: int = 0
+    tally: Tally = field(default_factory=Tally)
+    listed: list[Divergence] = field(default_factory=list)
+    first: Divergence | None = None
+    cause: Cause | None = None
+    facts: Facts | None = None
+    blind_site: str = ""
+    tolerated: str = ""
+    heat: Heat | None = None
+    apart: Apart | None = None
+    lonely: int | None = None
+    unrecorded: int | None = None
+    found: Correspondence | None = None
+    gathered: Gathered | None = None
+    evaluated: tuple[int, ...] = ()
+    alone: Callable[[bool], RankOutcome] | None = None
