@@ -293,6 +293,7 @@ class ModuleInfo:
         aliases: other FQNs of this module or `name=other.fqn.name` of tied parameters.
         attributes: its plain attributes, each a name and the `repr` of its value.
         step: the step from which this holds; a module that changes has another row with the same name.
+        variable: of a root, what the script called it when it was first called; "" where that is not known.
     """
 
     fqn: str
@@ -303,6 +304,7 @@ class ModuleInfo:
     aliases: tuple[str, ...] = ()
     attributes: tuple[tuple[str, str], ...] = ()
     step: int = 0
+    variable: str = ""
 
 
 # --- texts made harmless

@@ -97,11 +97,15 @@ SAME = [
         "Doubled.q and Doubled.k of a are one in b, Doubled.qk: put together, their parameters have",
     ),
     ("plain", "beside", f"only b also runs Sequential; {RANDOM}."),
-    ("plain", "another", f"Net is Net#2 in b; only b also runs another Net; {RANDOM}."),
+    ("plain", "another", f"Net is Net#2 (net) in b; only b also runs another Net (other); {RANDOM}."),
     ("plain", "drawn", f"step 2. T{RANDOM[1:]}."),
     ("plain", "task", "Net is Task.net in b; only b has Task around what is inside it."),
     ("plain", "called", "only b has Net.blocks (Sequential) around what is inside it."),
-    ("network first", "target first", "Names differ: Net is Net#2 in b; Net#2 is Net in b."),
+    (
+        "network first",
+        "target first",
+        "Names differ: Net (network) is Net#2 (network) in b; Net#2 (target_network) is Net (target_network) in b.",
+    ),
     ("images", "images by workers", f"step 2. {RANDOM[0].upper()}{RANDOM[1:].replace('step 0', 'step 1')}."),
 ]
 

@@ -19,7 +19,8 @@ from torch import nn
 from introspect_cli.capture.environment.sources import class_source
 from introspect_cli.capture.identity import ById, FreeNames
 from introspect_cli.capture.inside import parameters_in
-from introspect_cli.records import Kind, ModuleInfo, Phase
+from introspect_cli.capture.variables import called, script_frames
+from introspect_cli.records import Kind, ModuleInfo, Phase, bounded
 from introspect_cli.selection import near_module, selects
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ WRAPPED_BY = {
 }
 """Classes that only wrap another module, and the attribute that holds it."""
 
+
+_LONGEST_VARIABLE = 80
 
 _PASSING_PARENTS = ("torch.export", "torch._export")
 """Where classes are defined whose instances hold a model for a moment and are no part of it."""
@@ -268,6 +271,7 @@ class Names:
         self._optimizers: dict[int, weakref.ref[torch.optim.Optimizer]] = {}
         self._roots: list[weakref.ref[nn.Module]] = []
         self._trees: list[ModuleInfo] = []
+        self._variables: dict[str, str] = {}
         self._lock = threading.RLock()
         self.settled = False
         self._any_module = False
@@ -397,11 +401,13 @@ class Names:
 
     def _adopt(self, root: nn.Module, base: str) -> None:
         known = self.find(root) or self.find(unwrap(root))
-        fqn = (
-            known.fqn
-            if known is not None
-            else self._free.name(root, base, rests=next(parameters_in(root), None) is not None)
-        )
+        if known is not None:
+            fqn = known.fqn
+        else:
+            trains = next(parameters_in(root), None) is not None
+            fqn = self._free.name(root, base, rests=trains)
+            if trains and fqn not in self._variables:
+                self._variables[fqn] = _variable(root)
         if not any(reference() is root for reference in self._roots):
             self._roots = [reference for reference in self._roots if reference() is not None]
             self._roots.append(weakref.ref(root))
@@ -477,7 +483,15 @@ class Names:
             parameters=tuple(name for name, value in module._parameters.items() if value is not None),  # noqa: SLF001
             buffers=tuple(name for name, value in module._buffers.items() if value is not None),  # noqa: SLF001
             aliases=tuple(aliases),
+            variable=self._variables.get(state.fqn, ""),
         )
+
+
+def _variable(root: nn.Module) -> str:
+    """What the script calls a model: in its outermost frames, where models have names of their own."""
+    inner = unwrap(root)
+    names = called({id(root), id(inner)}, nn.Module, reversed(list(script_frames())))
+    return bounded(names.get(id(root)) or names.get(id(inner), ""), _LONGEST_VARIABLE)
 
 
 def _tree(module: nn.Module, fqn: str, seen: set[int]) -> Iterator[tuple[nn.Module, str]]:

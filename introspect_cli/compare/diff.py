@@ -29,6 +29,7 @@ from introspect_cli.compare.result import DiffResult, Divergence, Separate, Verd
 from introspect_cli.compare.samples import samples_told
 from introspect_cli.compare.separate import separately, tell_apart, told_separately
 from introspect_cli.compare.strip import strip_of
+from introspect_cli.compare.structure import roots_told
 from introspect_cli.compare.verdict import counts_of, doubted, first_of, structure_of, undiverged
 from introspect_cli.compare.walk import compare_rank
 from introspect_cli.errors import UsageError
@@ -166,6 +167,8 @@ def _rank(
     outcome = compare_rank(sides, options, offset, ends)
     outcome.found = alike
     tell_apart(outcome, sides, options, ends)
+    if outcome.first is not None and (which := roots_told(outcome.first.site.fqn, alike, sides.rename)):
+        notes.append(which)
     factor = outcome.gathered.note() if outcome.gathered is not None else ""
     return outcome, [*notes, factor] if factor else notes
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.compare.join.by_value import base_of
+from introspect_cli.compare.join.by_value import ambiguous, base_of
 from introspect_cli.compare.join.merged import merges_of
 from introspect_cli.compare.reasons.facts import owner_of, with_ancestors
 from introspect_cli.compare.reasons.words import often, what
@@ -20,7 +20,7 @@ from introspect_cli.compare.result import StructureChange
 from introspect_cli.records import Kind, Phase, Site, count
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from introspect_cli.compare.join.by_value import Correspondence
     from introspect_cli.compare.join.distance import Layouts
@@ -100,7 +100,7 @@ def changes_of(apart: Apart, found: Correspondence | None, *, same: bool) -> tup
         found: names of a that are other names of b.
         same: whether no number differs, so that none of it has changed one.
     """
-    told = [*_renames(found), *_merged(apart), *_lonely(apart, same=same)]
+    told = [*_renames(found), *_merged(apart), *_lonely(apart, found, same=same)]
     note = "and nothing recorded depends on it" if same else ""
     for side in "ab":
         steps = [step for step, own in apart.evaluations.items() if own == side]
@@ -151,8 +151,25 @@ def _renames(found: Correspondence | None) -> list[StructureChange]:
         votes = sum(found.votes.get(name, 0) for name, _ in members)
         step = f" in step {found.step}" if found.step is not None else ""
         evidence = f"{count(votes, 'value')} under the two names {'is' if votes == 1 else 'are'} equal{step}"
-        told.append(StructureChange("renamed", old, new, f"{old} is {new} in b", evidence=evidence if votes else ""))
+        text = f"{_glossed(old, found.variables[0])} is {_glossed(new, found.variables[1])} in b"
+        told.append(StructureChange("renamed", old, new, text, evidence=evidence if votes else ""))
     return told
+
+
+def _glossed(name: str, variables: Mapping[str, str]) -> str:
+    """A name, with what the script calls it where its class alone says nothing."""
+    return f"{name} ({variables[name]})" if name in variables and ambiguous(variables) & {base_of(name)} else name
+
+
+def roots_told(name: str, found: Correspondence, rename: Callable[[str], str] | None) -> str:
+    """Which of several models of one class the root of a name is, as the scripts call it; "" where nobody asks."""
+    root = name.partition(".")[0]
+    a, b = ({rename(own) if rename else own: text for own, text in found.variables[0].items()}, found.variables[1])
+    if base_of(root) not in ambiguous(a, b) or root not in a or root not in b:
+        return ""
+    if a[root] == b[root]:
+        return f"{root} is {a[root]} of the script."
+    return f"{root} is {a[root]} of the script in a, {b[root]} in b."
 
 
 def starred(old: str, new: str) -> tuple[str, str]:
@@ -196,7 +213,7 @@ def _merged(apart: Apart) -> list[StructureChange]:
     return told
 
 
-def _lonely(apart: Apart, *, same: bool) -> list[StructureChange]:
+def _lonely(apart: Apart, found: Correspondence | None, *, same: bool) -> list[StructureChange]:
     alignment = apart.alignment
     explained = {name for merge in apart.merges for name in (*map(owner_of, merge.parts), owner_of(merge.whole))}
     told = []
@@ -214,13 +231,20 @@ def _lonely(apart: Apart, *, same: bool) -> list[StructureChange]:
                 name = owner_of(name)
             subjects[name].add(union)
         left = {name: own for name, own in subjects.items() if name not in explained}
-        told += _subjects(apart, side, left, other, same=same)
+        variables = found.variables[place] if found is not None else {}
+        told += _subjects(apart, side, left, other, variables, same=same)
         told += _calls(apart, side, {name: own for name, own in calls.items() if owner_of(name) not in calls})
     return told
 
 
 def _subjects(
-    apart: Apart, side: str, subjects: Mapping[str, set[int]], other: set[str], *, same: bool
+    apart: Apart,
+    side: str,
+    subjects: Mapping[str, set[int]],
+    other: set[str],
+    variables: Mapping[str, str],
+    *,
+    same: bool,
 ) -> list[StructureChange]:
     """Modules and tensors that one run only has, those that are alike in every layer told once."""
     groups: dict[tuple[str, str, str], list[str]] = defaultdict(list)
@@ -241,7 +265,8 @@ def _subjects(
             text = f"only {side} has {'the ' + tensor if tensor else ''}{name}{told}"
         else:
             again = any(base_of(head) == base_of(name) for head in other if "." not in head)
-            text = f"only {side} also runs {'another ' + base_of(name) if again else name}{told}"
+            called = f" ({variables[name]})" if again and name in variables else ""
+            text = f"only {side} also runs {'another ' + base_of(name) + called if again else name}{told}"
         passes = all(member in apart.giving and member not in apart.changing for member in members)
         nothing = "which changes nothing: it" if same else "which"
         note = f"{nothing} gives back what it is given" if passes else ""

@@ -31,6 +31,7 @@ def tree_document(rows: Sequence[ModuleRow]) -> dict[str, Any]:
             {
                 "fqn": row.info.fqn,
                 "class": row.info.module_class,
+                "variable": row.info.variable or None,
                 "source": row.info.source,
                 "own_parameters": list(row.info.parameters),
                 "own_buffers": list(row.info.buffers),

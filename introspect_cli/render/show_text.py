@@ -124,10 +124,13 @@ def tree_blocks(rows: Sequence[ModuleRow]) -> list[Block]:
         Column("calls", right=True, drop_at=1),
     )
     cells, styles = [], []
+    roots = [row for row in rows if "." not in row.info.fqn]
     for row in rows:
         fqn = row.info.fqn
         depth = fqn.count(".")
         name = fqn.rpartition(".")[2] if depth else fqn
+        if row.info.variable and sum(other.info.module_class == row.info.module_class for other in roots) > 1:
+            name += f" ({row.info.variable})"
         cells.append(
             (
                 "  " * depth + clean(name),

@@ -120,6 +120,9 @@ ATTRIBUTE_COLUMNS: Schema = (
 )
 """Of modules, since format 2."""
 
+VARIABLE = Column("variable", "utf8")
+"""Of modules: what the script calls a root."""
+
 RECORD_COLUMNS: Schema = (
     Column("site", "<u4"),
     Column("sequence", "<u4"),
@@ -167,7 +170,7 @@ class Columns:
     records: Schema
     sites: Schema = SITE_COLUMNS
     layouts: Schema = LAYOUT_COLUMNS + PART_COLUMNS
-    modules: Schema = MODULE_COLUMNS + ATTRIBUTE_COLUMNS
+    modules: Schema = (*MODULE_COLUMNS, *ATTRIBUTE_COLUMNS, VARIABLE)
 
     def described(self) -> bytes:
         """The description of the columns that an index holds: JSON, with blanks up to a multiple of 8 bytes."""
@@ -200,7 +203,11 @@ def parse_columns(description: bytes) -> Columns:
         "layouts": LAYOUT_COLUMNS,
         "modules": MODULE_COLUMNS,
     }
-    optional = {"records": (SKETCH, *GIVEN_COLUMNS), "layouts": PART_COLUMNS, "modules": ATTRIBUTE_COLUMNS}
+    optional = {
+        "records": (SKETCH, *GIVEN_COLUMNS),
+        "layouts": PART_COLUMNS,
+        "modules": (*ATTRIBUTE_COLUMNS, VARIABLE),
+    }
     for name, columns in streams.items():
         _check_columns(name, columns, known[name], optional.get(name, ()))
     return Columns(**streams)

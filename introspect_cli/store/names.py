@@ -179,6 +179,7 @@ def encode_modules(rows: Sequence[ModuleInfo]) -> Encoded:
         "attribute_names": text_lists([[name for name, _ in row.attributes] for row in rows]),
         "attribute_values": text_lists([[value for _, value in row.attributes] for row in rows]),
         "step": np.array([row.step for row in rows], np.int64),
+        "variable": texts([row.variable for row in rows]),
     }
 
 
@@ -258,7 +259,7 @@ def _too_many(shape: tuple[int, ...]) -> bool:
 
 
 def modules_of(columns: Mapping[str, ColumnData], path: str) -> list[ModuleInfo]:
-    """All rows of modules, in the order they were found; in format 1 without attributes.
+    """All rows of modules, in the order they were found; in format 1 without attributes and variables.
 
     Raises:
         StoreError: a module has another number of names than of values.
@@ -270,8 +271,9 @@ def modules_of(columns: Mapping[str, ColumnData], path: str) -> list[ModuleInfo]
         raise DamageError(path, "a module has another number of attributes than of values")
     attributes = [tuple(zip(own, other, strict=True)) for own, other in zip(names, values, strict=True)]
     every = ("fqn", "module_class", "source", "parameters", "buffers", "aliases")
-    steps = plain.get("step", [0] * len(names))
-    return [ModuleInfo(*row) for row in zip(*(plain[name] for name in every), attributes, steps, strict=True)]
+    steps, variables = plain.get("step", [0] * len(names)), plain.get("variable", [""] * len(names))
+    rows = zip(*(plain[name] for name in every), attributes, steps, variables, strict=True)
+    return [ModuleInfo(*row) for row in rows]
 
 
 def _plain(column: ColumnData) -> list[Any]:

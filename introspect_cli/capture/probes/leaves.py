@@ -8,26 +8,21 @@ each of its steps.
 
 from __future__ import annotations
 
-import functools
-import inspect
-import sys
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from introspect_cli.capture.environment.sources import is_users
+from introspect_cli.capture.variables import called, script_frames
 from introspect_cli.records import Kind, Phase, Site
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from types import FrameType
+    from collections.abc import Iterable
 
     from introspect_cli.capture.context import Context
 
 _MOST_NODES = 20_000
-_MOST_ITEMS = 1000
 _FRAMES = 3
-_CONTAINERS = (list, tuple, dict)
 
 
 class Leaves:
@@ -48,7 +43,8 @@ class Leaves:
     def before(self, roots: Iterable[object]) -> list[tuple[str, torch.Tensor]]:
         """Record the leaves as a backward pass finds them; their names and what they are, the first used first."""
         found = _leaves([root.grad_fn for root in roots if isinstance(root, torch.Tensor)])
-        given = _variables({id(leaf) for leaf in found})
+        frames = islice(script_frames(), _FRAMES)
+        given = called({id(leaf) for leaf in found}, torch.Tensor, frames)
         self.names.clear()
         for leaf in found:
             name = given.get(id(leaf)) or f"leaf{len(self.names)}"
@@ -89,68 +85,3 @@ def _leaves(nodes: list[Any]) -> list[torch.Tensor]:
             found[id(variable)] = variable
         waiting += [following for following, _ in reversed(node.next_functions) if following is not None]
     return list(found.values())
-
-
-def _variables(wanted: set[int]) -> dict[int, str]:
-    """What the script calls tensors, by identity: a variable, or a place in a list, tuple or dictionary."""
-    names: dict[int, str] = {}
-    for frame in _script_frames():
-        for variables in (_locals(frame), frame.f_globals):
-            for name, value in _named(variables):
-                if id(value) in wanted:
-                    names.setdefault(id(value), name)
-    return names
-
-
-def _named(variables: dict[str, Any]) -> Iterator[tuple[str, object]]:
-    for name, value in list(variables.items()):
-        if name.startswith("__"):
-            continue
-        cls = type(value)
-        if cls in _CONTAINERS:
-            if len(value) <= _MOST_ITEMS:
-                items = value.items() if cls is dict else enumerate(value)
-                yield from ((f"{name}[{key!r}]", item) for key, item in items if type(key) in (int, str))
-        elif issubclass(cls, torch.Tensor):
-            yield name, value
-        elif not issubclass(cls, type) and _of_script(str(cls.__module__)):
-            yield from ((f"{name}.{key}", item) for key, item in _attributes(value).items())
-
-
-@functools.cache
-def _of_script(module: str) -> bool:
-    return is_users(str(getattr(sys.modules.get(module), "__file__", "")))
-
-
-def _attributes(value: object) -> dict[str, Any]:
-    """What an object holds, read past any method of its class."""
-    try:
-        found = object.__getattribute__(value, "__dict__")
-    except AttributeError:
-        return {}
-    return found if type(found) is dict else {}
-
-
-def _script_frames() -> Iterator[FrameType]:
-    """The innermost frames that run code of the script's."""
-    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - the documented way to a frame
-    left = _FRAMES
-    while frame is not None and left:
-        if _is_script(frame.f_code.co_filename):
-            left -= 1
-            yield frame
-        frame = frame.f_back
-
-
-@functools.cache
-def _is_script(file: str) -> bool:
-    return is_users(file)
-
-
-def _locals(frame: FrameType) -> dict[str, Any]:
-    """A frame's variables. Python below 3.13 keeps what it is asked for in the frame; we leave no tensor there."""
-    kept = frame.f_locals
-    found = dict(kept)
-    if type(kept) is dict and frame.f_code.co_flags & inspect.CO_OPTIMIZED:
-        kept.clear()
-    return found

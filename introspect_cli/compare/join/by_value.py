@@ -51,12 +51,14 @@ class Correspondence:
         votes: for each of them, how many tensors and modules have equal values under the two names.
         step: the step whose values were compared; None where nothing was.
         settled: parents of numbered children, with their dot, of which values told where some are.
+        variables: of a and of b, what the script calls each root.
     """
 
     names: dict[str, str] = field(default_factory=dict)
     votes: dict[str, int] = field(default_factory=dict)
     step: int | None = None
     settled: tuple[str, ...] = ()
+    variables: tuple[Mapping[str, str], Mapping[str, str]] = field(default_factory=lambda: ({}, {}))
 
 
 class Side:
@@ -112,7 +114,8 @@ def correspond(a: RankReader, b: RankReader, rename: Callable[[str], str] | None
     step = int(shared[0])
     one, two = columns(a.sites, rename), columns(b.sites)
     sides = Side(one, a.read(step)), Side(two, b.read(step))
-    roots = _roots(*sides)
+    variables = variables_of(a, rename), variables_of(b, None)
+    roots = _roots(sides, variables)
     if roots:
         sides = Side(columns(a.sites, _after(rename, roots, one.fqn)), sides[0].batch), sides[1]
     found = _Search(*sides).run()
@@ -124,7 +127,12 @@ def correspond(a: RankReader, b: RankReader, rename: Callable[[str], str] | None
     names = {old: new for old, new in names.items() if old != new}
     names |= _evicted(one.fqn, names)
     votes = {old: found.votes.get(old, 0) for old in names}
-    return Correspondence(names, votes, step if names else None, found.settled)
+    return Correspondence(names, votes, step if names else None, found.settled, variables)
+
+
+def variables_of(reader: RankReader, rename: Callable[[str], str] | None) -> dict[str, str]:
+    """What the script calls each root, by the root's name as it is compared."""
+    return {rename(own.fqn) if rename else own.fqn: own.variable for own in reader.modules if own.variable}
 
 
 def _after(rename: Callable[[str], str] | None, roots: Mapping[str, str], names: Iterable[str]) -> Callable[[str], str]:
@@ -155,24 +163,40 @@ def base_of(root: str) -> str:
     return _NUMBERED.sub("", root)
 
 
-def _roots(a: Side, b: Side) -> dict[str, str]:
-    """Roots of a that hold what another root of the same class holds in b."""
-    own = [{name.partition(".")[0] for name in side.names} for side in (a, b)]
-    counts = [Counter(map(base_of, roots)) for roots in own]
-    doubtful = {base for base in counts[0] if max(count[base] for count in counts) > 1}
+def ambiguous(*runs: Iterable[str]) -> set[str]:
+    """Classes of which a run has more than one root, so that the class says nothing of which is which."""
+    counts = [Counter(map(base_of, roots)) for roots in runs]
+    return {base for own in counts for base, number in own.items() if number > 1}
+
+
+def _roots(sides: tuple[Side, Side], variables: tuple[Mapping[str, str], Mapping[str, str]]) -> dict[str, str]:
+    """Roots of a that hold what another root of the same class holds in b; else those that one variable holds."""
+    own = [{name.partition(".")[0] for name in side.names} for side in sides]
+    doubtful = ambiguous(*own)
     if not doubtful:
         return {}
-    held = [_of_roots(side, doubtful) for side in (a, b)]
+    held = [_of_roots(side, doubtful) for side in sides]
+    called = [{root: _last(name) for root, name in names.items()} for names in variables]
+    unique = [{name for name, times in Counter(names.values()).items() if times == 1} for names in called]
     scores = []
     for one, features in held[0].items():
         for two, others in held[1].items():
-            if base_of(one) == base_of(two) and (score := len(features & others)):
-                scores.append((-score, one != two, one, two))
+            if base_of(one) != base_of(two):
+                continue
+            score, name = len(features & others), called[0].get(one)
+            alike = name is not None and name == called[1].get(two) and name in unique[0] & unique[1]
+            if score or alike:
+                scores.append((-score, not alike, one != two, one, two))
     found: dict[str, str] = {}
-    for _, _, one, two in sorted(scores):
+    for *_, one, two in sorted(scores):
         if one not in found and two not in found.values():
             found[one] = two
     return {old: new for old, new in found.items() if old != new}
+
+
+def _last(variable: str) -> str:
+    """What is left of a variable without the object that it is an attribute of."""
+    return variable.rpartition(".")[2]
 
 
 def _of_roots(side: Side, bases: set[str]) -> dict[str, set[tuple[str, Feature]]]:
