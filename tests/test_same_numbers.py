@@ -104,7 +104,7 @@ SAME = [
     (
         "network first",
         "target first",
-        "Names differ: Net (network) is Net#2 (network) in b; Net#2 (target_network) is Net (target_network) in b.",
+        "Net (network) is Net#2 (network) in b; Net#2 (target_network) is Net (target_network) in b.",
     ),
     ("images", "images by workers", f"step 2. {RANDOM[0].upper()}{RANDOM[1:].replace('step 0', 'step 1')}."),
 ]

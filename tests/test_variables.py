@@ -1,4 +1,4 @@
-"""What the script calls its models: recorded, past any method of its classes, and used where a class alone is not enough."""
+"""What the script calls its models: recorded past any method of its classes, used where a class is not enough."""
 
 from __future__ import annotations
 
