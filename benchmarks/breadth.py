@@ -10,9 +10,12 @@ process of its own, once bare and once captured, and compared: losses, parameter
 from __future__ import annotations
 
 import argparse
+import functools
 import hashlib
 import multiprocessing
+import random
 import re
+import resource
 import sys
 import tempfile
 import time
@@ -20,23 +23,18 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import torch
 
-TINY = {
-    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 99,
-    "num_key_value_heads": 2, "max_position_embeddings": 64, "d_model": 32, "d_ff": 48, "d_kv": 8, "num_layers": 2,
-    "num_heads": 4, "n_embd": 32, "n_layer": 2, "n_head": 4, "encoder_layers": 2, "decoder_layers": 2,
-    "encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48,
-    "embedding_size": 32, "head_dim": 8, "num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2,
-    "pad_token_id": 0, "image_size": 32, "patch_size": 8,
-}  # fmt: skip
-"""What a configuration is made small by, as far as it has these names."""
-
 SMALL = re.compile(r"tiny|nano|atto|pico|femto|mini|small|_xx?s|_xxt|_s0|_t0|_b0|_m0|_p|18|_t_|_s_")
 """How timm calls what is small."""
+
+MOST = 60_000_000
+"""Parameters of one architecture; larger ones are left out."""
 
 
 def main() -> int:
@@ -50,6 +48,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=120.0, help="for one architecture, before it is left out")
     asked = parser.parse_args()
     names = asked.only or spread(_NAMES[asked.library](), asked.count)
+    resource.setrlimit(resource.RLIMIT_AS, (16 << 30, 16 << 30))
     told: dict[str, list[str]] = {"equal": [], "DIFFERS": [], "not built": []}
     begin = time.monotonic()
     known = _seen(asked.resume, asked.library)
@@ -81,8 +80,8 @@ def spread(names: list[str], count: int) -> list[str]:
 
 
 def apart(library: str, name: str, seconds: float) -> tuple[str, str]:
-    """Compare one architecture in a process of its own, which finds the library imported."""
-    _IMPORTS[library]()
+    """Compare one architecture in a process of its own, which finds the library and all of ours imported."""
+    _imported(library)
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
     child = context.Process(target=_child, args=(theirs, library, name))
@@ -99,18 +98,33 @@ def apart(library: str, name: str, seconds: float) -> tuple[str, str]:
     return outcome
 
 
+@functools.cache
+def _imported(library: str) -> None:
+    """Import what each child would: its library, torch's optimizers, and a capture that has run once."""
+    import torch
+
+    _IMPORTS[library]()
+    torch.set_num_threads(1)  # no thread is started here, which would not survive the fork
+    with tempfile.TemporaryDirectory() as folder:
+        trained(lambda _: (torch.nn.Linear(2, 2), lambda: {"input": torch.randn(2, 2)}), "", Path(folder) / "run")
+
+
 def _child(pipe: Any, library: str, name: str) -> None:
     import torch
 
     torch.set_num_threads(1)
     try:
         model_of = _BUILDERS[library]
-        seen = []
+        if library == "transformers":
+            _fitting(name)  # found by trying, which draws: before anything is seeded
+        bare = trained(model_of, name, None)
         with tempfile.TemporaryDirectory() as folder:
-            bare = trained(model_of, name, None)
-            seen.append(bare)
-            seen.append(trained(model_of, name, Path(folder) / "run"))
-        outcome = ("equal", "") if seen[0] == seen[1] else ("DIFFERS", _first(*seen))
+            captured = trained(model_of, name, Path(folder) / "run")
+        outcome = ("equal", "")
+        if bare != captured:
+            outcome = ("DIFFERS", _first(bare, captured))
+            if trained(model_of, name, None) != bare:
+                outcome = ("not built", "(two bare trainings differ)")
     except Exception as error:
         text = f"({type(error).__name__}: {str(error)[:80]!r} {_where(error)})".replace("\n", " ")
         outcome = ("DIFFERS" if "introspect_cli" in traceback.format_exc() else "not built", text)
@@ -135,6 +149,8 @@ def trained(model_of: Callable[[str], Any], name: str, output: Path | None) -> l
 
     import introspect_cli
 
+    random.seed(0)
+    np.random.seed(0)  # noqa: NPY002 - the global one is what models draw from
     torch.manual_seed(0)
     model, inputs = model_of(name)
     model.train()
@@ -164,8 +180,8 @@ def _loss(out: Any) -> Any:
     """A number to train by: the mean square of every floating tensor that comes out."""
     from torch.utils._pytree import tree_leaves
 
-    leaves = tree_leaves(dict(out) if hasattr(out, "keys") else out)
-    return sum(leaf.float().square().mean() for leaf in leaves if hasattr(leaf, "requires_grad") and leaf.requires_grad)
+    leaves = [leaf for leaf in tree_leaves(dict(out) if hasattr(out, "keys") else out) if hasattr(leaf, "grad_fn")]
+    return sum(leaf.float().square().mean() for leaf in leaves if leaf.requires_grad and leaf.is_floating_point())
 
 
 def _without_extension() -> Any:
@@ -198,10 +214,11 @@ def _timm(name: str) -> Any:
     timm = _timm_imported()
     import torch
 
+    _bounded(lambda: timm.create_model(name, pretrained=False, num_classes=10))
     model = timm.create_model(name, pretrained=False, num_classes=10)
     channels, *size = model.default_cfg.get("input_size", (3, 224, 224))
     if not model.default_cfg.get("fixed_input_size"):
-        size = [min(side, 128) for side in size]
+        size = [min(side, 96) for side in size]
     return model, lambda: {"x": torch.randn(2, channels, *size)}
 
 
@@ -226,38 +243,62 @@ def _torchvision(name: str) -> Any:
 
 
 def _transformers_imported() -> Any:
-    import transformers.models.auto.modeling_auto as module
+    import tiny_transformers
 
-    return module
+    return tiny_transformers
 
 
 def _transformers_names() -> list[str]:
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+    from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
-    return sorted(CONFIG_MAPPING_NAMES)
+    return sorted(MODEL_MAPPING_NAMES)
 
 
 def _transformers(name: str) -> Any:
+    from transformers import AutoModel
+
+    tiny = _transformers_imported()
+    only, chosen = _fitting(name)
+    model = AutoModel.from_config(tiny.config_of(name, only))
+    return model, lambda: tiny.inputs_of(model) if chosen < 0 else tiny.other_inputs_of(model)[chosen]
+
+
+@functools.cache
+def _fitting(name: str) -> tuple[Any, int]:
+    """With which sizes a model can be made, and which inputs it takes: -1 for the usual, else the number of others."""
     import torch
-    from transformers import AutoConfig, AutoModel
+    from transformers import AutoModel
 
-    config = AutoConfig.for_model(name)
-    for key, value in TINY.items():
-        if isinstance(getattr(config, key, None), int):
-            setattr(config, key, value)
-    model = AutoModel.from_config(config)
-    vocabulary = min(getattr(config, "vocab_size", 99) or 99, 99)
-    wanted = model.main_input_name
+    tiny = _transformers_imported()
+    errors: list[Exception] = []
+    for only in (tiny.SIZES, tiny.DEPTHS, frozenset()):
+        try:
+            config = tiny.config_of(name, only)
+            _bounded(lambda config=config: AutoModel.from_config(config))
+            model = AutoModel.from_config(config)
+            choices = [tiny.inputs_of(model), *tiny.other_inputs_of(model)]
+        except Exception as error:
+            errors.append(error)
+            continue
+        for number, choice in enumerate(choices):
+            try:
+                with torch.no_grad():
+                    model(**choice)
+            except Exception as error:  # noqa: PERF203 - the first that fits is taken
+                errors.append(error)
+            else:
+                return only, number - 1
+    raise errors[0]
 
-    def inputs() -> dict[str, Any]:
-        if wanted == "pixel_values":
-            size = getattr(config, "image_size", 32)
-            return {"pixel_values": torch.randn(2, getattr(config, "num_channels", 3), size, size)}
-        tokens = torch.randint(1, vocabulary, (2, 12))
-        more = {"decoder_input_ids": tokens} if getattr(config, "is_encoder_decoder", False) else {}
-        return {"input_ids": tokens, **more}
 
-    return model, inputs
+def _bounded(build: Callable[[], Any]) -> None:
+    """Raise ValueError where a model would be too large to train here; it is built without its values first."""
+    import torch
+
+    with torch.device("meta"):
+        size = sum(parameter.numel() for parameter in build().parameters())
+    if size > MOST:
+        raise ValueError(f"{size / 1e6:.0f} million parameters")
 
 
 _KEPT: list[Any] = []
