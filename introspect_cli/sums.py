@@ -7,10 +7,13 @@ checksums of all parts can take that back, add the sums up, and have the checksu
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
+
+Number = TypeVar("Number", bound=Any)
+"""An integer, or a numpy array of uint64."""
 
 MASK: Final = 0xFFFFFFFFFFFFFFFF
 
@@ -20,22 +23,22 @@ _UNMIX_1: Final = pow(MIX_1, -1, 1 << 64)
 _UNMIX_2: Final = pow(MIX_2, -1, 1 << 64)
 
 
-def mix(raw: int) -> int:
-    """Finalise a sum: a bijection of 64-bit integers (the finaliser of splitmix64)."""
-    raw &= MASK
+def mix(raw: Number) -> Number:
+    """Finalise a sum: a bijection of 64-bit integers (the finaliser of splitmix64); of an integer, or of each one."""
+    raw = raw & MASK  # an array that is given stays as it is
     raw = ((raw ^ (raw >> 30)) * MIX_1) & MASK
     raw = ((raw ^ (raw >> 27)) * MIX_2) & MASK
-    return raw ^ (raw >> 31)
+    return cast("Number", raw ^ (raw >> 31))
 
 
-def unmix(checksum: int) -> int:
+def unmix(checksum: Number) -> Number:
     """Undo `mix`."""
     value = checksum & MASK
     value ^= (value >> 31) ^ (value >> 62)
     value = (value * _UNMIX_2) & MASK
     value ^= (value >> 27) ^ (value >> 54)
     value = (value * _UNMIX_1) & MASK
-    return value ^ (value >> 30) ^ (value >> 60)
+    return cast("Number", value ^ (value >> 30) ^ (value >> 60))
 
 
 _SAMPLES: Final = 0x5A5A1E5
@@ -56,18 +59,6 @@ def header(dtype: str, shape: Sequence[int], extra: bytes = b"") -> int:
     """
     text = f"{dtype}{[int(size) for size in shape]}".encode()
     return int.from_bytes(hashlib.blake2b(text + extra, digest_size=8).digest(), "little")
-
-
-def combine(shards: Iterable[int], headers: Iterable[int], whole: int) -> int:
-    """Checksum of a tensor from the checksums of shards that were keyed by their place in the whole.
-
-    Args:
-        shards: finalised checksums.
-        headers: the header each was finalised with.
-        whole: header of the whole tensor.
-    """
-    raw = sum(unmix(checksum) - head for checksum, head in zip(shards, headers, strict=True))
-    return mix(raw + whole)
 
 
 def source_digest(data: bytes) -> str:

@@ -85,7 +85,7 @@ def test_checksums_of_all_ranks_add_up(dim):
     assert {table.layouts[index].shape for index in table.layout_index} == {(10, 12)}
     header = checksum.header("float32", (10, 12))
     *parts, wanted = (int(value) for value in table.checksum)
-    assert checksum.combine(parts, [header] * 4, header) == wanted
+    assert checksum.mix(sum(checksum.unmix(part) - header for part in parts) + header) == wanted
     assert table.sketch[:4].sum(axis=0) == pytest.approx(table.sketch[4], rel=1e-5, abs=1e-6)
     assert np.nansum(table.counts["zeros"][:4]) == table.counts["zeros"][4]
 

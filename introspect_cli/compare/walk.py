@@ -30,7 +30,7 @@ from introspect_cli.compare.join.rows import Items, StepPair, in_order, match
 from introspect_cli.compare.join.sites import KINDS, PHASES, align, columns, evaluating, phase_code, selected
 from introspect_cli.compare.join.steps import Paired, differing, pair_steps
 from introspect_cli.compare.join.wholes import Gathered
-from introspect_cli.compare.outcome import RankOutcome, Tally
+from introspect_cli.compare.outcome import RankOutcome
 from introspect_cli.compare.reasons.base import judge
 from introspect_cli.compare.reasons.facts import Facts, carry_over, within_tolerance_of
 from introspect_cli.compare.reasons.structure import drawn
@@ -401,14 +401,12 @@ def compare_rank(
     counted = selected(own.kind, own.fqn, options.kinds, options.modules)
     if options.evaluation is not None:
         counted &= evaluating(own.phase, own.fqn) == options.evaluation
-    records = _records(paired, None if counted.all() else counted)
+    if places:
+        Walk(sides, options, outcome, places).run()
+        if outcome.first is None and outcome.lonely is not None and not options.strict:
+            return compare_rank(sides, replace(options, strict=True), offset, ends)
+    records = _records(paired, None if counted.all() else counted)  # ranks as one know it of what was read
     blind = _blind_rows(sides.a, paired, counted)
-    if not places:
-        outcome.tally = Tally(records=records, blind_both=blind)
-        return outcome
-    Walk(sides, options, outcome, places).run()
-    if outcome.first is None and outcome.lonely is not None and not options.strict:
-        return compare_rank(sides, replace(options, strict=True), offset, ends)
     outcome.tally = replace(outcome.tally, records=records, blind_both=blind)
     return outcome
 

@@ -59,14 +59,17 @@ class Harmless(Sequence[str]):
     """A column of texts as a reader gives them: bounded, and without characters that do something to a terminal.
 
     So nobody who shows, exports or compares them need remember to.
+
+    Attributes:
+        column: the texts as they are.
     """
 
     def __init__(self, column: Texts, limit: int) -> None:
-        self._column = column
+        self.column = column
         self._limit = limit
 
     def __len__(self) -> int:
-        return len(self._column)
+        return len(self.column)
 
     @overload
     def __getitem__(self, index: int) -> str: ...
@@ -75,11 +78,11 @@ class Harmless(Sequence[str]):
     def __getitem__(self, index: int | slice) -> str | Sequence[str]:
         if isinstance(index, slice):
             return [self[row] for row in range(*index.indices(len(self)))]
-        return bounded(self._column[index], self._limit)
+        return bounded(self.column[index], self._limit)
 
     def tolist(self) -> list[str]:
         """All texts; nearly always all are harmless, which one look at all of them tells."""
-        column = self._column
+        column = self.column
         data = bytes(column.data)
         longest = int(np.diff(column.offsets).max()) if len(column) else 0
         if longest <= self._limit and data.isascii() and data.decode("ascii").isprintable():
@@ -119,6 +122,14 @@ def texts(values: Sequence[str]) -> Texts:
         return Texts(np.zeros(len(values) + 1, np.int32), b"")
     encoded = [value.encode("utf-8", "backslashreplace") if value else b"" for value in values]
     return Texts(_offsets(encoded), b"".join(encoded))
+
+
+def filled(column: Sequence[str]) -> Array:
+    """Rows of a column of texts that are not empty: nearly none, so nothing is decoded to find them."""
+    own = column.column if isinstance(column, Harmless) else column
+    if isinstance(own, Texts):
+        return np.flatnonzero(np.diff(own.offsets))
+    return np.array([row for row, text in enumerate(column) if text], np.int64)
 
 
 def sparse_texts(rows: int, values: Mapping[int, str]) -> Texts:

@@ -214,6 +214,10 @@ class RankReader:
         """Number of the last step that is whole; None where there is none."""
         return int(self.entries["step"][-1]) if len(self.entries) else None
 
+    def rows_in(self, rows: Any) -> int:
+        """How many records some steps (positions among the entries) have."""
+        return int(self.entries["rows"][rows].sum(dtype=np.int64))
+
     def row_of(self, step: int) -> int:
         """Position of `step` among the entries.
 

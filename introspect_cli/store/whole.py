@@ -10,7 +10,7 @@ as not observed, and says why.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, lru_cache
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from introspect_cli.records import Kind, Layout, ModuleInfo, Record, Status, Summary
-from introspect_cli.store.batch import AS_RECORDED, COPIES, GATHERED, OWED, PARTS, StepBatch, absent, record_stats
+from introspect_cli.store.batch import StepBatch, record_stats
 from introspect_cli.store.format import ENTRY
 from introspect_cli.store.index import StepEntry
-from introspect_cli.store.launched import rank_list
 from introspect_cli.store.names import SiteTable, encode_sites
 from introspect_cli.store.rank_reader import RankReader
-from introspect_cli.sums import combine, header
+from introspect_cli.store.ranked import Places, RankedStep, whole_layout
+from introspect_cli.store.together import Together, position
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -32,39 +32,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from introspect_cli.labels import Labels
-    from introspect_cli.records import Part, Site, SiteInfo
+    from introspect_cli.records import Site, SiteInfo
     from introspect_cli.store.index import Entries
 
     Array = NDArray[Any]
 
-_COPIED = frozenset({Kind.PARAM.value, Kind.GRAD.value, Kind.OPTIMIZER_STATE.value})
-_FIRSTS = frozenset({Kind.BUFFER.value, Kind.HYPERPARAMETER.value})
-"""Of these the first rank's counts: DDP gives its buffers to the others before each forward pass."""
-
-DIFFERENT_COPIES = "copies differ"
-"""How the text of a record begins that stands for copies which are not equal."""
-
-_COPIES_APART = 1e-4
-_NOT_SEEN, _PARTIAL, _VALUE = int(Status.NOT_OBSERVED), int(Status.PARTIAL), int(Status.VALUE)
-_NONFINITE = ("nans", "posinfs", "neginfs")
 _FLOWING = frozenset({Kind.INPUT, Kind.OUTPUT, Kind.GRAD_INPUT, Kind.GRAD_OUTPUT, Kind.LOSS})
-_GOING_IN = frozenset({Kind.INPUT.value, Kind.GRAD_INPUT.value})
-_COMING_OUT = frozenset({Kind.OUTPUT.value, Kind.GRAD_OUTPUT.value})
-_EXTREMA = {"min": np.fmin, "max": np.fmax, "absmin": np.fmin}
-
-
-@dataclass
-class _Row:
-    """One record of the whole in the making."""
-
-    row: int
-    layout: Layout
-    status: int
-    checksum: int
-    how: int = AS_RECORDED
-    text: str = ""
-    stats: dict[str, float] | None = None
-    sketch: Array | None = None
+_GOING_IN = [Kind.INPUT.value, Kind.GRAD_INPUT.value]
+_COMING_OUT = [Kind.OUTPUT.value, Kind.GRAD_OUTPUT.value]
 
 
 class WholeReader:
@@ -102,10 +77,10 @@ class WholeReader:
         self.running = any(reader.running for reader in readers)
         self.ended = all(reader.ended for reader in readers)
         self.thinned = tuple(dict.fromkeys(own for reader in readers for own in reader.thinned))
-        self.layouts = list(dict.fromkeys(_whole(layout) for reader in readers for layout in reader.layouts))
+        self.layouts = list(dict.fromkeys(whole_layout(layout) for reader in readers for layout in reader.layouts))
         self._layout_number = {layout: number for number, layout in enumerate(self.layouts)}
         self.numbers: list[Array] = []
-        self._rank_of: Array = np.zeros(0, np.int64)
+        self._sizes: dict[int, int] = {}
         self.read = lru_cache(maxsize=3)(self._read)
 
     @cached_property
@@ -128,10 +103,6 @@ class WholeReader:
         return SiteTable(dict(encode_sites(rows)), f"{self.path}: its ranks")
 
     @cached_property
-    def _kinds(self) -> list[str]:
-        return self.sites.kind
-
-    @cached_property
     def modules(self) -> list[ModuleInfo]:
         """The modules of all ranks: those of the first, then what others have beside."""
         return list({module.fqn: module for reader in reversed(self.readers) for module in reader.modules}.values())
@@ -151,29 +122,29 @@ class WholeReader:
 
     @cached_property
     def entries(self) -> Entries:
-        """The steps that all ranks have, with a digest over the ranks' own."""
+        """The steps that all ranks have, with a digest over the ranks' own; without numbers of rows, see `rows_in`."""
         common = self.readers[0].entries["step"]
         for reader in self.readers[1:]:
             common = np.intersect1d(common, reader.entries["step"])
         out = np.zeros(len(common), ENTRY)
         out["step"] = common
-        chain = bytes(16)
-        for row, step in enumerate(common.tolist()):
-            own = [reader.entry(reader.row_of(step)).digest for reader in self.readers]
-            digest = blake2b(b"".join(own), digest_size=16).digest()
-            chain = blake2b(chain + digest, digest_size=16).digest()
-            out[row]["digest"], out[row]["chain"] = np.void(digest), np.void(chain)
-            out[row]["rows"] = self._count(step)
+        own = [reader.entries["digest"][np.searchsorted(reader.entries["step"], common)] for reader in self.readers]
+        chain, digests, chains = bytes(16), [], []
+        for every in np.stack(own, axis=1) if len(common) else ():
+            digests.append(blake2b(every.tobytes(), digest_size=16).digest())
+            chain = blake2b(chain + digests[-1], digest_size=16).digest()
+            chains.append(chain)
+        out["digest"] = np.frombuffer(b"".join(digests), out["digest"].dtype)
+        out["chain"] = np.frombuffer(b"".join(chains), out["chain"].dtype)
         return out
 
-    def _count(self, step: int) -> int:
-        """How many records a step has once copies and parts are put together."""
-        if not self.numbers:
-            _ = self.sites
-        if self._stages:
-            return len(self.read(step))
-        held = [self.numbers[at][reader.read(step).site] for at, reader in enumerate(self.readers)]
-        return len(np.unique(np.concatenate(held)))
+    def rows_in(self, rows: Array) -> int:
+        """How many records some steps (positions among the entries) have once copies and parts are put together.
+
+        No index says that: a step that was not read before is read.
+        """
+        steps = self.entries["step"][rows].tolist()
+        return sum(self._sizes[step] if step in self._sizes else len(self.read(step)) for step in steps)
 
     def __len__(self) -> int:
         """Number of steps."""
@@ -182,9 +153,7 @@ class WholeReader:
     def entry(self, row: int) -> StepEntry:
         """The `row`-th step's entry."""
         found = self.entries[row]
-        return StepEntry(
-            int(found["step"]), 0, 0, int(found["rows"]), found["digest"].tobytes(), found["chain"].tobytes()
-        )
+        return StepEntry(int(found["step"]), 0, 0, 0, found["digest"].tobytes(), found["chain"].tobytes())
 
     @property
     def last_step(self) -> int | None:
@@ -236,50 +205,45 @@ class WholeReader:
         """
         if not self.numbers:
             _ = self.sites
-        step_of = _Step([reader.read(step) for reader in self.readers], self.readers, self.numbers)
-        self._rank_of = step_of.rank
-        groups = ((site, rows) for site, rows in step_of.groups() if self._kinds[site] != Kind.COLLECTIVE.value)
-        sites = ((site, self._of_stage(site, rows)) for site, rows in groups)
-        rows = [_together(step_of, own, self._kinds[site]) for site, own in sites if own]
-        return self._batch(step_of, rows)
-
-    def _of_stage(self, site: int, rows: list[int]) -> list[int]:
-        """The rows of a site that are the model's: what goes into it at the first stage, what comes out of the last.
-
-        Every stage of a pipeline has a root of the same name, and what goes into that of a later one is not what goes
-        into the model.
-        """
-        kind = self._kinds[site]
-        if not self._stages or "." in self.sites.fqn[site] or kind not in _GOING_IN | _COMING_OUT:
-            return rows
-        wanted = [rank for rank, (stage, of) in self._stages.items() if stage == (0 if kind in _GOING_IN else of - 1)]
+        batches = [reader.read(step) for reader in self.readers]
         ranks = [reader.rank for reader in self.readers]
-        return [row for row in rows if ranks[int(self._rank_of[row])] in wanted]
+        found = self._together.put(RankedStep(batches, ranks, self.numbers, self._places.numbers))
+        self._sizes[step] = len(found)
+        return found
 
-    def _batch(self, step: _Step, rows: list[_Row]) -> StepBatch:
-        first = np.array([row.row for row in rows], np.int64)
-        counts = {name: column[first] for name, column in step.counts.items()}
-        floats = {name: column[first] for name, column in step.floats.items()}
-        sketch = step.sketch[first] if step.sketch is not None else None
-        for at, row in enumerate(rows):
-            if row.stats is not None:
-                for columns in (counts, floats):
-                    for name, column in columns.items():
-                        column[at] = row.stats.get(name, absent(column.dtype.str, 1)[0])
-            if sketch is not None and row.how != AS_RECORDED:
-                sketch[at] = np.nan if row.sketch is None else row.sketch
-        return StepBatch(
-            site=step.site[first].astype(np.uint32),
-            sequence=np.argsort(np.argsort(step.order[first], kind="stable")).astype(np.uint32),
-            layout=np.array([self._layout(row.layout) for row in rows], np.uint32),
-            status=np.array([row.status for row in rows], np.uint8),
-            checksum=np.array([row.checksum for row in rows], np.uint64),
-            counts=counts,
-            floats=floats,
-            sketch=sketch,
-            text=[row.text for row in rows],
-            how=np.array([row.how for row in rows], np.uint8),
-        )
+    @cached_property
+    def _places(self) -> Places:
+        return Places(self.readers)
+
+    @cached_property
+    def _together(self) -> Together:
+        kinds = np.array([position(kind) for kind in self.sites.kind], np.int64)
+        return Together(self._places, kinds, self._left_out, self._layout)
+
+    def _left_out(self, step: RankedStep) -> Array:
+        """The rows that are not the model's: collectives, and what flows between stages of a pipeline.
+
+        Every stage of a pipeline has a root of the same name: what goes into the model goes into that of the first,
+        what comes out of it out of that of the last.
+        """
+        out: Array = self._collectives[step.site]
+        if self._stages:
+            ranks = [reader.rank for reader in self.readers]
+            for sites, at_first in ((self._of_roots[0], True), (self._of_roots[1], False)):
+                wanted = [rank for rank, (stage, of) in self._stages.items() if stage == (0 if at_first else of - 1)]
+                inside = np.isin(ranks, wanted)
+                out = out | (sites[step.site] & ~inside[step.rank])
+        return out
+
+    @cached_property
+    def _collectives(self) -> Array:
+        return np.array([kind == Kind.COLLECTIVE.value for kind in self.sites.kind], np.bool_)
+
+    @cached_property
+    def _of_roots(self) -> tuple[Array, Array]:
+        """Sites of what goes into a root module, and of what comes out of it."""
+        roots = np.array(["." not in fqn for fqn in self.sites.fqn], np.bool_)
+        return roots & np.isin(self.sites.kind, _GOING_IN), roots & np.isin(self.sites.kind, _COMING_OUT)
 
     def _layout(self, layout: Layout) -> int:
         number = self._layout_number.get(layout)
@@ -291,192 +255,3 @@ class WholeReader:
 
 Reader = RankReader | WholeReader
 """What can be read like one rank: one, or all as one."""
-
-
-class _Step:
-    """One step of all ranks, their columns end to end.
-
-    Attributes:
-        site: int64 (n,), numbers of the whole.
-        order: float64 (n,), where in the step.
-    """
-
-    def __init__(self, batches: list[StepBatch], readers: Sequence[RankReader], numbers: list[Array]) -> None:
-        self._layouts = [reader.layouts for reader in readers]
-        self._ranks = [reader.rank for reader in readers]
-        sizes = [len(batch) for batch in batches]
-        self.rank = np.repeat(np.arange(len(batches)), sizes)
-        self.site = np.concatenate([own[np.asarray(batch.site)] for own, batch in zip(numbers, batches, strict=True)])
-        self.order = np.concatenate([np.asarray(batch.sequence, np.float64) for batch in batches])
-        self.number = np.concatenate([np.asarray(batch.layout, np.int64) for batch in batches])
-        self.status = np.concatenate([np.asarray(batch.status) for batch in batches])
-        self.checksum = np.concatenate([np.asarray(batch.checksum) for batch in batches])
-        self.counts = {name: np.concatenate([b.counts[name] for b in batches]) for name in _shared("counts", batches)}
-        self.floats = {
-            name: np.concatenate([np.asarray(b.floats[name], np.float64) for b in batches])
-            for name in _shared("floats", batches)
-        }
-        sketches = [batch.sketch for batch in batches]
-        self.sketch = (
-            None if any(own is None for own in sketches) else np.concatenate([np.asarray(s) for s in sketches])
-        )
-        self._texts = [batch.text for batch in batches]
-        self._starts = np.concatenate([[0], np.cumsum(sizes)])
-
-    def groups(self) -> Iterator[tuple[int, list[int]]]:
-        """The rows of each site, in the order of ranks."""
-        ranked = np.argsort(self.site, kind="stable")
-        bounds = np.flatnonzero(np.diff(self.site[ranked], prepend=-1, append=-1))
-        for start, stop in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
-            rows = ranked[start:stop].tolist()
-            yield int(self.site[rows[0]]), rows
-
-    def layout(self, row: int) -> Layout:
-        """What a row's tensor is on its rank."""
-        layout: Layout = self._layouts[int(self.rank[row])][int(self.number[row])]
-        return layout
-
-    def number_of_rank(self, row: int) -> int:
-        """The rank that recorded a row."""
-        return self._ranks[int(self.rank[row])]
-
-    def text(self, row: int) -> str:
-        """A row's text."""
-        rank = int(self.rank[row])
-        return self._texts[rank][row - int(self._starts[rank])]
-
-
-def _shared(name: str, batches: list[StepBatch]) -> list[str]:
-    """Statistics that all ranks kept."""
-    every = [getattr(batch, name) for batch in batches]
-    return [key for key in every[0] if all(key in own for own in every)]
-
-
-def _together(step: _Step, rows: list[int], kind: str) -> _Row:
-    """What the ranks recorded of one site, as one record."""
-    first = rows[0]
-    layout = step.layout(first)
-    alone = _Row(first, layout, int(step.status[first]), int(step.checksum[first]), text=step.text(first))
-    blind = [row for row in rows if step.status[row] == _NOT_SEEN]
-    if blind:
-        return _unseen(step, blind[0], step.text(blind[0]))
-    held = [row for row in rows if (part := step.layout(row).part) is None or part.numel]
-    if held and all(step.layout(row).part is None for row in held):
-        rows = held  # the others hold nothing of it
-    parts = [step.layout(row).part for row in rows]
-    if any(part is not None for part in parts):
-        if any(part is None or step.layout(row).shape != layout.shape for part, row in zip(parts, rows, strict=True)):
-            return _unseen(step, first, "some ranks hold parts of it and others what has no known place")
-        return _of_parts(step, rows, [part for part in parts if part is not None])
-    if rows[0] != first:
-        first, layout = rows[0], step.layout(rows[0])
-        alone = _Row(first, layout, int(step.status[first]), int(step.checksum[first]), text=step.text(first))
-    if any(step.status[row] == _PARTIAL and "not known" in step.text(row) for row in rows):
-        return _unseen(step, first, step.text(first))
-    distinct = {int(step.checksum[row]): row for row in reversed(rows)}
-    if len(distinct) == 1:
-        return alone
-    if kind == Kind.RNG.value:
-        return _unseen(step, first, "each rank has its own")
-    if kind in _COPIED:
-        return _copies(step, rows, alone)
-    if kind in _FIRSTS:
-        return alone
-    return _gathered(step, sorted(distinct.values()))
-
-
-def _whole(layout: Layout) -> Layout:
-    """The layout of a whole, given that of a part."""
-    return layout if layout.part is None else replace(layout, part=None)
-
-
-def _unseen(step: _Step, row: int, why: str) -> _Row:
-    layout = step.layout(row)
-    return _Row(row, _whole(layout), _NOT_SEEN, 0, GATHERED, why, {})
-
-
-def _copies(step: _Step, rows: list[int], alone: _Row) -> _Row:
-    """Copies that are not the same bits: one of them where rounding explains that, and else none."""
-    if step.sketch is not None:
-        sketches = step.sketch[rows].astype(np.float64)
-        apart = np.linalg.norm(sketches - sketches[0], axis=1).max()
-        if apart <= _COPIES_APART * np.linalg.norm(sketches, axis=1).max():
-            return alone
-    others = [row for row in rows if step.checksum[row] != step.checksum[rows[0]]]
-    mark = int.from_bytes(blake2b(step.checksum[rows].tobytes(), digest_size=8).digest(), "little")
-    ranks = rank_list([step.number_of_rank(row) for row in others])
-    text = f"{DIFFERENT_COPIES}: {ranks} from rank {step.number_of_rank(rows[0])}"
-    return replace(alone, how=COPIES, checksum=mark, text=text, stats={})
-
-
-def _of_parts(step: _Step, rows: list[int], parts: list[Part]) -> _Row:
-    """A whole out of its parts: each once, whoever else has a copy of it."""
-    first, layout = rows[0], step.layout(rows[0])
-    whole = _whole(layout)
-    owing = parts[0].owing
-    if parts[0].owed:
-        distinct = list({int(step.checksum[row]): row for row in rows}.values())
-        if parts[0].owed not in ("sum", "avg") or len(distinct) > owing or step.sketch is None:
-            return _unseen(step, first, f"a {parts[0].owed} over {owing} ranks is still owed")
-        total = step.sketch[rows].astype(np.float64).sum(axis=0) * (owing / len(rows))
-        if parts[0].owed == "avg":
-            total = total / owing
-        mark = int.from_bytes(blake2b(step.checksum[rows].tobytes(), digest_size=8).digest(), "little")
-        text = f"{parts[0].owed} over {owing} ranks, still owed"
-        finite: dict[str, float] = {n: int(step.counts[n][rows].sum()) for n in _NONFINITE if n in step.counts}
-        return _Row(first, whole, _PARTIAL, mark, OWED, text, finite, total.astype(np.float32))
-    holders: dict[Part, int] = {}
-    for row, part in zip(rows, parts, strict=True):
-        known = holders.setdefault(part, row)
-        if step.checksum[known] != step.checksum[row]:
-            return _unseen(step, first, "two ranks hold the same part of it with different values")
-    held = sum(part.numel for part in holders)
-    if held != whole.numel:
-        return _unseen(step, first, f"the parts of it on record cover {held:,} of {whole.numel:,} elements")
-    own = list(holders.values())
-    head = header(whole.dtype, whole.shape)
-    raw = combine(map(int, step.checksum[own]), [head] * len(own), head)
-    sketch = None if step.sketch is None else step.sketch[own].astype(np.float64).sum(axis=0).astype(np.float32)
-    sizes = [part.numel for part in holders]
-    return _Row(first, whole, int(Status.OBSERVED), raw, PARTS, "", _moments(step, own, sizes), sketch)
-
-
-def _gathered(step: _Step, rows: list[int]) -> _Row:
-    """Values of ranks that differ, as one: their extrema and moments."""
-    first = rows[0]
-    layouts = [step.layout(row) for row in rows]
-    layout = layouts[0]
-    shape = layout.shape
-    if shape and all(own.shape[1:] == shape[1:] for own in layouts if own.shape):
-        shape = (sum(own.shape[0] for own in layouts if own.shape), *shape[1:])
-    whole = replace(layout, shape=shape)
-    mark = int.from_bytes(blake2b(np.sort(step.checksum[rows]).tobytes(), digest_size=8).digest(), "little")
-    text = f"values of {len(rows)} ranks together"
-    if any(step.status[row] == _VALUE for row in rows):
-        return _unseen(step, first, "a plain value, another on each rank")
-    stats = _moments(step, rows, [own.numel for own in layouts])
-    return _Row(first, whole, int(Status.OBSERVED), mark, GATHERED, text, stats)
-
-
-def _moments(step: _Step, rows: list[int], sizes: list[int]) -> dict[str, float]:
-    """Statistics of several tensors' elements together."""
-    out: dict[str, float] = {}
-    for name, column in step.counts.items():
-        own = column[rows]
-        out[name] = int(own.sum()) if (own >= 0).all() else -1
-    left_out = sum(np.maximum(step.counts[n][rows], 0) for n in _NONFINITE if n in step.counts)
-    finite = np.asarray(sizes, np.float64) - left_out
-    total = float(finite.sum())
-    weight = finite / total if total else finite
-    used = finite > 0
-    for name, column in step.floats.items():
-        values = column[rows][used]
-        if name in _EXTREMA:
-            out[name] = float(_EXTREMA[name].reduce(values)) if len(values) else np.nan
-        elif name in ("mean", "amean"):
-            out[name] = float((weight[used] * values).sum()) if len(values) else np.nan
-        elif name == "var" and "mean" in step.floats and len(values):
-            means = step.floats["mean"][rows][used]
-            middle = float((weight[used] * means).sum())
-            out[name] = float((weight[used] * (values + (means - middle) ** 2)).sum())
-    return out

@@ -18,7 +18,7 @@ changes at two places look like the same changes at two other places with the sa
 b and j added up, the same happens within a block, or between the corners of a rectangle of b and j. Here the change is
 a product of what belongs to j with what belongs to b, and a table costs no more than counting.
 
-`mix` is invertible: `unmix` gives the raw sum back, and `combine` adds shards whose terms were keyed globally.
+`mix` is invertible: `unmix` gives the raw sum back, so that shards whose terms were keyed globally add up.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from introspect_cli.sums import MASK, MIX_1, MIX_2, combine, header, mix, unmix
+from introspect_cli.sums import MASK, MIX_1, MIX_2, header, mix, unmix
 
-__all__ = ["MASK", "MIX_1", "MIX_2", "combine", "header", "mix", "unmix"]
+__all__ = ["MASK", "MIX_1", "MIX_2", "header", "mix", "unmix"]
 
 G: Final = 0x9E3779B97F4A7C15
 

@@ -70,7 +70,7 @@ class Paired:
     @property
     def records(self) -> int:
         """How many records a has in the common steps."""
-        return int(self.a.entries["rows"][self.rows_a].sum(dtype=np.int64))
+        return self.a.rows_in(self.rows_a)
 
 
 def pair_steps(

@@ -17,7 +17,8 @@ import numpy as np
 from introspect_cli.compare.join.sites import Ids, Mask, kind_code
 from introspect_cli.records import Kind, count
 from introspect_cli.store.batch import GATHERED
-from introspect_cli.store.whole import DIFFERENT_COPIES, Reader, WholeReader
+from introspect_cli.store.together import DIFFERENT_COPIES
+from introspect_cli.store.whole import Reader, WholeReader
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from introspect_cli.records import Kind, Phase
 from introspect_cli.store.launched import rank_list
-from introspect_cli.store.whole import DIFFERENT_COPIES
+from introspect_cli.store.together import DIFFERENT_COPIES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -1,0 +1,163 @@
+"""What becomes of each site of a step of several ranks, as far as layouts and what was seen tell.
+
+That hardly changes from step to step, so it is found out once: which rows belong together, which of them hold parts,
+copies of the same part, or nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from introspect_cli.records import Status
+from introspect_cli.store.covering import covering, share
+from introspect_cli.store.launched import rank_list
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from introspect_cli.records import Layout, Part
+    from introspect_cli.store.ranked import Places, RankedStep
+
+    Array = NDArray[Any]
+
+_NOT_SEEN = int(Status.NOT_OBSERVED)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What becomes of the sites of a step, as far as it follows from layouts and from what was seen of them.
+
+    Attributes:
+        basis: the columns it follows from.
+        rows: rows of all ranks, by site and then by rank; those that hold nothing of what others hold left out.
+        starts: where in `rows` each site begins.
+        group: of each of `rows`, the number of its site's group.
+        kind: of each group, a number of `kinds` (the caller's).
+        blind: groups that a rank could not see, and the row that says why.
+        mixed: groups of which some ranks hold parts and others what has no known place.
+        owed: groups whose sum is still owed.
+        parts: groups of parts.
+        loose: groups without parts.
+        owner: of each of `rows`, where in `rows` the first rank with the same part stands.
+        unfit: groups whose parts are not the whole, and why.
+    """
+
+    basis: tuple[Array, Array, Array]
+    rows: Array
+    starts: Array
+    group: Array
+    kind: Array
+    blind: dict[int, int]
+    mixed: Array
+    owed: Array
+    parts: Array
+    loose: Array
+    owner: Array
+    unfit: dict[int, str]
+
+    def fits(self, step: RankedStep) -> bool:
+        """Whether a step is of the same sites and layouts, and as much was seen of them."""
+        return all(map(np.array_equal, self.basis, (step.site, step.number, step.status)))
+
+
+def starts_of(values: Array) -> Array:
+    """Where in sorted numbers each number begins."""
+    return np.flatnonzero(np.diff(values, prepend=-1)) if len(values) else np.zeros(0, np.int64)
+
+
+def any_of(mask: Array, starts: Array) -> Array:
+    """Of each group, whether any is true."""
+    return np.logical_or.reduceat(mask, starts) if len(starts) else np.zeros(0, np.bool_)
+
+
+def group_of(starts: Array, size: int) -> Array:
+    """Of each of so many rows, the number of the group that it is in."""
+    return np.repeat(np.arange(len(starts)), np.diff(starts, append=size))
+
+
+def planned(step: RankedStep, places: Places, kinds: Array, left_out: Array) -> Plan:
+    """Find out what becomes of the sites of a step.
+
+    Args:
+        step: all ranks' columns.
+        places: the ranks' layouts.
+        kinds: of each site of the whole, a number of its kind.
+        left_out: bool (n,), rows that count for nothing.
+    """
+    rows = np.flatnonzero(~left_out)
+    rows = rows[np.argsort(step.site[rows], kind="stable")]
+    starts = starts_of(step.site[rows])
+    unseen = step.status[rows] == _NOT_SEEN
+    blind = any_of(unseen, starts)
+    number = step.number[rows]
+    whole = places.part[number] == 0
+    holds = whole | (places.held[number] > 0)
+    placed = any_of(holds & ~whole, starts)
+    loose = any_of(holds, starts) & ~placed & ~blind
+    keep = holds | ~loose[group_of(starts, len(rows))]  # else it holds nothing of what others have all of
+    rows = rows[keep]
+    starts = starts_of(step.site[rows])
+    group = group_of(starts, len(rows))
+    number = step.number[rows]
+    first = number[starts]
+    part, shape = places.part[number], places.shape[number]
+    parts = ~blind & any_of(part > 0, starts)
+    mixed = parts & any_of((part == 0) | (shape != shape[starts][group]), starts)
+    owed = parts & ~mixed & places.owed[first]
+    parts = parts & ~mixed & ~owed
+    owner = np.arange(len(rows))
+    by_part = np.lexsort((owner, part, group))
+    new = (np.diff(part[by_part], prepend=-1) != 0) | (np.diff(group[by_part], prepend=-1) != 0)
+    if len(rows):
+        owner[by_part] = by_part[np.flatnonzero(new)][np.cumsum(new) - 1]
+    unseen = step.status[rows] == _NOT_SEEN
+    seen_first = {int(group[at]): int(rows[at]) for at in np.flatnonzero(unseen)[::-1]}
+    return Plan(
+        basis=(step.site, step.number, step.status),
+        rows=rows,
+        starts=starts,
+        group=group,
+        kind=kinds[step.site[rows[starts]]],
+        blind=seen_first,
+        mixed=mixed,
+        owed=owed,
+        parts=parts,
+        loose=~(blind | mixed | owed | parts),
+        owner=owner,
+        unfit=_unfit(step, places, rows, starts, parts),
+    )
+
+
+def _unfit(step: RankedStep, places: Places, rows: Array, starts: Array, parts: Array) -> dict[int, str]:
+    """Groups whose parts leave some of the whole out, or overlap; most have the same layouts as another."""
+    known: dict[bytes, str] = {}
+    found = {}
+    ends = np.append(starts[1:], len(rows)).tolist()
+    for group in np.flatnonzero(parts).tolist():
+        own = rows[starts[group] : ends[group]]
+        numbers = step.number[own]
+        key = numbers.tobytes()
+        if key not in known:
+            known[key] = _misfit([places.layouts[number] for number in numbers.tolist()], step, own)
+        if known[key]:
+            found[group] = known[key]
+    return found
+
+
+def _misfit(layouts: list[Layout], step: RankedStep, rows: Array) -> str:
+    """What is wrong with the parts of one tensor; "" where they are the whole."""
+    holders: dict[Part, int] = {}
+    for layout, row in zip(layouts, rows.tolist(), strict=True):
+        if layout.part is not None:
+            holders.setdefault(layout.part, row)
+    found = covering(list(holders))
+    if found is None:
+        return "where the parts of it lie could not be worked out"
+    if found.first is not None:
+        ranks = sorted(step.rank_of(list(holders.values())[place]) for place in found.first)
+        return f"parts of it overlap: those of {rank_list(ranks)}"
+    whole = layouts[0].numel
+    return "" if found.covered == whole else f"the parts of it on record cover {share(found.covered, whole)}"

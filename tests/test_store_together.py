@@ -1,0 +1,155 @@
+"""Ranks' records put together as columns: each kind of site, next to what can be worked out by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from introspect_cli.records import SKETCH_SIZE, Kind, Layout, Part
+from introspect_cli.store.batch import AS_RECORDED, COPIES, GATHERED, OWED, PARTS, StepBatch
+from introspect_cli.store.ranked import Places, RankedStep
+from introspect_cli.store.together import Together, position
+from introspect_cli.sums import header, mix
+
+SHAPE = (4, 3)
+WHOLE = Layout(SHAPE, "float32", "cpu", "contiguous")
+
+
+def rows(first, number):
+    """The layout of some rows of the whole."""
+    return Layout(SHAPE, "float32", "cpu", "contiguous", Part((((first, number),) if number else (), ((0, 3),))))
+
+
+def owed(how, over=2):
+    return Layout(SHAPE, "float32", "cpu", "contiguous", Part((((0, 4),), ((0, 3),)), how, over))
+
+
+class Rank:
+    def __init__(self, rank, layouts):
+        self.rank, self.layouts = rank, layouts
+
+
+def put(kinds, *ranks):
+    """What becomes of sites; each rank a list of (site, layout, checksum, status, text, mean) or of less."""
+    readers, batches, numbers = [], [], []
+    for rank, records in enumerate(ranks):
+        full = [(*own, *(None, 0, "", 1.0)[len(own) - 2 :]) for own in records]
+        layouts = list(dict.fromkeys(layout for _, layout, *_ in full))
+        sites, own, sums, statuses, texts, means = zip(*full, strict=True)
+        readers.append(Rank(rank, layouts))
+        numbers.append(np.arange(len(kinds)))
+        batches.append(
+            StepBatch(
+                site=np.array(sites, np.uint32),
+                sequence=np.arange(len(full), dtype=np.uint32),
+                layout=np.array([layouts.index(layout) for layout in own], np.uint32),
+                status=np.array(statuses, np.uint8),
+                checksum=np.array(sums, np.uint64),
+                counts={"nans": np.zeros(len(full), np.int64), "zeros": np.arange(len(full))},
+                floats={name: np.array(means, np.float64) for name in ("min", "max", "mean")}
+                | {"var": np.zeros(len(full)), "skew": np.ones(len(full))},
+                sketch=np.array(means, np.float32)[:, None] * np.ones((1, SKETCH_SIZE), np.float32),
+                text=list(texts),
+            )
+        )
+    places = Places(readers)
+    known = []
+
+    def number_of(layout):
+        if layout not in known:
+            known.append(layout)
+        return known.index(layout)
+
+    together = Together(
+        places,
+        np.array([position(kind.value) for kind in kinds]),
+        lambda step: np.zeros(len(step.site), np.bool_),
+        number_of,
+    )
+    found = together.put(RankedStep(batches, range(len(ranks)), numbers, places.numbers))
+    again = together.put(RankedStep(batches, range(len(ranks)), numbers, places.numbers))
+    assert np.array_equal(found.checksum, again.checksum)  # by the plan that was kept
+    return found, known
+
+
+def test_equal_copies_count_once_and_stay_as_recorded():
+    found, known = put([Kind.PARAM], [(0, WHOLE, 7)], [(0, WHOLE, 7)])
+    assert (len(found), found.how[0], found.checksum[0], known) == (1, AS_RECORDED, 7, [WHOLE])
+
+
+def test_parts_add_up_modulo_two_to_the_64_whoever_else_has_a_copy():
+    head = header("float32", SHAPE)
+    raws = [(1 << 64) - 5, 9]
+    sums = [mix((raw + head) % (1 << 64)) for raw in raws]
+    found, known = put(
+        [Kind.PARAM],
+        [(0, rows(0, 3), sums[0], 0, "", 2.0)],
+        [(0, rows(3, 1), sums[1], 0, "", 6.0)],
+        [(0, rows(0, 3), sums[0], 0, "", 2.0)],
+        [(0, rows(4, 0), mix(head), 0, "", 50.0)],
+    )
+    assert (found.how[0], int(found.checksum[0])) == (PARTS, mix((sum(raws) + head) % (1 << 64)))
+    assert known == [WHOLE]
+    assert found.floats["mean"][0] == pytest.approx((9 * 2 + 3 * 6) / 12)
+    assert found.floats["var"][0] == pytest.approx((9 * 1 + 3 * 9) / 12)
+    assert (found.floats["min"][0], found.floats["max"][0]) == (2.0, 6.0)
+    assert np.isnan(found.floats["skew"][0])
+
+
+@pytest.mark.parametrize(
+    ("ranks", "told"),
+    [
+        ([[(0, rows(0, 2), 1)], [(0, rows(2, 1), 2)]], "the parts of it on record cover 3/4 of it"),
+        ([[(0, rows(0, 2), 1)], [(0, rows(1, 3), 2)]], "parts of it overlap: those of ranks 0, 1"),
+        ([[(0, rows(0, 2), 1)], [(0, rows(1, 2), 2)]], "parts of it overlap: those of ranks 0, 1"),
+        ([[(0, rows(0, 4), 1)], [(0, rows(0, 4), 2)]], "ranks 0, 1 hold the same part of it with different values"),
+        ([[(0, rows(0, 2), 1)], [(0, WHOLE, 2)]], "some ranks hold parts of it and others what has no known place"),
+        ([[(0, WHOLE, 1, 1, "a meta tensor")], [(0, WHOLE, 2)]], "a meta tensor"),
+        ([[(0, owed("max"), 1)], [(0, owed("max"), 2)]], "a max over 2 ranks is still owed"),
+    ],
+)
+def test_what_cannot_be_put_together_says_why_and_is_called_nothing(ranks, told):
+    found, _ = put([Kind.PARAM], *ranks)
+    assert (found.status[0], int(found.checksum[0]), found.text[0]) == (1, 0, told)
+    assert np.isnan(found.sketch[0]).all()
+
+
+def test_a_rank_that_holds_nothing_of_it_changes_nothing():
+    found, _ = put([Kind.PARAM], [(0, rows(4, 0), 5)], [(0, WHOLE, 7)])
+    assert (found.how[0], found.checksum[0]) == (AS_RECORDED, 7)
+
+
+def test_copies_that_differ_by_rounding_are_one_and_others_are_told():
+    found, _ = put([Kind.PARAM], [(0, WHOLE, 1, 0, "", 1.0)], [(0, WHOLE, 2, 0, "", 1.0 + 1e-6)])
+    assert (found.how[0], found.checksum[0]) == (AS_RECORDED, 1)
+    found, _ = put([Kind.PARAM], [(0, WHOLE, 1)], [(0, WHOLE, 2, 0, "", 1.1)], [(0, WHOLE, 1)])
+    assert (found.how[0], found.text[0]) == (COPIES, "copies differ: rank 1 from rank 0")
+
+
+def test_samples_of_ranks_are_gathered_and_their_order_means_nothing():
+    one, two = [(0, WHOLE, 1, 0, "", 2.0)], [(0, Layout((2, 3), "float32", "cpu", "contiguous"), 2, 0, "", 5.0)]
+    found, known = put([Kind.OUTPUT], one, two)
+    assert (found.how[0], found.text[0]) == (GATHERED, "values of 2 ranks together")
+    assert known[int(found.layout[0])].shape == (6, 3)
+    assert found.floats["mean"][0] == pytest.approx(3.0)
+    other, _ = put([Kind.OUTPUT], two, one)
+    assert other.checksum[0] == found.checksum[0]
+
+
+@pytest.mark.parametrize("how", ["sum", "avg"])
+def test_sums_still_owed_are_added_up_by_sketches(how):
+    found, _ = put([Kind.GRAD], [(0, owed(how), 1, 2, "", 1.0)], [(0, owed(how), 2, 2, "", 4.0)])
+    assert found.how[0] == OWED
+    assert found.sketch[0] == pytest.approx(5.0 if how == "sum" else 2.5)
+    assert found.text[0] == f"{how} over 2 ranks, still owed"
+
+
+def test_buffers_are_the_first_ranks_and_random_states_nobodys():
+    found, _ = put(
+        [Kind.BUFFER, Kind.RNG, Kind.OUTPUT],
+        [(0, WHOLE, 1), (1, WHOLE, 3), (2, WHOLE, 5, 3, "2")],
+        [(0, WHOLE, 2), (1, WHOLE, 4), (2, WHOLE, 6, 3, "3")],
+    )
+    assert found.checksum.tolist() == [1, 0, 0]
+    assert list(found.text) == ["", "each rank has its own", "a plain value, another on each rank"]
+    assert found.status.tolist() == [0, 1, 1]
