@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from introspect_cli.tensors.kernels import KERNELS
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -25,6 +27,12 @@ def modules_in(root: nn.Module) -> Iterator[nn.Module]:
         seen.add(id(module))
         yield module
         pending.extend(child for child in reversed(list(module._modules.values())) if child is not None)  # noqa: SLF001 - the public view may be the script's
+
+
+def instances_in(root: nn.Module, cls: type) -> list[nn.Module]:
+    """The modules of a class in a module, each once, those that hold others first: quick where there are none."""
+    found: list[nn.Module] | None = None if KERNELS is None else KERNELS.instances(root, cls)
+    return [module for module in modules_in(root) if isinstance(module, cls)] if found is None else found
 
 
 def parameters_in(root: nn.Module) -> Iterator[nn.Parameter]:

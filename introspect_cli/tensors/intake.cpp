@@ -65,7 +65,7 @@ struct Intake {
     const Functions *functions;  // one of the two is null
     const ExchangeAPI *exchange;
     PyObject *held[HELD], *into[INTO];
-    i64 flags, limit;
+    i64 flags, limit, table;  // the last counts tables of summaries
     Shapes shapes;
 };
 
@@ -144,8 +144,9 @@ PyObject *set_into(PyObject *object, PyObject *const *arguments, Py_ssize_t give
     return Py_NewRef(Py_None);
 }
 
-// Summarises a tensor and notes its sites, as the recorder does; the slot, or as `add_one`. It needs the recorder's lock.
-i64 note_one(Intake *self, PyObject *const *sites, Py_ssize_t count, PyObject *tensor) {
+// Notes at sites what is in the slot that `find` returns, as the recorder does; the slot, or what `find` returned below 0.
+// It needs the recorder's lock.
+template <class Find> i64 note_one(Intake *self, PyObject *const *sites, Py_ssize_t count, Find find) {
     PyObject *times = self->into[OWN_TIMES], *rows = self->into[OWN_ROWS], *slots = self->into[OWN_SLOTS];
     for (Py_ssize_t i = 0; i < count; i++) {
         if (PyDict_GetItemWithError(times, sites[i])) return -1;  // it came before in this step
@@ -153,7 +154,7 @@ i64 note_one(Intake *self, PyObject *const *sites, Py_ssize_t count, PyObject *t
         for (Py_ssize_t j = 0; j < i; j++)
             if (PyLong_AsLongLong(sites[i]) == PyLong_AsLongLong(sites[j])) return -1;
     }
-    i64 slot = unseen(self) ? add_one(self, tensor) : -1;
+    i64 slot = find();
     if (slot < 0) return slot;
     PyObject *once = PyLong_FromLong(1), *number = PyLong_FromLongLong(slot);
     bool done = once && number;
@@ -163,6 +164,25 @@ i64 note_one(Intake *self, PyObject *const *sites, Py_ssize_t count, PyObject *t
     if (once) Py_DecRef(once);
     if (number) Py_DecRef(number);
     return done ? slot : -2;
+}
+
+// `note_one` with the lock; -1 where another thread has it.
+template <class Find> i64 note_locked(Intake *self, PyObject *const *sites, Py_ssize_t count, Find find) {
+    if (!self->into[OWN_ROWS]) return -1;
+    // Waiting for the lock, a thread may be interrupted by a handler of the script's: not here, where nothing guards.
+    PyObject *held = PyObject_CallFunctionObjArgs(self->into[ACQUIRE], Py_False, nullptr);
+    if (!held) return -2;
+    const bool is_held = held == Py_True;
+    Py_DecRef(held);
+    if (!is_held) return -1;
+    i64 slot = note_one(self, sites, count, find);
+    PyObject *type = nullptr, *value = nullptr, *traceback = nullptr;
+    if (slot == -2) PyErr_Fetch(&type, &value, &traceback);  // without memory: the lock has to be free all the same
+    PyObject *freed = PyObject_CallNoArgs(self->into[RELEASE]);
+    if (freed) Py_DecRef(freed);
+    else slot = -2;
+    if (type) PyErr_Restore(type, value, traceback);
+    return slot;
 }
 
 PyObject *record(PyObject *object, PyObject *const *arguments, Py_ssize_t given) {
@@ -227,6 +247,11 @@ PyObject *learn(PyObject *object, PyObject *const *arguments, Py_ssize_t given) 
     return Py_NewRef(Py_None);
 }
 
+PyObject *turn(PyObject *object, PyObject *) {
+    ((Intake *)object)->table++;
+    return Py_NewRef(Py_None);
+}
+
 void forget(PyObject *object) {
     Intake *self = (Intake *)object;
     PyObject *type = (PyObject *)Py_TYPE(object);
@@ -242,6 +267,7 @@ PyMethodDef METHODS[] = {
     {"add", add, METH_O, nullptr},
     {"add_all", add_all, METH_O, nullptr},
     {"stands", stands, METH_O, nullptr},
+    {"turn", turn, METH_NOARGS, nullptr},
     {"into", (PyCFunction)(void (*)())set_into, METH_FASTCALL, nullptr},
     {"record", (PyCFunction)(void (*)())record, METH_FASTCALL, nullptr},
     {"learn", (PyCFunction)(void (*)())learn, METH_FASTCALL, nullptr},
@@ -258,21 +284,16 @@ PyObject *TYPE = nullptr;
 
 i64 record_at(PyObject *object, PyObject *const *sites, Py_ssize_t count, PyObject *tensor) {
     Intake *self = (Intake *)object;
-    if (!self->into[OWN_ROWS]) return -1;
-    // Waiting for the lock, a thread may be interrupted by a handler of the script's: not here, where nothing guards.
-    PyObject *held = PyObject_CallFunctionObjArgs(self->into[ACQUIRE], Py_False, nullptr);
-    if (!held) return -2;
-    const bool is_held = held == Py_True;
-    Py_DecRef(held);
-    if (!is_held) return -1;
-    i64 slot = note_one(self, sites, count, tensor);
-    PyObject *type = nullptr, *value = nullptr, *traceback = nullptr;
-    if (slot == -2) PyErr_Fetch(&type, &value, &traceback);  // without memory: the lock has to be free all the same
-    PyObject *freed = PyObject_CallNoArgs(self->into[RELEASE]);
-    if (freed) Py_DecRef(freed);
-    else slot = -2;
-    if (type) PyErr_Restore(type, value, traceback);
-    return slot;
+    return note_locked(self, sites, count, [=] { return unseen(self) ? add_one(self, tensor) : -1; });
+}
+
+i64 table_of(PyObject *object) { return ((Intake *)object)->table; }
+
+bool note_again(PyObject *object, PyObject *site, i64 slot, i64 table) {
+    Intake *self = (Intake *)object;
+    i64 noted = note_locked(self, &site, 1, [=] { return self->table == table ? slot : -1; });
+    PyErr_Clear();
+    return noted >= 0;
 }
 
 bool is_intake(PyObject *object) { return TYPE && (PyObject *)Py_TYPE(object) == TYPE; }
@@ -298,7 +319,8 @@ PyObject *new_intake(PyObject *, PyObject *const *arguments, Py_ssize_t given) {
     if (!TYPE && !(TYPE = PyType_FromSpec(&SPEC))) return nullptr;
     Intake *self = PyObject_New(Intake, (PyTypeObject *)TYPE);
     if (!self) return nullptr;
-    self->exchange = exchange, self->functions = functions, self->flags = flags, self->limit = limit, self->shapes = {};
+    self->exchange = exchange, self->functions = functions, self->flags = flags, self->limit = limit;
+    self->table = 0, self->shapes = {};
     for (PyObject *&one : self->into) one = nullptr;
     for (int i = 0; i < HELD; i++) self->held[i] = Py_NewRef(arguments[3 + i]);
     return (PyObject *)self;

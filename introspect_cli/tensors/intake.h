@@ -12,3 +12,9 @@ HIDDEN u64 glance(const char *bytes, i64 size);  // 64 bits of what lies at plac
 // goes the long way; -2 with an exception.
 HIDDEN i64 record_at(PyObject *intake, PyObject *const *sites, Py_ssize_t count, PyObject *tensor);
 HIDDEN bool is_intake(PyObject *object);
+
+// Which table of summaries the slots are of that are given out now: another from one step to the next.
+HIDDEN i64 table_of(PyObject *intake);
+// Notes at a site what is in a slot already; false, and nothing is done, where that is of another table than `table`, or the
+// recorder has to do it. Never an exception.
+HIDDEN bool note_again(PyObject *intake, PyObject *site, i64 slot, i64 table);

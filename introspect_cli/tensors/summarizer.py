@@ -121,6 +121,8 @@ class Summarizer:
 
     def _reset(self) -> None:
         self._layout_of.clear()  # the intake has it too
+        if self._intake is not None:
+            self._intake.turn()
         self._notes: dict[int, tuple[Status, str]] = {}
         self._fixed: dict[int, int] = {}
         self._own_headers: dict[int, int] = {}
@@ -188,6 +190,8 @@ class Summarizer:
         """Of each tensor something that is another when it has been written to or moved; None if it has no memory."""
         with self._lock:
             found: list[Hashable] = [None] * len(tensors) if self._intake is None else self._intake.stands(tensors)
+        if None not in found:
+            return found
         return [stand(tensor) if own is None else own for own, tensor in zip(found, tensors, strict=True)]
 
     @property

@@ -24,8 +24,9 @@ int is_new(PyObject *seen, PyObject *object) {
     return failed ? -1 : PySet_Size(seen) != before;
 }
 
-// Takes the next module off the list that waits, puts its children there, and it into `found` if it holds tensors.
-bool walk(PyObject *waiting, PyObject *seen, PyObject *found) {
+// Takes the next module off the list that waits, puts its children there, and it into `found` if it is an instance of a
+// class; without one, if it holds tensors.
+bool walk(PyObject *waiting, PyObject *seen, PyObject *found, PyObject *cls) {
     const Py_ssize_t last = PyList_Size(waiting) - 1;
     PyObject *module = Py_NewRef(PyList_GetItem(waiting, last));
     bool done = PyList_SetSlice(waiting, last, last + 1, nullptr) == 0;
@@ -33,7 +34,8 @@ bool walk(PyObject *waiting, PyObject *seen, PyObject *found) {
     if (fresh == 1) {
         PyObject *own[3] = {kept(module, PARAMETERS), kept(module, BUFFERS), kept(module, MODULES)};
         done = own[0] && own[1] && own[2];
-        if (done && (PyDict_Size(own[0]) || PyDict_Size(own[1]))) done = PyList_Append(found, module) == 0;
+        const int is_one = !done ? 0 : cls ? PyObject_IsInstance(module, cls) : PyDict_Size(own[0]) || PyDict_Size(own[1]);
+        done = done && is_one >= 0 && (!is_one || PyList_Append(found, module) == 0);
         PyObject *children = done ? PyDict_Values(own[2]) : nullptr;
         done = done && children;
         for (Py_ssize_t i = done ? PyList_Size(children) : 0; done && i--;)
@@ -82,17 +84,25 @@ template <class Holds> bool every(PyObject *owns, PyObject *places, PyObject *na
 }
 bool has_size(PyObject *of, PyObject *wanted) { return PyObject_Size(of) == PyLong_AsSsize_t(wanted); }
 
-}  // namespace
-
-PyObject *holders(PyObject *, PyObject *root) {
+// The modules in one that `walk` finds; None where a module keeps its own in anything but dictionaries.
+PyObject *found_in(PyObject *root, PyObject *cls) {
     PyObject *waiting = PyList_New(0), *seen = PySet_New(nullptr), *found = PyList_New(0);
     bool done = waiting && seen && found && PyList_Append(waiting, root) == 0;
-    while (done && PyList_Size(waiting)) done = walk(waiting, seen, found);
+    while (done && PyList_Size(waiting)) done = walk(waiting, seen, found, cls);
     for (PyObject *one : {waiting, seen})
         if (one) Py_DecRef(one);
     if (done || !found) return found;
     Py_DecRef(found);
     return PyErr_Occurred() ? nullptr : Py_NewRef(Py_None);
+}
+
+}  // namespace
+
+PyObject *holders(PyObject *, PyObject *root) { return found_in(root, nullptr); }
+
+PyObject *instances(PyObject *, PyObject *const *arguments, Py_ssize_t given) {
+    if (given != 2) return PyErr_Format(PyExc_TypeError, "a module and a class wanted");
+    return found_in(arguments[0], arguments[1]);
 }
 
 PyObject *tensors_of(PyObject *, PyObject *const *arguments, Py_ssize_t given) {

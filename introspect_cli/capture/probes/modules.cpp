@@ -6,13 +6,14 @@ namespace {
 
 enum Held {
     PROBE, CALLED, LEFT, BY_HAND, ORIGINAL, GUARDED, STACK, STATES, RECORDER, DRAWS, FORWARD, TENSOR, GRAPH_TASK, TRACING,
-    MODES, GRAD_MODE, COMPILED_CALL, INTAKE, GRADIENTS, HELD
+    MODES, GRAD_MODE, COMPILED_CALL, SEQUENTIAL, SEQUENTIAL_FORWARD, SEQUENTIAL_ITER, INTAKE, GRADIENTS, HELD
 };
 using Modules = Holder<HELD>;
 
 Name CALLS{"calls"}, PHASE{"phase"}, WANTED{"wanted"}, STEP{"step"}, REFERENCE{"reference"}, PLAIN{"plain"},
     COMPILED{"compiled"}, ON_VALUE{"_on_value"}, INPUTS_ON{"_inputs"}, OUTPUTS_ON{"_outputs"}, MOVED{"moved"},
-    WATCHED{"watched"}, PER_CALL{"forward"}, INPUTS{"inputs"}, OUTPUT{"output"}, NEEDS{"requires_grad"}, ON{"on"};
+    WATCHED{"watched"}, PER_CALL{"forward"}, INPUTS{"inputs"}, OUTPUT{"output"}, NEEDS{"requires_grad"}, ON{"on"},
+    ENTRY{"entry"}, CALL{"__call__"}, ITER{"__iter__"}, VERSION{"_version"}, MODULES{"_modules"};
 
 i64 integer(PyObject *of, Name &name) {  // an attribute that is a number, none of which is -2
     PyObject *found = attribute(of, name);
@@ -20,6 +21,82 @@ i64 integer(PyObject *of, Name &name) {  // an attribute that is a number, none 
     if (found) Py_DecRef(found);
     return PyErr_Occurred() ? (PyErr_Clear(), -2) : value;
 }
+
+// ---- what a sequence hands on
+//
+// `nn.Sequential` gives each module what the one before it returned, and runs nothing in between. Such a tensor is not read
+// again: its input is noted with the summary that its output has.
+
+struct Handed {  // what a module of a sequence has just returned in this thread; it refers to nothing
+    const Modules *by;
+    const PyObject *tensor, *module, *sequence;  // the last: the state of the sequence
+    i64 version, slot, table;
+};
+thread_local Handed handed{};
+
+i64 version_of(PyObject *tensor) { return integer(tensor, VERSION); }  // -2 where torch does not count
+
+bool is_ours(Modules *self, PyObject *type) {  // whether calls of a class's modules come to us, and to nobody before us
+    PyObject *entry = attribute(self->held[PROBE], ENTRY), *call = entry ? attribute(type, CALL) : nullptr;
+    const bool same = entry && entry != Py_None && entry == call;
+    for (PyObject *one : {entry, call})
+        if (one) Py_DecRef(one);
+    return same;
+}
+
+// The modules of a module that called, if it is a sequence that runs torch's own code: a reference of ours, or null.
+PyObject *sequence_of(Modules *self, PyObject *state) {
+    if (!attribute_is(state, PLAIN, self->held[SEQUENTIAL]) || self->held[SEQUENTIAL_FORWARD] == Py_None) return nullptr;
+    if (!attribute_is(self->held[SEQUENTIAL], PER_CALL, self->held[SEQUENTIAL_FORWARD]) ||
+        !attribute_is(self->held[SEQUENTIAL], ITER, self->held[SEQUENTIAL_ITER]))
+        return nullptr;
+    PyObject *reference = attribute(state, REFERENCE), *module = reference ? PyWeakref_GetObject(reference) : nullptr;
+    PyObject *own = nullptr, *modules = nullptr;
+    if (module && (PyObject *)Py_TYPE(module) == self->held[SEQUENTIAL]) own = PyObject_GenericGetDict(module, nullptr);
+    if (own && PyDict_Check(own) && !PyDict_GetItemWithError(own, PER_CALL.get()))
+        modules = PyDict_GetItemWithError(own, MODULES.get());
+    if (modules && (PyObject *)Py_TYPE(modules) == (PyObject *)&PyDict_Type) Py_NewRef(modules);
+    else modules = nullptr;
+    for (PyObject *one : {own, reference})
+        if (one) Py_DecRef(one);
+    PyErr_Clear();
+    return modules;
+}
+
+// Whether one module is in a dictionary once, and another comes next.
+bool is_next(PyObject *modules, const PyObject *one, const PyObject *other) {
+    Py_ssize_t at = 0;
+    PyObject *key, *value;
+    bool seen = false, before = false, found = false;
+    while (PyDict_Next(modules, &at, &key, &value)) {
+        if (before) found = value == other;
+        before = value == one;
+        if (before && seen) return false;
+        seen |= before;
+    }
+    return found;
+}
+
+// Remembers what a module returns to the one that called it.
+void hand_on(Modules *self, PyObject *module, PyObject *calls, PyObject *tensor, i64 slot) {
+    const Py_ssize_t depth = PyList_Size(calls);
+    PyObject *state = depth > 0 && slot >= 0 ? PyList_GetItem(calls, depth - 1) : nullptr;
+    if (!state || !attribute_is(state, PLAIN, self->held[SEQUENTIAL]) || !is_ours(self, (PyObject *)Py_TYPE(module))) return;
+    handed = {self, tensor, module, state, version_of(tensor), slot, table_of(self->held[INTAKE])};
+}
+
+// Whether what goes into a module is what the one before it in its sequence returned.
+bool is_handed(Modules *self, const Handed &last, PyObject *module, PyObject *calls, PyObject *tensor) {
+    if (last.by != self || last.tensor != tensor || last.version < 0 || version_of(tensor) != last.version) return false;
+    PyObject *state = PyList_GetItem(calls, PyList_Size(calls) - 1);
+    if (state != last.sequence || !is_ours(self, (PyObject *)Py_TYPE(module))) return false;
+    PyObject *modules = sequence_of(self, state);
+    const bool next = modules && is_next(modules, last.module, module);
+    if (modules) Py_DecRef(modules);
+    return next;
+}
+
+// ---- a call
 
 // Whether nothing but the recorder would notice what we ask tensors, and nothing has been drawn since it last looked.
 bool is_quiet(Modules *self) {
@@ -103,12 +180,17 @@ bool counted(Modules *self, const Call &call) {
     return done;
 }
 
-// Records a tensor and has its gradient watched; false with an exception, which is the script's.
-bool record(Modules *self, PyObject *value, PyObject *sites) {
+// Records a tensor, which `known` has where a sequence hands it on, and has its gradient watched: its slot, -1 where it was
+// not recorded, or -2 with an exception, which is the script's.
+i64 record(Modules *self, PyObject *value, PyObject *sites, const Handed *known = nullptr) {
     PyObject *site = PyTuple_GetItem(sites, 0), *gradient = PyTuple_GetItem(sites, 1);
-    if (!site || !gradient) return PyErr_Clear(), true;
+    if (!site || !gradient) return PyErr_Clear(), -1;
+    i64 slot = -1;
     PyObject *none = PyLong_FromLong(-1), *left_site = none, *left_gradient = none;
-    if (PyLong_AsLongLong(site) >= 0 && record_at(self->held[INTAKE], &site, 1, value) < 0) left_site = site;
+    if (PyLong_AsLongLong(site) >= 0) {
+        if (known && note_again(self->held[INTAKE], site, known->slot, known->table)) slot = known->slot;
+        else if ((slot = record_at(self->held[INTAKE], &site, 1, value)) < 0) left_site = site;
+    }
     PyErr_Clear();
     if (PyLong_AsLongLong(gradient) >= 0 && attribute_is(value, NEEDS, Py_True)) {
         PyObject *enabled = PyObject_CallNoArgs(self->held[GRAD_MODE]);
@@ -122,8 +204,10 @@ bool record(Modules *self, PyObject *value, PyObject *sites) {
                          ? Py_NewRef(Py_None)
                          : PyObject_CallFunctionObjArgs(self->held[BY_HAND], value, left_site, left_gradient, nullptr);
     if (none) Py_DecRef(none);
-    if (done) Py_DecRef(done);
-    return done;
+    if (!done) return -2;
+    if (PyLong_Check(done)) slot = PyLong_AsLongLong(done);
+    Py_DecRef(done);
+    return slot;
 }
 
 // Records what has come out; the result, a reference that is taken, or null with an exception, which is the script's.
@@ -140,7 +224,11 @@ PyObject *leave(Modules *self, const Call &call, PyObject *result) {
     if (plain && attribute_is(self->held[PROBE], OUTPUTS_ON, Py_True) && attribute_is(call.state, WATCHED, Py_True)) {
         PyObject *sites = sites_of(call), *pair = sites ? attribute(sites, OUTPUT) : nullptr;
         plain = pair && PyTuple_Check(pair);
-        if (plain) done = record(self, result, pair);
+        if (plain) {
+            const i64 slot = record(self, result, pair);
+            done = slot != -2;
+            if (done) hand_on(self, call.module, call.calls, result, slot);
+        }
         if (pair) Py_DecRef(pair);
     }
     if (!plain) {
@@ -171,10 +259,10 @@ PyObject *run(Modules *self, const Call &call, PyObject *keywords) {
     return result;
 }
 
-PyObject *plain_call(Modules *self, const Call &call, PyObject *keywords, PyObject *inputs) {
+PyObject *plain_call(Modules *self, const Call &call, PyObject *keywords, PyObject *inputs, const Handed &last) {
     for (Py_ssize_t i = 0; inputs && i < PyTuple_Size(call.arguments); i++) {
-        PyObject *pair = Py_NewRef(PyList_GetItem(inputs, i));
-        bool done = record(self, PyTuple_GetItem(call.arguments, i), pair);
+        PyObject *pair = Py_NewRef(PyList_GetItem(inputs, i)), *value = PyTuple_GetItem(call.arguments, i);
+        const bool done = record(self, value, pair, is_handed(self, last, call.module, call.calls, value) ? &last : nullptr) != -2;
         Py_DecRef(pair);
         if (!done) return nullptr;
         if (!attribute_is(self->held[GUARDED], ON, Py_True)) break;
@@ -187,12 +275,14 @@ PyObject *called(PyObject *object, PyObject *const *arguments, Py_ssize_t given)
     Modules *self = (Modules *)object;
     if (given != 3 || !PyTuple_Check(arguments[1]) || !PyDict_Check(arguments[2]))
         return PyErr_Format(PyExc_TypeError, "a module, a tuple and a dictionary wanted");
+    const Handed last = handed;
+    handed = {};
     Call call{arguments[0], arguments[1], nullptr, nullptr, 0};
     bool plain = !PyDict_Size(arguments[2]) && is_plain(self, call), known = false;
     PyObject *inputs = plain ? input_sites(self, call, PyTuple_Size(call.arguments), known) : nullptr;
     plain = plain && known && counted(self, call);
     PyErr_Clear();
-    PyObject *result = plain ? plain_call(self, call, arguments[2], inputs)
+    PyObject *result = plain ? plain_call(self, call, arguments[2], inputs, last)
                              : PyObject_CallFunctionObjArgs(self->held[CALLED], self->held[ORIGINAL], arguments[0],
                                                             arguments[1], arguments[2], nullptr);
     for (PyObject *one : {inputs, call.calls, call.state})

@@ -71,6 +71,8 @@ class ModuleProbe:
         self.nested = NestedClasses()
         self._patches = Patches()
         self._registration: RemovableHandle | None = None
+        self.entry: Callable[..., Any] | None = None
+        """What stands in for `nn.Module.__call__`."""
 
     def listen(self, listener: Callable[[ModuleState, Kind, str, torch.Tensor], None]) -> None:
         """Tell of every tensor that goes into or comes out of a module, recorded or not."""
@@ -94,6 +96,7 @@ class ModuleProbe:
                 return original(self, *args, **kwargs)
             return called(self, args, kwargs)
 
+        self.entry = __call__
         self._patches.replace(nn.Module, "__call__", __call__)
         self._registration = nn.modules.module.register_module_module_registration_hook(self._registered)
         self._guarded.on = True
@@ -128,6 +131,8 @@ class ModuleProbe:
             private_api.functions_watched,
             torch.is_grad_enabled,
             private_api.MODULE_WRAPPED_CALL,
+            nn.Sequential,
+            *_sequence_code(),
             intake,
             gradients,
         )
@@ -214,10 +219,15 @@ class ModuleProbe:
                 with private_api.no_torch_function():
                     self._leave(module, state, call, result)
 
-    def _by_hand(self, value: torch.Tensor, site: int, gradient: int) -> None:
-        """Record a tensor that the extension leaves to us: too large for it, or met before, or of a new shape."""
+    def _by_hand(self, value: torch.Tensor, site: int, gradient: int) -> int | None:
+        """Record a tensor that the extension leaves to us: too large for it, or met before, or of a new shape.
+
+        Returns:
+            the slot of its summary; None where only its gradient is to be watched, or something failed.
+        """
         with self._guarded:
-            self._plain_tensor(value, site, gradient)
+            return self._plain_tensor(value, site, gradient)
+        return None
 
     def _plain_state(
         self, calls: list[ModuleState | None], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -284,11 +294,11 @@ class ModuleProbe:
             -1 if gradient is None else self._context.site(state, Phase.BACKWARD, gradient, path, call),
         )
 
-    def _plain_tensor(self, value: torch.Tensor, site: int, gradient: int) -> None:
-        if site >= 0:
-            self._recorder.tensor(site, value)
+    def _plain_tensor(self, value: torch.Tensor, site: int, gradient: int) -> int | None:
+        slot = self._recorder.tensor(site, value) if site >= 0 else None
         if gradient >= 0 and value.requires_grad and torch.is_grad_enabled():
             self._gradients.watch(value, gradient)
+        return slot
 
     def _registered(self, parent: nn.Module, name: str, child: nn.Module | None) -> None:
         with self._guarded:
@@ -440,6 +450,14 @@ class ModuleProbe:
             if wrapped(child) is None:
                 site = self._context.site(inner, self._stack.phase, Kind.OUTPUT)
                 self._recorder.missing(site, f"inside {_how(module)} {state.fqn}")
+
+
+def _sequence_code() -> tuple[object, object]:
+    """Torch's own functions by which a sequence runs its modules; None for each where the script has put in others."""
+    functions = (nn.Sequential.forward, nn.Sequential.__iter__)
+    home = nn.modules.container.__file__
+    theirs = all(getattr(own, "__code__", None) and own.__code__.co_filename == home for own in functions)
+    return functions if theirs else (None, None)
 
 
 def _position(number: int) -> str:

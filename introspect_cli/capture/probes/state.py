@@ -230,8 +230,12 @@ class Written:
 
     def recorded(self, tensors: list[torch.Tensor]) -> None:
         """Remember tensors that have just been recorded."""
-        marks = self._summarizer.stands(tensors)
-        self._marks.update((id(tensor), mark) for tensor, mark in zip(tensors, marks, strict=True) if mark is not None)
+        marks, held = self._summarizer.stands(tensors), self._marks
+        held.update(zip(map(id, tensors), marks, strict=True))
+        if None in marks:
+            for tensor, mark in zip(tensors, marks, strict=True):
+                if mark is None:
+                    held.pop(id(tensor), None)
 
     def since(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         """Those of the tensors that were recorded and have been written to since, or never were recorded."""

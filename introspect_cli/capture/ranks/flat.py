@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from introspect_cli.capture.inside import modules_in
+from introspect_cli.capture.inside import instances_in
 from introspect_cli.records import Part
 from introspect_cli.tensors.places import Placed
 
@@ -73,8 +73,8 @@ class FlatParts:
     def _look(self) -> None:
         wrapper = sys.modules[_HOME].FullyShardedDataParallel
         for root in self._names.roots():
-            for module in modules_in(root):
-                handle = getattr(module, "_handle", None) if isinstance(module, wrapper) else None
+            for module in instances_in(root, wrapper):
+                handle = getattr(module, "_handle", None)
                 flat = getattr(handle, "flat_param", None)
                 pieces = getattr(flat, "_shard_param_infos", None)
                 if flat is None or pieces is None or getattr(handle, "world_size", 1) == 1:
