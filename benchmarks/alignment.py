@@ -44,7 +44,7 @@ def made(sites: int, renamed: str) -> Any:
         checksum=np.random.default_rng(1).integers(1, 2**63, count).astype(np.uint64),
         floats={"min": np.zeros(count), "max": np.ones(count)},
     )
-    return SimpleNamespace(entries={"step": np.array([0])}, sites=table, modules=[], read=lambda _: batch)
+    return SimpleNamespace(entries={"step": np.array([0])}, sites=table, modules=[], layouts=[], read=lambda _: batch)
 
 
 def timed(sites: int) -> tuple[Correspondence, float]:

@@ -84,6 +84,8 @@ def compare_runs(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run] = ()
 def _by_flow(answer: DiffResult, runs: tuple[Run, Run], options: DiffOptions, outcome: RankOutcome) -> DiffResult:
     """The answer for two implementations that share hardly a name: where the flow of values stops agreeing."""
     a, b = (run.rank(outcome.rank) for run in runs)
+    if answer.first is None and outcome.found is not None and outcome.found.names:
+        return answer  # what has other names was found, and compared
     listed = any(lists(run.manifest) for run in runs)
     if not len(outcome.paired) or not are_ports(a, b, answer.first, listed=listed):
         return answer
@@ -126,7 +128,9 @@ def _rank(
     alike = Correspondence()
     if _last_chain(one) != _last_chain(two):
         if options.by_value and not (isinstance(one, WholeReader) or isinstance(two, WholeReader)):
-            alike = correspond(one, two, renamer(options.rename, {}))
+            shift = options.offset if options.offset is not None else named_apart(one.labels, two.labels) or 0
+            close = max(CLOSE, options.rtol or 0.0)
+            alike = correspond(one, two, renamer(options.rename, {}), offset=shift, close=close)
         looks = moved_modules(one, two, options.rename)
         moved = {old: new for old, new in looks.items() if not old.startswith(alike.settled)}
         for old, new in moved.items():

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.compare.join.by_value import ambiguous, base_of
 from introspect_cli.compare.join.merged import merges_of
+from introspect_cli.compare.join.roots import ambiguous, base_of
 from introspect_cli.compare.reasons.facts import owner_of, with_ancestors
 from introspect_cli.compare.reasons.words import often, what
 from introspect_cli.compare.result import StructureChange
@@ -149,8 +149,13 @@ def _renames(found: Correspondence | None) -> list[StructureChange]:
     for pattern, members in groups.items():
         old, new = pattern if len(members) > 1 else members[0]
         votes = sum(found.votes.get(name, 0) for name, _ in members)
-        step = f" in step {found.step}" if found.step is not None else ""
-        evidence = f"{count(votes, 'value')} under the two names {'is' if votes == 1 else 'are'} equal{step}"
+        steps = sorted(frozenset.intersection(*(found.steps.get(name, frozenset()) for name, _ in members)))
+        listed = " and ".join(", ".join(map(str, steps)).rsplit(", ", 1))
+        how = f"{'differs' if votes == 1 else 'differ'} by at most {found.close:g}, relative"
+        if not any(name in found.near for name, _ in members):
+            how = f"{'is' if votes == 1 else 'are'} equal"
+        step = f" in step{'s' * (len(steps) > 1)} {listed}" if steps else ""
+        evidence = f"{count(votes, 'value')} under the two names {how}{step}"
         text = f"{_glossed(old, found.variables[0])} is {_glossed(new, found.variables[1])} in b"
         told.append(StructureChange("renamed", old, new, text, evidence=evidence if votes else ""))
     return told

@@ -28,7 +28,7 @@ from introspect_cli.compare.join.live_in import Carried, is_gap, kept, redundant
 from introspect_cli.compare.join.noise import NoiseFloor, keep_rows, relative_rows, within_tolerance
 from introspect_cli.compare.join.rows import Items, StepPair, in_order, match
 from introspect_cli.compare.join.sites import KINDS, PHASES, align, columns, evaluating, phase_code, selected
-from introspect_cli.compare.join.steps import Paired, differing, pair_steps
+from introspect_cli.compare.join.steps import Paired, differing, known_tails, pair_steps
 from introspect_cli.compare.join.wholes import Gathered
 from introspect_cli.compare.outcome import RankOutcome
 from introspect_cli.compare.reasons.base import judge
@@ -392,7 +392,9 @@ def compare_rank(
         ends: the last step of a and of b that counts; None for all there are.
     """
     wanted = options.wants_step if options.steps else None
-    paired = pair_steps(sides.a, sides.b, offset, wanted, ends)
+    told = [manifest.get("options") for manifest in (sides.manifest_a, sides.manifest_b)]
+    one, two = (own if isinstance(own, dict) else {} for own in told)
+    paired = known_tails(pair_steps(sides.a, sides.b, offset, wanted, ends), (one, two), offset)
     outcome = RankOutcome(sides.rank, paired, offset)
     if isinstance(sides.a, WholeReader) or isinstance(sides.b, WholeReader):
         outcome.gathered = Gathered()

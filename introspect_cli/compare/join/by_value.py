@@ -1,45 +1,41 @@
 """The same modules and parameters under other names, recognised by what they hold.
 
 A refactoring renames, wraps, moves and inserts; none of it changes a number, and a checksum does not know a name. Names
-are matched first. What is left is matched by equal checksums of parameters, inputs, outputs and gradients in the first
-step that both runs have. A match of one tensor is taken for its module, and for as much of the tree above it as
-nothing contradicts, so that a rename that is found once holds everywhere below and in all steps.
+are matched first. What is left is matched by equal checksums of parameters, inputs, outputs and gradients, then by
+sketches that are as near as rounding leaves them (`near.py`). A match of one tensor is taken for its module, and for as
+much of the tree above it as nothing contradicts, so that a rename that is found once holds everywhere below and in all
+steps.
 
-Zeros, ones and other constants are equal everywhere, so they prove nothing. Nor do values that several unmatched
-modules share, unless the rest of these modules tells them apart.
+The first step that both runs have is looked at, a later one and the last: what was equal by chance, or is a copy that
+training has not parted yet, is told apart there. Values that several unmatched modules share prove nothing, unless the
+rest of these modules tells them apart.
 """
 
 from __future__ import annotations
 
-import re
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from introspect_cli.compare.join.flow import CLOSE
+from introspect_cli.compare.join.holdings import Side, below, heads
 from introspect_cli.compare.join.moved import child_counts
+from introspect_cli.compare.join.near import near_pairs
 from introspect_cli.compare.join.renames import renamer
-from introspect_cli.compare.join.sites import Columns, columns, kind_code, phase_code
-from introspect_cli.records import Kind, Phase, Status
+from introspect_cli.compare.join.roots import matched_roots, variables_of
+from introspect_cli.compare.join.sites import columns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Set as AbstractSet
 
-    from introspect_cli.compare.join.sites import Mask
-    from introspect_cli.store.batch import StepBatch
+    from introspect_cli.compare.join.holdings import Feature, Features
+    from introspect_cli.compare.join.roots import Variables
     from introspect_cli.store.rank_reader import RankReader
 
-TENSORS = (Kind.PARAM, Kind.BUFFER)
-MODULES = (Kind.INPUT, Kind.OUTPUT, Kind.GRAD_INPUT, Kind.GRAD_OUTPUT)
-NAMED = (*TENSORS, Kind.GRAD, *MODULES)
-"""Kinds whose FQN names a module, or a tensor of one."""
-
-_NUMBERED = re.compile(r"#\d+$")
 _AMBIGUOUS = 8  # more modules with one value than this, and nobody can say which is which
-
-Feature = tuple[int, ...]
-Features = dict[str, set[Feature]]
 
 
 @dataclass(frozen=True)
@@ -49,90 +45,60 @@ class Correspondence:
     Attributes:
         names: FQN prefix in a to FQN prefix in b; the longest prefix wins.
         votes: for each of them, how many tensors and modules have equal values under the two names.
-        step: the step whose values were compared; None where nothing was.
+        near: those whose values are not equal and differ by no more than `close`.
+        close: the relative L2 distance that is taken for rounding.
+        steps: for each of them, the steps in which its values are equal, or near.
         settled: parents of numbered children, with their dot, of which values told where some are.
         variables: of a and of b, what the script calls each root.
     """
 
     names: dict[str, str] = field(default_factory=dict)
     votes: dict[str, int] = field(default_factory=dict)
-    step: int | None = None
+    near: frozenset[str] = frozenset()
+    close: float = CLOSE
+    steps: dict[str, frozenset[int]] = field(default_factory=dict)
     settled: tuple[str, ...] = ()
-    variables: tuple[Mapping[str, str], Mapping[str, str]] = field(default_factory=lambda: ({}, {}))
+    variables: Variables = field(default_factory=lambda: ({}, {}))
 
 
-class Side:
-    """One run's records of a step, as far as they name modules and tensors and their values can prove anything."""
-
-    def __init__(self, sites: Columns, batch: StepBatch) -> None:
-        """Take a run's sites, as they are compared, and the records of the step."""
-        self.sites, self.batch = sites, batch
-        self.number = np.asarray(batch.site).astype(np.int64)
-        named = np.isin(sites.kind, [kind_code(kind) for kind in NAMED])
-        named &= ~np.isin(sites.phase, [phase_code(phase) for phase in (Phase.EVAL, Phase.RECOMPUTE)])
-        self.names = {sites.fqn[number] for number in np.flatnonzero(named).tolist()}
-        self.rows = np.flatnonzero(named[self.number] & telling(batch))
-
-    def features(self, wanted: Callable[[str], bool]) -> Features:
-        """What each name that is wanted holds: (kind, phase, call, checksum) of its telling records."""
-        sites, found = self.sites, defaultdict[str, set[Feature]](set)
-        chosen = {name for name in self.names if wanted(name)}
-        kept = np.fromiter((name in chosen for name in sites.fqn), np.bool_, len(sites.fqn))
-        rows = self.rows[kept[self.number[self.rows]]]
-        numbers = self.number[rows]
-        columns_of = (sites.kind, sites.phase, sites.call)
-        details = zip(*(own[numbers].tolist() for own in columns_of), strict=True)
-        sums = np.asarray(self.batch.checksum)[rows].tolist()
-        for number, detail, checksum in zip(numbers.tolist(), details, sums, strict=True):
-            found[sites.fqn[number]].add((*detail, checksum))
-        return dict(found)
-
-
-def telling(batch: StepBatch) -> Mask:
-    """Rows whose value can prove anything: seen, and not the same number all over, as far as statistics tell."""
-    mask: Mask = np.asarray(batch.status) == int(Status.OBSERVED)
-    low, high = batch.floats.get("min"), batch.floats.get("max")
-    if low is not None and high is not None:
-        low, high = np.asarray(low), np.asarray(high)
-        with np.errstate(invalid="ignore"):
-            mask &= ~(low == high)
-    return mask
-
-
-def correspond(a: RankReader, b: RankReader, rename: Callable[[str], str] | None) -> Correspondence:
-    """Which names of a are other names of b, by the first step that both have.
+def correspond(
+    a: RankReader, b: RankReader, rename: Callable[[str], str] | None, *, offset: int = 0, close: float = CLOSE
+) -> Correspondence:
+    """Which names of a are other names of b, by the steps that both have.
 
     Args:
         a: run a's rank.
         b: run b's.
         rename: what a's names are changed by already.
+        offset: step k of b belongs to step k + offset of a.
+        close: the relative L2 distance that is taken for rounding.
     """
-    steps = np.asarray(a.entries["step"])
-    shared = steps[np.isin(steps, b.entries["step"])]
+    own = np.asarray(a.entries["step"])
+    shared = own[np.isin(own - offset, b.entries["step"])]
     if not len(shared):
         return Correspondence()
-    step = int(shared[0])
+    chosen = sorted({int(shared[place]) for place in {0, min(1, len(shared) - 1), len(shared) - 1}})
     one, two = columns(a.sites, rename), columns(b.sites)
-    sides = Side(one, a.read(step)), Side(two, b.read(step))
+    sides = Side(one, a, chosen), Side(two, b, [step - offset for step in chosen])
     variables = variables_of(a, rename), variables_of(b, None)
-    roots = _roots(sides, variables)
+    roots = matched_roots(sides, variables)
     if roots:
-        sides = Side(columns(a.sites, _after(rename, roots, one.fqn)), sides[0].batch), sides[1]
-    found = _Search(*sides).run()
+        one = columns(a.sites, _after(rename, roots, one.fqn))
+        sides = sides[0].renamed(one), sides[1]
+    found = _Search(*sides, close).run()
     back = {new: old for old, new in roots.items()}
-    names = dict(roots)
-    for old, new in found.names.items():
-        head, dot, rest = old.partition(".")
-        names[back.get(head, head) + dot + rest] = new
+
+    def at_first(name: str) -> str:
+        head, dot, rest = name.partition(".")
+        return back.get(head, head) + dot + rest
+
+    names = roots | {at_first(old): new for old, new in found.names.items()}
     names = {old: new for old, new in names.items() if old != new}
-    names |= _evicted(one.fqn, names)
+    names |= _evicted(columns(a.sites, rename).fqn if roots else one.fqn, names)
     votes = {old: found.votes.get(old, 0) for old in names}
-    return Correspondence(names, votes, step if names else None, found.settled, variables)
-
-
-def variables_of(reader: RankReader, rename: Callable[[str], str] | None) -> dict[str, str]:
-    """What the script calls each root, by the root's name as it is compared."""
-    return {rename(own.fqn) if rename else own.fqn: own.variable for own in reader.modules if own.variable}
+    near = frozenset(map(at_first, found.near))
+    steps = {at_first(old): frozenset(chosen[place] for place in places) for old, places in found.steps.items()}
+    return Correspondence(names, votes, near, close, steps, found.settled, variables)
 
 
 def _after(rename: Callable[[str], str] | None, roots: Mapping[str, str], names: Iterable[str]) -> Callable[[str], str]:
@@ -148,79 +114,27 @@ def _evicted(names: Iterable[str], moved: Mapping[str, str]) -> dict[str, str]:
         return {}
     every = set(names)
     taken = {new for old, new in moved.items() if new in every and new not in moved}
-    goes = {name: new for name in every if (new := change(name)) != name}
-    arrived = set(goes.values())
+    goes = {name: new for name in below(every, moved) if (new := change(name)) != name}
     every -= goes.keys()
-    clash = {name for name in every if name in arrived} | {name for name in taken if name in every}
-    return {name: f"{name}(a)" for name in clash if not any(name.startswith(f"{other}.") for other in clash)}
-
-
-# --- roots, whose names are their class and the order in which they came
-
-
-def base_of(root: str) -> str:
-    """The class that a root is named by: `Net` of `Net#2`."""
-    return _NUMBERED.sub("", root)
-
-
-def ambiguous(*runs: Iterable[str]) -> set[str]:
-    """Classes of which a run has more than one root, so that the class says nothing of which is which."""
-    counts = [Counter(map(base_of, roots)) for roots in runs]
-    return {base for own in counts for base, number in own.items() if number > 1}
-
-
-def _roots(sides: tuple[Side, Side], variables: tuple[Mapping[str, str], Mapping[str, str]]) -> dict[str, str]:
-    """Roots of a that hold what another root of the same class holds in b; else those that one variable holds."""
-    own = [{name.partition(".")[0] for name in side.names} for side in sides]
-    doubtful = ambiguous(*own)
-    if not doubtful:
-        return {}
-    held = [_of_roots(side, doubtful) for side in sides]
-    called = [{root: _last(name) for root, name in names.items()} for names in variables]
-    unique = [{name for name, times in Counter(names.values()).items() if times == 1} for names in called]
-    scores = []
-    for one, features in held[0].items():
-        for two, others in held[1].items():
-            if base_of(one) != base_of(two):
-                continue
-            score, name = len(features & others), called[0].get(one)
-            alike = name is not None and name == called[1].get(two) and name in unique[0] & unique[1]
-            if score or alike:
-                scores.append((-score, not alike, one != two, one, two))
-    found: dict[str, str] = {}
-    for *_, one, two in sorted(scores):
-        if one not in found and two not in found.values():
-            found[one] = two
-    return {old: new for old, new in found.items() if old != new}
-
-
-def _last(variable: str) -> str:
-    """What is left of a variable without the object that it is an attribute of."""
-    return variable.rpartition(".")[2]
-
-
-def _of_roots(side: Side, bases: set[str]) -> dict[str, set[tuple[str, Feature]]]:
-    found: dict[str, set[tuple[str, Feature]]] = defaultdict(set)
-    for name, features in side.features(lambda name: base_of(name.partition(".")[0]) in bases).items():
-        root, _, rest = name.partition(".")
-        found[root] |= {(rest, feature) for feature in features}
-    return found
-
-
-# --- everything below
+    clash = (every & set(goes.values())) | (every & taken)
+    return {name: f"{name}(a)" for name in clash if not any(head in clash for head in _heads_of(name)[:-1])}
 
 
 class _Search:
     """Names that one run only has, or that are numbers of a sequence with another length, put together by value."""
 
-    def __init__(self, a: Side, b: Side) -> None:
+    def __init__(self, a: Side, b: Side, close: float) -> None:
         """Take both sides, their roots matched already."""
-        self.a, self.b = a, b
-        self.shifted = _shifted(a.names, b.names)
-        self.open_a = {name for name in a.names if name not in b.names or self._is_shifted(name)}
-        self.open_b = {name for name in b.names if name not in a.names or self._is_shifted(name)}
+        self.a, self.b, self.close = a, b, close
+        self.shifted = _shifted(a, b)
+        self.open_a, self.open_b = a.names - b.names, b.names - a.names
+        if self.shifted:
+            self.open_a |= {name for name in a.names if self._is_shifted(name)}
+            self.open_b |= {name for name in b.names if self._is_shifted(name)}
         self.names: dict[str, str] = {}
         self.votes: dict[str, int] = {}
+        self.near: set[str] = set()
+        self.places: dict[str, frozenset[int]] = {}
 
     def _is_shifted(self, name: str) -> bool:
         while self.shifted and name:
@@ -231,59 +145,85 @@ class _Search:
         return False
 
     def run(self) -> Correspondence:
-        """Match tensors, then the tree above them, then modules without tensors."""
+        """Match tensors, then the tree above them, then modules without tensors; each exactly first, then nearly."""
         if not self.open_a or not self.open_b:
             return Correspondence()
-        features_a = self.a.features(self.open_a.__contains__)
-        features_b = self.b.features(self.open_b.__contains__)
-        tensors = (_tensor_names(self.a), _tensor_names(self.b))
+        held = self.a.features(self.open_a), self.b.features(self.open_b)
         own = [
-            {name: held for name, held in features.items() if name in names}
-            for features, names in zip((features_a, features_b), tensors, strict=True)
+            {name: features for name, features in side.items() if name in tensors}
+            for side, tensors in zip(held, (self.a.tensors, self.b.tensors), strict=True)
         ]
-        pairs = paired(own[0], own[1])
+        equal = paired(own[0], own[1])
+        pairs = self._not_by_chance(equal, own[0], own[1])
+        left = own[0].keys() - equal.keys(), own[1].keys() - set(equal.values())
+        alike = near_pairs((self.a, self.b), left, self.close, _best)
         settled = tuple(own for own in self.shifted if any(name.startswith(own) for name in pairs))
-        self._lift(pairs, tensors[0])
-        owners = [names | {name.rpartition(".")[0] for name in names} for names in tensors]
+        places = {old: frozenset(feature[0] for feature in own[0][old] & own[1][new]) for old, new in pairs.items()}
+        near = {old: own for (old, _), own in alike.items()}
+        self._lift(pairs | dict(alike.keys()), places | near, near.keys())
+        self._without_tensors(*held)
+        self._confirm()
+        return Correspondence(self.names, self.votes, frozenset(self.near), steps=self.places, settled=settled)
+
+    def _without_tensors(self, held_a: Features, held_b: Features) -> None:
+        """Match modules without tensors of their own, by inputs and outputs."""
+        owners = [names | {name.rpartition(".")[0] for name in names} for names in (self.a.tensors, self.b.tensors)]
         change = renamer((), self.names) or str
-        reached = {change(name) for name in self.a.names}
+        back = renamer((), {new: old for old, new in self.names.items()}) or str
         done = owners[0] | self.names.keys()
         rest_a = {
             name: held
-            for name, held in features_a.items()
+            for name, held in held_a.items()
             if name not in done and (change(name) not in self.b.names or self._is_shifted(name))
         }
+
+        def reached(name: str) -> bool:
+            return any(own in self.a.names and change(own) == name for own in (name, back(name)))
+
         rest_b = {
             name: held
-            for name, held in features_b.items()
-            if name not in owners[1] and (name not in reached or self._is_shifted(name))
+            for name, held in held_b.items()
+            if name not in owners[1] and (not reached(name) or self._is_shifted(name))
         }
-        for old, new in _modules(rest_a, rest_b, change, self._classes()).items():
+        classes, few = self._classes(), 1 / self.a.steps
+
+        def choose(shared: Mapping[tuple[str, str], int]) -> dict[str, str]:
+            return _modules(shared, change, classes, few)
+
+        for old, new in choose(_shared(rest_a, rest_b)).items():
             if change(old) != new:
-                self.names[old], self.votes[old] = new, len(rest_a[old] & rest_b[new])
-        self._confirm()
-        return Correspondence(self.names, self.votes, settled=settled)
+                own = Counter(feature[0] for feature in rest_a[old] & rest_b[new])
+                self.names[old], self.votes[old] = new, max(own.values())
+                self.places[old] = frozenset(place for place, votes in own.items() if votes == self.votes[old])
+        left = rest_a.keys() - self.names.keys(), rest_b.keys() - set(self.names.values())
+        for (old, new), places in near_pairs((self.a, self.b), left, self.close, choose).items():
+            if change(old) != new:
+                self.names[old], self.votes[old], self.places[old] = new, 1, places
+                self.near.add(old)
+
+    def _not_by_chance(self, pairs: dict[str, str], one: Features, two: Features) -> dict[str, str]:
+        """Pairs without those that differ wholly in a later step in which all that has kept its name agrees."""
+        doubted = {(old, new): places for old, new in pairs.items() if (places := _places_apart(one[old], two[new]))}
+        if not doubted:
+            return pairs
+        kept = self.a.tensors & self.b.tensors - self.open_a
+        agree = _places_alike(self.a.features(kept), self.b.features(kept))
+        chance = {old for (old, _), places in doubted.items() if places & agree}
+        return {old: new for old, new in pairs.items() if old not in chance}
 
     def _classes(self) -> tuple[dict[str, str], dict[str, str]]:
         sides = (self.a.sites, self.open_a), (self.b.sites, self.open_b)
         one, two = (
-            {name: kind for name, kind in zip(sites.fqn, sites.module_class, strict=True) if name in names}
-            for sites, names in sides
+            {sites.fqn[at]: sites.module_class[at] for at in sites.of(names).tolist()} for sites, names in sides
         )
         return one, two
 
-    def _lift(self, pairs: dict[str, str], tensors: set[str]) -> None:
+    def _lift(self, pairs: dict[str, str], places: Mapping[str, frozenset[int]], near: AbstractSet[str]) -> None:
         """Take pairs of tensors up the tree, as far as nothing that has another name, or keeps its own, is below."""
-        kept: set[str] = set()
-        for name in tensors:
-            if name not in self.open_a and name not in pairs:
-                head = name
-                while head and head not in kept:
-                    kept.add(head)
-                    head = head.rpartition(".")[0]
+        kept = heads(self.a.tensors - self.open_a - pairs.keys())
         votes, voters = Counter[tuple[str, str]](), Counter[str]()
         for old, new in pairs.items():
-            voters.update(_heads(old))
+            voters.update(_heads_of(old))
             votes.update(_levels(old, new))
         for old, new in sorted(pairs.items()):
             if old == new:
@@ -294,24 +234,48 @@ class _Search:
                 if one in kept or votes[one, two] != voters[one]:
                     break
                 best = (one, two)
-            if best[0] != best[1] and best[0] not in self.names:
-                self.names[best[0]], self.votes[best[0]] = best[1], votes.get(best, 1)
+            if best[0] != best[1]:
+                self.near |= {best[0]} if old in near else set()
+                self.places[best[0]] = self.places.get(best[0], places[old]) & places[old]
+                if best[0] not in self.names:
+                    self.names[best[0]], self.votes[best[0]] = best[1], votes.get(best, 1)
 
     def _confirm(self) -> None:
         """A name that was only said again by a longer prefix is dropped."""
         for old in sorted(self.names, key=len, reverse=True):
-            above = next((head for head in reversed(_heads(old)[:-1]) if head in self.names), None)
+            above = next((head for head in reversed(_heads_of(old)[:-1]) if head in self.names), None)
             if above is not None and self.names[above] + old[len(above) :] == self.names[old]:
                 del self.names[old]
 
 
-def _tensor_names(side: Side) -> set[str]:
-    codes = [kind_code(kind) for kind in TENSORS]
-    numbers = np.flatnonzero(np.isin(side.sites.kind, codes)).tolist()
-    return {side.sites.fqn[number] for number in numbers}
+def _by_place(features: Iterable[Feature]) -> dict[Feature, set[int]]:
+    """Checksums by where they stand."""
+    found: dict[Feature, set[int]] = defaultdict(set)
+    for *place, checksum in features:
+        found[tuple(place)].add(checksum)
+    return found
 
 
-def _heads(name: str) -> list[str]:
+def _places_apart(one: set[Feature], two: set[Feature]) -> set[int]:
+    """Later steps, by their places, in which nothing that two names hold at one place is equal."""
+    own, others = _by_place(one), _by_place(two)
+    apart: dict[int, bool] = {}
+    for place in own.keys() & others.keys():
+        if place[0]:
+            apart[place[0]] = apart.get(place[0], True) and not own[place] & others[place]
+    return {place for place, wholly in apart.items() if wholly}
+
+
+def _places_alike(one: Features, two: Features) -> set[int]:
+    """Steps, by their places, in which all names hold the same in both."""
+    places = {feature[0] for held in one.values() for feature in held}
+    different = {
+        feature[0] for name in one.keys() | two.keys() for feature in one.get(name, set()) ^ two.get(name, set())
+    }
+    return places - different
+
+
+def _heads_of(name: str) -> list[str]:
     """A name and all prefixes of it."""
     parts = name.split(".")
     return [".".join(parts[: i + 1]) for i in range(len(parts))]
@@ -378,28 +342,47 @@ def _alike(old: str, new: str) -> int:
     return 2 * ends + starts
 
 
-def _modules(
-    one: Features, two: Features, change: Callable[[str], str], classes: tuple[dict[str, str], dict[str, str]]
-) -> dict[str, str]:
-    """Modules without tensors of their own, in the order in which they ran, by their inputs and outputs."""
+def _shared(one: Features, two: Features) -> dict[tuple[str, str], int]:
+    """How many values two names have in common."""
     index: dict[Feature, list[str]] = defaultdict(list)
     for name, held in two.items():
         for feature in held:
             index[feature].append(name)
+    return Counter((old, new) for old, held in one.items() for feature in held for new in index.get(feature, ()))
+
+
+def _modules(
+    shared: Mapping[tuple[str, str], int],
+    change: Callable[[str], str],
+    classes: tuple[dict[str, str], dict[str, str]],
+    weight: float,
+) -> dict[str, str]:
+    """Modules without tensors of their own, by how many inputs and outputs they share, their class and their parent.
+
+    Args:
+        shared: pairs of names, and how many values they share in all steps.
+        change: what is known of other names.
+        classes: of a and of b, the class of a name.
+        weight: of one such value, where sharing a class counts 4 and sharing a parent 2.
+    """
     scores: dict[tuple[str, str], float] = {}
-    for old, held in one.items():
-        near = Counter(name for feature in held for name in index.get(feature, ()))
-        for new, count in near.items():
-            same_class = classes[0].get(old) == classes[1].get(new)
-            same_parent = change(old.rpartition(".")[0]) == new.rpartition(".")[0]
-            if count >= 2 or (same_class and same_parent):
-                scores[old, new] = count + 4 * same_class + 2 * same_parent
+    for (old, new), count in shared.items():
+        same_class = classes[0].get(old) == classes[1].get(new)
+        same_parent = change(old.rpartition(".")[0]) == new.rpartition(".")[0]
+        if count >= 2 or (same_class and same_parent):
+            scores[old, new] = weight * count + 4 * same_class + 2 * same_parent
     return _best(scores)
 
 
-def _shifted(one: set[str], two: set[str]) -> frozenset[str]:
+def _shifted(a: Side, b: Side) -> frozenset[str]:
     """Parents, with their dot, whose numbered children are more in one run than in the other."""
-    counts = child_counts(one), child_counts(two)
+    alone = [
+        {name for name in heads(own - other) - other if name.rpartition(".")[2].isdecimal()}
+        for own, other in ((a.names, b.names), (b.names, a.names))
+    ]
+    if not (alone[0] - b.heads or alone[1] - a.heads):
+        return frozenset()
+    counts = child_counts(a.names), child_counts(b.names)
     return frozenset(
         f"{parent}." for parent in counts[0].keys() & counts[1].keys() if counts[0][parent] != counts[1][parent]
     )

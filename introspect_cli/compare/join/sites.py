@@ -21,6 +21,7 @@ from introspect_cli.selection import selects
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from collections.abc import Set as AbstractSet
 
     from introspect_cli.store.names import SiteTable
 
@@ -58,6 +59,10 @@ class Columns:
     def __len__(self) -> int:
         return len(self.keys)
 
+    def of(self, names: AbstractSet[str]) -> Ids:
+        """The sites that have one of the names."""
+        return np.flatnonzero(np.fromiter(map(names.__contains__, self.fqn), np.bool_, len(self.fqn)))
+
 
 def columns(table: SiteTable, rename: Callable[[str], str] | None = None) -> Columns:
     """The columns of a store's site table, FQNs renamed and keys recomputed where a name changed.
@@ -71,8 +76,10 @@ def columns(table: SiteTable, rename: Callable[[str], str] | None = None) -> Col
     names = table.fqn
     calls = np.asarray(table.call, dtype=np.int64)
     paths = table.path
-    change = rename or strip_wrappers
-    renamed = {name: new for name in set(names) if (new := change(name)) != name}
+    if rename is None:
+        renamed = {name: new for name in set(names) if "._" in name and (new := strip_wrappers(name)) != name}
+    else:
+        renamed = {name: new for name in set(names) if (new := rename(name)) != name}
     if renamed:
         keys = keys.copy()
         fresh = []
@@ -83,12 +90,15 @@ def columns(table: SiteTable, rename: Callable[[str], str] | None = None) -> Col
                 site = Site(Phase(phases[index]), Kind(kinds[index]), new, int(calls[index]), paths[index])
                 keys[index] = site.key()
         names = fresh
-    if not (_KIND_CODE.keys() >= set(kinds) and _PHASE_CODE.keys() >= set(phases)):
-        raise StoreError(f"{table.path_of_file} is damaged: a site has a phase or a kind that is not one")
+    try:
+        phase = np.fromiter(map(_PHASE_CODE.__getitem__, phases), dtype=np.uint8, count=count)
+        kind = np.fromiter(map(_KIND_CODE.__getitem__, kinds), dtype=np.uint8, count=count)
+    except KeyError:
+        raise StoreError(f"{table.path_of_file} is damaged: a site has a phase or a kind that is not one") from None
     return Columns(
         keys=keys,
-        phase=np.fromiter((_PHASE_CODE[text] for text in phases), dtype=np.uint8, count=count),
-        kind=np.fromiter((_KIND_CODE[text] for text in kinds), dtype=np.uint8, count=count),
+        phase=phase,
+        kind=kind,
         fqn=names,
         call=calls,
         path=paths,

@@ -8,14 +8,17 @@ steps are not worth ten thousand objects.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from introspect_cli.errors import UsageError
+from introspect_cli.schedule import Schedule
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from introspect_cli.compare.join.distance import Tensors
     from introspect_cli.compare.join.renames import Rename
@@ -116,6 +119,32 @@ def pair_steps(
         only_b=tuple(only_b.tolist()),
         tail_a=int((only_a > last).sum()),
         tail_b=int((only_b > last).sum()),
+    )
+
+
+def known_tails(paired: Paired, options: tuple[Mapping[str, Any], Mapping[str, Any]], offset: int) -> Paired:
+    """The steps, the tails without what the other run was told not to record: it may have had these steps as well.
+
+    Args:
+        paired: the steps.
+        options: the capture options of a and of b.
+        offset: step k of b belongs to step k + offset of a.
+    """
+
+    def left(tail: int, only: tuple[int, ...], told: Mapping[str, Any], shift: int) -> int:
+        text = told.get("steps")
+        if not tail or not isinstance(text, str):
+            return tail
+        try:
+            wanted = Schedule.parse(text).wants
+        except UsageError:  # a store from elsewhere
+            return tail
+        return sum(wanted(step - shift) for step in only[len(only) - tail :])
+
+    return replace(
+        paired,
+        tail_a=left(paired.tail_a, paired.only_a, options[1], offset),
+        tail_b=left(paired.tail_b, paired.only_b, options[0], 0),
     )
 
 

@@ -1,0 +1,199 @@
+"""Other names, found by values of several steps: copies, chance, rounding, and runs that hold different steps."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from opcapture import captured
+from synthetic import row, write_run
+from torch import nn
+from torch.nn import functional as F
+
+from introspect_cli.compare.diff import compare_runs
+from introspect_cli.compare.join.near import in_one_order
+from introspect_cli.compare.options import DiffOptions
+from introspect_cli.compare.result import Verdict
+from introspect_cli.records import Kind
+from introspect_cli.schedule import Schedule
+from introspect_cli.store.reader import open_run
+
+
+def compared(a, b, **options):
+    with open_run(a) as one, open_run(b) as two:
+        return compare_runs(one, two, DiffOptions(**options))
+
+
+def renames(result):
+    return {(change.a, change.b): change.evidence for change in result.structure if change.change == "renamed"}
+
+
+class Two(nn.Module):
+    """A layer and its copy, which gets no gradient, under names of one's choosing."""
+
+    def __init__(self, learns, follows):
+        super().__init__()
+        layer = nn.Linear(4, 3)
+        names = sorted((learns, follows))  # registered in the order of names
+        for name in names:
+            self.add_module(name, copy.deepcopy(layer))
+        self.names = (learns, follows)
+
+    def forward(self, x):
+        learns, follows = (getattr(self, name) for name in self.names)
+        return learns(x) - 0.9 * follows(x).detach()
+
+
+class Net(nn.Module):
+    """Layers with an activation between them, all under names of one's choosing."""
+
+    def __init__(self, first="inp", act="act", last="head", nudge=0.0):
+        super().__init__()
+        self.names, self.nudge = (first, act, last), nudge
+        self.add_module(first, nn.Linear(4, 8))
+        self.add_module(act, nn.GELU())
+        self.add_module(last, nn.Linear(8, 3))
+
+    def forward(self, x):
+        first, act, last = (getattr(self, name) for name in self.names)
+        return last(act(first(x) * (1 + self.nudge)))
+
+
+def fit(build, *, steps=4, rate=0.05, validate=False):
+    def work():
+        torch.manual_seed(0)
+        net = build()
+        optimizer = torch.optim.SGD(net.parameters(), lr=rate)
+        source = torch.Generator().manual_seed(1)
+        for _ in range(steps):
+            x, y = torch.randn(5, 4, generator=source), torch.randint(3, (5,), generator=source)
+            loss = F.cross_entropy(net(x), y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            if validate:
+                net.eval()
+                with torch.no_grad():
+                    net(x)
+                net.train()
+
+    return work
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run of a model with these names, captured once with these options."""
+    directory = tmp_path_factory.mktemp("runs")
+    known = {}
+
+    def find(*names, steps=4, rate=0.05, validate=False, nudge=0.0, **options):
+        key = repr((names, steps, rate, validate, nudge, sorted(options.items(), key=repr)))
+        if key not in known:
+            work = fit(lambda: Net(*names, nudge=nudge), steps=steps, rate=rate, validate=validate)
+            known[key] = captured(directory / str(len(known)), work, **options)
+        return known[key]
+
+    return find
+
+
+NEW = ("stem", "bend", "out")
+
+
+def test_copies_that_are_equal_at_first_are_told_apart_by_later_steps(tmp_path):
+    """Their outputs are equal in step 0; only from step 1 on does training part them."""
+    lean = {"record": frozenset({Kind.OUTPUT, Kind.LOSS})}
+    a = captured(tmp_path / "a", fit(lambda: Two("online", "target")), **lean)
+    b = captured(tmp_path / "b", fit(lambda: Two("student", "mentor")), **lean)
+    result = compared(a, b)
+    assert set(renames(result)) == {("Two.online", "Two.student"), ("Two.target", "Two.mentor")}
+    assert "in steps 0, 1 and 3" in renames(result)["Two.online", "Two.student"]
+
+
+def test_what_was_equal_by_chance_is_no_rename(tmp_path):
+    """Equal in step 0 and not in step 1, in which all that has kept its name agrees."""
+    rng = np.random.default_rng(0)
+    start, kept = rng.normal(size=(3, 3)), [rng.normal(size=(3, 3)) for _ in range(2)]
+
+    def steps(name, later):
+        return [
+            [
+                row("start", "param", f"Net.{name}.weight", value),
+                row("start", "param", "Net.kept.weight", own),
+                row("loss", "loss", "loss", own.sum()),
+            ]
+            for value, own in zip((start, later), kept, strict=True)
+        ]
+
+    write_run(tmp_path / "a", steps("red", rng.normal(size=(3, 3))))
+    write_run(tmp_path / "b", steps("blue", rng.normal(size=(3, 3))))
+    result = compared(tmp_path / "a", tmp_path / "b")
+    assert {change.change for change in result.structure} == {"only"}
+
+
+def test_a_rename_stands_where_the_numbers_part_later(run):
+    """Nothing agrees in step 1: that says nothing against a name."""
+    result = compared(run(), run(*NEW, rate=0.06))
+    assert result.verdict is Verdict.DIVERGED
+    assert (result.first.site.kind, result.first.reason) == (Kind.PARAM, "optimizer")
+    assert dict(renames(result).keys()) == {
+        "Net.inp": "Net.stem", "Net.act": "Net.bend", "Net.head": "Net.out",
+    }  # fmt: skip
+    assert all(text.endswith("equal in step 0") for text in renames(result).values())
+
+
+@pytest.mark.parametrize("record", [("param",), ("output", "loss"), ("param", "grad"), None])
+@pytest.mark.parametrize("every", ["::", "::2", "1::2"])
+def test_other_names_are_found_in_what_both_runs_hold(run, record, every):
+    """One run holds every step, or those of a schedule; with or without evaluation in between."""
+    kinds = {} if record is None else {"record": frozenset(map(Kind, record))}
+    sampled = {} if every == "::" else {"schedule": Schedule.parse(every)}
+    result = compared(run(**kinds, **sampled), run(*NEW, validate=record is None, **kinds))
+    found = renames(result)
+    if record != ("output", "loss"):
+        assert {("Net.inp", "Net.stem"), ("Net.head", "Net.out")} <= set(found), result.sentence
+    if record is None or "output" in record:
+        assert ("Net.act", "Net.bend") in found
+    assert result.verdict is Verdict.SAME, result.sentence
+
+
+@pytest.mark.parametrize(("rtol", "verdict"), [(0.0, Verdict.DIVERGED), (1e-3, Verdict.SAME)])
+def test_names_of_values_that_differ_by_rounding_are_found_by_sketches(run, rtol, verdict):
+    """Nothing that comes after the first layer is equal, so that no checksum knows the activation."""
+    result = compared(run(), run(*NEW, nudge=1e-6), rtol=rtol, atol=rtol)
+    assert result.verdict is verdict, result.sentence
+    assert "differs by at most" in renames(result)["Net.act", "Net.bend"]
+    assert "equal in steps 0" not in renames(result)["Net.act", "Net.bend"]
+
+
+def test_values_that_are_not_near_are_no_rename(run):
+    result = compared(run(), run("inp", "bend", "head", nudge=0.01))
+    assert ("Net.act", "Net.bend") not in renames(result)
+
+
+def test_a_filter_compares_what_has_another_name(run):
+    result = compared(run(), run(*NEW), modules=("Net.out",))
+    assert result.verdict is Verdict.SAME, result.sentence
+    assert result.counts.records > 0
+
+
+def test_a_resumed_run_is_aligned_with_the_steps_it_repeats(tmp_path):
+    rng = np.random.default_rng(0)
+    values = [rng.normal(size=(3, 3)) for _ in range(6)]
+
+    def steps(name, first):
+        return [[row("start", "param", f"Net.{name}.weight", own), row("loss", "loss", "loss", own.sum())]
+                for own in values[first:]]  # fmt: skip
+
+    write_run(tmp_path / "a", steps("old", 0))
+    write_run(tmp_path / "b", steps("new", 3))
+    result = compared(tmp_path / "a", tmp_path / "b", offset=3)
+    assert ("Net.old", "Net.new") in renames(result), result.sentence
+
+
+def test_what_is_near_has_to_come_in_one_order():
+    first = {name: (0, place) for place, name in enumerate("abcd")}
+    other = {name: (0, place) for place, name in enumerate("WXYZ")}
+    pairs = [("a", "W"), ("b", "Z"), ("c", "X"), ("d", "Y")]
+    assert in_one_order(pairs, first, other) == [("a", "W"), ("c", "X"), ("d", "Y")]
