@@ -23,18 +23,41 @@ RUNS = {
     "fsdp2": (2, "fsdp2"),
     "unreduced": (2, "manual", "--fault", "unreduced"),
 }
-WIDE = {
+ACCUMULATED = ("--accumulate", 2)
+ALONE = {
+    "experts": (1, "single", "--experts"),
+    "compiled": (1, "single", "--compile"),
+    "accumulated": (1, "single", *ACCUMULATED),
+}
+LAYOUTS = {
+    "fsdp1": (2, "fsdp1"),
+    "fsdp1-flat": (2, "fsdp1", "--flat"),
     "tp": (2, "tp"),
     "tpsp": (2, "tpsp"),
     "zero1": (2, "zero1"),
     "gpipe": (2, "gpipe"),
     "1f1b": (2, "1f1b"),
+    "ep": (2, "ep", "--experts"),
+    "manual": (2, "manual"),
+    "fsdp2-bf16": (2, "fsdp2", "--bf16"),
+    "ddp-accumulated": (2, "ddp", *ACCUMULATED),
+    "ddp-no-sync": (2, "ddp", *ACCUMULATED, "--no-sync"),
+    "ddp-checkpoint": (2, "ddp", "--checkpoint"),
+    "ddp-compile": (2, "ddp", "--compile"),
+    "ddp-4": (4, "ddp"),
+    "fsdp2-4": (4, "fsdp2"),
+    "fsdp1-flat-4": (4, "fsdp1", "--flat"),
+    "ep-4": (4, "ep", "--experts"),
     "hsdp": (4, "hsdp"),
     "fsdp2tp": (4, "fsdp2tp"),
-    "fsdp2-4": (4, "fsdp2"),
-    "manual": (2, "manual"),
-    "sum": (2, "manual", "--fault", "sum"),
+    "fsdp1-no-sync": (2, "fsdp1", *ACCUMULATED, "--no-sync"),
+    "fsdp2-accumulated": (2, "fsdp2", *ACCUMULATED),
+    "fsdp2-checkpoint": (2, "fsdp2", "--checkpoint"),
+    "fsdp2-bf16-4": (4, "fsdp2", "--bf16"),
+    "tp-checkpoint": (2, "tp", "--checkpoint"),
 }
+FEW = ("fsdp1-flat", "tpsp", "1f1b", "ep", "ddp-no-sync")
+BESIDE = {"ep": "experts", "ep-4": "experts", "ddp-compile": "compiled"}
 
 
 def captured(folder, runs):
@@ -47,14 +70,15 @@ def captured(folder, runs):
     return folder
 
 
+def capture_now(folder, name):
+    """A run that only some tests want, captured once."""
+    if not (folder / name).exists():
+        captured(folder, {name: {**ALONE, **LAYOUTS}[name]})
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     return captured(tmp_path_factory.mktemp("layouts"), RUNS)
-
-
-@pytest.fixture(scope="module")
-def wide_runs(runs):
-    return captured(runs, WIDE)
 
 
 def compared(folder, a, b, **options):
@@ -148,15 +172,61 @@ def test_one_rank_alone_is_compared_when_it_is_asked_for(runs):
     assert compared(runs, "ddp", "ddp", ranks=(1,)).verdict is Verdict.SAME
 
 
-@pytest.mark.sweep
-@pytest.mark.parametrize("layout", ["tp", "tpsp", "zero1", "gpipe", "1f1b", "hsdp", "fsdp2tp", "fsdp2-4", "manual"])
-def test_every_layout_is_the_same_run_as_one_process(wide_runs, layout):
-    result = compared(wide_runs, "single", layout)
-    assert result.verdict is not Verdict.DIVERGED, result.sentence
+@pytest.mark.parametrize(
+    "layout", [name if name in FEW else pytest.param(name, marks=pytest.mark.sweep) for name in LAYOUTS]
+)
+def test_every_layout_is_the_same_run_as_one_process(runs, layout):
+    alone = BESIDE.get(layout, "single")
+    for name in {alone, layout} - {"single"}:
+        capture_now(runs, name)
+    result = compared(runs, alone, layout)
+    assert result.verdict is Verdict.SAME, result.sentence
+    limit = 0.03 if "bf16" in layout else 0.0001
+    assert f"may differ by {limit:g} of the values" in result.notes[0]
+    starts = start_parameters(runs, alone), start_parameters(runs, layout)
+    assert len(starts[0]) == 17
+    assert starts[0] == starts[1]
+    with open_run(runs / layout) as run:
+        assert check(run).findings == ()
+
+
+def start_parameters(folder, name):
+    """Checksums of all parameters before training, by name; parts added up to wholes."""
+    with open_run(folder / name) as run:
+        records = list(whole(run).records(0))
+    found = [r for r in records if (r.site.phase, r.site.kind, r.site.call) == (Phase.START, Kind.PARAM, 0)]
+    return {r.site.fqn: r.summary.checksum for r in found}
+
+
+def test_accumulated_batches_are_one_batch(runs):
+    """Each loss is divided by their number, and each is of fewer samples."""
+    capture_now(runs, "ddp-no-sync")
+    notes = compared(runs, "single", "ddp-no-sync").notes
+    assert (
+        "The loss of run a is 2 x that of run b, which computes it 2 times as often in a step: each of its losses "
+        "is divided by that. That is taken into account." in notes
+    )
+
+
+def test_a_loss_that_is_not_divided_by_the_number_of_batches_is_no_layout(runs):
+    """Other than a loss that is: its gradients are twice as large."""
+    captured(runs, {"undivided": (2, "ddp", *ACCUMULATED, "--fault", "undivided")})
+    result = compared(runs, "single", "undivided")
+    assert result.verdict is Verdict.DIVERGED
+    assert result.first.site.kind is Kind.GRAD
+    assert "b is 2 times a: a sum where a mean was expected" in result.sentence
+
+
+def test_a_compiled_model_is_said_to_be_unseen_beside_one_that_is_not(runs):
+    capture_now(runs, "compiled")
+    result = compared(runs, "single", "compiled")
+    assert result.verdict is Verdict.UNDECIDED
+    assert "only one of them could see" in result.sentence
 
 
 @pytest.mark.sweep
-def test_a_sum_instead_of_a_mean_is_found(wide_runs):
-    result = compared(wide_runs, "ddp", "sum")
+def test_a_sum_instead_of_a_mean_is_found(runs):
+    captured(runs, {"sum": (2, "manual", "--fault", "sum")})
+    result = compared(runs, "ddp", "sum")
     assert result.first.site.fqn == "GPT.blocks.1.down.weight"
     assert result.first.scale == pytest.approx(2)

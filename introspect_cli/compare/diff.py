@@ -173,8 +173,7 @@ def _rank(
     tell_apart(outcome, sides, options, ends)
     if outcome.first is not None and (which := roots_told(outcome.first.site.fqn, alike, sides.rename)):
         notes.append(which)
-    factor = outcome.gathered.note() if outcome.gathered is not None else ""
-    return outcome, [*notes, factor] if factor else notes
+    return outcome, [*notes, *(outcome.gathered.notes() if outcome.gathered is not None else ())]
 
 
 def _starts_apart(a: Reader, b: Reader) -> bool:

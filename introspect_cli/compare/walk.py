@@ -397,7 +397,7 @@ def compare_rank(
     paired = known_tails(pair_steps(sides.a, sides.b, offset, wanted, ends), (one, two), offset)
     outcome = RankOutcome(sides.rank, paired, offset)
     if isinstance(sides.a, WholeReader) or isinstance(sides.b, WholeReader):
-        outcome.gathered = Gathered()
+        outcome.gathered = Gathered(sides.a, sides.b)
     places = differing(paired)
     own = columns(sides.a.sites, sides.rename)
     counted = selected(own.kind, own.fqn, options.kinds, options.modules)

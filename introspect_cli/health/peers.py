@@ -122,13 +122,20 @@ class PeerWalk:
     def _layout(self, own: _Step, at: int, row: int) -> Layout:
         return self._whole.readers[at].layouts[int(own.batches[at].layout[row])]
 
+    def _elements(self, own: _Step, at: int, row: int) -> int:
+        """How many elements a rank holds; none of a parameter that lies in another rank's part of a flat one."""
+        layout = self._layout(own, at, row)
+        return layout.numel if layout.part is None else layout.part.numel
+
     def _gradients(self, own: _Step) -> None:
         params = {self._sites[n][2]: own.rows[n] for n in own.of(Kind.PARAM, Phase.START, Phase.OPTIMIZER)}
         stepping = {at for n in own.of(Kind.GRAD, Phase.OPTIMIZER) for at in own.rows[n]}
         for number in own.of(Kind.GRAD, Phase.OPTIMIZER):
             fqn, held = self._sites[number][2], own.rows[number]
             holders = params.get(fqn, {})
-            lacking = [at for at in holders if at not in held and at in stepping]
+            lacking = [
+                at for at, row in holders.items() if at not in held and at in stepping and self._elements(own, at, row)
+            ]
             if not lacking or any(self._layout(own, at, row).part is not None for at, row in held.items()):
                 continue
             told = own.step, [self._ranks[at] for at in held], [self._ranks[at] for at in lacking]

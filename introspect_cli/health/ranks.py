@@ -91,8 +91,13 @@ def _samples(replicas: Replicas) -> RankAnswer:
             ),
         )
         for (one, two), (same, all_, first) in sorted(replicas.batches.items())
-        if same == all_ and one == replicas.ranks[0]
+        if same == all_ and replicas.share_samples(one, two) and one == _lowest(replicas, two)
     ]
+
+
+def _lowest(replicas: Replicas, rank: int) -> int:
+    """The lowest of the ranks that a rank shares samples with: each is told once."""
+    return min(one for one in replicas.ranks if one == rank or replicas.share_samples(one, rank))
 
 
 def _settings(replicas: Replicas) -> RankAnswer:

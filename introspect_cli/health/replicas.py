@@ -69,6 +69,7 @@ class Replicas:
         learning: the first step at which a hyper-parameter differs, with the values by rank.
         layouts: shapes and dtypes of parameters that differ from rank to rank.
         has_parts: whether any rank holds parts of tensors.
+        groups: ranks between which wrappers share out the samples, as each rank tells its own.
         peers: what ranks did beside one another.
         collectives: those of the ranks beside one another.
         under_way: where ranks part in a step that never ended: step, rank and sentence.
@@ -87,9 +88,16 @@ class Replicas:
     learning: dict[str, tuple[int, dict[int, str]]] = field(default_factory=dict)
     layouts: dict[str, dict[int, str]] = field(default_factory=dict)
     has_parts: bool = False
+    groups: list[frozenset[int]] = field(default_factory=list)
     peers: Peers = field(default_factory=Peers)
     collectives: Collectives = field(default_factory=Collectives)
     under_way: list[tuple[int, int, str]] = field(default_factory=list)
+
+    def share_samples(self, one: int, two: int) -> bool:
+        """Whether two ranks are to be given different samples; peers of tensor parallelism get the same."""
+        if self.groups:
+            return any(one in group and two in group for group in self.groups)
+        return self.is_data_parallel
 
     @property
     def is_data_parallel(self) -> bool:
@@ -113,9 +121,8 @@ def read_replicas(run: Run) -> Replicas:
     found = Replicas(run, run.ranks, common, names)
     found.has_parts = any(layout.part is not None for reader in readers for layout in reader.layouts)
     told = [run.manifests.get(rank, {}).get("data_parallel") for rank in run.ranks]
-    parallel = [own for own in told if isinstance(own, list)]
-    ranks = frozenset(rank for own in parallel for rank in own if type(rank) is int)
-    peers = PeerWalk(whole, run.ranks, ranks, run.world_size)
+    found.groups = [frozenset(rank for rank in own if type(rank) is int) for own in told if isinstance(own, list)]
+    peers = PeerWalk(whole, run.ranks, frozenset().union(*found.groups), run.world_size)
     found.peers = peers.found
     walk = _Walk(found, whole, peers)
     collectives = CollectiveWalk(readers)

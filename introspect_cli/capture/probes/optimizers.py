@@ -268,7 +268,11 @@ class OptimizerProbe:
         gradients: list[torch.Tensor] = list(map(_gradient_of, parameters)) if held.all_watched else []
         if len(sites) != len(gradients) or type(None) in set(map(type, gradients)):
             sites, parameters, gradients = _with_gradients(sites, parameters)
-        self._recorder.tensors(sites, self._context.parts.each(parameters, gradients))
+        context = self._context
+        placed = context.parts.each(
+            sites, parameters, gradients, lambda name: context.site(name, Phase.OPTIMIZER, Kind.GRAD, call=call)
+        )
+        self._recorder.tensors(*placed)
 
     def _optimizer_state(self, optimizer: Optimizer, held: _Held, phase: Phase) -> None:
         if not self._context.parts.active and (plan := held.plans.get(phase)) is not None:
@@ -278,7 +282,9 @@ class OptimizerProbe:
                 return
         states = held.states(optimizer)
         if self._context.parts.active:
-            states = self._placed(optimizer, states)
+            states, inside = self._placed(optimizer, states)
+            for name, state in inside:
+                self._recorder.tensors(*self._state_of(name, state, phase))
         known = held.known_state(phase)
         sites: list[int] = []
         tensors: list[torch.Tensor] = []
@@ -298,13 +304,18 @@ class OptimizerProbe:
 
     def _placed(
         self, optimizer: Optimizer, states: list[tuple[int, dict[str, Any]]]
-    ) -> list[tuple[int, dict[str, Any]]]:
-        """The states with what is a piece of a whole told to be one."""
-        parameters, of = _parameters(optimizer), self._context.parts.of
-        return [
-            (at, {key: of(parameters[at], own) if isinstance(own, torch.Tensor) else own for key, own in state.items()})
-            for at, state in states
-        ]
+    ) -> tuple[list[tuple[int, dict[str, Any]]], list[tuple[ParameterName, dict[str, Any]]]]:
+        """The states with what is a piece of a whole told to be one; and those of parameters inside a flat one."""
+        parameters, parts = _parameters(optimizer), self._context.parts
+        placed, inside = [], []
+        for at, state in states:
+            pieces = parts.states(parameters[at], state)
+            if pieces is None:
+                own = {key: parts.of(parameters[at], value) for key, value in state.items()}
+                placed.append((at, own))
+            else:
+                inside += pieces
+        return placed, inside
 
     def _new_state(self, held: _Held, states: list[tuple[int, dict[str, Any]]], phase: Phase) -> None:
         """Record state of which something is new, or is no tensor."""
@@ -312,25 +323,33 @@ class OptimizerProbe:
         sites: list[int] = []
         tensors: list[Any] = []
         for position, state in states:
-            name, first = held.names[position], len(sites)
-            for key, value in state.items():
-                prefix = f"[{key!r}]"
-                if isinstance(value, (torch.Tensor, Placed)):
-                    sites.append(self._context.site(name, phase, Kind.OPTIMIZER_STATE, prefix))
-                    tensors.append(value)
-                    continue
-                for path, leaf in flatten(value):
-                    site = self._context.site(name, phase, Kind.OPTIMIZER_STATE, prefix + path)
-                    if isinstance(leaf, torch.Tensor):
-                        sites.append(site)
-                        tensors.append(leaf)
-                    elif isinstance(leaf, _PLAIN):
-                        self._recorder.value(site, leaf)
+            own_sites, own = self._state_of(held.names[position], state, phase)
+            sites += own_sites
+            tensors += own
             if all(isinstance(value, torch.Tensor) for value in state.values()):
-                known[position] = tuple(state), sites[first:]
+                known[position] = tuple(state), own_sites
             else:
                 known.pop(position, None)
         self._recorder.tensors(sites, tensors)
+
+    def _state_of(self, name: ParameterName, state: dict[str, Any], phase: Phase) -> tuple[list[int], list[Any]]:
+        """Sites and tensors of what is kept for a parameter; what is no tensor is recorded at once."""
+        sites: list[int] = []
+        tensors: list[Any] = []
+        for key, value in state.items():
+            prefix = f"[{key!r}]"
+            if isinstance(value, (torch.Tensor, Placed)):
+                sites.append(self._context.site(name, phase, Kind.OPTIMIZER_STATE, prefix))
+                tensors.append(value)
+                continue
+            for path, leaf in flatten(value):
+                site = self._context.site(name, phase, Kind.OPTIMIZER_STATE, prefix + path)
+                if isinstance(leaf, torch.Tensor):
+                    sites.append(site)
+                    tensors.append(leaf)
+                elif isinstance(leaf, _PLAIN):
+                    self._recorder.value(site, leaf)
+        return sites, tensors
 
     def _hyperparameters(self, optimizer: Optimizer, name: str) -> None:
         """Record the learning rate each step, and everything else where it is new or has changed."""

@@ -141,8 +141,7 @@ class StateProbe:
                 return
             known = (held, [site for site in sites if site is not None])
             self._after.set(optimizer, known)
-        self._recorder.tensors(known[1], self._context.parts.all(parameters))
-        self._written.recorded(parameters)
+        self._write(known[1], parameters, lambda name: self._place(name, Phase.OPTIMIZER, Kind.PARAM, again=False))
 
     def _look(self, root: nn.Module) -> None:
         """Find out once a step which modules hold tensors of their own: a walk over a large model is not free."""
@@ -186,14 +185,19 @@ class StateProbe:
             if site is not None:
                 sites.append(site)
                 tensors.append(tensor)
-        self._recorder.tensors(sites, self._context.parts.all(tensors))
+        self._write(sites, tensors, lambda name: self._place(name, phase, Kind.PARAM, again=again))
+
+    def _write(self, sites: list[int], tensors: list[torch.Tensor], site_of: Callable[[ParameterName], int]) -> None:
+        self._recorder.tensors(*self._context.parts.each(sites, tensors, tensors, site_of))
         self._written.recorded(tensors)
 
     def _site(self, tensor: torch.Tensor, phase: Phase, kind: Kind, *, again: bool) -> int | None:
         """Where a tensor is recorded; None if it has no values yet, no name, or is not wanted."""
         name = self._name(tensor)
-        if name is None or not name.watched:
-            return None
+        return None if name is None or not name.watched else self._place(name, phase, kind, again=again)
+
+    def _place(self, name: ParameterName, phase: Phase, kind: Kind, *, again: bool) -> int:
+        """Where what has that name is recorded."""
         if not again:
             return self._context.site(name, phase, kind)
         # The optimizer's own call 0 is how its step leaves the tensor; the first of a start is its call 0.

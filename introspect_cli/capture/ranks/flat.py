@@ -1,26 +1,45 @@
 """Parameters that FSDP's first version keeps as stretches of one flat tensor: where each lies in its own whole.
 
 With `use_orig_params` a parameter is, outside a forward pass, a flat piece of itself, or empty, and looks like any
-other tensor. The flat parameter knows for each of its parameters which of its elements this rank holds.
+other tensor. Without it the flat tensor is the only parameter there is, and what it is made of is nobody's parameter.
+The flat parameter knows for each of its parameters which of its elements this rank holds, so both are recorded as
+those parameters.
 """
 
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from introspect_cli.capture.inside import instances_in
+from introspect_cli.capture.names import ParameterName
 from introspect_cli.records import Part
 from introspect_cli.tensors.places import Placed
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import torch
 
     from introspect_cli.capture.names import Names
 
 _HOME = "torch.distributed.fsdp.fully_sharded_data_parallel"
+
+
+class _Piece(NamedTuple):
+    """One parameter's stretch of a flat one.
+
+    Attributes:
+        name: the parameter's.
+        first: where the stretch begins in what this rank holds of the flat tensor.
+        shape: of the whole parameter.
+        part: which of its elements the stretch has.
+    """
+
+    name: ParameterName
+    first: int
+    shape: tuple[int, ...]
+    part: Part
 
 
 class FlatParts:
@@ -34,11 +53,14 @@ class FlatParts:
         """
         self._names = names
         self._known: dict[int, tuple[tuple[int, ...], Part]] = {}
+        self._pieces: dict[int, list[_Piece]] = {}
+        self._named: dict[str, ParameterName] = {}
         self._looked = False
 
     def forget(self) -> None:
         """Look again: a step has ended, and a model may have been wrapped since."""
         self._known.clear()
+        self._pieces.clear()
         self._looked = False
 
     @property
@@ -49,26 +71,60 @@ class FlatParts:
         if not self._looked:
             self._looked = True
             self._look()
-        return bool(self._known)
+        return bool(self._known or self._pieces)
 
-    def all(self, parameters: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        """Parameters, each with its place where it is a flat piece."""
-        return self.each(parameters, parameters)
+    def each(
+        self,
+        sites: Sequence[int],
+        parameters: Sequence[torch.Tensor],
+        values: Sequence[torch.Tensor],
+        site_of: Callable[[ParameterName], int],
+    ) -> tuple[Sequence[int], Sequence[torch.Tensor]]:
+        """Sites and values of what belongs to parameters, each with its place where it is a flat piece.
 
-    def each(self, parameters: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        """What belongs to parameters (gradients), each with its place where it is a flat piece."""
-        return list(map(self.of, parameters, values)) if self.active else values
+        Args:
+            sites: of the parameters.
+            parameters: their tensors.
+            values: themselves, their gradients or their state.
+            site_of: the site of a parameter that is inside a flat one.
+        """
+        if not self.active:
+            return sites, values
+        own_sites: list[int] = []
+        own: list[torch.Tensor] = []
+        for site, parameter, value in zip(sites, parameters, values, strict=True):
+            pieces = self._pieces.get(id(parameter))
+            if pieces is None:
+                own_sites.append(site)
+                own.append(self.of(parameter, value))
+                continue
+            watched = [piece for piece in pieces if piece.name.watched]
+            own_sites += [site_of(piece.name) for piece in watched]
+            own += [_stretch(parameter, value, piece) for piece in watched]
+        return own_sites, own
 
-    def of(self, parameter: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    def states(
+        self, parameter: torch.Tensor, state: dict[str, Any]
+    ) -> list[tuple[ParameterName, dict[str, Any]]] | None:
+        """What an optimizer keeps for a flat parameter, as that of each inside it; None for any other parameter."""
+        pieces = self._pieces.get(id(parameter))
+        if pieces is None:
+            return None
+        return [
+            (piece.name, {key: _stretch(parameter, value, piece) for key, value in state.items()})
+            for piece in pieces
+            if piece.name.watched
+        ]
+
+    def of(self, parameter: torch.Tensor, value: Any) -> Any:
         """A parameter's value, gradient or state, with its place where it is a flat piece."""
         found = self._known.get(id(parameter)) if self.active else None
-        if found is None:
+        if found is None or not isinstance(value, sys.modules["torch"].Tensor):
             return value
         shape, part = found
         if value.dim() != 1 or value.numel() != part.numel or tuple(value.shape) == shape:
             return value
-        placed: Any = Placed(value, shape, part)
-        return placed  # type: ignore[no-any-return]  # the recorder hands it to the summarizer, which knows it
+        return Placed(value, shape, part)
 
     def _look(self) -> None:
         wrapper = sys.modules[_HOME].FullyShardedDataParallel
@@ -79,14 +135,42 @@ class FlatParts:
                 pieces = getattr(flat, "_shard_param_infos", None)
                 if flat is None or pieces is None or getattr(handle, "world_size", 1) == 1:
                     continue
-                for info, shape, piece in zip(
-                    getattr(flat, "_param_infos", ()), getattr(flat, "_shapes", ()), pieces, strict=True
-                ):
-                    parameter = getattr(info.module, info.param_name, None)
-                    if parameter is None:
-                        continue
-                    ranges: tuple[tuple[int, int], ...] = ()
-                    if piece.in_shard:
-                        first, last = piece.intra_param_start_idx, piece.intra_param_end_idx
-                        ranges = ((int(first), int(last) - int(first) + 1),)
-                    self._known[id(parameter)] = tuple(shape), Part((ranges,), source="flat")
+                infos, shapes = getattr(flat, "_param_infos", ()), getattr(flat, "_shapes", ())
+                if getattr(handle, "_use_orig_params", True):
+                    for info, shape, piece in zip(infos, shapes, pieces, strict=True):
+                        parameter = getattr(info.module, info.param_name, None)
+                        if parameter is not None:
+                            self._known[id(parameter)] = tuple(shape), _part(piece)
+                    continue
+                name = self._names.parameter(flat)
+                if name is not None:
+                    self._pieces[id(flat)] = [
+                        _Piece(self._name(name, *told), int(piece.offset_in_shard or 0), tuple(shape), _part(piece))
+                        for *told, shape, piece in zip(infos, flat._fqns, shapes, pieces, strict=True)  # noqa: SLF001 - torch's own names of what is inside
+                    ]
+                    name.watched |= any(piece.name.watched for piece in self._pieces[id(flat)])
+
+    def _name(self, flat: ParameterName, info: Any, fqn: str) -> ParameterName:
+        """What a parameter inside a flat one is called: as if nobody had put it there."""
+        whole = f"{flat.fqn.rpartition('.')[0]}.{fqn}"
+        known = self._named.get(whole)
+        if known is None:
+            state = self._names.find(info.module)
+            owner = type(info.module).__name__ if state is None else state.module_class
+            watched = self._names.wanted(whole.rpartition(".")[0]) if state is None else state.watched
+            known = self._named[whole] = ParameterName(whole, owner, watched=watched)
+        return known
+
+
+def _stretch(parameter: torch.Tensor, value: Any, piece: _Piece) -> Any:
+    """What of a value belongs to a piece: a stretch where it is as long as the flat parameter, all of it otherwise."""
+    if getattr(value, "shape", None) != parameter.shape:
+        return value
+    return Placed(value.detach()[piece.first : piece.first + piece.part.numel], piece.shape, piece.part)
+
+
+def _part(piece: Any) -> Part:
+    if not piece.in_shard:
+        return Part(((),), source="flat")
+    first, last = int(piece.intra_param_start_idx), int(piece.intra_param_end_idx)
+    return Part((((first, last - first + 1),),), source="flat")

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from introspect_cli.store.batch import StepBatch
     from introspect_cli.store.reader import Run
 
+    Column = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
+
 RTOL, RTOL_COARSE, ATOL = 1e-4, 3e-2, 1e-8
 """What another order of summation may change, in float32 and in bfloat16: between layouts of one training, parameters
 after AdamW were seen to differ by 2e-5 and by 1e-2."""
@@ -139,9 +141,11 @@ def _samples_told(first: Divergence, runs: tuple[Run, Run]) -> list[str]:
 class Gathered:
     """Compares what was gathered from several ranks, and remembers by which factor gradients flow back."""
 
-    def __init__(self) -> None:
-        """Start without a factor."""
+    def __init__(self, a: Reader, b: Reader) -> None:
+        """Start without a factor; the readers know how often either run computes its loss in a step."""
         self.factor: int | None = None
+        self._often = _losses(a), _losses(b)
+        self._divided = False
 
     def agree(self, alignment: Alignment, pair: StepPair, rtol: float) -> Mask:
         """Differing rows of which one side at least was gathered, and whose extrema and means agree."""
@@ -165,9 +169,18 @@ class Gathered:
             with np.errstate(invalid="ignore"):
                 apart = np.abs(one - two * factor**power)
                 near = (apart <= rtol * (size * np.maximum(factor, 1.0)) ** power) | (np.isnan(one) & np.isnan(two))
-            close &= near | (loss & (name not in ("mean", "amean")))
+            if name == "mean":
+                near |= loss & self._is_divided(one, two, rtol)
+            close &= near | (loss & (name != "mean"))
         out[rows] = close
         return out
+
+    def _is_divided(self, one: Column, two: Column, rtol: float) -> Mask:
+        """Losses of accumulated batches that a script divides by the number of batches, so that they add up."""
+        times = self._often[1] / self._often[0]
+        divided = np.abs(one - two * times) <= rtol * np.abs(one)
+        self._divided |= times != 1 and bool(divided.any())
+        return divided
 
     def _factor(self, pair: StepPair, rows_a: Ids, rows_b: Ids, kinds: object) -> float:
         """By what gradients of b are smaller: the whole number that most sites show."""
@@ -185,22 +198,38 @@ class Gathered:
         self.factor = seen.most_common(1)[0][0]
         return self._factor(pair, rows_a, rows_b, kinds)
 
-    def note(self) -> str:
-        """What to say of the factor; "" where there was none."""
+    def notes(self) -> list[str]:
+        """What to say of the factors."""
+        found = []
+        if self._divided:
+            few, many = ("a", "b") if self._often[0] < self._often[1] else ("b", "a")
+            times = max(self._often) / min(self._often)
+            found.append(
+                f"The loss of run {few} is {times:g} x that of run {many}, which computes it {times:g} times as often "
+                "in a step: each of its losses is divided by that. That is taken into account."
+            )
         if self.factor is None or abs(self.factor) == 1:
-            return ""
+            return found
         small, large = ("b", "a") if self.factor > 0 else ("a", "b")
-        return (
+        found.append(
             f"Gradients inside the backward pass of run {large} are {abs(self.factor)} x those of run {small}: there "
             "the loss is a mean over fewer samples. That is taken into account."
         )
+        return found
+
+
+def _losses(reader: Reader) -> int:
+    """How often a run computes its loss in a step, at most."""
+    each = [own.sites for own in getattr(reader, "readers", [reader])]
+    calls = [zip(sites.kind, sites.call.tolist(), strict=True) for sites in each]
+    return max((call + 1 for own in calls for kind, call in own if kind == Kind.LOSS.value), default=1)
 
 
 def _gathered(batch: StepBatch, rows: Ids) -> Mask:
     return np.zeros(len(rows), np.bool_) if batch.how is None else np.asarray(batch.how)[rows] == GATHERED
 
 
-def _size(batch: StepBatch, rows: Ids) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+def _size(batch: StepBatch, rows: Ids) -> Column:
     """The largest absolute value of each row's tensor."""
     low, high = (np.abs(np.asarray(batch.floats[name], np.float64)[rows]) for name in ("min", "max"))
     return np.fmax(low, high)
