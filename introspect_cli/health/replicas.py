@@ -121,7 +121,9 @@ def read_replicas(run: Run) -> Replicas:
     found = Replicas(run, run.ranks, common, names)
     found.has_parts = any(layout.part is not None for reader in readers for layout in reader.layouts)
     told = [run.manifests.get(rank, {}).get("data_parallel") for rank in run.ranks]
-    found.groups = [frozenset(rank for rank in own if type(rank) is int) for own in told if isinstance(own, list)]
+    found.groups = [
+        frozenset(rank for rank in own if type(rank) is int) for own in told if own and isinstance(own, list)
+    ]
     peers = PeerWalk(whole, run.ranks, frozenset().union(*found.groups), run.world_size)
     found.peers = peers.found
     walk = _Walk(found, whole, peers)
