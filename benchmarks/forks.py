@@ -1,4 +1,4 @@
-"""The command line in forks of a process that has imported torch already: importing takes longer than a small run."""
+"""Commands and scripts in forks of a process that has imported torch: importing takes longer than a small run."""
 
 from __future__ import annotations
 
@@ -16,16 +16,18 @@ if TYPE_CHECKING:
 
 
 class Forks:
-    """Runs the command line in forks of a process that has imported what takes long; one process a thread."""
+    """Runs commands, and scripts alone, in forks of a process that has imported torch; one such process a thread."""
 
     _SOURCE = """
-import json, os, sys
+import atexit, gc, json, os, runpy, sys
 import numpy, pyarrow, torch, torch._dynamo  # every optimizer imports the last one
-import introspect_cli.cli
+import introspect_cli.cli, introspect_cli.commands.capture, introspect_cli.capture.probes.installed
+gc.freeze()  # a recording looks through all objects for optimizers; there is none among these
 for line in sys.stdin:
-    arguments, env, cwd, out, err = json.loads(line)
+    is_bare, arguments, env, cwd, out, err = json.loads(line)
     child = os.fork()
     if child == 0:
+        atexit.register(gc.unfreeze)  # what is frozen at the end is said to have leaked
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(os.open(out, os.O_WRONLY), 1)
         os.dup2(os.open(err, os.O_WRONLY), 2)
@@ -33,9 +35,12 @@ for line in sys.stdin:
         os.chdir(cwd)
         sys.path[1:1] = env["PYTHONPATH"].split(":") if "PYTHONPATH" in env else []
         numpy.random.seed()  # as a process of its own begins; python's own generator sees to it itself
-        sys.argv = ["introspect", *arguments]
-        introspect_cli.cli.main()
-        os._exit(99)
+        sys.argv = arguments
+        if not is_bare:
+            introspect_cli.cli.main()
+        sys.path[0] = os.path.dirname(arguments[0])
+        runpy.run_path(arguments[0], run_name="__main__")
+        sys.exit()
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
 
@@ -52,6 +57,15 @@ for line in sys.stdin:
         self, *arguments: str, env: Sequence[tuple[str, str]] = (), cwd: str | Path = "."
     ) -> subprocess.CompletedProcess[str]:
         """Run `introspect ARGUMENTS...` in a directory, with `env` added to the environment."""
+        return self._run("introspect", *arguments, env=env, cwd=cwd, is_bare=False)
+
+    def python(self, script: str | Path, *arguments: str, cwd: str | Path = ".") -> subprocess.CompletedProcess[str]:
+        """Run `python SCRIPT ARGUMENTS...` in a directory, without the tool."""
+        return self._run(str(script), *arguments, cwd=cwd, is_bare=True)
+
+    def _run(
+        self, *arguments: str, cwd: str | Path, is_bare: bool, env: Sequence[tuple[str, str]] = ()
+    ) -> subprocess.CompletedProcess[str]:
         if not hasattr(self._local, "server"):
             command = [sys.executable, "-c", self._SOURCE]
             self._local.server = subprocess.Popen(
@@ -64,6 +78,7 @@ for line in sys.stdin:
             self._servers.append(self._local.server)
         server = self._local.server
         with tempfile.NamedTemporaryFile("r") as out, tempfile.NamedTemporaryFile("r") as err:
-            server.stdin.write(json.dumps([arguments, dict(env), str(Path(cwd).absolute()), out.name, err.name]) + "\n")
+            asked = [is_bare, arguments, dict(env), str(Path(cwd).absolute()), out.name, err.name]
+            server.stdin.write(json.dumps(asked) + "\n")
             server.stdin.flush()
             return subprocess.CompletedProcess(arguments, int(server.stdout.readline()), out.read(), err.read())

@@ -209,6 +209,7 @@ def test_what_cannot_be_meant_is_one_sentence(repository: Path, tmp_path: Path):
     assert "not a git repository" in introspect(tmp_path, "bisect", "--good", "x", "train.py", code=2).stderr
 
 
+@pytest.mark.sweep
 def test_setup_runs_in_each_revision(repository: Path):
     answer = introspect(
         repository, "bisect", "--good", "HEAD~13", "--setup", "test -f model.py && echo > prepared", "train.py", code=1
@@ -244,6 +245,7 @@ def test_an_argument_and_a_variable_that_only_together_make_runs_diverge(reposit
     assert "deterministic" not in found
 
 
+@pytest.mark.sweep
 def test_git_bisect_run_recipe(repository: Path):
     """The recipe of the documentation, as git runs it."""
     python = f"{sys.executable} -m introspect_cli"

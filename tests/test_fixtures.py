@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -59,27 +56,14 @@ MORE = [
 ]
 
 
-def _run(*, command, cwd):
-    script, *args = command.split()
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        [sys.executable, str(FIXTURES / script), *args],
-        capture_output=True,
-        text=True,
-        env=environment,
-        cwd=cwd,
-        check=False,
-    )
-
-
 @pytest.mark.parametrize("command", [*COMMANDS, *(pytest.param(command, marks=pytest.mark.sweep) for command in MORE)])
 def test_deterministic_and_unchanged_under_capture(command, tmp_path, forks):
-    bare = _run(command=command, cwd=tmp_path)
+    script, *args = command.split()
+    bare = forks.python(FIXTURES / script, *args, cwd=tmp_path)
     assert bare.returncode == 0, bare.stderr
     assert "loss" in bare.stdout or "discriminator" in bare.stdout
 
     # That it says the same under capture shows both: that capturing changes nothing, and that it repeats itself.
-    script, *args = command.split()
     watched = forks("capture", "-q", "-o", "run", str(FIXTURES / script), *args, cwd=tmp_path)
     assert watched.returncode == 0
     assert watched.stdout == bare.stdout

@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from sweeps import sliced
 
 from introspect_cli.capture.follow.processes import Role, command_of, described, instead
 from introspect_cli.compare.diff import compare_runs
@@ -136,10 +137,7 @@ def same_as_direct(folder, name):
 
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=pytest.mark.sweep if name in {"-m accelerate", "python -m", "make"} else ())
-        for name in FOLLOWED[:-1]
-    ],
+    sliced(FOLLOWED[:-1], ("python", "torchrun", "accelerate launch", "shell script")),
 )
 def test_what_trains_below_a_launcher_is_recorded_as_it_is_alone(folder, ended, name):
     assert ended(name).returncode == 0, ended(name).stderr

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from neutrality import assert_neutral
+from sweeps import sliced
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 
@@ -65,9 +66,7 @@ def train_architecture(name: str) -> Any:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(
-    "name", [name if name in SLICE else pytest.param(name, marks=pytest.mark.sweep) for name in ARCHITECTURES]
-)
+@pytest.mark.parametrize("name", sliced(ARCHITECTURES, SLICE))
 def test_architecture(tmp_path, name):
     if name not in transformers.CONFIG_MAPPING:
         pytest.skip(f"transformers {transformers.__version__} has no {name}")

@@ -30,7 +30,7 @@ def crowd(tmp_path, options):
     return [(process.returncode, *texts) for process in processes for texts in [process.communicate(timeout=600)]]
 
 
-@pytest.mark.parametrize("place", ["own", "default"])
+@pytest.mark.parametrize("place", [pytest.param("own", marks=pytest.mark.sweep), "default"])
 def test_captures_side_by_side(tmp_path, place):
     """In directories of their own, and in the default one, where most of them begin in the same second."""
     ended = crowd(tmp_path, lambda number: ["-o", f"run{number}"] if place == "own" else [])

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+from sweeps import sliced
 
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.options import DiffOptions
@@ -77,7 +78,7 @@ def assert_compared(path, whole, note):
     assert any(note in told for told in result.notes), result.notes
 
 
-@pytest.mark.parametrize("name", ENDINGS)
+@pytest.mark.parametrize("name", sliced(ENDINGS, ("_exit", "killed", "interrupted", "exit", "handled")))
 def test_ending(tmp_path, five_steps, name):
     body, code = ENDINGS[name]
     (tmp_path / "train.py").write_text(HEAD + body)

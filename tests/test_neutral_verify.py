@@ -94,6 +94,7 @@ def test_script_that_notices_the_capture(introspect, tmp_path):
     assert "not neutral: watched and bare differ in parameters and optimizer state" in out.stderr
 
 
+@pytest.mark.sweep
 def test_seed_makes_it_deterministic(introspect, tmp_path):
     out = capture(introspect, tmp_path, "--repeat", "2", "--seed", "1", noise=" * random.random()")
     assert out.returncode == 0, out.stderr

@@ -235,6 +235,7 @@ def scalars(directory):
     return {name: [event.step for event in events.Scalars(name)] for name in events.Tags()["scalars"]}
 
 
+@pytest.mark.sweep
 def test_it_joins_the_runs_of_lightnings_own_loggers(tmp_path):
     pytest.importorskip("lightning.pytorch")
     pytest.importorskip("mlflow", reason="MLflow's client is not installed")

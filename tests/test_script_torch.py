@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 import pytest
+from sweeps import sliced
 from test_script_equivalence import dedent, outcome
 
 TRAINS = """
@@ -151,7 +152,10 @@ SCRIPTS = {
 }
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+SLICE = ("numbers", "an error in a forward", "an exit in a closure", "a warning that comes once")
+
+
+@pytest.mark.parametrize("name", sliced(SCRIPTS, SLICE))
 def test_same_as_python(tmp_path, name):
     (tmp_path / "script.py").write_text(TRAINS + dedent(SCRIPTS[name]))
     run = tmp_path / "run"

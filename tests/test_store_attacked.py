@@ -18,7 +18,7 @@ from introspect_cli.store.arrow import Column, Malformed, _frame, decode_batch, 
 from introspect_cli.store.columns import integer_lists, text_lists, texts
 from introspect_cli.store.reader import open_run
 
-COUNT = int(os.environ.get("INTROSPECT_TEST_MUTATIONS", "2000"))
+COUNT = int(os.environ.get("INTROSPECT_TEST_MUTATIONS", "600"))
 SCHEMA = (
     Column("a", "<u4"),
     Column("t", "utf8"),

@@ -82,8 +82,7 @@ def ordered(found):
     ("backend", "dynamic"),
     [
         *((backend, dynamic) for backend in ("eager", "aot_eager") for dynamic in (None, True)),
-        ("inductor", True),
-        pytest.param("inductor", None, marks=pytest.mark.sweep),
+        *(pytest.param("inductor", dynamic, marks=pytest.mark.sweep) for dynamic in (None, True)),
     ],
 )
 def test_constants_that_go_into_modules_shift_no_call(tmp_path, plain, backend, dynamic):

@@ -72,9 +72,9 @@ def packages() -> dict[str, str]:
     """Installed distributions: name to version."""
     found: dict[str, str] = {}
     for distribution in importlib.metadata.distributions():
-        name = distribution.metadata["Name"]
-        if name:
-            found.setdefault(name, distribution.version)
+        told = distribution.metadata  # parsed anew at each look
+        if told["Name"]:
+            found.setdefault(told["Name"], told["Version"])
     return dict(sorted(found.items(), key=lambda item: item[0].lower()))
 
 
