@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 
 import pytest
@@ -172,3 +173,57 @@ def _began(path, number):
 )
 def test_a_group_is_called_by_its_ranks(ranks, wanted):
     assert group_label(ranks) == wanted
+
+
+HOLDS = """
+import gc, time, weakref
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+net = torch.nn.Linear(2, 2)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for _ in range(2):
+    total, part = torch.ones(4), torch.zeros(4)
+    works = [dist.all_reduce(total, async_op=True), dist.reduce_scatter_tensor(part, torch.ones(4), async_op=True)]
+    print([weakref.getweakrefcount(own) for own in (total, part)], len(gc.get_referrers(total)))
+    works.pop().wait()
+    while not works[0].is_completed():
+        pass
+    del works
+    for own in (total, part):
+        for _ in range(100):  # a thread of the backend lets go a little later
+            try:
+                torch.utils.swap_tensors(own, torch.full((4,), 7.0))
+                break
+            except RuntimeError as error:
+                time.sleep(0.005)
+                told = str(error)
+        else:
+            print(told)
+        print(own.tolist())
+    gone = weakref.ref(total)
+    del total, part, own
+    print(gone())
+    late = torch.ones(4)
+    work = dist.broadcast(late, 0, async_op=True)
+    while not work.is_completed():
+        pass
+    late.add_(1)
+    work.wait()
+    other = torch.ones(4)
+    dist.all_reduce(other)
+    net(late.reshape(2, 2)).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_no_tensor_is_held_or_referred_to_while_a_collective_is_under_way(introspect, tmp_path):
+    (tmp_path / "train.py").write_text(HOLDS)
+    launched = {**os.environ, "RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}  # the other rank never comes
+    done = introspect("capture", "-q", "-o", "run", "--record", "default,collective", "train.py", env=launched)
+    assert done.stdout.splitlines() == [*["[0, 0] 1", *["[7.0, 7.0, 7.0, 7.0]"] * 2, "None"] * 2], done.stderr
+    with open_run(tmp_path / "run") as run:
+        results = [r.site.call for r in collectives(run, step=1) if ".out" in r.site.path]
+    # Nobody waited for 0, 2 is a broadcast's root, and what 1 and 3 gave is as it came out.
+    assert results == [1, 3]

@@ -137,13 +137,12 @@ def reduction_of(boxed: Any) -> str:
         return ""
 
 
-def work_of(result: Any) -> Any:
-    """The handle among what a collective's operator returns; None where there is none."""
-    found = result[-1] if isinstance(result, (tuple, list)) and result else result
-    try:
-        return torch.distributed.Work.unbox(found)
-    except (AttributeError, RuntimeError, TypeError):
-        return None
+def writes_to(tensor: torch.Tensor) -> int:
+    """How often a tensor's memory has been written to through torch; -1 where torch does not count.
+
+    Without it, what comes out of collectives is recorded although it has been written to since.
+    """
+    return -1 if tensor.is_inference() else int(getattr(tensor, "_version", -1))
 
 
 def fsdp_groups(module: Any) -> list[Any]:

@@ -5,8 +5,10 @@ DDP's reducer, FSDP, pipelines and a script's own calls all end in torch's opera
 autograd would be, for as long as a capture that asked for it lasts. It hands all on, and sends nothing. Functional
 collectives, which DTensor uses, come to those operators below that key; their functions are replaced instead.
 
-A result is there only when somebody has waited for it. So it is looked at after a wait of the script's, if its tensor
-is still there and nobody has written to it since; what nobody waits for in python is not recorded.
+A result is there only when somebody has waited for it. So it is looked at after the script's wait for that very handle,
+if nobody had written to it before; what nobody waits for in python is not recorded. A handle keeps its tensors, and
+`swap_tensors` refuses one that has a weak reference. So neither is kept: a group's methods, which give python its
+handles, are replaced to learn of them; handles are referred to weakly, and results kept as aliases until those go.
 
 A rank that hangs never ends its step, so nothing of that step is in the store. Each collective that begins is
 therefore noted in a file of its own at once, which is emptied when the step ends.
@@ -19,6 +21,7 @@ import importlib
 import inspect
 import os
 import sys
+import threading
 import weakref
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -90,20 +93,36 @@ _FUNCTIONS = "torch.distributed._functional_collectives"
 _MESSAGES = frozenset({"send", "recv"})
 
 
-class _Pending(NamedTuple):
-    """A result that is not there yet.
+# fmt: off
+METHODS = frozenset({
+    "allreduce", "allreduce_coalesced", "allgather", "_allgather_base", "allgather_coalesced",
+    "all_gather_single", "allgather_into_tensor_coalesced", "all_gather_single_coalesced", "gather",
+    "gather_single", "gather_into_tensor", "scatter", "reduce_scatter", "_reduce_scatter_base",
+    "reduce_scatter_single", "reduce_scatter_tensor_coalesced", "reduce_scatter_single_coalesced", "reduce",
+    "broadcast", "alltoall", "alltoall_base", "all_to_all_single", "recv", "recv_anysource",
+})
+# fmt: on
+"""Methods of a group that give a handle of results; each version of torch has most of them."""
+
+
+class _Result(NamedTuple):
+    """A tensor that is not there yet.
 
     Attributes:
-        work: torch's handle.
-        sites: of each tensor.
-        tensors: the tensors, not held.
-        versions: how often each had been written to when the collective began.
+        site: where it will be recorded.
+        alias: another tensor of its memory and its count of writes; only with the handle, which keeps that memory too.
+        version: how often it had been written to when the collective had begun.
     """
 
-    work: Any
-    sites: list[int]
-    tensors: list[weakref.ref[torch.Tensor]]
-    versions: list[int]
+    site: int
+    alias: torch.Tensor
+    version: int
+
+
+class _Asked(threading.local):
+    """What the method of a group that runs in this thread will give, if one runs."""
+
+    results: list[_Result] | None = None
 
 
 class CollectiveProbe:
@@ -127,7 +146,8 @@ class CollectiveProbe:
         self._counts: dict[str, int] = {}
         self._labels: dict[str, str] = {}
         self._lines: dict[tuple[Phase, str, int, str], dict[str, int]] = {}
-        self._pending: list[_Pending] = []
+        self._asked = _Asked()
+        self._pending: dict[int, tuple[weakref.ref[Any], list[_Result]]] = {}
         self._notes = -1
         self._inside = 0
 
@@ -144,6 +164,9 @@ class CollectiveProbe:
                 self._library.impl(name, self._watching(operator, facts), "Autograd", with_keyset=True)
         work = sys.modules[_HOME].Work
         self._patches.replace(work, "wait", self._waiting(work.wait))
+        group = torch.distributed.ProcessGroup
+        for name in METHODS & vars(group).keys():
+            self._patches.replace(group, name, self._asking(getattr(group, name)))
         functions = importlib.import_module(_FUNCTIONS)
         for name, original in list(vars(functions).items()):
             word = next((word for word in FUNCTIONAL if name.startswith(word)), None)
@@ -184,12 +207,33 @@ class CollectiveProbe:
                 with self._guarded, unobserved():
                     sites, outputs = self._begins(facts, args, frame)
             result = private_api.handed_on(operator, keys, args, kwargs)
-            if outputs and self._guarded.on:
-                with self._guarded:
-                    self._await(result, sites, outputs)
+            asked = self._asked.results
+            if outputs and asked is not None and self._guarded.on:
+                with self._guarded, unobserved():
+                    aliases = [own.detach() for own in outputs]
+                    asked += map(_Result, sites, aliases, map(private_api.writes_to, aliases))
             return result
 
         return run
+
+    def _asking(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def asked(*args: Any, **kwargs: Any) -> Any:
+            if not self._guarded.on:
+                return original(*args, **kwargs)
+            outer, self._asked.results = self._asked.results, []
+            try:
+                work = original(*args, **kwargs)
+                results = self._asked.results
+            finally:
+                self._asked.results = outer
+            if results and work is not None:
+                with self._guarded:
+                    key, pending = id(work), self._pending
+                    pending[key] = weakref.ref(work, lambda _: pending.pop(key, None)), results
+            return work
+
+        return asked
 
     def _functional(self, original: Callable[..., Any], word: str) -> Callable[..., Any]:
         signature = inspect.signature(original)
@@ -296,34 +340,21 @@ class CollectiveProbe:
             known = self._labels[name] = f"{label} #{taken + 1}" if taken else label
         return known
 
-    def _await(self, result: Any, sites: list[int], outputs: list[torch.Tensor]) -> None:
-        work = private_api.work_of(result)
-        if work is not None:
-            versions = [own._version for own in outputs]  # noqa: SLF001 - counts writes
-            self._pending.append(_Pending(work, sites, [weakref.ref(own) for own in outputs], versions))
-
     def _waiting(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
-            result = original(work, *args, **kwargs)
-            if self._guarded.on and self._pending:
+            results: list[_Result] = []
+            if self._guarded.on and id(work) in self._pending:
+                with self._guarded:  # before, as some backends write when they are waited for
+                    found = self._pending.pop(id(work))[1]
+                    results = [own for own in found if private_api.writes_to(own.alias) == own.version]
+            answer = original(work, *args, **kwargs)
+            if results and self._guarded.on:
                 with self._guarded, unobserved():
-                    self._arrived()
-            return result
+                    for site, alias, _ in results:
+                        self._recorder.tensor(site, alias)
+            return answer
 
         return wait
-
-    def _arrived(self) -> None:
-        """Record what has come out, as far as it is still what came out."""
-        waiting = []
-        for pending in self._pending:
-            if not pending.work.is_completed():
-                waiting.append(pending)
-                continue
-            for site, reference, version in zip(pending.sites, pending.tensors, pending.versions, strict=True):
-                tensor = reference()
-                if tensor is not None and tensor._version == version:  # noqa: SLF001 - counts writes
-                    self._recorder.tensor(site, tensor)
-        self._pending = waiting
 
 
 def _tensors(args: tuple[Any, ...], position: int) -> Iterator[torch.Tensor]:
