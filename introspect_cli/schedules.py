@@ -35,6 +35,7 @@ class Moment:
         values: what conditions may ask for, when the step is over; None before.
         memory: what rules remember from step to step.
         rank: the process, in a distributed run.
+        copy: whether a lower rank holds the same parts of everything; None where nothing says so, or not yet.
     """
 
     step: int
@@ -43,6 +44,7 @@ class Moment:
     values: Mapping[str, float] | None = None
     memory: dict[Any, int] = field(default_factory=dict)
     rank: int = 0
+    copy: bool | None = None
 
 
 class Rule:
@@ -233,6 +235,20 @@ class Ranks(_Numbers):
 
 
 @dataclass(frozen=True)
+class OnePerReplica(Rule):
+    """All steps of one rank for each part of the model: of ranks that are copies of one another, the lowest."""
+
+    def bounds(self, moment: Moment) -> tuple[int, int]:
+        """Known once a step has run: only then has the script said which ranks are copies."""
+        if moment.copy is None and moment.values is None:
+            return NEVER, ALWAYS
+        return _known(not moment.copy)
+
+    def __str__(self) -> str:
+        return "one_per_replica()"
+
+
+@dataclass(frozen=True)
 class When(Rule):
     """Steps of which a condition holds when they are over, such as `When("loss > 3 * median")`."""
 
@@ -264,6 +280,7 @@ _RULES: dict[str, type[Rule]] = {
     "every_seconds": EverySeconds,
     "epochs": Epochs,
     "ranks": Ranks,
+    "one_per_replica": OnePerReplica,
     "when": When,
 }
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from introspect_cli.store.reader import Run
 
 _LABELS_HELP = "give names of a framework for steps, such as epoch=3,batch=12 or epoch=2:5"
-_RANKS_HELP = "give numbers with commas between, such as 0,3"
+_RANKS_HELP = "give numbers with commas between, such as 0,3, or one-per-replica, or all"
 
 
 # What people mistype.
@@ -81,6 +81,10 @@ def parse_kinds(texts: Iterable[str]) -> frozenset[Kind]:
         UsageError: a kind is unknown.
     """
     return frozenset(Kind(name) for name in choose(texts, [kind.value for kind in Kind], "kind"))
+
+
+ALL_RANKS, ONE_PER_REPLICA = "all", "one-per-replica"
+"""Words for ranks, beside their numbers: every one; of those that are copies of one another, the lowest."""
 
 
 def parse_ranks(text: str) -> tuple[int, ...]:
@@ -256,17 +260,19 @@ class Selection:
         kinds: kinds that count; empty for all.
         modules: globs of FQNs that count, each with all that is inside; empty for all.
         ranks: ranks that count; empty for all.
+        replicas: whether of ranks that are copies of one another the lowest alone counts.
     """
 
     steps: Schedule | Labelled | None = None
     kinds: frozenset[Kind] = field(default_factory=frozenset)
     modules: tuple[str, ...] = ()
     ranks: tuple[int, ...] = ()
+    replicas: bool = False
 
     @property
     def narrowed(self) -> bool:
         """Whether only a part counts."""
-        return bool(self.steps or self.kinds or self.modules or self.ranks)
+        return bool(self.steps or self.kinds or self.modules or self.ranks or self.replicas)
 
     def wants_step(self, step: int) -> bool:
         """Whether a step counts; labels must have become numbers (`check_selection`)."""
@@ -295,7 +301,8 @@ def read_selection(
         steps=None if steps is None else parse_steps(steps),
         kinds=parse_kinds(kinds),
         modules=words(modules),
-        ranks=() if ranks is None else parse_ranks(ranks),
+        ranks=() if ranks in (None, ALL_RANKS, ONE_PER_REPLICA) else parse_ranks(str(ranks)),
+        replicas=ranks == ONE_PER_REPLICA,
     )
 
 
@@ -319,6 +326,8 @@ def check_selection(selection: Chosen, runs: Sequence[Run], rename: Callable[[st
     if not selection.narrowed:
         return selection
     where, has = (f"{runs[0].path}", "it has") if len(runs) == 1 else ("either run", "they have")
+    if selection.replicas:
+        selection = replace(selection, ranks=_one_per_replica(runs, where))
     ranks = sorted({rank for run in runs for rank in run.ranks})
     for rank in selection.ranks:
         if rank not in ranks:
@@ -348,6 +357,16 @@ def check_selection(selection: Chosen, runs: Sequence[Run], rename: Callable[[st
                 hint = near_module(glob, names) or ": `introspect show --tree` lists the modules of a run"
                 raise UsageError(f"no module matches {glob}{hint}")
     return selection
+
+
+def _one_per_replica(runs: Sequence[Run], where: str) -> tuple[int, ...]:
+    """Ranks that are the lowest of those with the same parts of everything, in each run that says so."""
+    known = {rank: run.manifests.get(rank, {}).get("copies") for run in runs for rank in run.ranks}
+    listed = {rank: told for rank, told in known.items() if isinstance(told, list) and told}
+    copies = {rank: told for rank, told in listed.items() if all(type(own) is int for own in told)}
+    if not copies:
+        raise UsageError(f"which ranks are copies of one another is not known in {where}: name ranks by number")
+    return tuple(sorted(rank for rank, own in copies.items() if rank == min(own)))
 
 
 def _counted(numbers: Sequence[int], what: str) -> str:

@@ -282,6 +282,15 @@ class Context:
         for listener in self.on_root:
             listener(module)
 
+    def copies(self) -> list[int]:
+        """Ranks that hold the same parts of everything as this one, which is among them; empty where nothing says so.
+
+        With ZeroRedundancyOptimizer each rank has the state of some parameters alone.
+        """
+        own = (reference() for reference in self._optimizers)
+        is_cut = any(type(optimizer).__name__ == "ZeroRedundancyOptimizer" for optimizer in own)
+        return [] if is_cut else self.data_parallel.copies
+
     def auto_tick(self) -> None:
         """End the step, unless the script ends its steps itself."""
         if not self.manual:

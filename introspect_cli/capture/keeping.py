@@ -20,7 +20,7 @@ import numpy as np
 
 from introspect_cli.errors import StoreError
 from introspect_cli.records import Kind
-from introspect_cli.schedules import ALWAYS, NEVER, Epochs, Last, Moment, Ranks, Rule, Steps, When
+from introspect_cli.schedules import ALWAYS, NEVER, Epochs, Last, Moment, OnePerReplica, Ranks, Rule, Steps, When
 from introspect_cli.store.batch import l2_norm
 
 if TYPE_CHECKING:
@@ -91,6 +91,7 @@ class Keeping:
         self.rule = rule
         self.nan_at: int | None = None
         self.epoch: Callable[[], int | None] = lambda: None
+        self.copies: Callable[[], list[int]] = list
         self.epoch_seen = False
         self.dropped = 0
         self._rank = rank
@@ -118,8 +119,21 @@ class Keeping:
         return self._epochs
 
     @property
+    def asks_for_copies(self) -> bool:
+        """Whether it is asked which ranks are copies of one another."""
+        return any(isinstance(part, OnePerReplica) for part in self.rule.parts)
+
+    @property
+    def copy(self) -> bool | None:
+        """Whether a lower rank holds the same parts of everything; None where nothing says so."""
+        copies = self.copies() if self.asks_for_copies else []
+        return self._number != min(copies) if copies else None
+
+    @property
     def left_out(self) -> bool:
         """Whether this rank is to record nothing."""
+        if self.asks_for_copies and self.copy:
+            return True
         ranks = [part for part in self.rule.parts if isinstance(part, Ranks)]
         return bool(ranks) and not self._wanted and not any(own.wants(self._number) for own in ranks)
 
@@ -137,7 +151,7 @@ class Keeping:
         """
         if self._plain is not None:
             return self._plain.wants(step)
-        moment = Moment(step, seconds=time.time(), memory=self._memory, rank=self._number)
+        moment = Moment(step, seconds=time.time(), memory=self._memory, rank=self._number, copy=self.copy)
         if self._epochs and begins:
             epoch = self.epoch()
             self.epoch_seen |= epoch is not None
@@ -179,6 +193,7 @@ class Keeping:
             values,
             self._memory,
             self._number,
+            self.copy,
         )
         expiry = self.rule.bounds(moment)[1]
         if self._until_nan and self.nan_at is None and _has_nan(kinds, slots, table):

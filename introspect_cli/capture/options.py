@@ -262,7 +262,7 @@ class CaptureOptions:
         default=None,
         metadata=written(
             WHEN,
-            "Of all of them, only those of some ranks, such as 0 or 0,8:16.",
+            "Of all of them, only those of some ranks: 0,8:16, or one-per-replica (of copies the lowest).",
             "--ranks",
             metavar="RANKS",
             narrows=True,

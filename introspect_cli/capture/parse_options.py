@@ -11,8 +11,19 @@ from introspect_cli.capture.options import CaptureOptions, described, key
 from introspect_cli.errors import UsageError
 from introspect_cli.records import Kind
 from introspect_cli.schedule import Schedule
-from introspect_cli.schedules import Epochs, EverySeconds, First, Last, Ranks, Rule, Steps, When, parse_rule
-from introspect_cli.selection import did_you_mean, words
+from introspect_cli.schedules import (
+    Epochs,
+    EverySeconds,
+    First,
+    Last,
+    OnePerReplica,
+    Ranks,
+    Rule,
+    Steps,
+    When,
+    parse_rule,
+)
+from introspect_cli.selection import ALL_RANKS, ONE_PER_REPLICA, did_you_mean, words
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -75,9 +86,10 @@ def rule_of(options: CaptureOptions) -> Rule:
     if base:
         more.insert(0, functools.reduce(Rule.__and__, base))
     rule = functools.reduce(Rule.__or__, more) if more else None
-    if options.ranks is None:
+    if options.ranks is None or options.ranks == ALL_RANKS:
         return rule or Steps()
-    return Ranks(options.ranks) if rule is None else Ranks(options.ranks) & rule
+    ranks = OnePerReplica() if options.ranks == ONE_PER_REPLICA else Ranks(options.ranks)
+    return ranks if rule is None else ranks & rule
 
 
 def _check_rule(options: CaptureOptions) -> None:

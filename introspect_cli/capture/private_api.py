@@ -156,6 +156,17 @@ def fsdp_groups(module: Any) -> list[Any]:
     return [group for name in names if (group := getattr(info, name, None)) is not None]
 
 
+def fsdp_replicas(module: Any) -> Any:
+    """The process group over which `fully_shard` keeps copies of a module's shards; None where it keeps none.
+
+    Without it, `--ranks one-per-replica` records every rank.
+    """
+    state = module._get_fsdp_state() if hasattr(module, "_get_fsdp_state") else None  # noqa: SLF001 - told in the docstring
+    return getattr(
+        getattr(getattr(state, "_fsdp_param_group", None), "mesh_info", None), "replicate_process_group", None
+    )
+
+
 LOADER_ITERATOR: Any = _BaseDataLoaderIter
 """Class of a DataLoader's iterators. Without it, batches are not observed."""
 

@@ -263,6 +263,11 @@ class Session:
                 probes.keeping.finish(probes.recorder.step - 1)
                 if probes.keeping.undecided and not probes.keeping.epoch_seen:
                     self._guard.note("--epochs keeps no step: only Lightning, transformers and accelerate count epochs")
+                if probes.keeping.asks_for_copies and self.launch is not None and not probes.context.copies():
+                    self._guard.note(
+                        "--ranks one-per-replica: no wrapper (DDP, FSDP) said which ranks are copies of one another, "
+                        "so all are recorded"
+                    )
         if probes is not None:
             for sentence in probes.names.unmatched():
                 self._guard.note(sentence)

@@ -32,7 +32,9 @@ _SELECTING: dict[str, Callable[[Any], Any]] = {
         multiple=True,
         help="Only modules of that name, with all that is inside them, such as blocks.0 or '*.attn'; may be repeated.",
     ),
-    "ranks": click.option("--ranks", metavar="RANKS", help="Only these ranks, with commas between."),
+    "ranks": click.option(
+        "--ranks", metavar="RANKS", help="Only these ranks: 0,3, one-per-replica (of copies the lowest), all."
+    ),
 }
 
 

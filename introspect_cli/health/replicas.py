@@ -113,18 +113,19 @@ def read_replicas(run: Run) -> Replicas:
     Raises:
         StoreError: the run is damaged.
     """
-    readers = [run.rank(rank) for rank in run.ranks]
+    ranks = tuple(rank for rank in run.ranks if rank not in run.left_out)
+    readers = [run.rank(rank) for rank in ranks]
     whole = WholeReader(str(run.path), readers)
     sites = whole.sites
     names = list(zip(sites.kind, sites.phase, sites.fqn, sites.path, strict=True))
     common = sorted(set.intersection(*({int(step) for step in reader.entries["step"]} for reader in readers)))
-    found = Replicas(run, run.ranks, common, names)
+    found = Replicas(run, ranks, common, names)
     found.has_parts = any(layout.part is not None for reader in readers for layout in reader.layouts)
-    told = [run.manifests.get(rank, {}).get("data_parallel") for rank in run.ranks]
+    told = [run.manifests.get(rank, {}).get("data_parallel") for rank in ranks]
     found.groups = [
         frozenset(rank for rank in own if type(rank) is int) for own in told if own and isinstance(own, list)
     ]
-    peers = PeerWalk(whole, run.ranks, frozenset().union(*found.groups), run.world_size)
+    peers = PeerWalk(whole, ranks, frozenset().union(*found.groups), run.world_size)
     found.peers = peers.found
     walk = _Walk(found, whole, peers)
     collectives = CollectiveWalk(readers)

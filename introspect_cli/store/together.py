@@ -38,6 +38,9 @@ _COPIED = (Kind.PARAM, Kind.GRAD, Kind.OPTIMIZER_STATE)
 _FIRSTS = (Kind.BUFFER, Kind.HYPERPARAMETER)
 """Of these the first rank's counts: DDP gives its buffers to the others before each forward pass."""
 
+_OWN = (Kind.BATCH, Kind.INPUT, Kind.OUTPUT, Kind.GRAD_INPUT, Kind.GRAD_OUTPUT, Kind.LOSS, Kind.RNG)
+"""Of these each rank may have its own."""
+
 _COPIES_APART = 1e-4
 _NOT_SEEN, _PARTIAL, _VALUE = int(Status.NOT_OBSERVED), int(Status.PARTIAL), int(Status.VALUE)
 _NONFINITE = ("nans", "posinfs", "neginfs")
@@ -54,6 +57,7 @@ class Together:
         kinds: Array,
         left_out: Callable[[RankedStep], Array],
         number_of: Callable[[Layout], int],
+        lacking: str = "",
     ) -> None:
         """Start without a plan.
 
@@ -62,7 +66,9 @@ class Together:
             kinds: of each site of the whole, its kind's position in `Kind`.
             left_out: says of a step which rows count for nothing.
             number_of: the whole's number of a layout.
+            lacking: why the values that each rank has its own of are not all there; "" where they are.
         """
+        self.lacking = lacking
         self._places, self._kinds, self._left_out, self._number_of = places, kinds, left_out, number_of
         self._plan: Plan | None = None
         self._wholes: dict[int, int] = {}
@@ -261,6 +267,10 @@ class _Putting:
                 if loose[group] and "not known" in text:
                     self._unseen(group, text)
                     loose[group] = False
+        if self.memory.lacking:
+            for group in np.flatnonzero(loose & np.isin(plan.kind, [position(kind) for kind in _OWN])).tolist():
+                self._unseen(group, self.memory.lacking)
+                loose[group] = False
         apart = loose & ~self._equal() & ~np.isin(plan.kind, [position(kind) for kind in _FIRSTS])
         random = plan.kind == position(Kind.RNG)
         for group in np.flatnonzero(apart & random).tolist():

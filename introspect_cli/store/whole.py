@@ -60,6 +60,7 @@ class WholeReader:
         *,
         fold_calls: bool = False,
         stages: Mapping[int, tuple[int, int]] | None = None,
+        lacking: str = "",
     ) -> None:
         """Take the ranks' readers, which stay theirs who opened them.
 
@@ -68,9 +69,11 @@ class WholeReader:
             readers: at least one, by rank.
             fold_calls: whether all calls of a module in a step count as one: microbatches, accumulation.
             stages: of ranks that run a stage of a pipeline, its number and how many there are.
+            lacking: why the values that each rank has its own of are not all there; "" where they are.
         """
         self.fold_calls = fold_calls
         self._stages = dict(stages or {})
+        self._lacking = lacking
         self.path = path
         self.readers = list(readers)
         self.rank = self.readers[0].rank
@@ -218,7 +221,7 @@ class WholeReader:
     @cached_property
     def _together(self) -> Together:
         kinds = np.array([position(kind) for kind in self.sites.kind], np.int64)
-        return Together(self._places, kinds, self._left_out, self._layout)
+        return Together(self._places, kinds, self._left_out, self._layout, self._lacking)
 
     def _left_out(self, step: RankedStep) -> Array:
         """The rows that are not the model's: collectives, and what flows between stages of a pipeline.

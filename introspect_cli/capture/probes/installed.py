@@ -93,6 +93,7 @@ class Probes:
         )  # fmt: skip
         self.context = Context(self.recorder, self.names, guard, options.record, wants_eval=bool(options.eval))
         self.keeping.epoch = self.context.labels.epoch
+        self.keeping.copies = self.context.copies
         gradients = GradientProbe(self.recorder, guard)
         state = StateProbe(self.context)
         self.optimizers = OptimizerProbe(self.context, state)

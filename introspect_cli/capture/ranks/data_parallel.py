@@ -1,7 +1,7 @@
-"""Which ranks are given different samples: those that DDP or FSDP average gradients over.
+"""Which ranks are given different samples, and which hold the same parts of the model: as DDP and FSDP have it.
 
 Nothing in a run's numbers tells data parallelism from tensor parallelism, whose ranks must be given the same samples.
-The wrappers know their group.
+The wrappers know their groups.
 """
 
 from __future__ import annotations
@@ -10,10 +10,14 @@ import sys
 import weakref
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from introspect_cli.capture import private_api
 from introspect_cli.capture.inside import modules_in
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from torch import nn
 
 
@@ -22,11 +26,14 @@ class DataParallel:
 
     Attributes:
         ranks: that share the work by samples, this one among them; empty where no wrapper says so.
+        copies: ranks that hold the same parts of everything as this one, which is among them; empty where that is not
+            known: without a wrapper, or where some parameters are left to each rank.
     """
 
     def __init__(self) -> None:
         """Start with nothing known."""
         self.ranks: list[int] = []
+        self.copies: list[int] = []
         self._seen: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
     def look(self, root: nn.Module) -> None:
@@ -38,7 +45,30 @@ class DataParallel:
             groups = _groups(module)
             if groups:
                 self.ranks = sorted({rank for group in groups for rank in private_api.ranks_of(group)})
-                return
+                break
+        if self.ranks:
+            self.copies = _copies(modules_in(root))
+
+
+def _copies(modules: Iterable[nn.Module]) -> list[int]:
+    """The ranks whose parameters are this one's; empty where wrappers do not agree, or leave some parameters out."""
+    found: set[tuple[int, ...]] = set()
+    for module in modules:
+        name = type(module).__name__
+        group: Any = None
+        if name == "DistributedDataParallel":
+            if getattr(module, "parameters_to_ignore", None):
+                return []
+            group = getattr(module, "process_group", None)
+        elif name == "FullyShardedDataParallel":
+            strategy = getattr(getattr(module, "sharding_strategy", None), "name", "")
+            group = getattr(module, "process_group" if strategy == "NO_SHARD" else "_inter_node_pg", None)
+        elif not (name.startswith("FSDP") and private_api.fsdp_groups(module)):
+            continue
+        else:
+            group = private_api.fsdp_replicas(module)
+        found.add(tuple(private_api.ranks_of(group)) if group is not None else (torch.distributed.get_rank(),))
+    return list(found.pop()) if len(found) == 1 else []
 
 
 def _groups(module: nn.Module) -> list[Any]:

@@ -50,11 +50,12 @@ def wholes(a: Run, b: Run) -> tuple[Reader, Reader]:
 
 
 def _whole(run: Run, *, fold_calls: bool) -> Reader:
-    readers = [run.rank(rank) for rank in run.ranks]
-    if len(readers) == 1 and not _parts(readers[0]) and not fold_calls:
+    readers = [run.rank(rank) for rank in run.ranks if rank not in run.left_out]
+    if len(readers) == 1 and not _parts(readers[0]) and not fold_calls and not run.left_out:
         return readers[0]
     stages = {rank: found for rank, manifest in run.manifests.items() if (found := _stage(manifest)) is not None}
-    return WholeReader(str(run.path), readers, fold_calls=fold_calls, stages=stages)
+    recorded = f"{len(readers)} of {run.world_size} ranks were recorded" if run.left_out else ""
+    return WholeReader(str(run.path), readers, fold_calls=fold_calls, stages=stages, lacking=recorded)
 
 
 def _stage(manifest: Mapping[str, Any]) -> tuple[int, int] | None:

@@ -1,0 +1,105 @@
+"""Ranks put together: layouts that agree to the last bit, and captures of one rank for each part of a model."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from launches import finish, launch
+
+from introspect_cli.compare.diff import compare_runs
+from introspect_cli.compare.options import DiffOptions
+from introspect_cli.compare.result import Verdict
+from introspect_cli.errors import UsageError
+from introspect_cli.health.check import check
+from introspect_cli.records import Kind
+from introspect_cli.selection import read_selection
+from introspect_cli.store.reader import open_run
+
+pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
+
+ONE = ("--ranks", "one-per-replica")
+RUNS = {
+    "single": (1, "single", ()),
+    "ddp": (2, "ddp", ()),
+    "fsdp2": (2, "fsdp2", ()),
+    "zero1": (2, "zero1", ()),
+    "gpipe": (2, "gpipe", ()),
+    "1f1b": (2, "1f1b", ()),
+    "ddp-one": (2, "ddp", ONE),
+    "zero1-one": (2, "zero1", ONE),
+    "manual-one": (2, "manual", ONE),
+    "hsdp-one": (4, "hsdp", ONE),
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("joined")
+    options = ("--no-packages", "--no-env", "--no-source")
+    told = {}
+    for batch in (list(RUNS)[at : at + 4] for at in range(0, len(RUNS), 4)):
+        started = {}
+        for name in batch:
+            world, layout, more = RUNS[name]
+            started[name] = launch(folder, name, world, layout, "--steps", "2", options=(*options, *more))
+        told |= {name: finish(processes) for name, processes in started.items()}
+    return folder, told
+
+
+def compared(runs, a, b, **options):
+    with open_run(runs[0] / a) as one, open_run(runs[0] / b) as two:
+        return compare_runs(one, two, DiffOptions(**options))
+
+
+@pytest.mark.parametrize(("a", "b"), [("ddp", "fsdp2"), ("ddp", "zero1"), ("gpipe", "1f1b")])
+def test_layouts_that_add_up_in_one_order_agree_in_every_checksum(runs, a, b):
+    """Each has two values to add, or the same microbatches in another order of running: no sum is taken otherwise."""
+    result = compared(runs, a, b)
+    assert result.verdict is Verdict.SAME, result.sentence
+    assert result.counts.within == 0, result.sentence
+    assert "tolerance" not in result.sentence
+    assert result.counts.records > 250
+
+
+def test_another_order_of_summation_is_not_called_equal_bits(runs):
+    result = compared(runs, "single", "ddp")
+    assert result.verdict is Verdict.SAME
+    assert result.counts.within > 100
+    assert "only within the tolerance or by extrema and means" in result.sentence
+
+
+@pytest.mark.parametrize(
+    ("name", "kept"),
+    [("ddp-one", {0}), ("hsdp-one", {0, 1}), ("zero1-one", {0, 1}), ("manual-one", {0, 1})],
+)
+def test_one_rank_for_each_part_of_the_model_is_recorded(runs, name, kept):
+    with open_run(runs[0] / name) as run:
+        assert {rank for rank in run.ranks if len(run.rank(rank))} == kept
+        assert set(run.ranks) - run.left_out == kept
+        assert run.endings == []
+        assert check(run).findings == ()
+
+
+def test_where_no_wrapper_says_which_ranks_are_copies_that_is_said(runs):
+    told = "".join(runs[1]["manual-one"])
+    assert "no wrapper (DDP, FSDP) said which ranks are copies of one another, so all are recorded" in told
+    assert "no wrapper" not in "".join(runs[1]["ddp-one"])
+
+
+@pytest.mark.parametrize(("name", "of"), [("ddp-one", "1 of 2"), ("hsdp-one", "2 of 4")])
+def test_what_the_ranks_left_out_had_of_their_own_is_not_compared(runs, name, of):
+    result = compared(runs, "single", name)
+    assert result.verdict is Verdict.UNDECIDED, result.sentence
+    assert "all that both runs saw agrees" in result.sentence
+    assert result.first is None
+    states = frozenset({Kind.PARAM, Kind.GRAD, Kind.OPTIMIZER_STATE})
+    result = compared(runs, "single", name, kinds=states)
+    assert result.verdict is Verdict.SAME, (of, result.sentence)
+
+
+def test_one_rank_for_each_part_can_be_asked_of_a_comparison(runs):
+    options = read_selection(ranks="one-per-replica")
+    assert compared(runs, "ddp", "ddp", replicas=options.replicas).verdict is Verdict.SAME
+    assert read_selection(ranks="all") == read_selection()
+    with pytest.raises(UsageError, match="which ranks are copies of one another is not known in either run"):
+        compared(runs, "single", "single", replicas=True)
