@@ -113,7 +113,7 @@ def read_replicas(run: Run) -> Replicas:
     Raises:
         StoreError: the run is damaged.
     """
-    ranks = tuple(rank for rank in run.ranks if rank not in run.left_out)
+    ranks = run.recorded
     readers = [run.rank(rank) for rank in ranks]
     whole = WholeReader(str(run.path), readers)
     sites = whole.sites

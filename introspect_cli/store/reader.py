@@ -157,6 +157,11 @@ class Run:
         return frozenset(rank for rank, manifest in self.manifests.items() if manifest.get("left_out") is True)
 
     @property
+    def recorded(self) -> tuple[int, ...]:
+        """The ranks that were to record steps; all, where none was."""
+        return tuple(rank for rank in self.ranks if rank not in self.left_out) or self.ranks
+
+    @property
     def label(self) -> str:
         """What somebody wrote of the run; "" where nobody did.
 

@@ -50,7 +50,7 @@ def wholes(a: Run, b: Run) -> tuple[Reader, Reader]:
 
 
 def _whole(run: Run, *, fold_calls: bool) -> Reader:
-    readers = [run.rank(rank) for rank in run.ranks if rank not in run.left_out]
+    readers = [run.rank(rank) for rank in run.recorded]
     if len(readers) == 1 and not _parts(readers[0]) and not fold_calls and not run.left_out:
         return readers[0]
     stages = {rank: found for rank, manifest in run.manifests.items() if (found := _stage(manifest)) is not None}
