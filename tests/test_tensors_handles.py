@@ -30,7 +30,7 @@ def of_every_sort():
     sort += [x.to(own) for own in handles._TYPES if own is not None] + [x.to(torch.complex64), x.to(torch.float8_e5m2)]
     sort += [torch.complex(x, x).conj().imag, x._lazy_clone(), x.to_sparse(), x.to_mkldnn(), shrunk, freed]
     sort += [torch.empty(3, device="meta"), torch._to_functional_tensor(x), torch.randn(2, 1, 2, 1, 2, 1, 2)]
-    return sort
+    return [*sort, torch._neg_view(x)]
 
 
 def summaries(tensors):
@@ -101,3 +101,17 @@ def test_a_tensor_of_a_transform_goes_the_long_way(capfd):
     assert len(table) == 2
     assert capfd.readouterr().err == ""
     summarizer.close()
+
+
+def test_a_lazy_negation_is_seen_in_the_tensor_itself():
+    if handles.functions() is None:
+        pytest.skip("this torch has none")
+    x = torch.arange(24.0).reshape(4, 6)
+    lazy = torch._neg_view(x)
+    summarizer = Summarizer()
+    for own in (x, lazy, -x, x, lazy, -x):  # a shape is learnt by the first of it
+        summarizer.add(own)
+    checksums = summarizer.take().checksum.tolist()
+    summarizer.close()
+    assert checksums[1] == checksums[2] != checksums[0]
+    assert checksums[:3] == checksums[3:]

@@ -359,6 +359,7 @@ ELSEWHERE = {
     "torch._is_functional_tensor": "tells tensors without data; without it they are recorded as an error",
     "torch._subclasses.fake_tensor.FakeTensor": "as _is_functional_tensor",
     "torch._C._aoti.unsafe_alloc_void_ptr_from_tensor": "tells where in its Python object a tensor lies; else as below",
+    "torch._C._dispatch_keys": "tells lazy negation without a call; else each small tensor is asked",
     "torch.Tensor.__dlpack_c_exchange_api__": "small tensors in one call; without it each takes twice as long",
     "torch._C._data_address": "tells where elements are; without it, lazy copies get memory of their own",
     "torch._C._is_cow_tensor": "as _data_address",

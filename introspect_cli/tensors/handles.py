@@ -41,11 +41,13 @@ _TYPES: Final = (
 )
 """Element types by torch's number for them, as tensor.cpp has them."""
 _WORD: Final = ctypes.sizeof(ctypes.c_void_p)
+_TENSOR: Final = 24 * _WORD
+"""Bytes of a C++ tensor, which torch keeps it to."""
 
 
 @functools.cache
 def functions() -> bytes | None:
-    """`Functions` of tensor.h: the place of the tensor in its Python object, and nine addresses; None without them."""
+    """`Functions` of tensor.h: where a tensor lies and what tells a lazy negation, and nine addresses; None without."""
     try:
         asked = _found()
         with unobserved():
@@ -53,10 +55,11 @@ def functions() -> bytes | None:
             place = _place(samples)
             if _WORD != 8 or place is None or not all(_agrees(asked, place, tensor) for tensor in samples):
                 return None
+            keys, negation = _keys(place, samples)
     except Exception:  # whatever torch has made of them: there is another way
         return None
     addresses = [_word(ctypes.addressof(function)) or 0 for function in asked]
-    return struct.pack(f"={1 + len(addresses)}q", place, *addresses)
+    return struct.pack(f"=qqQ{len(addresses)}q", place, keys, negation, *addresses)
 
 
 def _found() -> list[_Function]:
@@ -83,6 +86,19 @@ def _place(samples: list[torch.Tensor]) -> int | None:
         places = {at for at in places if _word(id(tensor) + at) == shared}
         own.alloc_tensor_by_stealing_from_void_ptr(handle)
     return places.pop() if len(places) == 1 else None
+
+
+def _keys(place: int, samples: list[torch.Tensor]) -> tuple[int, int]:
+    """Bytes from the beginning of a C++ tensor to its dispatch keys, and the key of lazy negation; -1 if not known."""
+    told: Any = getattr(torch._C, "_dispatch_keys", None)  # noqa: SLF001  # no public one
+    if told is None:
+        return -1, 0
+    plain = torch.zeros(2, dtype=torch.complex64, device="cpu")
+    negated = plain.conj().imag
+    every = [(_word(id(own) + place) or 0, told(own).raw_repr()) for own in [*samples, plain, negated]]
+    places = [at for at in range(0, _TENSOR, _WORD) if all((_word(own + at) or 0) == keys for own, keys in every)]
+    negation = told(negated).raw_repr() & ~told(plain.imag).raw_repr()
+    return (places[0], negation) if len(places) == 1 and negation else (-1, 0)
 
 
 def _word(address: int) -> int | None:

@@ -78,10 +78,14 @@ i64 asked(PyObject *callable, PyObject *of) {
     return value;
 }
 
+bool is_plain(const Intake *self, PyObject *tensor) {
+    PyObject *type = (PyObject *)Py_TYPE(tensor);
+    return type == self->held[TENSOR] || type == self->held[PARAMETER];
+}
+
 // What a tensor is, contiguous in CPU memory; false, without an exception, if it goes the long way.
 bool look(Intake *self, PyObject *tensor, Look &found) {
-    PyObject *type = (PyObject *)Py_TYPE(tensor);
-    if (type != self->held[TENSOR] && type != self->held[PARAMETER]) return false;
+    if (!is_plain(self, tensor)) return false;
     if (self->functions) return look_by_handle(self->functions, tensor, found);
     // a lazy copy gets memory of its own when DLPack is asked for it
     if (self->held[IS_LAZY] != Py_None && asked(self->held[IS_LAZY], tensor) != 0) return PyErr_Clear(), false;
@@ -95,7 +99,8 @@ bool unseen(Intake *self) {
 
 // Whether the elements are there, as they are: no lazy negation, and a storage that nobody has freed under the tensor.
 bool is_there(Intake *self, PyObject *tensor, Look &found) {
-    if (asked(self->held[IS_NEG], tensor) != 0) return PyErr_Clear(), false;
+    if (found.negated < 0) found.negated = asked(self->held[IS_NEG], tensor) != 0, PyErr_Clear();
+    if (found.negated) return false;
     if (found.bytes < 0) {
         PyObject *storage = PyObject_CallFunctionObjArgs(self->held[STORAGE], tensor, nullptr);
         if (!storage) return PyErr_Clear(), false;
@@ -192,11 +197,14 @@ PyObject *record(PyObject *object, PyObject *const *arguments, Py_ssize_t given)
 }
 
 // A list of what `one` makes of each tensor of a list, in order.
-template <class One> PyObject *of_each(PyObject *tensors, One one) {
+template <class One> PyObject *of_each(const Intake *self, PyObject *tensors, One one) {
+    constexpr Py_ssize_t AHEAD = 6;
     if (!PyList_Check(tensors)) return PyErr_Format(PyExc_TypeError, "a list wanted");
     Py_ssize_t count = PyList_Size(tensors);
     PyObject *all = PyList_New(count);
     for (Py_ssize_t i = 0; all && i < count && i < PyList_Size(tensors); i++) {
+        PyObject *next = self->functions && i + AHEAD < count ? PyList_GetItem(tensors, i + AHEAD) : nullptr;
+        if (next && is_plain(self, next)) fetch(self->functions, next);
         PyObject *made = one(PyList_GetItem(tensors, i));
         if (!made) return Py_DecRef(all), nullptr;
         PyList_SetItem(all, i, made);
@@ -207,7 +215,7 @@ template <class One> PyObject *of_each(PyObject *tensors, One one) {
 PyObject *add_all(PyObject *object, PyObject *tensors) {
     Intake *self = (Intake *)object;
     bool may = unseen(self);
-    return of_each(tensors, [self, may](PyObject *tensor) {
+    return of_each(self, tensors, [self, may](PyObject *tensor) {
         i64 slot = may ? add_one(self, tensor) : -1;
         return slot == -2 ? nullptr : PyLong_FromLongLong(slot);
     });
@@ -231,7 +239,7 @@ PyObject *stand(Intake *self, PyObject *tensor) {
 PyObject *stands(PyObject *object, PyObject *tensors) {
     Intake *self = (Intake *)object;
     bool may = unseen(self);
-    return of_each(tensors, [self, may](PyObject *tensor) { return may ? stand(self, tensor) : Py_NewRef(Py_None); });
+    return of_each(self, tensors, [self, may](PyObject *tensor) { return may ? stand(self, tensor) : Py_NewRef(Py_None); });
 }
 
 PyObject *learn(PyObject *object, PyObject *const *arguments, Py_ssize_t given) {

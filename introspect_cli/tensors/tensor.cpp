@@ -72,7 +72,8 @@ bool look_by_handle(const Functions *torch, PyObject *tensor, Look &found) {
     if (!measure(sizes, strides, dims, u32(type), found)) return false;
     if (torch->bytes(handle, &found.bytes) || torch->offset(handle, &found.offset)) return false;
     if (torch->address(handle, &address)) return false;
-    found.address = u64(address);
+    found.address = u64(address), found.negated = -1;
+    if (torch->keys >= 0) found.negated = (*(const u64 *)(*(const char **)handle + torch->keys) & torch->negation) != 0;
     return true;
 }
 
@@ -82,8 +83,14 @@ bool look_by_dlpack(const ExchangeAPI *torch, PyObject *tensor, Look &found) {
     if (torch->look(tensor, &t)) return PyErr_Clear(), false;  // no memory of its own, or none that DLPack knows
     found.code = code_of_dlpack(t.dtype.code, t.dtype.bits);
     if (t.device_type != ON_CPU || t.dtype.lanes != 1 || found.code < 0 || t.ndim > DIMS) return false;
-    found.address = u64(t.data) + t.byte_offset, found.bytes = found.offset = -1;
+    found.address = u64(t.data) + t.byte_offset, found.bytes = found.offset = found.negated = -1;
     return measure(t.shape, t.strides, t.ndim, u32(t.dtype.code) << 8 | t.dtype.bits, found);
+}
+
+void fetch(const Functions *torch, PyObject *tensor) {
+    constexpr int SIZE = 192, LINE = 64;
+    const char *own = *(const char **)((char *)tensor + torch->place);
+    for (int at = 0; at < SIZE; at += LINE) __builtin_prefetch(own + at);
 }
 
 const ExchangeAPI *exchange_api(PyObject *capsule) {

@@ -243,15 +243,22 @@ PyObject *leave(Modules *self, const Call &call, PyObject *result) {
     return nullptr;
 }
 
-// Runs the module, on the stack of calls meanwhile.
-PyObject *run(Modules *self, const Call &call, PyObject *keywords) {
-    const Py_ssize_t given = PyTuple_Size(call.arguments), depth = PyList_Size(call.calls);
+// Calls the original with the module before the arguments.
+PyObject *call_original(Modules *self, PyObject *module, PyObject *arguments, PyObject *keywords) {
+    const Py_ssize_t given = PyTuple_Size(arguments);
     PyObject *all = PyTuple_New(given + 1);
     if (!all) return nullptr;
-    PyTuple_SetItem(all, 0, Py_NewRef(call.module));
-    for (Py_ssize_t i = 0; i < given; i++) PyTuple_SetItem(all, i + 1, Py_NewRef(PyTuple_GetItem(call.arguments, i)));
-    PyObject *result = PyList_Append(call.calls, call.state) ? nullptr : PyObject_Call(self->held[ORIGINAL], all, keywords);
+    PyTuple_SetItem(all, 0, Py_NewRef(module));
+    for (Py_ssize_t i = 0; i < given; i++) PyTuple_SetItem(all, i + 1, Py_NewRef(PyTuple_GetItem(arguments, i)));
+    PyObject *result = PyObject_Call(self->held[ORIGINAL], all, keywords);
     Py_DecRef(all);
+    return result;
+}
+
+// Runs the module, on the stack of calls meanwhile.
+PyObject *run(Modules *self, const Call &call, PyObject *keywords) {
+    const Py_ssize_t depth = PyList_Size(call.calls);
+    PyObject *result = PyList_Append(call.calls, call.state) ? nullptr : call_original(self, call.module, call.arguments, keywords);
     PyObject *type, *value, *traceback;
     PyErr_Fetch(&type, &value, &traceback);
     PyList_SetSlice(call.calls, depth, PY_SSIZE_T_MAX, nullptr);
@@ -271,12 +278,23 @@ PyObject *plain_call(Modules *self, const Call &call, PyObject *keywords, PyObje
     return result ? leave(self, call, result) : nullptr;
 }
 
+// Whether a call within another is none of the recorder's business: in a step that it does not want, or in a module that it
+// leaves out.
+bool is_passed(Modules *self) {
+    PyObject *calls = attribute(self->held[STACK], CALLS);
+    const Py_ssize_t depth = calls && PyList_Check(calls) ? PyList_Size(calls) : 0;
+    const bool passed = depth && (PyList_GetItem(calls, depth - 1) == Py_None || attribute_is(self->held[RECORDER], WANTED, Py_False));
+    if (calls) Py_DecRef(calls);
+    return passed;
+}
+
 PyObject *called(PyObject *object, PyObject *const *arguments, Py_ssize_t given) {
     Modules *self = (Modules *)object;
     if (given != 3 || !PyTuple_Check(arguments[1]) || !PyDict_Check(arguments[2]))
         return PyErr_Format(PyExc_TypeError, "a module, a tuple and a dictionary wanted");
     const Handed last = handed;
     handed = {};
+    if (is_passed(self)) return call_original(self, arguments[0], arguments[1], arguments[2]);
     Call call{arguments[0], arguments[1], nullptr, nullptr, 0};
     bool plain = !PyDict_Size(arguments[2]) && is_plain(self, call), known = false;
     PyObject *inputs = plain ? input_sites(self, call, PyTuple_Size(call.arguments), known) : nullptr;
