@@ -13,8 +13,9 @@ from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.result import Verdict
 from introspect_cli.health.check import check
+from introspect_cli.health.collectives import CollectiveWalk
 from introspect_cli.records import Kind
-from introspect_cli.store.launched import IN_FLIGHT, group_label
+from introspect_cli.store.launched import IN_FLIGHT, group_label, group_size
 from introspect_cli.store.reader import open_run
 from introspect_cli.store.verify import verify_run
 
@@ -29,6 +30,19 @@ FOUND = [
     ("mismatched", 1, ["float32 [2, 2] at", "on rank 0 and all_reduce sum of float32 [4] at", "on rank 1"]),
 ]
 
+KINDS = {
+    "sum": "the sum of what went in (relative L2",
+    "max": "the maximum of what went in",
+    "min": "the minimum of what went in",
+    "product": "the product of what went in",
+    "broadcast": "what the root sent",
+    "gather_list": "what went in, put together",
+    "gather": "what went in, put together",
+    "reduce_scatter": "the sum of what went in, cut into parts",
+    "to_all": "what went in, shared out",
+    "scatter": "what went in, shared out",
+}
+
 
 def line_of(function):
     """Where the script's helper calls torch."""
@@ -40,7 +54,7 @@ def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("collectives")
     cases = [f"calls-{fault}~collectives" for fault in ("none", *(fault for fault, *_ in FOUND))]
     cases += [f"{layout}{how}" for layout in LAYOUTS for how in ("", "~collectives")]
-    cases.append("wrong-none~collectives")  # last: from there on the network of that process is faulty
+    cases += [f"{network}-{kind}~collectives" for network in ("right", "wrong") for kind in KINDS]
     told = finish(together(folder, 2, folder, *cases, script=FAULTS), timeout=120)
     missing = [case for case in cases if not (folder / case / "rank1" / "manifest.yaml").exists()]
     assert not missing, (missing, told)
@@ -108,11 +122,25 @@ def test_check_names_the_collective_and_its_lines(runs, fault, step, words):
         assert word.format(first=line_of("first"), second=line_of("second")) in found[0].evidence
 
 
-def test_a_sum_that_is_not_the_sum_is_found(runs):
-    with open_run(runs / "wrong-none~collectives") as run:
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_result_that_is_not_what_must_come_out_is_found(runs, kind):
+    with open_run(runs / f"right-{kind}~collectives") as run:
+        assert any(".out" in record.site.path for record in collectives(run, rank=1))
+        assert check(run).findings == ()
+    with open_run(runs / f"wrong-{kind}~collectives") as run:
         found = check(run).findings
     assert [(finding.rule, finding.step) for finding in found] == [("collectives", 1)]
-    assert f"at {line_of('first')}): its result is not the sum of what went in" in found[0].evidence
+    assert f"its result is not {KINDS[kind]}" in found[0].evidence
+    assert "of ranks 0,1 in step 1 (" in found[0].evidence
+
+
+def test_a_sum_over_ranks_that_are_not_on_record_proves_nothing(runs):
+    """A result of two ranks, of which one recorded nothing, is no sum of the other's values."""
+    with open_run(runs / "right-sum~collectives") as run:
+        readers = [run.rank(0)]
+        walk = CollectiveWalk(readers)
+        walk.step(0, [readers[0].read(0)])
+    assert (walk.found.seen, walk.found.wrong) == (True, {})
 
 
 def test_diff_names_the_collective_that_moved(runs):
@@ -173,6 +201,12 @@ def _began(path, number):
 )
 def test_a_group_is_called_by_its_ranks(ranks, wanted):
     assert group_label(ranks) == wanted
+    assert group_size(wanted) == group_size(f"{wanted} #2") == len(ranks)
+
+
+def test_what_is_no_name_of_a_group_has_no_size():
+    assert [group_size(name) for name in ("", "messages of ranks 0,1", "no ranks", "ranks 1-5/0")] == [None] * 4
+    assert group_size(group_label([*range(0, 20, 2), 21, 40])) == 12
 
 
 HOLDS = """

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from introspect_cli.errors import StoreError
-from introspect_cli.records import Kind, Status, clean, count
-from introspect_cli.store.launched import IN_FLIGHT, rank_list
+from introspect_cli.health.results import Call, wrong_result
+from introspect_cli.records import Kind, clean, count
+from introspect_cli.store.launched import IN_FLIGHT, group_size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -24,27 +25,6 @@ if TYPE_CHECKING:
     from introspect_cli.store.rank_reader import RankReader
 
 _MOST = 1 << 22
-_SUM, _SUM_COARSE = 1e-3, 5e-2
-_COARSE = ("bfloat16", "float16", "float8")
-
-
-class Call(NamedTuple):
-    """One collective of one rank.
-
-    Attributes:
-        told: what it is, with shapes.
-        source: `file:line`.
-        rows: rows of what goes in and comes out, by path.
-    """
-
-    told: str
-    source: str
-    rows: Mapping[str, int]
-
-    @property
-    def where(self) -> str:
-        """It and its line."""
-        return f"{self.told} at {self.source}" if self.source else self.told
 
 
 @dataclass
@@ -114,50 +94,17 @@ class CollectiveWalk:
     def _results(
         self, step: int, batches: Sequence[StepBatch], group: str, sequences: Mapping[int, Sequence[Call]]
     ) -> None:
-        """Look at sums and means: whether what comes out is what went in, added up, on every rank."""
+        """Look at what comes out: whether it is what must come of what went in."""
         ranks = sorted(sequences)
+        all_there = len(ranks) == group_size(group)
         for number in range(len(sequences[ranks[0]])):
             calls = {at: sequences[at][number] for at in ranks}
-            first = calls[ranks[0]]
-            if not first.told.startswith("all_reduce"):
-                continue
-            outs = [path for path in first.rows if path.startswith(".out")]
-            for path in outs:
-                gone_in = path.replace(".out", ".in")
-                if any(path not in own.rows or gone_in not in own.rows for own in calls.values()):
-                    continue
-                told = self._sum(batches, calls, path, gone_in)
-                if told is not None:
-                    at, text = told
-                    sentence = f"collective {number} of {group} in step {step} ({first.where}): {text}"
-                    self.found.wrong.setdefault(group, (step, self._readers[at].rank, sentence))
-                    return
-
-    def _sum(
-        self, batches: Sequence[StepBatch], calls: Mapping[int, Call], path: str, gone_in: str
-    ) -> tuple[int, str] | None:
-        outs = {at: int(batches[at].checksum[own.rows[path]]) for at, own in calls.items()}
-        base = min(outs)
-        others = [at for at in sorted(outs) if outs[at] != outs[base]]
-        if others:
-            ranks = rank_list([self._readers[at].rank for at in others])
-            return others[0], f"its result on {ranks} is not that on rank {self._readers[base].rank}"
-        # only ranks that are on record can be added up, and a group may have others
-        words = next(iter(calls.values())).told.split()
-        if len(words) < 2 or words[1] not in ("sum", "avg") or any(batches[at].sketch is None for at in calls):
-            return None
-        if any(batches[at].status[own.rows[gone_in]] != Status.OBSERVED.value for at, own in calls.items()):
-            return None
-        rows: list[Any] = [batches[at].sketch[own.rows[gone_in]] for at, own in calls.items()]  # type: ignore[index]  # looked at above
-        total = np.sum(np.asarray(rows, np.float64), axis=0) / (len(calls) if words[1] == "avg" else 1)
-        result = np.asarray(batches[base].sketch[calls[base].rows[path]], np.float64)  # type: ignore[index]  # as above
-        size = max(float(np.linalg.norm(row)) for row in (*rows, result))
-        far = float(np.linalg.norm(result - total)) / size if size else 0.0
-        limit = _SUM_COARSE if any(name in calls[base].told for name in _COARSE) else _SUM
-        if not np.isfinite(far) or far <= limit:
-            return None
-        name = "sum" if words[1] == "sum" else "mean"
-        return base, f"its result is not the {name} of what went in (relative L2 {far:.1e})"
+            told = wrong_result(self._readers, batches, calls, all_there=all_there)
+            if told is not None:
+                at, text = told
+                sentence = f"collective {number} of {group} in step {step} ({calls[ranks[0]].where}): {text}"
+                self.found.wrong.setdefault(group, (step, self._readers[at].rank, sentence))
+                return
 
 
 def compare(

@@ -143,7 +143,7 @@ RULES: tuple[RankRule, ...] = (
     RankRule(
         "collectives",
         Level.ERROR,
-        "a collective is missing, doubled, mismatched or in another order on a rank, or its result is not the sum",
+        "a collective is missing, doubled, mismatched or in another order on a rank, or its result is wrong",
         "a call that only some ranks make, a loop of another length, an order that depends on the rank",
         _collectives,
     ),

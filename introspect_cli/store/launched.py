@@ -7,6 +7,7 @@ rank that was started and left nothing is told of, since silence would pass for 
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -90,6 +91,17 @@ def group_label(ranks: list[int]) -> str:
         return f"ranks {ranks[0]}-{ranks[-1]}{f'/{stride}' if stride > 1 else ''}"
     shown = ",".join(map(str, ranks[:_SHOWN]))
     return f"rank{'s' * (len(ranks) > 1)} {shown}" + (f",... ({len(ranks)})" if len(ranks) > _SHOWN else "")
+
+
+def group_size(label: str) -> int | None:
+    """How many ranks a group of that name has; None where the name does not tell."""
+    found = re.fullmatch(r"ranks? (\d+)(?:-(\d+)(?:/(\d+))?|((?:,\d+)+)(?:,\.\.\. \((\d+)\))?)?(?: #\d+)?", label)
+    if found is None:
+        return None
+    first, last, stride, more, all_ = found.groups()
+    if last is not None:
+        return (int(last) - int(first)) // int(stride or 1) + 1 if int(stride or 1) else None
+    return int(all_) if all_ else 1 + (more or "").count(",")
 
 
 def rank_list(ranks: list[int]) -> str:

@@ -273,7 +273,8 @@ class CollectiveProbe:
             peer = f" {'to' if facts.word == 'send' else 'from'} rank {whole}"
             is_root = private_api.rank_in(group) == number
             if facts.word in ("broadcast", "scatter"):
-                given, results = (given, []) if is_root else ([], results)
+                given = given if is_root else []
+                results = [] if is_root and facts.word == "broadcast" else results
             elif facts.word in ("reduce", "gather") and not is_root:
                 results = []
         # What all ranks have: the root of a scatter alone has what goes in, that of a gather what comes out.
