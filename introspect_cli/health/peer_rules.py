@@ -73,15 +73,15 @@ def _uneven(replicas: Replicas) -> RankAnswer:
 
 def _outputs(replicas: Replicas) -> RankAnswer:
     hits = []
-    for fqn, apart in replicas.peers.outputs.items():
-        always = apart.times == apart.chances
-        if not apart.times or (always and not apart.drew and apart.distance > _BY_DESIGN):
+    for fqn, own in replicas.peers.outputs.items():
+        apart, always = own.first, own.times == own.chances
+        if apart is None or (always and not own.drew and apart.distance > _BY_DESIGN):
             continue
         far = "" if np.isnan(apart.distance) else f" (relative L2 {apart.distance:.1e})"
-        why = "the random states it draws from differ" if apart.drew else "nothing that it was given tells why"
+        why = "the random states it draws from differ" if own.drew else "nothing that it was given tells why"
         evidence = (
             f"the output of {fqn} on rank {apart.rank} differs from that on rank {apart.base}{far} although inputs and "
-            f"parameters are equal, in {apart.times} of {count(apart.chances, 'call')}: {why}"
+            f"parameters are equal, in {own.times} of {count(own.chances, 'call')}: {why}"
         )
         hits.append((apart.rank, Hit(apart.step, f"output {fqn}", evidence)))
     return sorted(hits, key=lambda hit: hit[1].step)

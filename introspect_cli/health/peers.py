@@ -9,8 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import numpy as np
-
+from introspect_cli.health.apart import Apart, distance_of
 from introspect_cli.records import Kind, Phase
 
 if TYPE_CHECKING:
@@ -27,26 +26,20 @@ _LEAST = 8  # elements of a parameter whose equality on two ranks is no accident
 
 
 @dataclass
-class Apart:
-    """A module whose inputs and parameters are equal on ranks and whose output is not.
+class Outputs:
+    """How often a module's outputs differ on ranks where its inputs and parameters are equal.
 
     Attributes:
-        step: the first step.
-        rank: the first rank that differs from the lowest.
-        base: the lowest.
-        drew: whether it drew from random states that differ.
+        first: the first time; None while they never did.
+        drew: whether it then drew from random states that differ.
         times: in how many calls.
         chances: of how many calls with equal inputs and parameters.
-        distance: relative, from sketches, at the first time; NaN where not known.
     """
 
-    step: int
-    rank: int
-    base: int
-    drew: bool
+    first: Apart | None = None
+    drew: bool = False
     times: int = 0
     chances: int = 0
-    distance: float = np.nan
 
 
 @dataclass
@@ -70,7 +63,7 @@ class Peers:
     rounds: tuple[int, dict[int, int]] | None = None
     idle: tuple[int, list[int], list[int]] | None = None
     uneven: tuple[int, dict[int, int]] | None = None
-    outputs: dict[str, Apart] = field(default_factory=dict)
+    outputs: dict[str, Outputs] = field(default_factory=dict)
     draws: dict[str, list[int]] = field(default_factory=dict)
     shards: dict[str, str] = field(default_factory=dict)
     tied: dict[tuple[tuple[int, str], tuple[int, str]], int | None] = field(default_factory=dict)
@@ -274,15 +267,15 @@ class PeerWalk:
         base = min(held)
         marks = {at: int(own.batches[at].checksum[row]) for at, row in held.items()}
         other = next((at for at in sorted(held) if marks[at] != marks[base]), base)
-        known = self.found.outputs.get(fqn)
-        if known is None:
-            known = self.found.outputs[fqn] = Apart(own.step, self._ranks[other], self._ranks[base], drew=drew)
+        known = self.found.outputs.setdefault(fqn, Outputs())
         known.chances += 1
         if not differs:
             return
-        if not known.times:
-            known.step, known.rank, known.drew = own.step, self._ranks[other], drew
-            known.distance = own.distance((base, held[base]), (other, held[other]))
+        if known.first is None:
+            others = tuple(self._ranks[at] for at in sorted(held) if marks[at] != marks[base])
+            far, scale = distance_of(self._whole, own.batches, (base, held[base]), (other, held[other]))
+            known.drew = drew
+            known.first = Apart(own.step, number, self._ranks[other], others, self._ranks[base], far, scale)
         known.times += 1
 
     def _drew(self, own: _Step, fqn: str, held: Held) -> None:
@@ -340,12 +333,3 @@ class _Step:
     def order(self, number: int) -> int:
         """Where in the step its first rank recorded it."""
         return min(int(self.batches[at].sequence[row]) for at, row in self.rows[number].items())
-
-    def distance(self, one: tuple[int, int], two: tuple[int, int]) -> float:
-        """Relative distance of two rows, by sketches; NaN where there are none."""
-        sketches = [self.batches[at].sketch for at, _ in (one, two)]
-        if sketches[0] is None or sketches[1] is None:
-            return float("nan")
-        x, y = sketches[0][one[1]].astype(np.float64), sketches[1][two[1]].astype(np.float64)
-        size = max(float(np.linalg.norm(x)), float(np.linalg.norm(y)))
-        return float(np.linalg.norm(x - y)) / size if size else float("nan")

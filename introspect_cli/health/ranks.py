@@ -14,7 +14,8 @@ from introspect_cli.store.launched import rank_list
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from introspect_cli.health.replicas import Apart, Replicas
+    from introspect_cli.health.apart import Apart
+    from introspect_cli.health.replicas import Replicas
 
 _FEW = Unseen("two ranks that recorded the same parameter")
 _SETTINGS = ("runtime", "hardware", "packages", "sources", "git")
@@ -35,7 +36,7 @@ def _why(replicas: Replicas, step: int) -> str:
     """Why gradients of copies differ: the reduction, unless the ranks had parted before it."""
     peers = replicas.peers
     parted = [found[0] for found in (peers.rounds, peers.idle) if found is not None]
-    parted += [apart.step for apart in peers.outputs.values() if apart.times]
+    parted += [own.first.step for own in peers.outputs.values() if own.first is not None]
     if any(begun <= step for begun in parted):
         return "the ranks had parted before it, as is told beside"
     return "it was not reduced, or not over these ranks"

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from introspect_cli.health.apart import Apart, distance_of
 from introspect_cli.health.collectives import Collectives, CollectiveWalk, under_way
 from introspect_cli.health.peers import Peers, PeerWalk
 from introspect_cli.records import Kind, Phase, Status
-from introspect_cli.store.batch import l2_norm
 from introspect_cli.store.whole import WholeReader
 
 if TYPE_CHECKING:
@@ -25,29 +25,6 @@ if TYPE_CHECKING:
     from introspect_cli.records import Layout
     from introspect_cli.store.batch import StepBatch
     from introspect_cli.store.reader import Run
-
-
-@dataclass(frozen=True)
-class Apart:
-    """Copies that differ.
-
-    Attributes:
-        step: the first step at which they do.
-        site: their number.
-        rank: the first rank that differs from the one that holds the lowest number.
-        others: all ranks that do.
-        base: the rank they are compared with.
-        distance: L2 distance over the larger norm, from sketches; NaN where it is not known.
-        scale: how many times the base's the rank's is, where it is a multiple; NaN otherwise.
-    """
-
-    step: int
-    site: int
-    rank: int
-    others: tuple[int, ...]
-    base: int
-    distance: float
-    scale: float
 
 
 @dataclass
@@ -212,25 +189,10 @@ class _Walk:
             others = [at for at in holders if batches[at].checksum[held[at]] != batches[base].checksum[held[base]]]
             if others:
                 first = others[0]
-                distance, scale = self._distance(batches, (base, held[base]), (first, held[first]))
+                distance, scale = distance_of(self.whole, batches, (base, held[base]), (first, held[first]))
                 ranks = tuple(self.found.ranks[at] for at in others)
                 return Apart(step, number, ranks[0], ranks, self.found.ranks[base], distance, scale)
         return None
-
-    def _distance(self, batches: list[StepBatch], one: tuple[int, int], two: tuple[int, int]) -> tuple[float, float]:
-        sketches = [batches[at].sketch for at, _ in (one, two)]
-        if sketches[0] is None or sketches[1] is None or "mean" not in batches[one[0]].floats:
-            return np.nan, np.nan
-        x, y = sketches[0][one[1]].astype(np.float64), sketches[1][two[1]].astype(np.float64)
-        sizes = []
-        for at, row in (one, two):
-            numel = float(self._layout(at, batches, row).numel)
-            floats = batches[at].floats
-            sizes.append(float(l2_norm(floats["mean"][row], floats["var"][row], np.float64(numel))))
-        larger = max(sizes)
-        scale = float(x @ y) / float(x @ x) if x @ x else np.nan
-        multiple = abs(scale) > 0 and np.linalg.norm(y - scale * x) < 1e-5 * np.linalg.norm(y)
-        return float(np.linalg.norm(x - y) / larger) if larger else np.nan, scale if multiple else np.nan
 
     def _batch(self, step: int, batches: list[StepBatch], held: Mapping[int, int]) -> None:
         order = sorted(held)
