@@ -19,6 +19,8 @@ from introspect_cli.store.reader import open_run
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
 
 ALONE = ("hand-none", "hand-batchnorm", "hand-uneven")
+FLAGS = ("hand", "ddp", "fsdp2", "tp")
+TF32 = "'high' on rank 1 and 'highest' on rank 0"
 FOUND = [
     # case, rule, step, rank, site, what the evidence says
     ("hand-unreduced", "reduction", 0, 1, "grad Net.head.bias", "it was not reduced, or not over these ranks"),
@@ -36,14 +38,7 @@ FOUND = [
     ("tp-skip", "rank-steps", 1, 1, "rank 1", "did not step its optimizer where the others did"),
     ("hand-rate", "rank-settings", 0, 1, "SGD[0]['lr']", "(rank 0: 0.01; rank 1: 0.02)"),
     ("ddp-rate", "rank-settings", 0, 1, "SGD[0]['lr']", "(rank 0: 0.01; rank 1: 0.02)"),
-    (
-        "hand-tf32",
-        "rank-settings",
-        0,
-        1,
-        "runtime.float32_matmul_precision",
-        "'high' on rank 1 and 'highest' on rank 0",
-    ),
+    *((f"{layout}-tf32", "rank-settings", 0, 1, "runtime.float32_matmul_precision", TF32) for layout in FLAGS),
     ("hand-dtype", "rank-layout", 0, 1, "param Net.extra.weight", "rank 0: float32 [16, 16]; rank 1: bfloat16"),
     ("hand-same-samples", "same-samples", 0, 1, "batch", "the same batch as rank 0 in 6 of 6 draws"),
     ("ddp-same-samples", "same-samples", 0, 1, "batch", "the same batch as rank 0 in 6 of 6 draws"),
