@@ -39,11 +39,21 @@ _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep  # noqa: PTH100, 
 
 @dataclass(frozen=True)
 class Target:
-    """What to run: a script (a file, directory or zip file) or a module, and its arguments."""
+    """What to run: a script (a file, directory or zip file) or a module, and its arguments.
+
+    Attributes:
+        script: the script; None for a module.
+        module: the module.
+        args: its arguments.
+        launcher: the command that started it, after `-m` where that is a module; empty where none was followed.
+        launched_in: the directory where that command ran.
+    """
 
     script: str | None = None
     module: str | None = None
     args: tuple[str, ...] = ()
+    launcher: tuple[str, ...] = ()
+    launched_in: str = ""
 
 
 @dataclass(frozen=True)

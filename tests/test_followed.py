@@ -163,6 +163,13 @@ def test_ranks_of_a_launch_are_one_run(folder, ended):
     assert ended("torchrun").stderr.count("recorded 2 steps") == 1
 
 
+def test_the_command_line_of_a_launcher_is_recorded(folder, ended):
+    assert ended("torchrun").returncode == 0
+    with open_run(folder / "run torchrun") as run:
+        launcher = run.settings["command"]["launcher"]
+    assert launcher == {"arguments": COMMANDS["torchrun"], "directory": str(folder)}
+
+
 def test_a_second_script_is_a_child_of_the_run(folder, ended):
     assert "no torch here" in ended("shell script").stdout
     with open_run(folder / "run shell script" / "children" / "1-train") as run:

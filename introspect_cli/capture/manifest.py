@@ -155,8 +155,7 @@ class Documents:
         if options.source:
             self._write_sources()
         if target is not None:
-            words = (target.args, target.script, target.module, self._directory, options.redact)
-            self._one("command", lambda: settings.command(*words))
+            self._one("command", lambda: settings.command(target, self._directory, options.redact))
         self._one("runtime", settings.runtime)
         self._one("hardware", settings.hardware)
         self._one("seeds", lambda: {"seed": options.seed, "deterministic": options.deterministic})

@@ -88,12 +88,17 @@ def recipe_of(run: Run) -> Recipe:
     directory = command.get("directory")
     if not (script or module) or script == "-c" or not isinstance(words, list) or not isinstance(directory, str):
         raise UnrepeatableError("no command line was recorded that could be run again")
-    if run.world_size > 1 or run.manifests:
-        raise UnrepeatableError(
-            f"its {count(run.world_size, 'process', 'processes')} were started by a launcher, whose command line was "
-            "not recorded"
-        )
+    started = [str(script)] if script else ["-m", str(module)]
     words = [str(word) for word in words]
+    if run.world_size > 1 or run.manifests:
+        launcher = command.get("launcher")
+        if not isinstance(launcher, dict) or not isinstance(launcher.get("arguments"), list):
+            raise UnrepeatableError(
+                f"its {count(run.world_size, 'process', 'processes')} were started by a launcher, whose command line "
+                "was not recorded (`introspect capture torchrun ...` records it)"
+            )
+        started, words = [], [str(word) for word in launcher["arguments"]]
+        directory = str(launcher.get("directory"))
     if any(REDACTED in word for word in words):
         raise UnrepeatableError("its command line holds values that were redacted")
     if not Path(directory).is_dir():
@@ -107,7 +112,7 @@ def recipe_of(run: Run) -> Recipe:
         python = ""
     sources, git = _settings(run, "sources"), _settings(run, "git")
     return Recipe(
-        words=(*_options(run), *((str(script),) if script else ("-m", str(module))), *words),
+        words=(*_options(run), *started, *words),
         directory=Path(directory),
         environment=environment,
         python=python,

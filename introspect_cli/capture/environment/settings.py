@@ -9,11 +9,14 @@ import os
 import platform
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from introspect_cli.capture.environment import accelerators, redact
+
+if TYPE_CHECKING:
+    from introspect_cli.script import Target
 
 
 def runtime() -> dict[str, Any]:
@@ -60,14 +63,14 @@ def _cpu_name() -> str:
     return platform.processor()
 
 
-def command(
-    argv: tuple[str, ...], script: str | None, module: str | None, directory: str, patterns: tuple[str, ...]
-) -> dict[str, Any]:
-    """What was run: the script or module, its arguments, where."""
+def command(target: Target, directory: str, patterns: tuple[str, ...]) -> dict[str, Any]:
+    """What was run: the script or module, its arguments, where; and by which launcher, where that was captured."""
+    started = {"launcher": {"arguments": list(target.launcher), "directory": target.launched_in}}
     return {
-        "script": script,
-        "module": module,
-        "arguments": redact.arguments(argv, patterns),
+        "script": target.script,
+        "module": target.module,
+        "arguments": redact.arguments(target.args, patterns),
         "directory": directory,
         "python": sys.executable,
+        **(started if target.launcher else {}),
     }

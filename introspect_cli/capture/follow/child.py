@@ -119,9 +119,9 @@ class Follower:
         from introspect_cli.script import Target
 
         order, process = Order.parse(self._text), self._process
-        target = Target(process.script, process.module, process.args)
-        if process.script is None and process.module is None:
-            target = Target("-c", None, process.args)
+        code = process.script is None and process.module is None
+        script = "-c" if code else process.script
+        target = Target(script, process.module, process.args, order.launcher, order.launched_in)
         path = order.options.output
         assert path is not None
         options = replace(order.options, force=False, progress=False)

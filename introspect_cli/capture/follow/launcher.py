@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from introspect_cli.capture.environment import redact
 from introspect_cli.capture.follow.notes import VARIABLE, Note, notes_in
 from introspect_cli.capture.follow.orders import Order
 from introspect_cli.capture.follow.processes import instead
@@ -54,7 +55,8 @@ def run_followed(command: Sequence[str], target: Target, options: CaptureOptions
     path = Path(os.path.abspath(options.output or own_run(target)))  # noqa: PTH100 - a link stays one
     refuse_or_remove(path, force=options.force)
     with tempfile.TemporaryDirectory(prefix="introspect-") as notes:
-        code = _ran(command, followed(replace(options, output=path, force=False), notes))
+        launcher = redact.arguments((*(["-m"] if target.module else []), *words), options.redact)
+        code = _ran(command, followed(replace(options, output=path, force=False), notes, tuple(launcher)))
         found = notes_in(Path(notes))
     _tell(found, path, options, words, module=target.module is not None)
     with contextlib.suppress(OSError):
@@ -64,15 +66,16 @@ def run_followed(command: Sequence[str], target: Target, options: CaptureOptions
     return code
 
 
-def followed(options: CaptureOptions, notes: str) -> dict[str, str]:
+def followed(options: CaptureOptions, notes: str, launcher: tuple[str, ...] = ()) -> dict[str, str]:
     """The environment in which python processes are followed.
 
     Args:
         options: of the capture, `output` absolute.
         notes: the directory for notes.
+        launcher: the command that is captured, without secrets; empty for the children of a script.
     """
     paths = os.environ.get("PYTHONPATH")
-    order = Order(options, notes, paths)
+    order = Order(options, notes, paths, launcher, os.getcwd() if launcher else "")  # noqa: PTH109 - text
     return {**os.environ, VARIABLE: order.text(), "PYTHONPATH": os.pathsep.join([SITE, *([paths] if paths else [])])}
 
 

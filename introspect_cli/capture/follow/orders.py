@@ -24,15 +24,19 @@ class Order:
         options: of the capture; `output` is absolute.
         notes: the directory for notes.
         paths: what PYTHONPATH was before; None where it was not set.
+        launcher: the command that was captured, without secrets; empty where there is none but the script.
+        launched_in: the directory where it runs.
     """
 
     options: CaptureOptions
     notes: str
     paths: str | None = None
+    launcher: tuple[str, ...] = ()
+    launched_in: str = ""
 
     def text(self) -> str:
         """The order as text."""
-        return json.dumps({"options": _packed(self.options), "notes": self.notes, "paths": self.paths})
+        return json.dumps({**vars(self), "options": _packed(self.options)})
 
     @classmethod
     def parse(cls, text: str) -> Order:
@@ -42,7 +46,9 @@ class Order:
             ValueError, KeyError, TypeError: it is none.
         """
         document = json.loads(text)
-        return cls(_unpacked(document["options"]), document["notes"], document["paths"])
+        launcher = tuple(document.get("launcher", ()))
+        told = (document["notes"], document["paths"], launcher, document.get("launched_in", ""))
+        return cls(_unpacked(document["options"]), *told)
 
 
 def _packed(options: CaptureOptions) -> dict[str, Any]:
