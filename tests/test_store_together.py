@@ -7,6 +7,7 @@ import pytest
 
 from introspect_cli.records import SKETCH_SIZE, Kind, Layout, Part
 from introspect_cli.store.batch import AS_RECORDED, COPIES, GATHERED, OWED, PARTS, StepBatch
+from introspect_cli.store.covering import covering, share
 from introspect_cli.store.ranked import Places, RankedStep
 from introspect_cli.store.together import Together, position
 from introspect_cli.sums import header, mix
@@ -153,3 +154,18 @@ def test_buffers_are_the_first_ranks_and_random_states_nobodys():
     assert found.checksum.tolist() == [1, 0, 0]
     assert list(found.text) == ["", "each rank has its own", "a plain value, another on each rank"]
     assert found.status.tolist() == [0, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("starts", "covered", "doubled"),
+    [([0, 2], 12, 0), ([0, 1], 9, 3), ([0], 6, 0), ([2, 2], 6, 6)],
+)
+def test_what_parts_cover_is_told_from_what_several_have(starts, covered, doubled):
+    found = covering([rows(start, 2).part for start in starts])
+    assert (found.covered, found.doubled) == (covered, doubled)
+    assert (found.first is None) == (doubled == 0)
+
+
+def test_a_share_is_told_as_people_say_it():
+    assert share(9, 12) == "3/4 of it"
+    assert share(1234, 5678) == "1,234 of its 5,678 elements"

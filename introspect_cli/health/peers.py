@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from introspect_cli.health.apart import Apart, distance_of
-from introspect_cli.records import Kind, Phase
+from introspect_cli.records import Kind, Part, Phase
+from introspect_cli.store.covering import Covering, covering, share
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -181,10 +182,10 @@ class PeerWalk:
                 continue
             at, row, _ = next(iter(parts.values()))
             whole = self._layout(own, at, row)
-            total = sum(numel for _, _, numel in parts.values())
-            if len(held) == self._world and total != whole.numel:
-                much = "overlap" if total > whole.numel else "leave some of it out"
-                self.found.shards[fqn] = f"its parts have {total:,} elements of {whole.numel:,}: they {much}"
+            found = covering([part for part in parts if isinstance(part, Part)])
+            if len(held) == self._world and found is not None and found != Covering(whole.numel, 0):
+                twice = f", and several parts have {share(found.doubled, whole.numel)}" if found.doubled else ""
+                self.found.shards[fqn] = f"its parts cover {share(found.covered, whole.numel)}{twice}"
                 continue
             self._same_values(own, fqn, [(at, row) for at, row, _ in parts.values()])
 
