@@ -55,14 +55,23 @@ SCRIPTS = {
 
         def said(level):
             warnings.warn(f"level {level}", stacklevel=level)
+        class Loud(torch.autograd.Function):
+            @staticmethod
+            def forward(context, x):
+                return x * 1
+            @staticmethod
+            def backward(context, gradient):
+                for level in range(1, 7):
+                    said(level)
+                return gradient
         class Says(nn.Module):
             def __init__(self):
                 super().__init__()
                 self.inner = net()
             def forward(self, x):
-                for level in (1, 2, 3):
+                for level in range(1, 7):
                     said(level)
-                x = self.inner(x)
+                x = Loud.apply(self.inner(x))
                 x.register_hook(lambda gradient: warnings.warn("in a hook of a tensor", stacklevel=1))
                 return x
         model = Says()
@@ -71,6 +80,12 @@ SCRIPTS = {
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         optimizer.register_step_post_hook(lambda *_: said(1))
         train(model, 3, optimizer)
+
+        class Late(nn.Linear):
+            def __del__(self):
+                print("gone", file=sys.__stderr__)
+        late = Late(4, 2)
+        train(late)
 
         def once():
             warnings.warn("a place", stacklevel=1)

@@ -276,6 +276,12 @@ class Names:
         self.settled = False
         self._any_module = False
 
+    def clear(self) -> None:
+        """Refer to nothing of the script's any more: what it holds must go when python ends, as without a capture."""
+        with self._lock:
+            self.states.clear()
+            self._parameters.clear()
+
     def wanted(self, fqn: str) -> bool:
         """Whether what has that name is to be recorded."""
         return self._wanted(fqn)

@@ -13,8 +13,10 @@ import os
 import sys
 import threading
 import traceback
-from typing import TYPE_CHECKING, Any, Protocol
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from introspect_cli.capture import private_api
 from introspect_cli.capture.environment.sources import is_users
 from introspect_cli.capture.pausing import PAUSE
 
@@ -23,7 +25,9 @@ if TYPE_CHECKING:
     from types import FrameType, TracebackType
 
 PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep  # noqa: PTH100, PTH120 - compared with co_filename text
+_UNCOUNTED = " (as importlib's _bootstrap)"
 _MISSING = object()
+Function = TypeVar("Function", bound="Callable[..., Any]")
 
 
 class Probe(Protocol):
@@ -56,7 +60,9 @@ class Patches:
         self._replaced: list[tuple[Any, str, object, object]] = []
 
     def replace(self, owner: Any, name: str, replacement: object) -> None:
-        """Put a replacement in place of an attribute."""
+        """Put a replacement in place of an attribute; warnings do not count its frames."""
+        if isinstance(replacement, FunctionType):
+            uncounted(replacement)
         self._replaced.append((owner, name, replacement, vars(owner).get(name, _MISSING)))
         setattr(owner, name, replacement)
 
@@ -74,6 +80,20 @@ class Patches:
                 delattr(owner, name)
             else:
                 setattr(owner, name, original)
+
+
+def uncounted(function: Function) -> Function:
+    """Have a function of ours that calls the script's or torch's be no place of a warning, and not counted on the way.
+
+    `warnings.warn(..., stacklevel=5)` counts frames. It leaves out those of python's own import system, which it knows
+    by two words in the names of their files: so the file of such a function is named with these words.
+    """
+    own: Any = function
+    code = own.__code__
+    if code.co_filename.startswith(PACKAGE) and not code.co_filename.endswith(_UNCOUNTED):
+        own.__code__ = code.replace(co_filename=code.co_filename + _UNCOUNTED)
+        private_api.pass_by(own.__code__)
+    return function
 
 
 class Guard:

@@ -188,9 +188,10 @@ class Probes:
                 probe.remove()
 
     def close(self) -> None:
-        """Join the kernels' threads."""
+        """Join the kernels' threads, and let go of the script's classes."""
         self.recorder.stop()
         self.summarizer.close()
+        self.names.clear()
 
     def forked(self) -> None:
         """In a forked child: the patches stay, since the child runs the same code, and pass everything through."""

@@ -19,7 +19,7 @@ from torch.nn.utils.parametrize import ParametrizationList
 from introspect_cli.capture import private_api
 from introspect_cli.capture.inside import modules_in, parameters_in
 from introspect_cli.capture.names import CallSites, ModuleState, wrapped
-from introspect_cli.capture.probes.base import Patches
+from introspect_cli.capture.probes.base import Patches, uncounted
 from introspect_cli.capture.probes.nested import NestedClasses
 from introspect_cli.records import EVALUATED, Kind, Phase
 from introspect_cli.tensors.flatten import flatten, is_plain
@@ -139,6 +139,7 @@ class ModuleProbe:
         called: Callable[..., Any] = made.called
         return called
 
+    @uncounted
     def _called(
         self, original: Callable[..., Any], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
@@ -168,6 +169,7 @@ class ModuleProbe:
         finally:
             stack.phase = phase
 
+    @uncounted
     def _passed(
         self, original: Callable[..., Any], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
@@ -184,6 +186,7 @@ class ModuleProbe:
         finally:
             del calls[depth:]
 
+    @uncounted
     def _recorded(
         self, original: Callable[..., Any], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
