@@ -197,3 +197,66 @@ def test_what_is_near_has_to_come_in_one_order():
     other = {name: (0, place) for place, name in enumerate("WXYZ")}
     pairs = [("a", "W"), ("b", "Z"), ("c", "X"), ("d", "Y")]
     assert in_one_order(pairs, first, other) == [("a", "W"), ("c", "X"), ("d", "Y")]
+
+
+class Attention(nn.Module):
+    """Normalises what it is given itself, or is given it normalised."""
+
+    def __init__(self, norm=None):
+        super().__init__()
+        if norm is not None:
+            self.norm = norm
+        self.qkv, self.out = nn.Linear(6, 18, bias=False), nn.Linear(6, 6)
+
+    def forward(self, x):
+        q, k, v = self.qkv(self.norm(x) if hasattr(self, "norm") else x).chunk(3, -1)
+        return self.out(torch.softmax(q @ k.transpose(-1, -2), -1) @ v)
+
+
+class Feed(nn.Module):
+    def __init__(self, *first):
+        super().__init__()
+        self.net = nn.Sequential(*first, nn.Linear(6, 8), nn.GELU(), nn.Dropout(0.0), nn.Linear(8, 6))
+
+    def forward(self, x):
+        return self.net(x)
+
+
+class PreNorm(nn.Module):
+    def __init__(self, fn):
+        super().__init__()
+        self.norm, self.fn = nn.LayerNorm(6), fn
+
+    def forward(self, x):
+        return self.fn(self.norm(x))
+
+
+class Layers(nn.Module):
+    """A transformer whose layers are normalised by a wrapper, or by themselves, as histories in public have it."""
+
+    def __init__(self, *, wrapped):
+        super().__init__()
+        self.layers = nn.ModuleList()
+        for _ in range(2):
+            if wrapped:
+                own = (PreNorm(Attention()), PreNorm(Feed()))
+            else:
+                own = (Attention(nn.LayerNorm(6)), Feed(nn.LayerNorm(6)))
+            self.layers.append(nn.ModuleList(own))
+        self.inp, self.head = nn.Linear(4, 6), nn.Linear(6, 3)
+
+    def forward(self, x):
+        x = self.inp(x)[:, None]
+        for attention, feed in self.layers:
+            x = x + attention(x)
+            x = x + feed(x)
+        return self.head(x.mean(1))
+
+
+@pytest.mark.parametrize("back", [False, True])
+def test_a_norm_that_moves_from_a_wrapper_into_what_it_wraps_changes_no_number(tmp_path, back):
+    """The wrapper's name is that of what it wrapped now: both are there in both runs, and mean another module."""
+    runs = [captured(tmp_path / str(own), fit(lambda own=own: Layers(wrapped=own))) for own in (not back, back)]
+    result = compared(*runs)
+    assert result.verdict is Verdict.SAME, result.sentence
+    assert result.counts.records > 0

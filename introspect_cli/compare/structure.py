@@ -143,7 +143,7 @@ def _renames(found: Correspondence | None) -> list[StructureChange]:
         return []
     groups: dict[tuple[str, str], list[tuple[str, str]]] = defaultdict(list)
     for old, new in found.names.items():
-        if not new.endswith("(a)"):
+        if old != new and not new.endswith("(a)"):
             groups[starred(old, new)].append((old, new))
     told = []
     for pattern, members in groups.items():

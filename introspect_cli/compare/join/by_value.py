@@ -25,7 +25,8 @@ from introspect_cli.compare.join.moved import child_counts
 from introspect_cli.compare.join.near import near_pairs
 from introspect_cli.compare.join.renames import renamer
 from introspect_cli.compare.join.roots import matched_roots, variables_of
-from introspect_cli.compare.join.sites import columns
+from introspect_cli.compare.join.sites import columns, kind_code
+from introspect_cli.records import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -117,7 +118,14 @@ def _evicted(names: Iterable[str], moved: Mapping[str, str]) -> dict[str, str]:
     goes = {name: new for name in below(every, moved) if (new := change(name)) != name}
     every -= goes.keys()
     clash = (every & set(goes.values())) | (every & taken)
-    return {name: f"{name}(a)" for name in clash if not any(head in clash for head in _heads_of(name)[:-1])}
+    gone = {name: f"{name}(a)" for name in clash if not any(head in clash for head in _heads_of(name)[:-1])}
+    stays = {}
+    for name in below(every, gone):
+        top = max((head for head in _heads_of(name) if head in clash), key=len)
+        if name not in clash:  # what is inside one that goes, and has the same name in b, stays where it is
+            child = name[: name.find(".", len(top) + 1)] if "." in name[len(top) + 1 :] else name
+            stays[child] = child
+    return stays | gone
 
 
 class _Search:
@@ -188,7 +196,12 @@ class _Search:
         classes, few = self._classes(), 1 / self.a.steps
 
         def choose(shared: Mapping[tuple[str, str], int]) -> dict[str, str]:
-            return _modules(shared, change, classes, few)
+            fit = {
+                (old, new): votes
+                for (old, new), votes in shared.items()
+                if not _gives_the_same_of_others(rest_a[old], rest_b[new])
+            }
+            return _modules(fit, change, classes, few)
 
         for old, new in choose(_shared(rest_a, rest_b)).items():
             if change(old) != new:
@@ -221,6 +234,7 @@ class _Search:
     def _lift(self, pairs: dict[str, str], places: Mapping[str, frozenset[int]], near: AbstractSet[str]) -> None:
         """Take pairs of tensors up the tree, as far as nothing that has another name, or keeps its own, is below."""
         kept = heads(self.a.tensors - self.open_a - pairs.keys())
+        own = self._rather_kept(pairs)
         votes, voters = Counter[tuple[str, str]](), Counter[str]()
         for old, new in pairs.items():
             voters.update(_heads_of(old))
@@ -231,7 +245,7 @@ class _Search:
             levels = _levels(old, new)
             best = (old, new)
             for one, two in levels:
-                if one in kept or votes[one, two] != voters[one]:
+                if one in kept or votes[one, two] != voters[one] or (one, two) in own:
                     break
                 best = (one, two)
             if best[0] != best[1]:
@@ -239,6 +253,19 @@ class _Search:
                 self.places[best[0]] = self.places.get(best[0], places[old]) & places[old]
                 if best[0] not in self.names:
                     self.names[best[0]], self.votes[best[0]] = best[1], votes.get(best, 1)
+
+    def _rather_kept(self, pairs: Mapping[str, str]) -> set[tuple[str, str]]:
+        """Names above pairs whose new name another module of a has, and which that one suits better."""
+        levels = {level for pair in pairs.items() for level in _levels(*pair)[1:]}
+        levels = {(one, two) for one, two in levels if one != two and two in self.a.names}
+        held_a = self.a.features({name for level in levels for name in level})
+        held_b = self.b.features({two for _, two in levels})
+        none: set[Feature] = set()
+        return {
+            (one, two)
+            for one, two in levels
+            if len(held_a.get(two, none) & held_b.get(two, none)) > len(held_a.get(one, none) & held_b.get(two, none))
+        }
 
     def _confirm(self) -> None:
         """A name that was only said again by a longer prefix is dropped."""
@@ -264,6 +291,17 @@ def _places_apart(one: set[Feature], two: set[Feature]) -> set[int]:
         if place[0]:
             apart[place[0]] = apart.get(place[0], True) and not own[place] & others[place]
     return {place for place, wholly in apart.items() if wholly}
+
+
+def _gives_the_same_of_others(one: set[Feature], two: set[Feature]) -> bool:
+    """Whether two modules give equal outputs of other inputs: the one has inside it what comes before the other."""
+    own, others = _by_place(one), _by_place(two)
+    given, gave = (kind_code(kind) for kind in (Kind.INPUT, Kind.OUTPUT))
+    return any(
+        not own[place] & others[place] and own[output] & others[output]
+        for place in own.keys() & others.keys()
+        if place[1] == given and (output := (place[0], gave, *place[2:])) in own and output in others
+    )
 
 
 def _places_alike(one: Features, two: Features) -> set[int]:
