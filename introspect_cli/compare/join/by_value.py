@@ -199,7 +199,7 @@ class _Search:
             fit = {
                 (old, new): votes
                 for (old, new), votes in shared.items()
-                if not _gives_the_same_of_others(rest_a[old], rest_b[new])
+                if not _is_given_others(rest_a[old], rest_b[new])
             }
             return _modules(fit, change, classes, few)
 
@@ -293,14 +293,17 @@ def _places_apart(one: set[Feature], two: set[Feature]) -> set[int]:
     return {place for place, wholly in apart.items() if wholly}
 
 
-def _gives_the_same_of_others(one: set[Feature], two: set[Feature]) -> bool:
-    """Whether two modules give equal outputs of other inputs: the one has inside it what comes before the other."""
+def _is_given_others(one: set[Feature], two: set[Feature]) -> bool:
+    """Whether two modules are given other inputs in a step in which something else of them is equal.
+
+    One has inside it what comes before the other, or both are branches of one sum, which share a gradient.
+    """
     own, others = _by_place(one), _by_place(two)
-    given, gave = (kind_code(kind) for kind in (Kind.INPUT, Kind.OUTPUT))
+    shared = {feature[0] for feature in one & two}
+    given = kind_code(Kind.INPUT)
     return any(
-        not own[place] & others[place] and own[output] & others[output]
+        place[0] in shared and place[1] == given and not own[place] & others[place]
         for place in own.keys() & others.keys()
-        if place[1] == given and (output := (place[0], gave, *place[2:])) in own and output in others
     )
 
 
