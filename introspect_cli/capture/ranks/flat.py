@@ -135,7 +135,7 @@ class FlatParts:
                 pieces = getattr(flat, "_shard_param_infos", None)
                 if flat is None or pieces is None or getattr(handle, "world_size", 1) == 1:
                     continue
-                infos, shapes = getattr(flat, "_param_infos", ()), getattr(flat, "_shapes", ())
+                infos, shapes, fqns = (getattr(flat, own, ()) for own in ("_param_infos", "_shapes", "_fqns"))
                 if getattr(handle, "_use_orig_params", True):
                     for info, shape, piece in zip(infos, shapes, pieces, strict=True):
                         parameter = getattr(info.module, info.param_name, None)
@@ -146,7 +146,7 @@ class FlatParts:
                 if name is not None:
                     self._pieces[id(flat)] = [
                         _Piece(self._name(name, *told), int(piece.offset_in_shard or 0), tuple(shape), _part(piece))
-                        for *told, shape, piece in zip(infos, flat._fqns, shapes, pieces, strict=True)  # noqa: SLF001 - torch's own names of what is inside
+                        for *told, shape, piece in zip(infos, fqns, shapes, pieces, strict=True)
                     ]
                     name.watched |= any(piece.name.watched for piece in self._pieces[id(flat)])
 
