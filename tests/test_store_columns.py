@@ -203,7 +203,7 @@ ROWS = Columns(record_columns())
         replace(ROWS, sites=(*ROWS.sites, Column("x", "<f8", role=STATISTIC))).described(),
         replace(ROWS, records=(*ROWS.records, Column("x", "utf8", role=STATISTIC))).described(),
         replace(ROWS, records=(*ROWS.records, Column("Bad Name", "<f8"))).described(),
-        replace(ROWS, modules=ROWS.modules[:-1]).described(),
+        replace(ROWS, modules=ROWS.modules[1:]).described(),
         ROWS.described().replace(b'"nans","int64"', b'"nans","float64"'),
         ROWS.described().replace(b"float32[16]", b"float32[99999]"),
     ],

@@ -154,7 +154,8 @@ def test_the_extension_needs_no_newer_library_than_a_manylinux_wheel_may():
     ).stdout
     versions = [tuple(map(int, found.split("."))) for found in re.findall(r"GLIBC_([\d.]+)", listed)]
     assert max(versions) <= (2, 17)
-    assert set(re.findall(r"NEEDED +(\S+)", listed)) <= {"libc.so.6", "libm.so.6"}
+    needed = {name for name in re.findall(r"NEEDED +(\S+)", listed) if not name.startswith("ld-linux-")}
+    assert needed <= {"libc.so.6", "libm.so.6"}, "beside the loader, which every process has"
     assert ".abi3." in kernels.KERNELS.__file__
 
 

@@ -126,7 +126,7 @@ def test_one_model_alone_is_called_by_its_class(tmp_path):
 
 
 def _asked(thing):
-    return called({id(thing)}, nn.Module, reversed(list(script_frames()))).get(id(thing), "")
+    return called({id(thing)}, nn.Module, reversed(list(script_frames())), plain_first=True).get(id(thing), "")
 
 
 # What pytest makes of `assert` asks for locals(), so that what is looked at has to be in functions without any.

@@ -496,7 +496,7 @@ class Names:
 def _variable(root: nn.Module) -> str:
     """What the script calls a model: in its outermost frames, where models have names of their own."""
     inner = unwrap(root)
-    names = called({id(root), id(inner)}, nn.Module, reversed(list(script_frames())))
+    names = called({id(root), id(inner)}, nn.Module, reversed(list(script_frames())), plain_first=True)
     return bounded(names.get(id(root)) or names.get(id(inner), ""), _LONGEST_VARIABLE)
 
 

@@ -22,19 +22,23 @@ _CONTAINERS = (list, tuple, dict)
 _HAND_OUT_LOCALS = frozenset({"locals", "vars"})
 
 
-def called(wanted: set[int], kind: type, frames: Iterable[FrameType]) -> dict[int, str]:
+def called(wanted: set[int], kind: type, frames: Iterable[FrameType], *, plain_first: bool = False) -> dict[int, str]:
     """What the script calls objects, by identity; where several names hold one, the first of the first frame.
 
     Args:
         wanted: identities of the objects.
         kind: the class they are of.
         frames: where to look, the frame that is to be asked first before the others.
+        plain_first: of one frame's, rather a variable than a place in what a variable holds, whichever came first. Not
+            for what is asked for at every step: a loop's variable holds another object then.
     """
     names: dict[int, str] = {}
     for frame in frames:
         for variables in (_locals(frame), frame.f_globals):
             found = [(name, value) for name, value in _named(variables, kind) if id(value) in wanted]
-            for name, value in sorted(found, key=lambda pair: not pair[0].isidentifier()):
+            if plain_first:
+                found.sort(key=lambda pair: not pair[0].isidentifier())
+            for name, value in found:
                 names.setdefault(id(value), name)
         if len(names) == len(wanted):
             break

@@ -84,9 +84,9 @@ def compare_runs(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run] = ()
 def _by_flow(answer: DiffResult, runs: tuple[Run, Run], options: DiffOptions, outcome: RankOutcome) -> DiffResult:
     """The answer for two implementations that share hardly a name: where the flow of values stops agreeing."""
     a, b = (run.rank(outcome.rank) for run in runs)
-    if answer.first is None and outcome.found is not None and outcome.found.names:
-        return answer  # what has other names was found, and compared
     listed = any(lists(run.manifest) for run in runs)
+    if answer.first is None and outcome.found is not None and outcome.found.names and not listed:
+        return answer  # what has other names was found, and compared
     if not len(outcome.paired) or not are_ports(a, b, answer.first, listed=listed):
         return answer
     step = int(outcome.paired.steps[0])

@@ -16,7 +16,6 @@ import traceback
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from introspect_cli.capture import private_api
 from introspect_cli.capture.environment.sources import is_users
 from introspect_cli.capture.pausing import PAUSE
 
@@ -92,7 +91,10 @@ def uncounted(function: Function) -> Function:
     code = own.__code__
     if code.co_filename.startswith(PACKAGE) and not code.co_filename.endswith(_UNCOUNTED):
         own.__code__ = code.replace(co_filename=code.co_filename + _UNCOUNTED)
-        private_api.pass_by(own.__code__)
+        if "torch" in sys.modules:  # else it is for the script to import, and no compiler comes by
+            from introspect_cli.capture import private_api
+
+            private_api.pass_by(own.__code__)
     return function
 
 
