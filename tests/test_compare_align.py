@@ -6,6 +6,7 @@ from synthetic import row, write_run
 from test_compare_reasons import train
 
 from introspect_cli.compare.diff import compare_runs
+from introspect_cli.compare.join.coverage import option_notes
 from introspect_cli.compare.join.renames import parse_rename, renamer, strip_wrappers
 from introspect_cli.compare.join.sites import align, columns
 from introspect_cli.compare.join.steps import differing, pair_steps
@@ -499,3 +500,14 @@ class TestMap:
         result = diff(train(), train("buffer"), DiffOptions(want_map=True), about_a=about, about_b=about)
         states = {node.fqn: node.state for node in result.tree}
         assert states == {"Net": "diverged", "Net.a": "equal", "Net.norm": "origin", "Net.b": "equal"}
+
+
+def test_what_the_captures_were_told_is_said_in_its_own_words():
+    told = option_notes({"options": {"ranks": None}}, {"options": {"ranks": "one-per-replica", "last": 3}})
+    assert told == [
+        f"The captures recorded different {which}): {what} that only one recorded are not compared."
+        for which, what in (
+            ("ranks (a: all, b: one-per-replica", "ranks"),
+            ("steps, by --last (a: all, b: 3", "steps"),
+        )
+    ]

@@ -5,8 +5,9 @@ DDP's reducer, FSDP, pipelines and a script's own calls all end in torch's opera
 autograd would be, for as long as a capture that asked for it lasts. It hands all on, and sends nothing. Functional
 collectives, which DTensor uses, come to those operators below that key; their functions are replaced instead.
 
-A result is there only when somebody has waited for it. So it is looked at after the script's wait for that very handle,
-if nobody had written to it before; what nobody waits for in python is not recorded. A handle keeps its tensors, and
+A result is there only when somebody has waited for it. So it is looked at after the wait for that very handle. Where
+the script waits itself and something had been written there before, the script or the collective may have done so, and
+the result counts as not observed. What nobody waits for in python is not recorded. A handle keeps its tensors, and
 `swap_tensors` refuses one that has a weak reference. So neither is kept: a group's methods, which give python its
 handles, are replaced to learn of them; handles are referred to weakly, and results kept as aliases until those go.
 
@@ -345,9 +346,15 @@ class CollectiveProbe:
         def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
             results: list[_Result] = []
             if self._guarded.on and id(work) in self._pending:
-                with self._guarded:  # before, as some backends write when they are waited for
-                    found = self._pending.pop(id(work))[1]
-                    results = [own for own in found if private_api.writes_to(own.alias) == own.version]
+                # a call that waits itself lets no code of the script come between
+                own = str(sys._getframe(1).f_globals.get("__name__")).startswith("torch.")  # noqa: SLF001 - as python documents it
+                with self._guarded, unobserved():
+                    for result in self._pending.pop(id(work))[1]:
+                        # asked before the wait, as some backends write then; others write from a thread of theirs
+                        if own or private_api.writes_to(result.alias) == result.version:
+                            results.append(result)
+                        else:
+                            self._recorder.missing(result.site, "it was written to before the script waited for it")
             answer = original(work, *args, **kwargs)
             if results and self._guarded.on:
                 with self._guarded, unobserved():

@@ -253,13 +253,19 @@ def option_notes(manifest_a: dict[str, Any], manifest_b: dict[str, Any]) -> list
     for name in _STEPS:
         one, two = options_a.get(name), options_b.get(name)
         if one != two:
-            told = "different steps" if name == "steps" else f"different steps, by --{name.replace('_', '-')}"
+            what = "ranks" if name == "ranks" else "steps"
+            told = what if name == what else f"{what}, by --{name.replace('_', '-')}"
             notes.append(
-                f"The captures recorded {told} (a: {one}, b: {two}): steps that only one recorded are not compared."
+                f"The captures recorded different {told} (a: {_asked(one)}, b: {_asked(two)}): "
+                f"{what} that only one recorded are not compared."
             )
     if any(options_a.get(name) != options_b.get(name) for name in _OPTIONS):
         notes.append("The captures kept different statistics: distances are missing where one side has none.")
     return notes
+
+
+def _asked(value: object) -> object:
+    return "all" if value is None else value
 
 
 def blindness_notes(manifest_a: dict[str, Any], manifest_b: dict[str, Any]) -> list[str]:
