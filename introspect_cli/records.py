@@ -95,6 +95,9 @@ class Kind(str, Enum):
     COLLECTIVE = "collective"
 
 
+KIND_CODES = {kind.value: code for code, kind in enumerate(Kind)}
+"""The small integer that stands for each kind in arrays."""
+
 SETTING_KINDS = frozenset({Kind.HYPERPARAMETER})
 """Kinds that explain a divergence and never are one; digests leave them out."""
 

@@ -18,12 +18,16 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 SCRIPT = Path(__file__).parent.parent / "fixtures" / "ranks" / "train_ranks.py"
+_BENCHMARKS = str(Path(__file__).resolve().parent.parent / "benchmarks")
 
 _SERVER = """
-import gc, json, os, runpy, signal, socket, sys
+import gc, json, os, signal, socket, sys
 import numpy, torch, torch._dynamo, torch.distributed.tensor.parallel, torch.distributed.pipelining
 import torch.distributed.fsdp, torch.distributed.optim
 import introspect_cli.cli, introspect_cli.commands.capture
+sys.path.insert(0, sys.argv[2])
+from forks import become
+del sys.path[0], sys.modules["forks"]  # else it passes for a source of the script's
 server = socket.socket(fileno=int(sys.argv[1]))
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them
 gc.freeze()  # a recording looks through all objects for optimizers; there is none among these
@@ -34,18 +38,7 @@ while True:
     if child == 0:
         server.close()
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        os.dup2(out, 1)
-        os.dup2(out, 2)
-        os.close(out)
-        os.environ.update(told["env"])
-        os.chdir(told["cwd"])
-        numpy.random.seed()  # as a process of its own begins; python's own generator sees to it itself
-        sys.argv = told["argv"]
-        if told["is_capture"]:
-            introspect_cli.cli.main()
-        sys.path[0] = os.path.dirname(sys.argv[0])
-        runpy.run_path(sys.argv[0], run_name="__main__")
+        become(out=out, err=out, **told)
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)
@@ -81,7 +74,7 @@ def _server():
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         server = subprocess.Popen(
-            [sys.executable, "-c", _SERVER, str(theirs.fileno())],
+            [sys.executable, "-c", _SERVER, str(theirs.fileno()), _BENCHMARKS],
             pass_fds=[theirs.fileno()],
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from introspect_cli.records import SKETCH_SIZE, Kind, Layout, Part
+from introspect_cli.records import KIND_CODES, SKETCH_SIZE, Kind, Layout, Part
 from introspect_cli.store.batch import AS_RECORDED, COPIES, GATHERED, OWED, PARTS, StepBatch
 from introspect_cli.store.covering import covering, share
 from introspect_cli.store.ranked import Places, RankedStep
-from introspect_cli.store.together import Together, position
+from introspect_cli.store.together import Together
 from introspect_cli.sums import header, mix
 
 SHAPE = (4, 3)
@@ -63,7 +63,7 @@ def put(kinds, *ranks):
 
     together = Together(
         places,
-        np.array([position(kind.value) for kind in kinds]),
+        np.array([KIND_CODES[kind.value] for kind in kinds]),
         lambda step: np.zeros(len(step.site), np.bool_),
         number_of,
     )

@@ -132,7 +132,7 @@ class Keeping:
     @property
     def left_out(self) -> bool:
         """Whether this rank is to record nothing."""
-        if self.asks_for_copies and self.copy:
+        if self.copy:
             return True
         ranks = [part for part in self.rule.parts if isinstance(part, Ranks)]
         return bool(ranks) and not self._wanted and not any(own.wants(self._number) for own in ranks)

@@ -18,24 +18,13 @@ from torch import nn
 
 from introspect_cli.capture.environment.sources import class_source
 from introspect_cli.capture.identity import ById, FreeNames
-from introspect_cli.capture.inside import parameters_in
+from introspect_cli.capture.inside import parameters_in, unwrap, wrapped
 from introspect_cli.capture.variables import called, script_frames
 from introspect_cli.records import Kind, ModuleInfo, Phase, bounded
 from introspect_cli.selection import near_module, selects
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-WRAPPED_BY = {
-    "OptimizedModule": "_orig_mod",
-    "DistributedDataParallel": "module",
-    "DataParallel": "module",
-    "FullyShardedDataParallel": "_fsdp_wrapped_module",
-    "CheckpointWrapper": "_checkpoint_wrapped_module",
-    "OffloadWrapper": "_checkpoint_wrapped_module",
-}
-"""Classes that only wrap another module, and the attribute that holds it."""
-
 
 _LONGEST_VARIABLE = 80
 
@@ -52,20 +41,6 @@ def class_name(module: nn.Module) -> str:
     if cls.__name__.startswith("FSDP") and len(cls.__bases__) == 2 and cls.__bases__[0].__name__ == "FSDPModule":
         cls = cls.__bases__[1]
     return cls.__name__
-
-
-def wrapped(module: nn.Module) -> nn.Module | None:
-    """The module inside a wrapper, None for a module that wraps nothing."""
-    attribute = WRAPPED_BY.get(type(module).__name__)
-    inner = module._modules.get(attribute) if attribute else None  # noqa: SLF001 - `__getattr__` may be the wrapper's
-    return inner if isinstance(inner, nn.Module) else None
-
-
-def unwrap(module: nn.Module) -> nn.Module:
-    """The innermost module under any wrappers."""
-    while (inner := wrapped(module)) is not None:
-        module = inner
-    return module
 
 
 class NameFilter:

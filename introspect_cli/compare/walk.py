@@ -21,7 +21,7 @@ from introspect_cli.compare.effects import (
     watches_results,
 )
 from introspect_cli.compare.items import materialise
-from introspect_cli.compare.join.coverage import coverage, draws_apart, seen, uncounted
+from introspect_cli.compare.join.coverage import coverage, draws_apart, options_of, seen, uncounted
 from introspect_cli.compare.join.distance import Layouts
 from introspect_cli.compare.join.dump import in_order_of, lists, ordered
 from introspect_cli.compare.join.live_in import Carried, is_gap, kept, redundant_starts, resumed, starts
@@ -392,9 +392,8 @@ def compare_rank(
         ends: the last step of a and of b that counts; None for all there are.
     """
     wanted = options.wants_step if options.steps else None
-    told = [manifest.get("options") for manifest in (sides.manifest_a, sides.manifest_b)]
-    one, two = (own if isinstance(own, dict) else {} for own in told)
-    paired = known_tails(pair_steps(sides.a, sides.b, offset, wanted, ends), (one, two), offset)
+    told = options_of(sides.manifest_a), options_of(sides.manifest_b)
+    paired = known_tails(pair_steps(sides.a, sides.b, offset, wanted, ends), told, offset)
     outcome = RankOutcome(sides.rank, paired, offset)
     if isinstance(sides.a, WholeReader) or isinstance(sides.b, WholeReader):
         outcome.gathered = Gathered(sides.a, sides.b)

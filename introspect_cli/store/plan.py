@@ -35,7 +35,7 @@ class Plan:
         rows: rows of all ranks, by site and then by rank; those that hold nothing of what others hold left out.
         starts: where in `rows` each site begins.
         group: of each of `rows`, the number of its site's group.
-        kind: of each group, a number of `kinds` (the caller's).
+        kind: of each group, the code of its kind.
         blind: groups that a rank could not see, and the row that says why.
         mixed: groups of which some ranks hold parts and others what has no known place.
         owed: groups whose sum is still owed.
@@ -84,7 +84,7 @@ def planned(step: RankedStep, places: Places, kinds: Array, left_out: Array) -> 
     Args:
         step: all ranks' columns.
         places: the ranks' layouts.
-        kinds: of each site of the whole, a number of its kind.
+        kinds: of each site of the whole, the code of its kind.
         left_out: bool (n,), rows that count for nothing.
     """
     rows = np.flatnonzero(~left_out)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from introspect_cli.records import Kind, Status
+from introspect_cli.records import KIND_CODES, Kind, Status
 from introspect_cli.store.batch import AS_RECORDED, COPIES, GATHERED, OWED, PARTS, StepBatch, absent
 from introspect_cli.store.launched import rank_list
 from introspect_cli.store.plan import Plan, any_of, group_of, planned, starts_of
@@ -63,7 +63,7 @@ class Together:
 
         Args:
             places: the ranks' layouts.
-            kinds: of each site of the whole, its kind's position in `Kind`.
+            kinds: of each site of the whole, the code of its kind.
             left_out: says of a step which rows count for nothing.
             number_of: the whole's number of a layout.
             lacking: why the values that each rank has its own of are not all there; "" where they are.
@@ -268,14 +268,14 @@ class _Putting:
                     self._unseen(group, text)
                     loose[group] = False
         if self.memory.lacking:
-            for group in np.flatnonzero(loose & np.isin(plan.kind, [position(kind) for kind in _OWN])).tolist():
+            for group in np.flatnonzero(loose & np.isin(plan.kind, [KIND_CODES[kind] for kind in _OWN])).tolist():
                 self._unseen(group, self.memory.lacking)
                 loose[group] = False
-        apart = loose & ~self._equal() & ~np.isin(plan.kind, [position(kind) for kind in _FIRSTS])
-        random = plan.kind == position(Kind.RNG)
+        apart = loose & ~self._equal() & ~np.isin(plan.kind, [KIND_CODES[kind] for kind in _FIRSTS])
+        random = plan.kind == KIND_CODES[Kind.RNG]
         for group in np.flatnonzero(apart & random).tolist():
             self._unseen(group, "each rank has its own")
-        copied = np.isin(plan.kind, [position(kind) for kind in _COPIED])
+        copied = np.isin(plan.kind, [KIND_CODES[kind] for kind in _COPIED])
         self._copies(np.flatnonzero(apart & copied))
         self._gather(np.flatnonzero(apart & ~copied & ~random))
 
@@ -366,9 +366,3 @@ class _Putting:
 
 
 _FIRST = np.zeros(1, np.int64)
-_POSITION = {kind.value: number for number, kind in enumerate(Kind)}
-
-
-def position(kind: str) -> int:
-    """The number of a kind, as `Together` wants it."""
-    return _POSITION[kind]

@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from introspect_cli.records import Kind, Layout, ModuleInfo, Record, Status, Summary
+from introspect_cli.records import KIND_CODES, Kind, Layout, ModuleInfo, Record, Status, Summary
 from introspect_cli.store.batch import StepBatch, record_stats
 from introspect_cli.store.format import ENTRY
 from introspect_cli.store.index import StepEntry
 from introspect_cli.store.names import SiteTable, encode_sites
 from introspect_cli.store.rank_reader import RankReader
 from introspect_cli.store.ranked import Places, RankedStep, whole_layout
-from introspect_cli.store.together import Together, position
+from introspect_cli.store.together import Together
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -220,7 +220,7 @@ class WholeReader:
 
     @cached_property
     def _together(self) -> Together:
-        kinds = np.array([position(kind) for kind in self.sites.kind], np.int64)
+        kinds = np.array([KIND_CODES[kind] for kind in self.sites.kind], np.int64)
         return Together(self._places, kinds, self._left_out, self._layout, self._lacking)
 
     def _left_out(self, step: RankedStep) -> Array:

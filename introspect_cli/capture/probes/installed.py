@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from introspect_cli.capture.context import Context
 from introspect_cli.capture.frames import pass_by
-from introspect_cli.capture.inside import modules_in
+from introspect_cli.capture.inside import modules_in, wrapped
 from introspect_cli.capture.keeping import Keeping
-from introspect_cli.capture.names import NameFilter, Names, wrapped
+from introspect_cli.capture.names import NameFilter, Names
 from introspect_cli.capture.parse_options import rule_of
 from introspect_cli.capture.probes.attributes import AttributeProbe
 from introspect_cli.capture.probes.children import ChildrenProbe

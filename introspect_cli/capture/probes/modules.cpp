@@ -27,6 +27,11 @@ i64 integer(PyObject *of, Name &name) {  // an attribute that is a number, none 
 // `nn.Sequential` gives each module what the one before it returned, and runs nothing in between. Such a tensor is not read
 // again: its input is noted with the summary that its output has.
 
+PyObject *innermost(PyObject *calls) {  // of the calls under way, the state of the last; null where there is none
+    const Py_ssize_t depth = PyList_Size(calls);
+    return depth > 0 ? PyList_GetItem(calls, depth - 1) : nullptr;
+}
+
 struct Handed {  // what a module of a sequence has just returned in this thread; it refers to nothing
     const Modules *by;
     const PyObject *tensor, *module, *sequence;  // the last: the state of the sequence
@@ -79,8 +84,7 @@ bool is_next(PyObject *modules, const PyObject *one, const PyObject *other) {
 
 // Remembers what a module returns to the one that called it.
 void hand_on(Modules *self, PyObject *module, PyObject *calls, PyObject *tensor, i64 slot) {
-    const Py_ssize_t depth = PyList_Size(calls);
-    PyObject *state = depth > 0 && slot >= 0 ? PyList_GetItem(calls, depth - 1) : nullptr;
+    PyObject *state = slot >= 0 ? innermost(calls) : nullptr;
     if (!state || !attribute_is(state, PLAIN, self->held[SEQUENTIAL]) || !is_ours(self, (PyObject *)Py_TYPE(module))) return;
     handed = {self, tensor, module, state, version_of(tensor), slot, table_of(self->held[INTAKE])};
 }
@@ -88,8 +92,8 @@ void hand_on(Modules *self, PyObject *module, PyObject *calls, PyObject *tensor,
 // Whether what goes into a module is what the one before it in its sequence returned.
 bool is_handed(Modules *self, const Handed &last, PyObject *module, PyObject *calls, PyObject *tensor) {
     if (last.by != self || last.tensor != tensor || last.version < 0 || version_of(tensor) != last.version) return false;
-    PyObject *state = PyList_GetItem(calls, PyList_Size(calls) - 1);
-    if (state != last.sequence || !is_ours(self, (PyObject *)Py_TYPE(module))) return false;
+    PyObject *state = innermost(calls);
+    if (!state || state != last.sequence || !is_ours(self, (PyObject *)Py_TYPE(module))) return false;
     PyObject *modules = sequence_of(self, state);
     const bool next = modules && is_next(modules, last.module, module);
     if (modules) Py_DecRef(modules);
@@ -140,8 +144,8 @@ bool is_plain(Modules *self, Call &call) {
     for (Py_ssize_t i = 0; i < PyTuple_Size(call.arguments); i++)
         if ((PyObject *)Py_TYPE(PyTuple_GetItem(call.arguments, i)) != self->held[TENSOR]) return false;
     if (!(call.calls = attribute(self->held[STACK], CALLS)) || !PyList_Check(call.calls)) return false;
-    const Py_ssize_t depth = PyList_Size(call.calls);
-    if (!depth || PyList_GetItem(call.calls, depth - 1) == Py_None) return false;
+    PyObject *caller = innermost(call.calls);
+    if (!caller || caller == Py_None) return false;
     if (!attribute_is(self->held[STACK], PHASE, self->held[FORWARD])) return false;
     PyObject *key = PyLong_FromVoidPtr(call.module);
     call.state = key ? PyDict_GetItemWithError(self->held[STATES], key) : nullptr;
@@ -282,8 +286,8 @@ PyObject *plain_call(Modules *self, const Call &call, PyObject *keywords, PyObje
 // leaves out.
 bool is_passed(Modules *self) {
     PyObject *calls = attribute(self->held[STACK], CALLS);
-    const Py_ssize_t depth = calls && PyList_Check(calls) ? PyList_Size(calls) : 0;
-    const bool passed = depth && (PyList_GetItem(calls, depth - 1) == Py_None || attribute_is(self->held[RECORDER], WANTED, Py_False));
+    PyObject *caller = calls && PyList_Check(calls) ? innermost(calls) : nullptr;
+    const bool passed = caller && (caller == Py_None || attribute_is(self->held[RECORDER], WANTED, Py_False));
     if (calls) Py_DecRef(calls);
     return passed;
 }

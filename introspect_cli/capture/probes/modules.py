@@ -17,8 +17,8 @@ from torch import nn
 from torch.nn.utils.parametrize import ParametrizationList
 
 from introspect_cli.capture import private_api
-from introspect_cli.capture.inside import modules_in, parameters_in
-from introspect_cli.capture.names import CallSites, ModuleState, wrapped
+from introspect_cli.capture.inside import modules_in, parameters_in, wrapped
+from introspect_cli.capture.names import CallSites, ModuleState
 from introspect_cli.capture.probes.base import Patches, uncounted
 from introspect_cli.capture.probes.nested import NestedClasses
 from introspect_cli.records import EVALUATED, Kind, Phase

@@ -39,7 +39,8 @@ _CONCERN_NO_SITES = frozenset({*_OPTIONS, *_STEPS, "record", "until_step", "env"
 """Which kinds an option of capture can keep from being observed; of the last ones other means tell it."""
 
 
-def _options(manifest: dict[str, Any]) -> dict[str, Any]:
+def options_of(manifest: dict[str, Any]) -> dict[str, Any]:
+    """The capture options that a run was recorded with; empty where it does not say."""
     options = manifest.get("options")
     return options if isinstance(options, dict) else {}
 
@@ -49,13 +50,13 @@ def observed_kinds(manifest: dict[str, Any]) -> frozenset[str]:
     observed = manifest.get("observed")
     if isinstance(observed, (list, tuple)):
         return frozenset(str(kind) for kind in observed)
-    record = _options(manifest).get("record")
+    record = options_of(manifest).get("record")
     return frozenset(str(kind) for kind in record) if isinstance(record, (list, tuple)) else frozenset()
 
 
 def chooses_modules(manifest: dict[str, Any]) -> bool:
     """Whether a capture was told to leave modules out."""
-    options = _options(manifest)
+    options = options_of(manifest)
     return any(options.get(name) not in (None, []) for name in _FILTERS)
 
 
@@ -116,7 +117,7 @@ def _narrowing(manifest: dict[str, Any]) -> dict[str, Any]:
     if isinstance(told, dict):
         return told
     known = {*_CONCERNS, *_OPTIONS}
-    return {name: value for name, value in _options(manifest).items() if name in known}
+    return {name: value for name, value in options_of(manifest).items() if name in known}
 
 
 def narrowed(manifest_a: dict[str, Any], manifest_b: dict[str, Any]) -> list[str]:
@@ -239,7 +240,7 @@ def option_notes(manifest_a: dict[str, Any], manifest_b: dict[str, Any]) -> list
             kinds = sorted(missing - {kind.value for kind in SETTING_KINDS})
             if kinds:
                 notes.append(f"Run {name} did not record {', '.join(kinds)}: not compared.")
-    options_a, options_b = _options(manifest_a), _options(manifest_b)
+    options_a, options_b = options_of(manifest_a), options_of(manifest_b)
     notes += [
         f"The captures chose modules differently ({name}: {options_a.get(name)} in a, "
         f"{options_b.get(name)} in b): modules that only one recorded are not compared."

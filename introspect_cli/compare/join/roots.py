@@ -64,7 +64,7 @@ def matched_roots(sides: tuple[Side, Side], variables: Variables) -> dict[str, s
 
 
 def roots_of(names: Iterable[str]) -> set[str]:
-    """The first parts of names."""
+    """The roots that names begin with."""
     return {name.partition(".")[0] for name in names}
 
 

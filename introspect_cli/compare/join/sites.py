@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from introspect_cli.compare.join.renames import strip_wrappers
 from introspect_cli.errors import StoreError
-from introspect_cli.records import EVALUATED, OTHERS, SETTING_KINDS, Kind, Phase, Site
+from introspect_cli.records import EVALUATED, KIND_CODES, OTHERS, SETTING_KINDS, Kind, Phase, Site
 from introspect_cli.selection import selects
 
 if TYPE_CHECKING:
@@ -30,13 +30,12 @@ Mask = npt.NDArray[np.bool_]
 
 KINDS = tuple(Kind)
 PHASES = tuple(Phase)
-_KIND_CODE = {kind.value: code for code, kind in enumerate(KINDS)}
 _PHASE_CODE = {phase.value: code for code, phase in enumerate(PHASES)}
 
 
 def kind_code(kind: Kind) -> int:
     """The small integer that stands for a kind in arrays."""
-    return _KIND_CODE[kind.value]
+    return KIND_CODES[kind.value]
 
 
 def phase_code(phase: Phase) -> int:
@@ -92,7 +91,7 @@ def columns(table: SiteTable, rename: Callable[[str], str] | None = None) -> Col
         names = fresh
     try:
         phase = np.fromiter(map(_PHASE_CODE.__getitem__, phases), dtype=np.uint8, count=count)
-        kind = np.fromiter(map(_KIND_CODE.__getitem__, kinds), dtype=np.uint8, count=count)
+        kind = np.fromiter(map(KIND_CODES.__getitem__, kinds), dtype=np.uint8, count=count)
     except KeyError:
         raise StoreError(f"{table.path_of_file} is damaged: a site has a phase or a kind that is not one") from None
     return Columns(
