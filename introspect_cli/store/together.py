@@ -58,6 +58,8 @@ class Together:
         left_out: Callable[[RankedStep], Array],
         number_of: Callable[[Layout], int],
         lacking: str = "",
+        *,
+        of: Array | None = None,
     ) -> None:
         """Start without a plan.
 
@@ -67,7 +69,9 @@ class Together:
             left_out: says of a step which rows count for nothing.
             number_of: the whole's number of a layout.
             lacking: why the values that each rank has its own of are not all there; "" where they are.
+            of: of each site of the whole, the site of the value that it is a gradient of; -1 where it is of none.
         """
+        self.of = of
         self.lacking = lacking
         self._places, self._kinds, self._left_out, self._number_of = places, kinds, left_out, number_of
         self._plan: Plan | None = None
@@ -311,6 +315,9 @@ class _Putting:
         for group in groups[plain].tolist():
             self._unseen(group, "a plain value, another on each rank")
         groups = groups[~plain]
+        added = self._added(groups)
+        self._add(groups[added])
+        groups = groups[~added]
         if not len(groups):
             return
         at, starts, own = self._members(groups)
@@ -326,6 +333,35 @@ class _Putting:
             self.text[group] = f"values of {size} ranks together"
             self.layout[group] = self.memory.batched(step.number[rows[start : start + size]])
         self._moments(groups, rows, starts, own, self.places.held[step.number[rows]])
+
+    def _added(self, groups: Array) -> Array:
+        """Whether groups are gradients of what is equal on all ranks, such as an embedding of positions: they add up.
+
+        They are not samples beside one another.
+        """
+        of = self.memory.of
+        if of is None:
+            return np.zeros(len(groups), np.bool_)
+        here = self.step.site[self.row]
+        of_group = dict(zip(here.tolist(), self._equal().tolist(), strict=True))
+        return np.array([of_group.get(int(of[site]), False) for site in here[groups]], np.bool_)
+
+    def _add(self, groups: Array) -> None:
+        """The sum of what the ranks have; only sketches can be added up."""
+        step = self.step
+        if step.sketch is None:
+            for group in groups.tolist():
+                self._unseen(group, "each rank's share of a sum")
+        elif len(groups):
+            at, _, own = self._members(groups)
+            kept = self._distinct(at, own)
+            at, starts = at[kept], starts_of(own[kept])
+            self._put(groups, OWED, _PARTIAL)
+            assert self.sketch is not None  # as the step's
+            self.sketch[groups] = np.add.reduceat(step.sketch[self.plan.rows[at]].astype(np.float64), starts)
+            self._marks(groups, at, starts, ordered=False)
+            for group in groups.tolist():
+                self.text[group] = "gradients of several ranks, added up"
 
     def _moments(self, groups: Array, rows: Array, starts: Array, own: Array, sizes: Array) -> None:
         """Statistics of several tensors' elements together.

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 _FLOWING = frozenset({Kind.INPUT, Kind.OUTPUT, Kind.GRAD_INPUT, Kind.GRAD_OUTPUT, Kind.LOSS})
 _GOING_IN = [Kind.INPUT.value, Kind.GRAD_INPUT.value]
 _COMING_OUT = [Kind.OUTPUT.value, Kind.GRAD_OUTPUT.value]
+_VALUE_OF = {Kind.GRAD_INPUT.value: Kind.INPUT.value, Kind.GRAD_OUTPUT.value: Kind.OUTPUT.value}
 
 
 class WholeReader:
@@ -221,7 +222,15 @@ class WholeReader:
     @cached_property
     def _together(self) -> Together:
         kinds = np.array([KIND_CODES[kind] for kind in self.sites.kind], np.int64)
-        return Together(self._places, kinds, self._left_out, self._layout, self._lacking)
+        return Together(self._places, kinds, self._left_out, self._layout, self._lacking, of=self._of)
+
+    @cached_property
+    def _of(self) -> Array:
+        """Of each site of a gradient that flows back, the site of the value that it is of; -1 of all others."""
+        sites = self.sites
+        rows = list(zip(sites.kind, sites.fqn, sites.path, sites.call.tolist(), strict=True))
+        values = {row: number for number, row in enumerate(rows) if row[0] in _VALUE_OF.values()}
+        return np.array([values.get((_VALUE_OF.get(row[0], ""), *row[1:]), -1) for row in rows], np.int64)
 
     def _left_out(self, step: RankedStep) -> Array:
         """The rows that are not the model's: collectives, and what flows between stages of a pipeline.

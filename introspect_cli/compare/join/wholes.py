@@ -16,7 +16,7 @@ import numpy as np
 
 from introspect_cli.compare.join.sites import Ids, Mask, kind_code
 from introspect_cli.records import Kind, count
-from introspect_cli.store.batch import GATHERED
+from introspect_cli.store.batch import GATHERED, OWED
 from introspect_cli.store.together import DIFFERENT_COPIES
 from introspect_cli.store.whole import Reader, WholeReader
 
@@ -146,12 +146,14 @@ class Gathered:
         """Start without a factor; the readers know how often either run computes its loss in a step."""
         self.factor: int | None = None
         self._often = _losses(a), _losses(b)
+        self._layouts = a.layouts, b.layouts
         self._divided = False
+        self._scaled: dict[str, float] = {}
 
     def agree(self, alignment: Alignment, pair: StepPair, rtol: float) -> Mask:
         """Differing rows of which one side at least was gathered, and whose extrema and means agree."""
-        out = np.zeros(len(pair.rows_a), np.bool_)
-        rows = np.flatnonzero(_gathered(pair.a, pair.rows_a) | _gathered(pair.b, pair.rows_b))
+        out = self._other_units(alignment, pair, rtol)
+        rows = np.flatnonzero(_how(pair.a, pair.rows_a, GATHERED) | _how(pair.b, pair.rows_b, GATHERED))
         if not len(rows) or "mean" not in pair.a.floats or "mean" not in pair.b.floats:
             return out
         rows_a, rows_b = pair.rows_a[rows], pair.rows_b[rows]
@@ -173,7 +175,64 @@ class Gathered:
             if name == "mean":
                 near |= loss & self._is_divided(one, two, rtol)
             close &= near | (loss & (name != "mean"))
-        out[rows] = close
+        out[rows] |= close
+        return out | self._sums(alignment, pair, rtol)
+
+    def _sums(self, alignment: Alignment, pair: StepPair, rtol: float) -> Mask:
+        """Gradients that the ranks' own add up to, by the factor that all gradients have."""
+        out = np.zeros(len(pair.rows_a), np.bool_)
+        if pair.a.sketch is None or pair.b.sketch is None:
+            return out
+        kinds = alignment.kind[np.asarray(pair.a.site)[pair.rows_a]]
+        flows = np.isin(kinds, [kind_code(kind) for kind in _FLOWING_BACK])
+        rows = np.flatnonzero(flows & (_how(pair.a, pair.rows_a, OWED) | _how(pair.b, pair.rows_b, OWED)))
+        factor = 1.0 if self.factor is None else self.factor if self.factor > 0 else -1.0 / self.factor
+        one, two = (
+            np.asarray(batch.sketch, np.float64)[own[rows]] * by
+            for batch, own, by in ((pair.a, pair.rows_a, 1.0), (pair.b, pair.rows_b, factor))
+        )
+        apart, size = (np.linalg.norm(values, axis=1) for values in (one - two, one))
+        with np.errstate(invalid="ignore"):
+            out[rows] = apart <= rtol * size
+        return out
+
+    def _other_units(self, alignment: Alignment, pair: StepPair, rtol: float) -> Mask:
+        """Numbers that come out of a module n times as large and whose gradient is n times smaller.
+
+        A loss that a module divides by the samples of all ranks, and the script multiplies by the number of ranks
+        again, is the same loss.
+        """
+        out = np.zeros(len(pair.rows_a), np.bool_)
+        if "mean" not in pair.a.floats or "mean" not in pair.b.floats:
+            return out
+        sites = np.asarray(pair.a.site)[pair.rows_a]
+        kinds = alignment.kind[sites]
+        numbers: dict[tuple[str, str, int], dict[int, int]] = {}
+        codes = kind_code(Kind.OUTPUT), kind_code(Kind.GRAD_OUTPUT)
+        for at in np.flatnonzero(np.isin(kinds, codes)).tolist():
+            layouts = (
+                own[int(batch.layout[row])]
+                for own, batch, row in zip(
+                    self._layouts, (pair.a, pair.b), (pair.rows_a[at], pair.rows_b[at]), strict=True
+                )
+            )
+            if all(layout.shape == () for layout in layouts):
+                site = alignment.site(int(sites[at]))
+                numbers.setdefault((site.fqn, site.path, site.call), {})[int(kinds[at])] = at
+        for (fqn, path, _), found in numbers.items():
+            if len(found) == len(codes):
+                place = np.array([found[code] for code in codes])
+                one, two = (
+                    np.asarray(batch.floats["mean"], np.float64)[rows[place]]
+                    for batch, rows in ((pair.a, pair.rows_a), (pair.b, pair.rows_b))
+                )
+                with np.errstate(all="ignore"):
+                    times = float(one[0] / two[0])
+                    whole = round(max(times, 1 / times)) if np.isfinite(times) and times > 0 else 0
+                    same = abs(one.prod() - two.prod()) <= rtol * abs(one.prod())
+                if same and whole > 1 and abs(max(times, 1 / times) / whole - 1) < _SURE:
+                    out[place] = True
+                    self._scaled[f"{fqn}{path}"] = whole if times > 1 else -whole
         return out
 
     def _is_divided(self, one: Column, two: Column, rtol: float) -> Mask:
@@ -209,6 +268,13 @@ class Gathered:
                 f"The loss of run {few} is {times:g} x that of run {many}, which computes it {times:g} times as often "
                 "in a step: each of its losses is divided by that. That is taken into account."
             )
+        for name, times in self._scaled.items():
+            large, small = ("a", "b") if times > 0 else ("b", "a")
+            found.append(
+                f"The output {name} of run {large} is {abs(times):g} x that of run {small}, and its gradient "
+                f"1/{abs(times):g} of that there: one of them is scaled on its way to the loss. That is taken into "
+                "account."
+            )
         if self.factor is None or abs(self.factor) == 1:
             return found
         small, large = ("b", "a") if self.factor > 0 else ("a", "b")
@@ -226,8 +292,8 @@ def _losses(reader: Reader) -> int:
     return max((call + 1 for own in calls for kind, call in own if kind == Kind.LOSS.value), default=1)
 
 
-def _gathered(batch: StepBatch, rows: Ids) -> Mask:
-    return np.zeros(len(rows), np.bool_) if batch.how is None else np.asarray(batch.how)[rows] == GATHERED
+def _how(batch: StepBatch, rows: Ids, how: int) -> Mask:
+    return np.zeros(len(rows), np.bool_) if batch.how is None else np.asarray(batch.how)[rows] == how
 
 
 def _size(batch: StepBatch, rows: Ids) -> Column:

@@ -1,0 +1,63 @@
+"""What libraries do to a loss: ranks divide it by the samples of all, and positions have one embedding for all."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from launches import SCRIPT, finish, launch
+
+from introspect_cli.compare.diff import compare_runs
+from introspect_cli.compare.options import DiffOptions
+from introspect_cli.compare.result import Verdict
+from introspect_cli.records import Kind
+from introspect_cli.store.reader import open_run
+from introspect_cli.store.whole import WholeReader
+
+pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
+
+RUNS = {"single": (1,), "ddp": (2,), "once": (2, "once")}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("shares")
+    options = ("--no-packages", "--no-env", "--no-source")
+    script = SCRIPT.parent / "shares.py"
+    started = {name: launch(folder, name, *RUNS[name], options=options, script=script) for name in RUNS}
+    for name, processes in started.items():
+        told = finish(processes)
+        assert (folder / name / "manifest.yaml").exists(), told
+    return folder
+
+
+@pytest.mark.parametrize(("a", "b", "large", "small"), [("single", "ddp", "a", "b"), ("ddp", "single", "b", "a")])
+def test_a_loss_that_is_divided_by_the_samples_of_all_ranks_is_no_difference(runs, a, b, large, small):
+    with open_run(runs / a) as one, open_run(runs / b) as two:
+        result = compare_runs(one, two, DiffOptions())
+    assert result.verdict is Verdict.SAME, result.sentence
+    assert result.counts.steps_compared == 3
+    assert any(
+        note.startswith(f"The output Model['loss'] of run {large} is 2 x that of run {small}") for note in result.notes
+    ), result.notes
+
+
+def test_a_loss_that_is_divided_twice_is_one(runs):
+    with open_run(runs / "single") as one, open_run(runs / "once") as two:
+        result = compare_runs(one, two, DiffOptions())
+    assert result.verdict is Verdict.DIVERGED
+    assert result.first.site.kind in (Kind.OUTPUT, Kind.LOSS)
+    assert result.first.step == 0
+
+
+def test_gradients_of_what_all_ranks_have_are_added_up(runs):
+    """An embedding of positions comes out alike on all ranks; its gradient is the sum over their samples."""
+    with open_run(runs / "single") as one, open_run(runs / "ddp") as two:
+        whole = WholeReader(str(two.path), [two.rank(rank) for rank in two.ranks])
+        found = [
+            {r.site.fqn: r.summary for r in reader.records(0) if r.site.kind is Kind.GRAD_OUTPUT}["Model.pos"]
+            for reader in (one.rank(0), whole)
+        ]
+    assert found[1].text == "gradients of several ranks, added up"
+    assert found[1].layout.shape == found[0].layout.shape
+    # each rank's loss is a mean over its own half of the samples
+    assert found[1].sketch == pytest.approx([2 * value for value in found[0].sketch], rel=1e-4, abs=1e-6)
