@@ -76,7 +76,8 @@ def _seen(path: Path | None, library: str) -> dict[str, str]:
 
 def spread(names: list[str], count: int) -> list[str]:
     """`count` of the names, from all over the list."""
-    return [names[at * len(names) // count] for at in range(min(count, len(names)))]
+    count = min(count, len(names))
+    return [names[at * len(names) // count] for at in range(count)]
 
 
 def apart(library: str, name: str, seconds: float) -> tuple[str, str]:

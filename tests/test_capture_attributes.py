@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import OrderedDict
 
 import pytest
 import torch
@@ -97,6 +98,22 @@ def test_plain_attributes_are_written_with_the_tree(path):
         "act": "torch._C._nn.gelu",
     }
     assert rows(path, "Net.conv")[0][1]["kernel_size"] == "(3,)"
+
+
+def test_children_are_found_where_torch_holds_them_in_an_ordered_dictionary(tmp_path):
+    """Torch 2.4 does."""
+
+    def work():
+        net = Net()
+        net._modules = OrderedDict(net._modules)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for step in range(2):
+            net.drop.p = 0.1 * (step + 1)
+            net(torch.randn(3, 2, 4)).sum().backward()
+            optimizer.step()
+
+    path = captured(tmp_path / "run", work)
+    assert [(step, found["p"]) for step, found in rows(path, "Net.drop")] == [(0, "0.1"), (1, "0.2")]
 
 
 def test_changes_are_written_with_their_step(path):

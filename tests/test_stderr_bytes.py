@@ -111,6 +111,7 @@ SCRIPTS = {
         warnings.showwarning = lambda message, *_: print("shown:", message, file=sys.stderr)
         logging.captureWarnings(False)
         once()
+        print("changes of filters:", __warningregistry__["version"], file=sys.stderr)
         """,
     "what a compiler says": """
         torch._dynamo.config.recompile_limit = 2

@@ -11,6 +11,7 @@ import ast
 import functools
 import importlib.metadata
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -35,14 +36,17 @@ _LARGEST = 8 * 2**20
 def git(directory: str) -> dict[str, Any]:
     """Commit of the work tree that holds `directory`, and which tracked files differ from it; {} outside of git.
 
-    To be asked before the script starts: `subprocess` enters `warnings.catch_warnings`, after which warnings that the
-    script has shown already are shown again.
+    To be asked before the script starts, and by git's path: to find a program by its name `subprocess` enters
+    `warnings.catch_warnings`, after which warnings that the script has shown already are shown again.
     """
+    program = shutil.which("git")
+    if program is None:
+        return {}
 
     def ask(*arguments: str) -> str | None:
         try:
-            answer = subprocess.run(  # noqa: S603 - fixed arguments, no shell
-                ["git", "-C", directory, *arguments],  # noqa: S607 - the user's own git
+            answer = subprocess.run(  # noqa: S603 - the user's own git with fixed arguments, no shell
+                [program, "-C", directory, *arguments],
                 capture_output=True,
                 text=True,
                 errors="replace",

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import operator
 import weakref
+from collections import OrderedDict
 from dataclasses import dataclass, field, replace
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
     from introspect_cli.store.rank_writer import RankWriter
 
 _PLAIN = frozenset({bool, int, float, str, complex, type(None)})
+_CHILDREN = (dict, OrderedDict)
+"""What holds a module's children; older versions of torch have the second."""
+
 _FUNCTIONS = (FunctionType, BuiltinFunctionType)
 _NAMED = (torch.dtype, torch.device)
 _TORCHS = frozenset(vars(nn.Module())) - {"training"}
@@ -190,7 +194,7 @@ class AttributeProbe:
             if not _is_torchs(module, name) and _text(value) and self._changes.get((fqn, name), 0) < _OFTEN
         }
         sized = [name for name in _HOOKS if type(own.get(name)).__name__ == "OrderedDict"]
-        if type(own.get("_modules")) is dict:
+        if type(own.get("_modules")) in _CHILDREN:
             sized.append("_modules")
         watched.add(module, plain, sized)
 
@@ -224,7 +228,7 @@ def _below(root: nn.Module) -> Iterator[nn.Module]:
         module = waiting.pop()
         yield module
         children = vars(module).get("_modules")
-        if type(children) is not dict:
+        if children is None or type(children) not in _CHILDREN:
             continue
         for child in children.values():
             if isinstance(child, nn.Module) and id(child) not in seen:
