@@ -86,8 +86,8 @@ def test_a_factor_is_found_and_noise_is_none():
     random = np.random.default_rng(0)
     a = random.normal(size=(30, 30)).astype(np.float32)
     one = np.array(sketch(a))
-    assert proportion(one, np.array(sketch(a * np.float32(0.25)))) == pytest.approx(0.25, rel=1e-6)
-    assert proportion(one, np.array(sketch(a * np.float32(-3)))) == pytest.approx(-3, rel=1e-6)
+    assert proportion(one, np.array(sketch(a * np.float32(0.25))))[0] == pytest.approx(0.25, rel=1e-6)
+    assert proportion(one, np.array(sketch(a * np.float32(-3))))[0] == pytest.approx(-3, rel=1e-6)
     assert proportion(one, one) is None
     assert proportion(one, np.array(sketch(a + np.float32(0.001)))) is None
     assert proportion(np.zeros(16), one) is None

@@ -6,6 +6,8 @@ All runs come from two launches; a fault that needs no second run is told by `ch
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from launches import SCRIPT, finish, together
@@ -24,12 +26,20 @@ TF32 = "'high' on rank 1 and 'highest' on rank 0"
 FOUND = [
     # case, rule, step, rank, site, what the evidence says
     ("hand-unreduced", "reduction", 0, 1, "grad Net.head.bias", "it was not reduced, or not over these ranks"),
-    ("ddp-unreduced", "reduction", 0, 1, "grad Net.head.bias", "differs on rank 1, compared with rank 0"),
+    ("ddp-unreduced", "reduction", 0, 1, "grad Net.head.bias", "differs from rank 0's (relative L2"),
+    ("hand-alone", "reduction", 0, 1, "grad Net.extra.bias", "its gradient was not reduced on rank 1"),
     ("fsdp2-unreduced", "reduction", 0, 1, "grad Net.head.bias", "it was not reduced"),
     ("hand-group", "reduction", 0, 1, "grad Net.head.weight", "it was not reduced, or not over these ranks"),
     ("tpsp-norm", "reduction", 0, 1, "grad GPT.blocks.0.norm.weight", "it was not reduced"),
     ("hand-stale", "copies-differ", 0, 1, "param Net.head.weight", "(1.5 x) from the first step on record"),
-    ("ddp-stale", "copies-differ", 1, 1, "param Net.head.weight", "from step 1 on Net.head.weight differs on rank 1"),
+    (
+        "ddp-stale",
+        "copies-differ",
+        1,
+        1,
+        "param Net.head.weight",
+        "from step 1 on rank 1's parameter Net.head.weight differs",
+    ),
     ("hand-expert", "copies-differ", 0, 1, "param Experts.expert.weight", "gradients were averaged over them"),
     ("hand-unused", "rank-gradients", 0, 1, "grad Net.extra.weight", "rank 1 has no gradient of Net.extra.weight"),
     ("hand-skip", "rank-steps", 1, 1, "rank 1", "no parameter of rank 1 was changed in step 1, those of rank 0 were"),
@@ -57,15 +67,15 @@ FOUND = [
     ("1f1b-untied", "tied-weights", 0, 1, "param GPT.head.weight", "their gradients were not added up"),
 ]
 UNREDUCED = "it was not reduced, or not over these ranks"
-SUM = "b is 2 times a: a sum where a mean was expected (world size 2)"
+SUM = "is 2 x that of a (residual R) on both ranks: it is summed over"
 TOLD = [
     # case, against, rank of the first divergence, what the sentence says
-    ("hand-sum", "1", 0, f"the gradient of Net.head.weight, as the optimizer sees it, differs|{SUM}"),
-    ("hand-sum", "n", 0, f"step 0, on both ranks: the gradient of Net.head.weight|{SUM}"),
-    ("ddp-sum", "1", 0, f"the gradient of Net.tok.weight|{SUM}"),
-    ("ddp-sum", "n", 0, f"on both ranks|{SUM}"),
-    ("fsdp2-sum", "1", 0, f"the gradient of Net.tok.weight|{SUM}"),
-    ("fsdp2-sum", "n", 0, f"on both ranks|{SUM}"),
+    ("hand-sum", "1", 0, f"the gradient of Net.head.weight {SUM} the 2 ranks instead of averaged"),
+    ("hand-sum", "n", 0, f"step 0, backward: the gradient of Net.head.weight {SUM} the 2 ranks instead of averaged"),
+    ("ddp-sum", "1", 0, f"step 0, backward: the gradient of Net.tok.weight {SUM} the data-parallel group"),
+    ("ddp-sum", "n", 0, f"the gradient of Net.tok.weight {SUM} the data-parallel group instead of averaged."),
+    ("fsdp2-sum", "1", 0, f"the gradient of Net.tok.weight {SUM} the data-parallel group instead of averaged."),
+    ("fsdp2-sum", "n", 0, f"the gradient of Net.tok.weight {SUM} the data-parallel group instead of averaged."),
     ("gpipe-scale", "n", 0, "a sum where a mean was expected (4 microbatches or accumulated batches)"),
     ("1f1b-scale", "n", 0, "a sum where a mean was expected (4 microbatches or accumulated batches)"),
     ("hand-unreduced", "1", 0, f"Net.head.bias|In b its copies differ: rank 1 from rank 0: {UNREDUCED}"),
@@ -127,14 +137,28 @@ def test_diff_names_the_fault(runs, case, against, rank, words):
         result = compare_runs(a, b, DiffOptions())
     assert result.verdict is Verdict.DIVERGED
     assert result.first.rank == rank
+    told = re.sub(r"residual (below 1e-8|[1-9]e-[678])\)", "residual R)", result.sentence)
     for part in words.split("|"):
-        assert part in result.sentence
+        assert part in told
+    if SUM in words:
+        assert "b is 2 x a: a sum where a mean was expected (world size 2)." in result.evidence
 
 
 @pytest.mark.parametrize("case", SOUND)
 def test_what_is_as_it_should_be_is_not_found(runs, case):
     with open_run(runs / "2" / case) as run:
         assert check(run).findings == ()
+
+
+def test_a_rank_that_did_not_reduce_is_told_in_one_sentence(runs):
+    with open_run(runs / "2" / "hand-alone") as run:
+        (told,) = [finding.evidence for finding in check(run).findings]
+    apart = r"\(relative L2 \d\.\de-0\d\)"
+    assert re.match(
+        rf"from step 0 on rank 1's parameter Net\.extra\.bias differs from rank 0's {apart}: its gradient was not "
+        r"reduced on rank 1 \(3 steps looked at\)$",
+        told,
+    )
 
 
 def test_each_rank_that_clips_by_its_own_norm_is_told_with_its_factor(runs):

@@ -9,7 +9,7 @@ from introspect_cli.records import KIND_CODES, SKETCH_SIZE, Kind, Layout, Part
 from introspect_cli.store.batch import AS_RECORDED, COPIES, GATHERED, OWED, PARTS, StepBatch
 from introspect_cli.store.covering import covering, share
 from introspect_cli.store.ranked import Places, RankedStep
-from introspect_cli.store.together import Together
+from introspect_cli.store.together import NOT_WHOLE, Together
 from introspect_cli.sums import header, mix
 
 SHAPE = (4, 3)
@@ -30,7 +30,7 @@ class Rank:
         self.rank, self.layouts = rank, layouts
 
 
-def put(kinds, *ranks):
+def put(kinds, *ranks, complete=False, folded=None):
     """What becomes of sites; each rank a list of (site, layout, checksum, status, text, mean) or of less."""
     readers, batches, numbers = [], [], []
     for rank, records in enumerate(ranks):
@@ -38,7 +38,7 @@ def put(kinds, *ranks):
         layouts = list(dict.fromkeys(layout for _, layout, *_ in full))
         sites, own, sums, statuses, texts, means = zip(*full, strict=True)
         readers.append(Rank(rank, layouts))
-        numbers.append(np.arange(len(kinds)))
+        numbers.append(np.arange(len(kinds)) if folded is None else np.array(folded))
         batches.append(
             StepBatch(
                 site=np.array(sites, np.uint32),
@@ -66,6 +66,7 @@ def put(kinds, *ranks):
         np.array([KIND_CODES[kind.value] for kind in kinds]),
         lambda step: np.zeros(len(step.site), np.bool_),
         number_of,
+        complete=complete,
     )
     found = together.put(RankedStep(batches, range(len(ranks)), numbers, places.numbers))
     again = together.put(RankedStep(batches, range(len(ranks)), numbers, places.numbers))
@@ -113,6 +114,26 @@ def test_what_cannot_be_put_together_says_why_and_is_called_nothing(ranks, told)
     found, _ = put([Kind.PARAM], *ranks)
     assert (found.status[0], int(found.checksum[0]), found.text[0]) == (1, 0, told)
     assert np.isnan(found.sketch[0]).all()
+
+
+@pytest.mark.parametrize("kind", [Kind.PARAM, Kind.OUTPUT])
+def test_of_a_run_with_all_its_ranks_what_is_missing_of_the_model_is_missing(kind):
+    found, _ = put([kind], [(0, rows(0, 2), 1)], [(0, rows(2, 1), 2)], complete=True)
+    told = "the parts of it on record cover 3/4 of it"
+    if kind is Kind.PARAM:
+        assert (found.status[0], found.text[0]) == (0, f"{NOT_WHOLE}: {told}")
+        assert found.checksum[0] != 0
+    else:
+        assert (found.status[0], found.text[0]) == (1, told)
+
+
+def test_ranks_are_counted_and_not_their_records():
+    """Two batches a rank, folded into one site."""
+    given = [[(0, WHOLE, 7), (1, WHOLE, 8)], [(0, WHOLE, 9), (1, WHOLE, 8)]]
+    found, _ = put([Kind.OUTPUT, Kind.OUTPUT], *given, folded=[0, 0])
+    assert (len(found), found.text[0]) == (1, "values of 2 ranks together")
+    found, _ = put([Kind.OUTPUT, Kind.OUTPUT], given[0], folded=[0, 0])
+    assert found.text[0] == "values of 2 calls together"
 
 
 def test_a_rank_that_holds_nothing_of_it_changes_nothing():

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 _UNMEASURED = frozenset({Kind.RNG})
 
 
-def proportion(sketch_a: npt.NDArray[Any], sketch_b: npt.NDArray[Any]) -> float | None:
-    """C where b is c times a, by least squares over the sketches; None where no factor fits.
+def proportion(sketch_a: npt.NDArray[Any], sketch_b: npt.NDArray[Any]) -> tuple[float, float] | None:
+    """C where b is c times a, by least squares over the sketches, and what is left over b; None where no factor fits.
 
     A sketch is linear, so that sketch(c * a) = c * sketch(a); 16 numbers that fit one factor to a few roundings are no
     accident, except for tensors of a single element, which the caller leaves out.
@@ -34,7 +34,7 @@ def proportion(sketch_a: npt.NDArray[Any], sketch_b: npt.NDArray[Any]) -> float 
         return None
     factor = float(a @ b) / size_a
     rest = float(np.linalg.norm(b - factor * a)) / size_b**0.5
-    return factor if rest < 20 * RESOLUTION and abs(factor - 1) > 50 * RESOLUTION else None
+    return (factor, rest) if rest < 20 * RESOLUTION and abs(factor - 1) > 50 * RESOLUTION else None
 
 
 def _plain_relative(a: Summary, b: Summary) -> float | None:
@@ -75,7 +75,7 @@ def materialise(
     b = None if record_b is None else record_b.summary
     info = next((record.info for record in (record_a, record_b) if record is not None), None)
     rel: float | None = None
-    scale: float | None = None
+    fit: tuple[float, float] | None = None
     exact = False
     apart: Elements | None = None
     if a is not None and b is not None and site.kind not in _UNMEASURED:
@@ -88,9 +88,9 @@ def materialise(
             if rel == 0 and _not_finite(a):
                 rel = None  # sketches leave infinities out, and where these are differs
             if a.layout.shape == b.layout.shape and a.layout.numel > 16 and not _not_finite(a):
-                scale = proportion(pair.a.sketch[row_a], pair.b.sketch[row_b])
-            if scale is not None:
-                rel = abs(scale - 1) / max(1.0, abs(scale))  # what follows from the factor is no estimate
+                fit = proportion(pair.a.sketch[row_a], pair.b.sketch[row_b])
+            if fit is not None:
+                rel = abs(fit[0] - 1) / max(1.0, abs(fit[0]))  # what follows from the factor is no estimate
         same_shape = a.layout.shape == b.layout.shape
         whole = ranks.tensors.relative(a.checksum, b.checksum, a.layout.shape) if same_shape else None
         if whole is not None:
@@ -110,7 +110,8 @@ def materialise(
         b=b,
         rel_l2=rel,
         exact=exact and rel is not None,
-        scale=scale,
+        scale=None if fit is None else fit[0],
+        residual=None if fit is None else fit[1],
         floor=max((float(floor[union]) for floor in floors if union < len(floor)), default=None),
         coarse=layouts_a.coarse or layouts_b.coarse,
         source=info.source if info is not None and site.kind is Kind.OP_OUTPUT else "",

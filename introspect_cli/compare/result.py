@@ -55,6 +55,7 @@ class Divergence:
         rel_l2: L2 distance over the larger of the two L2 norms; None where it cannot be told.
         exact: whether `rel_l2` comes from the stored tensors and not from the sketches.
         scale: c where b is c times a to within the sketch's precision; None otherwise.
+        residual: what is left of b beside c times a, over b's norm; None where `scale` is.
         floor: relative distance that the noise runs show at this site; None without noise runs.
         coarse: whether either run computes in bfloat16 anywhere, so that its rounding is worth a thought.
         source: for an operator, `file:line` of the user's code that ran it, in the run that has it (a where both do).
@@ -76,6 +77,7 @@ class Divergence:
     rel_l2: float | None = None
     exact: bool = False
     scale: float | None = None
+    residual: float | None = None
     floor: float | None = None
     coarse: bool = False
     source: str = ""

@@ -48,14 +48,37 @@ def _reduction(replicas: Replicas) -> RankAnswer:
     hits = []
     for fqn, apart in replicas.grads.items():
         many = count(len(replicas.steps), "step")
-        evidence = (
-            f"the gradient of {fqn} differs on {_whose(apart)} ({_far(apart)}) when the optimizer takes it, although "
-            f"the parameter was equal on all ranks: {_why(replicas, apart.step)}"
-        )
-        if fqn in replicas.params:
-            evidence += f"; from step {replicas.params[fqn].step} on the parameter differs too"
+        moved, why = replicas.params.get(fqn), _alone(replicas, fqn) or _why(replicas, apart.step)
+        if moved is not None:
+            evidence = f"{_parts_from(moved, fqn)}: {why}"
+            if not _alone(replicas, fqn):
+                far = f" ({_far(apart)})" if _far(apart) else ""
+                evidence = f"{_parts_from(moved, fqn)}, and its gradient{far} when the optimizer takes it: {why}"
+        else:
+            evidence = (
+                f"the gradient of {fqn} differs on {_whose(apart)} ({_far(apart)}) when the optimizer takes it, "
+                f"although the parameter was equal on all ranks: {why}"
+            )
         hits.append((apart.rank, Hit(apart.step, f"grad {fqn}", f"{evidence} ({many} looked at)")))
     return hits
+
+
+def _parts_from(apart: Apart, fqn: str) -> str:
+    """`from step 3 on rank 1's parameter head.bias differs from rank 0's (relative L2 1.4e-3)`."""
+    far = f" ({_far(apart)})" if _far(apart) else ""
+    if len(apart.others) == 1:
+        return f"from step {apart.step} on rank {apart.rank}'s parameter {fqn} differs from rank {apart.base}'s{far}"
+    whose = rank_list(list(apart.others))
+    return f"from step {apart.step} on the parameter {fqn} of {whose} differs from rank {apart.base}'s{far}"
+
+
+def _alone(replicas: Replicas, fqn: str) -> str:
+    """On which ranks a gradient is that of the rank's own samples; "" where that was not seen."""
+    ranks = replicas.unreduced.get(fqn, ())
+    if not ranks:
+        return ""
+    where = "on any rank" if len(ranks) == replicas.run.world_size else f"on {rank_list(list(ranks))}"
+    return f"its gradient was not reduced {where}"
 
 
 def _copies(replicas: Replicas) -> RankAnswer:
@@ -65,10 +88,9 @@ def _copies(replicas: Replicas) -> RankAnswer:
     for fqn, apart in replicas.params.items():
         if fqn in replicas.grads and replicas.grads[fqn].step <= apart.step:
             continue  # told there
-        evidence = (
-            f"from step {apart.step} on {fqn} differs on {_whose(apart)} ({_far(apart)}), although no gradient of it "
-            "was seen to differ"
-        )
+        seen = fqn in replicas.graded
+        told = "although no gradient of it was seen to differ" if seen else "and its gradients were not recorded"
+        evidence = f"{_parts_from(apart, fqn)}, {told}"
         hits.append((apart.rank, Hit(apart.step, f"param {fqn}", evidence)))
     for fqn, apart in replicas.stale.items():
         if fqn not in replicas.params:

@@ -15,6 +15,7 @@ import numpy as np
 
 from introspect_cli.health.apart import Apart, distance_of
 from introspect_cli.health.collectives import Collectives, CollectiveWalk, under_way
+from introspect_cli.health.own_gradients import outputs_of, unreduced
 from introspect_cli.health.peers import Peers, PeerWalk
 from introspect_cli.records import Kind, Phase, Status
 from introspect_cli.store.whole import WholeReader
@@ -39,6 +40,8 @@ class Replicas:
         params: the first time that copies of a parameter differ after they were equal, by FQN.
         stale: parameters that differ from the first step on although their gradients are equal, by FQN.
         grads: the first time that gradients of equal copies differ, by FQN.
+        graded: parameters of which the gradients of two ranks at least were held against one another.
+        unreduced: of parameters in `grads`, the ranks whose gradient is their own; none where that is not known.
         states: the first time that an optimizer's state of equal gradients differs, by site.
         shared: parameters that were equal on all ranks at the first step, and how many there are in all.
         batches: how often a loader's batches were equal on two ranks and in how many steps, by ranks.
@@ -59,6 +62,8 @@ class Replicas:
     params: dict[str, Apart] = field(default_factory=dict)
     stale: dict[str, Apart] = field(default_factory=dict)
     grads: dict[str, Apart] = field(default_factory=dict)
+    graded: set[str] = field(default_factory=set)
+    unreduced: dict[str, tuple[int, ...]] = field(default_factory=dict)
     shared: set[str] = field(default_factory=set)
     everything: set[str] = field(default_factory=set)
     batches: dict[tuple[int, int], list[int]] = field(default_factory=dict)
@@ -122,6 +127,8 @@ class _Walk:
         self.found, self.whole, self.peers = found, whole, peers
         self.equal: set[str] = set()  # parameters that were equal on all ranks when last seen
         self.parted: dict[str, Apart] = {}
+        classes = {module.fqn: module.module_class for module in whole.modules}
+        self.outputs = outputs_of(found.names, classes)
 
     def step(self, step: int, batches: list[StepBatch]) -> None:
         """Take in a step of all ranks."""
@@ -139,8 +146,12 @@ class _Walk:
                 self._parameter(step, number, fqn, phase, batches, held)
             elif kind == Kind.GRAD and phase == Phase.OPTIMIZER:
                 apart = self._apart(step, number, batches, held)
-                if apart is not None and fqn in self.equal:
-                    self.found.grads.setdefault(fqn, apart)
+                self.found.graded.add(fqn)
+                if apart is not None and fqn in self.equal and fqn not in self.found.grads:
+                    self.found.grads[fqn] = apart
+                    sites = [own for own in self.outputs.get(fqn, ()) if own in rows]
+                    alone = unreduced(self.whole, batches, rows, sites, held)
+                    self.found.unreduced[fqn] = tuple(self.found.ranks[at] for at in sorted(alone))
                 elif apart is None and fqn in self.parted and fqn not in self.found.grads:
                     self.found.stale.setdefault(fqn, self.parted[fqn])
             elif kind == Kind.BATCH and phase == Phase.DATA:

@@ -63,6 +63,7 @@ def divergence_document(divergence: Divergence) -> dict[str, Any]:
         "exact": True if divergence.exact else None,
         "rel_l2_below": RESOLUTION if unresolved else None,
         "scale": divergence.scale,
+        "residual": divergence.residual,
         "source": divergence.source or None,
         "noise": divergence.floor,
         "labels": label_document(divergence.labels),

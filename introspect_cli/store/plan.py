@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 _NOT_SEEN = int(Status.NOT_OBSERVED)
 
+UNPLACED = "where the parts of it lie could not be worked out"
+"""Why parts cannot be put together where that says nothing of them."""
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -155,7 +158,7 @@ def _misfit(layouts: list[Layout], step: RankedStep, rows: Array) -> str:
             holders.setdefault(layout.part, row)
     found = covering(list(holders))
     if found is None:
-        return "where the parts of it lie could not be worked out"
+        return UNPLACED
     if found.first is not None:
         ranks = sorted(step.rank_of(list(holders.values())[place]) for place in found.first)
         return f"parts of it overlap: those of {rank_list(ranks)}"

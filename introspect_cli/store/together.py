@@ -17,7 +17,7 @@ import numpy as np
 from introspect_cli.records import KIND_CODES, Kind, Status
 from introspect_cli.store.batch import AS_RECORDED, COPIES, GATHERED, OWED, PARTS, StepBatch, absent
 from introspect_cli.store.launched import rank_list
-from introspect_cli.store.plan import Plan, any_of, group_of, planned, starts_of
+from introspect_cli.store.plan import UNPLACED, Plan, any_of, group_of, planned, starts_of
 from introspect_cli.store.ranked import whole_layout
 from introspect_cli.sums import mix, unmix
 
@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 
 DIFFERENT_COPIES = "copies differ"
 """How the text of a record begins that stands for copies which are not equal."""
+
+NOT_WHOLE = "parts are not the whole"
+"""How the text of a record begins whose parts leave some of it out, or overlap, though all ranks were recorded."""
 
 _COPIED = (Kind.PARAM, Kind.GRAD, Kind.OPTIMIZER_STATE)
 _FIRSTS = (Kind.BUFFER, Kind.HYPERPARAMETER)
@@ -60,6 +63,7 @@ class Together:
         lacking: str = "",
         *,
         of: Array | None = None,
+        complete: bool = False,
     ) -> None:
         """Start without a plan.
 
@@ -70,9 +74,10 @@ class Together:
             number_of: the whole's number of a layout.
             lacking: why the values that each rank has its own of are not all there; "" where they are.
             of: of each site of the whole, the site of the value that it is a gradient of; -1 where it is of none.
+            complete: whether all ranks were recorded, so that a part of the model that is missing is missing there.
         """
         self.of = of
-        self.lacking = lacking
+        self.lacking, self.complete = lacking, complete
         self._places, self._kinds, self._left_out, self._number_of = places, kinds, left_out, number_of
         self._plan: Plan | None = None
         self._wholes: dict[int, int] = {}
@@ -209,8 +214,15 @@ class _Putting:
         unlike = sums != sums[plan.owner]
         doubled = plan.parts & any_of(unlike, plan.starts)
         for group, text in plan.unfit.items():
-            self._unseen(group, text)
             doubled[group] = False
+            if self.memory.complete and plan.kind[group] in _STATE and text != UNPLACED:
+                one = np.array([group])
+                self._put(one, PARTS, int(Status.OBSERVED))
+                at, _, _ = self._members(one)
+                self._marks(one, at, _FIRST, ordered=True)
+                self.text[group] = f"{NOT_WHOLE}: {text}"
+            else:
+                self._unseen(group, text)
         for group in np.flatnonzero(doubled).tolist():
             where = int(np.flatnonzero(unlike & (plan.group == group))[0])
             ranks = [step.rank_of(int(plan.rows[own])) for own in (plan.owner[where], where)]
@@ -321,6 +333,7 @@ class _Putting:
         if not len(groups):
             return
         at, starts, own = self._members(groups)
+        of_ranks = self._of_ranks(groups, at, starts)
         kept = self._distinct(at, own)
         at = at[kept]
         starts = starts_of(own[kept])
@@ -330,7 +343,7 @@ class _Putting:
         self._marks(groups, at, starts, ordered=False)
         sizes = np.diff(starts, append=len(at)).tolist()
         for group, start, size in zip(groups.tolist(), starts.tolist(), sizes, strict=True):
-            self.text[group] = f"values of {size} ranks together"
+            self.text[group] = of_ranks[group]
             self.layout[group] = self.memory.batched(step.number[rows[start : start + size]])
         self._moments(groups, rows, starts, own, self.places.held[step.number[rows]])
 
@@ -362,6 +375,17 @@ class _Putting:
             self._marks(groups, at, starts, ordered=False)
             for group in groups.tolist():
                 self.text[group] = "gradients of several ranks, added up"
+
+    def _of_ranks(self, groups: Array, at: Array, starts: Array) -> dict[int, str]:
+        """What each group's values are together, in words; a rank that has several of them is one rank."""
+        ranks = self.step.rank[self.plan.rows[at]]
+        ends = np.append(starts[1:], len(at)).tolist()
+        told = {}
+        for group, start, end in zip(groups.tolist(), starts.tolist(), ends, strict=True):
+            number = len(np.unique(ranks[start:end]))
+            what = f"{number} ranks" if number > 1 else f"{end - start} calls"
+            told[group] = f"values of {what} together"
+        return told
 
     def _moments(self, groups: Array, rows: Array, starts: Array, own: Array, sizes: Array) -> None:
         """Statistics of several tensors' elements together.
@@ -402,3 +426,4 @@ class _Putting:
 
 
 _FIRST = np.zeros(1, np.int64)
+_STATE = frozenset(KIND_CODES[kind.value] for kind in (*_COPIED, Kind.BUFFER))

@@ -62,6 +62,7 @@ class WholeReader:
         fold_calls: bool = False,
         stages: Mapping[int, tuple[int, int]] | None = None,
         lacking: str = "",
+        complete: bool = False,
     ) -> None:
         """Take the ranks' readers, which stay theirs who opened them.
 
@@ -71,10 +72,11 @@ class WholeReader:
             fold_calls: whether all calls of a module in a step count as one: microbatches, accumulation.
             stages: of ranks that run a stage of a pipeline, its number and how many there are.
             lacking: why the values that each rank has its own of are not all there; "" where they are.
+            complete: whether these are all ranks of the run.
         """
         self.fold_calls = fold_calls
         self._stages = dict(stages or {})
-        self._lacking = lacking
+        self._lacking, self._complete = lacking, complete
         self.path = path
         self.readers = list(readers)
         self.rank = self.readers[0].rank
@@ -222,7 +224,8 @@ class WholeReader:
     @cached_property
     def _together(self) -> Together:
         kinds = np.array([KIND_CODES[kind] for kind in self.sites.kind], np.int64)
-        return Together(self._places, kinds, self._left_out, self._layout, self._lacking, of=self._of)
+        told = (self._places, kinds, self._left_out, self._layout, self._lacking)
+        return Together(*told, of=self._of, complete=self._complete)
 
     @cached_property
     def _of(self) -> Array:

@@ -55,7 +55,10 @@ def _whole(run: Run, *, fold_calls: bool) -> Reader:
         return readers[0]
     stages = {rank: found for rank, manifest in run.manifests.items() if (found := _stage(manifest)) is not None}
     recorded = f"{len(readers)} of {run.world_size} ranks were recorded" if run.left_out else ""
-    return WholeReader(str(run.path), readers, fold_calls=fold_calls, stages=stages, lacking=recorded)
+    complete = len(readers) == run.world_size
+    return WholeReader(
+        str(run.path), readers, fold_calls=fold_calls, stages=stages, lacking=recorded, complete=complete
+    )
 
 
 def _stage(manifest: Mapping[str, Any]) -> tuple[int, int] | None:

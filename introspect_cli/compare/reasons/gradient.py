@@ -22,7 +22,7 @@ from introspect_cli.compare.reasons.evidence import (
 )
 from introspect_cli.compare.reasons.facts import owner_of
 from introspect_cli.compare.reasons.module import attribute_changes
-from introspect_cli.compare.reasons.ranks import reduction_words
+from introspect_cli.compare.reasons.ranks import reduction_words, summed
 from introspect_cli.compare.reasons.step_view import StepRecords
 from introspect_cli.compare.reasons.words import apart, scaled
 from introspect_cli.records import Kind, Phase
@@ -60,6 +60,9 @@ class Gradient(Reason):
     def sentence(self, scene: Scene) -> str:
         """What was done to it, where the values tell."""
         first = scene.first
+        reduced = summed(scene)
+        if reduced:
+            return reduced
         when = f", in evaluation {first.site.call} of the optimizer's closure" if first.site.call else ""
         seen = f", as the optimizer sees it{when}," if first.site.phase is Phase.OPTIMIZER else ""
         text = f"the gradient of {first.site.fqn}{seen} differs{apart(first)}"
@@ -73,10 +76,11 @@ class Gradient(Reason):
             )
         own = _own_backward(scene)
         if first.scale is not None:
-            text += scaled(first)
             words = reduction_words(scene)
             if words:
-                return f"{text}: {words}. The cause is averaging over ranks or batches, clipping or unscaling."
+                factor = f"b is {first.scale:.6g} x a: {words}"
+                return f"{text}; {factor}. The cause is averaging over ranks or batches, clipping or unscaling."
+            text += scaled(first)
             last = own or ", or their order"
             return f"{text}. The cause is clipping, unscaling, averaging over accumulated batches{last}."
         place = self.place.replace(" or ", ", ", 1) if own else self.place
@@ -87,7 +91,9 @@ class Gradient(Reason):
     def evidence(self, scene: Scene) -> list[str]:
         """How many gradients differ."""
         differ, recorded = _differing(scene)
-        return [f"{differ} of {recorded} gradients differ in this step."]
+        told = [f"{differ} of {recorded} gradients differ in this step."]
+        words = reduction_words(scene) if summed(scene) else ""
+        return [f"b is {scene.first.scale:.6g} x a: {words}.", *told] if words else told
 
 
 def _differing(scene: Scene) -> tuple[int, int]:

@@ -17,8 +17,11 @@ if TYPE_CHECKING:
 
     from introspect_cli.compare.reasons.base import Scene
     from introspect_cli.compare.result import Divergence
+    from introspect_cli.store.reader import Run
 
 _CLOSE = 1e-4
+_EXACT = 1e-8  # what is left beside a factor cannot be told below this
+_SIZES = ("world size", "a data-parallel group")
 _ORDER = (Phase.START, Phase.DATA, Phase.FORWARD, Phase.RECOMPUTE, Phase.LOSS, Phase.BACKWARD, Phase.OPTIMIZER)
 _COPIES = frozenset({Kind.PARAM, Kind.GRAD, Kind.OPTIMIZER_STATE})
 
@@ -34,20 +37,59 @@ def upstream(first: Divergence) -> tuple[int, int, bool, int]:
 
 def reduction_words(scene: Scene) -> str:
     """What a factor between the runs looks like: `a sum where a mean was expected (world size 2)`; "" if nothing."""
+    found = _reduction(scene)
+    if found is None or scene.first.scale is None:
+        return ""
+    is_sum = scene.first.scale > 1
+    how = "a sum where a mean was expected" if is_sum else "a mean where a sum was expected, or one taken twice"
+    return f"{how} ({' or '.join(found[1])})"
+
+
+def summed(scene: Scene) -> str:
+    """The sentence of a gradient that is as many times a's as ranks share the samples; "" for any other.
+
+    Where the backward pass agrees and a's is the mean over those ranks, b's is the sum over them.
+    """
+    first, found = scene.first, _reduction(scene)
+    of_gradient = scene.tells == "gradient" and first.site.phase is Phase.OPTIMIZER
+    if found is None or not of_gradient or first.scale is None or first.scale < 1 or len(found[1]) > 1:
+        return ""
+    whole, (told,) = found
+    if not told.startswith(_SIZES):
+        return ""
+    rest = first.residual or 0.0
+    residual = f"{rest:.0e}".replace("e-0", "e-") if rest >= _EXACT else f"below {_EXACT:.0e}".replace("e-0", "e-")
+    ranks = _ranks(scene)
+    on = f" on {ranks}" if ranks else ""
+    group = "the data-parallel group" if whole in _groups(scene.run_b) else f"the {whole} ranks"
+    times = f"{first.scale:.6g} x that of a (residual {residual})"
+    return f"the gradient of {first.site.fqn} is {times}{on}: it is summed over {group} instead of averaged."
+
+
+def _reduction(scene: Scene) -> tuple[int, list[str]] | None:
+    """A factor between the runs as a whole number, and of what there are as many; None where it is none, or nothing."""
     scale = scene.first.scale
-    worlds = {run.world_size for run in (scene.run_a, scene.run_b)} - {1}
-    if not scale or not worlds:
-        return ""
-    whole = round(scale if scale > 1 else 1 / scale)
-    if whole < 2 or abs((scale if scale > 1 else 1 / scale) / whole - 1) > _CLOSE:
-        return ""
-    sizes = [f"world size {whole}"] if whole in worlds else []
+    runs = scene.run_a, scene.run_b
+    if not scale or scale < 0 or max(run.world_size for run in runs) == 1:
+        return None
+    factor = scale if scale > 1 else 1 / scale
+    whole = round(factor)
+    if whole < 2 or abs(factor / whole - 1) > _CLOSE:
+        return None
+    told = []
+    if whole in {run.world_size for run in runs}:
+        told.append(f"{_SIZES[0]} {whole}")
+    elif whole in _groups(runs[0]) | _groups(runs[1]):
+        told.append(f"{_SIZES[1]} of {whole}")
     if max(_calls(scene)) == whole:
-        sizes.append(f"{whole} microbatches or accumulated batches")
-    if not sizes:
-        return ""
-    how = "a sum where a mean was expected" if scale > 1 else "a mean where a sum was expected, or one taken twice"
-    return f"{how} ({' or '.join(sizes)})"
+        told.append(f"{whole} microbatches or accumulated batches")
+    return (whole, told) if told else None
+
+
+def _groups(run: Run) -> set[int]:
+    """How many ranks share the samples between them, as wrappers told each rank."""
+    groups = [manifest.get("data_parallel") for manifest in run.manifests.values()]
+    return {len(group) for group in groups if isinstance(group, list)} - {0, 1}
 
 
 def _calls(scene: Scene) -> tuple[int, int]:
@@ -108,11 +150,34 @@ def where(scene: Scene) -> str:
     """Which ranks a sentence is about, after the step: `, rank 1`; "" where all diverge alike, or one was compared."""
     if scene.ranks < 2:
         return ""
+    told = _ranks(scene)
+    return f", {told}" if told.startswith("rank") else f", on {told}"
+
+
+def _ranks(scene: Scene) -> str:
+    """The ranks of b that a sentence is about: `rank 1`, `both ranks`; "" where b has one, or that is not known."""
     first = scene.first
-    alike = [peer for peer in scene.peers if (peer.step, peer.site) == (first.step, first.site)]
-    if len(alike) == scene.ranks and _one(alike):
-        return ", on both ranks" if scene.ranks == 2 else f", on all {scene.ranks} ranks"
-    return f", rank {first.rank}"
+    if scene.ranks > 1:
+        alike = [peer for peer in scene.peers if (peer.step, peer.site) == (first.step, first.site)]
+        every = scene.ranks if len(alike) == scene.ranks and _one(alike) else 0
+    else:
+        have = [rank for rank in scene.run_b.recorded if _has(scene.run_b, rank, first)]
+        every = len(have) if len(have) == scene.run_b.world_size and not _differ(first) else 0
+        if every < 2:
+            return ""
+    if not every:
+        return f"rank {first.rank}"
+    return "both ranks" if every == 2 else f"all {every} ranks"
+
+
+def _has(run: Run, rank: int, first: Divergence) -> bool:
+    sites = run.rank(rank).sites
+    wanted = first.site.fqn, first.site.kind.value
+    return any(own == wanted for own in zip(sites.fqn, sites.kind, strict=True))
+
+
+def _differ(first: Divergence) -> bool:
+    return first.b is not None and first.b.text.startswith(DIFFERENT_COPIES)
 
 
 def _one(peers: Sequence[Divergence]) -> bool:

@@ -14,13 +14,14 @@ def sentence(scene: Scene, head: str = "First divergence at") -> str:
     """The answer; `head` is what stands before the place."""
     first, cause = scene.first, scene.cause
     where = first.step_words
-    where += ranks.where(scene)
+    reduced = ranks.summed(scene)
+    where += ", backward" if reduced else ranks.where(scene)
     if first.site.phase is Phase.RECOMPUTE:
         where += ", recomputed"
     elif first.site.evaluates and "evaluation" not in head:
         where += ", in evaluation"
     told_by_reason = reason_named(scene.tells).sentence(scene) + ranks.copies_words(scene)
-    if of(cause.evidence, Known.WITHIN):
+    if of(cause.evidence, Known.WITHIN) and not reduced:
         # what it rests on was let pass, not found equal, so that the conclusion is one of two
         told_by_reason = told_by_reason.replace("The cause is", "The cause may be")
         told_by_reason += f" It may also have grown from what tolerance let pass, from {scene.tolerated} on."

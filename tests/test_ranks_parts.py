@@ -1,0 +1,120 @@
+"""Parts of one tensor on two ranks that leave some of it out, or overlap: what `diff` and `check` say of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from introspect_cli.compare.diff import compare_runs
+from introspect_cli.compare.options import DiffOptions
+from introspect_cli.compare.result import Role, Verdict
+from introspect_cli.health.check import check
+from introspect_cli.records import STATISTICS, Kind, Layout, Part, Phase, Site, SiteInfo, Status
+from introspect_cli.store.batch import StepBatch
+from introspect_cli.store.launch import Launch
+from introspect_cli.store.reader import open_run
+from introspect_cli.store.writer import StoreWriter
+
+SHAPE = (4, 3)
+HALVES = ((0, 2), (2, 2))
+FULL = (0, 3)
+GRAD, PARAM = (Phase.OPTIMIZER, Kind.GRAD), (Phase.OPTIMIZER, Kind.PARAM)
+
+
+def written(path, *ranks, world=None, left_out=()):
+    """A run of one step; each rank a list of (phase and kind, FQN, rows held or None for all, checksum, mean)."""
+    world = world or len(ranks)
+    for rank, given in enumerate(ranks):
+        launch = Launch("0" * 32, "0" * 32, rank, world) if world > 1 else None
+        store = StoreWriter.create(path, launch=launch)
+        told = {"status": "complete", "rank": rank, "world_size": world, "steps": 1}
+        if rank in left_out:
+            told["left_out"] = True
+        store.write_manifest(told)
+        writer = store.rank(rank, stats=True, sketch=True, sorted_stats=())
+        records = [] if rank in left_out else given
+        number = len(records)
+        sites = [writer.site(Site(*place, fqn), SiteInfo("Linear")) for place, fqn, *_ in records]
+        layout = Layout(SHAPE, "float32", "cpu", "contiguous")
+        layouts = [replace(layout, part=Part(((own,), (FULL,)))) if own else layout for _, _, own, *_ in records]
+        batch = StepBatch(
+            site=np.array(sites, np.uint32),
+            sequence=np.arange(number, dtype=np.uint32),
+            layout=np.array([writer.layout(own) for own in layouts], np.uint32),
+            status=np.array([int(Status.PARTIAL if own[2] else Status.OBSERVED) for own in records], np.uint8),
+            checksum=np.array([own[3] for own in records], np.uint64),
+            counts={name: np.zeros(number, np.int64) for name, kept in STATISTICS.items() if kept.type == "<i8"},
+            floats={
+                name: np.array([own[4] for own in records], np.float64)
+                for name, kept in STATISTICS.items()
+                if kept.type != "<i8"
+            },
+            sketch=np.array([[own[4]] * 16 for own in records], np.float32).reshape(number, 16),
+            text=[""] * number,
+        )
+        if number:
+            writer.append(0, batch)
+        store.close()
+    return path
+
+
+def cut(*parts, place=PARAM, name="Net.head.weight"):
+    """Each rank's record of one tensor, of which it holds those rows."""
+    return [[(place, name, own, 5 + 10 * rank + sum(own), 1.0)] for rank, own in enumerate(parts)]
+
+
+@pytest.fixture
+def sound(tmp_path):
+    return written(tmp_path / "sound", *cut(*HALVES))
+
+
+def compared(one, two):
+    with open_run(one) as a, open_run(two) as b:
+        return compare_runs(a, b, DiffOptions())
+
+
+@pytest.mark.parametrize("place", [PARAM, GRAD])
+@pytest.mark.parametrize(
+    ("parts", "told"),
+    [
+        (((0, 2), (2, 1)), "the parts of it on record cover 3/4 of it"),
+        (((0, 3), (2, 2)), "parts of it overlap: those of ranks 0, 1"),
+        (((0, 2), (1, 2)), "parts of it overlap: those of ranks 0, 1"),
+    ],
+)
+def test_parts_that_are_not_the_whole_are_a_divergence(tmp_path, place, parts, told):
+    runs = [written(tmp_path / name, *cut(*own, place=place)) for name, own in (("a", HALVES), ("b", parts))]
+    result = compared(*runs)
+    assert (result.verdict, result.first.role, result.first.reason) == (Verdict.DIVERGED, Role.ORIGIN, "parts")
+    what = "the parameter Net.head.weight" if place == PARAM else "the gradient of Net.head.weight"
+    sentence = f"First divergence at step 0: the parts of {what} are not the whole: in b {told}. The cause is how it is"
+    assert result.sentence.startswith(sentence)
+    assert f"in a {told}" in compared(*runs[::-1]).sentence
+
+
+def test_ranks_that_were_not_recorded_leave_no_hole(tmp_path, sound):
+    """What they have is not known: no more is said than that."""
+    other = written(tmp_path / "other", *cut((0, 2), (2, 2)), left_out=(1,))
+    result = compared(sound, other)
+    assert result.verdict is Verdict.UNDECIDED
+    assert result.first is None
+
+
+def test_a_parameter_without_recorded_gradients_is_not_said_to_have_equal_ones(tmp_path):
+    def rank(value, gradient):
+        start = [((Phase.START, Kind.PARAM), "Net.head.weight", None, 5, 1.0)]
+        grads = [(GRAD, "Net.head.weight", None, 9, 1.0)] if gradient else []
+        return [*start, *grads, (PARAM, "Net.head.weight", None, value, 1.0 * value)]
+
+    found = {}
+    for name in ("with", "without"):
+        run = written(tmp_path / name, rank(6, name == "with"), rank(7, name == "with"))
+        with open_run(run) as opened:
+            (found[name],) = [own.evidence for own in check(opened).findings if own.rule == "copies-differ"]
+    told = "from step 0 on rank 1's parameter Net.head.weight differs from rank 0's"
+    assert found["with"].startswith(told)
+    assert found["with"].endswith("although no gradient of it was seen to differ")
+    assert found["without"].startswith(told)
+    assert found["without"].endswith("and its gradients were not recorded")
