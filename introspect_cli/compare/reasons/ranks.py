@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from introspect_cli.records import Kind, Phase
 from introspect_cli.store.launched import rank_list
 from introspect_cli.store.together import DIFFERENT_COPIES
+from introspect_cli.store.whole import WholeReader
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,6 +24,7 @@ _CLOSE = 1e-4
 _EXACT = 1e-8  # what is left beside a factor cannot be told below this
 _SIZES = ("world size", "a data-parallel group")
 _ORDER = (Phase.START, Phase.DATA, Phase.FORWARD, Phase.RECOMPUTE, Phase.LOSS, Phase.BACKWARD, Phase.OPTIMIZER)
+_CALLED = frozenset({Kind.OUTPUT.value, Kind.INPUT.value, Kind.LOSS.value, Kind.BATCH.value})
 _COPIES = frozenset({Kind.PARAM, Kind.GRAD, Kind.OPTIMIZER_STATE})
 
 
@@ -93,11 +95,14 @@ def _groups(run: Run) -> set[int]:
 
 
 def _calls(scene: Scene) -> tuple[int, int]:
-    """How often any module runs in a step, at most, in a and in b."""
+    """How often any module runs in a step, or any loss is computed, at most, in a and in b."""
     found = []
     for side in (scene.facts.sides.a, scene.facts.sides.b):
-        calls = zip(side.sites.kind, side.sites.call.tolist(), strict=True)
-        found.append(max((call + 1 for kind, call in calls if kind == Kind.OUTPUT.value), default=1))
+        most = 1
+        for reader in side.readers if isinstance(side, WholeReader) else [side]:  # calls may be folded in a whole
+            calls = zip(reader.sites.kind, reader.sites.call.tolist(), strict=True)
+            most = max([most, *(call + 1 for kind, call in calls if kind in _CALLED)])
+        found.append(most)
     return found[0], found[1]
 
 
