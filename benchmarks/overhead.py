@@ -1,8 +1,9 @@
 """What capturing costs, as a multiple of the bare training step.
 
 Bare and captured steps alternate in short blocks in one process, so that whatever else the machine does hits both;
-each ratio is the median of those of neighbouring blocks. Run: python benchmarks/overhead.py [--quick] [--blocks N]
-[--workload NAME]
+each ratio is the median of those of neighbouring blocks. The first captured steps of a block are not counted: they meet
+every site, shape and optimizer state for the first time, which a training does once.
+Run: python benchmarks/overhead.py [--quick] [--blocks N] [--workload NAME]
 """
 
 from __future__ import annotations
@@ -66,6 +67,8 @@ MODES: dict[str, tuple[CaptureOptions, float]] = {
 LIGHT: dict[str, float] = {"200 small layers": 1.40, "cnn": 1.15}
 """Where a step computes little for the tensors it has, what everything may cost; checksums alone may cost as much."""
 assert set(FOURTEEN) <= set(DEFAULT_STATS)
+FIRST = 3
+"""Captured steps of a block that are not counted."""
 
 
 @dataclass
@@ -84,13 +87,13 @@ class Captured:
 
 
 def captured(options: CaptureOptions, directory: Path, step: Callable[[], None], count: int) -> Captured:
-    """Times of `count` captured steps, after one that is not counted."""
+    """Times of `count` captured steps, after those that are not counted."""
     session = Session(None, CaptureOptions(**{**vars(options), "output": directory, "force": True, "quiet": True}))
     session.attach()
-    step()
+    timed(step, FIRST)
     times = timed(step, count)
     session.finish(Ending(0, "returned"))
-    return Captured(times, *volume(directory, count))
+    return Captured(times, *volume(directory, FIRST + count - 1))
 
 
 def volume(directory: Path, step: int) -> tuple[int, int]:
