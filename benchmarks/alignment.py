@@ -3,7 +3,7 @@
     python benchmarks/alignment.py 100000 1000000
 
 The sites are made up: layers of ten modules with a parameter, its gradient, input, output and gradient of the output
-each, of which one module in ten has another name in b.
+each, of which one module in ten, one in a thousand, or none has another name in b.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ KINDS = ("param", "input", "output", "grad", "grad_output")
 PHASES = ("start", "forward", "forward", "optimizer", "backward")
 
 
-def made(sites: int, renamed: str) -> Any:
-    """A rank of one step with so many sites, as far as `correspond` looks at it."""
+def made(sites: int, renamed: str, every: int = 1) -> Any:
+    """One step of a rank with so many sites, as `correspond` reads it; in one layer of `every`, a module is renamed."""
     fqn = []
     for number in range(sites // len(KINDS)):
         layer, slot = divmod(number, 10)
-        name = f"Net.blocks.{layer}.{renamed if slot == 3 else f'm{slot}'}"
+        name = f"Net.blocks.{layer}.{renamed if slot == 3 and layer % every == 0 else f'm{slot}'}"
         fqn += [f"{name}.weight", name, name, f"{name}.weight", name]
     count = len(fqn)
     table = SimpleNamespace(
@@ -47,14 +47,19 @@ def made(sites: int, renamed: str) -> Any:
     return SimpleNamespace(entries={"step": np.array([0])}, sites=table, modules=[], layouts=[], read=lambda _: batch)
 
 
-def timed(sites: int) -> tuple[Correspondence, float]:
+def timed(sites: int, *, other: str = "mlp", every: int = 1) -> tuple[Correspondence, float]:
     """What was found, and seconds of CPU time."""
-    runs = made(sites, "body"), made(sites, "mlp")
+    runs = made(sites, "body", every), made(sites, other, every)
     start = time.process_time()
     return correspond(*runs, None), time.process_time() - start
 
 
 if __name__ == "__main__":
     for asked in map(int, sys.argv[1:] or ["100000"]):
-        found, seconds = timed(asked)
-        print(f"{asked:,} sites: {len(found.names):,} names found in {seconds:.2f} s")
+        for share, options in {
+            "one module in ten renamed": {},
+            "one in a thousand": {"every": 100},
+            "none": {"other": "body"},
+        }.items():
+            found, seconds = timed(asked, **options)
+            print(f"{asked:,} sites, {share}: {len(found.names):,} names found in {seconds:.2f} s")

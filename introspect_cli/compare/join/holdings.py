@@ -6,10 +6,11 @@ recomputation, which a run may do more often than another without another name.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from bisect import bisect_left
+from dataclasses import dataclass
 from functools import cached_property
-from itertools import compress, repeat
-from typing import TYPE_CHECKING
+from itertools import compress
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from introspect_cli.compare.join.sites import Columns, kind_code, phase_code
 from introspect_cli.records import Kind, Phase, Status
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, KeysView, Sequence
     from collections.abc import Set as AbstractSet
 
     from introspect_cli.compare.join.sites import Ids, Mask
@@ -31,8 +32,6 @@ NAMED = (*TENSORS, Kind.GRAD, *MODULES)
 
 Feature = tuple[int, ...]
 """The place of a step among those looked at, kind, phase, call and checksum of a record."""
-
-Features = dict[str, set[Feature]]
 
 
 class Side:
@@ -55,20 +54,44 @@ class Side:
         return Side(sites, self.reader, self._steps)
 
     @cached_property
-    def names(self) -> set[str]:
-        """Names of modules and tensors."""
-        return set(compress(self.sites.fqn, self._named.tolist()))
+    def names(self) -> KeysView[str]:
+        """Names of modules and tensors, in the order of recording."""
+        fqn = self.sites.fqn
+        return dict.fromkeys(fqn if self._named.all() else compress(fqn, self._named.tolist())).keys()
 
     @cached_property
-    def tensors(self) -> set[str]:
+    def _others(self) -> Tree:
+        return Tree(dict.fromkeys(compress(self.sites.fqn, (~self._named).tolist())))
+
+    @property
+    def every_name(self) -> KeysView[str]:
+        """Names of all that was recorded."""
+        return dict.fromkeys(self.sites.fqn).keys()
+
+    def has(self, name: str) -> bool:
+        """Whether anything was recorded under a name, or below it."""
+        return name in self.tree or name in self._others
+
+    @cached_property
+    def tree(self) -> Tree:
+        """Names of modules and tensors, by what is above them."""
+        return Tree(self.names)
+
+    @cached_property
+    def tensors(self) -> KeysView[str]:
         """Names of parameters and buffers."""
         own = np.isin(self.sites.kind, [kind_code(kind) for kind in TENSORS])
-        return set(compress(self.sites.fqn, own.tolist()))
+        return dict.fromkeys(compress(self.sites.fqn, own.tolist())).keys()
 
     @cached_property
-    def heads(self) -> set[str]:
-        """All names, and what is above them."""
-        return heads(self.names)
+    def tensor_tree(self) -> Tree:
+        """Parameters and buffers, by what is above them."""
+        return Tree(self.tensors)
+
+    def has_tensors(self, module: str) -> bool:
+        """Whether parameters or buffers are a module's own."""
+        start = len(module) + 1
+        return any("." not in name[start:] for name in self.tensor_tree.below(module))
 
     def rows(self, names: AbstractSet[str]) -> Iterator[tuple[int, StepBatch, Ids, Ids]]:
         """For each step: its place, its records, those of the names that can prove something, and their sites."""
@@ -79,16 +102,117 @@ class Side:
             rows = np.flatnonzero(wanted[numbers] & telling(batch))
             yield place, batch, rows, numbers[rows]
 
-    def features(self, names: AbstractSet[str]) -> Features:
+    def held(self, names: AbstractSet[str]) -> Held:
         """What each of the names holds, where that can prove something."""
-        sites, found = self.sites, defaultdict[str, set[Feature]](set)
+        sites, found = self.sites, []
         for place, batch, rows, numbers in self.rows(names):
-            kinds, phases, calls = (own[numbers].tolist() for own in (sites.kind, sites.phase, sites.call))
-            sums = np.asarray(batch.checksum)[rows].tolist()
-            held = zip(repeat(place), kinds, phases, calls, sums)
-            for name, feature in zip(map(sites.fqn.__getitem__, numbers.tolist()), held, strict=True):
-                found[name].add(feature)
-        return dict(found)
+            own = (sites.kind[numbers], sites.phase[numbers], sites.call[numbers])
+            columns = np.array([np.full(len(rows), place), *own], np.int64)
+            found.append((numbers, columns, np.asarray(batch.checksum)[rows]))
+        every = np.concatenate([numbers for numbers, _, _ in found])
+        texts = [sites.fqn[number] for number in every.tolist()]
+        known = {name: number for number, name in enumerate(dict.fromkeys(texts))}
+        owner = np.fromiter(map(known.__getitem__, texts), np.int64, len(texts))
+        places = np.concatenate([own for _, own, _ in found], axis=1)
+        sums = np.concatenate([own for _, _, own in found]).astype(np.uint64)
+        return Held(list(known), owner, places, sums)
+
+
+@dataclass(frozen=True)
+class Held:
+    """What names hold, as columns: a million records are put together by arrays, and a few are looked at as sets.
+
+    Attributes:
+        names: the names.
+        owner: whose record each is: a number into `names`.
+        places: int64 (4, n): the place of its step among those looked at, its kind, phase and call.
+        checksum: uint64 (n,).
+    """
+
+    names: list[str]
+    owner: Ids
+    places: Ids
+    checksum: Any
+
+    @cached_property
+    def codes(self) -> Any:
+        """Place and checksum of each record as one number, uint64 (n,): as sure as a checksum is."""
+        step, kind, phase, call = (own.astype(np.uint64) for own in self.places)
+        code = ((step * np.uint64(1 << 6) + kind) * np.uint64(1 << 4) + phase) * np.uint64(1 << 40) + call
+        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+            code = (code ^ (code >> np.uint64(shift))) * np.uint64(factor)
+        return (code ^ (code >> np.uint64(31))) ^ self.checksum
+
+    @cached_property
+    def numbers(self) -> dict[str, int]:
+        """The number of each name."""
+        return {name: number for number, name in enumerate(self.names)}
+
+    def only(self, names: AbstractSet[str]) -> Held:
+        """The same of some names alone."""
+        kept = np.fromiter(map(names.__contains__, self.names), np.bool_, len(self.names))
+        if kept.all():
+            return self
+        rows, number = kept[self.owner], np.cumsum(kept) - 1
+        return Held(
+            list(compress(self.names, kept.tolist())),
+            number[self.owner[rows]],
+            self.places[:, rows],
+            self.checksum[rows],
+        )
+
+    @cached_property
+    def _by_owner(self) -> tuple[Ids, Ids]:
+        order = np.argsort(self.owner, kind="stable")
+        return order, np.searchsorted(self.owner[order], np.arange(len(self.names) + 1))
+
+    def of(self, name: str) -> set[Feature]:
+        """What one of the names holds."""
+        number = self.numbers.get(name)
+        if number is None:
+            return set()
+        order, ends = self._by_owner
+        rows = order[ends[number] : ends[number + 1]]
+        return set(zip(*self.places[:, rows].tolist(), self.checksum[rows].tolist(), strict=True))
+
+
+class Tree:
+    """Names in order, so that what is at or below one of them is a slice."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        """Take the names, each once; in the order of recording they are nearly sorted."""
+        self._sorted = sorted(names)
+
+    def _range(self, top: str) -> tuple[int, int]:
+        low = bisect_left(self._sorted, f"{top}.")
+        return low, bisect_left(self._sorted, f"{top}/", low)  # "/" is what comes after "."
+
+    def roots(self) -> list[str]:
+        """The first parts of all names."""
+        found, at = dict[str, None](), 0
+        while at < len(self._sorted):
+            root, dot, _ = self._sorted[at].partition(".")
+            found[root] = None
+            at = bisect_left(self._sorted, f"{root}/", at) if dot else at + 1
+        return list(found)
+
+    def __contains__(self, top: str) -> bool:
+        """Whether a name is there, or one below it."""
+        at = bisect_left(self._sorted, top)
+        if at < len(self._sorted) and self._sorted[at] == top:
+            return True
+        low = bisect_left(self._sorted, f"{top}.", at)
+        return low < len(self._sorted) and self._sorted[low].startswith(f"{top}.")
+
+    def count(self, top: str) -> int:
+        """How many names are below a name."""
+        low, high = self._range(top)
+        return high - low
+
+    def below(self, top: str) -> list[str]:
+        """The names below a name."""
+        low, high = self._range(top)
+        return self._sorted[low:high]
 
 
 def telling(batch: StepBatch) -> Mask:
@@ -110,21 +234,4 @@ def heads(names: Iterable[str]) -> set[str]:
         level = {name.rpartition(".")[0] for name in level} - found
         found |= level
     found.discard("")
-    return found
-
-
-def below(names: Iterable[str], tops: Iterable[str]) -> list[str]:
-    """Those of the names that are among the tops, or below one."""
-    known = dict.fromkeys(tops, True)
-    known[""] = False
-    found = []
-    for name in names:
-        head, passed = name, []
-        while (inside := known.get(head)) is None:
-            passed.append(head)
-            head = head.rpartition(".")[0]
-        for own in passed[1:]:
-            known[own] = inside
-        if inside:
-            found.append(name)
     return found

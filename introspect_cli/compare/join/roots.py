@@ -41,7 +41,7 @@ def variables_of(reader: RankReader, rename: Callable[[str], str] | None) -> dic
 
 def matched_roots(sides: tuple[Side, Side], variables: Variables) -> dict[str, str]:
     """Roots of a that hold what another root of the same class holds in b; else those that one variable holds."""
-    doubtful = ambiguous(*(roots_of(side.names) for side in sides))
+    doubtful = ambiguous(*(side.tree.roots() for side in sides))
     if not doubtful:
         return {}
     held = [_of_roots(side, doubtful) for side in sides]
@@ -63,11 +63,6 @@ def matched_roots(sides: tuple[Side, Side], variables: Variables) -> dict[str, s
     return {old: new for old, new in found.items() if old != new}
 
 
-def roots_of(names: Iterable[str]) -> set[str]:
-    """The roots that names begin with."""
-    return {name.partition(".")[0] for name in names}
-
-
 def _last(variable: str) -> str:
     """What is left of a variable without the object that it is an attribute of."""
     return variable.rpartition(".")[2]
@@ -76,7 +71,8 @@ def _last(variable: str) -> str:
 def _of_roots(side: Side, bases: set[str]) -> dict[str, set[tuple[str, Feature]]]:
     found: dict[str, set[tuple[str, Feature]]] = defaultdict(set)
     wanted = {name for name in side.names if base_of(name.partition(".")[0]) in bases}
-    for name, features in side.features(wanted).items():
+    held = side.held(wanted)
+    for name in held.names:
         root, _, rest = name.partition(".")
-        found[root] |= {(rest, feature) for feature in features}
+        found[root] |= {(rest, feature) for feature in held.of(name)}
     return found

@@ -75,7 +75,9 @@ def columns(table: SiteTable, rename: Callable[[str], str] | None = None) -> Col
     names = table.fqn
     calls = np.asarray(table.call, dtype=np.int64)
     paths = table.path
-    if rename is None:
+    if rename is None and "._" not in "\n".join(names):  # a million names are looked through at once
+        renamed = {}
+    elif rename is None:
         renamed = {name: new for name in set(names) if "._" in name and (new := strip_wrappers(name)) != name}
     else:
         renamed = {name: new for name in set(names) if (new := rename(name)) != name}
