@@ -1,109 +1,306 @@
-"""Commands and scripts in forks of a process that has imported torch: importing takes longer than a small run."""
+"""Python processes that need not start: forks of one that has imported what takes long.
+
+Importing torch and its compiler takes longer than a small run. Where starting is not what is looked at, a process that
+has imported them waits at a socket, and whoever wants a python there says what it is to run and hands over its streams.
+`Forks.python` is a program that stands for python in that way, for what starts processes itself.
+
+Run as a program, this file is such a server, or that python's own end of the socket.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-import runpy
-import subprocess
+import select
+import signal
+import socket
 import sys
-import tempfile
-import threading
-from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # whoever stands for python imports next to nothing
     from collections.abc import Sequence
+    from pathlib import Path
+    from subprocess import CompletedProcess, Popen
+    from typing import Any, NoReturn, TextIO
+
+_START = """
+import socket, sys
+sys.path.insert(0, sys.argv[2])
+from forks import serve
+del sys.path[0], sys.modules["forks"]  # else it passes for a source of the script's
+{imported}
+serve(socket.socket(fileno=int(sys.argv[1])))
+"""
+_TORCH = """
+import numpy, pyarrow, torch, torch._dynamo  # every optimizer imports the last one
+import introspect_cli.cli, introspect_cli.commands.capture, introspect_cli.capture.probes.installed
+"""
+_PLAIN = """
+import numpy, importlib, keyword
+from introspect_cli import cli
+for verb in cli.VERBS: importlib.import_module(f"introspect_cli.commands.{verb}{'_' * keyword.iskeyword(verb)}")
+import introspect_cli.render.blocks
+assert "torch" not in sys.modules, "nothing but a capture imports torch"
+"""
 
 
-HERE = str(Path(__file__).parent)
+def serve(listening: socket.socket) -> None:
+    """Fork whenever one is asked for, until the process that started this one ends."""
+    import gc
+
+    gc.freeze()  # a recording looks through all objects for optimizers; there is none among these
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that wait for the runs
+    while 0 not in select.select([0, listening], [], [])[0]:
+        own, _ = listening.accept()
+        if os.fork():
+            own.close()
+            continue
+        listening.close()
+        asked, streams = _received(own)
+        woken, wakes = os.pipe()
+        os.set_blocking(wakes, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(wakes)
+        child = os.fork()
+        if child:
+            for number in streams:
+                os.close(number)
+            _wait(own, child, woken)
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for number in (woken, wakes):
+            os.close(number)
+        own.close()
+        _run(streams=streams, **asked)
+    os._exit(0)  # taking apart what was imported takes a second
 
 
-def become(argv: list[str], env: dict[str, str], cwd: str, out: int, err: int, *, is_capture: bool) -> None:
-    """In a fork: run a command of the tool, which ends the process, or a script alone, as one started so would be.
+def _wait(own: socket.socket, child: int, woken: int) -> NoReturn:
+    """Hand on the signals that are sent to a child, and say how it ended; end it where nobody asks any more."""
+    while True:
+        ready = select.select([own, woken], [], [])[0]
+        if woken in ready:
+            os.read(woken, 64)
+            ended, status = os.waitpid(child, os.WNOHANG)
+            if ended:
+                own.send(str(os.waitstatus_to_exitcode(status)).encode())
+                os._exit(0)
+        elif sent := own.recv(1):
+            os.kill(child, sent[0])
+        else:
+            os.kill(child, signal.SIGKILL)
+            os._exit(0)
 
-    Args:
-        argv: of the process.
-        env: what its environment has beside ours.
-        cwd: where it runs.
-        out: descriptor of its standard output.
-        err: of its standard error.
-        is_capture: whether the tool runs.
-    """
-    import numpy as np
 
-    import introspect_cli.cli
+def _run(**asked: Any) -> NoReturn:
+    """In a fork: run it, and end as python would, but for taking apart all that was imported, which takes longer."""
+    import atexit
+    import threading
 
-    for number, own in enumerate((os.open(os.devnull, os.O_RDONLY), out, err)):
+    code: object = 0
+    try:
+        _become(**asked)
+    except SystemExit as ending:
+        code = ending.code
+    except BaseException as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+        code = -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
+    if isinstance(code, str):
+        print(code, file=sys.stderr)
+    threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001 - nothing public waits for threads
+    atexit._run_exitfuncs()  # noqa: SLF001 - nor calls these
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if code == -signal.SIGINT:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    os._exit(code & 0xFF if isinstance(code, int) else code is not None)
+
+
+def _become(*, argv: list[str], env: dict[str, str], cwd: str, python: str, streams: list[int]) -> None:
+    """In a fork: run `python -m introspect_cli ...` or `python SCRIPT ...` as a process started so would."""
+    for number, own in enumerate(streams):
         os.dup2(own, number)
+        os.close(own)
+    added = [place for place in env.get("PYTHONPATH", "").split(":") if place not in sys.path]
+    os.environ.clear()
     os.environ.update(env)
     os.chdir(cwd)
-    sys.path[1:1] = env["PYTHONPATH"].split(":") if "PYTHONPATH" in env else []
-    np.random.seed()  # noqa: NPY002  # as a process of its own begins; python's own generator sees to it itself
+    sys.path[1:1] = added
+    sys.executable = python
+    sys.orig_argv = [python, *argv]
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()  # as a process of its own begins; python's own generator sees to it itself
+    if argv[:2] == ["-m", "introspect_cli"]:
+        sys.argv = ["introspect", *argv[2:]]
+        sys.modules["introspect_cli.cli"].main()
+    import runpy
+
     sys.argv = argv
-    if is_capture:
-        introspect_cli.cli.main()
     sys.path[0] = os.path.dirname(argv[0])  # noqa: PTH120 - as python has it
     runpy.run_path(argv[0], run_name="__main__")
 
 
+def _received(own: socket.socket) -> tuple[dict[str, object], list[int]]:
+    size, streams, _, _ = socket.recv_fds(own, 8, 3)
+    data = b""
+    while len(data) < int(size):
+        data += own.recv(1 << 16)
+    return json.loads(data), streams
+
+
+class Run:
+    """A run that was asked for."""
+
+    def __init__(
+        self, address: str, argv: Sequence[str], env: dict[str, str], cwd: str, python: str, streams: Sequence[int]
+    ) -> None:
+        """Ask for one.
+
+        Args:
+            address: of the server.
+            argv: what follows `python`: `-m introspect_cli ...`, or a script and its arguments.
+            env: the whole environment.
+            cwd: where it runs.
+            python: what it is to start other processes with.
+            streams: descriptors of standard input, output and error.
+        """
+        self._own = socket.socket(socket.AF_UNIX)
+        self._own.connect(address)
+        data = json.dumps({"argv": argv, "env": env, "cwd": cwd, "python": python}).encode()
+        socket.send_fds(self._own, [f"{len(data):8}".encode()], list(streams))
+        self._own.sendall(data)
+
+    def send(self, number: int) -> None:
+        """Send it a signal."""
+        self._own.send(bytes([number]))
+
+    def kill(self) -> None:
+        """End it, if it has not ended."""
+        self._own.close()
+
+    def wait(self) -> int:
+        """Its exit code when it has ended, negative where a signal ended it."""
+        with self._own:
+            return int(self._own.recv(8))
+
+
+def _server_of(argv: Sequence[str]) -> str:
+    """Which server runs it: only what trains needs torch."""
+    return "plain" if list(argv[:2]) == ["-m", "introspect_cli"] and argv[2] != "capture" else "torch"
+
+
 class Forks:
-    """Runs commands, and scripts alone, in forks of a process that has imported torch; one such process a thread."""
+    """The servers of one process, which end with it; each starts when it is first needed."""
 
-    _SOURCE = """
-import atexit, gc, json, os, sys
-import numpy, pyarrow, torch, torch._dynamo  # every optimizer imports the last one
-import introspect_cli.cli, introspect_cli.commands.capture, introspect_cli.capture.probes.installed
-sys.path.insert(0, sys.argv[1])
-from forks import become
-del sys.path[0], sys.modules["forks"]  # else it passes for a source of the script's
-gc.freeze()  # a recording looks through all objects for optimizers; there is none among these
-for line in sys.stdin:
-    is_capture, arguments, env, cwd, *streams = json.loads(line)
-    child = os.fork()
-    if child == 0:
-        atexit.register(gc.unfreeze)  # what is frozen at the end is said to have leaked
-        out, err = (os.open(name, os.O_WRONLY) for name in streams)
-        become(arguments, env, cwd, out, err, is_capture=is_capture)
-        sys.exit()
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-"""
+    def __init__(self, imports: str = "") -> None:
+        """None is started yet.
 
-    def __init__(self) -> None:
-        self._local = threading.local()
-        self._servers: list[subprocess.Popen[str]] = []
+        Args:
+            imports: what the one with torch imports beside torch.
+        """
+        import tempfile
+        import threading
+        from pathlib import Path
+
+        self._folder = Path(tempfile.mkdtemp(prefix="forks"))
+        self._imported = {"torch": _TORCH + imports, "plain": _PLAIN}
+        self._servers: dict[str, Popen[bytes]] = {}
+        self._starting = threading.Lock()
+
+    def _server(self, name: str) -> str:
+        """The address of one, which is started if it is not there."""
+        import subprocess
+        from pathlib import Path
+
+        address = str(self._folder / name)
+        with self._starting:
+            if name not in self._servers:
+                with socket.socket(socket.AF_UNIX) as listening:
+                    listening.bind(address)
+                    listening.listen(64)
+                    source = _START.format(imported=self._imported[name])
+                    command = [sys.executable, "-c", source, str(listening.fileno()), str(Path(__file__).parent)]
+                    self._servers[name] = subprocess.Popen(
+                        command,
+                        stdin=subprocess.PIPE,  # closed when we end
+                        stdout=subprocess.DEVNULL,  # no terminal: python decides when it starts how it buffers
+                        pass_fds=(listening.fileno(),),
+                        env={**os.environ, "OMP_NUM_THREADS": "1"},
+                    )
+        return address
+
+    def stand_in(self) -> Path:
+        """A program that stands for python: quick where it is to run the tool or a script, else python itself."""
+        import shlex
+
+        program = self._folder / "python3"
+        addresses = {name: self._server(name) for name in self._imported}
+        told = json.dumps([sys.executable, addresses, _settings()])
+        words = (sys.executable, "-SsE", os.path.abspath(__file__), str(program), told)  # noqa: PTH100
+        program.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
+        program.chmod(0o755)
+        return program
 
     def close(self) -> None:
-        """End the processes; no command may run any more."""
-        for server in self._servers:
+        """End the servers; nothing may be asked for any more."""
+        import shutil
+
+        for server in self._servers.values():
             server.communicate()
+        shutil.rmtree(self._folder)
+
+    def start(self, argv: Sequence[str], env: dict[str, str], cwd: str | Path, *streams: int) -> Run:
+        """Start `python ARGV...` in a directory, with `env` added to the environment; its streams are descriptors."""
+        whole, place = {**os.environ, **env}, os.path.abspath(cwd)  # noqa: PTH100 - links stay as they are
+        return Run(self._server(_server_of(argv)), argv, whole, place, sys.executable, streams)
 
     def __call__(
         self, *arguments: str, env: Sequence[tuple[str, str]] = (), cwd: str | Path = "."
-    ) -> subprocess.CompletedProcess[str]:
+    ) -> CompletedProcess[str]:
         """Run `introspect ARGUMENTS...` in a directory, with `env` added to the environment."""
-        return self._run("introspect", *arguments, env=env, cwd=cwd, is_capture=True)
+        return self.python("-m", "introspect_cli", *arguments, env=env, cwd=cwd)
 
-    def python(self, script: str | Path, *arguments: str, cwd: str | Path = ".") -> subprocess.CompletedProcess[str]:
-        """Run `python SCRIPT ARGUMENTS...` in a directory, without the tool."""
-        return self._run(str(script), *arguments, cwd=cwd, is_capture=False)
+    def python(
+        self, *argv: str | Path, env: Sequence[tuple[str, str]] = (), cwd: str | Path = "."
+    ) -> CompletedProcess[str]:
+        """Run `python ARGV...`, which is a script and its arguments, or `-m introspect_cli` and what follows."""
+        import tempfile
+        from pathlib import Path
+        from subprocess import CompletedProcess
 
-    def _run(
-        self, *arguments: str, cwd: str | Path, is_capture: bool, env: Sequence[tuple[str, str]] = ()
-    ) -> subprocess.CompletedProcess[str]:
-        if not hasattr(self._local, "server"):
-            command = [sys.executable, "-c", self._SOURCE, HERE]
-            self._local.server = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
-            )
-            self._servers.append(self._local.server)
-        server = self._local.server
-        with tempfile.NamedTemporaryFile("r") as out, tempfile.NamedTemporaryFile("r") as err:
-            asked = [is_capture, arguments, dict(env), str(Path(cwd).absolute()), out.name, err.name]
-            server.stdin.write(json.dumps(asked) + "\n")
-            server.stdin.flush()
-            return subprocess.CompletedProcess(arguments, int(server.stdout.readline()), out.read(), err.read())
+        with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err, Path(os.devnull).open() as none:
+            words = list(map(str, argv))
+            run = self.start(words, dict(env), cwd, none.fileno(), out.fileno(), err.fileno())
+            code = run.wait()
+            return CompletedProcess(words, code, *(_text(stream) for stream in (out, err)))
+
+
+def _text(stream: TextIO) -> str:
+    stream.seek(0)
+    return stream.read()
+
+
+def _settings() -> dict[str, str]:
+    """What python itself reads from the environment."""
+    return {name: value for name, value in os.environ.items() if name.startswith("PYTHON")}
+
+
+def _stand_in(name: str, told: str, *argv: str) -> int:
+    """Be a python for one run, in the place of the program `name`."""
+    python, addresses, settings = json.loads(told)
+    is_run = argv[:2] == ("-m", "introspect_cli") or (argv and argv[0][:1] != "-")
+    if not is_run or settings != _settings():
+        os.execv(python, [python, *argv])
+    run = Run(addresses[_server_of(argv)], argv, dict(os.environ), os.getcwd(), name, (0, 1, 2))  # noqa: PTH109
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, _: run.send(number))
+    code = run.wait()
+    if code < 0:
+        signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(_stand_in(*sys.argv[1:]))

@@ -15,6 +15,8 @@ import pytest
 
 import introspect_cli
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
+
 # The models here are tiny; on a busy machine, torch's threads wait for each other instead of computing.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -25,14 +27,14 @@ PACKAGE = str(Path(introspect_cli.__file__).parent)
 def introspect(tmp_path, request):
     """Run `introspect ARGS...` in `tmp_path` unless `cwd` says otherwise.
 
-    In a process of its own; but a capture of which nothing else is asked, in a fork of one that has imported torch:
-    that takes longer than a small run. `afresh` asks for a process of its own there, too.
+    In a fork of a process that has imported all of it, where nothing else is asked: that takes longer than a small run
+    does. `afresh` asks for a process of its own.
     """
 
     def run(*args, cwd=tmp_path, text=True, afresh=False, **settings):
         own = dict(settings.get("env", os.environ).items() - os.environ.items())
         plain = not settings.keys() - {"env"} and settings.get("env", os.environ).keys() >= os.environ.keys()
-        if args[:1] == ("capture",) and text and plain and not afresh:
+        if args and text and plain and not afresh and not any(map(_of_python, own)):
             return request.getfixturevalue("forks")(*map(str, args), cwd=cwd, env=tuple(own.items()))
         command = [sys.executable, "-m", "introspect_cli", *map(str, args)]
         return subprocess.run(command, cwd=cwd, text=text, capture_output=True, check=False, **settings)
@@ -40,15 +42,27 @@ def introspect(tmp_path, request):
     return run
 
 
+def _of_python(name):
+    """Whether python itself reads the variable, when it starts."""
+    return name.startswith("PYTHON") and name != "PYTHONPATH"
+
+
 @pytest.fixture(scope="session")
 def forks():
     """Run `introspect ARGS...` in a fork of a process that has imported torch, where starting is not what is tested."""
-    sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
     from forks import Forks
 
     run = Forks()
     yield run
     run.close()
+
+
+@pytest.fixture(scope="module")
+def quick_python(forks):
+    """Python, for what starts processes itself, is a program that has them forked where it can."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "executable", str(forks.stand_in()))
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,8 @@ import yaml
 from introspect_cli.compare.reasons.settings import arguments
 from introspect_cli.rerun.minimise import Difference, command_line, ddmin
 
+pytestmark = pytest.mark.usefixtures("quick_python")
+
 TRAIN = """\
 import argparse
 import os

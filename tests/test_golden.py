@@ -14,6 +14,8 @@ from introspect_cli import golden
 from introspect_cli.errors import StoreError, UsageError
 from introspect_cli.golden import Golden, compared, keep, tolerance_of
 
+pytestmark = pytest.mark.usefixtures("quick_python")
+
 pytest_plugins = ["pytester"]
 TRAIN = """\
 import sys

@@ -13,6 +13,8 @@ import introspect_cli
 from introspect_cli.errors import UsageError
 from introspect_cli.integrations.window import Window
 
+pytestmark = pytest.mark.usefixtures("quick_python")
+
 
 class Net(nn.Module):
     def __init__(self):

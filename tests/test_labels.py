@@ -14,6 +14,8 @@ from introspect_cli.labels import both_words, step_words
 from introspect_cli.selection import Labelled, one_step
 from introspect_cli.store.labels import decode, encode
 
+pytestmark = pytest.mark.usefixtures("quick_python")
+
 LIGHTNING = """\
 import lightning.pytorch as L
 import torch

@@ -7,6 +7,8 @@ import pytest
 from introspect_cli.capture.neutrality.self_check import Outcome, differing, judge
 from introspect_cli.exit_codes import DIVERGED, SAME, UNDECIDED
 
+pytestmark = pytest.mark.usefixtures("quick_python")
+
 TRAIN = """
 import random, sys, torch
 torch.manual_seed(0)
@@ -88,7 +90,7 @@ def test_script_that_is_not_deterministic(introspect, tmp_path):
 
 def test_script_that_notices_the_capture(introspect, tmp_path):
     """The measurement itself works: a script that behaves otherwise under capture is found out."""
-    notices = "net.weight.data += float('introspect_cli.capture.probes.installed' in sys.modules)"
+    notices = "call = torch.nn.Module.__call__; net.weight.data += call is not torch.nn.Module._wrapped_call_impl"
     out = capture(introspect, tmp_path, "--verify-neutral", disturbed=notices)
     assert out.returncode == 1, out.stderr
     assert "not neutral: watched and bare differ in parameters and optimizer state" in out.stderr

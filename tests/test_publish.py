@@ -15,6 +15,8 @@ import pytest
 import introspect_cli
 from introspect_cli.capture.publishing import Publishing
 
+pytestmark = pytest.mark.usefixtures("quick_python")
+
 TRAIN = """\
 import os, random, sys, time
 import torch

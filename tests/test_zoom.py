@@ -17,6 +17,8 @@ from introspect_cli.rerun.variant import Variant, capture
 from introspect_cli.store import documents
 from introspect_cli.store.reader import open_run
 
+pytestmark = pytest.mark.usefixtures("quick_python")
+
 TRAIN = """\
 import argparse
 import os
@@ -239,10 +241,10 @@ def test_zoom_of_more_than_two_runs_is_an_error(project):
 
 @pytest.fixture
 def another_python(tmp_path) -> Path:
-    """An interpreter with another path and the same packages."""
+    """An interpreter with another path and the same packages, which starts by itself."""
     place = tmp_path / "other"
     (place / "bin").mkdir(parents=True)
-    (place / "bin" / "python").symlink_to(os.path.realpath(sys.executable))
+    (place / "bin" / "python").symlink_to(os.path.realpath(Path(sys.prefix) / "bin" / "python"))
     (place / "lib").symlink_to(Path(sys.prefix) / "lib")
     if (Path(sys.prefix) / "pyvenv.cfg").exists():
         shutil.copy(Path(sys.prefix) / "pyvenv.cfg", place)
