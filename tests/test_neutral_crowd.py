@@ -10,6 +10,8 @@ from test_neutral_endings import ENVIRONMENT, HEAD
 from introspect_cli.store.reader import RunState, open_run
 from introspect_cli.store.verify import verify_run
 
+pytestmark = pytest.mark.usefixtures("quick_python")
+
 CROWD = 6
 
 
