@@ -73,7 +73,7 @@ class Model(nn.Module):
         return self.tail(self.attn(self.embed(tokens)), tokens)
 
 
-def train(fault):
+def train(fault, *, loaded=True):
     def work():
         torch.manual_seed(0)
         model = Model(fault)
@@ -83,7 +83,7 @@ def train(fault):
         tokens = torch.randint(1, 50, (4, 12))
         for row, length in enumerate(LENGTHS):
             tokens[row, length:] = 0
-        loader = torch.utils.data.DataLoader(tokens, batch_size=4)
+        loader = torch.utils.data.DataLoader(tokens, batch_size=4) if loaded else [tokens]
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         for batch in loader:
             model(batch).square().mean().backward()
@@ -135,6 +135,16 @@ def test_planted_faults_are_shown_where_they_are(look, fault):
     assert which in text
     assert how in text
     assert "is the largest of" in text or "a cell is an element" in text
+
+
+def test_padding_is_known_without_a_loader_by_what_the_model_is_given(tmp_path):
+    paths = [
+        captured(tmp_path / fault, train(fault, loaded=False), level="op", save_tensors=("=Model", "tail"))
+        for fault in ("none", "padding")
+    ]
+    with open_run(paths[0]) as a, open_run(paths[1]) as b:
+        own = closeup(a, b, worth_a_look(compare_runs(a, b, DiffOptions(limit=None)))[-1])
+    assert "only at positions that are padding (12 of 12)" in own.difference.where
 
 
 def test_what_an_operator_was_given_is_told(look):

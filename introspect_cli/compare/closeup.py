@@ -132,9 +132,20 @@ def _about(run: Run, divergence: Divergence) -> About:
     kind = divergence.site.kind
     if kind not in _ACTIVATIONS:
         return About(heads=_heads(run, divergence))
-    batches = [record for record in reader.records(divergence.step) if record.site.kind is Kind.BATCH]
+    batches = fed(reader.records(divergence.step))
     is_batch = len(shape) > 1 and shape[0] == batch_size(batches)
     return About(is_batch, _heads(run, divergence), _padding(run, batches))
+
+
+def fed(records: Iterable[Record]) -> list[Record]:
+    """The batches of a step; where no loader gave any, what the outermost modules were given."""
+    found = [own for own in records if own.site.kind is Kind.BATCH or is_outermost(own.site.kind, own.site.fqn)]
+    return [own for own in found if own.site.kind is Kind.BATCH] or found
+
+
+def is_outermost(kind: str, fqn: str) -> bool:
+    """Whether a site is the input of an outermost module."""
+    return kind == Kind.INPUT and "." not in fqn
 
 
 def batch_size(records: Iterable[Record]) -> int:

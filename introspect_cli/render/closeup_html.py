@@ -10,7 +10,7 @@ from introspect_cli.compare.ulps import ulp_words
 from introspect_cli.render.html_parts import table, text
 from introspect_cli.render.text import number
 from introspect_cli.render.values_text import elements_words
-from introspect_cli.render.zoom_text import axes_words, largest_rows
+from introspect_cli.render.zoom_text import axes_words, cell_words, largest_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -59,10 +59,8 @@ def picture_svg(picture: Picture) -> str:
             if cell:
                 shade = f"{_opacity(cell, low, high):.2f}"
                 squares.append(f'<rect x="{x}" y="{y}" width="1.02" height="1.02" fill-opacity="{shade}"/>')
-    tile = picture.tile
-    each = "an element" if tile == (1, 1) else f"the largest of {tile[0]} x {tile[1]} elements"
     scale = f"|a-b| {number(low, 2)} to {number(high, 2)}, " if known else ""
-    label = f"{scale}blank where equal; {axes_words(picture)}; a square is {each}."
+    label = f"{scale}blank where equal; {axes_words(picture)}; a square is {cell_words(picture)}."
     return (
         f'<figure class="closeup"><svg viewBox="0 0 {wide} {tall}" width="{wide * _CELL}" height="{tall * _CELL}" '
         f'preserveAspectRatio="none" role="img" aria-label="{text(label)}">{"".join(squares)}</svg>'

@@ -5,9 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from introspect_cli.compare.picture import folded
+from introspect_cli.compare.picture import smaller
 from introspect_cli.compare.reasons.words import what
 from introspect_cli.compare.result import Verdict
 from introspect_cli.compare.ulps import ulp_words
@@ -125,13 +123,13 @@ def _tables(found: Difference) -> list[Block]:
 def picture_blocks(picture: Picture, width: int) -> list[Block]:
     """A grid of cells, darker where the difference is larger, on a scale of powers."""
     room = max(8, min(_WIDTH, width - 6))
-    cells = folded(np.array(picture.cells), (_HEIGHT, room))
+    picture = smaller(picture, (_HEIGHT, room))
+    cells = picture.cells
     known = [cell for row in cells for cell in row if 0 < cell < math.inf]
     low, high = min(known, default=0.0), max(known, default=0.0)
     blocks: list[Block] = [line()]
     shaded = ("".join(_shade(cell, low, high) for cell in row) for row in cells)
     blocks += [line(text, "", 4, wrap=False) for text in shaded]
-    tile = -(-picture.height // len(cells)), -(-picture.width // len(cells[0]))
     told = f"{_EQUAL} equal"
     if known:
         told += (
@@ -141,20 +139,26 @@ def picture_blocks(picture: Picture, width: int) -> list[Block]:
         )
     if any(cell == math.inf for row in cells for cell in row):
         told += ", ! not finite in one of them"
-    each = "an element" if tile == (1, 1) else f"the largest of {tile[0]}x{tile[1]}"
-    blocks.append(line(f"{told}; {axes_words(picture)}; a cell is {each}", "dim", 4))
+    blocks.append(line(f"{told}; {axes_words(picture)}; a cell is {cell_words(picture)}", "dim", 4))
     return blocks
+
+
+def cell_words(picture: Picture) -> str:
+    """What a cell stands for."""
+    tall, wide = picture.tile
+    if (tall, wide) == (1, 1):
+        return "an element"
+    return f"the largest of {'' if picture.is_even else 'up to '}{tall}x{wide}"
 
 
 def axes_words(picture: Picture) -> str:
     """Which dimensions are the rows and the columns."""
     if not picture.rows:
-        return count(picture.width, "element")
-    names = ("rows", picture.rows, picture.height), ("columns", picture.columns, picture.width)
+        return count(math.prod(picture.sizes[1]), "element")
     told = []
-    for name, own, size in names:
+    for name, own, sizes in zip(("rows", "columns"), (picture.rows, picture.columns), picture.sizes, strict=True):
         which = f"dimension {own[0]}" if len(own) == 1 else f"dimensions {own[0]} to {own[-1]}"
-        told.append(f"{name} are {which} ({size:,})")
+        told.append(f"{name} are {which} ({'x'.join(map(str, sizes))})")
     return ", ".join(told)
 
 

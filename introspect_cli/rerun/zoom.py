@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from introspect_cli.compare.closeup import Closeup, closeup, comparable, worth_a_look
+from introspect_cli.compare.closeup import Closeup, closeup, comparable, is_outermost, worth_a_look
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.reasons.words import what
@@ -267,12 +267,17 @@ def steps_at(first: Divergence) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def around(run: Run, first: Divergence) -> tuple[str, ...]:
-    """What is stored whole: the site and all inside it, what holds it alone, and batches, which tell of padding."""
+    """What is stored whole: the site and all inside it, what holds it alone, and batches, which tell of padding.
+
+    Without a loader, what the models are given is stored in their place.
+    """
     name = first.site.fqn
     inside = name if "." in name else f"={name}"
     globs = [inside, *([f"={name.rpartition('.')[0]}"] if "." in name else [])]
     reader = run.rank(first.rank)
-    batches = {reader.sites.fqn[at] for at, kind in enumerate(reader.sites.kind) if kind == Kind.BATCH.value}
+    every = list(zip(reader.sites.kind, reader.sites.fqn, strict=True))
+    batches = {name for kind, name in every if kind == Kind.BATCH.value}
+    batches = batches or {name for kind, name in every if is_outermost(kind, name)}
     return tuple(dict.fromkeys([*globs, *(f"={name}" for name in sorted(batches))]))
 
 
