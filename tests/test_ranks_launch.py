@@ -222,3 +222,65 @@ def test_what_cannot_be_merged_is_told(machines, launched, tmp_path, introspect)
     assert ended(other)[0][0] == 0
     assert "is of another launch than" in refused(machines[0], "other")
     assert introspect("merge", str(machines[0]), "-o", "alone").returncode == 2
+
+
+SPAWNS = """
+import os, sys
+import torch, torch.distributed as dist, torch.multiprocessing as mp
+
+def main(rank, folder):
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    torch.manual_seed(0)
+    net = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        net(torch.full((1, 2), 1.0 + rank)).sum().backward()
+        optimizer.step()
+    sys.stdout.write(f"{[name for name in os.environ if name.startswith('INTROSPECT_SPAWN')]}\\n")
+    dist.barrier()
+
+if __name__ == "__main__":
+    mp.spawn(main, args=(os.getcwd(),), nprocs=2)
+"""
+
+
+def test_what_the_script_spawns_together_is_one_run_of_ranks(tmp_path):
+    (tmp_path / "train.py").write_text(SPAWNS)
+    command = [sys.executable, "-m", "introspect_cli", "capture", "--no-packages", "--children", "all", "-o", "run"]
+    done = subprocess.run([*command, "train.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["[]"] * 2
+    assert "recorded what the processes that the script started trained in" in done.stderr
+    with open_run(tmp_path / "run") as run:
+        assert (run.ranks, run.world_size, run.last_step, run.endings) == ((0, 1), 2, 1, [])
+        assert run.state is RunState.COMPLETE
+        means = [
+            next(r.summary.stats["mean"] for r in run.rank(rank).records(0) if r.site.kind.value == "input")
+            for rank in run.ranks
+        ]
+        assert means == [1.0, 2.0]
+    assert verify_run(tmp_path / "run").sound
+
+
+LATE = """
+import torch, torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+dist.init_process_group("fake", rank=1, world_size=4, store=FakeStore())
+net = torch.nn.Linear(2, 2)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+net(torch.ones(1, 2)).sum().backward()
+optimizer.step()
+"""
+
+
+def test_ranks_that_no_launcher_told_of_are_said_to_be_missing(tmp_path, introspect):
+    """A script that starts its other ranks itself, as Lightning does with `devices=2`."""
+    (tmp_path / "train.py").write_text(LATE)
+    done = introspect("capture", "-o", "run", "train.py")
+    assert "this process is rank 1 of 4, and the others are not in this run" in done.stderr
+    with open_run(tmp_path / "run") as run:
+        assert any(
+            "use `introspect capture torchrun --nproc-per-node 4 ...`" in s for s in run.manifest["not_observed"]
+        )

@@ -22,7 +22,7 @@ from introspect_cli.capture.manifest import Documents, closing, opening
 from introspect_cli.capture.probes.base import Guard
 from introspect_cli.capture.progress import Progress, human_size
 from introspect_cli.capture.publishing import LOGGER, Publishing
-from introspect_cli.capture.ranks.launchers import find_launch
+from introspect_cli.capture.ranks.launchers import find_launch, unlaunched
 from introspect_cli.capture.run_directory import run_directory
 from introspect_cli.capture.signals import Signals
 from introspect_cli.capture.tracebacks import TracebackFilter
@@ -30,6 +30,7 @@ from introspect_cli.errors import IntrospectError, StoreError
 from introspect_cli.holding import Held
 from introspect_cli.records import Kind, count
 from introspect_cli.script import Ending, Target, check, leave, run
+from introspect_cli.store.files import CHILDREN
 from introspect_cli.store.writer import StoreWriter
 
 if TYPE_CHECKING:
@@ -217,6 +218,7 @@ class Session:
             self._documents.write(probes)
             if probes.context.ticks == 1:
                 self._documents.write_all()
+                self._tell_of_others()
             self._progress.update(probes.recorder.step, probes.rank.rows_written, probes.rank.bytes_written)
         if probes.context.ticks == 1 and LOGGER in self.options.publish:
             with self._guard.around("publishing", "the run is"):
@@ -231,6 +233,15 @@ class Session:
         if last is not None and probes.recorder.step > last:
             # Asked for by the user: the script ends as if it had called sys.exit(), handlers and all.
             raise SystemExit(0)
+
+    def _tell_of_others(self) -> None:
+        """Tell of ranks that this run is without: a script that starts them itself, as Lightning does."""
+        found = unlaunched() if self.launch is None else None
+        if found is not None:
+            self._guard.note(
+                f"this process is rank {found[0]} of {found[1]}, and the others are not in this run: no launcher said "
+                f"so at its start; use `introspect capture torchrun --nproc-per-node {found[1]} ...`"
+            )
 
     def finish(self, ending: Ending) -> None:
         """Take the probes out, write what is left, and close the store."""
@@ -311,6 +322,8 @@ class Session:
                 return f"recorded {count(written, 'step')} in {self.path}, then the store was lost"
             return f"{count(written, 'step')} up to step {last} can be read in {self.path}; then the store was lost"
         steps, rows = self._manifest.get("steps", 0), probes.rank.rows_written
+        if not rows and (self.path / CHILDREN).is_dir():
+            return f"recorded what the processes that the script started trained in {self.path}"
         if not rows:
             return f"no module was called and no optimizer stepped while recording; {self.path} has no records"
         size = human_size(probes.rank.bytes_written)

@@ -37,6 +37,7 @@ FORMAT = 2
 MANIFEST = "manifest.yaml"
 SETTINGS = "settings"
 TENSORS = "tensors"
+CHILDREN = "children"
 LOCK = ".lock"
 LABEL = "label"
 INDEX = "index.bin"

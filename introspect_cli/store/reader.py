@@ -18,6 +18,7 @@ from introspect_cli.errors import StoreError, scarcity
 from introspect_cli.records import clean
 from introspect_cli.store import documents, tensorfile
 from introspect_cli.store.files import (
+    CHILDREN,
     FORMAT,
     LABEL,
     LIMIT_DOCUMENT,
@@ -328,7 +329,13 @@ def open_run(path: str | Path) -> Run:
     """
     folder = open_store(path)
     try:
-        return Run(path if is_remote(path) else Path(path), _last_attempt(folder))
+        shown = path if is_remote(path) else Path(path)
+        run = Run(shown, _last_attempt(folder))
+        spawned = None if any(map(len, run._ranks.values())) else _only_launch(run._folder)  # noqa: SLF001 - of this module
+        if spawned is None:
+            return run
+        run.close()
+        return Run(shown, spawned)
     except OSError as error:
         raise StoreError(f"cannot read {path}: {scarcity(error) or reason(error)}") from None
 
@@ -343,6 +350,28 @@ def _last_attempt(folder: Folder) -> Folder:
             return attempt
         attempt.close()
     return folder
+
+
+def _only_launch(folder: Folder) -> Folder | None:
+    """The launch below a run that recorded no step itself, where there is one: what `mp.spawn` started."""
+    if CHILDREN not in folder:
+        return None
+    children = folder.folder(CHILDREN)
+    found = []
+    try:
+        for name in children.names():
+            child = children.folder(name)
+            if MANIFEST in child and launch_of(read_manifest(child)) is not None:
+                found.append(child)
+            else:
+                child.close()
+    finally:
+        children.close()
+    if len(found) == 1:
+        return found[0]
+    for child in found:
+        child.close()
+    return None
 
 
 def open_store(path: str | Path) -> Folder:

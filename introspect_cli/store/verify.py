@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from introspect_cli.errors import StoreError, scarcity
 from introspect_cli.store import documents, tensorfile
 from introspect_cli.store.files import (
+    CHILDREN,
     LABEL,
     LIMIT_DOCUMENT,
     LOCK,
@@ -105,8 +106,9 @@ def verify_run(path: str | Path) -> VerifyReport:
 class _Check:
     """Goes through a run and keeps count."""
 
-    def __init__(self, folder: Folder) -> None:
+    def __init__(self, folder: Folder, *, is_child: bool = False) -> None:
         self._folder = folder
+        self._is_child = is_child
         self._findings: list[str] = []
         self._omitted = 0
         self._steps = self._records = self._documents = self._tensors = 0
@@ -133,6 +135,8 @@ class _Check:
         for place in places:
             self._settings(place, manifest.get("id"))
             self._stored_tensors(place)
+        if not self._is_child:  # they have none themselves
+            self._children()
         return VerifyReport(
             self._folder.path,
             state,
@@ -145,6 +149,17 @@ class _Check:
             tuple(self._findings),
             self._omitted,
         )
+
+    def _children(self) -> None:
+        """Runs of processes that the script started, each a run of its own."""
+        for folder, name in self._inside(self._folder, CHILDREN):
+            child = self._try(lambda f=folder, n=name: f.folder(n))  # type: ignore[misc] # bound per child
+            if child is not None:
+                try:
+                    for finding in _Check(child, is_child=True).report().findings:
+                        self._found(finding)
+                finally:
+                    child.close()
 
     def _found(self, sentence: str) -> None:
         if len(self._findings) < _MAX_FINDINGS:
@@ -174,7 +189,7 @@ class _Check:
             if match:
                 numbers.append(int(match[1]))
             elif (
-                name not in {MANIFEST, SETTINGS, TENSORS, LOCK, LABEL}
+                name not in {MANIFEST, SETTINGS, TENSORS, CHILDREN, LOCK, LABEL}
                 and not ATTEMPT_NAME.fullmatch(name)
                 and not _TEMPORARY.fullmatch(name)
             ):

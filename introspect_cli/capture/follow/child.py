@@ -93,9 +93,12 @@ class Follower:
         if os.getpid() != self._pid:
             return  # a fork: its parent was to be followed
         try:
+            from introspect_cli.capture.ranks.launchers import forget_spawned
+
             if not self._everyone:
                 self._leave_no_trace()
             self._session = session = self._claimed()
+            forget_spawned()
             session.join(self._began)
             self._watch_the_end()
             self._note("recording", run=str(session.path))
@@ -117,6 +120,7 @@ class Follower:
         from introspect_cli.capture.session import Session
         from introspect_cli.errors import StoreError
         from introspect_cli.script import Target
+        from introspect_cli.store.files import CHILDREN
 
         order, process = Order.parse(self._text), self._process
         code = process.script is None and process.module is None
@@ -126,7 +130,7 @@ class Follower:
         assert path is not None
         options = replace(order.options, force=False, progress=False)
         for number in range(_MOST_CHILDREN):
-            place = path if not number else path / "children" / f"{number}-{Path(process.name).stem or 'python'}"
+            place = path if not number else path / CHILDREN / f"{number}-{Path(process.name).stem or 'python'}"
             try:
                 return Session(target, replace(options, output=place))
             except StoreError as error:

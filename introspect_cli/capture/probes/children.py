@@ -3,17 +3,27 @@
 Training may happen in children (`torch.multiprocessing.spawn`, Hogwild) on parameters that the parent shares with
 them; to the parent's capture these parameters change by themselves. A data loader's workers, pools and the compiler's
 helpers compute no training step and are not told of.
+
+Where such processes are recorded, those of one `torch.multiprocessing.spawn` are ranks of one launch: each is told its
+number in its environment, as a launcher would tell it.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib
+import inspect
+import os
+import uuid
 from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.capture.probes.base import Patches
+from introspect_cli.capture.ranks.launchers import forget_spawned, spawned
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from introspect_cli.capture.probes.base import Guard
 
 _HELPERS = ("torch.", "concurrent.", "multiprocessing.", "joblib.")
@@ -36,6 +46,7 @@ class ChildrenProbe:
         self._guard = guard
         self._guarded = guard.around(self.name, "processes that the script starts are")
         self._patches = Patches()
+        self._spawning: tuple[int, str] | None = None  # how many processes are being spawned, and a name for all
         self.started: list[str] = []
         """What the processes run, each function once."""
 
@@ -49,14 +60,24 @@ class ChildrenProbe:
             if probe._guarded.on:
                 with probe._guarded:
                     work = work_of(self)  # starting a process forgets what it runs
-            result = original(self)
+                    probe._number(self)
+            try:
+                result = original(self)
+            finally:
+                if probe._spawning is not None:
+                    forget_spawned()
             if work:
                 with probe._guarded:
                     if not (probe._followed and _method(self) != "fork"):
-                        probe._started(work)
+                        probe._started(work, "" if _method(self) == "fork" else " (--children all records it)")
             return result
 
         self._patches.replace(BaseProcess, "start", start)
+        if self._followed:
+            home = importlib.import_module(_SPAWN)
+            together = self._together(home.start_processes)
+            for owner in (home, importlib.import_module(_SPAWN.rpartition(".")[0])):
+                self._patches.replace(owner, "start_processes", together)
         self._guarded.on = True
 
     def remove(self) -> None:
@@ -64,10 +85,41 @@ class ChildrenProbe:
         self._guarded.on = False
         self._patches.remove()
 
-    def _started(self, work: str) -> None:
+    def _together(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """`start_processes`, of which is known how many it starts."""
+        signature = inspect.signature(original)
+
+        @functools.wraps(original)
+        def start_processes(*args: Any, **kwargs: Any) -> Any:
+            before = self._spawning
+            if self._guarded.on:
+                with self._guarded:
+                    given = signature.bind(*args, **kwargs).arguments
+                    number = given.get("nprocs", 1)
+                    if given.get("start_method", "spawn") == "spawn" and type(number) is int:
+                        self._spawning = number, uuid.uuid4().hex
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self._spawning = before
+
+        return start_processes
+
+    def _number(self, process: BaseProcess) -> None:
+        """Tell a process that is spawned with others which of them it is."""
+        target, args = getattr(process, "_target", None), tuple[Any, ...](getattr(process, "_args", ()))
+        if self._spawning is None or getattr(target, "__module__", "") != _SPAWN or len(args) < 2:
+            return
+        number, name = self._spawning
+        if type(args[1]) is int:
+            os.environ.update(spawned(args[1], number, name))
+
+    def _started(self, work: str, remedy: str) -> None:
         if self._guarded.on and work not in self.started:
             self.started.append(work)
-            self._guard.note(f"the script runs {work} in a process of its own, and what that computes is not recorded")
+            self._guard.note(
+                f"the script runs {work} in a process of its own, and what that computes is not recorded{remedy}"
+            )
 
 
 def _method(process: BaseProcess) -> str:

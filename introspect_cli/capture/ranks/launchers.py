@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 from typing import TYPE_CHECKING, NamedTuple
 
 from introspect_cli.store.launch import Launch
@@ -32,7 +33,11 @@ class Launcher(NamedTuple):
     job: tuple[str, ...]
 
 
+SPAWNED = Launcher("INTROSPECT_SPAWN_RANK", "INTROSPECT_SPAWN_SIZE", "INTROSPECT_SPAWN_RANK", ("INTROSPECT_SPAWN",))
+"""Set by ourselves while `torch.multiprocessing.spawn` starts a process that is followed: it tells nobody else."""
+
 LAUNCHERS = (
+    SPAWNED,
     Launcher("RANK", "WORLD_SIZE", "LOCAL_RANK", ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")),
     Launcher(
         "OMPI_COMM_WORLD_RANK",
@@ -45,6 +50,17 @@ LAUNCHERS = (
     Launcher("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", ("SLURM_JOB_ID", "SLURM_STEP_ID")),
 )
 """Asked in this order: torchrun may itself have been started by srun."""
+
+
+def spawned(rank: int, world_size: int, job: str) -> dict[str, str]:
+    """What to tell a process that `torch.multiprocessing.spawn` starts."""
+    return {SPAWNED.rank: str(rank), SPAWNED.world_size: str(world_size), SPAWNED.job[0]: job}
+
+
+def forget_spawned() -> None:
+    """Tell nobody below this process: it is a rank, and they are none."""
+    for name in (SPAWNED.rank, SPAWNED.world_size, *SPAWNED.job):
+        os.environ.pop(name, None)
 
 
 def find_launch(environment: Mapping[str, str] = os.environ) -> Launch | None:
@@ -60,6 +76,17 @@ def find_launch(environment: Mapping[str, str] = os.environ) -> Launch | None:
         own = _hash((job, str(size), str(attempt)))
         return Launch(own, job, rank, size, attempt, _number(environment, launcher.local_rank))
     return None
+
+
+def unlaunched() -> tuple[int, int] | None:
+    """Rank and number of ranks of this process, as torch has it now that training goes on; None where it is alone.
+
+    For those whom no launcher told it at their start, such as a script that starts its other ranks itself.
+    """
+    home = sys.modules.get("torch.distributed.distributed_c10d")
+    if home is None or not home.is_initialized() or home.get_world_size() < 2:
+        return None
+    return home.get_rank(), home.get_world_size()
 
 
 def _job(environment: Mapping[str, str], launcher: Launcher) -> tuple[str, ...]:
