@@ -13,6 +13,8 @@ import torch
 
 import introspect_cli
 
+pytestmark = pytest.mark.usefixtures("quick_python")
+
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 
 

@@ -10,6 +10,8 @@ import pytest
 from introspect_cli.capture.environment import redact
 from introspect_cli.store.files import REDACTED
 
+pytestmark = pytest.mark.usefixtures("quick_python")
+
 TOKEN = "ghp_" + "Zq7" * 12
 SECRETS = {
     "by the variable's name": ("DB_PASSWORD", "correct-horse-battery"),

@@ -12,6 +12,8 @@ from introspect_cli.capture.ranks.launchers import find_launch
 from introspect_cli.store.reader import RunState, open_run
 from introspect_cli.store.verify import verify_run
 
+pytestmark = pytest.mark.usefixtures("quick_python")
+
 SCRIPT = """
 import sys, torch
 net = torch.nn.Linear(2, 2)
