@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 # The models here are tiny; on a busy machine, torch's threads wait for each other instead of computing.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+PYTHON = sys.executable
 PACKAGE = str(Path(introspect_cli.__file__).parent)
 
 
@@ -36,7 +37,7 @@ def introspect(tmp_path, request):
         plain = not settings.keys() - {"env"} and settings.get("env", os.environ).keys() >= os.environ.keys()
         if args and text and plain and not afresh and not any(map(_of_python, own)):
             return request.getfixturevalue("forks")(*map(str, args), cwd=cwd, env=tuple(own.items()))
-        command = [sys.executable, "-m", "introspect_cli", *map(str, args)]
+        command = [PYTHON if afresh else sys.executable, "-m", "introspect_cli", *map(str, args)]
         return subprocess.run(command, cwd=cwd, text=text, capture_output=True, check=False, **settings)
 
     return run

@@ -15,6 +15,8 @@ from synthetic import row, write_run
 import introspect_cli
 from introspect_cli.errors import StoreError, UsageError
 
+pytestmark = pytest.mark.usefixtures("quick_python")
+
 DOCS = Path(__file__).parent.parent / "docs"
 
 

@@ -11,6 +11,8 @@ import pytest
 from introspect_cli.records import Kind, Phase
 from introspect_cli.store.reader import RunState, open_run
 
+pytestmark = pytest.mark.usefixtures("quick_python")
+
 SCRIPT = """\
 import os, random, sys
 import numpy as np

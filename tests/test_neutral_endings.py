@@ -21,6 +21,8 @@ from introspect_cli.compare.result import Verdict
 from introspect_cli.store.reader import RunState, open_run
 from introspect_cli.store.verify import verify_run
 
+pytestmark = pytest.mark.usefixtures("quick_python")
+
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 

@@ -14,6 +14,8 @@ from neutrality import Log, Seen, assert_neutral, mlp
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+pytestmark = pytest.mark.usefixtures("quick_python")
+
 
 class Numbers(Dataset):
     """Draws from torch's generator in the worker, as augmentations do."""
