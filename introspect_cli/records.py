@@ -192,7 +192,8 @@ class Part:
             the local tensor has them. For a part that is cut out of the flattened tensor, the ranges of that alone.
         owed: how the ranks' values still have to be reduced to give the whole (`sum`, `avg`, ...); "" where not at all.
         owing: over how many ranks.
-        source: how the place is known: `dtensor`, `flat` (one rank's stretch of a flattened parameter).
+        source: how the place is known: `dtensor`, `flat` (one rank's stretch of a flattened parameter), `tag` (a plain
+            tensor that a DTensor's `to_local` gave), `style` (one that a parallel style takes for a share).
     """
 
     ranges: tuple[tuple[tuple[int, int], ...], ...]

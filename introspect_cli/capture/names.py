@@ -111,6 +111,8 @@ class ModuleState(Named):
         "plain",
         "reference",
         "step",
+        "styles",
+        "tagged",
     )
 
     def __init__(self, reference: weakref.ref[nn.Module], fqn: str, module_class: str, *, watched: bool) -> None:
@@ -124,6 +126,10 @@ class ModuleState(Named):
         self.inner: ModuleState | None = None
         self.compiled = False
         self.step = -1
+        self.styles: list[tuple[int, Any, tuple[Any, ...]]] | None = None
+        """What tensor parallelism takes its inputs for; None before that was looked at."""
+        self.tagged = False
+        """Whether what goes in or comes out may be one rank's share of a DTensor."""
         self.calls: dict[Phase, int] = {}
         self.own: dict[int, ParameterName] = {}
 

@@ -76,6 +76,36 @@ def pipeline_stage() -> Any:
     return None
 
 
+def local_of(value: torch.Tensor) -> Any:
+    """What is known of the DTensor of which `to_local` gave a tensor: its mesh, placements and shape; None for others.
+
+    Without it, such tensors are compared by extrema and means.
+    """
+    node = value.grad_fn
+    return getattr(node, "dtensor_spec", None) if type(node).__name__ == "_ToTorchTensorBackward" else None
+
+
+def styles_of(module: torch.nn.Module) -> list[tuple[int, Any, tuple[Any, ...]]]:
+    """What tensor parallel styles take a module's inputs for: position, mesh, a placement for each of its dimensions.
+
+    They are in the closures of the hooks that `parallelize_module` leaves. Without it, as above.
+    """
+    found: list[tuple[int, Any, tuple[Any, ...]]] = []
+    for hook in module._forward_pre_hooks.values():  # noqa: SLF001 - there is no public way to ask for them
+        code = getattr(hook, "__code__", None)
+        if code is None or "device_mesh" not in code.co_freevars:
+            continue
+        cells: Any = hook.__closure__
+        held = dict(zip(code.co_freevars, [cell.cell_contents for cell in cells], strict=True))
+        mesh, prepare = held["device_mesh"], held.get("input_fn")
+        called = getattr(getattr(prepare, "func", None), "__name__", "")
+        if prepare is not None and called == "_prepare_input_fn" and mesh.ndim == 1:
+            found.append((0, mesh, tuple(prepare.args[0])))
+        layouts = getattr(held.get("self"), "input_layouts", None) or ()
+        found += [(at, mesh, (own,)) for at, own in enumerate(layouts) if own is not None and mesh.ndim == 1]
+    return found
+
+
 def ranks_of(group: Any) -> list[int]:
     """The ranks of a process group, as this process knows them; nobody is asked."""
     return list(torch.distributed.get_process_group_ranks(group))

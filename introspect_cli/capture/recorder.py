@@ -170,9 +170,9 @@ class Recorder:
                 self._secret.add(number)
             return number
 
-    def tensor(self, site: int, value: torch.Tensor, given: Given | None = None) -> int:
+    def tensor(self, site: int, value: torch.Tensor | Placed, given: Given | None = None) -> int:
         """Record a tensor, and what its operator was given; returns its slot, good until the end of the step."""
-        if given is None:
+        if given is None and not isinstance(value, Placed):
             slot = self._short(site, value)
             if slot >= 0:
                 return slot
@@ -225,12 +225,13 @@ class Recorder:
                     for site, value in zip(places, held, strict=True):
                         self.value(site, value)
 
-    def _save(self, slot: int, value: torch.Tensor) -> None:
+    def _save(self, slot: int, value: torch.Tensor | Placed) -> None:
         value = value.local if isinstance(value, Placed) else value
         if value.layout is not torch.strided or in_memory(value.shape, value.stride()) is None:
             self._saved.append(SavedTensor(slot, self.summarizer.copied(value)))
 
-    def _sample(self, site: int, slot: int, value: torch.Tensor) -> None:
+    def _sample(self, site: int, slot: int, value: torch.Tensor | Placed) -> None:
+        value = value.local if isinstance(value, Placed) else value
         found = sampled(self.summarizer, slot, value) if self._sites[site][0].kind in SAMPLED else None
         if found is not None:
             self._samples.append(found)

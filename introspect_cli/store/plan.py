@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from introspect_cli.records import Status
+from introspect_cli.records import KIND_CODES, Kind, Status
 from introspect_cli.store.covering import covering, share
 from introspect_cli.store.launched import rank_list
 
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     Array = NDArray[Any]
 
 _NOT_SEEN = int(Status.NOT_OBSERVED)
+
+_FLOWING = [
+    KIND_CODES[kind.value] for kind in (Kind.INPUT, Kind.OUTPUT, Kind.GRAD_INPUT, Kind.GRAD_OUTPUT, Kind.OP_OUTPUT)
+]
 
 UNPLACED = "where the parts of it lie could not be worked out"
 """Why parts cannot be put together where that says nothing of them."""
@@ -39,6 +43,7 @@ class Plan:
         starts: where in `rows` each site begins.
         group: of each of `rows`, the number of its site's group.
         kind: of each group, the code of its kind.
+        flows: groups of what flows through modules, of which data-parallel ranks have their own samples.
         blind: groups that a rank could not see, and the row that says why.
         mixed: groups of which some ranks hold parts and others what has no known place.
         owed: groups whose sum is still owed.
@@ -53,6 +58,7 @@ class Plan:
     starts: Array
     group: Array
     kind: Array
+    flows: Array
     blind: dict[int, int]
     mixed: Array
     owed: Array
@@ -109,8 +115,12 @@ def planned(step: RankedStep, places: Places, kinds: Array, left_out: Array) -> 
     part, shape = places.part[number], places.shape[number]
     parts = ~blind & any_of(part > 0, starts)
     mixed = parts & any_of((part == 0) | (shape != shape[starts][group]), starts)
+    kind = kinds[step.site[rows[starts]]]
+    flows = np.isin(kind, _FLOWING)  # samples beside one another may each be cut: only what fits is added up
+    adrift = mixed & flows & ~any_of(part == 0, starts)
     owed = parts & ~mixed & places.owed[first]
-    parts = parts & ~mixed & ~owed
+    mixed = mixed & ~adrift
+    parts = parts & ~mixed & ~owed & ~adrift
     owner = np.arange(len(rows))
     by_part = np.lexsort((owner, part, group))
     new = (np.diff(part[by_part], prepend=-1) != 0) | (np.diff(group[by_part], prepend=-1) != 0)
@@ -123,7 +133,8 @@ def planned(step: RankedStep, places: Places, kinds: Array, left_out: Array) -> 
         rows=rows,
         starts=starts,
         group=group,
-        kind=kinds[step.site[rows[starts]]],
+        kind=kind,
+        flows=flows,
         blind=seen_first,
         mixed=mixed,
         owed=owed,

@@ -124,6 +124,8 @@ class _Putting:
         self.layout = np.array([memory.whole(number) for number in step.number[self.row].tolist()], np.uint32)
         self.status = step.status[self.row].astype(np.uint8)
         self.checksum = step.checksum[self.row]
+        self.adrift = np.zeros(self.size, np.bool_)
+        """Groups of parts of which ranks with the same part have other values: other samples, then."""
         self.how = np.full(self.size, AS_RECORDED, np.uint8)
         self.text = [""] * self.size
         self.counts = {name: column[self.row] for name, column in step.counts.items()}
@@ -223,7 +225,8 @@ class _Putting:
                 self.text[group] = f"{NOT_WHOLE}: {text}"
             else:
                 self._unseen(group, text)
-        for group in np.flatnonzero(doubled).tolist():
+        self.adrift = doubled & plan.flows
+        for group in np.flatnonzero(doubled & ~plan.flows).tolist():
             where = int(np.flatnonzero(unlike & (plan.group == group))[0])
             ranks = [step.rank_of(int(plan.rows[own])) for own in (plan.owner[where], where)]
             self._unseen(group, f"{rank_list(ranks)} hold the same part of it with different values")
@@ -276,7 +279,7 @@ class _Putting:
     def _loose(self) -> None:
         """What has no parts: one of equal copies, copies that are not equal, or what each rank has its own of."""
         step, plan = self.step, self.plan
-        loose = plan.loose.copy()
+        loose = plan.loose | self.adrift
         if step.texts:
             for at in np.flatnonzero((step.status[plan.rows] == _PARTIAL) & loose[plan.group]).tolist():
                 group, text = int(plan.group[at]), step.texts.get(int(plan.rows[at]), "")
@@ -287,7 +290,8 @@ class _Putting:
             for group in np.flatnonzero(loose & np.isin(plan.kind, [KIND_CODES[kind] for kind in _OWN])).tolist():
                 self._unseen(group, self.memory.lacking)
                 loose[group] = False
-        apart = loose & ~self._equal() & ~np.isin(plan.kind, [KIND_CODES[kind] for kind in _FIRSTS])
+        cut = any_of(self.places.part[step.number[plan.rows]] > 0, plan.starts)
+        apart = loose & (cut | ~self._equal()) & ~np.isin(plan.kind, [KIND_CODES[kind] for kind in _FIRSTS])
         random = plan.kind == KIND_CODES[Kind.RNG]
         for group in np.flatnonzero(apart & random).tolist():
             self._unseen(group, "each rank has its own")
@@ -344,7 +348,9 @@ class _Putting:
         sizes = np.diff(starts, append=len(at)).tolist()
         for group, start, size in zip(groups.tolist(), starts.tolist(), sizes, strict=True):
             self.text[group] = of_ranks[group]
-            self.layout[group] = self.memory.batched(step.number[rows[start : start + size]])
+            numbers = step.number[rows[start : start + size]]
+            parts = self.places.part[numbers]
+            self.layout[group] = self.memory.batched(numbers[parts == parts[0]])
         self._moments(groups, rows, starts, own, self.places.held[step.number[rows]])
 
     def _added(self, groups: Array) -> Array:

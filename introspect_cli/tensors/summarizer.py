@@ -128,8 +128,8 @@ class Summarizer:
         self._own_headers: dict[int, int] = {}
         self._unmeasured: list[int] = []
 
-    def add(self, tensor: torch.Tensor) -> int:
-        """Summarise a tensor now.
+    def add(self, tensor: Any) -> int:
+        """Summarise a tensor, or a part of one, now.
 
         Returns:
             The row's number within the table that the next `take` returns. What cannot be summarised gets a row

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from introspect_cli.capture import private_api
 from introspect_cli.capture.identity import ById
 from introspect_cli.tensors.kernels import KERNELS
+from introspect_cli.tensors.places import Placed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
     from introspect_cli.capture.probes.base import Guard
     from introspect_cli.capture.recorder import Recorder
+    from introspect_cli.records import Part
 
 
 class _Hook:
@@ -124,6 +126,29 @@ class GradientProbe:
         hook.number = handle.id
         # A leaf outlives its graph: without this, a parameter used as an input would gather hooks for ever.
         self._leaf_handles.append(handle)
+
+    def watch_share(self, tensor: torch.Tensor, site: int, shape: tuple[int, ...], part: Part) -> None:
+        """Record the gradient of what `to_local` made, with its place in the whole: the node is called with all of it.
+
+        Args:
+            tensor: not a leaf.
+            site: where.
+            shape: of the whole.
+            part: which part of the whole the tensor is, and so its gradient.
+        """
+        node = tensor.grad_fn
+        at = tensor.output_nr
+        if node is None:
+            return
+
+        def recorded(gradients: tuple[torch.Tensor | None, ...]) -> None:
+            gradient = gradients[at]
+            if self._guarded.on and self._recorder.wanted and gradient is not None:
+                with self._guarded:
+                    whole = hasattr(gradient, "placements") or gradient.numel() != part.numel
+                    self._recorder.tensor(site, gradient if whole else Placed(gradient, shape, part))
+
+        node.register_prehook(recorded)
 
     def record(self, sites: list[int], gradient: torch.Tensor | None) -> None:
         """Record a gradient at the sites of its tensor."""

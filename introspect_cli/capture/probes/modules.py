@@ -21,6 +21,7 @@ from introspect_cli.capture.inside import modules_in, parameters_in, wrapped
 from introspect_cli.capture.names import CallSites, ModuleState
 from introspect_cli.capture.probes.base import Patches, uncounted
 from introspect_cli.capture.probes.nested import NestedClasses
+from introspect_cli.capture.ranks import tags
 from introspect_cli.records import EVALUATED, Kind, Phase
 from introspect_cli.tensors.flatten import flatten, is_plain
 from introspect_cli.tensors.kernels import KERNELS
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
     from introspect_cli.capture.context import Context
     from introspect_cli.capture.probes.gradients import GradientProbe
+    from introspect_cli.tensors.places import Placed
 
 _POSITIONS = tuple(f"[{number}]" for number in range(32))
 _GRADIENT_OF = {Kind.INPUT: Kind.GRAD_INPUT, Kind.OUTPUT: Kind.GRAD_OUTPUT}
@@ -215,9 +217,19 @@ class ModuleProbe:
             self._left(module, state, call, result)
         return result
 
+    def _may_be_shares(self, state: ModuleState, module: nn.Module, args: tuple[Any, ...]) -> bool:
+        """Whether what goes into a module is one rank's share of a DTensor, which is looked at in its first call."""
+        if state.styles is None:
+            state.styles = tags.styles_of(module) if tags.active() else []
+            tensors = [value for value in args if type(value) is torch.Tensor] if tags.active() else []
+            state.tagged |= bool(state.styles) or any(tags.from_call(value) is not None for value in tensors)
+        return state.tagged
+
     def _left(self, module: nn.Module, state: ModuleState, call: int, result: Any) -> None:
         """Record what has come out of a module."""
         with self._guarded:
+            if type(result) is torch.Tensor and tags.active() and tags.from_call(result) is not None:
+                state.tagged, state.plain = True, None
             if not self._plain_output(module, state, call, result):
                 with private_api.no_torch_function():
                     self._leave(module, state, call, result)
@@ -366,7 +378,7 @@ class ModuleProbe:
         elif caller is state and state.compiled:
             return state, -1  # the compiler gave up and runs the module that its wrapper stands for
         if type(module) is not state.plain and _is_plain(module) and not is_compiled and not state.compiled:
-            state.plain = type(module)
+            state.plain = None if self._may_be_shares(state, module, args) else type(module)
         call = state.next_call(self._recorder.step, stack.phase)
         if self._context.draws.moved():
             self._drew(state, call, before=True)
@@ -424,16 +436,24 @@ class ModuleProbe:
                 self._follow(state, kind, call, prefix + path, leaf)
 
     def _tensor(self, state: ModuleState, kind: Kind, call: int, path: str, value: torch.Tensor) -> None:
+        placed = _share(state, kind, path, value) if state.tagged else None
         if kind in self._kinds:
-            self._recorder.tensor(self._context.site(state, self._stack.phase, kind, path, call), value)
-        self._follow(state, kind, call, path, value)
+            site = self._context.site(state, self._stack.phase, kind, path, call)
+            self._recorder.tensor(site, value if placed is None else placed)
+        self._follow(state, kind, call, path, value, placed)
 
-    def _follow(self, state: ModuleState, kind: Kind, call: int, path: str, value: torch.Tensor) -> None:
+    def _follow(
+        self, state: ModuleState, kind: Kind, call: int, path: str, value: torch.Tensor, placed: Placed | None = None
+    ) -> None:
         """Have a tensor's gradient watched, and tell who listens of the tensor."""
         gradient = self._gradient_of.get(kind)
         if gradient is not None and value.requires_grad and torch.is_grad_enabled():
             site = self._context.site(state, Phase.BACKWARD, gradient, path, call)
-            self._gradients.watch(value, site, recomputed=self._stack.phase is Phase.RECOMPUTE)
+            recomputed = self._stack.phase is Phase.RECOMPUTE
+            if placed is not None and placed.part.source == "tag" and not placed.part.owed and not recomputed:
+                self._gradients.watch_share(value, site, placed.shape, placed.part)
+            else:
+                self._gradients.watch(value, site, recomputed=recomputed)
         if self._on_value is not None:
             self._on_value(state, kind, path, value)
 
@@ -461,6 +481,15 @@ def _sequence_code() -> tuple[object, object]:
     home = nn.modules.container.__file__
     theirs = all(getattr(own, "__code__", None) and own.__code__.co_filename == home for own in functions)
     return functions if theirs else (None, None)
+
+
+def _share(state: ModuleState, kind: Kind, path: str, value: torch.Tensor) -> Placed | None:
+    """What goes into or comes out of a module as one rank's share of a DTensor; None where it is no such thing."""
+    found = tags.from_call(value)
+    if found is None and kind is Kind.INPUT and state.styles:
+        at = next((number for number, own in enumerate(_POSITIONS) if own == path), -1)
+        found = tags.from_style(state.styles, at, value)
+    return found
 
 
 def _position(number: int) -> str:

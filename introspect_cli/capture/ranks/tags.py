@@ -1,0 +1,70 @@
+"""Plain tensors that are one rank's share of a DTensor: what `to_local` gave, and what a module's style makes one of.
+
+Tensor and sequence parallel modules pass plain tensors on: a column's output is a rank's columns, and nothing on the
+tensor says so. But what `to_local` returned was made by an autograd node that knows the DTensor it is of; a tensor that
+was written to since was made by another. And what a module turns into a DTensor before its forward pass, its style
+knows beforehand. So nothing is patched, and nothing is remembered of any tensor.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from introspect_cli.capture import private_api
+from introspect_cli.tensors.places import Placed, is_whole, part_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+    from torch import nn
+
+_HOMES = ("torch.distributed.tensor", "torch.distributed._tensor")
+
+
+def active() -> bool:
+    """Whether this process can have DTensors at all."""
+    return any(home in sys.modules for home in _HOMES)
+
+
+def from_call(value: torch.Tensor) -> Placed | None:
+    """A tensor that `to_local` returned, with its place in the whole; None for any other, or one that is the whole."""
+    spec = private_api.local_of(value)
+    if spec is None or spec.tensor_meta is None:
+        return None
+    return _placed(value, tuple(spec.tensor_meta.shape), spec.mesh, spec.placements, "tag")
+
+
+def from_style(styles: Sequence[tuple[int, Any, tuple[Any, ...]]], position: int, value: torch.Tensor) -> Placed | None:
+    """An input that a module's style takes for a rank's share; None where it is taken for the whole, or for nothing.
+
+    Args:
+        styles: of a module, see `styles_of`.
+        position: which of the inputs.
+        value: it.
+    """
+    for number, mesh, placements in styles:
+        if number == position and not hasattr(value, "placements"):
+            shape = list(value.shape)
+            for size, placement in zip(mesh.shape, placements, strict=True):
+                if placement.is_shard():
+                    shape[placement.dim] *= size
+            return _placed(value, tuple(shape), mesh, placements, "style")
+    return None
+
+
+def styles_of(module: nn.Module) -> list[tuple[int, Any, tuple[Any, ...]]]:
+    """What a module takes its inputs for: the position of each, a mesh, and a placement for each of its dimensions."""
+    return private_api.styles_of(module)
+
+
+def _placed(
+    value: torch.Tensor, shape: tuple[int, ...], mesh: Any, placements: tuple[Any, ...], source: str
+) -> Placed | None:
+    part = part_of(SimpleNamespace(device_mesh=mesh, shape=shape, placements=placements))
+    if part is None or is_whole(part, shape):
+        return None
+    return Placed(value, shape, replace(part, source=source)) if part.numel == value.numel() else None
