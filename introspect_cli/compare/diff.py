@@ -108,7 +108,10 @@ def _as_wholes(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run]) -> Di
         notes = [*copies_told(outcome.first, (a, b)), *notes]
     if noise:
         notes.append("The noise runs are not used: they say nothing of what another layout changes.")
-    return _answer(a, b, options, [outcome], notes)
+    answer = _answer(a, b, options, [outcome], notes)
+    if outcome.first is None or outcome.facts is None or outcome.gathered is None:
+        return answer
+    return replace(answer, evidence=(*answer.evidence, *outcome.gathered.samples_told(outcome.facts, outcome.first)))
 
 
 def _fault(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run]) -> str:

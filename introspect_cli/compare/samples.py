@@ -65,6 +65,21 @@ def _samples(run: Run, checksum: int, number: int) -> tuple[NDArray[np.uint64], 
     return np.ascontiguousarray(rows[:, :8]).view("<u8").reshape(-1), sketch
 
 
+def sample_sums(run: Run, checksum: int, number: int) -> NDArray[np.uint64] | None:
+    """The checksum of each sample of a tensor; None where they were not kept.
+
+    Args:
+        run: that recorded it.
+        checksum: the tensor's.
+        number: how many samples it has.
+
+    Raises:
+        StoreError: what was stored of them is damaged.
+    """
+    found = _samples(run, checksum, number)
+    return None if found is None else found[0]
+
+
 def _distances(one: NDArray[np.float32] | None, two: NDArray[np.float32] | None) -> NDArray[np.float64] | None:
     """Estimated relative L2 distance of each sample; None where there are no sketches."""
     if one is None or two is None:

@@ -132,6 +132,8 @@ class Walk:
         """A step of both runs, one-sided sites that mean nothing left out."""
         batch_a, batch_b = self.sides.a.read(step_a), self.sides.b.read(step_b)
         pair = match(self.alignment, counted, step_a, step_b, batch_a, batch_b)
+        if self.outcome.gathered is not None and (same := self.outcome.gathered.same_samples(pair)).any():
+            pair = replace(pair, rows_a=pair.rows_a[~same], rows_b=pair.rows_b[~same])
         site_a, site_b = pair.sites(self.alignment)
         manifests = self.sides.manifest_a, self.sides.manifest_b
         if not ordered(manifests[0]) and ordered(manifests[1]):
@@ -396,7 +398,7 @@ def compare_rank(
     paired = known_tails(pair_steps(sides.a, sides.b, offset, wanted, ends), told, offset)
     outcome = RankOutcome(sides.rank, paired, offset)
     if isinstance(sides.a, WholeReader) or isinstance(sides.b, WholeReader):
-        outcome.gathered = Gathered(sides.a, sides.b)
+        outcome.gathered = Gathered(sides)
     places = differing(paired)
     own = columns(sides.a.sites, sides.rename)
     counted = selected(own.kind, own.fqn, options.kinds, options.modules)

@@ -200,6 +200,20 @@ class WholeReader:
         batch = self.read(step)
         return (self.record(batch, int(row), step) for row in np.argsort(batch.sequence, kind="stable"))
 
+    def held(self, step: int, site: int) -> dict[int, tuple[int, ...]]:
+        """What the ranks recorded of a site in a step: the checksum of each value of it, with its shape.
+
+        Values with a place in the whole, and what a rank could not see, are of no shape.
+        """
+        found: dict[int, tuple[int, ...]] = {}
+        for reader, numbers in zip(self.readers, self.numbers, strict=True):
+            batch = reader.read(step)
+            for row in np.flatnonzero(numbers[np.asarray(batch.site)] == site).tolist():
+                layout = reader.layouts[int(batch.layout[row])]
+                seen = batch.status[row] == int(Status.OBSERVED) and layout.part is None
+                found[int(batch.checksum[row])] = layout.shape if seen else ()
+        return found
+
     # --- putting together
 
     def _read(self, step: int) -> StepBatch:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from introspect_cli.compare.join.shared_out import OTHER, SAME, SharedOut
 from introspect_cli.compare.join.sites import Ids, Mask, kind_code
 from introspect_cli.records import Kind, count
 from introspect_cli.store.batch import GATHERED, OWED
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
 
     from introspect_cli.compare.join.rows import StepPair
     from introspect_cli.compare.join.sites import Alignment
+    from introspect_cli.compare.join.steps import Sides
     from introspect_cli.compare.options import DiffOptions
+    from introspect_cli.compare.reasons.facts import Facts
     from introspect_cli.compare.result import Divergence
     from introspect_cli.store.batch import StepBatch
     from introspect_cli.store.reader import Run
@@ -145,18 +148,46 @@ def _samples_told(first: Divergence, runs: tuple[Run, Run]) -> list[str]:
 class Gathered:
     """Compares what was gathered from several ranks, and remembers by which factor gradients flow back."""
 
-    def __init__(self, a: Reader, b: Reader) -> None:
+    def __init__(self, sides: Sides) -> None:
         """Start without a factor; the readers know how often either run computes its loss in a step."""
+        a, b = sides.a, sides.b
         self.factor: int | None = None
+        self._shared = SharedOut(sides)
+        self._exact: set[tuple[int, int]] = set()
         self._often = _losses(a), _losses(b)
         self._layouts = a.layouts, b.layouts
         self._divided = False
         self._scaled: dict[str, float] = {}
 
+    def same_samples(self, pair: StepPair) -> Mask:
+        """Differing rows whose samples are all equal, whichever rank has which."""
+        same = np.asarray(self._shared.known(pair) == SAME)
+        self._exact |= {(pair.step, int(pair.a.site[row])) for row in pair.rows_a[same]}
+        return same
+
+    def samples_told(self, facts: Facts, first: Divergence) -> list[str]:
+        """How many samples of a are in b too, of a divergence of which both kept them."""
+        at = facts.sites.index(first.site)
+        rows = int(facts.items.row_a[at]), int(facts.items.row_b[at])
+        bags = self._shared.bags(facts.pair, *rows) if self._shared.on and min(rows) >= 0 else None
+        if bags is None:
+            return []
+        both = (bags[0] & bags[1]).total()
+        if not both and first.site.kind is not Kind.BATCH:
+            return []  # sums in another order leave no sample equal
+        return [f"Of {count(bags[0].total(), 'sample')} of a, {both} {'is' if both == 1 else 'are'} in b too."]
+
     def agree(self, alignment: Alignment, pair: StepPair, rtol: float) -> Mask:
-        """Differing rows of which one side at least was gathered, and whose extrema and means agree."""
+        """Differing rows of which one side at least was gathered, and whose extrema and means agree.
+
+        A batch that was kept sample by sample is the same samples or another batch: no rounding is in it.
+        """
         out = self._other_units(alignment, pair, rtol)
-        rows = np.flatnonzero(_how(pair.a, pair.rows_a, GATHERED) | _how(pair.b, pair.rows_b, GATHERED))
+        gathered = _how(pair.a, pair.rows_a, GATHERED) | _how(pair.b, pair.rows_b, GATHERED)
+        batches = alignment.kind[np.asarray(pair.a.site)[pair.rows_a]] == kind_code(Kind.BATCH)
+        if self._shared.on and (gathered & batches).any():
+            gathered &= ~(batches & (self._shared.known(pair) == OTHER))
+        rows = np.flatnonzero(gathered)
         if not len(rows) or "mean" not in pair.a.floats or "mean" not in pair.b.floats:
             return out
         rows_a, rows_b = pair.rows_a[rows], pair.rows_b[rows]
@@ -262,8 +293,11 @@ class Gathered:
         return self._factor(pair, rows_a, rows_b, kinds)
 
     def notes(self) -> list[str]:
-        """What to say of the factors."""
+        """What to say of the factors, and of what was compared sample by sample."""
         found = []
+        if self._exact:
+            many = count(len(self._exact), "value")
+            found.append(f"{many} that ranks share out by samples: every sample is equal, whichever rank has it.")
         if self._divided:
             few, many = ("a", "b") if self._often[0] < self._often[1] else ("b", "a")
             times = max(self._often) / min(self._often)

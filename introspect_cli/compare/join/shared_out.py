@@ -1,0 +1,83 @@
+"""What ranks share out by samples, compared sample by sample whichever rank has which: runs with `--per-sample`.
+
+Of values that differ from rank to rank only extrema and means are known, and two orders of the tokens of a batch have
+the same. Where both runs kept a checksum of each sample, these are put together from all ranks and compared as a bag:
+that is exact, and depends neither on the order of samples nor on who has them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from introspect_cli.compare.join.coverage import options_of
+from introspect_cli.compare.samples import sample_sums
+from introspect_cli.store.batch import GATHERED
+from introspect_cli.store.whole import WholeReader
+
+if TYPE_CHECKING:
+    from introspect_cli.compare.join.rows import StepPair
+    from introspect_cli.compare.join.sites import Ids, Mask
+    from introspect_cli.compare.join.steps import Sides
+    from introspect_cli.store.batch import StepBatch
+    from introspect_cli.store.reader import Run
+    from introspect_cli.store.whole import Reader
+
+SAME, OTHER, UNKNOWN = range(3)
+
+
+class SharedOut:
+    """Compares bags of samples, where both runs kept the samples."""
+
+    def __init__(self, sides: Sides) -> None:
+        """Look whether both did."""
+        self._readers = sides.a, sides.b
+        self._runs = sides.tensors.a, sides.tensors.b
+        told = (sides.manifest_a, sides.manifest_b)
+        self.on = all(options_of(manifest).get("per_sample") is True for manifest in told)
+
+    def known(self, pair: StepPair) -> Ids:
+        """Of each differing row, whether its samples are the same, others, or not known."""
+        out = np.full(len(pair.rows_a), UNKNOWN, np.int64)
+        if not self.on:
+            return out
+        shared = _shared(pair.a)[pair.rows_a] | _shared(pair.b)[pair.rows_b]
+        for at in np.flatnonzero(shared).tolist():
+            bags = self.bags(pair, int(pair.rows_a[at]), int(pair.rows_b[at]))
+            if bags is not None:
+                out[at] = SAME if bags[0] == bags[1] else OTHER
+        return out
+
+    def bags(self, pair: StepPair, row_a: int, row_b: int) -> tuple[Counter[int], Counter[int]] | None:
+        """The samples of both sides, by checksum; None where not all were kept, or there are other numbers of them."""
+        found = []
+        sides = zip(self._runs, self._readers, (pair.a, pair.b), (pair.step, pair.step_b), (row_a, row_b), strict=True)
+        for run, reader, batch, step, row in sides:
+            bag = _bag(run, reader, batch, step, row)
+            if bag is None:
+                return None
+            found.append(bag)
+        one, two = found
+        return (one, two) if one.total() == two.total() else None
+
+
+def _shared(batch: StepBatch) -> Mask:
+    return np.zeros(len(batch), np.bool_) if batch.how is None else np.asarray(batch.how) == GATHERED
+
+
+def _bag(run: Run, reader: Reader, batch: StepBatch, step: int, row: int) -> Counter[int] | None:
+    """The samples of one record, of all ranks that have some of it; equal tensors are copies and count once."""
+    site = int(batch.site[row])
+    if isinstance(reader, WholeReader):
+        held = reader.held(step, site)
+    else:
+        held = {int(batch.checksum[row]): reader.layouts[int(batch.layout[row])].shape}
+    out: Counter[int] = Counter()
+    for checksum, shape in held.items():
+        sums = sample_sums(run, checksum, shape[0]) if shape else None
+        if sums is None:
+            return None
+        out.update(sums.tolist())
+    return out
