@@ -259,8 +259,8 @@ def _transformers(name: str) -> Any:
     from transformers import AutoModel
 
     tiny = _transformers_imported()
-    only, chosen = _fitting(name)
-    model = AutoModel.from_config(tiny.config_of(name, only))
+    sizes, chosen = _fitting(name)
+    model = AutoModel.from_config(tiny.config_of(name, sizes))
     return model, lambda: tiny.inputs_of(model) if chosen < 0 else tiny.other_inputs_of(model)[chosen]
 
 
@@ -272,9 +272,9 @@ def _fitting(name: str) -> tuple[Any, int]:
 
     tiny = _transformers_imported()
     errors: list[Exception] = []
-    for only in (tiny.SIZES, tiny.DEPTHS, frozenset()):
+    for sizes in tiny.WAYS:
         try:
-            config = tiny.config_of(name, only)
+            config = tiny.config_of(name, sizes)
             _bounded(lambda config=config: AutoModel.from_config(config))
             model = AutoModel.from_config(config)
             choices = [tiny.inputs_of(model), *tiny.other_inputs_of(model)]
@@ -288,7 +288,7 @@ def _fitting(name: str) -> tuple[Any, int]:
             except Exception as error:  # noqa: PERF203 - the first that fits is taken
                 errors.append(error)
             else:
-                return only, number - 1
+                return sizes, number - 1
     raise errors[0]
 
 

@@ -11,7 +11,7 @@ import torch
 import transformers
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Mapping
 
 SIZES: dict[str, Any] = {
     "vocab_size": 99,
@@ -87,6 +87,15 @@ SIZES: dict[str, Any] = {
 DEPTHS = frozenset(name for name in SIZES if "layer" in name) | {"vocab_size", "max_position_embeddings", "n_positions"}
 """Sizes that fit together with any width."""
 
+WIDE = SIZES | {"hidden_size": 512, "head_dim": 128}
+"""What fits with sections of rotary embeddings that a configuration lists."""
+
+ALIKE = SIZES | {"num_key_value_heads": 4}
+"""What fits where keys and values have as many heads as queries, whatever a configuration knows."""
+
+WAYS = (SIZES, ALIKE, WIDE, {key: SIZES[key] for key in sorted(DEPTHS)}, {})
+"""Sizes in the order in which they are tried."""
+
 DROP = object()
 """Stands for a size that a configuration knows and must not be given."""
 
@@ -122,16 +131,16 @@ NEEDS: dict[str, dict[str, Any]] = {
 """What some need beside the sizes."""
 
 
-def config_of(name: str, only: Collection[str] = SIZES) -> Any:
+def config_of(name: str, sizes: Mapping[str, Any] = SIZES) -> Any:
     """A tiny configuration, nested ones included.
 
     Args:
         name: the type of the model.
-        only: which sizes are made small; those that a model needs beside them are given with all of them.
+        sizes: what is made small, and how; those that a model needs beside them are given with the usual ones.
     """
     cls = transformers.CONFIG_MAPPING[name]
-    needs = NEEDS.get(name, {}) if only is SIZES else {}
-    given = {key: value for key, value in (tiny(cls, only) | needs).items() if value is not DROP}
+    needs = NEEDS.get(name, {}) if sizes is SIZES else {}
+    given = {key: value for key, value in (tiny(cls, sizes) | needs).items() if value is not DROP}
     for _ in range(len(SIZES)):
         try:
             return cls(**given)
@@ -142,19 +151,19 @@ def config_of(name: str, only: Collection[str] = SIZES) -> Any:
     raise AssertionError(name)
 
 
-def tiny(cls: Any, only: Collection[str] = SIZES) -> dict[str, Any]:
+def tiny(cls: Any, sizes: Mapping[str, Any] = SIZES) -> dict[str, Any]:
     """The sizes that a configuration and those in it know, of some sizes."""
     known = set(inspect.signature(cls).parameters) | set(getattr(cls, "attribute_map", {}))
-    chosen = {key: value for key, value in SIZES.items() if key in known and key in only}
+    chosen = {key: value for key, value in sizes.items() if key in known}
     for key, inner in (getattr(cls, "sub_configs", None) or {}).items():
         if inner.__name__ == "AutoConfig":
             with suppress(Exception):  # what it is made of by itself tells which class that is
                 own = type(getattr(cls(), key))
-                needs = NEEDS.get(own.model_type, {}) if only is SIZES else {}
-                chosen[key] = {**tiny(own, only), **needs, "model_type": own.model_type}
+                needs = NEEDS.get(own.model_type, {}) if sizes is SIZES else {}
+                chosen[key] = {**tiny(own, sizes), **needs, "model_type": own.model_type}
                 chosen[key] = {name: value for name, value in chosen[key].items() if value is not DROP}
         elif inner.__name__ not in ("PreTrainedConfig", "PretrainedConfig"):
-            chosen[key] = tiny(inner, only)
+            chosen[key] = tiny(inner, sizes)
     return chosen
 
 
@@ -181,9 +190,10 @@ def inputs_of(net: Any) -> dict[str, torch.Tensor]:
 
 
 def other_inputs_of(net: Any) -> list[dict[str, torch.Tensor]]:
-    """What a model may take instead: text alone, images alone, other lengths and ranks of sound and series."""
-    given = inputs_of(net)
-    choices = [{key: value for key, value in given.items() if key.endswith("input_ids")}]
+    """What a model may take instead: text or images alone, patches, films, other lengths and ranks of sound."""
+    given, names = inputs_of(net), inspect.signature(net.forward).parameters
+    text = {key: value for key, value in given.items() if key.endswith("input_ids")}
+    choices = [text, text | {"use_cache": False} if text else {}, *_unlike_others(net, names)]
     choices += [{key: value} for key, value in given.items()]
     if "input_values" in given:
         config = net.config
@@ -200,6 +210,29 @@ def other_inputs_of(net: Any) -> list[dict[str, torch.Tensor]]:
     return [choice for choice in choices if choice and choice.keys() != given.keys()] + [
         choice for choice in choices if choice.keys() == given.keys()
     ]
+
+
+def _unlike_others(net: Any, names: Collection[str]) -> list[dict[str, Any]]:
+    """Inputs by names that few models know: packed patches with their grid, films, series."""
+    config = net.config
+    choices: list[dict[str, Any]] = []
+    patches = next((name for name in ("hidden_states", "pixel_values") if name in names), "")
+    if patches and "grid_thw" in names:
+        channels = getattr(config, "in_channels", None) or getattr(config, "num_channels", 3)
+        one = channels * getattr(config, "temporal_patch_size", 1) * config.patch_size**2
+        packed = torch.randn(16, one)
+        for shape in ((16, one), (16, channels, config.patch_size, -1)):
+            choices.append({patches: packed.reshape(shape), "grid_thw": torch.tensor([[1, 4, 4]])})
+    films = next((name for name in ("pixel_values_videos", "pixel_values") if name in names), "")
+    size = getattr(config, "image_size", None) or getattr(config, "crop_size", 32)
+    if films and isinstance(size, int):
+        frames = getattr(config, "num_frames", None) or getattr(config, "frames_per_clip", 2)
+        choices.append({films: torch.randn(2, frames, 3, size, size)})
+    if "past_values" in names:
+        length = getattr(config, "context_length", 64)
+        for shape in ((2, length, getattr(config, "num_input_channels", 1)), (2, length)):
+            choices.append({"past_values": torch.randn(shape)})
+    return choices
 
 
 def first_floats(output: Any) -> torch.Tensor:

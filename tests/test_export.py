@@ -18,7 +18,7 @@ from introspect_cli.exchange.formats import FORMATS, Format, export, wanted_step
 from introspect_cli.exchange.incoming import checksum_of
 from introspect_cli.exchange.symbols import SYMBOLS, read_tensor, write_tensor
 from introspect_cli.inspect.nested import keys, nested
-from introspect_cli.records import Layout
+from introspect_cli.records import STATISTICS, Layout, Statistic
 from introspect_cli.selection import read_selection
 from introspect_cli.store.reader import open_run
 from introspect_cli.store.writer import StoreWriter
@@ -133,6 +133,28 @@ def test_csv_and_json_lines_have_a_row_a_record(introspect, run):
     lines = [json.loads(line) for line in (run.parent / "lines" / "records.jsonl").read_text().splitlines()]
     assert {line["fqn"] for line in lines} == {"Net.layers.0", "Net.layers.0.weight"}
     assert lines[0]["shape"] == [2, 3]
+
+
+def test_csv_has_the_statistics_of_every_rank(introspect, tmp_path, monkeypatch):
+    from synthetic import batch
+
+    rows = [row("forward", "output", "Net", np.ones(3, np.float32))]
+    with StoreWriter.create(tmp_path / "run") as store:
+        store.write_manifest({"status": "complete"})
+        for rank in (0, 1):
+            if rank:
+                monkeypatch.setitem(STATISTICS, "later", Statistic("<i8"))
+            writer = store.rank(rank)
+            table = batch(writer, rows)
+            table.counts.update({"later": np.array([7])} if rank else {})
+            writer.append(0, table)
+    monkeypatch.undo()
+    out = exported(introspect, tmp_path / "run", "csv")
+    with (out / "records.csv").open() as file:
+        assert [(found["rank"], found["mean"], found["later"]) for found in csv.DictReader(file)] == [
+            ("0", "1.0", ""),
+            ("1", "1.0", "7"),
+        ]
 
 
 def test_the_yaml_report_has_the_format_s_keys_in_its_order(introspect, run):

@@ -5,7 +5,6 @@ The tables go to notebooks as they are, and to Parquet, CSV and JSON lines as fi
 
 from __future__ import annotations
 
-import itertools
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -125,16 +124,25 @@ def write_csv(run: Run, directory: Path, selection: Selection) -> int:
     pyarrow's own writer, asked for one step after the other, left bytes of earlier rows behind rows of some lengths.
     """
     arrow()
-    tables = frames(run, selection)
-    first = next(tables, None)
-    if first is None:
+    names = _column_names(run, selection)
+    if not names:
         return 0
     with (directory / "records.csv").open("w", encoding="utf-8", newline="") as file:
-        file.write(",".join(_quoted(name) for name in first.column_names) + "\n")
-        for table in itertools.chain([first], tables):
-            columns = [[_cell(value) for value in table.column(name).to_pylist()] for name in first.column_names]
+        file.write(",".join(_quoted(name) for name in names) + "\n")
+        for table in frames(run, selection):
+            own, none = set(table.column_names), [None] * len(table)
+            columns = [map(_cell, table.column(name).to_pylist() if name in own else none) for name in names]
             file.writelines(",".join(cells) + "\n" for cells in zip(*columns, strict=True))
     return 1
+
+
+def _column_names(run: Run, selection: Selection) -> list[str]:
+    """The columns of all tables: all steps of a rank have the same, but a rank may have statistics that others lack."""
+    firsts: dict[int, int] = {}
+    for step, rank in wanted_steps(run, selection):
+        firsts.setdefault(rank, step)
+    tables = (step_frame(run, step, rank, selection) for rank, step in firsts.items())
+    return list(dict.fromkeys(name for table in tables for name in table.column_names))
 
 
 def _cell(value: Any) -> str:
