@@ -221,8 +221,8 @@ def _unlike_others(net: Any, names: Collection[str]) -> list[dict[str, Any]]:
         channels = getattr(config, "in_channels", None) or getattr(config, "num_channels", 3)
         one = channels * getattr(config, "temporal_patch_size", 1) * config.patch_size**2
         packed = torch.randn(16, one)
-        for shape in ((16, one), (16, channels, config.patch_size, -1)):
-            choices.append({patches: packed.reshape(shape), "grid_thw": torch.tensor([[1, 4, 4]])})
+        shapes = ((16, one), (16, channels, config.patch_size, -1))
+        choices += [{patches: packed.reshape(shape), "grid_thw": torch.tensor([[1, 4, 4]])} for shape in shapes]
     films = next((name for name in ("pixel_values_videos", "pixel_values") if name in names), "")
     size = getattr(config, "image_size", None) or getattr(config, "crop_size", 32)
     if films and isinstance(size, int):
@@ -230,8 +230,8 @@ def _unlike_others(net: Any, names: Collection[str]) -> list[dict[str, Any]]:
         choices.append({films: torch.randn(2, frames, 3, size, size)})
     if "past_values" in names:
         length = getattr(config, "context_length", 64)
-        for shape in ((2, length, getattr(config, "num_input_channels", 1)), (2, length)):
-            choices.append({"past_values": torch.randn(shape)})
+        shapes = ((2, length, getattr(config, "num_input_channels", 1)), (2, length))
+        choices += [{"past_values": torch.randn(shape)} for shape in shapes]
     return choices
 
 

@@ -13,6 +13,8 @@ from neutrality import assert_neutral, mlp
 from torch import nn
 from torch._guards import CompileContext
 
+from introspect_cli.capture.names import NameFilter, Names
+
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
@@ -78,6 +80,17 @@ def test_compiled_whole(tmp_path, backend):
     assert seen.repeated() == []
     assert "compiled" in seen.unseen()["Model.body.0"]
     assert not [name for name in seen.modules if "GraphModule" in name or "_orig_mod" in name]
+
+
+def test_a_graph_of_a_models_modules_takes_none_of_their_names():
+    """With torch 2.4 the compiler's own graphs hold them."""
+    net = Model()
+    graph = torch.fx.GraphModule(net, torch.fx.Tracer().trace(net))
+    names = Names(NameFilter((), (), None))
+    names.registered(net, "last", net.last)
+    names.registered(graph, "last", graph.last)
+    assert graph.last is net.last
+    assert names.state(net.last, None).fqn == "Model.last"
 
 
 def test_compiled_part(tmp_path):

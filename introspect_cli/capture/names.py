@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _LONGEST_VARIABLE = 80
 
-_PASSING_PARENTS = ("torch.export", "torch._export")
+_PASSING_PARENTS = ("torch.export", "torch._export", "torch._dynamo")
 """Where classes are defined whose instances hold a model for a moment and are no part of it."""
 
 
@@ -275,6 +275,8 @@ class Names:
         """Hear of a module put into another (torch's registration hook)."""
         if child is None or type(parent).__module__.startswith(_PASSING_PARENTS):
             return
+        if isinstance(parent, torch.fx.GraphModule) and self._topmost(child) is not child:
+            return  # a graph of what belongs to a model
         self._parents.set(child, weakref.ref(parent))
         if not self.settled and self.find(child) is not None and any(reference() is child for reference in self._roots):
             with self._lock:

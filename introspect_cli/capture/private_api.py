@@ -298,11 +298,21 @@ def add_hook(tensor: torch.Tensor, node: Any, hook: Callable[..., Any]) -> None:
 
 _frames: Any = getattr(getattr(_C, "_dynamo", None), "eval_frame", None)
 
-compiler_callback: Any = getattr(_frames, "get_eval_frame_callback", None)
-"""What Dynamo has called for each frame of this thread. Without it, it compiles frames of ours after a graph break."""
-
 set_compiler_callback: Any = getattr(_frames, "set_eval_frame", None)
-"""Exchange it. Without it, as above."""
+"""Exchange what Dynamo has called for each frame of this thread. Without it, it compiles frames of ours after a graph
+break."""
+
+
+def _by_exchange() -> Any:
+    """The callback, asked for as older versions have it: by taking it off and putting it back."""
+    found = set_compiler_callback(None)
+    if found is not None:
+        set_compiler_callback(found)
+    return found
+
+
+compiler_callback: Any = getattr(_frames, "get_eval_frame_callback", _by_exchange if set_compiler_callback else None)
+"""Tell it. Without it, more slowly."""
 
 
 def pass_by(code: CodeType) -> None:

@@ -68,6 +68,8 @@ class LossProbe:
         """Record what a backward pass starts from; what is to be done with its result."""
         if private_api.graph_task() != -1:
             return None  # a backward inside a backward: checkpointing, not the script
+        if private_api.compiling():
+            return None  # a compiler that traces one
         context = self._context
         if context.pipeline is not None and context.pipeline["stage"] < context.pipeline["stages"] - 1:
             return None  # what a stage goes back from is what it gave to the next
