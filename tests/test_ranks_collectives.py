@@ -27,9 +27,18 @@ LAYOUTS = ("ddp-none", "fsdp2-none", "tpsp-none", "gpipe-none")
 FOUND = [
     ("missing", 1, ["rank 0 has 2 collectives of ranks 0,1 in step 1 and rank 1 1", "{first} is missing on rank 1"]),
     ("swapped", 1, ["{first} on rank 0 and", "{second} on rank 1: they run in another order"]),
+    (
+        "doubled",
+        1,
+        ["rank 1 has 3 collectives of ranks 0,1 in step 1", "{second} is missing on rank 0, or one"],
+    ),
     ("mismatched", 1, ["float32 [2, 2] at", "on rank 0 and all_reduce sum of float32 [4] at", "on rank 1"]),
 ]
 
+MESSAGES = [
+    ("unreceived", ["in step 1 rank 0 sends 1 message to rank 1, which receives 0: send to rank 1 of float32 [4] at"]),
+    ("unlike", ["send to rank 1 of float32 [4] at faults.py:", "meets recv from rank 0 of float64 [2] at"]),
+]
 KINDS = {
     "sum": "the sum of what went in (relative L2",
     "max": "the maximum of what went in",
@@ -52,7 +61,9 @@ def line_of(function):
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("collectives")
-    cases = [f"calls-{fault}~collectives" for fault in ("none", *(fault for fault, *_ in FOUND))]
+    cases = [
+        f"calls-{fault}~collectives" for fault in ("none", "unreceived", "unlike", *(fault for fault, *_ in FOUND))
+    ]
     cases += [f"{layout}{how}" for layout in LAYOUTS for how in ("", "~collectives")]
     cases += [f"{network}-{kind}~collectives" for network in ("right", "wrong") for kind in KINDS]
     told = finish(together(folder, 2, folder, *cases, script=FAULTS), timeout=120)
@@ -120,6 +131,17 @@ def test_check_names_the_collective_and_its_lines(runs, fault, step, words):
     assert [(finding.step, finding.rank, finding.site) for finding in found] == [(step, 1, "ranks 0,1")]
     for word in words:
         assert word.format(first=line_of("first"), second=line_of("second")) in found[0].evidence
+
+
+@pytest.mark.parametrize(("fault", "words"), MESSAGES)
+def test_check_holds_sends_and_receives_against_each_other(runs, fault, words):
+    with open_run(runs / f"calls-{fault}~collectives") as run:
+        found = [finding for finding in check(run).findings if finding.rule == "collectives"]
+    assert [(finding.step, finding.rank, finding.site) for finding in found] == [
+        (1, 1, "messages of ranks 0,1, 0 to 1")
+    ]
+    for word in words:
+        assert word in found[0].evidence
 
 
 @pytest.mark.parametrize("kind", KINDS)

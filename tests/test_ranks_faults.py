@@ -30,6 +30,11 @@ FOUND = [
     ("hand-alone", "reduction", 0, 1, "grad Net.extra.bias", "its gradient was not reduced on rank 1"),
     ("fsdp2-unreduced", "reduction", 0, 1, "grad Net.head.bias", "it was not reduced"),
     ("hand-group", "reduction", 0, 1, "grad Net.head.weight", "it was not reduced, or not over these ranks"),
+    ("ddp-group", "reduction", 0, 1, "grad Net.tok.weight", "reduced"),
+    ("sp-norm", "reduction", 0, 1, "grad Net.between.weight", "it was not reduced"),
+    ("ddp-expert", "copies-differ", 0, 1, "param Experts.expert.weight", "gradients were averaged over them"),
+    ("tp-unused", "rank-gradients", 0, 1, "grad GPT.blocks.0.norm.weight", "rank 1 has no gradient of GPT.blocks.0"),
+    ("tp-dtype", "rank-layout", 0, 1, "param GPT.blocks.0.norm.weight", "rank 0: float32 [16]; rank 1: bfloat16"),
     ("tpsp-norm", "reduction", 0, 1, "grad GPT.blocks.0.norm.weight", "it was not reduced"),
     ("hand-stale", "copies-differ", 0, 1, "param Net.head.weight", "(1.5 x) from the first step on record"),
     (
@@ -53,6 +58,7 @@ FOUND = [
     ("hand-same-samples", "same-samples", 0, 1, "batch", "the same batch as rank 0 in 6 of 6 draws"),
     ("ddp-same-samples", "same-samples", 0, 1, "batch", "the same batch as rank 0 in 6 of 6 draws"),
     ("fsdp2-same-samples", "same-samples", 0, 1, "batch", "the same batch as rank 0 in 6 of 6 draws"),
+    ("ddp-same-inputs", "same-samples", 0, 1, "input", "the same inputs as rank 0 in 3 of 3 calls"),
     ("hand-uneven", "uneven-batches", 2, 1, "batch", "rank 0: 4, rank 1: 2"),
     ("ddp-uneven", "uneven-batches", 2, 1, "batch", "rank 0: 4, rank 1: 2"),
     ("fsdp2-uneven", "uneven-batches", 2, 1, "batch", "samples of the smaller batch count for more"),
@@ -99,8 +105,9 @@ TOLD = [
     ("hand-local-clip", "n", 0, "the gradient of Net.tok.weight|The cause is its reduction over the ranks, clipping"),
     ("fsdp2-local-clip", "n", 0, "the gradient of Net.tok.weight|The cause is clipping"),
 ]  # fmt: skip
-SOUND = ("hand-none", "hand-batchnorm", "hand-dropout", "hand-experts", "ddp-none", "ddp-batchnorm", "ddp-dropout",
-         "fsdp2-none", "tp-none", "tpsp-none", "gpipe-none", "1f1b-none")  # fmt: skip
+SOUND = ("sp-none", "ddp-experts", "hand-none", "hand-batchnorm", "hand-dropout", "hand-experts",
+         "ddp-none", "ddp-batchnorm", "ddp-dropout", "fsdp2-none",
+         "tp-none", "tpsp-none", "gpipe-none", "1f1b-none")  # fmt: skip
 
 
 @pytest.fixture(scope="module")

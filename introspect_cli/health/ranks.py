@@ -12,7 +12,7 @@ from introspect_cli.records import count
 from introspect_cli.store.launched import rank_list
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
 
     from introspect_cli.health.apart import Apart
     from introspect_cli.health.replicas import Replicas
@@ -104,18 +104,25 @@ def _copies(replicas: Replicas) -> RankAnswer:
 
 
 def _samples(replicas: Replicas) -> RankAnswer:
-    if not replicas.batches or not replicas.is_data_parallel:
+    # Without a loader of torch's, what the models are given tells, where a wrapper says who has samples of its own.
+    inputs = replicas.inputs
+    drawn = replicas.batches or (inputs if replicas.groups else {})
+    if not drawn or not replicas.is_data_parallel:
         return Unseen("data-parallel ranks and their batches")
+    what = ("batch", "the same batch as", "draw") if replicas.batches else ("input", "the same inputs as", "call")
     return [
-        (
-            two,
-            Hit(
-                first, "batch", f"rank {two} was given the same batch as rank {one} in {same} of {count(all_, 'draw')}"
-            ),
-        )
-        for (one, two), (same, all_, first) in sorted(replicas.batches.items())
-        if same == all_ and replicas.share_samples(one, two) and one == _lowest(replicas, two)
+        (two, Hit(first, what[0], f"rank {two} was given {what[1]} rank {one} in {same} of {count(all_, what[2])}"))
+        for (one, two), (same, all_, first) in sorted(drawn.items())
+        if same == all_
+        and (one, two) not in _taking_shares(inputs)
+        and replicas.share_samples(one, two)
+        and one == _lowest(replicas, two)
     ]
+
+
+def _taking_shares(inputs: Mapping[tuple[int, int], Sequence[int]]) -> set[tuple[int, int]]:
+    """Pairs of ranks whose models are not given the same: of one batch, each takes its stretch."""
+    return {pair for pair, (same, all_, _) in inputs.items() if same < all_}
 
 
 def _lowest(replicas: Replicas, rank: int) -> int:

@@ -15,6 +15,7 @@ import numpy as np
 
 from introspect_cli.health.apart import Apart, distance_of
 from introspect_cli.health.collectives import Collectives, CollectiveWalk, under_way
+from introspect_cli.health.messages import MessageWalk
 from introspect_cli.health.own_gradients import outputs_of, unreduced
 from introspect_cli.health.peers import Peers, PeerWalk
 from introspect_cli.records import Kind, Phase, Status
@@ -45,6 +46,7 @@ class Replicas:
         states: the first time that an optimizer's state of equal gradients differs, by site.
         shared: parameters that were equal on all ranks at the first step, and how many there are in all.
         batches: how often a loader's batches were equal on two ranks and in how many steps, by ranks.
+        inputs: as `batches`, of what goes into outermost modules.
         settings: of each rank, by name of the document.
         learning: the first step at which a hyper-parameter differs, with the values by rank.
         layouts: shapes and dtypes of parameters that differ from rank to rank.
@@ -67,6 +69,7 @@ class Replicas:
     shared: set[str] = field(default_factory=set)
     everything: set[str] = field(default_factory=set)
     batches: dict[tuple[int, int], list[int]] = field(default_factory=dict)
+    inputs: dict[tuple[int, int], list[int]] = field(default_factory=dict)
     learning: dict[str, tuple[int, dict[int, str]]] = field(default_factory=dict)
     layouts: dict[str, dict[int, str]] = field(default_factory=dict)
     has_parts: bool = False
@@ -112,10 +115,13 @@ def read_replicas(run: Run) -> Replicas:
     walk = _Walk(found, whole, peers)
     collectives = CollectiveWalk(readers)
     found.collectives = collectives.found
+    messages = MessageWalk(readers)
     for step in common:
         batches = [reader.read(step) for reader in readers]
         walk.step(step, batches)
         collectives.step(step, batches)
+        messages.step(step, batches)
+    found.collectives.apart |= messages.found()
     found.under_way = under_way(readers)
     return found
 
@@ -155,7 +161,9 @@ class _Walk:
                 elif apart is None and fqn in self.parted and fqn not in self.found.grads:
                     self.found.stale.setdefault(fqn, self.parted[fqn])
             elif kind == Kind.BATCH and phase == Phase.DATA:
-                self._batch(step, batches, held)
+                self._batch(self.found.batches, step, batches, held)
+            elif kind == Kind.INPUT and phase == Phase.FORWARD and "." not in fqn:
+                self._batch(self.found.inputs, step, batches, held)
             elif kind == Kind.HYPERPARAMETER:
                 values = {self.found.ranks[at]: batches[at].text[row] for at, row in held.items()}
                 if len(set(values.values())) > 1:
@@ -205,12 +213,14 @@ class _Walk:
                 return Apart(step, number, ranks[0], ranks, self.found.ranks[base], distance, scale)
         return None
 
-    def _batch(self, step: int, batches: list[StepBatch], held: Mapping[int, int]) -> None:
+    def _batch(
+        self, pairs: dict[tuple[int, int], list[int]], step: int, batches: list[StepBatch], held: Mapping[int, int]
+    ) -> None:
         order = sorted(held)
         for position, one in enumerate(order):
             for two in order[position + 1 :]:
                 pair = self.found.ranks[one], self.found.ranks[two]
-                counted = self.found.batches.setdefault(pair, [0, 0, -1])
+                counted = pairs.setdefault(pair, [0, 0, -1])
                 same = batches[one].checksum[held[one]] == batches[two].checksum[held[two]]
                 counted[0] += bool(same)
                 counted[1] += 1
