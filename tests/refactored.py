@@ -139,6 +139,34 @@ class Doubled(nn.Module):
         return self.head(torch.relu(q) * k)
 
 
+class Body(nn.Module):
+    """A layer that adds what it is given to what it makes, or leaves that to who calls it."""
+
+    def __init__(self, *, adds):
+        super().__init__()
+        self.layer, self.adds = nn.Linear(WIDTH, WIDTH), adds
+
+    def forward(self, x):
+        h = torch.relu(self.layer(x))
+        return x + h if self.adds else h
+
+
+def adding(*, inside, factor=1.0):
+    """A sum inside of a layer or around it, whose result is the same but for the factor."""
+
+    class Sum(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inp, self.body, self.head = nn.Linear(4, WIDTH), Body(adds=inside), nn.Linear(WIDTH, 3)
+
+        def forward(self, x):
+            x = self.inp(x)
+            x = self.body(x) if inside else x + self.body(x)
+            return self.head(x) * factor
+
+    return Sum
+
+
 def wrapped_head():
     net = Net()
     net.head = nn.Sequential(net.head)

@@ -16,6 +16,7 @@ from refactored import (
     Net,
     Renamed,
     Task,
+    adding,
     draws_once_more,
     evaluated,
     fed,
@@ -52,6 +53,9 @@ RUNS = {
     "called": fit(Called),
     "doubled": fit(Doubled, steps=1),
     "halved": fit(lambda: Doubled(as_one=True), steps=1),
+    "adds outside": fit(adding(inside=False)),
+    "adds inside": fit(adding(inside=True)),
+    "adds more inside": fit(adding(inside=True, factor=1.01)),
     "network first": two_models(),
     "target first": two_models(swapped=True),
     "target differs": two_models(swapped=True, target_differs=True),
@@ -333,3 +337,38 @@ def test_many_sites_are_known_under_other_names_in_about_linear_time(monkeypatch
     assert len(found.names) == 1000
     assert found.names["Net.blocks.7.body"] == "Net.blocks.7.mlp"
     assert seconds < 1.5  # 0.2 s; it was 1 s, and grew with the square
+
+
+def test_a_divergence_that_changes_no_result_says_so(diff):
+    result = diff("adds outside", "adds inside")
+    assert result.verdict is Verdict.DIVERGED  # a value that both have differs, whatever follows from it
+    assert result.sentence.startswith("First divergence at step 0: the output of Sum.body (Body) differs")
+    told = "The losses, gradients of the parameters, parameters and optimizer states of all 3 steps compared agree"
+    assert result.evidence[-1] == f"{told}: what differs changed none of them."
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "options"),
+    [
+        ("adds outside", "adds more inside", {}),
+        ("adds outside", "adds inside", {"modules": ("body",)}),
+        ("network first", "target differs", {}),
+        ("plain", "exchanged", {}),
+        ("plain", "merged", {}),
+        ("unbiased", "biased", {}),
+    ],
+)
+def test_a_divergence_with_another_result_does_not(diff, a, b, options):
+    result = diff(a, b, **options)
+    assert result.verdict is Verdict.DIVERGED
+    assert not any("changed none of them" in line for line in result.evidence)
+
+
+def test_what_a_capture_left_out_is_not_looked_for_by_value(tmp_path):
+    chosen = {"modules": ("q", "k", "qk")}
+    runs = [captured(tmp_path / name, RUNS[name], **chosen) for name in ("doubled", "halved")]
+    with open_run(runs[0]) as a, open_run(runs[1]) as b:
+        result = compare_runs(a, b, DiffOptions())
+    assert result.sentence == (
+        "First divergence at step 0: the structure differs: the module Doubled.q exists only in a (Linear)."
+    )

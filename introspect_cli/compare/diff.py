@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from introspect_cli.compare.divergence_map import tree_of
 from introspect_cli.compare.join.by_value import Correspondence, correspond
-from introspect_cli.compare.join.coverage import blindness_notes, option_notes
+from introspect_cli.compare.join.coverage import blindness_notes, chooses_modules, option_notes
 from introspect_cli.compare.join.distance import Tensors
 from introspect_cli.compare.join.dump import lists, ordered
 from introspect_cli.compare.join.flow import CLOSE
@@ -26,6 +26,7 @@ from introspect_cli.compare.reasons.optimizer import changes
 from introspect_cli.compare.reasons.ranks import together
 from introspect_cli.compare.reasons.settings import setting_changes
 from introspect_cli.compare.result import DiffResult, Divergence, Separate, Verdict
+from introspect_cli.compare.results import unchanged
 from introspect_cli.compare.samples import samples_told
 from introspect_cli.compare.separate import separately, tell_apart, told_separately
 from introspect_cli.compare.strip import strip_of
@@ -73,10 +74,13 @@ def compare_runs(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run] = ()
     answer = _answer(a, b, options, outcomes, notes)
     answer = replace(answer, structure=structure_of(outcomes, same=answer.verdict is Verdict.SAME))
     plain = options.by_value and not options.strict and not options.narrowed
+    plain &= not any(chooses_modules(run.manifest) for run in (a, b))  # what is nowhere may have been left out
     if answer.verdict is not Verdict.SAME and len(outcomes) == 1 and plain:
         answer = _by_flow(answer, (a, b), options, outcomes[0])
-    samples = samples_told(a, b, answer.first) if answer.first is not None else ""
-    answer = replace(answer, evidence=(*answer.evidence, samples)) if samples else answer
+    if answer.first is not None:
+        kept = unchanged(outcomes[0]) if len(outcomes) == 1 else ""
+        told = [text for text in (samples_told(a, b, answer.first), kept) if text]
+        answer = replace(answer, evidence=(*answer.evidence, *told))
     fault = _fault(a, b, options, noise) if noise and on_one_device([a, b, *noise]) else ""
     return replace(answer, notes=(*answer.notes, fault)) if fault else answer
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _ACTIVATIONS = (Kind.BATCH, Kind.INPUT, Kind.OUTPUT, Kind.GRAD_INPUT, Kind.GRAD_OUTPUT, Kind.OP_OUTPUT)
 """Of these, one run may have more than the other although both have the module: another call, another path."""
 
-_RESULTS = (Kind.LOSS, Kind.GRAD, Kind.PARAM, Kind.BUFFER, Kind.OPTIMIZER_STATE)
+RESULTS = (Kind.LOSS, Kind.GRAD, Kind.PARAM, Kind.BUFFER, Kind.OPTIMIZER_STATE)
 """What a step gives: where these are on record and agree, nothing that one run only has has changed a number."""
 
 _FLOWING_BACK = (Kind.GRAD_INPUT, Kind.GRAD_OUTPUT)
@@ -154,7 +154,7 @@ def results_agree(alignment: Alignment, pair: StepPair) -> bool:
     A loss alone tells nothing of what an update made of the parameters: where either run recorded tensors of the
     model, some of these have to be among them.
     """
-    unions, _, agree = _matched(alignment, pair)
+    unions, _, agree = matched_sites(alignment, pair)
     results = unions[agree & _is_result(alignment, unions)]
     tensors = any((_is_result(alignment, own) & ~_is_loss(alignment, own)).any() for own in pair.sites(alignment))
     return bool(len(results)) and not (tensors and _is_loss(alignment, results).all())
@@ -171,7 +171,7 @@ def records_results(alignment: Alignment, pair: StepPair) -> bool:
 
 
 def _is_result(alignment: Alignment, unions: Ids) -> Mask:
-    found = np.isin(alignment.kind[unions], [kind_code(kind) for kind in _RESULTS])
+    found = np.isin(alignment.kind[unions], [kind_code(kind) for kind in RESULTS])
     found &= alignment.phase[unions] != phase_code(Phase.START)
     if not found.any():  # a script that trains nothing: what its models give is all there is
         roots = [union for union in unions.tolist() if "." not in alignment.fqn[union]]
@@ -179,7 +179,7 @@ def _is_result(alignment: Alignment, unions: Ids) -> Mask:
     return np.asarray(found)
 
 
-def _matched(alignment: Alignment, pair: StepPair) -> tuple[Ids, Ids, Mask]:
+def matched_sites(alignment: Alignment, pair: StepPair) -> tuple[Ids, Ids, Mask]:
     """Sites that both runs have in the step, and which of them agree, or differ by no more than was let pass."""
     site_a, site_b = pair.sites(alignment)
     place = np.full(alignment.size, -1, dtype=np.int64)

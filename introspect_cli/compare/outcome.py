@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from introspect_cli.compare.reasons.facts import Facts
     from introspect_cli.compare.result import Divergence
     from introspect_cli.compare.structure import Apart
+    from introspect_cli.records import Kind
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,7 @@ class RankOutcome:
         unrecorded: a step in which structure differs and neither run recorded results.
         found: names of a that are other names of b.
         gathered: compares what was gathered from ranks; None where ranks are compared one by one.
+        agreed: the kinds of results that agree in every step that diverges; None where no step does.
         evaluated: the compared steps in which both runs recorded an evaluation that was selected.
         alone: compares evaluation alone (True) or training alone (False); None where no evaluation is on record.
     """
@@ -81,5 +83,6 @@ class RankOutcome:
     unrecorded: int | None = None
     found: Correspondence | None = None
     gathered: Gathered | None = None
+    agreed: frozenset[Kind] | None = None
     evaluated: tuple[int, ...] = ()
     alone: Callable[[bool], RankOutcome] | None = None

@@ -36,6 +36,7 @@ from introspect_cli.compare.reasons.facts import Facts, carry_over, within_toler
 from introspect_cli.compare.reasons.structure import drawn
 from introspect_cli.compare.reasons.words import what
 from introspect_cli.compare.result import Role
+from introspect_cli.compare.results import agreed_kinds
 from introspect_cli.compare.structure import Apart
 from introspect_cli.records import Kind, Phase, Status
 from introspect_cli.store.whole import WholeReader
@@ -273,6 +274,9 @@ class Walk:
     def _take(self, place: int, pair: StepPair) -> None:
         """Count a step's divergences and list what there is room for."""
         outcome, limit = self.outcome, self.options.limit
+        if self.full and outcome.agreed != frozenset():
+            kinds = agreed_kinds(self.alignment, pair)
+            outcome.agreed = kinds if outcome.agreed is None else outcome.agreed & kinds
         if self.causes is not None and self._only_causes(place, pair, self.causes):
             return
         self._count(diverged_steps=1, diverged=pair.diverged, only_a=len(pair.only_a), only_b=len(pair.only_b))
