@@ -40,11 +40,11 @@ EXTENSION: Final = Extension(
     "introspect_cli.tensors._kernels",
     [
         *(f"{PROBES}/{name}.cpp" for name in ("contents", "gradients", "modules")),
-        *(f"{FOLDER}/{name}.cpp" for name in ("module", "intake", "tensor", "generators", "kernels")),
+        *(f"{FOLDER}/{name}.cpp" for name in ("module", "intake", "large", "team", "tensor", "generators", "kernels")),
     ],
     depends=[
         f"{PROBES}/probes.h",
-        *(f"{FOLDER}/{name}.h" for name in ("kernels", "lanes", "intake", "tensor", "generators")),
+        *(f"{FOLDER}/{name}.h" for name in ("kernels", "lanes", "intake", "large", "team", "tensor", "generators")),
     ],
     py_limited_api=True,
     optional=True,

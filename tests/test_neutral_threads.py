@@ -87,7 +87,7 @@ def test_workers_that_the_script_has_called_are_used(monkeypatch, tmp_path):
     from introspect_cli.tensors import cpu
 
     shared = []
-    monkeypatch.setattr(parallel, "_SCRIPT", type(parallel._SCRIPT)())
+    monkeypatch.setattr(parallel, "SCRIPT", type(parallel.SCRIPT)())
     set_threads, threads = cpu.Engine._set_threads, torch.get_num_threads()
 
     def noted(self, count):

@@ -285,9 +285,9 @@ def test_sharing_that_pays_goes_on():
 def two_threads():
     before = torch.get_num_threads()
     torch.set_num_threads(2)
-    parallel._SCRIPT.threads = 0
+    parallel.SCRIPT.threads = 0
     yield
-    parallel._SCRIPT.threads = 0
+    parallel.SCRIPT.threads = 0
     torch.set_num_threads(before)
 
 

@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from introspect_cli.records import EXPANDED_TEXT, Layout, Status
-from introspect_cli.tensors import kernels, reuse
+from introspect_cli.tensors import kernels, reuse, rows
 from introspect_cli.tensors.cpu import Engine
 from introspect_cli.tensors.gpu.buffers import DeviceRows
 from introspect_cli.tensors.summarizer import Summarizer
@@ -391,6 +391,7 @@ def full_runs(summarizer):
 
 
 def test_what_did_not_change_is_summarised_once(summarizer):
+    summarizer._intake = None  # the long way
     done = full_runs(summarizer)
     x, frozen = torch.randn(20_000), torch.randn(30_000)
     for _ in range(3):
@@ -404,6 +405,35 @@ def test_what_did_not_change_is_summarised_once(summarizer):
         x.mul_(1.5)
         assert done in ([20_000, 30_000], [20_000])
     assert done == [20_000]
+
+
+@pytest.fixture
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("together", [False, True])
+@pytest.mark.parametrize("count", [20_000, 300_000])
+def test_what_did_not_change_is_summarised_once_by_the_intake(one_thread, monkeypatch, together, count):
+    summarizer = Summarizer()
+    if summarizer.intake is None or (count == 300_000 and not summarizer._engine.team[kernels.PARALLEL]):
+        pytest.skip("no compiled kernels, or no threads that they can call")
+    x, other = torch.randn(count), torch.randn(count)
+    summarizer.add_all([x, other])  # their shape is learnt
+    monkeypatch.setattr(summarizer, "_plain", lambda *_: pytest.fail("the long way"))
+    for _ in range(3):
+        slot = summarizer.add_all([x, other])[0] if together else summarizer.add(x)
+        assert read(summarizer.take(), slot) == fresh(x)
+        x.mul_(1.5)
+    summarizer.add(x)
+    summarizer.take()
+    row = summarizer._memory.before[x.data_ptr()][3]
+    summarizer._memory._kept[-1 - row].view(np.float64)[rows.MEAN] = 123.0  # so that using the row again shows
+    slot = summarizer.add_all([x, other])[0] if together else summarizer.add(x)
+    assert summarizer.take().floats["mean"][slot] == 123
 
 
 def numpy_write(x):
@@ -476,9 +506,9 @@ def test_what_did_not_change_is_not_summarised_again_in_a_batch(summarizer):
     engine.batch = lambda items, flags: batches.append(len(items)) or batch(items, flags)
     frozen = [torch.randn(20_000), torch.randn(300_000)]
     for _ in range(2):
-        summarizer.add_all([*frozen, torch.randn(20_000)])
+        slots = summarizer.add_all([*frozen, torch.randn(20_000)])
         table = summarizer.take()
-        assert [read(table, row) for row in range(2)] == [fresh(tensor) for tensor in frozen]
+        assert [read(table, slot) for slot in slots[:2]] == [fresh(tensor) for tensor in frozen]
     assert batches == [3, 1]
 
 

@@ -23,6 +23,8 @@ from introspect_cli.tensors.views import address_of, cut, pieces
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    import numpy.typing as npt
+
 SHARED: Final = 2 * k.CHUNK
 """Elements from which on a tensor is worth the other threads."""
 PIECE_BYTES: Final = 4 << 20
@@ -128,8 +130,14 @@ class Engine:
         self._team_threads = 0
         self._item = np.zeros(k.ITEM_WORDS, dtype=np.int64)
         self._workers = self._found_workers()
-        self._paces = [parallel.Pace() for _ in range((k.STATS | k.SKETCH) + 1)]
+        paces = self._team[k.PACES :].reshape((k.STATS | k.SKETCH) + 1, 2)
+        self._paces = [parallel.Pace(words) for words in paces]
         self._make_room(1 << 22)
+
+    @property
+    def team(self) -> npt.NDArray[np.int64]:
+        """What threads that share a call know of it, as `kernels` has it; good as long as the engine."""
+        return self._team
 
     def _found_workers(self) -> bool:
         """Whether torch's own threads can be had; if so, the team knows how."""
@@ -147,7 +155,7 @@ class Engine:
         """
         self._room = count
         self._parts = r.empty(2 * count // k.CHUNK + 1)
-        self._team[k.PARTS] = self._parts.ctypes.data
+        self._team[[k.PARTS, k.ROOM]] = self._parts.ctypes.data, count
 
     def contiguous(self, out: int, address: int, count: int, first: int, code: int, table: int, flags: int) -> None:
         """Summarise contiguous elements into the row at address `out`; needs `kernels`."""

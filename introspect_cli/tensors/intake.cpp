@@ -1,15 +1,16 @@
-// The short way of a small ordinary tensor: looked at and summarised in one call from Python.
+// The short way of an ordinary tensor: looked at and summarised in one call from Python.
 //
 // A step has thousands of tensors of some hundred elements, which the kernels are done with in half a microsecond;
 // asking each for its type, device, layout, shape and address, one Python call after the other, took three. Torch's
-// own C interfaces answer without Python (`tensor.cpp`). Whatever is not plain, contiguous, small
-// and in CPU memory, or has a shape that was not met before, is left to the long way in summarizer.py, which answers
-// for all sorts of tensors.
+// own C interfaces answer without Python (`tensor.cpp`). Large tensors go through `large.cpp`. Whatever is not plain,
+// contiguous and in CPU memory, or has a shape that was not met before, is left to the long way in summarizer.py, which
+// answers for all sorts of tensors.
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030A0000
 #include <Python.h>
 
 #include "intake.h"
+#include "large.h"
 #include "tensor.h"
 
 #include <cstddef>
@@ -57,7 +58,10 @@ bool put(Shapes &shapes, const Shape &shape) {  // false without memory
 
 // ---- the object
 
-enum Held { TENSOR, PARAMETER, MODES, IS_LAZY, IS_NEG, STORAGE, OFFSET, LAYOUTS, ADDRESSES, FUNCTIONS, HELD };
+enum Held {
+    TENSOR, PARAMETER, MODES, IS_LAZY, IS_NEG, STORAGE, OFFSET, LAYOUTS, ADDRESSES, FUNCTIONS, TEAM, MEMORY, THREADS, SCRIPT,
+    LOCK, UNLOCK, HELD
+};
 enum Into { OWN_ROWS, OWN_SLOTS, OWN_TIMES, ACQUIRE, RELEASE, INTO };  // of a recorder: two lists, a dictionary, its lock
 
 struct Intake {
@@ -67,6 +71,7 @@ struct Intake {
     PyObject *held[HELD], *into[INTO];
     i64 flags, limit, table;  // the last counts tables of summaries
     Shapes shapes;
+    Large large;
 };
 
 // An integer that a callable returns for an object, -1 and an exception if it does not.
@@ -113,17 +118,32 @@ bool is_there(Intake *self, PyObject *tensor, Look &found) {
     return (found.offset + found.count) * size <= found.bytes && !((nowhere || !found.address) && found.count);
 }
 
+// Puts what `Engine.batch` wants to know of a tensor into a list of such; false with an exception.
+bool put_off(PyObject *items, const Look &found, u64 row) {
+    PyObject *item = Py_BuildValue("(KKLiL)", (unsigned long long)row, (unsigned long long)found.address, (long long)found.count,
+                                   found.code, (long long)0);
+    const bool done = item && PyList_Append(items, item) == 0;
+    if (item) Py_DecRef(item);
+    return done;
+}
+
 // The slot that a tensor's summary is in; -1 if it goes the long way, -2 with an exception. `unseen` has been asked.
-i64 add_one(Intake *self, PyObject *tensor) {
+// With a list of items, large tensors that have to be summarised are put there, for their slots.
+i64 add_one(Intake *self, PyObject *tensor, PyObject *items = nullptr) {
     Look found;
     Py_ssize_t slot = PyList_Size(self->held[LAYOUTS]);
     if (slot >= PyList_Size(self->held[ADDRESSES]) || !self->shapes.used || !look(self, tensor, found)) return -1;
-    if (found.count >= self->limit) return -1;
-    const Shape *known = find(self->shapes, found.shape);
-    if (known->layout < 0 || !is_there(self, tensor, found)) return -1;
+    const i64 number = find(self->shapes, found.shape)->layout;
+    if (number < 0 || !is_there(self, tensor, found)) return -1;
     u64 row = PyLong_AsUnsignedLongLongMask(PyList_GetItem(self->held[ADDRESSES], slot));
-    RUN((const void *)found.address, found.count, 0, found.code, int(self->flags), nullptr, (Row *)row);
-    PyObject *layout = PyLong_FromLongLong(known->layout);
+    if (found.count < self->limit) {
+        RUN((const void *)found.address, found.count, 0, found.code, int(self->flags), nullptr, (Row *)row);
+    } else {
+        Outcome outcome = summarise_large(self->large, found, self->flags, slot, (Row *)row, items);
+        if (outcome == LONG_WAY) return -1;
+        if (outcome == LATER && !put_off(items, found, row)) return -2;
+    }
+    PyObject *layout = PyLong_FromLongLong(number);
     int failed = !layout || PyList_Append(self->held[LAYOUTS], layout);
     Py_DecRef(layout);
     return failed ? -2 : i64(slot);
@@ -212,11 +232,12 @@ template <class One> PyObject *of_each(const Intake *self, PyObject *tensors, On
     return all;
 }
 
-PyObject *add_all(PyObject *object, PyObject *tensors) {
+PyObject *add_all(PyObject *object, PyObject *const *arguments, Py_ssize_t given) {
     Intake *self = (Intake *)object;
+    if (given != 2 || !PyList_Check(arguments[1])) return PyErr_Format(PyExc_TypeError, "tensors and a list of items wanted");
     bool may = unseen(self);
-    return of_each(self, tensors, [self, may](PyObject *tensor) {
-        i64 slot = may ? add_one(self, tensor) : -1;
+    return of_each(self, arguments[0], [=](PyObject *tensor) {
+        i64 slot = may ? add_one(self, tensor, arguments[1]) : -1;
         return slot == -2 ? nullptr : PyLong_FromLongLong(slot);
     });
 }
@@ -248,7 +269,7 @@ PyObject *learn(PyObject *object, PyObject *const *arguments, Py_ssize_t given) 
     if (given != 2) return PyErr_Format(PyExc_TypeError, "a tensor and its layout wanted");
     i64 layout = PyLong_AsLongLong(arguments[1]);
     if (layout == -1 && PyErr_Occurred()) return nullptr;
-    if (look(self, arguments[0], found) && found.count < self->limit) {
+    if (look(self, arguments[0], found)) {
         found.shape.layout = layout;
         if (!put(self->shapes, found.shape)) return PyErr_NoMemory();
     }
@@ -273,7 +294,7 @@ void forget(PyObject *object) {
 
 PyMethodDef METHODS[] = {
     {"add", add, METH_O, nullptr},
-    {"add_all", add_all, METH_O, nullptr},
+    {"add_all", (PyCFunction)(void (*)())add_all, METH_FASTCALL, nullptr},
     {"stands", stands, METH_O, nullptr},
     {"turn", turn, METH_NOARGS, nullptr},
     {"into", (PyCFunction)(void (*)())set_into, METH_FASTCALL, nullptr},
@@ -307,19 +328,21 @@ bool note_again(PyObject *object, PyObject *site, i64 slot, i64 table) {
 bool is_intake(PyObject *object) { return TYPE && (PyObject *)Py_TYPE(object) == TYPE; }
 
 PyObject *new_intake(PyObject *, PyObject *const *arguments, Py_ssize_t given) {
-    if (given != 3 + HELD) return PyErr_Format(PyExc_TypeError, "%d arguments wanted, %zd given", 3 + HELD, given);
+    constexpr int NUMBERS = 4;  // arguments that are not held
+    if (given != NUMBERS + HELD) return PyErr_Format(PyExc_TypeError, "%d arguments wanted, %zd given", NUMBERS + HELD, given);
     const bool by_dlpack = arguments[0] != Py_None;
     const ExchangeAPI *exchange = by_dlpack ? exchange_api(arguments[0]) : nullptr;
     if (by_dlpack && !exchange) return nullptr;
     i64 flags = PyLong_AsLongLong(arguments[1]), limit = PyLong_AsLongLong(arguments[2]);
+    Team *team = (Team *)PyLong_AsUnsignedLongLongMask(arguments[3]);
     if (PyErr_Occurred()) return nullptr;
-    if (!PyList_Check(arguments[3 + LAYOUTS]) || !PyList_Check(arguments[3 + ADDRESSES]))
-        return PyErr_Format(PyExc_TypeError, "two lists wanted at the end");
+    if (!PyList_Check(arguments[NUMBERS + LAYOUTS]) || !PyList_Check(arguments[NUMBERS + ADDRESSES]))
+        return PyErr_Format(PyExc_TypeError, "two lists wanted");
     const Functions *functions = nullptr;
     if (!by_dlpack) {
-        char *bytes = PyBytes_AsString(arguments[3 + FUNCTIONS]);
+        char *bytes = PyBytes_AsString(arguments[NUMBERS + FUNCTIONS]);
         if (!bytes) return nullptr;
-        if (PyBytes_Size(arguments[3 + FUNCTIONS]) != sizeof(Functions))
+        if (PyBytes_Size(arguments[NUMBERS + FUNCTIONS]) != sizeof(Functions))
             return PyErr_Format(PyExc_ValueError, "%d bytes of addresses wanted", int(sizeof(Functions)));
         functions = (const Functions *)bytes;
     }
@@ -330,6 +353,8 @@ PyObject *new_intake(PyObject *, PyObject *const *arguments, Py_ssize_t given) {
     self->exchange = exchange, self->functions = functions, self->flags = flags, self->limit = limit;
     self->table = 0, self->shapes = {};
     for (PyObject *&one : self->into) one = nullptr;
-    for (int i = 0; i < HELD; i++) self->held[i] = Py_NewRef(arguments[3 + i]);
+    for (int i = 0; i < HELD; i++) self->held[i] = Py_NewRef(arguments[NUMBERS + i]);
+    PyObject **held = self->held;
+    self->large = {team, held[MEMORY], held[THREADS], held[SCRIPT], held[LOCK], held[UNLOCK]};
     return (PyObject *)self;
 }

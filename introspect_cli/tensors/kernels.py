@@ -1,6 +1,6 @@
 """The compiled kernels: loading them, and what they and their caller agree on.
 
-`kernels.cpp` and `module.cpp` become the extension `_kernels` when the package is installed. Where that failed, or
+The `.cpp` files become the extension `_kernels` when the package is installed. Where that failed, or
 INTROSPECT_NO_KERNELS is set, there are none, `reason` says why, and torch operations compute the same numbers (see
 `reference`). Its functions take integers only, addresses among them:
 
@@ -100,7 +100,11 @@ PARALLEL: Final = 9
 """Address of the runtime's function that runs another in several threads."""
 NUMBER: Final = 10
 """Address of the runtime's function that returns a thread's number, 0 for the first; 0 if there is none."""
-TEAM_WORDS: Final = 11
+ROOM: Final = 11
+"""Elements that there is room for."""
+PACES: Final = 12
+"""Two words for each sum of flags, see `parallel.Pace`."""
+TEAM_WORDS: Final = 20
 
 # Type codes. Up to I16 a block is summarised as float32, up to I64 as float64; then come complex elements, and
 # those that have bits and no values.

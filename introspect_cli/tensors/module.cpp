@@ -7,6 +7,7 @@
 
 #include "generators.h"
 #include "probes.h"
+#include "team.h"
 
 #include <cstring>
 #if defined(__x86_64__)
@@ -98,49 +99,6 @@ Run *best() {
 extern HIDDEN Run *RUN;
 Run *RUN = best();
 
-namespace {
-
-// ---- chunks, and the threads that share them
-//
-// A large tensor wants all cores for a tenth of a millisecond. Whoever takes part, in the runtime's own threads, draws
-// the next chunk from counters. Chunks depend on the tensor's size alone and their rows are merged in order, so the
-// result does not depend on the number of threads.
-
-constexpr i64 CHUNK = 1 << 16, WORTHWHILE = 8192;
-
-struct Item {  // a tensor to summarise; its first chunk's number, and the place of its first part
-    u64 address;
-    i64 count, first, code;
-    Row *row;
-    const float *table;
-    i64 chunk, part;
-};
-struct Team {  // as kernels.py has it
-    i64 counter[3], chunks;
-    Item *items;
-    i64 count, flags;
-    Row *parts;
-    i64 threads;
-    void (*parallel)(void (*)(void *), void *, unsigned, unsigned);
-    int (*number)();
-};
-static_assert(sizeof(Item) == 8 * 8 && sizeof(Team) == 11 * 8);
-
-i64 chunk_of(i64 count) {  // elements in a chunk: more for huge tensors, so that the rows stay small beside them
-    return CHUNK * most<i64>(1, (count + (CHUNK << 12) - 1) / (CHUNK << 12));
-}
-i64 chunks_of(i64 count) {
-    i64 chunk = chunk_of(count);
-    return most<i64>(1, (count + chunk - 1) / chunk);
-}
-u64 sample(u64 address, i64 count, i64 code) {  // eight bytes from the middle
-    u64 middle = address + (u64(count) * SIZES[code] >> 1), found;
-    std::memcpy(&found, (const void *)(middle - middle % 8), 8);
-    return found;
-}
-
-}  // namespace
-
 // 64 bits of what lies at places spread over some bytes, of all of them if they are few.
 u64 glance(const char *bytes, i64 size) {
     constexpr i64 PART = 64, PARTS = 8;
@@ -158,79 +116,6 @@ u64 glance(const char *bytes, i64 size) {
 }
 
 namespace {
-
-void merge(const Row *parts, i64 count, Row *out) {
-    Row r = EMPTY;
-    for (const Row *p = parts; p < parts + count; p++) {
-        r.raw += p->raw, r.nans += p->nans, r.posinfs += p->posinfs, r.neginfs += p->neginfs, r.zeros += p->zeros;
-        extend(r, p->min, p->max, p->absmin, p->abssum);
-        merge_moments(r, double(p->finite), p->mean, p->m2, p->m3, p->m4);
-        for (int k = 0; k < 16; k++) r.sketch[k] += p->sketch[k];
-    }
-    *out = r;
-}
-
-void prepare(Team *team) {
-    i64 chunks = 0, parts = 0;
-    for (Item *it = team->items; it < team->items + team->count; it++) {
-        i64 number = chunks_of(it->count);
-        it->chunk = chunks, it->part = parts;
-        chunks += number, parts += number > 1 ? number : 0;
-    }
-    team->chunks = chunks;
-    for (i64 &counter : team->counter) counter = 0;
-}
-
-// Summarises chunks until none is left; several threads may, for the same team.
-void take(void *data) {
-    Team *team = (Team *)data;
-    // Torch's threads have just written the tensor, the first one its beginning: what is in their caches goes first.
-    bool back = team->number && team->number() > 0;
-    Item *it = team->items, *last = it + team->count - 1;
-    while (__atomic_fetch_add(team->counter, 1, __ATOMIC_ACQ_REL) < team->chunks) {
-        i64 number = __atomic_fetch_add(team->counter + 1 + back, 1, __ATOMIC_ACQ_REL);
-        if (back) number = team->chunks - 1 - number;
-        while (it->chunk > number) it--;
-        while (it < last && it[1].chunk <= number) it++;
-        i64 chunk = chunk_of(it->count), done = (number - it->chunk) * chunk;
-        Row *row = it->count > chunk ? team->parts + it->part + number - it->chunk : it->row;
-        RUN((const char *)it->address + done * SIZES[it->code], least(chunk, it->count - done), it->first + done,
-            int(it->code), int(team->flags), it->table, row);
-    }
-}
-
-void finish(Team *team) {
-    for (Item *it = team->items; it < team->items + team->count; it++) {
-        i64 number = chunks_of(it->count);
-        if (number > 1) merge(team->parts + it->part, number, it->row);
-        if (it->count >= WORTHWHILE) it->row->sample = sample(it->address, it->count, it->code);
-    }
-}
-
-void summarise_all(Team *team) {
-    prepare(team);
-    if (team->threads > 1 && team->chunks > 1) team->parallel(take, team, unsigned(team->threads), 0);
-    else take(team);
-    finish(team);
-}
-
-void summarise(u64 address, i64 count, i64 first, i64 code, i64 flags, const float *table, Row *row, Team *team) {
-    Item item{address, count, first, code, row, table, 0, 0};
-    if (count > CHUNK) {
-        team->items = &item, team->count = 1, team->flags = flags;
-        return summarise_all(team);
-    }
-    RUN((const void *)address, count, first, int(code), int(flags), table, row);
-    if (count >= WORTHWHILE) row->sample = sample(address, count, code);
-}
-
-bool again(u64 address, i64 count, const Row *known, i64 code, Row *row, Team *team) {
-    Row now;
-    summarise(address, count, 0, code, 0, nullptr, &now, team);
-    if (now.raw != known->raw) return false;
-    *row = *known;
-    return true;
-}
 
 // ---- strided copies
 //

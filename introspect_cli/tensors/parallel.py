@@ -33,10 +33,13 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
 import torch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+
+    import numpy.typing as npt
 
 _START = os.getpid()
 """The process that imported this module: any other is a fork of it."""
@@ -46,7 +49,7 @@ _GRAIN = 1 << 15
 SHARED_OUT = 2 * _GRAIN
 """Elements from which on an operation on a whole tensor surely calls them."""
 
-_SCRIPT = threading.local()
+SCRIPT = threading.local()
 """`threads`: how many the script itself has called, the calling one included, in this thread of its own."""
 
 
@@ -73,19 +76,19 @@ def find_workers() -> tuple[int, int] | None:
 def note_computation(tensors: Iterable[torch.Tensor]) -> None:
     """Note, in a thread of the script's, that operations of its own went over all elements of these tensors."""
     threads = torch.get_num_threads()
-    if threads == 1 or getattr(_SCRIPT, "threads", 0) == threads:
-        _SCRIPT.threads = threads
+    if threads == 1 or getattr(SCRIPT, "threads", 0) == threads:
+        SCRIPT.threads = threads
         return
     for tensor in tensors:
         plain = type(tensor) is torch.Tensor and tensor.numel() >= SHARED_OUT and tensor.layout is torch.strided
         if plain and tensor.device.type == "cpu":
-            _SCRIPT.threads = threads
+            SCRIPT.threads = threads
             return
 
 
 def may_call_workers(threads: int) -> bool:
     """Whether so many workers may be called: the script has them in this thread, which is not a forked child's."""
-    return getattr(_SCRIPT, "threads", 0) == threads and os.getpid() == _START
+    return getattr(SCRIPT, "threads", 0) == threads and os.getpid() == _START
 
 
 def would_start_workers(tensor: torch.Tensor) -> bool:
@@ -249,25 +252,38 @@ _PAUSE: Final = 100
 """Calls done alone then."""
 _CALIBRATION: Final = 200
 """One in so many calls is done alone in any case, to know what that takes."""
-_UNTIMED: Final = 4
+_UNTIMED: Final = 9
 """Calls after a timed one that are done without a look at the clock."""
 
 
 class Pace:
     """What calls of one kind took, in seconds per element.
 
-    Attributes:
-        untimed: calls that may still be shared, or not, as `pays` last said, before it must be asked again.
-        shares: what that is.
+    Args:
+        words: two, where the compiled kernels read what is said here: calls that may still be shared, or not, as `pays`
+            last said, before it must be asked again; and what that is.
     """
 
-    def __init__(self) -> None:
-        self.untimed = 0
-        self.shares = False
+    def __init__(self, words: npt.NDArray[np.int64] | None = None) -> None:
+        self._words = np.zeros(2, np.int64) if words is None else words
         self._alone = 0.0
         self._strikes = 0
         self._pause = 0
         self._calls = 0
+
+    @property
+    def untimed(self) -> int:
+        """Calls that may still be shared, or not, as `pays` last said, before it must be asked again."""
+        return int(self._words[0])
+
+    @untimed.setter
+    def untimed(self, calls: int) -> None:
+        self._words[0] = calls
+
+    @property
+    def shares(self) -> bool:
+        """What `pays` last said."""
+        return bool(self._words[1])
 
     def pays(self) -> bool:
         """Whether to share the next call, of which `note` wants to hear."""
@@ -288,7 +304,7 @@ class Pace:
             self._strikes += 1
             if self._strikes == _STRIKES:
                 self._strikes, self._pause = 0, _PAUSE // (1 + _UNTIMED)
-        self.shares = self._alone > 0 and not self._pause
+        self._words[1] = self._alone > 0 and not self._pause
         # in doubt, every call is timed
         certain = self._pause or (shared and not self._strikes)
         self.untimed = _UNTIMED if certain else 0

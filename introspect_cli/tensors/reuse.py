@@ -24,30 +24,35 @@ from introspect_cli.tensors.views import address_of
 _LIMIT: Final = 8192
 """Rows kept from one step to the next, at most: 2 MB."""
 
-Known = tuple[torch.dtype, int, int, int]
-"""What was at an address: element type, elements, address of the row until the next take, and the row's slot, or
--1 - its index among the kept rows."""
+Known = tuple[int, int, int, int]
+"""What was at an address: a number for the element type, elements, address of the row until the next take, and the
+row's slot, or -1 - its index among the kept rows."""
 
 
 class Memory:
-    """Rows of this step and the last, by the address of the elements they are of."""
+    """Rows of this step and the last, by the address of the elements they are of.
+
+    Attributes:
+        now: what this step has; the compiled intake reads and writes it.
+        before: what the last step had.
+    """
 
     def __init__(self) -> None:
-        self._now: dict[int, Known] = {}
-        self._before: dict[int, Known] = {}
+        self.now: dict[int, Known] = {}
+        self.before: dict[int, Known] = {}
         self._kept = r.empty(0)
 
-    def find(self, address: int, dtype: torch.dtype, count: int) -> int:
+    def find(self, address: int, kind: int, count: int) -> int:
         """Address of the row of what may still be at an address, 0 if there is none; the kernel compares."""
-        known = self._now.get(address) or self._before.get(address)
-        if known is None or known[1] != count or known[0] is not dtype:
+        known = self.now.get(address) or self.before.get(address)
+        if known is None or known[1] != count or known[0] != kind:
             return 0
-        self._now[address] = known
+        self.now[address] = known
         return known[2]
 
     def note(self, address: int, known: Known) -> None:
         """Remember a row."""
-        self._now[address] = known
+        self.now[address] = known
 
     def turn(self, rows: r.Rows) -> None:
         """Keep what this step used for the next one.
@@ -55,20 +60,20 @@ class Memory:
         Args:
             rows: the step's rows, shape (n, 32), about to be given away.
         """
-        used = list(self._now.items())[:_LIMIT]
+        used = list(self.now.items())[:_LIMIT]
         before = len(self._kept)
         places = [place + before if place >= 0 else -1 - place for _, (_, _, _, place) in used]
         self._kept = np.ascontiguousarray(np.concatenate([self._kept, rows])[places]) if places else r.empty(0)
         base = self._kept.ctypes.data
-        self._before = {
-            address: (dtype, count, base + index * r.ROW_BYTES, -1 - index)
-            for index, (address, (dtype, count, _, _)) in enumerate(used)
+        self.before = {
+            address: (kind, count, base + index * r.ROW_BYTES, -1 - index)
+            for index, (address, (kind, count, _, _)) in enumerate(used)
         }
-        self._now = {}
+        self.now = {}
 
     def clear(self) -> None:
         """Forget everything."""
-        self._now, self._before, self._kept = {}, {}, r.empty(0)
+        self.now, self.before, self._kept = {}, {}, r.empty(0)
 
 
 def stand(tensor: torch.Tensor) -> tuple[int, int, int] | None:

@@ -55,7 +55,7 @@ _Item = tuple[int, int, int, int, int]
 _ARENA_ROWS = 1024
 """Rows in one block of the arena; blocks never move, since kernels hold their addresses."""
 _AT_ONCE = 1024
-"""Small tensors in one call of the extension, which keeps the interpreter's lock: a millisecond, not more."""
+"""Tensors in one call of the extension, which keeps the interpreter's lock for small ones: a millisecond, not more."""
 
 
 class Summarizer:
@@ -87,8 +87,8 @@ class Summarizer:
         self._addresses: list[int] = []
         self._rows_held = 0
         self._layout_of: list[int] = []
-        self._intake = self._new_intake()
         self._lock = threading.RLock()
+        self._intake = self._new_intake()
         self._layouts: list[Layout] = []
         self._headers: list[int] = []
         self._interned: dict[Layout, int] = {}
@@ -98,7 +98,7 @@ class Summarizer:
         _LIVE.add(self)
 
     def _new_intake(self) -> Any:
-        """What summarises small plain tensors in one call; None where torch, or we, cannot."""
+        """What summarises plain tensors in one call; None where torch, or we, cannot."""
         functions = handles.functions()
         api = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None) if functions is None else None
         if k.KERNELS is None or self._sorted or (functions is None and api is None):
@@ -107,6 +107,7 @@ class Summarizer:
             api,
             self._flags,
             k.WORTHWHILE,
+            self._engine.team.ctypes.data,
             torch.Tensor,
             torch.nn.Parameter,
             torch._C._len_torch_function_stack,  # noqa: SLF001  # no public one
@@ -117,6 +118,12 @@ class Summarizer:
             self._layout_of,
             self._addresses,
             functions,
+            self._engine.team,
+            self._memory,
+            torch.get_num_threads,
+            parallel.SCRIPT,
+            self._lock.acquire,
+            self._lock.release,
         )
 
     def _reset(self) -> None:
@@ -157,13 +164,13 @@ class Summarizer:
         batch = _Batch()
         with self._lock:
             tensors = list(tensors)
-            slots = self._add_short(tensors)
+            slots = self._add_short(tensors, batch)
             for place, tensor in enumerate(tensors):
                 if slots[place] >= 0:
                     continue
                 slots[place] = slot = len(self._layout_of)
                 try:
-                    if self._intake is not None and self._intake.add(tensor) >= 0:
+                    if self._intake is not None and self._intake.add_all([tensor], batch.items)[0] >= 0:
                         continue  # its shape was learnt from one before it
                     if type(tensor) not in PLAIN or is_wrapped(tensor) or not self._plain(slot, tensor, batch):
                         self._by_torch(partial(self._special, tensor), tensor)
@@ -174,8 +181,8 @@ class Summarizer:
                 self._launch(engine, entries)
         return slots
 
-    def _add_short(self, tensors: list[torch.Tensor]) -> list[int]:
-        """Summarise those of many tensors that are small and plain; the slot of each, -1 for the others."""
+    def _add_short(self, tensors: list[torch.Tensor], batch: _Batch) -> list[int]:
+        """Summarise those of many tensors that are plain, large ones later; the slot of each, -1 for the others."""
         if self._intake is None:
             return [-1] * len(tensors)
         slots: list[int] = []
@@ -183,7 +190,7 @@ class Summarizer:
             some = tensors[start : start + _AT_ONCE]
             while self._rows_held < len(self._layout_of) + len(some):
                 self._hold_more()
-            slots += self._intake.add_all(some)
+            slots += self._intake.add_all(some, batch.items)
         return slots
 
     def stands(self, tensors: list[torch.Tensor]) -> list[Hashable]:
@@ -196,7 +203,7 @@ class Summarizer:
 
     @property
     def intake(self) -> Any:
-        """What summarises a small plain tensor and notes its site in one call, once told into what; None without one.
+        """What summarises a plain tensor and notes its site in one call, once told into what; None without one.
 
         `into` takes the list of rows, that of slots and the dictionary of times of a recorder, and how to acquire and
         to release its lock, which nobody who uses the summarizer does without. `record` takes a site and a tensor and
@@ -313,7 +320,7 @@ class Summarizer:
         offset = tensor.storage_offset()
         if tensor.untyped_storage().nbytes() < (offset + count) * size or (count and address == offset * size):
             return False  # freed, with the tensor still there, or without memory of its own; the long way says so
-        if count < k.WORTHWHILE and self._intake is not None:
+        if self._intake is not None:
             self._intake.learn(tensor, index)
         row = self._reserve(slot)
         self._layout_of.append(index)
@@ -322,10 +329,11 @@ class Summarizer:
         table = TABLE_ADDRESS.get(dtype, 0)
         if count >= k.WORTHWHILE and self._flags:
             memory = self._memory
-            known = memory.find(address, dtype, count)
+            kind = code | table << 8
+            known = memory.find(address, kind, count)
             if known and engine.again(row, known, address, count, code):
                 return True
-            memory.note(address, (dtype, count, row, slot))
+            memory.note(address, (kind, count, row, slot))
         if batch is None:
             engine.contiguous(row, address, count, 0, code, table, self._flags)
         else:

@@ -1,0 +1,120 @@
+// The short way of a large tensor: what `_plain` of summarizer.py, `Memory` of reuse.py and `Engine` of cpu.py do for it in a
+// dozen calls of Python, ten microseconds in all, where nothing has to be decided anew.
+//
+// The interpreter's lock is given away while the kernels run, the summarizer's is not.
+#include "large.h"
+
+#include <initializer_list>
+#include <unistd.h>
+
+namespace {
+
+const pid_t START = getpid();  // as in parallel.py: any other process is a fork of this one
+
+PyObject *THREADS = nullptr, *NOW = nullptr, *BEFORE = nullptr;  // names
+
+PyObject *named(PyObject *&made, const char *text) { return made ? made : made = PyUnicode_InternFromString(text); }
+
+// An integer, a reference of ours; -1 without an exception where there is none.
+i64 integer(PyObject *number) {
+    i64 value = number ? PyLong_AsLongLong(number) : -1;
+    if (number) Py_DecRef(number);
+    if (PyErr_Occurred()) PyErr_Clear(), value = -1;
+    return value;
+}
+
+// Threads that take part in a call for so many elements; 0 where Python has to decide, which, if it is asked to, takes a look
+// at the clock.
+i64 threads_for(const Large &own, i64 count, i64 flags, bool may_ask) {
+    if (count < SHARED) return 1;
+    if (count > own.team->room || !own.team->parallel) return 0;
+    const i64 threads = integer(PyObject_CallNoArgs(own.threads));
+    if (threads == 1) return 1;
+    if (threads < 1 || getpid() != START || integer(PyObject_GetAttr(own.script, named(THREADS, "threads"))) != threads) return 0;
+    Pace &pace = own.team->paces[flags];
+    if (pace.untimed > 0) pace.untimed--;
+    else if (may_ask) return 0;
+    return pace.shares ? threads : 1;
+}
+
+// Makes a call with so many threads, and without the interpreter's lock.
+template <class Call> bool with_threads(Team *team, i64 threads, Call call) {
+    const i64 before = team->threads;
+    bool result;
+    team->threads = threads;
+    Py_BEGIN_ALLOW_THREADS
+    result = call();
+    Py_END_ALLOW_THREADS
+    team->threads = before;
+    return result;
+}
+
+PyObject *entries(const Large &own, PyObject *name) {  // a dictionary of the memory's
+    PyObject *found = PyObject_GetAttr(own.memory, name);
+    if (found && PyDict_Check(found)) return found;
+    if (found) Py_DecRef(found);
+    return PyErr_Clear(), nullptr;
+}
+
+// The row of what may still be at an address, null if there is none: `Memory.find`.
+const Row *row_at(PyObject *now, PyObject *before, PyObject *address, const Look &found) {
+    PyObject *known = PyDict_GetItemWithError(now, address);
+    if (!known && !PyErr_Occurred()) known = PyDict_GetItemWithError(before, address);
+    if (!known || !PyTuple_Check(known) || PyTuple_Size(known) != 4) return nullptr;
+    u64 own[3];
+    for (int i = 0; i < 3; i++) own[i] = PyLong_AsUnsignedLongLongMask(PyTuple_GetItem(known, i));
+    if (own[0] != u64(found.code) || own[1] != u64(found.count) || PyErr_Occurred()) return nullptr;
+    return PyDict_SetItem(now, address, known) ? nullptr : (const Row *)own[2];
+}
+
+bool note(PyObject *now, PyObject *address, const Look &found, const Row *row, i64 slot) {  // `Memory.note`
+    PyObject *known = Py_BuildValue("(iLKL)", found.code, (long long)found.count, (unsigned long long)row, (long long)slot);
+    const bool done = known && PyDict_SetItem(now, address, known) == 0;
+    if (known) Py_DecRef(known);
+    return done;
+}
+
+Outcome summarise_known(const Large &own, PyObject *now, PyObject *before, const Look &found, i64 flags, i64 slot, Row *row,
+                        bool may_wait) {
+    Team *team = own.team;
+    PyObject *address = flags ? PyLong_FromUnsignedLongLong(found.address) : nullptr;
+    const Row *known = address ? row_at(now, before, address, found) : nullptr;
+    PyErr_Clear();
+    Outcome outcome = flags && !address ? LONG_WAY : DONE;
+    bool is_done = false;
+    const bool seems_known = known && known->sample == sample(found.address, found.count, found.code);
+    if (outcome == DONE && seems_known) {
+        if (i64 threads = threads_for(own, found.count, 0, true))
+            is_done = with_threads(team, threads, [&] { return again(found.address, found.count, known, found.code, row, team); });
+        else outcome = LONG_WAY;
+    }
+    if (outcome == DONE && !is_done) {
+        const i64 threads = may_wait ? 1 : threads_for(own, found.count, flags, !seems_known);
+        if (!threads || (address && !note(now, address, found, row, slot))) outcome = LONG_WAY;
+        else if (may_wait) outcome = LATER;
+        else with_threads(team, threads, [&] {
+            return summarise(found.address, found.count, 0, found.code, flags, nullptr, row, team), true;
+        });
+    }
+    if (address) Py_DecRef(address);
+    PyErr_Clear();
+    return outcome;
+}
+
+}  // namespace
+
+Outcome summarise_large(const Large &own, const Look &found, i64 flags, i64 slot, Row *row, bool may_wait) {
+    if (found.count > own.team->room) return LONG_WAY;
+    // Waiting for a lock, a thread may be interrupted by a handler of the script's: not here, where nothing guards.
+    PyObject *held = PyObject_CallFunctionObjArgs(own.acquire, Py_False, nullptr);
+    const bool is_held = held == Py_True;
+    if (held) Py_DecRef(held);
+    PyErr_Clear();
+    if (!is_held) return LONG_WAY;
+    PyObject *now = entries(own, named(NOW, "now")), *before = entries(own, named(BEFORE, "before"));
+    Outcome outcome = now && before ? summarise_known(own, now, before, found, flags, slot, row, may_wait) : LONG_WAY;
+    for (PyObject *one : {now, before, PyObject_CallNoArgs(own.release)})
+        if (one) Py_DecRef(one);
+    PyErr_Clear();
+    return outcome;
+}

@@ -1,0 +1,37 @@
+// Large tensors: cut into chunks, which threads share.
+#pragma once
+#include "kernels.h"
+
+constexpr i64 CHUNK = 1 << 16, WORTHWHILE = 8192, SHARED = 2 * CHUNK;
+
+struct Item {  // a tensor to summarise; its first chunk's number, and the place of its first part
+    u64 address;
+    i64 count, first, code;
+    Row *row;
+    const float *table;
+    i64 chunk, part;
+};
+struct Pace {  // as parallel.py has it
+    i64 untimed, shares;
+};
+struct Team {  // as kernels.py has it
+    i64 counter[3], chunks;
+    Item *items;
+    i64 count, flags;
+    Row *parts;
+    i64 threads;
+    void (*parallel)(void (*)(void *), void *, unsigned, unsigned);
+    int (*number)();
+    i64 room;       // elements that there are parts for
+    Pace paces[4];  // by flags
+};
+static_assert(sizeof(Item) == 8 * 8 && sizeof(Team) == 20 * 8);
+
+HIDDEN u64 sample(u64 address, i64 count, i64 code);  // eight bytes from the middle
+HIDDEN void merge(const Row *parts, i64 count, Row *out);
+HIDDEN void prepare(Team *team);
+HIDDEN void take(void *team);  // summarises chunks until none is left; several threads may, for the same team
+HIDDEN void finish(Team *team);
+HIDDEN void summarise_all(Team *team);
+HIDDEN void summarise(u64 address, i64 count, i64 first, i64 code, i64 flags, const float *table, Row *row, Team *team);
+HIDDEN bool again(u64 address, i64 count, const Row *known, i64 code, Row *row, Team *team);
