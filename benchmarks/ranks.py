@@ -1,12 +1,16 @@
 """Runs of many ranks: what reading them as one costs, and what is left when one rank is killed.
 
     python benchmarks/ranks.py merge --ranks 64 --steps 10    # two sharded runs of 2,000 sites a rank
+    python benchmarks/ranks.py equal --ranks 64 --steps 1000  # two runs of one layout that are equal, or differ late
+    python benchmarks/ranks.py collectives                    # what recording each collective of DDP costs a step
     python benchmarks/ranks.py kills --kills 30               # one of two ranks, when it may be
 
 The first writes stores with the store's own writer, each rank a shard of every parameter, and compares two layouts of
 them, so that every step of every rank is read and added up; it prints seconds a step and the memory of twice as many
-steps. The second reads the run after each kill: every step that a rank said it had ended must be there, the other rank
-must be whole, and the reader must say who was cut off.
+steps. The second compares ranks one by one, with checksums alone: equal steps are not opened, so that 50 sites tell the
+same as 2,000. The third runs blocks of steps bare, captured and captured with collectives in turn, in the same
+two processes, and takes the quickest step of each. The last reads the run after each kill: every step that a rank said
+it had ended must be there, the other rank must be whole, and the reader must say who was cut off.
 """
 
 from __future__ import annotations
@@ -60,14 +64,87 @@ for step in range(100000):
     out.flush()
 """
 
+STEPS = """
+import contextlib, json, sys, time, torch
+import torch.distributed as dist
+from introspect_cli import recording
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+dist.init_process_group("gloo")
+rounds, steps = 7, int(sys.argv[1])
+quiet = {"env": False, "packages": False, "source": False, "force": True}
+modes = {"bare": None, "captured": {}, "collectives": {"record": ["default", "collective"]}}
 
-def build(path: Path, ranks: int, steps: int, sites: int, *, rows: bool) -> None:
-    """Write a run in which each rank has its share of every parameter: of the rows, or of the columns."""
+def layer():
+    return torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.GELU())
+
+def built(layout):
+    torch.manual_seed(0)
+    if layout in ("alone", "calls"):
+        return torch.nn.Linear(256, 256)
+    net = torch.nn.Sequential(*[layer() for _ in range(12)])
+    if layout == "ddp":
+        return torch.nn.parallel.DistributedDataParallel(net, bucket_cap_mb=0.25)
+    mesh = init_device_mesh("cpu", (2,))
+    for part in (*net, net):
+        fully_shard(part, mesh=mesh)
+    return net
+
+found = {}
+total = torch.zeros(16)
+for layout in ("alone", "calls", "ddp", "fsdp2"):
+    net = built(layout)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    x = torch.randn(64, 256)
+    own = found[layout] = {name: {"cpu": 1e9, "wall": 1e9, "number": 0} for name in modes}
+    for turn in range(rounds):
+        for name, options in modes.items():
+            dist.barrier()
+            path = f"run-{layout}-{name}"
+            around = contextlib.nullcontext() if options is None else recording(None, path, **quiet, **options)
+            with around:
+                for step in range(steps):
+                    began = time.process_time(), time.perf_counter()
+                    optimizer.zero_grad()
+                    net(x).square().mean().backward()
+                    for _ in range(100 if layout == "calls" else 0):
+                        dist.all_reduce(total)
+                    optimizer.step()
+                    taken = time.process_time() - began[0], time.perf_counter() - began[1]
+                    if step > 2:
+                        own[name]["cpu"] = min(own[name]["cpu"], taken[0])
+                        own[name]["wall"] = min(own[name]["wall"], taken[1])
+    dist.barrier()
+    from introspect_cli.store.reader import open_run
+    with open_run(f"run-{layout}-collectives") as run:
+        rank = run.rank(dist.get_rank())
+        sites = {(r.site.fqn, r.site.call) for r in rank.records(rank.last_step) if r.site.kind.value == "collective"}
+        own["collectives"]["number"] = len(sites)
+    dist.barrier()
+print(json.dumps(found), flush=True)
+dist.destroy_process_group()
+"""
+
+
+def build(
+    path: Path, ranks: int, steps: int, sites: int, *, rows: bool, lean: bool = False, late: bool = False
+) -> None:
+    """Write a run in which each rank has its share of every parameter: of the rows, or of the columns.
+
+    Args:
+        path: where.
+        ranks: how many.
+        steps: how many.
+        sites: of each rank.
+        rows: whether ranks have rows.
+        lean: whether checksums alone are kept.
+        late: whether the last step has other values.
+    """
     generator = np.random.default_rng(rows)  # other bits in each run, so that every step is read
     for rank in range(ranks):
         store = StoreWriter.create(path, launch=Launch("0" * 32, "0" * 32, rank, ranks))
         store.write_manifest({"status": "running", "rank": rank, "world_size": ranks})
-        writer = store.rank(rank, stats=True, sketch=True, sorted_stats=())
+        writer = store.rank(rank, stats=not lean, sketch=not lean, sorted_stats=())
         names = [f"Model.blocks.{number // 10}.layer{number % 10}.weight" for number in range(sites)]
         ids = [writer.site(Site(Phase.OPTIMIZER, Kind.PARAM, name), SiteInfo("Linear")) for name in names]
         own, whole = ((rank * 8, 8),), ((0, 512),)
@@ -85,8 +162,11 @@ def build(path: Path, ranks: int, steps: int, sites: int, *, rows: bool) -> None
             sketch=np.ones((sites, 16), np.float32),
             text=[""] * sites,
         )
+        if lean:
+            batch = replace(batch, counts={}, floats={}, sketch=None)
         for step in range(steps):
-            writer.append(step, replace(batch, checksum=batch.checksum + np.uint64(step)))
+            other = late and step == steps - 1
+            writer.append(step, replace(batch, checksum=batch.checksum + np.uint64(step + other)))
         store.write_manifest({"status": "complete", "rank": rank, "world_size": ranks, "steps": steps})
         store.close()
 
@@ -104,6 +184,52 @@ def merge(ranks: int, steps: int, sites: int) -> None:
             f"{ranks} ranks x {number} steps x {sites:,} sites, two runs: {found['seconds']:.1f} s of CPU "
             f"({found['seconds'] / number:.2f} a step), {found['memory']:.0f} MB, {found['verdict']}"
         )
+
+
+def equal(ranks: int, steps: int, sites: int) -> None:
+    """Print what comparing two equal runs of one layout costs, and two of which the last step differs."""
+    with tempfile.TemporaryDirectory() as folder:
+        one, two, other = (Path(folder) / name for name in ("one", "two", "other"))
+        for path in (one, two, other):
+            build(path, ranks, steps, sites, rows=True, lean=True, late=path == other)
+        for path, what in ((two, "equal"), (other, "the last step differs")):
+            command = [sys.executable, "-c", COMPARE, str(one), str(path)]
+            found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+            print(
+                f"{ranks} ranks x {steps} steps x {sites:,} sites, {what}: {found['seconds']:.2f} s of CPU, "
+                f"{found['memory']:.0f} MB, {found['verdict']}"
+            )
+
+
+def collectives(steps: int) -> None:
+    """Print what a step over two processes costs bare, captured, and captured with collectives."""
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder) / "steps.py"
+        script.write_text(STEPS)
+        port = 20000 + os.getpid() % 20000
+        processes = []
+        for rank in range(2):
+            variables = {"RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+            own = {**os.environ, "OMP_NUM_THREADS": "1", **{name: str(value) for name, value in variables.items()}}
+            command = [sys.executable, str(script), str(steps)]
+            processes.append(subprocess.Popen(command, cwd=folder, env=own, stdout=subprocess.PIPE, text=True))
+        told = [json.loads(process.communicate()[0].splitlines()[-1]) for process in processes]
+    for layout, found in told[0].items():
+        bare, number = found["bare"]["cpu"], found["collectives"]["number"]
+        for mode in ("bare", "captured", "collectives"):
+            own = found[mode]
+            print(
+                f"{layout}, {mode}: {own['cpu'] * 1e3:.2f} ms of CPU a step ({own['cpu'] / bare:.3f} x bare), "
+                f"{own['wall'] * 1e3:.2f} ms by the clock"
+            )
+        if number:
+            more = (found["collectives"]["cpu"] - found["captured"]["cpu"]) / number
+            print(f"{layout}: {number} collectives a step, {more * 1e6:.0f} us of CPU for each that is recorded")
+    extra = {
+        layout: told[0][layout]["captured"]["cpu"] - told[0][layout]["bare"]["cpu"] for layout in ("alone", "calls")
+    }
+    each = (extra["calls"] - extra["alone"]) / 100
+    print(f"captured without collectives, each of 100 a step costs {each * 1e6:.1f} us more than bare")
 
 
 def killed(folder: Path, number: int, source: random.Random) -> list[str]:
@@ -155,7 +281,7 @@ def killed(folder: Path, number: int, source: random.Random) -> list[str]:
 def main() -> None:
     """Do what the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("merge", "kills"))
+    parser.add_argument("what", choices=("merge", "equal", "collectives", "kills"))
     parser.add_argument("--ranks", type=int, default=64)
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--sites", type=int, default=2000)
@@ -164,6 +290,12 @@ def main() -> None:
     options = parser.parse_args()
     if options.what == "merge":
         merge(options.ranks, options.steps, options.sites)
+        return
+    if options.what == "equal":
+        equal(options.ranks, options.steps, options.sites)
+        return
+    if options.what == "collectives":
+        collectives(options.steps)
         return
     source = random.Random(options.seed)
     sound = 0

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
-from launches import finish, launch
+from launches import SCRIPT, finish, launch
 from sweeps import sliced
 
 from introspect_cli.compare.diff import compare_runs
@@ -15,6 +17,9 @@ from introspect_cli.health.check import check
 from introspect_cli.records import Kind
 from introspect_cli.selection import read_selection
 from introspect_cli.store.reader import open_run
+
+sys.path.append(str(SCRIPT.parent))
+from train_ranks import Tokens
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
 
@@ -145,3 +150,21 @@ def test_a_batch_of_the_same_tokens_in_another_order_is_another_batch(runs):
     assert result.verdict is Verdict.DIVERGED
     assert (result.first.step, result.first.site.kind) == (0, Kind.BATCH)
     assert "Of 8 samples of a, 6 are in b too." in result.evidence
+
+
+@pytest.mark.parametrize("layout", sliced(["gpipe", "1f1b"], ["1f1b"]))
+def test_calls_of_a_stage_are_numbered_as_its_microbatches(runs, layout):
+    """In whatever order a schedule runs them, and with the losses and gradients of each."""
+    have(runs, layout)
+    expected = Tokens(2).ids[:8, :-1].chunk(4)
+    with open_run(runs[0] / layout) as run:
+        for rank in (0, 1):
+            records = list(run.rank(rank).records(0))
+            calls = {record.site.call for record in records if record.site.kind is Kind.OUTPUT}
+            assert calls == {0, 1, 2, 3}
+        given = [r for r in run.rank(0).records(0) if r.site.kind is Kind.INPUT and r.site.fqn == "GPT"]
+        losses = [r.site.call for r in records if r.site.kind is Kind.LOSS]
+    assert sorted(losses) == [0, 1, 2, 3]
+    assert len(given) == 4
+    for record in given:
+        assert record.summary.stats["mean"] == pytest.approx(expected[record.site.call].double().mean().item())
