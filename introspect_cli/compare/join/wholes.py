@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from introspect_cli.compare.join.coverage import options_of
 from introspect_cli.compare.join.shared_out import OTHER, SAME, SharedOut
 from introspect_cli.compare.join.sites import Ids, Mask, kind_code
 from introspect_cli.records import Kind, count
@@ -114,9 +115,15 @@ def told(a: Run, b: Run, options: DiffOptions, *, fold_calls: bool) -> str:
     """A note on what is compared."""
     folded = ", calls of a module together" if fold_calls else ""
     sizes = [count(run.world_size, "rank") if run.world_size > 1 else "one process" for run in (a, b)]
+    sampled = all(options_of(run.manifest).get("per_sample") is True for run in (a, b))
+    by = (
+        "by its samples where these are equal, else by extrema and means"
+        if sampled
+        else "by its extrema and means alone"
+    )
     return (
         f"The layouts differ (a: {sizes[0]}, b: {sizes[1]}), so wholes are compared: parts added up, copies counted "
-        f"once{folded}, what differs from rank to rank by its extrema and means alone, random states not at all. "
+        f"once{folded}, what differs from rank to rank {by}, random states not at all. "
         f"Sums in another order may differ by {options.rtol:g} of the values."
     )
 
