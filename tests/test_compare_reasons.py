@@ -555,6 +555,16 @@ def test_processes_of_the_scripts_own_are_suspected(compare):
     assert any(note.startswith("Neither run could see everything: ") for note in result.notes)
 
 
+def test_memory_that_nobody_wrote_to_is_suspected(compare):
+    def first(value):
+        x = np.arange(4, dtype=F32)
+        return compare([[row("start", "param", "Net.w", x)]], [[row("start", "param", "Net.w", x + value)]]).sentence
+
+    assert "in b its largest value is 1.0e+30, as in memory that was never written to" in first(F32(1e30))
+    assert "in b some of it is not finite, as in memory" in first(F32("nan"))
+    assert "never written" not in first(1)
+
+
 NEW_REASON = '''
 """Two tensors that start with each other's values."""
 from introspect_cli.compare.reasons.base import Reason

@@ -7,6 +7,7 @@ All runs come from two launches; a fault that needs no second run is told by `ch
 from __future__ import annotations
 
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,7 +16,8 @@ from launches import SCRIPT, finish, together
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.result import Verdict
-from introspect_cli.health.check import check
+from introspect_cli.health.check import RULES, check
+from introspect_cli.health.replicas import Replicas
 from introspect_cli.store.reader import open_run
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
@@ -185,3 +187,16 @@ def test_the_first_divergence_is_that_of_the_rank_where_it_began(runs):
     with open_run(runs / "2" / "hand-none") as a, open_run(runs / "2" / "hand-rate") as b:
         result = compare_runs(a, b, DiffOptions())
     assert {found.rank: found.step for found in result.candidates} == {0: 1, 1: 0}
+
+
+def test_packages_and_sources_that_differ_between_ranks_are_named():
+    def settings_of(rank):
+        return {"packages": {"numpy": f"2.{rank}"}, "sources": {"lib.py": f"hash {rank}"}, "runtime": {"torch": "2.13"}}
+
+    run = SimpleNamespace(manifests={0: {}, 1: {}}, settings_of=settings_of)
+    rule = next(rule for rule in RULES if rule.id == "rank-settings")
+    hits = rule.find(Replicas(run, ranks=(0, 1), steps=[3], names=[]))
+    assert [(rank, hit.step, hit.evidence) for rank, hit in hits] == [
+        (1, 3, "packages.numpy is '2.1' on rank 1 and '2.0' on rank 0"),
+        (1, 3, "sources.lib.py is 'hash 1' on rank 1 and 'hash 0' on rank 0"),
+    ]

@@ -186,7 +186,7 @@ RULES: tuple[RankRule, ...] = (
         "shards",
         Level.ERROR,
         "parts of a parameter overlap, leave some of it out, or hold the same values",
-        "a checkpoint that was cut with another rank's offset",
+        "a checkpoint that was cut with another rank's offset, or ranks that each drew their part from one seed",
         _shards,
     ),
     RankRule(

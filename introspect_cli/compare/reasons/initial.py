@@ -13,6 +13,10 @@ from introspect_cli.records import Kind, Phase
 
 if TYPE_CHECKING:
     from introspect_cli.compare.reasons.facts import Facts
+    from introspect_cli.records import Summary
+
+_TINY, _HUGE = 1e-20, 1e15
+"""No initialisation makes a tensor whose largest value is beyond."""
 
 TENSORS = frozenset({Kind.PARAM, Kind.BUFFER})
 
@@ -63,10 +67,25 @@ class Initial(Reason):
                 f"{text}: the steps before step {step} {scene.absent}, so the runs diverged there or began with "
                 "a different initialisation, seed or checkpoint."
             )
+        wild = _wild(a, "a") or _wild(b, "b")
+        if wild:
+            return (
+                f"{text}: {wild}, as in memory that was never written to (to_empty, torch.empty); or a different "
+                "initialisation, seed or checkpoint."
+            )
         return (
             f"{text}: a different initialisation or seed, a different checkpoint was loaded, or the script changed it "
             "before it was recorded."
         )
+
+
+def _wild(summary: Summary | None, run: str) -> str:
+    """What is odd about values that somebody is to have initialised; "" for nothing."""
+    stats = summary.stats if summary is not None else {}
+    if any(stats.get(name, 0) > 0 for name in ("nans", "posinfs", "neginfs")):
+        return f"in {run} some of it is not finite"
+    largest = max(abs(stats.get("min", 0.0)), abs(stats.get("max", 0.0)))
+    return f"in {run} its largest value is {largest:.1e}" if 0 < largest < _TINY or largest > _HUGE else ""
 
 
 def one_sided(facts: Facts, position: int) -> bool:
