@@ -151,6 +151,34 @@ class Body(nn.Module):
         return x + h if self.adds else h
 
 
+class Masked(nn.Module):
+    """A layer that is given a mask, in one shape or another, and maybe a number that it does not use."""
+
+    def __init__(self, *, wide, table=False):
+        super().__init__()
+        self.layer, self.wide = nn.Linear(WIDTH, WIDTH), wide
+        if table:
+            self.register_buffer("table", torch.arange(3.0), persistent=False)
+
+    def forward(self, x, mask, place=None):
+        del place
+        return self.layer(x) * mask[..., :1]
+
+
+def masking(*, wide, table=False):
+    class Sum(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inp, self.body, self.head = nn.Linear(4, WIDTH), Masked(wide=wide, table=table), nn.Linear(WIDTH, 3)
+
+        def forward(self, x):
+            mask = torch.tensor([1.0, 0.0]).repeat(len(x), 1) if wide else torch.ones(len(x), 1)
+            more = {"place": torch.arange(len(x))} if wide else {}
+            return self.head(self.body(self.inp(x), mask=mask, **more))
+
+    return Sum
+
+
 def adding(*, inside, factor=1.0):
     """A sum inside of a layer or around it, whose result is the same but for the factor."""
 

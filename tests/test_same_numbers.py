@@ -21,6 +21,7 @@ from refactored import (
     evaluated,
     fed,
     fit,
+    masking,
     two_models,
     with_extra,
     without_bias,
@@ -56,6 +57,8 @@ RUNS = {
     "adds outside": fit(adding(inside=False)),
     "adds inside": fit(adding(inside=True)),
     "adds more inside": fit(adding(inside=True, factor=1.01)),
+    "mask": fit(masking(wide=False, table=True)),
+    "wide mask": fit(masking(wide=True)),
     "network first": two_models(),
     "target first": two_models(swapped=True),
     "target differs": two_models(swapped=True, target_differs=True),
@@ -345,6 +348,17 @@ def test_a_divergence_that_changes_no_result_says_so(diff):
     assert result.sentence.startswith("First divergence at step 0: the output of Sum.body (Body) differs")
     told = "The losses, gradients of the parameters, parameters and optimizer states of all 3 steps compared agree"
     assert result.evidence[-1] == f"{told}: what differs changed none of them."
+
+
+def test_of_what_one_run_alone_has_it_says_which_value_of_both_differs(diff):
+    """As where a library makes a mask of another shape, and has tables in other places."""
+    result = diff("mask", "wide mask")
+    assert result.verdict is Verdict.DIVERGED
+    assert result.evidence[-1] == (
+        "The losses, gradients of the parameters, parameters and optimizer states of all 3 steps compared agree: "
+        "what differs changed none of them. "
+        "The first value of both runs that differs is the input ['mask'] of Sum.body in step 0."
+    )
 
 
 @pytest.mark.parametrize(

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from introspect_cli.compare.effects import RESULTS, matched_sites
-from introspect_cli.compare.join.sites import KINDS, kind_code, phase_code
+from introspect_cli.compare.join.sites import KINDS, phase_code
 from introspect_cli.compare.reasons.evidence import listed
+from introspect_cli.compare.reasons.words import what
 from introspect_cli.records import Kind, Phase
 
 if TYPE_CHECKING:
     from introspect_cli.compare.join.rows import StepPair
-    from introspect_cli.compare.join.sites import Alignment, Ids, Mask
+    from introspect_cli.compare.join.sites import Alignment, Ids
     from introspect_cli.compare.outcome import RankOutcome
 
 _NAMES = {
@@ -30,29 +31,32 @@ _NAMES = {
 }
 
 
-def _of_results(alignment: Alignment, unions: Ids) -> Mask:
-    return np.asarray(np.isin(alignment.kind[unions], [kind_code(kind) for kind in RESULTS]))
+def _kinds(alignment: Alignment, unions: Ids) -> frozenset[Kind]:
+    """The kinds of those of the sites that are results."""
+    return frozenset(KINDS[code] for code in set(alignment.kind[unions].tolist())) & frozenset(RESULTS)
 
 
 def agreed_kinds(alignment: Alignment, pair: StepPair) -> frozenset[Kind]:
-    """The kinds of results of which all that either run recorded in a step agrees; none where one does not.
+    """The kinds of results of which all that either run recorded in a step agrees.
 
     Initial values count too: a parameter that differs before a step is one that differs.
     """
     site_a, site_b = pair.sites(alignment)
     rows = [site_a[pair.rows_a], site_a[pair.unseen_a], site_a[pair.only_a], site_b[pair.only_b], pair.alone]
-    if _of_results(alignment, np.concatenate(rows)).any():
-        return frozenset()
+    apart = _kinds(alignment, np.concatenate(rows))
     unions, _, agree = matched_sites(alignment, pair)
-    unions = unions[agree & (alignment.phase[unions] != phase_code(Phase.START))]
-    return frozenset(KINDS[code] for code in set(alignment.kind[unions[_of_results(alignment, unions)]].tolist()))
+    return _kinds(alignment, unions[agree & (alignment.phase[unions] != phase_code(Phase.START))]) - apart
 
 
 def unchanged(outcome: RankOutcome) -> str:
-    """The sentence on the results that agree in every step, "" where one does not, or none was recorded."""
-    kinds, steps = outcome.agreed, len(outcome.paired)
-    if outcome.first is None or not kinds:
+    """The sentence on the results that agree in every step, "" where the parameters do not, or were not recorded."""
+    first, kinds, steps = outcome.first, outcome.agreed, len(outcome.paired)
+    if first is None or not kinds or Kind.PARAM not in kinds:
         return ""
     names = listed([name for kind, name in _NAMES.items() if kind in kinds])
     which = "the step" if steps == 1 else f"all {steps:,} steps"
-    return f"The {names} of {which} compared agree: what differs changed none of them."
+    told = f"The {names} of {which} compared agree: what differs changed none of them."
+    both = next((own for own in outcome.listed if own.a is not None and own.b is not None), None)
+    if both is None or both is first:
+        return told
+    return f"{told} The first value of both runs that differs is {what(both.site)} in step {both.step}."
