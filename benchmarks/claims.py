@@ -292,8 +292,31 @@ Look: TypeAlias = "Callable[[Claim], list[Pair]]"
 """The records that a claim speaks of."""
 
 
+_RESULTS = {
+    "losses": Kind.LOSS,
+    "gradients of the parameters": Kind.GRAD,
+    "parameters": Kind.PARAM,
+    "buffers": Kind.BUFFER,
+    "optimizer states": Kind.OPTIMIZER_STATE,
+}
+_RESULTS_AGREE = re.compile(r"^The (.+) of (?:the step|all [\d,]+ steps) compared agree$")
+
+
+def _results(names: str, clause: str, books: Books) -> Iterator[str]:
+    """What is said of all results of a kind, in all steps that both recorded."""
+    for name in re.split(r", | and ", names):
+        pairs = [pair for step in books.steps for pair in books.pairs(step) if pair.site.kind is _RESULTS[name]]
+        if not any(pair.seen for pair in pairs):
+            yield f"said to agree, and nothing of it was recorded in both ({name}): {clause!r}"
+        elif (other := next((pair for pair in pairs if not pair.equal), None)) is not None:
+            yield f"said to agree, and {_named(other)} does not: {clause!r}"
+
+
 def _equalities(text: str, first: dict[str, Any], books: Books) -> Iterator[str]:
     for clause in _clauses(text):
+        if told := _RESULTS_AGREE.match(clause.strip()):
+            yield from _results(told[1], clause.strip(), books)
+            continue
         if not _EQUAL.search(clause) or _UNSEEN.search(clause):
             continue
         for word, look in _SUBJECTS:

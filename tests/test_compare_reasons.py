@@ -8,6 +8,7 @@ import pytest
 from synthetic import row, write_run
 
 from introspect_cli.compare.diff import compare_runs
+from introspect_cli.compare.join.sites import Alignment
 from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.reasons import base
 from introspect_cli.compare.result import Role, Verdict
@@ -620,3 +621,30 @@ def test_a_long_setting_is_shown_around_its_difference(compare):
 
 def test_one_record_is_one_record(compare):
     assert "1 record of 1 step agrees" in compare([train()[0][:1]], [train()[0][:1]]).sentence
+
+
+def test_a_module_that_is_called_often_is_looked_through_once(tmp_path, monkeypatch):
+    """A recurrent cell is called thousands of times in a step; of each call that differs it is asked where it began."""
+    calls = 300
+
+    def step(shift):
+        inside = [
+            ("input", "Net.cell"),
+            ("input", "Net.cell.gate"),
+            ("output", "Net.cell.gate"),
+            ("output", "Net.cell"),
+        ]
+        values = [call + (shift if call else 0.0) for call in range(calls)]
+        return [row("forward", "input", "Net", 1.0)] + [
+            row("forward", kind, name, np.full(4, value, F32), call=call)
+            for call, value in enumerate(values)
+            for kind, name in inside
+        ]
+
+    a, b = (write_run(tmp_path / name, [step(shift)]) for name, shift in (("a", 0.0), ("b", 0.5)))
+    made, site = [], Alignment.site
+    monkeypatch.setattr(Alignment, "site", lambda self, union: made.append(union) or site(self, union))
+    with open_run(a) as one, open_run(b) as two:
+        result = compare_runs(one, two, DiffOptions(whole_step=True))
+    assert (result.first.site.fqn, result.first.site.call) == ("Net.cell", 1)
+    assert len(made) < 20 * 4 * calls

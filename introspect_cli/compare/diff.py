@@ -73,12 +73,14 @@ def compare_runs(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run] = ()
         notes += [note for note in told if note not in notes]
     answer = _answer(a, b, options, outcomes, notes)
     answer = replace(answer, structure=structure_of(outcomes, same=answer.verdict is Verdict.SAME))
-    plain = options.by_value and not options.strict and not options.narrowed
-    plain &= not any(chooses_modules(run.manifest) for run in (a, b))  # what is nowhere may have been left out
+    # what is nowhere may have been left out, and of what was left out nothing is known
+    entire = not options.narrowed and not any(chooses_modules(run.manifest) for run in (a, b))
+    plain = options.by_value and not options.strict and entire
     if answer.verdict is not Verdict.SAME and len(outcomes) == 1 and plain:
         answer = _by_flow(answer, (a, b), options, outcomes[0])
     if answer.first is not None:
-        kept = unchanged(outcomes[0]) if len(outcomes) == 1 else ""
+        bitwise = entire and not options.tolerant and not noise
+        kept = unchanged(outcomes[0]) if len(outcomes) == 1 and bitwise else ""
         told = [text for text in (samples_told(a, b, answer.first), kept) if text]
         answer = replace(answer, evidence=(*answer.evidence, *told))
     fault = _fault(a, b, options, noise) if noise and on_one_device([a, b, *noise]) else ""

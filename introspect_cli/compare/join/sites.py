@@ -185,6 +185,24 @@ class Alignment:
         return found
 
     @cached_property
+    def _by_call(self) -> dict[str, dict[tuple[int, int, int], list[int]]]:
+        return {}
+
+    def of_call(self, phase: Phase, kind: Kind, fqn: str, call: int) -> list[int]:
+        """Union numbers of what a call of a module has of a kind, on all paths.
+
+        A module that is called thousands of times in a step is asked for thousands of times, so its calls are looked
+        through once.
+        """
+        calls = self._by_call.get(fqn)
+        if calls is None:
+            calls = self._by_call[fqn] = {}
+            for union in self.by_fqn.get(fqn, []):
+                own = int(self.phase[union]), int(self.kind[union]), int(self.call[union])
+                calls.setdefault(own, []).append(union)
+        return calls.get((phase_code(phase), kind_code(kind), call), [])
+
+    @cached_property
     def names_a(self) -> frozenset[str]:
         """All FQNs that run a has, at any step."""
         return frozenset(self.a.fqn)

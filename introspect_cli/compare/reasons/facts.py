@@ -128,6 +128,7 @@ class Facts:
         self._differing: dict[tuple[Phase, Kind, str, int], float] = {}
         self._inside: dict[tuple[str, str], list[float]] = {}
         self._lonely: dict[str, Lonely] = {}
+        self._begun: dict[str, tuple[list[float], list[int], dict[int, float]]] = {}
         self._by_kind: dict[tuple[Kind, str], list[int]] = {}
         for index, site in enumerate(self.sites):
             order = float(items.order[index])
@@ -283,29 +284,45 @@ class Facts:
 
     def recorded(self, phase: Phase, kind: Kind, fqn: str, call: int) -> list[int]:
         """Union numbers of the sites there are for a module call, on all paths."""
-        return [
-            union
-            for union in self.alignment.by_fqn.get(fqn, [])
-            if (site := self.alignment.site(union)).phase is phase and site.kind is kind and site.call == call
-        ]
+        return self.alignment.of_call(phase, kind, fqn, call)
 
     def sequence_of(self, unions: list[int]) -> float | None:
         """Earliest sequence, in run a, of any of these sites at this step; None where none was recorded."""
         found = self.order[unions].min(initial=np.inf)
         return float(found) if np.isfinite(found) else None
 
+    def running(self, fqn: str, order: float) -> tuple[float, int] | None:
+        """When the call of a module that is running at a place of the sequence began, and which call it is.
+
+        The last whose inputs stand before; None where there is none.
+        """
+        if fqn not in self._begun:
+            inputs = self.unions(Kind.INPUT, FORWARD, fqn)
+            inputs = inputs[np.argsort(self.order[inputs], kind="stable")]
+            orders, calls = self.order[inputs].tolist(), self.alignment.call[inputs].tolist()
+            self._begun[fqn] = orders, calls, dict(zip(reversed(calls), reversed(orders), strict=True))
+        orders, calls, starts = self._begun[fqn]
+        place = bisect_right(orders, order) - 1
+        return None if place < 0 else (starts[calls[place]], calls[place])
+
     def tensors_differ(self, fqn: str, order: float) -> bool:
         """Whether a parameter or buffer of a module, or inside it, differs already at a place of the sequence.
 
         Those that the step began with, and those that an optimizer changed before, within the step.
         """
-        prefix = fqn + "."
-        if any(name.startswith(prefix) for name in self.carried.params | self.carried.buffers):
-            return True
-        return any(
-            at < order and site.kind in _TENSORS and site.phase in _BEFORE_USE and site.fqn.startswith(prefix)
-            for at, site in zip(self.items.order, self.sites, strict=True)
+        return self._tensors_from.get(fqn, np.inf) < order
+
+    @cached_property
+    def _tensors_from(self) -> dict[str, float]:
+        """From where in the sequence on a parameter or buffer inside a module differs, by FQN of the module."""
+        found = dict.fromkeys(
+            (head for name in self.carried.params | self.carried.buffers for head in ancestors(name)), -np.inf
         )
+        for order, site in zip(self.items.order.tolist(), self.sites, strict=True):
+            if site.kind in _TENSORS and site.phase in _BEFORE_USE:
+                for head in ancestors(site.fqn):
+                    found[head] = min(order, found.get(head, np.inf))
+        return found
 
     def lonely(self, side: str) -> Lonely:
         """What only one side has in this step."""
@@ -323,7 +340,7 @@ class Facts:
 
     def rng_differs(self) -> bool:
         """Whether a random state differs at the start of the step."""
-        return any(site.kind is Kind.RNG and site.phase is Phase.START for site in self.sites)
+        return (Phase.START, Kind.RNG) in self._first
 
 
 def states(alignment: Alignment, pair: StepPair) -> npt.NDArray[np.int8]:

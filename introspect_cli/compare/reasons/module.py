@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from introspect_cli.compare.join.sites import KINDS, PHASES
+from introspect_cli.compare.join.sites import KINDS
 from introspect_cli.compare.reasons.base import Cause, Reason, Scene
 from introspect_cli.compare.reasons.draws import drew_alone, drew_before
 from introspect_cli.compare.reasons.evidence import (
@@ -148,26 +148,11 @@ def parent_call(facts: Facts, fqn: str, order: float) -> tuple[str, float, int] 
     """The module that was running when a module inside it was called: name, when its call began, call index."""
     parent = owner_of(fqn)
     while parent:
-        found = _running(facts, parent, order)
+        found = facts.running(parent, order)
         if found is not None:
             return parent, *found
         parent = owner_of(parent)
     return None
-
-
-def _running(facts: Facts, fqn: str, order: float) -> tuple[float, int] | None:
-    """When the call of a module that is running at `order` began, its last input before, and which call it is."""
-    alignment = facts.alignment
-    wanted = [
-        union
-        for union in alignment.by_fqn.get(fqn, [])
-        if KINDS[alignment.kind[union]] is Kind.INPUT and PHASES[alignment.phase[union]] in FORWARD
-    ]
-    begun = [union for union in wanted if facts.order[union] <= order]
-    if not begun:
-        return None
-    call = int(alignment.call[max(begun, key=lambda union: facts.order[union])])
-    return min(float(facts.order[union]) for union in begun if alignment.call[union] == call), call
 
 
 def last_child(facts: Facts, fqn: str, low: float, high: float) -> str:
