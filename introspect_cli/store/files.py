@@ -104,6 +104,9 @@ class Handle:
     its files: what is behind a number is asked before it is written to or closed.
     """
 
+    fd = -1  # also where an interrupt comes before there is one
+    _own: tuple[int, int] | None = None
+
     def __init__(self, fd: int, path: str) -> None:
         self.fd = fd = _away(fd)
         self.path = path
@@ -197,7 +200,7 @@ class Appended(Handle):
 
     def cut(self) -> None:
         """Leave out what a write that failed has left behind."""
-        if self.is_ours():
+        if self.is_ours() and self.size() > self.length:
             os.ftruncate(self.fd, self.length)
 
 

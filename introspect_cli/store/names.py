@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast
 
 import numpy as np
 
@@ -50,28 +50,39 @@ _SHORT = 64  # characters of a path that cannot be too deep
 # --- writing
 
 
+class Stream(NamedTuple):
+    """What a stream of names holds up to some row.
+
+    Attributes:
+        rows: how many.
+        length: bytes, the schema included.
+        crc: CRC-32 of the bytes.
+    """
+
+    rows: int
+    length: int
+    crc: int
+
+
 class Interner(Generic[Row]):
     """Numbers rows and encodes those not yet written. Several threads may intern; one writes.
 
     A site's name is a hundred bytes and recurs every step: a row gets the next number when it is first seen, and waits
-    here until the next step is written.
+    here until a step that was written holds it. An interrupt may come at any line: whoever writes keeps what counts as
+    written, and no statement here leaves a number without its row.
 
     Attributes:
-        count: rows written.
-        length: bytes written, the schema included.
-        crc: CRC-32 of the bytes written.
+        begun: the stream before its first row.
     """
 
     def __init__(self, schema: Schema, encoder: Callable[[Sequence[Row]], Encoded]) -> None:
         self._schema = schema
         self._encoder = encoder
         self._numbers: dict[Hashable, int] = {}
-        self._pending: list[Row] = []
+        self._waiting: dict[int, Row] = {}
         self._lock = threading.Lock()
         first = schema_message(schema)
-        self.count = 0
-        self.length = len(first)
-        self.crc = zlib.crc32(first)
+        self.begun = Stream(0, len(first), zlib.crc32(first))
 
     def keys(self) -> list[Hashable]:
         """Keys of all rows, written or not."""
@@ -84,28 +95,31 @@ class Interner(Generic[Row]):
         if known is not None:
             return known
         with self._lock:
-            number = self._numbers.setdefault(key, len(self._numbers))
-            if number == self.count + len(self._pending):
-                self._pending.append(row)
-        return number
+            number = len(self._numbers)
+            if key not in self._numbers:
+                self._waiting[number] = row  # before its number: one without the other is never read
+            return self._numbers.setdefault(key, number)
 
-    def take(self) -> bytes:
-        """The bytes of a batch of the rows that wait, now counted as written; empty where none does.
+    def rest(self, written: Stream) -> tuple[bytes, Stream]:
+        """A batch of the rows that come after `written`, empty where there are none, and the stream with it.
+
+        The same rows again until they count as written.
 
         Raises:
             StoreError: the stream would grow past its limit.
         """
-        if not self._pending:
-            return b""
+        if not self._waiting:
+            return b"", written
         with self._lock:
-            rows, self._pending = self._pending, []
-            self.count += len(rows)
+            for number in [number for number in self._waiting if number < written.rows]:
+                del self._waiting[number]
+            rows = [self._waiting[number] for number in range(written.rows, len(self._numbers))]
+        if not rows:
+            return b"", written
         data = b"".join(encode_batch(self._schema, self._encoder(rows), len(rows)))
-        if self.length + len(data) > LIMIT_NAMES:
+        if written.length + len(data) > LIMIT_NAMES:
             raise StoreError(f"more names than a store holds ({LIMIT_NAMES >> 20} MB of them)")
-        self.length += len(data)
-        self.crc = zlib.crc32(data, self.crc)
-        return data
+        return data, Stream(written.rows + len(rows), written.length + len(data), zlib.crc32(data, written.crc))
 
 
 def encode_sites(rows: Sequence[tuple[Site, SiteInfo]]) -> Encoded:

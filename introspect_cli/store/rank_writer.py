@@ -3,6 +3,10 @@
 The process may end between any two instructions, the disk may fill, the directory may go away, and a step must cost the
 training less than a millisecond. So it writes new names, then the step's batch, then its index entry, each with one
 plain write; what no index entry vouches for does not exist. The first failure ends the recording, never the script.
+
+An interrupt may also be raised between any two lines, and the script may catch it and train on. So what counts as
+written is one value, exchanged by one assignment once the index entry is out; whatever writes next first takes back
+what was written beyond it.
 """
 
 from __future__ import annotations
@@ -10,7 +14,7 @@ from __future__ import annotations
 import os
 import zlib
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -45,13 +49,33 @@ from introspect_cli.store.format import (
 from introspect_cli.store.index import chained, step_digest
 from introspect_cli.store.labels import LABELS, LIMIT_LABELS
 from introspect_cli.store.labels import encode as encode_labels
-from introspect_cli.store.names import Encoded, Interner, encode_layouts, encode_modules, encode_sites
+from introspect_cli.store.names import Encoded, Interner, Stream, encode_layouts, encode_modules, encode_sites
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from introspect_cli.labels import Labels
     from introspect_cli.store.batch import StepBatch
+
+
+class _Written(NamedTuple):
+    """What counts as written: all that the next index entry follows from.
+
+    Attributes:
+        step: the last step, -1 where there is none.
+        chain: after that step.
+        rows: records in all steps.
+        crc: CRC-32 of the index.
+        names: by file name, the streams of names.
+        lengths: by file name, bytes.
+    """
+
+    step: int
+    chain: bytes
+    rows: int
+    crc: int
+    names: Mapping[str, Stream]
+    lengths: Mapping[str, int]
 
 
 class RankWriter:
@@ -61,13 +85,11 @@ class RankWriter:
 
     Attributes:
         bytes_written: bytes in this rank's files.
-        rows_written: records in them.
         failure: why nothing more is written, or None while all is well.
     """
 
     def __init__(self, folder: Folder, rank: int, schema: Schema, run_id: bytes, *, durable: bool = False) -> None:
         self.bytes_written = 0
-        self.rows_written = 0
         self.failure: str | None = None
         self._folder = folder
         self._rank = rank
@@ -79,13 +101,12 @@ class RankWriter:
         self._sites: Interner[tuple[Site, SiteInfo]] = Interner(columns.sites, self._encode_sites)
         self._layouts: Interner[Layout] = Interner(columns.layouts, encode_layouts)
         self._modules: Interner[ModuleInfo] = Interner(columns.modules, encode_modules)
+        self._interners = ((SITES, self._sites), (LAYOUTS, self._layouts), (MODULES, self._modules))
         self._schema = schema
         self._run_id = run_id
-        self._step = -1
-        self._chain = FIRST_CHAIN
-        self._offset = 0
-        self._crc = 0
         self._files: dict[str, Appended] = {}
+        self._torn = False  # whether the files may hold what does not count as written
+        self._written = _Written(-1, FIRST_CHAIN, 0, 0, {}, {})
         try:
             self._start(columns, run_id)
         except OSError as error:
@@ -97,13 +118,11 @@ class RankWriter:
             self._files[name] = Appended(self._folder, name, locked=name == INDEX)
         for name, schema in ((SITES, columns.sites), (LAYOUTS, columns.layouts), (MODULES, columns.modules)):
             self._write(name, schema_message(schema))
-        first = schema_message(self._schema)
-        self._write(RECORDS, first)
-        self._offset = self._first_batch = len(first)
+        self._write(RECORDS, schema_message(self._schema))
         header = index_header(self._rank, run_id, columns.described())
-        self._crc = self._first_crc = zlib.crc32(header)
-        self._first_entry = len(header)
         self._write(INDEX, header)
+        names = {name: interner.begun for name, interner in self._interners}
+        self._first = self._written = _Written(-1, FIRST_CHAIN, 0, zlib.crc32(header), names, self._lengths())
 
     def kinds(self) -> frozenset[Kind]:
         """Kinds of all sites there are."""
@@ -112,7 +131,12 @@ class RankWriter:
     @property
     def last_step(self) -> int | None:
         """The last step written; None where there is none."""
-        return self._step if self._step >= 0 else None
+        return self._written.step if self._written.step >= 0 else None
+
+    @property
+    def rows_written(self) -> int:
+        """Records in all steps."""
+        return self._written.rows
 
     def site(self, site: Site, info: SiteInfo) -> int:
         """The number of a site; what is known of it is taken from the first call."""
@@ -134,30 +158,39 @@ class RankWriter:
             ValueError: the step does not come after the last one, or the batch names a site or layout by a number
                 that was not given out.
             StoreError: it could not be written; once, and the store ends at the step before.
+            KeyboardInterrupt: one came while the step was written; it was then written all the same, if it could be.
         """
         if self.failure is not None:
             return
-        if step <= self._step:
-            raise ValueError(f"step {step} was appended after step {self._step}")
+        if step <= self._written.step:
+            raise ValueError(f"step {step} was appended after step {self._written.step}")
         try:
             self._append(step, batch, labels)
         except (OSError, StoreError) as error:
             self._fail(reason(error) if isinstance(error, OSError) else str(error))
+        except KeyboardInterrupt:
+            if step > self._written.step:  # once: a second interrupt is meant
+                with suppress(Exception):  # none may take the interrupt's place; what lasts, the next step meets
+                    self._append(step, batch, labels)
+            raise
 
     def _append(self, step: int, batch: StepBatch, labels: Labels | None) -> None:
         self._guard()
-        names = self._take_names()
+        self._take_back()
+        before = self._written
+        names, streams = self._take_names()
         rows = len(batch)
-        if rows and (batch.site.max() >= self._sites.count or batch.layout.max() >= self._layouts.count):
+        if rows and (batch.site.max() >= streams[SITES].rows or batch.layout.max() >= streams[LAYOUTS].rows):
             raise ValueError("a record names a site or a layout that was never given a number")
         data = b"".join(encode_batch(self._schema, self._columns(batch), rows))
         if len(data) > LIMIT_BATCH:
             raise StoreError(f"one step has more records than a store holds ({LIMIT_BATCH >> 20} MB of them)")
-        if self._files[INDEX].length + 2 * ENTRY.itemsize > LIMIT_INDEX:  # the end mark needs room, too
+        if before.lengths[INDEX] + 2 * ENTRY.itemsize > LIMIT_INDEX:  # the end mark needs room, too
             raise StoreError(f"more steps than a store holds ({LIMIT_INDEX // ENTRY.itemsize:,})")
         digest = step_digest(self._keys[batch.site], batch.checksum, batch.status, self._setting[batch.site])
-        chain = chained(self._chain, step, digest)
-        entry = self._entry(STEP_ENTRY, step, len(data), rows, zlib.crc32(data), digest, chain)
+        chain = chained(before.chain, step, digest)
+        entry, crc = self._entry(STEP_ENTRY, step, streams, data, rows, digest, chain)
+        self._torn = True
         for name, piece in names.items():
             self._write(name, piece)
         if labels:
@@ -166,9 +199,29 @@ class RankWriter:
         self._sync(*names, RECORDS)  # before the entry that vouches for it
         self._write(INDEX, entry)
         self._sync(INDEX)
-        self._step, self._chain = step, chain
-        self._offset += len(data)
-        self.rows_written += rows
+        self._written = _Written(step, chain, before.rows + rows, crc, streams, self._lengths())
+        self._torn = False
+
+    def _lengths(self) -> dict[str, int]:
+        return {name: file.length for name, file in self._files.items()}
+
+    def _take_back(self) -> None:
+        """Shorten the files to what counts as written, where something stopped in between.
+
+        Raises:
+            OSError: they could not be shortened.
+        """
+        if not self._torn:
+            return
+        lengths = self._written.lengths
+        if LABELS not in self._files:  # it may have been made, and not been noted
+            with suppress(FileNotFoundError):
+                os.unlink(LABELS, dir_fd=self._folder.secure().fd)
+        # The index first: what no entry vouches for does not exist.
+        for name in (INDEX, *(name for name in self._files if name != INDEX)):
+            self._files[name].shorten(lengths.get(name, 0))
+        self.bytes_written = sum(self._lengths().values())
+        self._torn = False
 
     def _label(self, step: int, labels: Labels) -> None:
         if LABELS not in self._files:
@@ -183,19 +236,19 @@ class RankWriter:
         Raises:
             StoreError: the files could not be shortened; the store ends where it did.
         """
-        if self.failure is not None or self._step < 0:
+        if self.failure is not None or self._written.step < 0:
             return
+        before = self._written
+        first = self._first.lengths
+        lengths = {**before.lengths, INDEX: first[INDEX], RECORDS: first[RECORDS], LABELS: 0}
         try:
             self._guard()
-            # The index first: what no entry vouches for does not exist.
-            self._files[INDEX].shorten(self._first_entry)
-            self._files[RECORDS].shorten(self._first_batch)
-            if LABELS in self._files:
-                self._files[LABELS].shorten(0)
+            self._torn = True
+            self._written = self._first._replace(names=before.names, lengths=lengths)
+            self._take_back()
         except (OSError, StoreError) as error:
+            self._written = before
             self._fail(reason(error) if isinstance(error, OSError) else str(error))
-        self._step, self._chain, self.rows_written = -1, FIRST_CHAIN, 0
-        self._offset, self._crc = self._first_batch, self._first_crc
 
     def thin(self, steps: Collection[int], why: str) -> None:
         """Drop steps that were written, and say so in the index; the last step stays, whatever is asked.
@@ -209,12 +262,12 @@ class RankWriter:
         """
         from introspect_cli.store.thinning import write_without
 
-        dropped = frozenset(steps) - {self._step}
+        dropped = frozenset(steps) - {self._written.step}
         if self.failure is not None or not dropped:
             return
-        before = self._files[INDEX].length + self._files[RECORDS].length
         try:
             self._guard()
+            self._take_back()
             self._folder.secure()
             made = write_without(self._folder, self._rank, self._run_id, dropped, why, durable=self._durable)
         except (OSError, StoreError) as error:
@@ -223,10 +276,10 @@ class RankWriter:
         for name, file in ((INDEX, made.index), (RECORDS, made.records)):
             self._files[name].close()
             self._files[name] = file
-        self._offset, self._first_entry = made.records.length, made.header
-        self._crc, self._first_crc, self._chain = made.crc, made.header_crc, made.chain
-        self.rows_written = made.rows
-        self.bytes_written += made.index.length + made.records.length - before
+        first = {INDEX: made.header, RECORDS: self._first.lengths[RECORDS]}
+        self._first = self._first._replace(crc=made.header_crc, lengths=first)
+        self._written = self._written._replace(chain=made.chain, rows=made.rows, crc=made.crc, lengths=self._lengths())
+        self.bytes_written = sum(self._lengths().values())
 
     def _guard(self) -> None:
         if os.getpid() != self._pid:
@@ -236,10 +289,12 @@ class RankWriter:
         if os.fstat(index.fd).st_nlink == 0:
             raise StoreError("its files were removed")
 
-    def _take_names(self) -> dict[str, bytes]:
-        streams = ((SITES, self._sites), (LAYOUTS, self._layouts), (MODULES, self._modules))
-        taken = ((name, interner.take()) for name, interner in streams)
-        return {name: data for name, data in taken if data}
+    def _take_names(self) -> tuple[dict[str, bytes], dict[str, Stream]]:
+        """By file name, what new names add, and the streams with them."""
+        taken = {name: interner.rest(self._written.names[name]) for name, interner in self._interners}
+        return {name: data for name, (data, _) in taken.items() if data}, {
+            name: own for name, (_, own) in taken.items()
+        }
 
     def _columns(self, batch: StepBatch) -> dict[str, ColumnData]:
         rows = len(batch)
@@ -266,22 +321,20 @@ class RankWriter:
         return columns
 
     def _entry(
-        self, kind: int, step: int, length: int, rows: int, batch_crc: int, digest: bytes, chain: bytes
-    ) -> bytes:
+        self, kind: int, step: int, streams: Mapping[str, Stream], data: bytes, rows: int, digest: bytes, chain: bytes
+    ) -> tuple[bytes, int]:
+        """The next entry of the index, and the CRC-32 of the index with it."""
         entry = np.zeros(1, ENTRY)
-        streams = (("sites", self._sites), ("layouts", self._layouts), ("modules", self._modules))
-        for name, interner in streams:
-            entry[f"n_{name}"] = interner.count
-            entry[f"{name}_length"] = interner.length
-            entry[f"{name}_crc"] = interner.crc
+        for column, name in (("sites", SITES), ("layouts", LAYOUTS), ("modules", MODULES)):
+            entry[f"n_{column}"], entry[f"{column}_length"], entry[f"{column}_crc"] = streams[name]
         entry["kind"], entry["step"], entry["rows"] = kind, step, rows
-        entry["offset"], entry["length"], entry["batch_crc"] = self._offset, length, batch_crc
+        entry["offset"], entry["length"] = self._written.lengths[RECORDS], len(data)
+        entry["batch_crc"] = zlib.crc32(data)
         entry["digest"], entry["chain"] = np.void(digest), np.void(chain)
-        covered = zlib.crc32(entry.tobytes()[:-4], self._crc)
+        covered = zlib.crc32(entry.tobytes()[:-4], self._written.crc)
         entry["crc"] = covered
-        data = entry.tobytes()
-        self._crc = zlib.crc32(data[-4:], covered)
-        return data
+        whole = entry.tobytes()
+        return whole, zlib.crc32(whole[-4:], covered)
 
     def _write(self, name: str, data: bytes) -> None:
         self._files[name].append(data)
@@ -294,7 +347,8 @@ class RankWriter:
 
     def _fail(self, why: str) -> None:
         """Leave the files ending where the last write that succeeded ended, and write no more."""
-        ends = f"step {self._step}" if self._step >= 0 else "its beginning: no step was written"
+        step = self._written.step
+        ends = f"step {step}" if step >= 0 else "its beginning: no step was written"
         self.failure = f"cannot write to {self._folder.path}: {why}; the store ends at {ends}"
         if os.getpid() == self._pid:
             for file in self._files.values():
@@ -317,10 +371,12 @@ class RankWriter:
     def _finish(self) -> None:
         try:
             self._guard()
-            for name, piece in self._take_names().items():
+            self._take_back()
+            names, streams = self._take_names()
+            for name, piece in names.items():
                 self._write(name, piece)
-            step = max(self._step, 0) if self.rows_written else self._step
-            entry = self._entry(END_ENTRY, step, 0, 0, 0, bytes(16), self._chain)
+            written = self._written
+            entry, _ = self._entry(END_ENTRY, written.step, streams, b"", 0, bytes(16), written.chain)
             for name in STREAMS:
                 self._write(name, END_OF_STREAM)
             self._sync(*STREAMS)
@@ -339,8 +395,9 @@ class RankWriter:
     def _encode_sites(self, rows: Sequence[tuple[Site, SiteInfo]]) -> Encoded:
         encoded = encode_sites(rows)
         setting = np.array([site.kind in SETTING_KINDS for site, _ in rows])
-        self._keys = np.concatenate([self._keys, np.asarray(encoded["key"])])
-        self._setting = np.concatenate([self._setting, setting])
+        known = self._written.names[SITES].rows  # beyond it, what an append encoded that did not end
+        self._keys = np.concatenate([self._keys[:known], np.asarray(encoded["key"])])
+        self._setting = np.concatenate([self._setting[:known], setting])
         return encoded
 
 
