@@ -172,6 +172,32 @@ def test_values_that_are_not_near_are_no_rename(run):
     assert ("Net.act", "Net.bend") not in renames(result)
 
 
+@pytest.mark.parametrize("record", ["param", "output"])
+@pytest.mark.parametrize("moved", [0.0, 1e-7, 1.0])
+def test_what_was_near_in_the_first_step_alone_is_no_rename(tmp_path, record, moved):
+    """Near in step 0 and far apart in step 1: no rename if all that has kept its name agrees or is near there."""
+    rng = np.random.default_rng(0)
+    start, kept = rng.normal(size=(3, 3)), [rng.normal(size=(3, 3)) for _ in range(2)]
+    name = "weight" if record == "param" else ""
+
+    def steps(own, values, shift):
+        return [
+            [
+                row("start" if name else "forward", record, f"Net.{own}{'.' * bool(name)}{name}", value),
+                row("start", "param", "Net.kept.weight", held + shift * place),
+                row("loss", "loss", "loss", held.sum() + shift * place),
+            ]
+            for place, (value, held) in enumerate(zip(values, kept, strict=True))
+        ]
+
+    later = rng.normal(size=(2, 3, 3))
+    write_run(tmp_path / "a", steps("red", (start, later[0]), 0.0))
+    for run, values in (("far", (start * (1 + 1e-7), later[1])), ("near", (start * (1 + 1e-7), later[0] * (1 + 1e-7)))):
+        write_run(tmp_path / run, steps("blue", values, moved))
+        found = set(renames(compared(tmp_path / "a", tmp_path / run)))
+        assert found == ({("Net.red", "Net.blue")} if run == "near" or moved == 1.0 else set()), run
+
+
 def test_a_filter_compares_what_has_another_name(run):
     result = compared(run(), run(*NEW), modules=("Net.out",))
     assert result.verdict is Verdict.SAME, result.sentence

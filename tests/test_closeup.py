@@ -117,7 +117,7 @@ FAULTS = {
     "padding": ("Model.tail", "only at positions that are padding (12 of 12)", "b is 3 times a"),
     "last tile": ("Model.tail", "the last 4 of 32 columns, the last tile of 4, every element there", "b is 0 in all"),
     "every fourth": ("Model.tail", "every fourth of 32 columns, from 0", ""),
-    "a nan": ("Model.tail", "one element alone, [1, 3, 7]", "b is NaN in all of them"),
+    "a nan": ("Model.tail", "one element alone, [1, 3, 7]", "b is NaN there"),
     "last position": ("Model.tail", "index 11 of dimension 1 alone (of 12), every element there", "b is a + 1"),
     "bfloat16": ("Model.tail", "", "b is a rounded to bfloat16"),
     "a row": ("Model.attn.proj.weight", "row 5 alone (of 32), every element there", "b is 0 in all of them"),

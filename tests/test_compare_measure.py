@@ -6,7 +6,7 @@ from synthetic import row, sketch, write_run
 
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.items import proportion
-from introspect_cli.compare.join.distance import Tensors, rounding
+from introspect_cli.compare.join.distance import Tensors, distance_of, rounding
 from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.reasons.base import reason_named
 from introspect_cli.compare.reasons.hyperparameters import changes_for, has_parameter, optimizer_changes
@@ -33,16 +33,18 @@ class Stored:
         ([0.0, 0.0], [3.0, 4.0], 1.0),
         ([3.0, 4.0], [-3.0, -4.0], 2.0),
         ([1, 2], [1, 4], 2 / 17**0.5),
-        ([1.0, np.nan], [1.0, 5.0], 0.0),
+        ([1.0, np.nan], [1.0, 5.0], None),
+        ([1.0, np.nan], [1.0, np.inf], None),
+        ([1.0, np.nan], [2.0, np.nan], 0.5),
         ([1j, 0], [0, 1j], 2**0.5),
     ],
 )
 def test_exact_distance_over_the_larger_norm(a, b, expected):
     tensors = Tensors(Stored(_1=a), Stored(_2=b))
-    assert tensors.relative(1, 2, (2,)) == pytest.approx(expected)
-    assert tensors.relative(1, 3, (2,)) is None
-    assert tensors.relative(1, 2, (3,)) is None
-    assert tensors.relative(0, 2, (2,)) is None
+    assert distance_of(*tensors.both(1, 2, (2,))) == pytest.approx(expected)
+    assert tensors.both(1, 3, (2,)) is None
+    assert tensors.both(1, 2, (3,)) is None
+    assert tensors.both(0, 2, (2,)) is None
 
 
 @pytest.mark.parametrize("change", ["noise", "element", "column", "scale"])

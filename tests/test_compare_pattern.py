@@ -59,6 +59,8 @@ PLANTED = {
     "above the diagonal": ((2, 6, 6), (slice(None), above(6)), None, "above the diagonal"),
     "below the diagonal": ((2, 6, 6), (slice(None), above(6).T), None, "below the diagonal"),
     "on the diagonal": ((2, 6, 6), (slice(None), np.eye(6, dtype=bool)), None, "on the diagonal"),
+    "a whole diagonal": ((6, 6), np.eye(6, k=1, dtype=bool), None, "on a diagonal, +1 from the main one"),
+    "a part of one": ((6, 6), (np.arange(1, 4), np.arange(2, 5)), None, "rows 1 to 3 (of 6)"),
     "counted through": ((6, 11), every_seventh((6, 11)), None, "every seventh element from 3 on, counted through"),
     "the end": ((8, 25), np.unravel_index(np.arange(168, 200), (8, 25)), None, "the last 32 of 200 elements, counted"),
     "padding": ((4, 10, 3), PADDED, About(padding=PADDED), "only at positions that are padding (10 of 10)"),

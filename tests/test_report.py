@@ -89,6 +89,20 @@ def test_the_page_opens_quietly_and_says_where_they_part(introspect, tmp_path, b
     assert browser.execute_script("return document.querySelectorAll('.plot svg').length") >= 4
 
 
+def test_of_one_step_dots_and_numbers_are_shown(introspect, tmp_path, browser):
+    """A curve of one point is no line; an operator's name stands apart from its module's."""
+    for name, shift in (("a", 0.0), ("b", 0.01)):
+        relu = row("forward", "op_output", "Net.layer", np.array([1.0, shift], np.float32), path="aten.relu.default")
+        write_run(tmp_path / name, [[*step_rows(0, shift=shift), relu]])
+    made(introspect, "a", "b")
+    visit(browser, tmp_path / "page.html")
+    assert complaints(browser) == []
+    assert browser.execute_script("return document.querySelectorAll('#loss-plot circle').length") == 2
+    assert text(browser, "#loss-read").startswith("step 0: a 3, b 3.01")
+    assert browser.execute_script("return document.querySelectorAll('#distances-plot circle').length") > 0
+    assert "step 0: op_output Net.layer aten.relu.default" in text(browser, "#map-records")
+
+
 def test_arrow_keys_walk_the_map_and_home_goes_to_the_first_divergence(introspect, tmp_path, browser):
     pair(tmp_path)
     made(introspect, "a", "b")

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from introspect_cli.compare.elements import Elements, elements
-from introspect_cli.compare.join.distance import Layouts, distances, relative
+from introspect_cli.compare.join.distance import Layouts, distance_of, distances, relative
 from introspect_cli.compare.result import RESOLUTION, Divergence
 from introspect_cli.records import Kind, Status, Summary
 
@@ -92,11 +92,9 @@ def materialise(
             if fit is not None:
                 rel = abs(fit[0] - 1) / max(1.0, abs(fit[0]))  # what follows from the factor is no estimate
         same_shape = a.layout.shape == b.layout.shape
-        whole = ranks.tensors.relative(a.checksum, b.checksum, a.layout.shape) if same_shape else None
-        if whole is not None:
-            rel, exact = whole, True
-            stored = ranks.tensors.both(a.checksum, b.checksum, a.layout.shape)
-            apart = elements(*stored) if stored is not None else None
+        stored = ranks.tensors.both(a.checksum, b.checksum, a.layout.shape) if same_shape else None
+        if stored is not None:
+            rel, exact, apart = distance_of(*stored), True, elements(*stored)
     return Divergence(
         step=pair.step,
         step_b=pair.step_b,

@@ -134,15 +134,17 @@ def where(mask: Mask, about: About) -> tuple[str, ...]:
     if len(places) == 1:
         return (f"one element alone, {[int(own) for own in np.unravel_index(int(places[0]), mask.shape)]}",)
     boxed = [np.flatnonzero(mask.any(axis=tuple(d for d in range(mask.ndim) if d != own))) for own in range(mask.ndim)]
+    full = math.prod(len(hit) for hit in boxed) == len(places)
+    diagonal = not full and _is_diagonal(mask)
     clauses = []
-    for own, hit in enumerate(boxed):
+    for own, hit in enumerate(boxed[:-2] if diagonal else boxed):  # a whole diagonal tells its rows and columns
         if len(hit) < mask.shape[own] and (told := _in_dimension(own, hit, mask.shape, about)):
             clauses.append(told)
-    full = math.prod(len(hit) for hit in boxed) == len(places)
     if clauses and full:
         clauses[-1] += ", every element there"
     if not full:
-        clauses += [told for told in (_triangle(mask), _counted_through(places, mask.shape)) if told]
+        others = (_triangle(mask), "" if diagonal else _counted_through(places, mask.shape))
+        clauses += [told for told in others if told]
     padded = _padding(mask, about.padding)
     return (*clauses, padded) if padded else tuple(clauses)
 
@@ -227,6 +229,16 @@ def _heads(hit: NDArray[np.intp], size: int, heads: int, *, last: bool) -> str:
     columns = "" if wide == 1 else f", {wide} columns each" if len(own) > 1 else f", columns {own[0] * wide} to "
     columns += str((own[0] + 1) * wide - 1) if wide > 1 and len(own) == 1 else ""
     return f"head{'s' * (len(own) > 1)} {names}{' alone' * (len(own) == 1)} (of {heads}{columns})"
+
+
+def _is_diagonal(mask: Mask) -> bool:
+    """Whether what differs is all of one diagonal of the last two dimensions, and nothing else."""
+    if mask.ndim < 2 or min(mask.shape[-2:]) < 3:
+        return False
+    hit = mask.any(axis=tuple(range(mask.ndim - 2)))
+    rows, columns = np.nonzero(hit)
+    off = columns - rows
+    return bool((off == off[0]).all()) and bool(np.diagonal(hit, int(off[0])).all())
 
 
 def _triangle(mask: Mask) -> str:

@@ -38,7 +38,9 @@ def _not_finite(one: NDArray[np.float64], two: NDArray[np.float64]) -> str:
         for word, test in (("NaN", np.isnan), ("infinite", np.isinf)):
             number = int((test(own) & ~test(other)).sum())
             if number:
-                every = "in all of them" if number == len(own) else f"in {number:,} of them"
+                every = (
+                    "there" if len(own) == 1 else "in all of them" if number == len(own) else f"in {number:,} of them"
+                )
                 sides.append(f"{name} is {word} {every}")
     return "; ".join(sides)
 

@@ -54,7 +54,8 @@ def clean_lines(text: str) -> list[str]:
 def elements_words(found: Elements) -> str:
     """How two whole tensors differ, in a line: how many elements, by how much, where."""
     share = f" ({number(100 * found.differing / found.total, 3)} %)" if found.total else ""
-    told = f"{found.differing:,} of {count(found.total, 'element')} differ{share}"
+    verb = "differs" if found.differing == 1 else "differ"
+    told = f"{found.differing:,} of {count(found.total, 'element')} {verb}{share}"
     if found.largest is not None:
         told += f", max |a-b| {number(found.largest, 3)} at {list(found.where)}"
     if found.first != found.where:
@@ -93,10 +94,19 @@ def side_by_side(divergence: Divergence, a: NDArray[Any] | None, b: NDArray[Any]
 
 
 def pair_words(one: Any, two: Any) -> tuple[str, str]:
-    """Two elements with as many digits as it takes to tell them apart."""
+    """Two elements with as many digits as it takes to tell them apart, and about how far.
+
+    2.9003549 and 2.9003551 are 2.90035 and 2.90036 in six digits: told apart, and fifty times too far.
+    """
     if isinstance(one, complex):
         return f"{one:.6g}", f"{two:.6g}"
-    return two_numbers(one, two, 4, 17)
+    apart = abs(one - two)
+    for digits in range(4, 18):
+        texts = two_numbers(one, two, digits, 17)
+        shown = abs(float(f"{one:.{digits}g}") - float(f"{two:.{digits}g}"))
+        if texts[0] != texts[1] and not abs(shown - apart) > apart / 5:
+            break
+    return texts
 
 
 def _window(a: NDArray[Any], b: NDArray[Any], found: Elements, width: int) -> list[Block]:

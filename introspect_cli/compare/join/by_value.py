@@ -171,7 +171,7 @@ class _Search:
         equal = paired(*own)
         pairs = self._not_by_chance(equal, *own)
         left = set(own[0].names) - equal.keys(), set(own[1].names) - set(equal.values())
-        alike = near_pairs((self.a, self.b), left, self.close, best)
+        alike = near_pairs((self.a, self.b), left, self._kept(), self.close, best)
         settled = tuple(own for own in self.shifted if any(name.startswith(own) for name in pairs))
         places = self._places(pairs, *own)
         near = {old: own for (old, _), own in alike.items()}
@@ -230,7 +230,7 @@ class _Search:
                 self.names[old], self.votes[old] = new, max(own.values())
                 self.places[old] = frozenset(place for place, votes in own.items() if votes == self.votes[old])
         left = set(rest_a.names) - self.names.keys(), set(rest_b.names) - set(self.names.values())
-        for (old, new), places in near_pairs((self.a, self.b), left, self.close, choose).items():
+        for (old, new), places in near_pairs((self.a, self.b), left, self._kept(), self.close, choose).items():
             if change(old) != new:
                 self.names[old], self.votes[old], self.places[old] = new, 1, places
                 self.near.add(old)
@@ -242,9 +242,13 @@ class _Search:
         apart = {old: _places_apart(one.of(old), two.of(new)) for old, new in pairs.items()}
         if not any(apart.values()):
             return pairs
-        kept = self.a.tensors & self.b.tensors - self.open_a
+        kept = self._kept()
         agree = _places_alike(self.a.held(kept), self.b.held(kept))
         return {old: new for old, new in pairs.items() if not apart[old] & agree}
+
+    def _kept(self) -> AbstractSet[str]:
+        """Tensors that have the same name in both."""
+        return self.a.tensors & self.b.tensors - self.open_a
 
     def _classes(self) -> tuple[dict[str, str], dict[str, str]]:
         sides = (self.a.sites, self.open_a), (self.b.sites, self.open_b)

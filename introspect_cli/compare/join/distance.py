@@ -142,6 +142,24 @@ def _wide(values: Any) -> npt.NDArray[Any] | None:
     return array.astype(np.complex128) if array.dtype.kind == "c" else None
 
 
+def distance_of(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> float | None:
+    """||a - b|| over the larger norm, of two whole tensors of one shape; None where no number tells it.
+
+    None is told of what holds no numbers, and where a NaN or an infinity of one is not in the other: a distance of the
+    rest would be 0 where only that NaN differs. Those that are in both are left out.
+    """
+    one, two = _wide(a), _wide(b)
+    if one is None or two is None:
+        return None
+    one, two = one.ravel(), two.ravel()
+    finite = np.isfinite(one) & np.isfinite(two)
+    if not np.array_equal(one[~finite], two[~finite], equal_nan=True):
+        return None
+    one, two = one[finite], two[finite]
+    scale = max(float(np.linalg.norm(one)), float(np.linalg.norm(two)))
+    return 0.0 if scale == 0 else float(np.linalg.norm(one - two)) / scale
+
+
 @dataclass(frozen=True)
 class Tensors:
     """Where both runs keep whole tensors, if they do.
@@ -153,27 +171,6 @@ class Tensors:
 
     a: Run
     b: Run
-
-    def relative(self, checksum_a: int, checksum_b: int, shape: tuple[int, ...]) -> float | None:
-        """||a - b|| over the larger norm, from the stored tensors; None where one is not stored, or not as numbers.
-
-        Elements that are not finite on either side are left out.
-
-        Args:
-            checksum_a: checksum of run a's tensor.
-            checksum_b: checksum of run b's.
-            shape: the shape that both must have.
-        """
-        stored = self.both(checksum_a, checksum_b, shape)
-        wide = [_wide(values) for values in stored] if stored is not None else [None]
-        if wide[0] is None or wide[1] is None:
-            return None
-        a, b = wide[0].ravel(), wide[1].ravel()
-        finite = np.isfinite(a) & np.isfinite(b)
-        a, b = a[finite], b[finite]
-        scale = max(float(np.linalg.norm(a)), float(np.linalg.norm(b)))
-        apart = float(np.linalg.norm(a - b))
-        return 0.0 if scale == 0 else apart / scale
 
     def both(
         self, checksum_a: int, checksum_b: int, shape: tuple[int, ...]

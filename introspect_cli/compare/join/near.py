@@ -2,13 +2,14 @@
 
 Where two runs round in other places (another machine, other threads, fused kernels), no checksum says which module is
 which. A sketch does: values of one shape, at the same place of a module, that are as near as rounding leaves them, and
-no third one is. What is matched so has to have run in one order in both.
+no third one is. What is matched so has to have run in one order in both, and to be near in every step looked at in
+which all that has kept its name is.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import defaultdict
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,10 +29,14 @@ _FEW = 3  # a value that is near to more than this, as that of a module and of i
 Key = tuple[int, ...]
 """The place of a step among those looked at, shape, kind, phase and call."""
 
+_Sketches = dict[Key, tuple[list[str], Any]]
+"""Names and their sketches, by where they stand."""
+
 
 def near_pairs(
     sides: tuple[Side, Side],
     names: tuple[AbstractSet[str], AbstractSet[str]],
+    kept: AbstractSet[str],
     close: float,
     choose: Callable[[Mapping[tuple[str, str], int]], dict[str, str]],
 ) -> dict[tuple[str, str], frozenset[int]]:
@@ -40,6 +45,7 @@ def near_pairs(
     Args:
         sides: run a and run b.
         names: names of a and of b that nothing exact tells of.
+        kept: names of tensors that are the same in both.
         close: the relative L2 distance that is taken for rounding.
         choose: of pairs of names and of how many values of theirs are near, the partner of each name.
     """
@@ -51,12 +57,18 @@ def near_pairs(
         for pair in _nearest(*one[key], *two[key], close):
             found[pair].append(key[0])
     chosen = choose({pair: len(places) for pair, places in found.items()})
+    parted = {old: _places(own, any) for old, own in _nearness(one, two, chosen, close).items()}
+    if any(False in places.values() for places in parted.values()):
+        agree = _places_near(sides, kept, close)
+        chosen = {
+            old: new
+            for old, new in chosen.items()
+            if not any(place in agree and not near for place, near in parted.get(old, {}).items())
+        }
     return {pair: frozenset(found[pair]) for pair in in_one_order(chosen.items(), began, other_began)}
 
 
-def _sketches(
-    side: Side, names: AbstractSet[str]
-) -> tuple[dict[Key, tuple[list[str], Any]], dict[str, tuple[int, int]]]:
+def _sketches(side: Side, names: AbstractSet[str]) -> tuple[_Sketches, dict[str, tuple[int, int]]]:
     """Names and sketches by step, shape, kind, phase and call; and when each name was recorded first."""
     shapes, sites = Layouts(side.reader.layouts).shape, side.sites
     rows_of: dict[Key, tuple[list[str], list[Any]]] = defaultdict(lambda: ([], []))
@@ -95,6 +107,53 @@ def _within(one: Any, two: Any, close: float) -> Mask:
     scale = np.maximum(sizes[0][:, None], sizes[1][None, :])
     near: Mask = (apart <= close * scale) & (scale > 0)
     return near
+
+
+def _nearness(
+    one: _Sketches, two: _Sketches, pairs: Mapping[str, str], close: float
+) -> dict[str, list[tuple[int, bool]]]:
+    """Of each pair of names, every record that both have: the place of its step, and whether the two are near."""
+    found: dict[str, list[tuple[int, bool]]] = defaultdict(list)
+    for key in one.keys() & two.keys():
+        (own, kept_one), (other, kept_two) = one[key], two[key]
+        rows = {name: row for row, name in enumerate(_counted(other))}
+        met = [
+            (at, rows[pairs[name], number], name)
+            for at, (name, number) in enumerate(_counted(own))
+            if (pairs.get(name), number) in rows
+        ]
+        if not met:
+            continue
+        left, right = (kept[[ends[side] for ends in met]] for side, kept in enumerate((kept_one, kept_two)))
+        near = sketch_norms(left - right) <= close * np.maximum(sketch_norms(left), sketch_norms(right))
+        for (_, _, name), is_near in zip(met, near.tolist(), strict=True):
+            found[name].append((key[0], is_near))
+    return found
+
+
+def _counted(names: list[str]) -> list[tuple[str, int]]:
+    """Names, each with how many of the same came before it."""
+    seen: Counter[str] = Counter()
+    counted = []
+    for name in names:
+        counted.append((name, seen[name]))
+        seen[name] += 1
+    return counted
+
+
+def _places(records: list[tuple[int, bool]], judge: Callable[[list[bool]], bool]) -> dict[int, bool]:
+    """Steps, by their places, each judged by its records."""
+    by_place: dict[int, list[bool]] = defaultdict(list)
+    for place, near in records:
+        by_place[place].append(near)
+    return {place: judge(near) for place, near in by_place.items()}
+
+
+def _places_near(sides: tuple[Side, Side], kept: AbstractSet[str], close: float) -> set[int]:
+    """Steps, by their places, in which all tensors that have kept their names are near."""
+    one, two = (_sketches(side, kept)[0] for side in sides)
+    records = _nearness(one, two, dict(zip(kept, kept, strict=True)), close)
+    return {place for place, near in _places([own for held in records.values() for own in held], all).items() if near}
 
 
 def in_one_order(

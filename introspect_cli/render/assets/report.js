@@ -96,13 +96,14 @@
         make("rect", { x: left, y, width: right - left, height: Math.max(foot - y, 0), fill: "var(--quiet)", opacity: 0.09 }, svg);
         make("text", { x: right - 4, y: y - 3, "text-anchor": "end" }, svg, floor.name);
       }
+      const lonely = []; // a value with none before or after it is no line, but a dot
       const path = (line) => {
         let text = "", pen = false;
         for (let at = 0; at < line.xs.length; at++) {
           const value = line.ys[at];
           if (!known(value) || (spec.log && !(value > 0))) { pen = false; continue; }
-          const lonely = !pen && !known(line.ys[at + 1]);
-          text += `${pen ? "L" : "M"}${px(line.xs[at]).toFixed(1)} ${py(value).toFixed(1)}${lonely ? "h1.5" : ""}`;
+          if (!pen && !known(line.ys[at + 1])) { lonely.push([line, px(line.xs[at]).toFixed(1), py(value).toFixed(1)]); continue; }
+          text += `${pen ? "L" : "M"}${px(line.xs[at]).toFixed(1)} ${py(value).toFixed(1)}`;
           pen = true;
         }
         return text;
@@ -121,6 +122,7 @@
         make("line", { class: "mark", x1: x, x2: x, y1: head - 4, y2: foot }, svg);
         make("text", { class: "markname", x: x + (end ? -5 : 5), y: 11, "text-anchor": end ? "end" : "start" }, svg, mark.name);
       }
+      for (const [line, cx, cy] of lonely) make("circle", { cx, cy, r: 3, style: `fill:${line.colour}`, opacity: line.opacity || 1 }, svg);
       const pick = make("line", { class: "pick", y1: head, y2: foot, visibility: "hidden" }, svg);
       box.showAt = (x, y) => {
         picked = x;
@@ -134,6 +136,7 @@
         return [x, spec.log ? 10 ** value : value];
       };
       if (picked !== null) box.showAt(picked);
+      else if (first === last) box.showAt(first); // one step is all there is to read
     }
     box.spec = spec;
     if (!box.wired) {
@@ -241,7 +244,7 @@
     return mean && std ? Float64Array.from(mean, (value, at) => Math.sqrt((value * value + std[at] * std[at]) * size * (1 - (bad && bad[at] || 0)))) : null;
   }
 
-  const label = ([phase, kind, fqn, call, path]) => `${kind === fqn ? kind : `${kind} ${fqn}`}${path}${call ? ` call ${call}` : ""}${["start", "eval", "recompute"].includes(phase) ? ` (${phase})` : ""}`;
+  const label = ([phase, kind, fqn, call, path]) => `${kind === fqn ? kind : `${kind} ${fqn}`}${path && path[0] !== "[" ? " " : ""}${path}${call ? ` call ${call}` : ""}${["start", "eval", "recompute"].includes(phase) ? ` (${phase})` : ""}`;
   const labels = data.sites.map(label);
   const ownerOf = ([, kind, fqn]) => ["param", "buffer", "grad", "optimizer_state"].includes(kind) ? fqn.slice(0, Math.max(fqn.lastIndexOf("."), 0)) || fqn : kind === "rng" ? `random state: ${fqn}` : fqn;
   const byModule = new Map();
