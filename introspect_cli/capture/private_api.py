@@ -76,12 +76,19 @@ def pipeline_stage() -> Any:
     return None
 
 
-def local_of(value: torch.Tensor) -> Any:
+def local_of(value: Any) -> Any:
     """What is known of the DTensor of which `to_local` gave a tensor: its mesh, placements and shape; None for others.
 
     Without it, such tensors are compared by extrema and means.
     """
-    node = value.grad_fn
+    kind = type(value)
+    if not issubclass(kind, torch.Tensor) or not kind.__module__.startswith("torch"):  # the script's own is not asked
+        return None
+    try:
+        with no_torch_function():  # a mode of the script's would see the question
+            node = value.grad_fn
+    except RuntimeError:  # a view that autograd has given up on
+        return None
     return getattr(node, "dtensor_spec", None) if type(node).__name__ == "_ToTorchTensorBackward" else None
 
 

@@ -127,6 +127,10 @@ class Run:
             self.manifest = merged(self.manifest, self.manifests)
         self.state = run_state(self.manifest, self.manifests, self._ranks.values(), locked=locked)
 
+    def spawned(self) -> Folder | None:
+        """The launch below a run that recorded no step itself, where there is one: what `mp.spawn` started."""
+        return None if any(map(len, self._ranks.values())) else _only_launch(self._folder)
+
     def _open_ranks(self) -> dict[int, RankReader]:
         found = [match for match in map(RANK_NAME.fullmatch, self._folder.names()) if match]
         if len(found) > _MAX_RANKS:
@@ -331,7 +335,7 @@ def open_run(path: str | Path) -> Run:
     try:
         shown = path if is_remote(path) else Path(path)
         run = Run(shown, _last_attempt(folder))
-        spawned = None if any(map(len, run._ranks.values())) else _only_launch(run._folder)  # noqa: SLF001 - of this module
+        spawned = run.spawned()
         if spawned is None:
             return run
         run.close()
@@ -353,7 +357,7 @@ def _last_attempt(folder: Folder) -> Folder:
 
 
 def _only_launch(folder: Folder) -> Folder | None:
-    """The launch below a run that recorded no step itself, where there is one: what `mp.spawn` started."""
+    """The one child of a run that is a launch; None where there is none, or more than one."""
     if CHILDREN not in folder:
         return None
     children = folder.folder(CHILDREN)

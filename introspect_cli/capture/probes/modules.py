@@ -221,14 +221,14 @@ class ModuleProbe:
         """Whether what goes into a module is one rank's share of a DTensor, which is looked at in its first call."""
         if state.styles is None:
             state.styles = tags.styles_of(module) if tags.active() else []
-            tensors = [value for value in args if isinstance(value, torch.Tensor)] if tags.active() else []
-            state.tagged |= bool(state.styles) or any(tags.from_call(value) is not None for value in tensors)
+            shares = tags.active() and any(tags.from_call(value) is not None for value in args)
+            state.tagged |= shares or bool(state.styles)
         return state.tagged
 
     def _left(self, module: nn.Module, state: ModuleState, call: int, result: Any) -> None:
         """Record what has come out of a module."""
         with self._guarded:
-            if tags.active() and isinstance(result, torch.Tensor) and tags.from_call(result) is not None:
+            if tags.active() and tags.from_call(result) is not None:
                 state.tagged, state.plain = True, None
             if not self._plain_output(module, state, call, result):
                 with private_api.no_torch_function():

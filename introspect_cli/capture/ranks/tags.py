@@ -22,16 +22,17 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-_HOMES = ("torch.distributed.tensor", "torch.distributed._tensor")
+_HOME = "torch.distributed.distributed_c10d"
 
 
 def active() -> bool:
-    """Whether this process can have DTensors at all."""
-    return any(home in sys.modules for home in _HOMES)
+    """Whether this process can have DTensors at all: they are spread over a process group."""
+    home = sys.modules.get(_HOME)
+    return home is not None and home.is_initialized()
 
 
-def from_call(value: torch.Tensor) -> Placed | None:
-    """A tensor that `to_local` returned, with its place in the whole; None for any other, or one that is the whole."""
+def from_call(value: Any) -> Placed | None:
+    """A tensor that `to_local` returned, with its place in the whole; None for all else, or one that is the whole."""
     spec = private_api.local_of(value)
     if spec is None or spec.tensor_meta is None:
         return None
