@@ -19,6 +19,7 @@ from introspect_cli.compare.result import Verdict
 from introspect_cli.errors import IntrospectError
 from introspect_cli.exchange.arrays_import import SORTED, parsed
 from introspect_cli.records import Kind, Phase, Site
+from introspect_cli.schedule import Schedule
 from introspect_cli.store.reader import open_run
 from introspect_cli.store.verify import verify_run
 
@@ -245,6 +246,90 @@ def broken(place: Path, kind: str) -> Path:
         (place / "step=0").mkdir()
         (place / "step=0" / "rank0.yaml").write_text("parameters: {}\n")
     return place
+
+
+@pytest.fixture(scope="module")
+def sampled(tmp_path_factory):
+    """Weights before each of six steps, and three captures: of every step, of steps 0, 2 and 4, and of 1, 3 and 5."""
+    weights = []
+
+    def work():
+        net = made()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        weights.clear()
+        for step in range(6):
+            weights.append({f"Net.{name}": own.detach().numpy().copy() for name, own in net.state_dict().items()})
+            net(TOKENS).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if step % 2:
+                net.eval()
+                with torch.no_grad():
+                    net(TOKENS + 1)
+                net.train()
+
+    path = tmp_path_factory.mktemp("sampled")
+    runs = {
+        name: captured(path / name, work, schedule=Schedule.parse(text), eval=name == "every")
+        for name, text in (("every", "::"), ("even", "::2"), ("odd", "1::2"))
+    }
+    return runs, list(weights)
+
+
+@pytest.mark.parametrize(
+    ("run", "steps", "bad", "verdict", "told"),
+    [
+        ("even", range(6), 3, Verdict.SAME, "24 records of 3 steps, 3 of them within the tolerance"),
+        ("even", range(6), 4, Verdict.DIVERGED, "First divergence at step 4: the output of Net.act (ReLU) differs"),
+        ("odd", range(6), 3, Verdict.DIVERGED, "step 1 agree and step 2 cannot be compared: the runs diverged by step"),
+        ("odd", [3], 0, Verdict.SAME, "8 records of 1 step"),
+        ("even", [0], 3, Verdict.SAME, "agree up to and including step 0."),
+        ("odd", [0, 2], 3, Verdict.UNDECIDED, "Could not tell: the runs have no step in common."),
+        ("every", range(6), 7, Verdict.UNDECIDED, "(the first: param of Net.embed.weight at the start of step 1)"),
+        ("every", [0], 7, Verdict.SAME, "agree up to and including step 0."),
+    ],
+)
+def test_a_list_of_arrays_is_compared_with_a_sampled_run(sampled, tmp_path, run, steps, bad, verdict, told):
+    """Only steps of both are; what a list ends with, or tells no setting of, is no difference."""
+    runs, weights = sampled
+    found = {
+        f"step={step}/{name}": value
+        for step in steps
+        for name, value in forward(weights[step], TOKENS.numpy(), scale=1.5 if step == bad else 1.0).items()
+    }
+    np.savez(tmp_path / "dump.npz", **found)
+    dump = imported(tmp_path / "dump.npz", tmp_path / "dump")
+    result = diff(runs[run], dump, rtol=1e-4, atol=1e-5)
+    assert (result.verdict, told in result.sentence) == (verdict, True), result.sentence
+    assert not result.settings
+    other = diff(dump, runs[run], rtol=1e-4, atol=1e-5)
+    assert (other.verdict, other.settings) == (verdict, ()), other.sentence
+
+
+@pytest.mark.parametrize(
+    ("run", "step", "scale", "told"),
+    [
+        ("every", 2, 1.0, "The runs are the same: 8 records of 1 step, "),
+        ("every", 2, 1.5, "Net.act"),
+        ("odd", 3, 1.0, "(the first: output of Net.embed in the evaluation of step 3)"),
+    ],
+)
+def test_arrays_of_an_evaluation_are_told_as_that(sampled, tmp_path, run, step, scale, told):
+    """It runs after step 1, and belongs to step 2; the run that holds odd steps alone has not recorded any."""
+    runs, weights = sampled
+    trained, evaluated = forward(weights[step], TOKENS.numpy()), forward(weights[2], TOKENS.numpy() + 1, scale=scale)
+    found = {
+        f"step={step}/{phase}{name}": value
+        for phase, arrays in (("", trained), ("eval/", evaluated))
+        for name, value in arrays.items()
+        if name.startswith("output")
+    }
+    np.savez(tmp_path / "dump.npz", **found)
+    result = diff(runs[run], imported(tmp_path / "dump.npz", tmp_path / "dump"), rtol=1e-4, atol=1e-5)
+    assert told in result.sentence, result.sentence
+    assert (result.verdict is Verdict.DIVERGED) == (scale != 1.0)
+    if scale != 1.0:
+        assert result.first.site.phase is Phase.EVAL
 
 
 @pytest.mark.parametrize(

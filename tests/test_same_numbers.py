@@ -201,6 +201,11 @@ def test_a_merge_that_rounds_differs_by_rounding_alone(diff):
     apart = diff("plain", "merged")
     assert apart.verdict is Verdict.DIVERGED
     assert any(change.change == "merged" and change.b == "Net.blocks.*.qk" for change in apart.structure)
+    assert apart.sentence.startswith(
+        "First divergence at step 0: Net.blocks.0.q and Net.blocks.0.k of a are one in b, Net.blocks.0.qk: put "
+        "together, their parameters have its extrema and moments. The first value of both runs that differs is the "
+    )
+    assert ": by rounding (" in apart.sentence
     within = diff("plain", "merged", rtol=1e-4, atol=1e-4)
     assert within.verdict is Verdict.SAME, within.sentence
     assert "of them within the tolerance" in within.sentence

@@ -234,6 +234,8 @@ def _answer(a: Run, b: Run, options: DiffOptions, outcomes: Sequence[RankOutcome
         narrowed=options.narrowed,
         tolerated=best.tolerated,
         peers=[outcome.first for outcome in outcomes if outcome.first is not None],
+        merges=best.apart.merges if best.apart is not None else (),
+        shared=best.shared,
     )
     tuned = changes(scene) if best.cause.reason == "optimizer" else scene.hyperparameters
     scene.settings = settings = setting_changes(

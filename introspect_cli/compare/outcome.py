@@ -52,6 +52,7 @@ class RankOutcome:
         tally: counts.
         listed: divergences, in order, up to the limit.
         first: the first divergence, also where the limit is 0.
+        shared: where one run alone has the first, the first of its step that both have; None where there is none.
         cause: why the first one is what it is.
         facts: the first diverging step.
         blind_site: a site that only one side could see, as an example.
@@ -73,6 +74,7 @@ class RankOutcome:
     tally: Tally = field(default_factory=Tally)
     listed: list[Divergence] = field(default_factory=list)
     first: Divergence | None = None
+    shared: Divergence | None = None
     cause: Cause | None = None
     facts: Facts | None = None
     blind_site: str = ""

@@ -56,7 +56,7 @@ def unchanged(outcome: RankOutcome) -> str:
     names = listed([name for kind, name in _NAMES.items() if kind in kinds])
     which = "the step" if steps == 1 else f"all {steps:,} steps"
     told = f"The {names} of {which} compared agree: what differs changed none of them."
-    both = next((own for own in outcome.listed if own.a is not None and own.b is not None), None)
-    if both is None or both is first:
+    both = outcome.shared
+    if both is None:
         return told
     return f"{told} The first value of both runs that differs is {what(both.site)} in step {both.step}."

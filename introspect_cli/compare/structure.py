@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.compare.join.merged import merges_of
+from introspect_cli.compare.join.merged import merge_words, merges_of
 from introspect_cli.compare.join.roots import ambiguous, base_of
 from introspect_cli.compare.reasons.facts import owner_of, with_ancestors
 from introspect_cli.compare.reasons.words import often, what
@@ -202,17 +202,13 @@ def _merged(apart: Apart) -> list[StructureChange]:
     for merge in apart.merges:
         owners = tuple(star(owner_of(name).split(".")) for name in merge.parts)
         groups[star(owner_of(merge.whole).split(".")), owners, merge.side].append(merge)
-    told = []
+    told: list[StructureChange] = []
     for (whole, parts, side), members in groups.items():
         several = len({owner_of(merge.whole) for merge in members}) > 1
         one = whole if several else owner_of(members[0].whole)
         many = parts if several else tuple(owner_of(name) for name in members[0].parts)
         listed = ", ".join(many[:-1]) + f" and {many[-1]}"
-        other = "a" if side == "b" else "b"
-        text = (
-            f"{listed} of {other} {'are' if len(many) > 1 else 'is'} one in {side}, {one}: put together, their "
-            "parameters have its extrema and moments"
-        )
+        text = merge_words(many, one, side)
         names = (listed, one) if side == "b" else (one, listed)
         told.append(StructureChange("merged" if side == "b" else "split", *names, text))
     return told

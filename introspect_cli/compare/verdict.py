@@ -106,7 +106,8 @@ def undiverged(
             return (
                 Verdict.UNDECIDED,
                 (
-                    f"Could not tell: equal {until}, where run {short} ends; run {long} has "
+                    f"Could not tell: {'agreed within the tolerance or noise given' if counts.within else 'equal'} "
+                    f"{until}, where run {short} ends; run {long} has "
                     f"{tail} more step{'s' * (tail > 1)}."
                 ),
             )

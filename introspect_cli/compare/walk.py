@@ -42,7 +42,7 @@ from introspect_cli.records import Kind, Phase, Status
 from introspect_cli.store.whole import WholeReader
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from introspect_cli.compare.join.sites import Ids, Mask
     from introspect_cli.compare.join.steps import Sides
@@ -240,7 +240,8 @@ class Walk:
     def _first_blind(self, union: int, step: int) -> None:
         if not self.outcome.blind_site:
             site = self.alignment.site(union)
-            self.outcome.blind_site = f"{site.kind.value} of {site.fqn} at step {step}"
+            when = {Phase.EVAL: "in the evaluation of", Phase.START: "at the start of"}.get(site.phase, "at")
+            self.outcome.blind_site = f"{site.kind.value} of {site.fqn} {when} step {step}"
 
     def _learn(self, entry_a: StepEntry) -> None:
         """Let each noise run raise its floor at a step, where it has that step and differs there."""
@@ -286,7 +287,8 @@ class Walk:
             outcome.heat.add(place, pair, *self.layouts)
         if outcome.first is not None and limit is not None and len(outcome.listed) >= limit:
             return
-        whole_step = self.options.whole_step and outcome.first is None
+        begins = outcome.first is None
+        whole_step = self.options.whole_step and begins
         items = in_order(self.alignment, pair)
         whole = pair if self.full else self._standing_out(self._match(pair.step, pair.step_b, self.every))
         everything = items if self.full else in_order(self.alignment, whole)
@@ -306,6 +308,8 @@ class Walk:
             if outcome.first is not None and full:
                 break
             self._list(facts, position, full=full)
+        if begins:
+            self._share(facts, positions)
         self.carried, self.last = carry_over(facts, carried, self.recorded), pair.step
 
     def _list(self, facts: Facts, position: int, cause: Cause | None = None, *, full: bool = False) -> None:
@@ -319,6 +323,16 @@ class Walk:
             facts.resumed = False
         if not full:
             outcome.listed.append(divergence)
+
+    def _share(self, facts: Facts, positions: Iterable[int]) -> None:
+        """Keep the first divergence of the step in which the first one is that both runs have, if that one is not."""
+        first, items = self.outcome.first, facts.items
+        if first is None or (first.a is not None and first.b is not None):
+            return
+        place = next((own for own in positions if min(items.row_a[own], items.row_b[own]) >= 0), None)
+        if place is not None:
+            floors = [floor.floor for floor in self.floors]
+            self.outcome.shared = materialise(self.sides, facts, place, judge(facts, place), *self.layouts, floors)
 
     def _only_causes(self, place: int, pair: StepPair, causes: Causes) -> bool:
         """Take in what differs in structure in a step; whether that is all that differs."""
@@ -399,7 +413,8 @@ def compare_rank(
     """
     wanted = options.wants_step if options.steps else None
     told = options_of(sides.manifest_a), options_of(sides.manifest_b)
-    paired = known_tails(pair_steps(sides.a, sides.b, offset, wanted, ends), told, offset)
+    listing = lists(sides.manifest_a), lists(sides.manifest_b)
+    paired = known_tails(pair_steps(sides.a, sides.b, offset, wanted, ends), told, offset, listing)
     outcome = RankOutcome(sides.rank, paired, offset)
     if isinstance(sides.a, WholeReader) or isinstance(sides.b, WholeReader):
         outcome.gathered = Gathered(sides)

@@ -18,6 +18,8 @@ from introspect_cli.compare.join.sites import kind_code, phase_code
 from introspect_cli.records import Kind, Phase
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from introspect_cli.compare.join.distance import Layouts
     from introspect_cli.compare.join.rows import StepPair
     from introspect_cli.compare.join.sites import Alignment, Ids
@@ -52,6 +54,15 @@ class Moments:
     least: float
     total: float
     squares: float
+
+
+def merge_words(parts: Sequence[str], whole: str, side: str) -> str:
+    """That several modules of one run are one in the other, which is `side`."""
+    listed = ", ".join(parts[:-1]) + f" and {parts[-1]}"
+    other = "a" if side == "b" else "b"
+    return (
+        f"{listed} of {other} are one in {side}, {whole}: put together, their parameters have its extrema and moments"
+    )
 
 
 def together(parts: list[Moments]) -> Moments:

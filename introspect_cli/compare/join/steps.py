@@ -122,13 +122,18 @@ def pair_steps(
     )
 
 
-def known_tails(paired: Paired, options: tuple[Mapping[str, Any], Mapping[str, Any]], offset: int) -> Paired:
+def known_tails(
+    paired: Paired, options: tuple[Mapping[str, Any], Mapping[str, Any]], offset: int, listing: tuple[bool, bool]
+) -> Paired:
     """The steps, the tails without what the other run was told not to record: it may have had these steps as well.
+
+    So may a run that lists arrays: nobody says that it ended.
 
     Args:
         paired: the steps.
         options: the capture options of a and of b.
         offset: step k of b belongs to step k + offset of a.
+        listing: whether a and b list values.
     """
 
     def left(tail: int, only: tuple[int, ...], told: Mapping[str, Any], shift: int) -> int:
@@ -143,8 +148,8 @@ def known_tails(paired: Paired, options: tuple[Mapping[str, Any], Mapping[str, A
 
     return replace(
         paired,
-        tail_a=left(paired.tail_a, paired.only_a, options[1], offset),
-        tail_b=left(paired.tail_b, paired.only_b, options[0], 0),
+        tail_a=0 if listing[1] else left(paired.tail_a, paired.only_a, options[1], offset),
+        tail_b=0 if listing[0] else left(paired.tail_b, paired.only_b, options[0], 0),
     )
 
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     import re
     from collections.abc import Mapping, Sequence
 
+    from introspect_cli.compare.join.merged import Merge
     from introspect_cli.compare.join.sites import Ids
     from introspect_cli.compare.reasons.facts import Facts
     from introspect_cli.records import Kind, ModuleInfo, Site
@@ -141,6 +142,15 @@ def judge(facts: Facts, position: int) -> Cause:
     raise AssertionError(facts.sites[position])  # `propagated` always applies
 
 
+def rounds(divergence: Divergence) -> bool:
+    """Whether two values are a few roundings of their dtype apart."""
+    a, b, rel = divergence.a, divergence.b, divergence.rel_l2
+    if a is None or b is None or rel is None or a.layout.dtype != b.layout.dtype:
+        return False
+    unit = ROUNDING.get(a.layout.dtype)
+    return unit is not None and rel <= _SMALL * unit and _alike(a.stats, b.stats, _SMALL * unit)
+
+
 def _alike(a: Mapping[str, float], b: Mapping[str, float], tolerance: float) -> bool:
     """Whether extrema and mean agree to within rounding too; a sketch does not see small values beside huge ones."""
     if not a or not b or any(stats.get(name, 0) for stats in (a, b) for name in ("nans", "posinfs", "neginfs")):
@@ -169,6 +179,8 @@ class Scene:
         narrowed: whether only some records were selected.
         tolerated: the first difference that tolerance or noise let pass, in words; "" for none.
         peers: the first divergence of each rank.
+        merges: parameters that are one in one run and several in the other.
+        shared: where one run alone has the first, the first that both have; None where there is none.
         settings: settings that differ, the strongest explanation first.
     """
 
@@ -184,6 +196,8 @@ class Scene:
         narrowed: bool = False,
         tolerated: str = "",
         peers: Sequence[Divergence] = (),
+        merges: Sequence[Merge] = (),
+        shared: Divergence | None = None,
     ) -> None:
         self.facts, self.first, self.cause = facts, first, cause
         self.run_a, self.run_b = runs
@@ -191,6 +205,7 @@ class Scene:
         self.settings: tuple[SettingChange, ...] = ()
         self.narrowed, self.tolerated = narrowed, tolerated
         self.peers = tuple(peers)
+        self.merges, self.shared = tuple(merges), shared
         self.step = StepRecords(facts.alignment, facts.pair)
 
     @property
@@ -307,11 +322,7 @@ class Scene:
     @cached_property
     def rounding(self) -> bool:
         """Whether the distance is a few roundings of the dtype."""
-        a, b, rel = self.first.a, self.first.b, self.first.rel_l2
-        if a is None or b is None or rel is None or a.layout.dtype != b.layout.dtype:
-            return False
-        unit = ROUNDING.get(a.layout.dtype)
-        return unit is not None and rel <= _SMALL * unit and _alike(a.stats, b.stats, _SMALL * unit)
+        return rounds(self.first)
 
     @cached_property
     def numerics(self) -> tuple[SettingChange, ...]:

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from introspect_cli.compare.join.dump import lists
 from introspect_cli.compare.reasons.changed_code import changed_code
 from introspect_cli.compare.reasons.hyperparameters import optimizer_changes
 from introspect_cli.compare.result import SettingChange
@@ -345,7 +346,8 @@ def setting_changes(
     if reason is not None and all(change.weight < 0.6 for change in found):
         found = _alone(found)
     found.sort(key=lambda change: -change.weight)
-    return tuple(found)
+    silent = lists(a.manifest), lists(b.manifest)  # what a list of arrays has no word of is not known to differ
+    return tuple(own for own in found if not ((silent[0] and own.a is None) or (silent[1] and own.b is None)))
 
 
 def _by_file(found: list[SettingChange], blamed: Sequence[ModuleInfo], git_a: Any, git_b: Any) -> list[SettingChange]:

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from introspect_cli.compare.join.merged import merge_words
 from introspect_cli.compare.join.sites import PHASES
 from introspect_cli.compare.reasons.attention import attention_back_ends
-from introspect_cli.compare.reasons.base import Cause, Reason, Scene
+from introspect_cli.compare.reasons.base import Cause, Reason, Scene, rounds
 from introspect_cli.compare.reasons.evidence import Known, although, backward_before
 from introspect_cli.compare.reasons.facts import EQUAL, FORWARD, Facts, owner_of
 from introspect_cli.compare.reasons.hyperparameters import has_parameter
-from introspect_cli.compare.reasons.words import often, what
+from introspect_cli.compare.reasons.words import apart, often, what
 from introspect_cli.compare.result import Role
 from introspect_cli.records import Kind, ModuleInfo, Phase
 
@@ -143,6 +144,25 @@ def _idle(scene: Scene, side: str, other: str) -> str:
     return f"only {side} has {what(scene.site)}: {scene.site.fqn} does not run in this step of {lacking}."
 
 
+def _merged(scene: Scene, _side: str, other: str) -> str:
+    """That a module is one of several which the other run has as one, and how the first value of both differs."""
+    subject = scene.cause.subject
+    for merge in scene.merges:
+        parts, whole = tuple(map(owner_of, merge.parts)), owner_of(merge.whole)
+        if subject not in {*parts, whole} or not _missing(scene, other):
+            continue
+        text = f"{merge_words(parts, whole, merge.side)}."
+        shared = scene.shared
+        if shared is None or scene.narrowed:
+            return text
+        beyond = " by more than was let pass" if scene.tolerated else ""
+        how = "by rounding" if rounds(shared) else "by more than rounding"
+        when = f" in step {shared.step}" if shared.step != scene.first.step else ""
+        first = f" The first value of both runs that differs{beyond} is {what(shared.site)}{when}: {how}"
+        return f"{text}{first if shared.rel_l2 is not None else first.rpartition(':')[0]}{apart(shared)}."
+    return ""
+
+
 def _subject(scene: Scene, side: str, other: str) -> str:
     if not _missing(scene, other):
         return ""
@@ -223,6 +243,7 @@ _LOOKS = (
     _losses,
     _no_forward,
     _idle,
+    _merged,
     _subject,
     _calls,
     _gradient,
