@@ -11,6 +11,7 @@ from torch import nn
 
 from introspect_cli.capture.session import Session
 from introspect_cli.script import Ending
+from introspect_cli.store.reader import open_run
 
 
 def train(call):
@@ -32,3 +33,41 @@ def test_the_last_word_tells_of_a_model_that_was_not_called(tmp_path, capsys, fo
     told = capsys.readouterr().err
     assert "recorded 1 step" in told
     assert ("no module was called, so no inputs and outputs are in it" in told) == forward_alone
+
+
+def resumed(model):
+    """Train as a script that resumes from a checkpoint: its optimizer makes its state before the model is called."""
+    optimizer = torch.optim.Adam(model.parameters())
+    for step in range(3):
+        if step == 0:
+            for parameter in model.parameters():
+                parameter.grad = torch.zeros_like(parameter)
+        else:
+            model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@pytest.mark.parametrize(
+    ("build", "early", "late"),
+    [
+        (lambda: nn.Sequential(nn.Linear(4, 2), nn.Linear(2, 1)), "Sequential.1.bias", "Sequential.1.bias"),
+        (lambda: nn.Linear(4, 1), "Adam.group0.1", "Linear.bias"),
+    ],
+)
+def test_parameters_have_the_names_of_their_model_where_the_optimizer_steps_first(tmp_path, build, early, late):
+    """A model is found by its parts; one without any is not, and gives its names when it is called."""
+    session = Session(None, replace(QUICK, output=tmp_path / "run", force=True))
+    try:
+        session.attach()
+        resumed(build())
+    finally:
+        session.finish(Ending(0, "returned"))
+    with open_run(tmp_path / "run") as run:
+        for step, name in ((0, early), (1, late), (2, late)):
+            for kind in ("grad", "param", "optimizer_state"):
+                found = [r.site.fqn for r in run.rank(0).records(step) if r.site.kind.value == kind]
+                assert name in found
+                assert late == early or (late if step == 0 else early) not in found
+        assert late in run.settings["optimizers"][0]["groups"][0]["params"]
+        assert not any("no module was called" in told for told in run.manifest["not_observed"])

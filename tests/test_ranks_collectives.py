@@ -7,7 +7,7 @@ import time
 
 import pytest
 import torch
-from launches import SCRIPT, finish, together
+from launches import SCRIPT, finish, launch, together
 
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.options import DiffOptions
@@ -283,3 +283,40 @@ def test_no_tensor_is_held_or_referred_to_while_a_collective_is_under_way(intros
         results = [r.site.call for r in collectives(run, step=1) if ".out" in r.site.path]
     # Nobody waited for 0, 2 is a broadcast's root, and what 1 and 3 gave is as it came out.
     assert results == [1, 3]
+
+
+RECORDED = ("--record", "default,collective")
+COMPILED = """
+import os, sys
+import torch, torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+dist.init_process_group("fake", rank=int(os.environ.get("RANK", 0)), world_size=2, store=FakeStore())
+net = torch.nn.Linear(2, 2)
+reduced = lambda x: functional.all_reduce(x, "sum", dist.group.WORLD) * 2
+if "compiled" in sys.argv:
+    reduced = torch.compile(reduced, backend="eager")
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+net(torch.ones(1, 2)).sum().backward()
+reduced(net.bias.grad)
+optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("word", ["plain", "compiled"])
+def test_collectives_that_a_compiler_hides_are_said_to_be_unseen(tmp_path, word):
+    script = tmp_path / "train.py"
+    script.write_text(COMPILED)
+    told = finish(launch(tmp_path, "run", 2, word, options=RECORDED, script=script))
+    with open_run(tmp_path / "run") as run:
+        kinds = [record.site.kind.value for record in run.rank(0).records(0)]
+        unseen = " ".join(run.manifest["not_observed"])
+    assert ("collective" in kinds) == (word == "plain"), told
+    assert ("collectives inside that, if any, are not recorded" in unseen) == (word == "compiled")
+
+
+def test_collectives_of_ranks_that_no_launcher_told_of_are_said_to_be_unseen(tmp_path, introspect):
+    (tmp_path / "train.py").write_text(COMPILED)
+    done = introspect("capture", *RECORDED, "-o", "run", "train.py")
+    assert "collectives are not recorded" in done.stderr

@@ -286,3 +286,6 @@ def test_ranks_that_no_launcher_told_of_are_said_to_be_missing(tmp_path, introsp
         assert any(
             "use `introspect capture torchrun --nproc-per-node 4 ...`" in s for s in run.manifest["not_observed"]
         )
+    told = introspect("check", "run").stdout
+    assert told.startswith("nothing found on rank 1 of 4 alone (")
+    assert "the others are not in this run" in told

@@ -278,6 +278,7 @@ class Context:
 
     def root_called(self, module: nn.Module) -> None:
         """An outermost module is about to run and will be recorded."""
+        self.names.was_called()
         self.data_parallel.look(module)
         for listener in self.on_root:
             listener(module)

@@ -43,6 +43,10 @@ class ById(Generic[Value]):
         if self.get(thing) is not None:
             del self.entries[id(thing)]
 
+    def objects(self) -> list[Any]:
+        """The objects of which something is kept."""
+        return [thing for reference, _ in list(self.entries.values()) if (thing := reference()) is not None]
+
     def clear(self) -> None:
         """Forget all objects."""
         self.entries.clear()

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from introspect_cli.capture.environment import redact, sources
 from introspect_cli.errors import DocumentTooLargeError
+from introspect_cli.records import Kind
 from introspect_cli.version import __version__
 
 if TYPE_CHECKING:
@@ -96,6 +97,11 @@ def never_seen(options: CaptureOptions, probes: Probes | None, steps: int) -> li
             "no module was called, so nothing between the tensors that require gradients and the losses is recorded "
             "(--level op records every operator)"
         )
+    if Kind.COLLECTIVE in options.record and probes.has_ranks:
+        from introspect_cli.capture import private_api  # it imports torch, which may be left to the script
+
+        if private_api.compiled_entries():
+            found.append("torch.compile compiled some of what ran: collectives inside that, if any, are not recorded")
     return found
 
 

@@ -161,11 +161,13 @@ class ModuleState(Named):
 class ParameterName(Named):
     """A parameter's or buffer's name and the class of the module that owns it."""
 
-    __slots__ = ("_holders",)
+    __slots__ = ("_holders", "makeshift")
 
-    def __init__(self, fqn: str, module_class: str, *, watched: bool) -> None:
+    def __init__(self, fqn: str, module_class: str, *, watched: bool, makeshift: bool = False) -> None:
         """Start with nobody who holds the tensor."""
         super().__init__(fqn, module_class, watched=watched)
+        self.makeshift = makeshift
+        """Whether no module was known to hold the tensor when it got its name: once one is, it gives a better one."""
         self._holders: list[Holder] = []
 
     def held_by(self, holder: Holder) -> None:
@@ -255,6 +257,8 @@ class Names:
         self._variables: dict[str, str] = {}
         self._lock = threading.RLock()
         self.settled = False
+        self.replaced = 0
+        """How many parameters that no module was known to hold have got a name from one since."""
         self._any_module = False
 
     def clear(self) -> None:
@@ -342,8 +346,30 @@ class Names:
 
     def name_parameter(self, tensor: torch.Tensor, fqn: str, module_class: str) -> ParameterName:
         """Give a name to a tensor that no module holds (an optimizer may be given any); say then who holds it."""
-        name = self._parameters[id(tensor)] = ParameterName(fqn, module_class, watched=self._wanted(fqn))
+        name = ParameterName(fqn, module_class, watched=self._wanted(fqn), makeshift=True)
+        self._parameters[id(tensor)] = name
         return name
+
+    def seek(self, tensors: list[torch.Tensor]) -> None:
+        """Name the models that hold tensors, before they are first called, as far as one heard of them being built.
+
+        A script that resumes from a checkpoint may step its optimizer first, to make its state. Models that hold
+        nothing but their own parameters are not found: nothing was put into them.
+        """
+        with self._lock:
+            tops = {id(top): top for top in map(self._topmost, self._parents.objects()) if self.find(top) is None}
+            known = self._any_module
+            for top in tops.values():
+                if type(top).__module__.startswith(_PASSING_PARENTS) or isinstance(top, torch.fx.GraphModule):
+                    continue
+                held = set(map(id, parameters_in(top)))
+                if any(id(tensor) in held for tensor in tensors):
+                    self._adopt(top, class_name(unwrap(top)))
+            self._any_module = known
+
+    def was_called(self) -> None:
+        """Hear that a module was called: one may have its name from before."""
+        self._any_module = True
 
     def forget_with(self, optimizer: torch.optim.Optimizer, tensors: list[int]) -> None:
         """Forget the names of tensors, given by identity, when this optimizer goes and nobody else holds them."""
@@ -453,7 +479,9 @@ class Names:
     def _name_own(self, module: nn.Module, state: ModuleState) -> None:
         for group in (module._parameters, module._buffers):  # noqa: SLF001 - the public views build strings
             for name, tensor in group.items():
-                if tensor is not None and self.parameter(tensor) is None:
+                known = None if tensor is None else self.parameter(tensor)
+                if tensor is not None and (known is None or known.makeshift):
+                    self.replaced += known is not None
                     own = ParameterName(f"{state.fqn}.{name}", state.module_class, watched=state.watched)
                     own.held_by(Holder(module, name))
                     self._parameters[id(tensor)] = state.own[id(tensor)] = own
@@ -463,7 +491,7 @@ class Names:
         aliases = []
         for name, tensor in module._parameters.items():  # noqa: SLF001 - as above
             known = None if tensor is None else self.parameter(tensor)
-            if known is not None and known.fqn != f"{state.fqn}.{name}":
+            if known is not None and not known.makeshift and known.fqn != f"{state.fqn}.{name}":
                 aliases.append(f"{name}={known.fqn}")
         return ModuleInfo(
             fqn=state.fqn,

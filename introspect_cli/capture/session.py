@@ -238,10 +238,13 @@ class Session:
         """Tell of ranks that this run is without: a script that starts them itself, as Lightning does."""
         found = unlaunched() if self.launch is None else None
         if found is not None:
+            self._manifest["alone"] = {"rank": found[0], "world_size": found[1]}
             self._guard.note(
                 f"this process is rank {found[0]} of {found[1]}, and the others are not in this run: no launcher said "
                 f"so at its start; use `introspect capture torchrun --nproc-per-node {found[1]} ...`"
             )
+            if Kind.COLLECTIVE in self.options.record:
+                self._guard.note("collectives are not recorded: this was no process of several when the capture began")
 
     def finish(self, ending: Ending) -> None:
         """Take the probes out, write what is left, and close the store."""

@@ -68,7 +68,8 @@ def check(run: Run, rules: Sequence[Rule | RankRule] = RULES) -> CheckResult:
     together = [rule for rule in rules if isinstance(rule, RankRule)]
     if run.world_size > 1 and run.ranks and together:
         result = _with_ranks(result, run, together)
-    return replace(result, notes=(*run.endings, *result.notes))
+    unseen = map(str, run.manifest.get("not_observed", ()))
+    return replace(result, notes=(*run.endings, *unseen, *result.notes), only=run.alone)
 
 
 def _with_ranks(result: CheckResult, run: Run, rules: Sequence[RankRule]) -> CheckResult:

@@ -54,6 +54,7 @@ class CheckResult:
         unseen: id of a rule that could not, and what it would have needed.
         notes: what else a reader must know.
         steps: steps in the run.
+        only: what the run is a part of, such as one rank of several; "" where it is all there was.
     """
 
     run: str
@@ -62,6 +63,7 @@ class CheckResult:
     unseen: tuple[tuple[str, str], ...]
     notes: tuple[str, ...]
     steps: int
+    only: str = ""
 
     def found(self, level: Level) -> bool:
         """Whether anything is as bad as `level` or worse."""

@@ -44,6 +44,7 @@ def summary(result: CheckResult) -> str:
         if (number := sum(finding.level is level for finding in result.findings))
     ]
     what = ", ".join(found) if found else "nothing found"
+    what += f" on {clean(result.only)}" if result.only else ""
     return f"{what} ({count(len(result.checked), 'rule')} over {count(result.steps, 'step')} of {clean(result.run)})"
 
 

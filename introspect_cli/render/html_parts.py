@@ -108,7 +108,7 @@ def findings(checks: Sequence[CheckResult]) -> str:
             parts.append(f"<h3>Run {name}</h3>")
         if not check.findings:
             parts.append(
-                f"<p>Nothing found by {count(len(check.checked), 'rule')} over {count(check.steps, 'step')}.</p>"
+                f"<p>Nothing found{f' on {text(check.only)}' if check.only else ''} by {count(len(check.checked), 'rule')} over {count(check.steps, 'step')}.</p>"
             )
             continue
         items = []

@@ -50,7 +50,7 @@ _VERSION = re.compile(r"[0-9A-Za-z.+!-]{1,32}")
 _MAX_RANKS = 65536
 _TYPES = {
     **dict.fromkeys(("argv", "children", "failures", "not_observed", "notes", "observed"), list),
-    **dict.fromkeys(("narrowing", "options", "tool"), dict),
+    **dict.fromkeys(("alone", "narrowing", "options", "tool"), dict),
 }
 """What readers of a manifest take for granted; what is of another type was written by no capture, and is left out."""
 
@@ -165,6 +165,13 @@ class Run:
     def recorded(self) -> tuple[int, ...]:
         """The ranks that were to record steps; all, where none was."""
         return tuple(rank for rank in self.ranks if rank not in self.left_out) or self.ranks
+
+    @property
+    def alone(self) -> str:
+        """Which rank of how many the one process of the run was, where the others are not in it; "" else."""
+        told = self.manifest.get("alone", {})
+        rank, world = told.get("rank"), told.get("world_size")
+        return f"rank {rank} of {world} alone" if isinstance(rank, int) and isinstance(world, int) else ""
 
     @property
     def label(self) -> str:

@@ -121,7 +121,8 @@ class Probes:
 
             self._compile = CompileProbe(self.context, taps, options.compile, self._remark)
             self._probes.append(self._compile)
-        if Kind.COLLECTIVE in options.record and ranks > 1:
+        self.has_ranks = ranks > 1
+        if Kind.COLLECTIVE in options.record and self.has_ranks:
             from introspect_cli.capture.probes.collectives import CollectiveProbe
 
             self._probes.append(CollectiveProbe(self.context, store.path))

@@ -199,22 +199,26 @@ class OptimizerProbe:
         """Learn the optimizer's name and those of its parameters; both may grow while it lives."""
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         known = self._parameters.get(optimizer)
-        if known is not None and len(known.names) == len(parameters):
+        all_names = self._context.names
+        if known is not None and len(known.names) == len(parameters) and known.replaced == all_names.replaced:
             return
         self._context.trains(optimizer)
+        unnamed = [own for own in parameters if all_names.parameter(own) is None and not self._leaf(own)]
+        if unnamed:
+            all_names.seek(unnamed)
         name = self._names.name(optimizer, type(optimizer).__name__)
         names = []
         for number, group in enumerate(optimizer.param_groups):
             for position, parameter in enumerate(group["params"]):
-                known_name = self._context.names.parameter(parameter)
+                known_name = all_names.parameter(parameter)
                 if known_name is None:
-                    known_name = self._context.names.name_parameter(
+                    known_name = all_names.name_parameter(
                         parameter, self._leaf(parameter) or f"{name}.group{number}.{position}", type(optimizer).__name__
                     )
                 known_name.held_by(Holder(optimizer, (number, position)))
                 names.append(known_name)
-        self._parameters.set(optimizer, _Held(names))
-        self._context.names.forget_with(optimizer, list(map(id, parameters)))
+        self._parameters.set(optimizer, _Held(names, all_names.replaced))
+        all_names.forget_with(optimizer, list(map(id, parameters)))
         remaining = iter(names)
         self.settings = [entry for entry in self.settings if entry["name"] != name]
         self.settings.append(
@@ -375,9 +379,10 @@ class OptimizerProbe:
 class _Held:
     """The names of an optimizer's parameters, and the sites of what it keeps for each, looked up once."""
 
-    def __init__(self, names: list[ParameterName]) -> None:
-        """Take the names, in the order of the parameters."""
+    def __init__(self, names: list[ParameterName], replaced: int = 0) -> None:
+        """Take the names, in the order of the parameters, and how many of all had been replaced by then."""
         self.names = names
+        self.replaced = replaced
         self._gradients: dict[int, list[int]] = {}
         self._state: dict[Phase, dict[int, tuple[tuple[str, ...], list[int]]]] = {}
         self._large: list[int] | None = None
