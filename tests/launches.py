@@ -13,11 +13,33 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
+import pytest
+import torch
+
 SCRIPT = Path(__file__).parent.parent / "fixtures" / "ranks" / "train_ranks.py"
 
 _IMPORTED = """
 import torch.distributed.tensor.parallel, torch.distributed.pipelining, torch.distributed.fsdp, torch.distributed.optim
 """
+
+
+_LATER = ("fsdp2", "hsdp", "gpipe", "1f1b")
+_IS_OLD = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 6)
+
+
+def lacks(case):
+    """Whether this torch is too old for the layout that a case's name begins with.
+
+    Before torch 2.6 `fully_shard` was private and a pipeline stage needed examples of its inputs.
+    """
+    return _IS_OLD and case.startswith(_LATER)
+
+
+def needs(*cases):
+    """Skip a test of layouts that this torch is too old for."""
+    found = [case for case in cases if lacks(case)]
+    if found:
+        pytest.skip(f"torch {torch.__version__} has no public fully_shard or lone pipeline stages: {', '.join(found)}")
 
 
 class Process:

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 import torch
-from launches import SCRIPT, finish, launch
+from launches import SCRIPT, finish, launch, needs
 from sweeps import sliced
 
 from introspect_cli.compare.diff import compare_runs
@@ -48,6 +48,7 @@ def captured(folder, runs):
     options = ("--no-packages", "--no-env", "--no-source")
     started = {}
     for name, (world, layout, more) in runs.items():
+        needs(name)
         started[name] = launch(folder, name, world, *layout.split(), "--steps", "2", options=(*options, *more))
     return {name: finish(processes) for name, processes in started.items()}
 

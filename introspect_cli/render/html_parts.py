@@ -107,9 +107,9 @@ def findings(checks: Sequence[CheckResult]) -> str:
         if len(checks) > 1:
             parts.append(f"<h3>Run {name}</h3>")
         if not check.findings:
-            parts.append(
-                f"<p>Nothing found{f' on {text(check.only)}' if check.only else ''} by {count(len(check.checked), 'rule')} over {count(check.steps, 'step')}.</p>"
-            )
+            where = f" on {text(check.only)}" if check.only else ""
+            over = count(check.steps, "step")
+            parts.append(f"<p>Nothing found{where} by {count(len(check.checked), 'rule')} over {over}.</p>")
             continue
         items = []
         for own in check.findings:
