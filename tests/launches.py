@@ -23,14 +23,14 @@ import torch.distributed.tensor.parallel, torch.distributed.pipelining, torch.di
 """
 
 
-_LATER = ("fsdp2", "hsdp", "gpipe", "1f1b")
+_LATER = ("fsdp2", "hsdp", "gpipe", "1f1b", "tp", "ep")
 _IS_OLD = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 6)
 
 
 def lacks(case):
     """Whether this torch is too old for the layout that a case's name begins with.
 
-    Before torch 2.6 `fully_shard` was private and a pipeline stage needed examples of its inputs.
+    Before torch 2.5 DTensor was private, before 2.6 `fully_shard`, and a pipeline stage needed examples of its inputs.
     """
     return _IS_OLD and case.startswith(_LATER)
 
@@ -39,7 +39,9 @@ def needs(*cases):
     """Skip a test of layouts that this torch is too old for."""
     found = [case for case in cases if lacks(case)]
     if found:
-        pytest.skip(f"torch {torch.__version__} has no public fully_shard or lone pipeline stages: {', '.join(found)}")
+        pytest.skip(
+            f"torch {torch.__version__} has no public DTensor or fully_shard, or no lone pipeline stages: {', '.join(found)}"
+        )
 
 
 class Process:

@@ -68,7 +68,7 @@ FOUND = [
     ("ddp-same-dropout", "rank-draws", 0, 1, "rng Net.between", "such as one dropout mask"),
     ("tp-dropout", "rank-outputs", 0, 1, "output GPT.blocks.1.norm.1", "the random states it draws from differ"),
     ("tp-dropout", "reduction", 0, 1, "grad GPT.tok.weight", "the ranks had parted before it"),
-    ("hand-faulty", "rank-outputs", 1, 1, "output Net.extra", "nothing that it was given tells why"),
+    ("hand-faulty", "rank-outputs", 1, 1, "output Net.extra", "in 1 of 2 calls: nothing that it was given tells why"),
     ("tp-offset", "shards", 0, 0, "param GPT.blocks.0.up.weight", "rank 1 holds the same values as rank 0"),
     ("fsdp2-offset", "shards", 0, 0, "param Net.head.weight", "at another place of the whole"),
     ("gpipe-untied", "tied-weights", 0, 1, "param GPT.head.weight", "begin equal, as tied weights do, and differ"),

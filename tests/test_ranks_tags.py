@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from launches import finish, launch
+from launches import finish, launch, needs
 
 from introspect_cli.capture.ranks import tags
 from introspect_cli.compare.diff import compare_runs
@@ -21,6 +21,7 @@ FLOWING = (Kind.INPUT, Kind.OUTPUT, Kind.GRAD_OUTPUT)
 
 
 def captured(folder, **runs):
+    needs(*runs)
     options = ("--no-packages", "--no-env", "--no-source", "--steps", "0")
     started = {name: launch(folder, name, world, name, "--steps", "2", options=options) for name, world in runs.items()}
     for name, processes in started.items():
