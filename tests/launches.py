@@ -39,9 +39,7 @@ def needs(*cases):
     """Skip a test of layouts that this torch is too old for."""
     found = [case for case in cases if lacks(case)]
     if found:
-        pytest.skip(
-            f"torch {torch.__version__} has no public DTensor or fully_shard, or no lone pipeline stages: {', '.join(found)}"
-        )
+        pytest.skip(f"torch {torch.__version__} lacks what the layout needs (DTensor, fully_shard): {', '.join(found)}")
 
 
 class Process:

@@ -166,10 +166,6 @@ class Run:
         """The ranks that were to record steps; all, where none was."""
         return tuple(rank for rank in self.ranks if rank not in self.left_out) or self.ranks
 
-    def spawned(self) -> Folder | None:
-        """The directory of the only launch among its processes, where the run itself has no step."""
-        return None if any(map(len, self._ranks.values())) else _only_launch(self._folder)
-
     @property
     def alone(self) -> str:
         """Which rank of how many the one process of the run was, where the others are not in it; "" else."""
