@@ -6,9 +6,11 @@ import math
 import pytest
 from rich.style import Style
 
+from introspect_cli.inspect.history import History
 from introspect_cli.records import count
 from introspect_cli.render.blocks import Column, Line, Table, fit, line, table_lines
 from introspect_cli.render.console import STYLES, Screen
+from introspect_cli.render.history_text import pair_blocks
 from introspect_cli.render.text import clean, distance, number, shape, shorten, size, sparkline, two_numbers
 
 
@@ -82,6 +84,8 @@ def test_sparkline():
     assert sparkline([1, 1], 10) == "▅▅"
     assert sparkline([0, None, math.nan, 1], 10) == "▁ !█"
     assert len(sparkline(list(range(1000)), 50)) == 50
+    assert sparkline([-1.7e308, 1.7e308, 1.7e308], 10) == "▁██"
+    assert len(sparkline([-1.7e308, 1.7e308, 1.7e308] * 10, 10)) == 10
     assert sparkline([0, 1], 10, ascii_only=True).isascii()
 
 
@@ -185,3 +189,9 @@ def test_colours_are_read_on_black_and_on_white(back):
         light = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]  # relative luminance, WCAG 2
         contrast = (max(light, back) + 0.05) / (min(light, back) + 0.05)
         assert contrast > 3.5, (name, contrast)
+
+
+def test_a_plot_of_the_largest_numbers_there_are():
+    a, b = (History("Net loss", "loss", (0, 1, 2), (-1.7e308, own, 1.7e308)) for own in (0.0, 1.0))
+    rows = [block.text for block in pair_blocks([(a, b)], "mean", 80, ascii_only=True) if hasattr(block, "text")]
+    assert sum("*" in row for row in rows) == 3

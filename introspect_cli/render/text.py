@@ -77,7 +77,7 @@ def sparkline(values: Sequence[float | None], width: int, *, ascii_only: bool = 
         if part and any(not math.isfinite(value) for value in part):
             folded.append(math.nan)
         else:
-            folded.append(sum(part) / len(part) if part else None)
+            folded.append(sum(value / len(part) for value in part) / 2 if part else None)  # sums of halves are finite
     known = [value for value in folded if value is not None and math.isfinite(value)]
     low, high = min(known, default=0.0), max(known, default=0.0)
     span = high - low
