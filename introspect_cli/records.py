@@ -98,6 +98,9 @@ class Kind(str, Enum):
 KIND_CODES = {kind.value: code for code, kind in enumerate(Kind)}
 """The small integer that stands for each kind in arrays."""
 
+GRADIENT_OF = {Kind.INPUT: Kind.GRAD_INPUT, Kind.OUTPUT: Kind.GRAD_OUTPUT}
+"""Of what flows forward through a module, what flows back."""
+
 SETTING_KINDS = frozenset({Kind.HYPERPARAMETER})
 """Kinds that explain a divergence and never are one; digests leave them out."""
 

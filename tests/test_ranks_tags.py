@@ -6,6 +6,7 @@ import pytest
 import torch
 from launches import finish, launch, needs
 
+from introspect_cli.capture import private_api
 from introspect_cli.capture.ranks import tags
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.options import DiffOptions
@@ -92,4 +93,4 @@ def test_a_tensor_that_no_call_made_has_no_place():
     x = torch.ones(2, 3, requires_grad=True)
     assert tags.from_call(x) is None
     assert tags.from_call(x * 2) is None
-    assert tags.styles_of(torch.nn.Linear(3, 2)) == []
+    assert private_api.styles_of(torch.nn.Linear(3, 2)) == []

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -19,8 +19,9 @@ from torch import nn
 from introspect_cli.capture.environment.sources import class_source
 from introspect_cli.capture.identity import ById, FreeNames
 from introspect_cli.capture.inside import parameters_in, unwrap, wrapped
+from introspect_cli.capture.named import Holder, ModuleState, ParameterName
 from introspect_cli.capture.variables import called, script_frames
-from introspect_cli.records import Kind, ModuleInfo, Phase, bounded
+from introspect_cli.records import ModuleInfo, bounded
 from introspect_cli.selection import near_module, selects
 
 if TYPE_CHECKING:
@@ -67,163 +68,6 @@ class NameFilter:
         names = sorted(self._asked)
         idle = [glob for glob in (*self._include, *self._exclude) if not any(selects(name, (glob,)) for name in names)]
         return [f"no module that ran matches {glob}{near_module(glob, names)}" for glob in idle] if names else []
-
-
-class Named:
-    """A module, a parameter or a buffer that has a name, whether it is wanted, and the sites of what is its own."""
-
-    __slots__ = ("fqn", "module_class", "sites", "watched")
-
-    def __init__(self, fqn: str, module_class: str, *, watched: bool) -> None:
-        """Start without sites; of a parameter, the class is that of the module that owns it."""
-        self.fqn = fqn
-        self.module_class = module_class
-        self.watched = watched
-        self.sites: dict[tuple[Phase, Kind, str, int], int] = {}
-
-
-class CallSites:
-    """The sites of one call of a module, counted within a step, whose inputs are tensors by position and one comes out.
-
-    Attributes:
-        inputs: of each input, and of its gradient; -1 for what is not recorded.
-        output: of what comes out, and of its gradient; None until something has.
-    """
-
-    __slots__ = ("inputs", "output")
-
-    def __init__(self) -> None:
-        """Start with neither."""
-        self.inputs: list[tuple[int, int]] = []
-        self.output: tuple[int, int] | None = None
-
-
-class ModuleState(Named):
-    """What is known of one module: its name, and its count of calls in the current step."""
-
-    __slots__ = (
-        "__weakref__",
-        "calls",
-        "compiled",
-        "forward",
-        "inner",
-        "own",
-        "plain",
-        "reference",
-        "step",
-        "styles",
-        "tagged",
-    )
-
-    def __init__(self, reference: weakref.ref[nn.Module], fqn: str, module_class: str, *, watched: bool) -> None:
-        """Start without calls."""
-        super().__init__(fqn, module_class, watched=watched)
-        self.reference = reference
-        self.plain: type[nn.Module] | None = None
-        """The module's class, once it is known that a call of it is nothing but a call."""
-        self.forward: list[CallSites] = []
-        """Of each call in the phase of that name."""
-        self.inner: ModuleState | None = None
-        self.compiled = False
-        self.step = -1
-        self.styles: list[tuple[int, Any, tuple[Any, ...]]] | None = None
-        """What tensor parallelism takes its inputs for; None before that was looked at."""
-        self.tagged = False
-        """Whether what goes in or comes out may be one rank's share of a DTensor."""
-        self.calls: dict[Phase, int] = {}
-        self.own: dict[int, ParameterName] = {}
-
-    def next_call(self, step: int, phase: Phase) -> int:
-        """Count a call; the count starts anew with each step."""
-        if self.step != step:
-            self.step = step
-            self.calls.clear()
-        number = self.calls.get(phase, 0)
-        self.calls[phase] = number + 1
-        return number
-
-    def counted(self, step: int, phase: Phase) -> int:
-        """Calls so far in that step and phase."""
-        return self.calls.get(phase, 0) if self.step == step else 0
-
-    def seen(self, step: int, phase: Phase, call: int) -> None:
-        """Note a call that something else than the module's own `__call__` has counted."""
-        if self.step != step:
-            self.step = step
-            self.calls.clear()
-        self.calls[phase] = max(self.calls.get(phase, 0), call + 1)
-
-    def called(self, step: int) -> bool:
-        """Whether the module was called in that step."""
-        return self.step == step and bool(self.calls)
-
-
-class ParameterName(Named):
-    """A parameter's or buffer's name and the class of the module that owns it."""
-
-    __slots__ = ("_holders", "makeshift")
-
-    def __init__(self, fqn: str, module_class: str, *, watched: bool, makeshift: bool = False) -> None:
-        """Start with nobody who holds the tensor."""
-        super().__init__(fqn, module_class, watched=watched)
-        self.makeshift = makeshift
-        """Whether no module was known to hold the tensor when it got its name: once one is, it gives a better one."""
-        self._holders: list[Holder] = []
-
-    def held_by(self, holder: Holder) -> None:
-        """Hear who holds the tensor."""
-        self._holders = [known for known in self._holders if known.is_alive and not known.same_owner(holder)]
-        self._holders.append(holder)
-
-    def is_of(self, tensor: torch.Tensor) -> bool:
-        """Whether one of those who hold what has this name holds this very tensor."""
-        return any(holder.holds(tensor) for holder in self._holders)
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether anybody still holds what has this name."""
-        return any(holder.is_alive for holder in self._holders)
-
-
-class Holder:
-    """Where a tensor of the script is kept: by a module under an attribute, or by an optimizer at a place in a group.
-
-    It tells a tensor from another that has come to its address without any reference to the tensor.
-    """
-
-    __slots__ = ("_owner", "_place")
-
-    def __init__(self, owner: nn.Module | torch.optim.Optimizer, place: str | tuple[int, int]) -> None:
-        """Keep no reference to the owner but a weak one."""
-        self._owner = weakref.ref(owner)
-        self._place = place
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether the owner is."""
-        return self._owner() is not None
-
-    def same_owner(self, other: Holder) -> bool:
-        """Whether it is the same owner's."""
-        return self._owner() is other._owner()
-
-    def holds(self, tensor: torch.Tensor) -> bool:
-        """Whether the tensor is still there."""
-        owner: Any = self._owner()
-        if owner is None:
-            return False
-        place = self._place
-        if isinstance(place, str):
-            # The public views build strings; a scripted module's own have no get().
-            kept = (owner._parameters, owner._buffers)  # noqa: SLF001 - see above
-            return any(place in own and own[place] is tensor for own in kept)
-        group, position = place
-        groups = owner.param_groups
-        return (
-            group < len(groups)
-            and position < len(groups[group]["params"])
-            and groups[group]["params"][position] is tensor
-        )
 
 
 class _ParameterNames(dict[int, ParameterName]):
@@ -303,6 +147,7 @@ class Names:
         if state is not None:
             return state
         with self._lock:
+            self._any_module = True
             top = self._topmost(module)
             if top is module and caller is not None:
                 # Held in a plain list or built on the fly: no path leads to it but the call.
@@ -318,6 +163,7 @@ class Names:
     def name_root(self, module: nn.Module, name: str) -> None:
         """Name a module and all in it before it is first called, under a name of the caller's choosing."""
         with self._lock:
+            self._any_module = True
             self._adopt(module, name)
 
     def renumber(self, kept: int | None) -> None:
@@ -358,14 +204,12 @@ class Names:
         """
         with self._lock:
             tops = {id(top): top for top in map(self._topmost, self._parents.objects()) if self.find(top) is None}
-            known = self._any_module
             for top in tops.values():
                 if type(top).__module__.startswith(_PASSING_PARENTS) or isinstance(top, torch.fx.GraphModule):
                     continue
                 held = set(map(id, parameters_in(top)))
                 if any(id(tensor) in held for tensor in tensors):
                     self._adopt(top, class_name(unwrap(top)))
-            self._any_module = known
 
     def was_called(self) -> None:
         """Hear that a module was called: one may have its name from before."""
@@ -460,7 +304,6 @@ class Names:
     def _new_state(self, module: nn.Module, name: str) -> ModuleState:
         key = id(module)
         states = self.states
-        self._any_module = True
 
         def forget(reference: weakref.ref[nn.Module]) -> None:
             state = states.get(key)

@@ -14,6 +14,7 @@ import numpy as np
 
 from introspect_cli.compare.join.merged import merge_words, merges_of
 from introspect_cli.compare.join.roots import ambiguous, base_of
+from introspect_cli.compare.reasons.evidence import listed
 from introspect_cli.compare.reasons.facts import owner_of, with_ancestors
 from introspect_cli.compare.reasons.words import often, what
 from introspect_cli.compare.result import StructureChange
@@ -150,11 +151,10 @@ def _renames(found: Correspondence | None) -> list[StructureChange]:
         old, new = pattern if len(members) > 1 else members[0]
         votes = sum(found.votes.get(name, 0) for name, _ in members)
         steps = sorted(frozenset.intersection(*(found.steps.get(name, frozenset()) for name, _ in members)))
-        listed = " and ".join(", ".join(map(str, steps)).rsplit(", ", 1))
         how = f"{'differs' if votes == 1 else 'differ'} by at most {found.close:g}, relative"
         if not any(name in found.near for name, _ in members):
             how = f"{'is' if votes == 1 else 'are'} equal"
-        step = f" in step{'s' * (len(steps) > 1)} {listed}" if steps else ""
+        step = f" in step{'s' * (len(steps) > 1)} {listed(list(map(str, steps)))}" if steps else ""
         evidence = f"{count(votes, 'value')} under the two names {how}{step}"
         text = f"{_glossed(old, found.variables[0])} is {_glossed(new, found.variables[1])} in b"
         told.append(StructureChange("renamed", old, new, text, evidence=evidence if votes else ""))
@@ -207,9 +207,9 @@ def _merged(apart: Apart) -> list[StructureChange]:
         several = len({owner_of(merge.whole) for merge in members}) > 1
         one = whole if several else owner_of(members[0].whole)
         many = parts if several else tuple(owner_of(name) for name in members[0].parts)
-        listed = ", ".join(many[:-1]) + f" and {many[-1]}"
-        text = merge_words(many, one, side)
-        names = (listed, one) if side == "b" else (one, listed)
+        parts_told = listed(many)
+        text = merge_words(parts_told, one, side)
+        names = (parts_told, one) if side == "b" else (one, parts_told)
         told.append(StructureChange("merged" if side == "b" else "split", *names, text))
     return told
 

@@ -84,12 +84,10 @@ class RankWriter:
     `site`, `layout` and `modules` may be called from several threads; `append` and `close` from one at a time.
 
     Attributes:
-        bytes_written: bytes in this rank's files.
         failure: why nothing more is written, or None while all is well.
     """
 
     def __init__(self, folder: Folder, rank: int, schema: Schema, run_id: bytes, *, durable: bool = False) -> None:
-        self.bytes_written = 0
         self.failure: str | None = None
         self._folder = folder
         self._rank = rank
@@ -137,6 +135,11 @@ class RankWriter:
     def rows_written(self) -> int:
         """Records in all steps."""
         return self._written.rows
+
+    @property
+    def bytes_written(self) -> int:
+        """Bytes in this rank's files that count as written."""
+        return sum(self._written.lengths.values())
 
     def site(self, site: Site, info: SiteInfo) -> int:
         """The number of a site; what is known of it is taken from the first call."""
@@ -220,7 +223,6 @@ class RankWriter:
         # The index first: what no entry vouches for does not exist.
         for name in (INDEX, *(name for name in self._files if name != INDEX)):
             self._files[name].shorten(lengths.get(name, 0))
-        self.bytes_written = sum(self._lengths().values())
         self._torn = False
 
     def _label(self, step: int, labels: Labels) -> None:
@@ -279,7 +281,6 @@ class RankWriter:
         first = {INDEX: made.header, RECORDS: self._first.lengths[RECORDS]}
         self._first = self._first._replace(crc=made.header_crc, lengths=first)
         self._written = self._written._replace(chain=made.chain, rows=made.rows, crc=made.crc, lengths=self._lengths())
-        self.bytes_written = sum(self._lengths().values())
 
     def _guard(self) -> None:
         if os.getpid() != self._pid:
@@ -338,7 +339,6 @@ class RankWriter:
 
     def _write(self, name: str, data: bytes) -> None:
         self._files[name].append(data)
-        self.bytes_written += len(data)
 
     def _sync(self, *names: str) -> None:
         if self._durable:
@@ -382,6 +382,7 @@ class RankWriter:
             self._sync(*STREAMS)
             self._write(INDEX, entry)
             self._sync(INDEX)
+            self._written = written._replace(lengths=self._lengths())
         except (OSError, StoreError) as error:
             self._fail(reason(error) if isinstance(error, OSError) else str(error))
 

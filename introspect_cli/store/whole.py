@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from introspect_cli.records import KIND_CODES, Kind, Layout, ModuleInfo, Record, Status, Summary
+from introspect_cli.records import GRADIENT_OF, KIND_CODES, Kind, Layout, ModuleInfo, Record, Status, Summary
 from introspect_cli.store.batch import StepBatch, record_stats
 from introspect_cli.store.format import ENTRY
 from introspect_cli.store.index import StepEntry
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 _FLOWING = frozenset({Kind.INPUT, Kind.OUTPUT, Kind.GRAD_INPUT, Kind.GRAD_OUTPUT, Kind.LOSS})
 _GOING_IN = [Kind.INPUT.value, Kind.GRAD_INPUT.value]
 _COMING_OUT = [Kind.OUTPUT.value, Kind.GRAD_OUTPUT.value]
-_VALUE_OF = {Kind.GRAD_INPUT.value: Kind.INPUT.value, Kind.GRAD_OUTPUT.value: Kind.OUTPUT.value}
+_VALUE_OF = {gradient.value: value.value for value, gradient in GRADIENT_OF.items()}
 
 
 class WholeReader:

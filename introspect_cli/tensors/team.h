@@ -4,7 +4,7 @@
 
 constexpr i64 CHUNK = 1 << 16, WORTHWHILE = 8192, SHARED = 2 * CHUNK;
 
-struct Item {  // a tensor to summarise; its first chunk's number, and the place of its first part
+struct Item {  // a tensor to summarise; its first chunk's number, and its first row of partial results
     u64 address;
     i64 count, first, code;
     Row *row;

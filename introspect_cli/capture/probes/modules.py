@@ -18,11 +18,11 @@ from torch.nn.utils.parametrize import ParametrizationList
 
 from introspect_cli.capture import private_api
 from introspect_cli.capture.inside import modules_in, parameters_in, wrapped
-from introspect_cli.capture.names import CallSites, ModuleState
+from introspect_cli.capture.named import CallSites, ModuleState
 from introspect_cli.capture.probes.base import Patches, uncounted
 from introspect_cli.capture.probes.nested import NestedClasses
-from introspect_cli.capture.ranks import tags
-from introspect_cli.records import EVALUATED, Kind, Phase
+from introspect_cli.capture.ranks import launchers, tags
+from introspect_cli.records import EVALUATED, GRADIENT_OF, Kind, Phase
 from introspect_cli.tensors.flatten import flatten, is_plain
 from introspect_cli.tensors.kernels import KERNELS
 from introspect_cli.tensors.views import unobserved
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from introspect_cli.tensors.places import Placed
 
 _POSITIONS = tuple(f"[{number}]" for number in range(32))
-_GRADIENT_OF = {Kind.INPUT: Kind.GRAD_INPUT, Kind.OUTPUT: Kind.GRAD_OUTPUT}
 
 
 class _Stack(threading.local):
@@ -64,8 +63,8 @@ class ModuleProbe:
         self._names = context.names
         self._gradients = gradients
         kinds = context.kinds
-        self._gradient_of = {of: gradient for of, gradient in _GRADIENT_OF.items() if gradient in kinds}
-        self._kinds = frozenset(kind for kind in _GRADIENT_OF if kind in kinds)
+        self._gradient_of = {of: gradient for of, gradient in GRADIENT_OF.items() if gradient in kinds}
+        self._kinds = frozenset(kind for kind in GRADIENT_OF if kind in kinds)
         self._inputs = Kind.INPUT in {*self._kinds, *self._gradient_of}
         self._outputs = Kind.OUTPUT in {*self._kinds, *self._gradient_of}
         self._stack = _Stack()
@@ -220,15 +219,16 @@ class ModuleProbe:
     def _may_be_shares(self, state: ModuleState, module: nn.Module, args: tuple[Any, ...]) -> bool:
         """Whether what goes into a module is one rank's share of a DTensor, which is looked at in its first call."""
         if state.styles is None:
-            state.styles = tags.styles_of(module) if tags.active() else []
-            shares = tags.active() and any(tags.from_call(value) is not None for value in args)
-            state.tagged |= shares or bool(state.styles)
+            state.styles = []
+            if launchers.grouped():  # else there can be no DTensor
+                state.styles = private_api.styles_of(module)
+                state.tagged |= bool(state.styles) or any(tags.from_call(value) is not None for value in args)
         return state.tagged
 
     def _left(self, module: nn.Module, state: ModuleState, call: int, result: Any) -> None:
         """Record what has come out of a module."""
         with self._guarded:
-            if tags.active() and tags.from_call(result) is not None:
+            if launchers.grouped() and tags.from_call(result) is not None:
                 state.tagged, state.plain = True, None
             if not self._plain_output(module, state, call, result):
                 with private_api.no_torch_function():
@@ -436,7 +436,8 @@ class ModuleProbe:
                 self._follow(state, kind, call, prefix + path, leaf)
 
     def _tensor(self, state: ModuleState, kind: Kind, call: int, path: str, value: torch.Tensor) -> None:
-        placed = _share(state, kind, path, value) if state.tagged else None
+        styles = state.styles if kind is Kind.INPUT and state.styles else ()
+        placed = tags.share(value, path, styles) if state.tagged else None
         if kind in self._kinds:
             site = self._context.site(state, self._stack.phase, kind, path, call)
             self._recorder.tensor(site, value if placed is None else placed)
@@ -481,15 +482,6 @@ def _sequence_code() -> tuple[object, object]:
     home = nn.modules.container.__file__
     theirs = all(getattr(own, "__code__", None) and own.__code__.co_filename == home for own in functions)
     return functions if theirs else (None, None)
-
-
-def _share(state: ModuleState, kind: Kind, path: str, value: torch.Tensor) -> Placed | None:
-    """What goes into or comes out of a module as one rank's share of a DTensor; None where it is no such thing."""
-    found = tags.from_call(value)
-    if found is None and kind is Kind.INPUT and state.styles:
-        at = next((number for number, own in enumerate(_POSITIONS) if own == path), -1)
-        found = tags.from_style(state.styles, at, value)
-    return found
 
 
 def _position(number: int) -> str:

@@ -22,7 +22,7 @@ from torch.optim.optimizer import (
 )
 
 from introspect_cli.capture.identity import ById, FreeNames
-from introspect_cli.capture.names import Holder
+from introspect_cli.capture.named import Holder
 from introspect_cli.capture.probes.base import Patches
 from introspect_cli.records import Kind, Phase, Site, SiteInfo
 from introspect_cli.tensors import parallel
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
     from introspect_cli.capture.context import Context
-    from introspect_cli.capture.names import ParameterName
+    from introspect_cli.capture.named import ParameterName
     from introspect_cli.capture.probes.state import StateProbe
 
 _PLAIN = (bool, int, float, str)

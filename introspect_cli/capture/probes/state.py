@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from introspect_cli.capture.context import Context
-    from introspect_cli.capture.names import ParameterName
+    from introspect_cli.capture.named import ParameterName
     from introspect_cli.tensors.summarizer import Summarizer
 
 Found = tuple[list[Kind], list["torch.Tensor"]]

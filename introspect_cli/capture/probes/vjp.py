@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from introspect_cli.capture.context import Context
-    from introspect_cli.capture.names import ModuleState
+    from introspect_cli.capture.named import ModuleState
     from introspect_cli.capture.probes.modules import ModuleProbe
 
 _SEED = 20260

@@ -12,7 +12,7 @@ import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from introspect_cli.capture.inside import instances_in
-from introspect_cli.capture.names import ParameterName
+from introspect_cli.capture.named import ParameterName
 from introspect_cli.records import Part
 from introspect_cli.tensors.places import Placed
 

@@ -36,6 +36,8 @@ class Launcher(NamedTuple):
 SPAWNED = Launcher("INTROSPECT_SPAWN_RANK", "INTROSPECT_SPAWN_SIZE", "INTROSPECT_SPAWN_RANK", ("INTROSPECT_SPAWN",))
 """Set by ourselves while `torch.multiprocessing.spawn` starts a process that is followed: it tells nobody else."""
 
+_GROUPS = "torch.distributed.distributed_c10d"
+
 LAUNCHERS = (
     SPAWNED,
     Launcher("RANK", "WORLD_SIZE", "LOCAL_RANK", ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")),
@@ -83,10 +85,16 @@ def unlaunched() -> tuple[int, int] | None:
 
     For those whom no launcher told it at their start, such as a script that starts its other ranks itself.
     """
-    home = sys.modules.get("torch.distributed.distributed_c10d")
-    if home is None or not home.is_initialized() or home.get_world_size() < 2:
+    if not grouped():
         return None
-    return home.get_rank(), home.get_world_size()
+    home = sys.modules[_GROUPS]
+    return (home.get_rank(), home.get_world_size()) if home.get_world_size() > 1 else None
+
+
+def grouped() -> bool:
+    """Whether this process is in a process group by now; torch is not imported to find out."""
+    home = sys.modules.get(_GROUPS)
+    return home is not None and home.is_initialized()
 
 
 def _job(environment: Mapping[str, str], launcher: Launcher) -> tuple[str, ...]:

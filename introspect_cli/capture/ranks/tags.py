@@ -8,7 +8,6 @@ knows beforehand. So nothing is patched, and nothing is remembered of any tensor
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -20,15 +19,21 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import torch
-    from torch import nn
-
-_HOME = "torch.distributed.distributed_c10d"
 
 
-def active() -> bool:
-    """Whether this process can have DTensors at all: they are spread over a process group."""
-    home = sys.modules.get(_HOME)
-    return home is not None and home.is_initialized()
+Style = tuple[int, Any, tuple[Any, ...]]
+"""What a module takes an input for: its position, a mesh, and a placement for each dimension of the mesh."""
+
+
+def share(value: torch.Tensor, path: str, styles: Sequence[Style]) -> Placed | None:
+    """What goes into or comes out of a module as one rank's share of a DTensor; None where it is no such thing.
+
+    Args:
+        value: it.
+        path: where among the inputs or outputs it is, `[0]`.
+        styles: what the module takes its inputs for, see `private_api.styles_of`; none for an output.
+    """
+    return from_call(value) or next((_styled(value, *own[1:]) for own in styles if path == f"[{own[0]}]"), None)
 
 
 def from_call(value: Any) -> Placed | None:
@@ -39,27 +44,15 @@ def from_call(value: Any) -> Placed | None:
     return _placed(value, tuple(spec.tensor_meta.shape), spec.mesh, spec.placements, "tag")
 
 
-def from_style(styles: Sequence[tuple[int, Any, tuple[Any, ...]]], position: int, value: torch.Tensor) -> Placed | None:
-    """An input that a module's style takes for a rank's share; None where it is taken for the whole, or for nothing.
-
-    Args:
-        styles: of a module, see `styles_of`.
-        position: which of the inputs.
-        value: it.
-    """
-    for number, mesh, placements in styles:
-        if number == position and not hasattr(value, "placements"):
-            shape = list(value.shape)
-            for size, placement in zip(mesh.shape, placements, strict=True):
-                if placement.is_shard():
-                    shape[placement.dim] *= size
-            return _placed(value, tuple(shape), mesh, placements, "style")
-    return None
-
-
-def styles_of(module: nn.Module) -> list[tuple[int, Any, tuple[Any, ...]]]:
-    """What a module takes its inputs for: the position of each, a mesh, and a placement for each of its dimensions."""
-    return private_api.styles_of(module)
+def _styled(value: torch.Tensor, mesh: Any, placements: tuple[Any, ...]) -> Placed | None:
+    """An input that a module's style takes for a rank's share; None where it is taken for the whole."""
+    if hasattr(value, "placements"):
+        return None
+    shape = list(value.shape)
+    for size, placement in zip(mesh.shape, placements, strict=True):
+        if placement.is_shard():
+            shape[placement.dim] *= size
+    return _placed(value, tuple(shape), mesh, placements, "style")
 
 
 def _placed(

@@ -188,7 +188,7 @@ class Tree:
         return low, bisect_left(self._sorted, f"{top}/", low)  # "/" is what comes after "."
 
     def roots(self) -> list[str]:
-        """The first parts of all names."""
+        """The roots of all names."""
         found, at = dict[str, None](), 0
         while at < len(self._sorted):
             root, dot, _ = self._sorted[at].partition(".")

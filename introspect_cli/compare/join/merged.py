@@ -18,8 +18,6 @@ from introspect_cli.compare.join.sites import kind_code, phase_code
 from introspect_cli.records import Kind, Phase
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from introspect_cli.compare.join.distance import Layouts
     from introspect_cli.compare.join.rows import StepPair
     from introspect_cli.compare.join.sites import Alignment, Ids
@@ -56,13 +54,10 @@ class Moments:
     squares: float
 
 
-def merge_words(parts: Sequence[str], whole: str, side: str) -> str:
-    """That several modules of one run are one in the other, which is `side`."""
-    listed = ", ".join(parts[:-1]) + f" and {parts[-1]}"
+def merge_words(parts: str, whole: str, side: str) -> str:
+    """That several modules of one run, `parts` as a list in words, are one in the other, which is `side`."""
     other = "a" if side == "b" else "b"
-    return (
-        f"{listed} of {other} are one in {side}, {whole}: put together, their parameters have its extrema and moments"
-    )
+    return f"{parts} of {other} are one in {side}, {whole}: put together, their parameters have its extrema and moments"
 
 
 def together(parts: list[Moments]) -> Moments:

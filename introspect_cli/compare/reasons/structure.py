@@ -11,7 +11,7 @@ from introspect_cli.compare.join.merged import merge_words
 from introspect_cli.compare.join.sites import PHASES
 from introspect_cli.compare.reasons.attention import attention_back_ends
 from introspect_cli.compare.reasons.base import Cause, Reason, Scene, rounds
-from introspect_cli.compare.reasons.evidence import Known, although, backward_before
+from introspect_cli.compare.reasons.evidence import Known, although, backward_before, listed
 from introspect_cli.compare.reasons.facts import EQUAL, FORWARD, Facts, owner_of
 from introspect_cli.compare.reasons.hyperparameters import has_parameter
 from introspect_cli.compare.reasons.words import apart, often, what
@@ -151,7 +151,7 @@ def _merged(scene: Scene, _side: str, other: str) -> str:
         parts, whole = tuple(map(owner_of, merge.parts)), owner_of(merge.whole)
         if subject not in {*parts, whole} or not _missing(scene, other):
             continue
-        text = f"{merge_words(parts, whole, merge.side)}."
+        text = f"{merge_words(listed(parts), whole, merge.side)}."
         shared = scene.shared
         if shared is None or scene.narrowed:
             return text
