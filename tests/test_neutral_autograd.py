@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from neutrality import assert_neutral, mlp
@@ -9,13 +11,13 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from introspect_cli.capture.ranks import tags
+from introspect_cli.capture.probes import modules
 
 
 @pytest.fixture(autouse=True)
 def _as_of_many_ranks(monkeypatch):
     """Shares of tensors are looked for, as where there is a process group."""
-    monkeypatch.setattr(tags, "active", lambda: True)
+    monkeypatch.setattr(modules, "launchers", SimpleNamespace(grouped=lambda: True))
 
 
 def sgd(model, lr=0.1):
