@@ -25,6 +25,11 @@ pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="to
 ALONE = ("hand-none", "hand-batchnorm", "hand-uneven")
 FLAGS = ("hand", "ddp", "fsdp2", "tp")
 TF32 = "'high' on rank 1 and 'highest' on rank 0"
+WENT_IN = "its optimizer takes what went into all_reduce sum of float32 [16, 16] at faults.py:"
+NONE_GAVE = "no collective of the step gave it, and 4 other gradients came from one"
+IN_BUCKETS = "what came out of the 1 reduction of the backward pass is the 4 other gradients alone"
+INTO_BUCKETS = "what went into the 1 reduction of the backward pass has the size and the sum of the 4 other"
+EACH = "rank 0 alone and over rank 1 alone"
 FOUND = [
     # case, rule, step, rank, site, what the evidence says
     ("hand-unreduced", "reduction", 0, 1, "grad Net.head.bias", "it was not reduced, or not over these ranks"),
@@ -33,6 +38,20 @@ FOUND = [
     ("fsdp2-unreduced", "reduction", 0, 1, "grad Net.head.bias", "it was not reduced"),
     ("hand-group", "reduction", 0, 1, "grad Net.head.weight", "it was not reduced, or not over these ranks"),
     ("ddp-group", "reduction", 0, 1, "grad Net.tok.weight", "reduced"),
+    ("hand-weight~collectives", "reduction", 0, 1, "grad Net.extra.weight", f"reduced on rank 1: {WENT_IN}"),
+    ("hand-skipped~collectives", "reduction", 0, 1, "grad Net.extra.weight", f"reduced on ranks 0, 1: {NONE_GAVE}"),
+    ("ddp-skipped~collectives", "reduction", 0, 1, "grad Net.extra.weight", f"reduced on ranks 0, 1: {INTO_BUCKETS}"),
+    ("fsdp2-skipped~collectives", "reduction", 0, 1, "grad Net.extra.weight", f"reduced on ranks 0, 1: {IN_BUCKETS}"),
+    ("hand-group~collectives", "reduction", 0, 1, "grad Net.head.weight", f"reduced over {EACH} (all_reduce sum of f"),
+    ("hand-skipped", "reduction", 0, 1, "grad Net.extra.weight", "it was not reduced, or not over these ranks, or"),
+    (
+        "hand-scaled",
+        "reduction",
+        0,
+        1,
+        "grad Net.extra.weight",
+        "(0.5 x) when the optimizer takes it: it is a multiple",
+    ),
     ("sp-norm", "reduction", 0, 1, "grad Net.between.weight", "it was not reduced"),
     ("ddp-expert", "copies-differ", 0, 1, "param Experts.expert.weight", "gradients were averaged over them"),
     ("tp-unused", "rank-gradients", 0, 1, "grad GPT.blocks.0.norm.weight", "rank 1 has no gradient of GPT.blocks.0"),
@@ -74,8 +93,10 @@ FOUND = [
     ("gpipe-untied", "tied-weights", 0, 1, "param GPT.head.weight", "begin equal, as tied weights do, and differ"),
     ("1f1b-untied", "tied-weights", 0, 1, "param GPT.head.weight", "their gradients were not added up"),
 ]
-UNREDUCED = "it was not reduced, or not over these ranks"
+UNREDUCED = "their mean is that of a, so each rank took its own: it was not reduced"
 SUM = "is 2 x that of a (residual R) on both ranks: it is summed over"
+ALL = f"equal: {UNREDUCED}"
+RIGHT = "rank 0 has that of a; on rank 1 it was not reduced, or changed after that"
 TOLD = [
     # case, against, rank of the first divergence, what the sentence says
     ("hand-sum", "1", 0, f"the gradient of Net.head.weight {SUM} the 2 ranks instead of averaged"),
@@ -90,6 +111,10 @@ TOLD = [
     ("ddp-unreduced", "n", 0, f"in a they are equal: {UNREDUCED}"),
     ("fsdp2-unreduced", "1", 0, f"Net.head.bias|In b its copies differ: rank 1 from rank 0: {UNREDUCED}"),
     ("hand-group", "n", 0, f"the gradient of Net.head.weight|in a they are equal: {UNREDUCED}"),
+    ("hand-skipped", "1", 0, f"Net.extra.weight|In b its copies differ: rank 1 from rank 0: {UNREDUCED}"),
+    ("ddp-skipped", "n", 0, f"Net.extra.weight|In b its copies differ: rank 1 from rank 0; in a they are {ALL}"),
+    ("hand-weight", "1", 0, f"the gradient of Net.extra.weight|{RIGHT}"),
+    ("hand-weight", "n", 1, f"the gradient of Net.extra.weight|{RIGHT}"),
     ("hand-stale", "n", 1, "step 0, rank 1: the parameter Net.head.weight differs before any training"),
     ("hand-stale", "1", 0, "Net.head.weight differs before any training|In b its copies differ: rank 1 from rank 0"),
     ("ddp-stale", "n", 1, "step 1, rank 1: the parameter Net.head.weight was changed outside of an optimizer step"),

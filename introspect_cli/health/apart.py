@@ -63,5 +63,6 @@ def distance_of(
         sizes.append(float(l2_norm(floats["mean"][row], floats["var"][row], np.float64(numel))))
     larger = max(sizes)
     scale = float(x @ y) / float(x @ x) if x @ x else np.nan
-    multiple = abs(scale) > 0 and np.linalg.norm(y - scale * x) < _MULTIPLE * np.linalg.norm(y)
+    several = whole.readers[one[0]].layouts[int(batches[one[0]].layout[one[1]])].numel > 1  # one is always a multiple
+    multiple = several and abs(scale) > 0 and np.linalg.norm(y - scale * x) < _MULTIPLE * np.linalg.norm(y)
     return float(np.linalg.norm(x - y) / larger) if larger else np.nan, scale if multiple else np.nan

@@ -65,7 +65,7 @@ class CollectiveWalk:
             return
         by_group: dict[str, dict[int, dict[int, Call]]] = {}
         for at, batch in enumerate(batches):
-            for (group, call), found in self._calls(at, batch).items():
+            for (group, call), found in self.calls(at, batch).items():
                 by_group.setdefault(group, {}).setdefault(at, {})[call] = found
         for group, ranks in by_group.items():
             if group.startswith("messages of"):
@@ -77,7 +77,8 @@ class CollectiveWalk:
             elif group not in self.found.wrong:
                 self._results(step, batches, group, sequences)
 
-    def _calls(self, at: int, batch: StepBatch) -> dict[tuple[str, int], Call]:
+    def calls(self, at: int, batch: StepBatch) -> dict[tuple[str, int], Call]:
+        """The collectives of a rank in its step, by group and number; `at` is the rank's position."""
         found: dict[tuple[str, int], Call] = {}
         numbers = np.asarray(batch.site)
         for row in np.flatnonzero(np.isin(numbers, list(self._of[at]))).tolist():

@@ -32,14 +32,20 @@ def _whose(apart: Apart) -> str:
     return f"{rank_list(list(apart.others))}, compared with rank {apart.base}"
 
 
-def _why(replicas: Replicas, step: int) -> str:
+def _why(replicas: Replicas, fqn: str, apart: Apart) -> str:
     """Why gradients of copies differ: the reduction, unless the ranks had parted before it."""
+    if replicas.unreduced.get(fqn):
+        return replicas.unreduced[fqn]
     peers = replicas.peers
     parted = [found[0] for found in (peers.rounds, peers.idle) if found is not None]
     parted += [own.first.step for own in peers.outputs.values() if own.first is not None]
-    if any(begun <= step for begun in parted):
+    if any(begun <= apart.step for begun in parted):
         return "the ranks had parted before it, as is told beside"
-    return "it was not reduced, or not over these ranks"
+    if not np.isnan(apart.scale):
+        return "it is a multiple there: divided by another number, clipped by a norm of its own or unscaled alone"
+    if replicas.alike.get(fqn):
+        return f"{replicas.alike[fqn]}: it was not reduced over all ranks, or changed after that"
+    return "it was not reduced, or not over these ranks, or changed on one after that"
 
 
 def _reduction(replicas: Replicas) -> RankAnswer:
@@ -48,12 +54,12 @@ def _reduction(replicas: Replicas) -> RankAnswer:
     hits = []
     for fqn, apart in replicas.grads.items():
         many = count(len(replicas.steps), "step")
-        moved, why = replicas.params.get(fqn), _alone(replicas, fqn) or _why(replicas, apart.step)
-        if moved is not None:
+        moved, why = replicas.params.get(fqn), _why(replicas, fqn, apart)
+        if moved is not None and why.startswith("its gradient"):
             evidence = f"{_parts_from(moved, fqn)}: {why}"
-            if not _alone(replicas, fqn):
-                far = f" ({_far(apart)})" if _far(apart) else ""
-                evidence = f"{_parts_from(moved, fqn)}, and its gradient{far} when the optimizer takes it: {why}"
+        elif moved is not None:
+            far = f" ({_far(apart)})" if _far(apart) else ""
+            evidence = f"{_parts_from(moved, fqn)}, and its gradient{far} when the optimizer takes it: {why}"
         else:
             evidence = (
                 f"the gradient of {fqn} differs on {_whose(apart)} ({_far(apart)}) when the optimizer takes it, "
@@ -70,15 +76,6 @@ def _parts_from(apart: Apart, fqn: str) -> str:
         return f"from step {apart.step} on rank {apart.rank}'s parameter {fqn} differs from rank {apart.base}'s{far}"
     whose = rank_list(list(apart.others))
     return f"from step {apart.step} on the parameter {fqn} of {whose} differs from rank {apart.base}'s{far}"
-
-
-def _alone(replicas: Replicas, fqn: str) -> str:
-    """On which ranks a gradient is that of the rank's own samples; "" where that was not seen."""
-    ranks = replicas.unreduced.get(fqn, ())
-    if not ranks:
-        return ""
-    where = "on any rank" if len(ranks) == replicas.run.world_size else f"on {rank_list(list(ranks))}"
-    return f"its gradient was not reduced {where}"
 
 
 def _copies(replicas: Replicas) -> RankAnswer:

@@ -18,11 +18,13 @@ from introspect_cli.health.collectives import Collectives, CollectiveWalk, under
 from introspect_cli.health.messages import MessageWalk
 from introspect_cli.health.own_gradients import outputs_of, unreduced
 from introspect_cli.health.peers import Peers, PeerWalk
+from introspect_cli.health.reductions import Reductions
 from introspect_cli.records import Kind, Phase, Status
+from introspect_cli.store.launched import rank_list
 from introspect_cli.store.whole import WholeReader
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from introspect_cli.records import Layout
     from introspect_cli.store.batch import StepBatch
@@ -42,7 +44,8 @@ class Replicas:
         stale: parameters that differ from the first step on although their gradients are equal, by FQN.
         grads: the first time that gradients of equal copies differ, by FQN.
         graded: parameters of which the gradients of two ranks at least were held against one another.
-        unreduced: of parameters in `grads`, the ranks whose gradient is their own; none where that is not known.
+        unreduced: of parameters in `grads`, what records prove of their reduction; "" where they prove nothing.
+        alike: of parameters in `grads`, which ranks have one gradient and which another; "" where each has its own.
         states: the first time that an optimizer's state of equal gradients differs, by site.
         shared: parameters that were equal on all ranks at the first step, and how many there are in all.
         batches: how often a loader's batches were equal on two ranks and in how many steps, by ranks.
@@ -65,7 +68,8 @@ class Replicas:
     stale: dict[str, Apart] = field(default_factory=dict)
     grads: dict[str, Apart] = field(default_factory=dict)
     graded: set[str] = field(default_factory=set)
-    unreduced: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    unreduced: dict[str, str] = field(default_factory=dict)
+    alike: dict[str, str] = field(default_factory=dict)
     shared: set[str] = field(default_factory=set)
     everything: set[str] = field(default_factory=set)
     batches: dict[tuple[int, int], list[int]] = field(default_factory=dict)
@@ -112,8 +116,8 @@ def read_replicas(run: Run) -> Replicas:
     ]
     peers = PeerWalk(whole, ranks, frozenset().union(*found.groups), run.world_size)
     found.peers = peers.found
-    walk = _Walk(found, whole, peers)
     collectives = CollectiveWalk(readers)
+    walk = _Walk(found, whole, peers, collectives)
     found.collectives = collectives.found
     messages = MessageWalk(readers)
     for step in common:
@@ -129,8 +133,8 @@ def read_replicas(run: Run) -> Replicas:
 class _Walk:
     """What must be remembered from step to step."""
 
-    def __init__(self, found: Replicas, whole: WholeReader, peers: PeerWalk) -> None:
-        self.found, self.whole, self.peers = found, whole, peers
+    def __init__(self, found: Replicas, whole: WholeReader, peers: PeerWalk, collectives: CollectiveWalk) -> None:
+        self.found, self.whole, self.peers, self.collectives = found, whole, peers, collectives
         self.equal: set[str] = set()  # parameters that were equal on all ranks when last seen
         self.parted: dict[str, Apart] = {}
         classes = {module.fqn: module.module_class for module in whole.modules}
@@ -143,6 +147,8 @@ class _Walk:
             for row, number in enumerate(self.whole.numbers[at][np.asarray(batch.site)].tolist()):
                 rows.setdefault(number, {})[at] = row
         self.peers.step(step, batches, rows, self.equal)
+        new: dict[str, Mapping[int, int]] = {}
+        reduced: list[Mapping[int, int]] = []
         for number in sorted(rows, key=lambda own: min(batches[at].sequence[row] for at, row in rows[own].items())):
             held = rows[number]
             if len(held) < 2:
@@ -155,11 +161,12 @@ class _Walk:
                 self.found.graded.add(fqn)
                 if apart is not None and fqn in self.equal and fqn not in self.found.grads:
                     self.found.grads[fqn] = apart
-                    sites = [own for own in self.outputs.get(fqn, ()) if own in rows]
-                    alone = unreduced(self.whole, batches, rows, sites, held)
-                    self.found.unreduced[fqn] = tuple(self.found.ranks[at] for at in sorted(alone))
+                    if np.isnan(apart.scale):
+                        new[fqn] = held
                 elif apart is None and fqn in self.parted and fqn not in self.found.grads:
                     self.found.stale.setdefault(fqn, self.parted[fqn])
+                if apart is None or not np.isnan(apart.scale):
+                    reduced.append(held)
             elif kind == Kind.BATCH and phase == Phase.DATA:
                 self._batch(self.found.batches, step, batches, held)
             elif kind == Kind.INPUT and phase == Phase.FORWARD and "." not in fqn:
@@ -168,6 +175,39 @@ class _Walk:
                 values = {self.found.ranks[at]: batches[at].text[row] for at, row in held.items()}
                 if len(set(values.values())) > 1:
                     self.found.learning.setdefault(f"{fqn}{self.found.names[number][3]}", (step, values))
+        if new:
+            self._explain(new, reduced, batches, rows)
+
+    def _explain(
+        self,
+        new: Mapping[str, Mapping[int, int]],
+        reduced: Sequence[Mapping[int, int]],
+        batches: list[StepBatch],
+        rows: Mapping[int, Mapping[int, int]],
+    ) -> None:
+        """Find out why gradients differ between ranks, where the step's records prove it."""
+        reductions = Reductions(self.whole, batches, self.collectives.calls) if self.collectives.found.seen else None
+        for fqn, held in new.items():
+            told = "" if reductions is None else reductions.why(held, reduced)
+            if not told:
+                sites = [own for own in self.outputs.get(fqn, ()) if own in rows]
+                alone = [self.found.ranks[at] for at in sorted(unreduced(self.whole, batches, rows, sites, held))]
+                where = "any rank" if len(alone) == self.found.run.world_size else rank_list(alone)
+                told = f"its gradient was not reduced on {where}" if alone else ""
+            self.found.unreduced[fqn] = told
+            self.found.alike[fqn] = self._alike(batches, held)
+
+    def _alike(self, batches: list[StepBatch], held: Mapping[int, int]) -> str:
+        """Which ranks have one gradient and which another; "" where each has its own."""
+        alike: dict[int, list[int]] = {}
+        for at, row in held.items():
+            if self._layout(at, batches, row).part is not None:
+                return ""
+            alike.setdefault(int(batches[at].checksum[row]), []).append(self.found.ranks[at])
+        if len(alike) == len(held):
+            return ""
+        told = " and another ".join(f"on {rank_list(sorted(ranks))}" for ranks in alike.values())
+        return f"it is one gradient {told}"
 
     def _parameter(
         self, step: int, number: int, fqn: str, phase: str, batches: list[StepBatch], held: Mapping[int, int]

@@ -1,7 +1,7 @@
-"""What the ranks of a launch add to an answer: copies that are not equal, sums for means, who diverges with whom.
+"""What the ranks of a launch add to an answer: sums for means, who diverges with whom.
 
 Where ranks are compared one by one, what another rank did earlier arrives with the first reduction; so all ranks' first
-divergences are looked at together. Where wholes are compared, a copy that differs says so itself.
+divergences are looked at together.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from introspect_cli.records import Kind, Phase
-from introspect_cli.store.launched import rank_list
 from introspect_cli.store.together import DIFFERENT_COPIES
 from introspect_cli.store.whole import WholeReader
 
@@ -25,7 +24,6 @@ _EXACT = 1e-8  # what is left beside a factor cannot be told below this
 _SIZES = ("world size", "a data-parallel group")
 _ORDER = (Phase.START, Phase.DATA, Phase.FORWARD, Phase.RECOMPUTE, Phase.LOSS, Phase.BACKWARD, Phase.OPTIMIZER)
 _CALLED = frozenset({Kind.OUTPUT.value, Kind.INPUT.value, Kind.LOSS.value, Kind.BATCH.value})
-_COPIES = frozenset({Kind.PARAM, Kind.GRAD, Kind.OPTIMIZER_STATE})
 
 
 def upstream(first: Divergence) -> tuple[int, int, bool, int]:
@@ -104,38 +102,6 @@ def _calls(scene: Scene) -> tuple[int, int]:
             most = max([most, *(call + 1 for kind, call in calls if kind in _CALLED)])
         found.append(most)
     return found[0], found[1]
-
-
-def copies_words(scene: Scene) -> str:
-    """That copies of what diverges are not equal in one run, while they are in the other; "" where that is not seen."""
-    first = scene.first
-    if first.site.kind not in _COPIES:
-        return ""
-    for summary, other, name in ((first.b, first.a, "b"), (first.a, first.b, "a")):
-        if summary is not None and summary.text.startswith(DIFFERENT_COPIES):
-            if other is not None and other.text.startswith(DIFFERENT_COPIES):
-                return ""
-            return f" In {name} its {summary.text}{_why(first)}."
-    peers = [peer for peer in scene.peers if peer.site == first.site and peer.step == first.step]
-    if len(peers) < 2 or any(own is None or own.layout.part for peer in peers for own in (peer.a, peer.b)):
-        return ""
-    marks = [[own.checksum for own in (peer.a, peer.b) if own is not None] for peer in peers]
-    equal_a, equal_b = ({own[at] for own in marks} for at in (0, 1))
-    if (len(equal_a) == 1) == (len(equal_b) == 1):
-        return ""
-    name, at = ("b", 1) if len(equal_a) == 1 else ("a", 0)
-    others = [peer.rank for peer, own in zip(peers, marks, strict=True) if own[at] != marks[0][at]]
-    sound = "a" if name == "b" else "b"
-    return (
-        f" In {name} its copies differ: {rank_list(others)} from rank {peers[0].rank}; in {sound} they are "
-        f"equal{_why(first)}."
-    )
-
-
-def _why(first: Divergence) -> str:
-    if first.site.kind is not Kind.GRAD:
-        return ""
-    return ": it was not reduced, or not over these ranks"
 
 
 def together(scene: Scene) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from introspect_cli.compare.reasons import ranks
 from introspect_cli.compare.reasons.base import Scene, reason_named
+from introspect_cli.compare.reasons.copies import copies_words
 from introspect_cli.compare.reasons.evidence import Known, of
 from introspect_cli.compare.reasons.random_state import unseeded_sentence
 from introspect_cli.compare.reasons.settings import describe
@@ -20,7 +21,7 @@ def sentence(scene: Scene, head: str = "First divergence at") -> str:
         where += ", recomputed"
     elif first.site.evaluates and "evaluation" not in head:
         where += ", in evaluation"
-    told_by_reason = reason_named(scene.tells).sentence(scene) + ranks.copies_words(scene)
+    told_by_reason = reason_named(scene.tells).sentence(scene) + copies_words(scene)
     if of(cause.evidence, Known.WITHIN) and not reduced:
         # what it rests on was let pass, not found equal, so that the conclusion is one of two
         told_by_reason = told_by_reason.replace("The cause is", "The cause may be")

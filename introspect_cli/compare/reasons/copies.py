@@ -1,0 +1,129 @@
+"""Copies of one tensor on the ranks of a run that are not equal: which, and what the other run tells of it.
+
+Sketches are linear. Where gradients of ranks differ and their mean is the gradient of a run in which they are equal,
+each rank has its own: nobody reduced them. That holds for any parameter, whatever made its gradient.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from introspect_cli.records import Kind, Status
+from introspect_cli.store.launched import rank_list
+from introspect_cli.store.together import DIFFERENT_COPIES
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from introspect_cli.compare.reasons.base import Scene
+    from introspect_cli.store.reader import Run
+
+_KINDS = frozenset({Kind.PARAM, Kind.GRAD, Kind.OPTIMIZER_STATE})
+_CLOSE, _APART = 1e-4, 1e-2
+_UNKNOWN = ": it was not reduced, or not over these ranks"
+
+
+class _Copy(NamedTuple):
+    """What one rank has of a tensor: its checksum, and its sketch as float64 (16,), None where there is none."""
+
+    checksum: int
+    sketch: NDArray[np.float64] | None
+
+
+def copies_words(scene: Scene) -> str:
+    """That copies of what diverges are not equal in one run, while they are in the other; "" where that is not seen."""
+    first = scene.first
+    if first.site.kind not in _KINDS:
+        return ""
+    for summary, other, name in ((first.b, first.a, "b"), (first.a, first.b, "a")):
+        if summary is not None and summary.text.startswith(DIFFERENT_COPIES):
+            if other is not None and other.text.startswith(DIFFERENT_COPIES):
+                return ""
+            return f" In {name} its {summary.text}{_why(scene, name)}."
+    if scene.ranks < 2 or first.a is None or first.b is None:
+        return ""
+    copies = {name: _copies(scene, name) for name in "ab"}
+    equal = {name: len({own.checksum for own in held.values()}) == 1 for name, held in copies.items()}
+    if not all(len(held) == scene.ranks for held in copies.values()) or equal["a"] == equal["b"]:
+        return ""
+    name, sound = ("b", "a") if equal["a"] else ("a", "b")
+    held = copies[name]
+    base = min(held)
+    others = [rank for rank, own in held.items() if own.checksum != held[base].checksum]
+    return (
+        f" In {name} its copies differ: {rank_list(others)} from rank {base}; in {sound} they are "
+        f"equal{_why(scene, name)}."
+    )
+
+
+def _copies(scene: Scene, name: str) -> dict[int, _Copy]:
+    """What each rank of a run has at the first divergence; {} where any has a part of it, or was not seen."""
+    first, run = scene.first, scene.run_a if name == "a" else scene.run_b
+    step = first.step if name == "a" else first.step_b
+    found = {}
+    for rank in run.recorded:
+        own = _copy(run, rank, step, scene)
+        if own is None:
+            return {}
+        found[rank] = own
+    return found
+
+
+def _copy(run: Run, rank: int, step: int, scene: Scene) -> _Copy | None:
+    reader, site = run.rank(rank), scene.first.site
+    numbers = [number for number, fqn in enumerate(reader.sites.fqn) if fqn == site.fqn]
+    number = next((own for own in numbers if reader.sites[own][0] == site), None)
+    if number is None or not (reader.entries["step"] == step).any():
+        return None
+    batch = reader.read(step)
+    rows = np.flatnonzero(np.asarray(batch.site) == number)
+    if not len(rows) or batch.status[rows[0]] != Status.OBSERVED:
+        return None
+    row = int(rows[0])
+    if reader.layouts[int(batch.layout[row])].part is not None:
+        return None
+    sketch = None if batch.sketch is None else np.asarray(batch.sketch[row], np.float64)
+    return _Copy(int(batch.checksum[row]), sketch)
+
+
+def _why(scene: Scene, name: str) -> str:
+    """What was not done to a gradient whose copies differ in one run, as far as that of the other tells."""
+    first = scene.first
+    if first.site.kind is not Kind.GRAD:
+        return ""
+    sound, summary = ("a", first.a) if name == "b" else ("b", first.b)
+    copies = _copies(scene, name)
+    wanted = np.array(summary.sketch if summary is not None else (), np.float64)
+    sketches = {rank: own.sketch for rank, own in copies.items() if own.sketch is not None}
+    if len(sketches) < 2 or len(sketches) < len(copies) or not wanted.size or not np.linalg.norm(wanted) > 0:
+        return _UNKNOWN
+    middle = np.mean(list(sketches.values()), axis=0)
+    if not max(_far(own, middle) for own in sketches.values()) > _APART:
+        return _UNKNOWN
+    right = [rank for rank, own in sketches.items() if _far(own, wanted) <= _CLOSE]
+    for word, total in (("mean", middle), ("sum", middle * len(sketches))):
+        if _far(total, wanted) <= _CLOSE:
+            told = f": their {word} is that of {sound}, so"
+            alike = _alike(copies)
+            if len(alike) == len(copies):
+                return f"{told} each rank took its own: it was not reduced"
+            each = " and ".join(f"on {rank_list(ranks)}" for ranks in alike)
+            return f"{told} it was not reduced over all ranks (it is one {each})"
+    if right:
+        others = rank_list([rank for rank in sketches if rank not in right])
+        return f": {rank_list(right)} has that of {sound}; on {others} it was not reduced, or changed after that"
+    return _UNKNOWN
+
+
+def _alike(copies: dict[int, _Copy]) -> list[list[int]]:
+    found: dict[int, list[int]] = {}
+    for rank, own in copies.items():
+        found.setdefault(own.checksum, []).append(rank)
+    return list(found.values())
+
+
+def _far(one: NDArray[np.float64], two: NDArray[np.float64]) -> float:
+    size = max(float(np.linalg.norm(one)), float(np.linalg.norm(two)))
+    return float(np.linalg.norm(one - two)) / size if size else 0.0
