@@ -313,9 +313,11 @@ class Context:
         self._ran_with_gradients.clear()
         self.evaluation.ticked()
         self.parts.forget()
-        self.recorder.tick()
-        for listener in self.on_tick:
-            listener()
+        try:
+            self.recorder.tick()
+        finally:  # also where an interrupt comes for the second time: the next step begins
+            for listener in self.on_tick:
+                listener()
 
     def trains(self, optimizer: torch.optim.Optimizer) -> None:
         """Hear of the parameters of an optimizer."""

@@ -110,7 +110,7 @@ class Keeping:
         self._losses: deque[float] = deque(maxlen=_HISTORY)
         self._kept: dict[int, Kept] = {}
         self._mortal: list[tuple[int, int]] = []  # a heap of expiries, with their steps
-        self._expired: list[int] = []
+        self._expired: dict[int, None] = {}  # in their order
         self._gave_up = False
 
     @property
@@ -248,11 +248,12 @@ class Keeping:
 
     def _expire(self, step: int) -> None:
         while self._mortal and self._mortal[0][0] <= step:
-            self._expired.append(heapq.heappop(self._mortal)[1])
+            self._expired[self._mortal[0][1]] = None
+            heapq.heappop(self._mortal)
 
     def _drop_expired(self) -> None:
-        expired, self._expired = self._expired, []
-        self._drop([self._kept[step] for step in expired if step in self._kept], self._why)
+        self._drop([self._kept[step] for step in self._expired if step in self._kept], self._why)
+        self._expired.clear()
 
     def _size(self) -> int:
         return self._rank.bytes_written + self._store.tensor_bytes
@@ -286,12 +287,14 @@ class Keeping:
             self._gave_up = True
             self._note(f"{error}; no step is dropped from here on")
             return
-        self.dropped += len(gone)
-        for own in gone:
-            del self._kept[own.step]
+        numbers = {own.step for own in gone}
         lost = {checksum for own in gone for checksum in own.tensors}
         if lost:
-            self._store.drop_tensors(lost - {checksum for own in self._kept.values() for checksum in own.tensors})
+            named = {checksum for own in self._kept.values() if own.step not in numbers for checksum in own.tensors}
+            self._store.drop_tensors(lost - named)
+        self.dropped += len(numbers)
+        for step in numbers:  # last: an exception before leaves them to the next time
+            del self._kept[step]
 
 
 def _losses(table: SummaryTable, slots: np.ndarray) -> list[float]:

@@ -17,7 +17,7 @@ import torch
 from torch.utils import _python_dispatch as python_dispatch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from types import FrameType
 
 _C: Any = torch._C  # noqa: SLF001 - this file is where torch's private names are gathered
@@ -172,6 +172,20 @@ def reduction_of(boxed: Any) -> str:
         return str(torch.distributed.ReduceOp.RedOpType(boxed.op()).name).lower()
     except (AttributeError, RuntimeError, TypeError, ValueError):
         return ""
+
+
+def reduction_asked(given: Iterable[Any]) -> str:
+    """The same from what a method of a group was given, itself or in its options; "" where it has none.
+
+    torch 2.4 gives its operators a reduction that python cannot read.
+    """
+    for own in given:
+        if type(own).__module__.endswith("distributed_c10d"):  # nobody else's is asked
+            reduction = getattr(own, "reduceOp", own)
+            kind = getattr(reduction, "op", reduction)
+            if isinstance(kind, torch.distributed.ReduceOp.RedOpType):
+                return str(kind.name).lower()
+    return ""
 
 
 def writes_to(tensor: torch.Tensor) -> int:

@@ -133,6 +133,7 @@ class Recorder:
         self._samples: list[Samples] = []
         self._layouts: list[int] = []
         self._ended: deque[EndedStep] = deque()
+        self._begun: EndedStep | None = None  # whose writing has begun and not ended
         self.intake = None if save_tensors or per_sample else summarizer.intake
         """Records small plain tensors in one call; None where nothing does."""
         self._short: Callable[[int, torch.Tensor], int] = lambda _site, _tensor: -1
@@ -351,11 +352,13 @@ class Recorder:
         """
         with self._lock:
             was_wanted = self.wanted
-            self._end()
-            self._write(keep=1)
-            self.step += 1
-            self.wanted = self.alive and self._schedule.wants(self.step)
-            self.resumed = self.wanted and not was_wanted
+            try:
+                self._end()
+                self._write(keep=1)
+            finally:
+                self.step += 1
+                self.wanted = self.alive and self._schedule.wants(self.step)
+                self.resumed = self.wanted and not was_wanted
 
     def decide(self) -> None:
         """The step begins: where that tells more of it (its epoch), decide again whether it is wanted."""
@@ -381,15 +384,18 @@ class Recorder:
         """Set aside what the current step has recorded, if anything."""
         if not self._rows:
             return
-        rows, slots, summaries = self._rows.copy(), self._slots.copy(), self.summarizer.hand_over()
-        ended = EndedStep(self.step, rows, slots, self._saved, self._samples, self._given, summaries, self.labels())
-        for own in (self._rows, self._slots, self._times):
-            own.clear()  # the short way holds them too
-        self._saved, self._samples, self._given = [], [], {}
-        self._ended.append(ended)
+        try:
+            labels, rows, slots = self.labels(), self._rows.copy(), self._slots.copy()
+            saved, samples, given = self._saved, self._samples, self._given
+            summaries = self.summarizer.hand_over()
+            self._ended.append(EndedStep(self.step, rows, slots, saved, samples, given, summaries, labels))
+        finally:  # whatever comes in between: slots are numbered anew, and what stayed would be the next step's
+            for own in (self._rows, self._slots, self._times):
+                own.clear()  # the short way holds them too
+            self._saved, self._samples, self._given = [], [], {}
 
     def _write(self, keep: int) -> None:
-        """Append steps that have ended, in order.
+        """Append steps that have ended, in order. One that an exception stopped is tried once more the next time.
 
         Args:
             keep: how many of the last may stay, if a device still computes some of them.
@@ -400,24 +406,34 @@ class Recorder:
                 return
             if keep and not first.summaries.ready():
                 return
-            self._ended.popleft()
-            table = first.summaries.table()
-            if not self.alive:
-                continue
-            expiry = ALWAYS if self._keeping is None else self._expiry(self._keeping, first, table)
-            if expiry == NEVER:
-                continue
-            try:
-                before = self._rank.bytes_written if self._keeping is not None else 0
+            if first is self._begun:
+                self._ended.popleft()
+            self._begun = first
+            self._write_one(first)
+            if self._ended and self._ended[0] is first:
+                self._ended.popleft()
+            self._begun = None
+
+    def _write_one(self, first: EndedStep) -> None:
+        table = first.summaries.table()
+        if not self.alive:
+            return
+        expiry = ALWAYS if self._keeping is None else self._expiry(self._keeping, first, table)
+        if expiry == NEVER:
+            return
+        try:
+            before = self._rank.bytes_written if self._keeping is not None else 0
+            last = self._rank.last_step
+            if last is None or last < first.step:
                 self._append(first, table)
-                self.steps_written += 1
-                if self._keeping is not None:
-                    saved = {int(table.checksum[item.slot]) for item in first.saved}
-                    saved |= {item.key(table) for item in first.samples}
-                    self._keeping.written(first.step, expiry, self._rank.bytes_written - before, frozenset(saved))
-            except StoreError as error:
-                self.alive = self.wanted = False
-                self._store_lost(error)
+            self.steps_written += 1
+            if self._keeping is not None:
+                saved = {int(table.checksum[item.slot]) for item in first.saved}
+                saved |= {item.key(table) for item in first.samples}
+                self._keeping.written(first.step, expiry, self._rank.bytes_written - before, frozenset(saved))
+        except StoreError as error:
+            self.alive = self.wanted = False
+            self._store_lost(error)
 
     def _expiry(self, keeping: Keeping, ended: EndedStep, table: SummaryTable) -> int:
         kinds = [self._sites[site][0].kind for site in ended.rows] if keeping.looks else ()

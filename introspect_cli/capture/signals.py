@@ -3,7 +3,8 @@
 Python runs a handler wherever the main thread happens to be, and a handler often raises: that is how timeouts are made.
 Raised inside our code, a timeout would be taken for a mistake of ours, or for a failing disk, and a step would be half
 written. So while a section of ours runs, a handler waits; it runs when the section ends, a moment later, and what it
-raises goes straight to the script. The script sees its own handlers only.
+raises goes straight to the script. The script sees its own handlers only. Python's own for an interrupt waits, too, but
+not twice: who presses Ctrl-C again means it.
 """
 
 from __future__ import annotations
@@ -27,14 +28,19 @@ class _Waiting:
     def __init__(self, handler: Any, sections: Sections) -> None:
         self.handler = handler
         self._sections = sections
+        self._waits = False
 
     def __call__(self, number: int, frame: FrameType | None) -> Any:
-        if self._sections.depth:
-            self._sections.waiting.append(functools.partial(self._run, number))
+        sections = self._sections
+        again = self._waits and self.handler is signal.default_int_handler
+        if sections.depth and not again:
+            self._waits = True
+            sections.waiting.append(functools.partial(self._run, number))
             return None
         return self.handler(number, frame)
 
     def _run(self, number: int) -> None:
+        self._waits = False
         frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - the documented way to a frame
         while frame is not None and is_ours(frame):
             frame = frame.f_back
@@ -81,8 +87,8 @@ class Signals:
 
 
 def _raises(handler: Any) -> bool:
-    """Whether a handler is python code of somebody's: python's own for an interrupt may come at any time."""
-    return callable(handler) and not isinstance(handler, signal.Handlers) and handler is not signal.default_int_handler
+    """Whether a handler may raise: python code of somebody's, or python's own for an interrupt."""
+    return callable(handler) and not isinstance(handler, signal.Handlers)
 
 
 def _given_back(handler: Any) -> Any:

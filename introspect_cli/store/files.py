@@ -116,6 +116,11 @@ class Handle:
         """Whether the descriptor is still the file that was opened."""
         return self.fd >= 0 and _identity(self.fd) == self._own
 
+    def is_at(self, folder: Folder, name: str) -> bool:
+        """Whether the file that was opened is the one of a name."""
+        found = os.stat(name, dir_fd=folder.fd, follow_symlinks=False)
+        return (found.st_dev, found.st_ino) == self._own
+
     def open_again(self, flags: int) -> None:
         """Make the descriptor ours again, by path.
 

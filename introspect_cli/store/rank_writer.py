@@ -56,6 +56,7 @@ if TYPE_CHECKING:
 
     from introspect_cli.labels import Labels
     from introspect_cli.store.batch import StepBatch
+    from introspect_cli.store.thinning import Written as Anew
 
 
 class _Written(NamedTuple):
@@ -104,6 +105,9 @@ class RankWriter:
         self._run_id = run_id
         self._files: dict[str, Appended] = {}
         self._torn = False  # whether the files may hold what does not count as written
+        self._dropping = False  # whether other files may be the store, or left over of that
+        self._anew: Anew | None = None
+        self._generation = 0  # how often that has happened
         self._written = _Written(-1, FIRST_CHAIN, 0, 0, {}, {})
         try:
             self._start(columns, run_id)
@@ -179,7 +183,6 @@ class RankWriter:
 
     def _append(self, step: int, batch: StepBatch, labels: Labels | None) -> None:
         self._guard()
-        self._take_back()
         before = self._written
         names, streams = self._take_names()
         rows = len(batch)
@@ -216,6 +219,8 @@ class RankWriter:
         """
         if not self._torn:
             return
+        if self._dropping:
+            self._settle()
         lengths = self._written.lengths
         if LABELS not in self._files:  # it may have been made, and not been noted
             with suppress(FileNotFoundError):
@@ -241,10 +246,10 @@ class RankWriter:
         if self.failure is not None or self._written.step < 0:
             return
         before = self._written
-        first = self._first.lengths
-        lengths = {**before.lengths, INDEX: first[INDEX], RECORDS: first[RECORDS], LABELS: 0}
         try:
             self._guard()
+            before, first = self._written, self._first.lengths
+            lengths = {**before.lengths, INDEX: first[INDEX], RECORDS: first[RECORDS], LABELS: 0}
             self._torn = True
             self._written = self._first._replace(names=before.names, lengths=lengths)
             self._take_back()
@@ -262,29 +267,56 @@ class RankWriter:
         Raises:
             StoreError: the rest could not be written anew; then all steps are still there.
         """
-        from introspect_cli.store.thinning import write_without
+        from introspect_cli.store.thinning import exchange, write_without
 
         dropped = frozenset(steps) - {self._written.step}
         if self.failure is not None or not dropped:
             return
         try:
             self._guard()
+            self._torn = self._dropping = True
+            folder = self._folder.secure()
+            self._anew = write_without(folder, self._rank, self._run_id, dropped, why, durable=self._durable)
+            if self._anew is not None:
+                exchange(folder, self._anew, durable=self._durable)
             self._take_back()
-            self._folder.secure()
-            made = write_without(self._folder, self._rank, self._run_id, dropped, why, durable=self._durable)
         except (OSError, StoreError) as error:
+            with suppress(OSError):  # else before the next step
+                self._take_back()
             told = reason(error) if isinstance(error, OSError) else str(error)
             raise StoreError(f"cannot drop steps from {self._folder.path}: {told}") from None
-        for name, file in ((INDEX, made.index), (RECORDS, made.records)):
-            self._files[name].close()
-            self._files[name] = file
-        first = {INDEX: made.header, RECORDS: self._first.lengths[RECORDS]}
-        self._first = self._first._replace(crc=made.header_crc, lengths=first)
-        self._written = self._written._replace(chain=made.chain, rows=made.rows, crc=made.crc, lengths=self._lengths())
+
+    def _settle(self) -> None:
+        """Go on with the files that are the store, where steps were being dropped, and remove the others."""
+        from introspect_cli.store.thinning import clear, exchanged
+
+        made, folder = self._anew, self._folder.secure()
+        if made is not None and exchanged(folder, made):
+            for name, file in ((INDEX, made.index), (RECORDS, made.records)):
+                before, self._files[name] = self._files[name], file
+                if before is not file:
+                    before.close()
+            lengths = {**self._written.lengths, INDEX: made.index.length, RECORDS: made.records.length}
+            self._written = self._written._replace(chain=made.chain, rows=made.rows, crc=made.crc, lengths=lengths)
+            first = {INDEX: made.header, RECORDS: self._first.lengths[RECORDS]}
+            self._first = self._first._replace(crc=made.header_crc, lengths=first)
+            self._generation = made.generation
+            clear(folder, made.generation - 1)
+        else:
+            clear(folder, self._generation + 1)
+        self._anew = None
+        self._dropping = False
 
     def _guard(self) -> None:
+        """Make sure that the files are ours, and hold what counts as written.
+
+        Raises:
+            StoreError: they are another process's, or were removed.
+            OSError: they cannot be reached.
+        """
         if os.getpid() != self._pid:
             raise StoreError("a forked child does not write its parent's store")
+        self._take_back()
         index = self._files[INDEX]
         index.secure()
         if os.fstat(index.fd).st_nlink == 0:
@@ -371,7 +403,6 @@ class RankWriter:
     def _finish(self) -> None:
         try:
             self._guard()
-            self._take_back()
             names, streams = self._take_names()
             for name, piece in names.items():
                 self._write(name, piece)

@@ -3,8 +3,11 @@
 A store only grows, so that a kill loses nothing; a long run must not fill the disk. So steps are dropped by writing the
 rest anew beside what is there: records under a new name, then an index that names them, which replaces the old index by
 one rename. Before that rename the old files are the store, after it the new ones, and whatever is left over of the
-other does not exist. The description of columns in the index says which file of records belongs to it, and how many
-steps were dropped, from where to where and why: nobody may take them for steps that were never recorded.
+other does not exist. An exception may be raised between any two lines, too, and the run goes on: so who writes the rank
+asks the directory which files are the store (`exchanged`), and removes the others (`clear`).
+
+The description of columns in the index says which file of records belongs to it, and how many steps were dropped, from
+where to where and why: nobody may take them for steps that were never recorded.
 """
 
 from __future__ import annotations
@@ -37,7 +40,7 @@ class Written:
     """A rank's index and records as they were written anew.
 
     Attributes:
-        index: the new index, which has replaced the old one.
+        index: the new index, under a name that no reader looks for.
         records: the new records.
         generation: how often that has happened.
         header: bytes of the index before its first entry.
@@ -59,8 +62,8 @@ class Written:
 
 def write_without(
     folder: Folder, rank: int, run_id: bytes, dropped: Collection[int], why: str, *, durable: bool
-) -> Written:
-    """Write a rank's records and index anew without some steps.
+) -> Written | None:
+    """Write a rank's records and index anew without some steps, beside what is there; `exchange` makes them the store.
 
     Args:
         folder: the rank's directory.
@@ -68,7 +71,10 @@ def write_without(
         run_id: 16 bytes.
         dropped: numbers of steps.
         why: what dropped them, `last` or `max_size`.
-        durable: whether to force everything to disk before it counts.
+        durable: whether to force everything to disk.
+
+    Returns:
+        What was written; None where no such step is there.
 
     Raises:
         OSError: it cannot be written; then the old files are as they were.
@@ -76,45 +82,54 @@ def write_without(
     """
     index = parse_index(folder.read_file(INDEX, LIMIT_INDEX), rank, f"{folder.path}/{INDEX}")
     gone = np.isin(index.entries["step"], list(dropped))
+    if not gone.any():
+        return None
     entries = index.entries[~gone].copy()
     thinned = added(index.thinned, why, index.entries["step"][gone].tolist())
     generation = index.generation + 1
-    name, temporary = records_name(generation), f".{INDEX}.{os.getpid()}"
-    for left in (name, temporary):  # of an attempt that failed
-        with suppress(FileNotFoundError):
-            os.unlink(left, dir_fd=folder.fd)
-    made: list[Appended] = []
+    clear(folder, generation)
+    records = Appended(folder, records_name(generation))
+    old = folder.file(records_name(index.generation))
     try:
-        records = Appended(folder, name)
-        made.append(records)
-        old = folder.file(records_name(index.generation))
-        try:
-            _copy(old, records, entries, schema_message(index.columns.records))
-        finally:
-            old.close()
-        header = index_header(rank, run_id, described(index.columns.described(), generation, thinned))
-        body, crc, chain = _indexed(entries, len(schema_message(index.columns.records)), zlib.crc32(header))
-        fresh = Appended(folder, temporary, locked=True)
-        made.append(fresh)
-        fresh.append(header + body)
-        if durable:
-            os.fsync(records.fd)
-            os.fsync(fresh.fd)
-        os.rename(temporary, INDEX, src_dir_fd=folder.fd, dst_dir_fd=folder.fd)
-    except BaseException:
-        for file in made:
-            file.close()
-        for left in (name, temporary):
-            with suppress(OSError):
-                os.unlink(left, dir_fd=folder.fd)
-        raise
-    fresh.path = f"{folder.path}/{INDEX}"
+        _copy(old, records, entries, schema_message(index.columns.records))
+    finally:
+        old.close()
+    header = index_header(rank, run_id, described(index.columns.described(), generation, thinned))
+    body, crc, chain = _indexed(entries, len(schema_message(index.columns.records)), zlib.crc32(header))
+    fresh = Appended(folder, _beside(), locked=True)
+    fresh.append(header + body)
     if durable:
-        os.fsync(folder.fd)
-    with suppress(OSError):  # it counts no longer
-        os.unlink(records_name(index.generation), dir_fd=folder.fd)
+        os.fsync(records.fd)
+        os.fsync(fresh.fd)
     rows = int(entries["rows"].sum(dtype=np.int64))
     return Written(fresh, records, generation, len(header), crc, zlib.crc32(header), chain, rows)
+
+
+def exchange(folder: Folder, made: Written, *, durable: bool) -> None:
+    """Have the new index replace the old one."""
+    os.rename(_beside(), INDEX, src_dir_fd=folder.fd, dst_dir_fd=folder.fd)
+    made.index.path = f"{folder.path}/{INDEX}"
+    if durable:
+        os.fsync(folder.fd)
+
+
+def exchanged(folder: Folder, made: Written) -> bool:
+    """Whether the new index is the store's."""
+    if not made.index.is_at(folder, INDEX):
+        return False
+    made.index.path = f"{folder.path}/{INDEX}"  # what exchanged them may have stopped before
+    return True
+
+
+def clear(folder: Folder, generation: int) -> None:
+    """Remove files that are not the store's, where that can be done: a new index, and records of a generation."""
+    for name in (_beside(), records_name(generation)):
+        with suppress(OSError):
+            os.unlink(name, dir_fd=folder.fd)
+
+
+def _beside() -> str:
+    return f".{INDEX}.{os.getpid()}"
 
 
 def _copy(old: Handle, new: Appended, entries: Entries, first: bytes) -> None:

@@ -21,6 +21,7 @@ class Handover:
         self._rows = rows
         self._pending = pending
         self._finish = finish
+        self._table: SummaryTable | None = None
 
     @property
     def waits(self) -> bool:
@@ -34,8 +35,10 @@ class Handover:
         return all(pending.ready() for pending in self._pending)
 
     def table(self) -> SummaryTable:
-        """The table, waited for; to be asked for once."""
-        with unobserved():
-            for pending in self._pending:
-                self._rows[pending.slots] = pending.rows()
-            return self._finish()
+        """The table, waited for."""
+        if self._table is None:
+            with unobserved():
+                for pending in self._pending:
+                    self._rows[pending.slots] = pending.rows()
+                self._table = self._finish()
+        return self._table

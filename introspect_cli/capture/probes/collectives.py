@@ -124,6 +124,7 @@ class _Asked(threading.local):
     """What the method of a group that runs in this thread will give, if one runs."""
 
     results: list[_Result] | None = None
+    reduction = ""
 
 
 class CollectiveProbe:
@@ -222,12 +223,14 @@ class CollectiveProbe:
         def asked(*args: Any, **kwargs: Any) -> Any:
             if not self._guarded.on:
                 return original(*args, **kwargs)
-            outer, self._asked.results = self._asked.results, []
+            mine = self._asked
+            outer, mine.results = mine.results, []
+            mine.reduction = private_api.reduction_asked((*args, *kwargs.values()))
             try:
                 work = original(*args, **kwargs)
-                results = self._asked.results
+                results = mine.results
             finally:
-                self._asked.results = outer
+                mine.results, mine.reduction = outer, ""
             if results and work is not None:
                 with self._guarded:
                     key, pending = id(work), self._pending
@@ -330,7 +333,10 @@ class CollectiveProbe:
         ]
 
     def _reduction(self, args: tuple[Any, ...], facts: _Facts) -> str:
-        return f" {private_api.reduction_of(args[facts.reduces])}" if facts.reduces >= 0 else ""
+        if facts.reduces < 0:
+            return ""
+        word = private_api.reduction_of(args[facts.reduces]) or self._asked.reduction
+        return f" {word}" if word else ""
 
     def _label(self, group: Any) -> str:
         """What a group is called in records: its ranks, and which of several with the same ones it is."""

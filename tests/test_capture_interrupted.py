@@ -1,0 +1,90 @@
+"""Interrupts that a script catches and trains on after: each arrives, and no step is lost or mixed with another."""
+
+from __future__ import annotations
+
+import pytest
+
+from introspect_cli.store.reader import open_run
+from introspect_cli.store.verify import verify_run
+
+STEPS = 40
+EACH = 21  # instants further from step to step; the end of one has some 860
+SCRIPT = f"""
+import os, signal, sys
+import torch
+times, stride = int(sys.argv[1]), int(sys.argv[2])
+torch.manual_seed(0)
+net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+inside, seen, sent, came, wanted = 0, 0, 0, 0, []
+def watch(frame, event, arg):
+    # where python looks for signals: at a function's beginning, and after each call of one in C
+    global inside, seen, sent
+    if frame.f_code.co_name == "tick":
+        inside += (event == "call") - (event == "return")
+    if inside and event in ("call", "c_return"):
+        seen += 1
+        if seen in wanted:
+            sent += 1
+            os.kill(os.getpid(), signal.SIGINT)
+for step in range({STEPS}):
+    net(torch.randn(2, 4)).square().mean().backward()
+    inside, seen, wanted = 0, 0, [1 + step * stride + 11 * again for again in range(times)]
+    if times > 1 and step % 4:
+        wanted = []
+    try:
+        sys.setprofile(watch)
+        optimizer.step()
+    except KeyboardInterrupt:
+        came += 1
+    sys.setprofile(None)
+    optimizer.zero_grad()
+print(sent, came, seen)
+"""
+
+
+@pytest.fixture(scope="module")
+def trained(forks, tmp_path_factory):
+    """Runs the script, interrupted so often in each end of a step, later from step to step."""
+    folder = tmp_path_factory.mktemp("interrupted")
+    (folder / "train.py").write_text(SCRIPT)
+
+    def run(times, stride=0, *options):
+        done = forks(
+            "capture", "--force", "-o", f"run{times}", *options, "train.py", str(times), str(stride), cwd=folder
+        )
+        assert done.returncode == 0, done.stderr
+        assert verify_run(folder / f"run{times}").sound
+        with open_run(folder / f"run{times}") as opened:
+            reader = opened.rank(0)
+            found = {entry.step: bytes(entry.digest) for entry in reader.steps}
+        return found, [int(word) for word in done.stdout.split()]
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def undisturbed(trained):
+    found, _ = trained(0)
+    assert list(found) == list(range(STEPS))
+    return found
+
+
+def test_an_interrupt_in_the_end_of_a_step_arrives_and_loses_nothing(trained, undisturbed):
+    found, (sent, came, seen) = trained(1, EACH)
+    assert sent == came > STEPS / 2, seen
+    assert found == undisturbed
+
+
+def test_of_interrupts_that_come_twice_no_step_is_mixed_with_another(trained, undisturbed):
+    found, (sent, came, _) = trained(2, EACH)
+    assert sent > came > STEPS / 8
+    assert found.items() <= undisturbed.items()
+    assert len(found) >= STEPS - STEPS / 4
+
+
+def test_steps_that_are_dropped_meanwhile_are_those_that_were_asked_for(trained, undisturbed):
+    found, (sent, came, _) = trained(1, EACH, "--last", "5")
+    assert sent == came > STEPS / 2
+    assert list(found) == list(range(STEPS))[-5:]
+    assert found.items() <= undisturbed.items()
