@@ -282,8 +282,11 @@ def _text(stream: TextIO) -> str:
 
 
 def _settings() -> dict[str, str]:
-    """What python itself reads from the environment."""
-    return {name: value for name, value in os.environ.items() if name.startswith("PYTHON")}
+    """What a process has from the one that starts it, and a fork of another has not: what python reads, and limits."""
+    import resource
+
+    limits = {name: str(resource.getrlimit(getattr(resource, name))) for name in dir(resource) if name[:7] == "RLIMIT_"}
+    return limits | {name: value for name, value in os.environ.items() if name.startswith("PYTHON")}
 
 
 def _stand_in(name: str, told: str, *argv: str) -> int:
@@ -297,7 +300,8 @@ def _stand_in(name: str, told: str, *argv: str) -> int:
         signal.signal(number, lambda number, _: run.send(number))
     code = run.wait()
     if code < 0:
-        signal.signal(-code, signal.SIG_DFL)
+        if -code != signal.SIGKILL:  # which nobody can catch
+            signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     return code
 

@@ -19,6 +19,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 
 # The models here are tiny; on a busy machine, torch's threads wait for each other instead of computing.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# As those set it who want the same order twice: one python, already started, then serves them and all others.
+os.environ.setdefault("PYTHONHASHSEED", "0")
 
 PYTHON = sys.executable
 PACKAGE = str(Path(introspect_cli.__file__).parent)

@@ -202,8 +202,9 @@ def test_killed_for_its_memory(tmp_path, five_steps):
     if not Path("/proc/self/statm").exists():
         pytest.skip("no way to see a process grow")
     body = """
+print(os.getpid(), flush=True)
 held = []
-while True:
+while len(held) < 50:
     train(1)
     held.append(torch.ones(2**24))
     print(len(held), flush=True)
@@ -212,11 +213,12 @@ while True:
     process = capture(tmp_path / "train.py", tmp_path / "run")
     assert process.stdout is not None
     process.stdout.readline()
-    statm = Path(f"/proc/{process.pid}/statm")
+    pid = int(process.stdout.readline())
+    statm = Path(f"/proc/{pid}/statm")
     allowed = int(statm.read_text().split()[1]) + 2**29 // resource.getpagesize()
     while int(statm.read_text().split()[1]) < allowed:
         time.sleep(0.001)
-    process.kill()
+    os.kill(pid, signal.SIGKILL)
     out, err = process.communicate()
     assert (process.returncode, err) == (-signal.SIGKILL, b"")
     ended = 3 + len(out.splitlines())
