@@ -4,21 +4,39 @@ from __future__ import annotations
 
 import pytest
 import torch
-from launches import finish, launch, needs
+from launches import SCRIPT, finish, launch, needs
 
 from introspect_cli.capture import private_api
 from introspect_cli.capture.ranks import tags
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.options import DiffOptions
+from introspect_cli.compare.reasons.words import far
 from introspect_cli.compare.result import Verdict
-from introspect_cli.records import Kind
-from introspect_cli.store.batch import GATHERED, PARTS
+from introspect_cli.records import Kind, Phase
+from introspect_cli.render.diff_text import glance, statistics_words
+from introspect_cli.store.batch import AS_RECORDED, GATHERED, PARTS
 from introspect_cli.store.reader import open_run
+from introspect_cli.store.together import VALUES_OF
 from introspect_cli.store.whole import WholeReader
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
 
 FLOWING = (Kind.INPUT, Kind.OUTPUT, Kind.GRAD_OUTPUT)
+
+
+NESTED = SCRIPT.parent / "nested.py"
+QUIET = ("--no-packages", "--no-env", "--no-source")
+
+KEPT = {
+    "no more than": ("--record", "param,grad,loss"),
+    "outputs": ("--record", "output"),
+    "no sketch": ("--no-sketch",),
+    "a step": ("--steps", "1"),
+    "a block": ("--modules", "*.blocks.1*"),
+    "without a block": ("--exclude", "*.blocks.1*"),
+    "top": ("--max-depth", "1"),
+}
+"""Captures that keep less."""
 
 
 def captured(folder, **runs):
@@ -94,3 +112,75 @@ def test_a_tensor_that_no_call_made_has_no_place():
     assert tags.from_call(x) is None
     assert tags.from_call(x * 2) is None
     assert private_api.styles_of(torch.nn.Linear(3, 2)) == []
+
+
+def nested(folder, *words, options=(), **runs):
+    """Captures of the model whose modules hand on shares in tuples, dictionaries and dataclasses."""
+    needs(*(layout for layout, _ in runs.values()))
+    started = {
+        name: launch(folder, name, world, layout, *words, options=(*QUIET, *options), script=NESTED)
+        for name, (layout, world) in runs.items()
+    }
+    for name, processes in started.items():
+        told = finish(processes)
+        assert (folder / name / "manifest.yaml").exists(), told
+
+
+def told_of(a, b, **options):
+    with open_run(a) as one, open_run(b) as two:
+        return compare_runs(one, two, DiffOptions(**options))
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory):
+    """With layers that begin at zero, and an evaluation without gradients after each step."""
+    folder = tmp_path_factory.mktemp("nested")
+    nested(folder, "--zero", "--evaluate", options=("--eval",), single=("single", 1), tpsp=("tpsp", 2))
+    nested(folder, "--fault", "1.01", fault=("tpsp", 2))
+    nested(folder, plain=("single", 1))
+    return folder
+
+
+def test_shares_that_happen_to_be_equal_are_not_taken_for_copies_of_another_shape(begun):
+    """Gradients of layers that begin at zero are zero on all ranks, half as many on each."""
+    result = told_of(begun / "single", begun / "tpsp")
+    assert result.verdict is Verdict.SAME, result.sentence
+    with open_run(begun / "tpsp") as run:
+        hows = {
+            site.fqn: (record, how) for site, (record, how) in whole_of(run).items() if site.kind is Kind.GRAD_OUTPUT
+        }
+    record, how = hows["Net.blocks.2.act"]
+    assert (record.summary.layout.shape, record.summary.text, how) == ((8, 6, 16), "equal on 2 ranks", AS_RECORDED)
+
+
+def test_an_evaluation_without_gradients_is_compared_too(begun):
+    result = told_of(begun / "single", begun / "tpsp", evaluation=True)
+    assert result.verdict is Verdict.SAME, result.sentence
+    with open_run(begun / "tpsp") as run:
+        own = [record for step in (0, 1, 2) for record in run.rank(0).records(step) if record.site.phase is Phase.EVAL]
+    assert {".out", "['out']", "[0]"} <= {record.site.path for record in own}
+
+
+def test_of_what_has_no_place_no_shape_is_told(begun):
+    """A sum of shares, and what an activation makes of one: a rank's share has a shape, the whole is not known."""
+    result = told_of(begun / "plain", begun / "fault")
+    assert result.verdict is Verdict.DIVERGED
+    assert result.first.site.fqn == "Net.blocks.1.up.weight"
+    unplaced = [own for own in result.divergences if own.b is not None and own.b.text.startswith(VALUES_OF)]
+    assert {"Net.blocks.1.act", "Net.sums.1", "Net.blocks.2"} <= {own.site.fqn for own in unplaced}
+    for own in unplaced:
+        told = " ".join((*glance(own), statistics_words(own), far(own)))
+        assert "x6x" not in told, told
+        assert "8, 6" not in told, told
+        assert own.a.layout.numel == own.b.layout.numel
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("kept", KEPT)
+@pytest.mark.parametrize("layout", ["tp", "tpsp"])
+def test_a_capture_that_keeps_less_says_no_more(tmp_path, kept, layout):
+    nested(tmp_path, "--evaluate", options=KEPT[kept], single=("single", 1), ranks=(layout, 2))
+    for one, two in (("single", "ranks"), ("ranks", "single")):
+        for options in ({}, {"rtol": 1e-2}):
+            result = told_of(tmp_path / one, tmp_path / two, **options)
+            assert result.verdict is Verdict.SAME, result.sentence

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from introspect_cli.compare.join.shapes import shapeless, shapes_differ
 from introspect_cli.compare.reasons.settings import describe
 from introspect_cli.compare.result import DiffResult, Divergence, Role, SettingChange, Verdict
 from introspect_cli.labels import step_words
@@ -212,7 +213,7 @@ def glance(divergence: Divergence) -> tuple[str, str]:
     a, b = divergence.a, divergence.b
     if a is None or b is None:
         return _alone(a), _alone(b)
-    if a.layout.shape != b.layout.shape:
+    if shapes_differ(a, b):
         return shape(a.layout.shape), shape(b.layout.shape)
     if Status.VALUE in (a.status, b.status):
         return _plain(a), _plain(b)
@@ -241,6 +242,10 @@ def _alone(summary: Summary | None) -> str:
     if summary.status is Status.VALUE:
         return _plain(summary)
     return f"{shape(summary.layout.shape)} {_short_dtype(summary.layout.dtype)}"
+
+
+def _shape(summary: Summary) -> str:
+    return f"{summary.layout.numel} elements" if shapeless(summary) else shape(summary.layout.shape)
 
 
 def _plain(summary: Summary) -> str:
@@ -299,7 +304,7 @@ def statistics_words(divergence: Divergence) -> str:
     told = [
         f"{name} {one or '-'} -> {two or '-'}"
         for name, one, two in (
-            ("shape", shape(a.layout.shape), shape(b.layout.shape)),
+            ("shape", *((_shape(a), _shape(b)) if shapes_differ(a, b) else ("", ""))),
             ("dtype", a.layout.dtype, b.layout.dtype),
             ("device", a.layout.device, b.layout.device),
             ("value", clean(a.text, 60), clean(b.text, 60)),

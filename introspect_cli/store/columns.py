@@ -128,7 +128,7 @@ def filled(column: Sequence[str]) -> Array:
     """Rows of a column of texts that are not empty: nearly none, so nothing is decoded to find them."""
     own = column.column if isinstance(column, Harmless) else column
     if isinstance(own, Texts):
-        return np.flatnonzero(np.diff(own.offsets))
+        return np.flatnonzero(np.diff(own.offsets)) if len(own.data) else np.zeros(0, np.int64)
     return np.array([row for row, text in enumerate(column) if text], np.int64)
 
 

@@ -7,6 +7,7 @@ copies of the same part, or nothing.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from introspect_cli.records import Layout, Part
-    from introspect_cli.store.ranked import Places, RankedStep
+    from introspect_cli.store.ranked import Places, RankedStep, Rows
 
     Array = NDArray[Any]
 
@@ -38,7 +39,7 @@ class Plan:
     """What becomes of the sites of a step, as far as it follows from layouts and from what was seen of them.
 
     Attributes:
-        basis: the columns it follows from.
+        basis: the rows it follows from.
         rows: rows of all ranks, by site and then by rank; those that hold nothing of what others hold left out.
         starts: where in `rows` each site begins.
         group: of each of `rows`, the number of its site's group.
@@ -53,7 +54,7 @@ class Plan:
         unfit: groups whose parts are not the whole, and why.
     """
 
-    basis: tuple[Array, Array, Array]
+    basis: Rows
     rows: Array
     starts: Array
     group: Array
@@ -69,7 +70,27 @@ class Plan:
 
     def fits(self, step: RankedStep) -> bool:
         """Whether a step is of the same sites and layouts, and as much was seen of them."""
-        return all(map(np.array_equal, self.basis, (step.site, step.number, step.status)))
+        own, other = self.basis, step.rows
+        names = ("site", "number", "status")
+        return own is other or all(np.array_equal(getattr(own, name), getattr(other, name)) for name in names)
+
+    @cached_property
+    def copies(self) -> Array:
+        """Where in `rows` there is a copy of a part that another rank has."""
+        return np.flatnonzero(self.owner != np.arange(len(self.rows)))
+
+    @cached_property
+    def ranks(self) -> Array:
+        """How many ranks have something of each group."""
+        rank = self.basis.rank[self.rows]
+        new = np.ones(len(rank), np.bool_)
+        new[1:] = (rank[1:] != rank[:-1]) | (self.group[1:] != self.group[:-1])
+        return np.bincount(self.group[new], minlength=len(self.starts))
+
+    @cached_property
+    def site(self) -> Array:
+        """uint32, the site of each group."""
+        return self.basis.site[self.rows[self.starts]].astype(np.uint32)
 
 
 def starts_of(values: Array) -> Array:
@@ -129,7 +150,7 @@ def planned(step: RankedStep, places: Places, kinds: Array, left_out: Array) -> 
     unseen = step.status[rows] == _NOT_SEEN
     seen_first = {int(group[at]): int(rows[at]) for at in np.flatnonzero(unseen)[::-1]}
     return Plan(
-        basis=(step.site, step.number, step.status),
+        basis=step.rows,
         rows=rows,
         starts=starts,
         group=group,

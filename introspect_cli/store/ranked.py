@@ -68,60 +68,129 @@ class Places:
                 self.owed[number] = bool(part.owed)
 
 
-class RankedStep:
-    """One step of all ranks, their columns end to end.
+class Rows:
+    """Which rows a step of all ranks has, their columns end to end; steps that are alike have the same.
 
     Attributes:
         site: int64 (n,), numbers of the whole.
         rank: int64 (n,), positions of ranks.
         number: int64 (n,), numbers of layouts, as `Places` has them.
+        status: uint8 (n,).
+        starts: int64, where each rank's rows begin, and where the last ones end.
     """
 
-    def __init__(
-        self, batches: list[StepBatch], ranks: Sequence[int], numbers: Sequence[Array], places: Sequence[Array]
-    ) -> None:
+    def __init__(self, batches: Sequence[StepBatch], numbers: Sequence[Array], places: Sequence[Array]) -> None:
         """Take a batch of each rank, and the whole's numbers of their sites and layouts."""
-        self._batches, self._ranks = batches, list(ranks)
         sizes = [len(batch) for batch in batches]
-        self._starts = np.concatenate([[0], np.cumsum(sizes)])
+        self._own = [tuple(np.array(column) for column in _columns(batch)) for batch in batches]
+        self.starts = np.concatenate([[0], np.cumsum(sizes)])
         self.rank = np.repeat(np.arange(len(batches)), sizes)
         self.site = np.concatenate([own[np.asarray(b.site)] for own, b in zip(numbers, batches, strict=True)])
         self.number = np.concatenate([own[np.asarray(b.layout)] for own, b in zip(places, batches, strict=True)])
         self.status = np.concatenate([np.asarray(batch.status) for batch in batches])
-        self.checksum = np.concatenate([np.asarray(batch.checksum, np.uint64) for batch in batches])
+
+    def are_of(self, batches: Sequence[StepBatch]) -> bool:
+        """Whether each rank's batch has the same sites and layouts, and as much was seen of them."""
+        return len(batches) == len(self._own) and all(
+            all(map(np.array_equal, own, _columns(batch))) for own, batch in zip(self._own, batches, strict=True)
+        )
+
+
+def _columns(batch: StepBatch) -> tuple[Array, Array, Array]:
+    return batch.site, batch.layout, batch.status
+
+
+class RankedStep:
+    """One step of all ranks, their columns end to end, as far as they are asked for.
+
+    Attributes:
+        batches: of each rank.
+        rows: which rows they have.
+    """
+
+    def __init__(
+        self,
+        batches: list[StepBatch],
+        ranks: Sequence[int],
+        numbers: Sequence[Array],
+        places: Sequence[Array],
+        like: Rows | None = None,
+    ) -> None:
+        """Take a batch of each rank, and the whole's numbers of their sites and layouts.
+
+        Args:
+            batches: of each rank.
+            ranks: their numbers.
+            numbers: of each rank, the whole's numbers of its sites.
+            places: of each rank, the numbers of its layouts.
+            like: the rows of another step of the same ranks.
+        """
+        self.batches, self._ranks = batches, list(ranks)
+        self.rows = like if like is not None and like.are_of(batches) else Rows(batches, numbers, places)
+
+    @property
+    def site(self) -> Array:
+        """int64 (n,), numbers of the whole."""
+        return self.rows.site
+
+    @property
+    def rank(self) -> Array:
+        """int64 (n,), positions of ranks."""
+        return self.rows.rank
+
+    @property
+    def number(self) -> Array:
+        """int64 (n,), numbers of layouts, as `Places` has them."""
+        return self.rows.number
+
+    @property
+    def status(self) -> Array:
+        """uint8 (n,)."""
+        return self.rows.status
 
     @cached_property
-    def order(self) -> Array:
-        """float64 (n,), where in the step."""
-        return np.concatenate([np.asarray(batch.sequence, np.float64) for batch in self._batches])
+    def checksum(self) -> Array:
+        """uint64 (n,)."""
+        return np.concatenate([np.asarray(batch.checksum, np.uint64) for batch in self.batches])
+
+    @cached_property
+    def count_names(self) -> list[str]:
+        """Counts that all ranks kept."""
+        return _common([batch.counts for batch in self.batches])
+
+    @cached_property
+    def float_names(self) -> list[str]:
+        """Other statistics that all ranks kept."""
+        return _common([batch.floats for batch in self.batches])
 
     @cached_property
     def counts(self) -> dict[str, Array]:
-        """Counts that all ranks kept."""
-        every = [batch.counts for batch in self._batches]
-        return {name: np.concatenate([own[name] for own in every]) for name in every[0] if _all_have(name, every)}
+        """Counts that all ranks kept, int64 (n,)."""
+        return {name: np.concatenate([batch.counts[name] for batch in self.batches]) for name in self.count_names}
 
     @cached_property
     def floats(self) -> dict[str, Array]:
-        """Other statistics that all ranks kept, float64."""
-        every = [batch.floats for batch in self._batches]
+        """Other statistics that all ranks kept, float64 (n,)."""
         return {
-            name: np.concatenate([np.asarray(own[name], np.float64) for own in every])
-            for name in every[0]
-            if _all_have(name, every)
+            name: np.concatenate([np.asarray(batch.floats[name], np.float64) for batch in self.batches])
+            for name in self.float_names
         }
+
+    @property
+    def sketched(self) -> bool:
+        """Whether all ranks kept sketches."""
+        return all(batch.sketch is not None for batch in self.batches)
 
     @cached_property
     def sketch(self) -> Array | None:
         """float32 (n, 16), or None where a rank kept none."""
-        every = [batch.sketch for batch in self._batches]
-        return None if any(own is None for own in every) else np.concatenate([np.asarray(own) for own in every])
+        return np.concatenate([np.asarray(batch.sketch) for batch in self.batches]) if self.sketched else None
 
     @cached_property
     def texts(self) -> dict[int, str]:
         """The texts that are not empty, by row."""
         found: dict[int, str] = {}
-        for start, batch in zip(self._starts.tolist(), self._batches, strict=False):
+        for start, batch in zip(self.rows.starts.tolist(), self.batches, strict=False):
             found |= {start + row: batch.text[row] for row in filled(batch.text).tolist()}
         return found
 
@@ -129,6 +198,20 @@ class RankedStep:
         """The rank that recorded a row."""
         return self._ranks[int(self.rank[row])]
 
+    def taken(self, rows: Array, columns: Sequence[Array]) -> Array:
+        """Some rows of a column, without putting all of it end to end.
 
-def _all_have(name: str, every: Sequence[dict[str, Array]]) -> bool:
-    return all(name in own for own in every)
+        Args:
+            rows: int64 (m,).
+            columns: each rank's own.
+        """
+        ranks = self.rank[rows]
+        out = np.empty((len(rows), *columns[0].shape[1:]), np.result_type(*columns))
+        for rank in np.unique(ranks).tolist():
+            own = ranks == rank
+            out[own] = columns[rank][rows[own] - self.rows.starts[rank]]
+        return out
+
+
+def _common(every: Sequence[dict[str, Any]]) -> list[str]:
+    return [name for name in every[0] if all(name in own for own in every)]

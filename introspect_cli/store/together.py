@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from introspect_cli.records import KIND_CODES, Kind, Status
+from introspect_cli.records import KIND_CODES, SKETCH_SIZE, Kind, Status
+from introspect_cli.store.adding import EXTREMA, NONFINITE, Adding
 from introspect_cli.store.batch import AS_RECORDED, COPIES, GATHERED, OWED, PARTS, StepBatch, absent
 from introspect_cli.store.launched import rank_list
 from introspect_cli.store.plan import UNPLACED, Plan, any_of, group_of, planned, starts_of
 from introspect_cli.store.ranked import whole_layout
-from introspect_cli.sums import mix, unmix
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from introspect_cli.records import Layout
-    from introspect_cli.store.ranked import Places, RankedStep
+    from introspect_cli.store.ranked import Places, RankedStep, Rows
 
     Array = NDArray[Any]
 
@@ -36,6 +36,12 @@ DIFFERENT_COPIES = "copies differ"
 
 NOT_WHOLE = "parts are not the whole"
 """How the text of a record begins whose parts leave some of it out, or overlap, though all ranks were recorded."""
+
+VALUES_OF = "values of"
+"""How the text of a record begins that stands for different values of several ranks: no tensor has its shape."""
+
+EQUAL_ON = "equal on"
+"""How the text of a record begins that stands for equal values of several ranks: copies, or equal parts."""
 
 _COPIED = (Kind.PARAM, Kind.GRAD, Kind.OPTIMIZER_STATE)
 _FIRSTS = (Kind.BUFFER, Kind.HYPERPARAMETER)
@@ -46,8 +52,6 @@ _OWN = (Kind.BATCH, Kind.INPUT, Kind.OUTPUT, Kind.GRAD_INPUT, Kind.GRAD_OUTPUT, 
 
 _COPIES_APART = 1e-4
 _NOT_SEEN, _PARTIAL, _VALUE = int(Status.NOT_OBSERVED), int(Status.PARTIAL), int(Status.VALUE)
-_NONFINITE = ("nans", "posinfs", "neginfs")
-_EXTREMA = {"min": np.fmin, "max": np.fmax, "absmin": np.fmin}
 _MIXED = "some ranks hold parts of it and others what has no known place"
 
 
@@ -80,6 +84,8 @@ class Together:
         self.lacking, self.complete = lacking, complete
         self._places, self._kinds, self._left_out, self._number_of = places, kinds, left_out, number_of
         self._plan: Plan | None = None
+        self._adding: tuple[bytes, Adding] | None = None
+        self._layouts: Array | None = None
         self._wholes: dict[int, int] = {}
         self._gathered: dict[bytes, int] = {}
 
@@ -87,7 +93,33 @@ class Together:
         """The records of a step of all ranks, as one rank's."""
         if self._plan is None or not self._plan.fits(step):
             self._plan = planned(step, self._places, self._kinds, self._left_out(step))
+            self._adding = self._layouts = None
         return _Putting(self, self._places, step, self._plan).batch()
+
+    @property
+    def rows(self) -> Rows | None:
+        """The rows of the step that was put together last; None before."""
+        return None if self._plan is None else self._plan.basis
+
+    def layouts(self, plan: Plan) -> Array:
+        """Of each group, the whole's number of its first record's layout; uint32."""
+        if self._layouts is None:
+            numbers = plan.basis.number[plan.rows[plan.starts]].tolist()
+            self._layouts = np.array([self.whole(number) for number in numbers], np.uint32)
+        return np.array(self._layouts)
+
+    def adding(self, plan: Plan, groups: Array) -> Adding:
+        """What adds up the parts of some groups, in their order."""
+        key = groups.tobytes()
+        if self._adding is None or self._adding[0] != key:
+            place = np.full(len(plan.starts), -1)
+            place[groups] = np.arange(len(groups))
+            at = np.flatnonzero((place[plan.group] >= 0) & (plan.owner == np.arange(len(plan.rows))))
+            rows, own = plan.rows[at], plan.basis
+            rank, number = own.rank[rows], own.number[rows]
+            held, heads = self._places.held[number], self._places.header[number]
+            self._adding = key, Adding(rank, rows - own.starts[rank], place[plan.group[at]], held, heads)
+        return self._adding[1]
 
     def whole(self, number: int) -> int:
         """The whole's number of a layout of a part of it."""
@@ -121,16 +153,17 @@ class _Putting:
         self.memory, self.places, self.step, self.plan = memory, places, step, plan
         self.row = plan.rows[plan.starts]
         self.size = len(self.row)
-        self.layout = np.array([memory.whole(number) for number in step.number[self.row].tolist()], np.uint32)
+        self.layout = memory.layouts(plan)
         self.status = step.status[self.row].astype(np.uint8)
         self.checksum = step.checksum[self.row]
         self.adrift = np.zeros(self.size, np.bool_)
         """Groups of parts of which ranks with the same part have other values: other samples, then."""
         self.how = np.full(self.size, AS_RECORDED, np.uint8)
         self.text = [""] * self.size
-        self.counts = {name: column[self.row] for name, column in step.counts.items()}
-        self.floats = {name: column[self.row] for name, column in step.floats.items()}
-        self.sketch = step.sketch[self.row] if step.sketch is not None else None
+        some = step.batches[0]
+        self.counts = {name: absent(some.counts[name].dtype.str, self.size) for name in step.count_names}
+        self.floats = {name: absent("<f8", self.size) for name in step.float_names}
+        self.sketch = np.full((self.size, SKETCH_SIZE), np.nan, np.float32) if step.sketched else None
 
     def batch(self) -> StepBatch:
         step, plan = self.step, self.plan
@@ -143,9 +176,11 @@ class _Putting:
         self._parts()
         self._owed()
         self._loose()
+        self._as_recorded()
+        order = step.taken(self.row, [batch.sequence for batch in step.batches])
         return StepBatch(
-            site=step.site[self.row].astype(np.uint32),
-            sequence=np.argsort(np.argsort(step.order[self.row], kind="stable")).astype(np.uint32),
+            site=plan.site,
+            sequence=np.argsort(np.argsort(order, kind="stable")).astype(np.uint32),
             layout=self.layout,
             status=self.status,
             checksum=self.checksum,
@@ -155,6 +190,20 @@ class _Putting:
             text=self.text,
             how=self.how,
         )
+
+    def _as_recorded(self) -> None:
+        """Fill in what is known of groups that stayed one of their records."""
+        step = self.step
+        groups = np.flatnonzero(self.how == AS_RECORDED)
+        rows = self.row[groups]
+        for name, counts in self.counts.items():
+            counts[groups] = step.taken(rows, [batch.counts[name] for batch in step.batches])
+        for name, floats in self.floats.items():
+            floats[groups] = step.taken(rows, [batch.floats[name] for batch in step.batches])
+        if self.sketch is not None:
+            self.sketch[groups] = step.taken(rows, [np.asarray(batch.sketch) for batch in step.batches])
+        for group in groups[self.plan.flows[groups] & (self.plan.ranks[groups] > 1)].tolist():
+            self.text[group] = self.text[group] or f"{EQUAL_ON} {self.plan.ranks[group]} ranks"
 
     # --- what becomes of a group
 
@@ -174,14 +223,11 @@ class _Putting:
             self.layout[group] = self.memory.whole(int(self.step.number[row]))
         self.checksum[group], self.text[group] = 0, why
 
-    def _members(self, groups: Array, mask: Array | None = None) -> tuple[Array, Array, Array]:
+    def _members(self, groups: Array) -> tuple[Array, Array, Array]:
         """Where in the plan's rows some groups' are: places, starts of groups among them, and each one's group."""
         wanted = np.zeros(self.size, np.bool_)
         wanted[groups] = True
-        chosen = wanted[self.plan.group]
-        if mask is not None:
-            chosen &= mask
-        at = np.flatnonzero(chosen)
+        at = np.flatnonzero(wanted[self.plan.group])
         own = self.plan.group[at]
         starts = starts_of(own)
         return at, starts, group_of(starts, len(at))
@@ -212,9 +258,11 @@ class _Putting:
     def _parts(self) -> None:
         """Wholes out of their parts: each once, whoever else has a copy of it."""
         step, plan = self.step, self.plan
-        sums = step.checksum[plan.rows]
-        unlike = sums != sums[plan.owner]
-        doubled = plan.parts & any_of(unlike, plan.starts)
+        copies = plan.copies
+        unlike = copies[step.checksum[plan.rows[copies]] != step.checksum[plan.rows[plan.owner[copies]]]]
+        doubled = np.zeros(self.size, np.bool_)
+        doubled[plan.group[unlike]] = True
+        doubled &= plan.parts
         for group, text in plan.unfit.items():
             doubled[group] = False
             if self.memory.complete and plan.kind[group] in _STATE and text != UNPLACED:
@@ -227,7 +275,7 @@ class _Putting:
                 self._unseen(group, text)
         self.adrift = doubled & plan.flows
         for group in np.flatnonzero(doubled & ~plan.flows).tolist():
-            where = int(np.flatnonzero(unlike & (plan.group == group))[0])
+            where = int(unlike[plan.group[unlike] == group][0])
             ranks = [step.rank_of(int(plan.rows[own])) for own in (plan.owner[where], where)]
             self._unseen(group, f"{rank_list(ranks)} hold the same part of it with different values")
         fitting = plan.parts & ~doubled
@@ -235,15 +283,14 @@ class _Putting:
         groups = np.flatnonzero(fitting)
         if not len(groups):
             return
-        at, starts, own = self._members(groups, plan.owner == np.arange(len(plan.rows)))
-        rows = plan.rows[at]
-        heads = self.places.header[step.number[rows]]
-        raw = np.add.reduceat(unmix(sums[at]) - heads, starts)
+        adding, batches = self.memory.adding(plan, groups), step.batches
         self._put(groups, PARTS, int(Status.OBSERVED))
-        self.checksum[groups] = mix(raw + heads[starts])
-        if self.sketch is not None and step.sketch is not None:
-            self.sketch[groups] = np.add.reduceat(step.sketch[rows].astype(np.float64), starts)
-        self._moments(groups, rows, starts, own, self.places.held[step.number[rows]])
+        self.checksum[groups] = adding.checksums([batch.checksum for batch in batches])
+        if self.sketch is not None:
+            self.sketch[groups] = adding.sketches([np.asarray(batch.sketch) for batch in batches])
+        counts, floats = adding.statistics(batches, step.count_names, step.float_names)
+        for name, values in (*counts.items(), *floats.items()):
+            (self.counts if name in counts else self.floats)[name][groups] = values
         for group in groups.tolist() if step.texts else ():
             self.text[group] = ""
 
@@ -268,7 +315,7 @@ class _Putting:
             total = step.sketch[members].astype(np.float64).sum(axis=0) * (part.owing / len(members))
             self._put(groups[place : place + 1], OWED, _PARTIAL)
             self.sketch[group] = total / part.owing if part.owed == "avg" else total
-            for name in _NONFINITE:
+            for name in NONFINITE:
                 if name in self.counts:
                     self.counts[name][group] = step.counts[name][members].sum()
             self._marks(
@@ -280,6 +327,8 @@ class _Putting:
         """What has no parts: one of equal copies, copies that are not equal, or what each rank has its own of."""
         step, plan = self.step, self.plan
         loose = plan.loose | self.adrift
+        if not loose.any():
+            return
         if step.texts:
             for at in np.flatnonzero((step.status[plan.rows] == _PARTIAL) & loose[plan.group]).tolist():
                 group, text = int(plan.group[at]), step.texts.get(int(plan.rows[at]), "")
@@ -390,7 +439,7 @@ class _Putting:
         for group, start, end in zip(groups.tolist(), starts.tolist(), ends, strict=True):
             number = len(np.unique(ranks[start:end]))
             what = f"{number} ranks" if number > 1 else f"{end - start} calls"
-            told[group] = f"values of {what} together"
+            told[group] = f"{VALUES_OF} {what} together"
         return told
 
     def _moments(self, groups: Array, rows: Array, starts: Array, own: Array, sizes: Array) -> None:
@@ -408,7 +457,7 @@ class _Putting:
             values = column[rows]
             known = np.minimum.reduceat(values, starts) >= 0
             self.counts[name][groups] = np.where(known, np.add.reduceat(values, starts), -1)
-        left_out = sum(np.maximum(step.counts[n][rows], 0) for n in _NONFINITE if n in step.counts)
+        left_out = sum(np.maximum(step.counts[n][rows], 0) for n in NONFINITE if n in step.counts)
         finite = sizes.astype(np.float64) - left_out
         total = np.add.reduceat(finite, starts)[own]
         weight = np.divide(finite, total, out=finite.copy(), where=total != 0)
@@ -421,8 +470,8 @@ class _Putting:
 
         for name, column in step.floats.items():
             values = column[rows]
-            if name in _EXTREMA:
-                self.floats[name][groups] = _EXTREMA[name].reduceat(np.where(used, values, np.nan), starts)
+            if name in EXTREMA:
+                self.floats[name][groups] = EXTREMA[name].reduceat(np.where(used, values, np.nan), starts)
             elif name in ("mean", "amean"):
                 self.floats[name][groups] = mean(values)
             elif name == "var" and "mean" in step.floats:

@@ -227,7 +227,8 @@ class WholeReader:
             _ = self.sites
         batches = [reader.read(step) for reader in self.readers]
         ranks = [reader.rank for reader in self.readers]
-        found = self._together.put(RankedStep(batches, ranks, self.numbers, self._places.numbers))
+        together = self._together
+        found = together.put(RankedStep(batches, ranks, self.numbers, self._places.numbers, together.rows))
         self._sizes[step] = len(found)
         return found
 

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from introspect_cli.compare.join.coverage import options_of
+from introspect_cli.compare.join.shapes import other_shapes
 from introspect_cli.compare.join.shared_out import OTHER, SAME, SharedOut
 from introspect_cli.compare.join.sites import Ids, Mask, kind_code
 from introspect_cli.records import Kind, count
 from introspect_cli.store.batch import GATHERED, OWED
-from introspect_cli.store.together import DIFFERENT_COPIES
+from introspect_cli.store.together import DIFFERENT_COPIES, EQUAL_ON
 from introspect_cli.store.whole import Reader, WholeReader
 
 if TYPE_CHECKING:
@@ -190,7 +191,7 @@ class Gathered:
         A batch that was kept sample by sample is the same samples or another batch: no rounding is in it.
         """
         out = self._other_units(alignment, pair, rtol)
-        gathered = _how(pair.a, pair.rows_a, GATHERED) | _how(pair.b, pair.rows_b, GATHERED)
+        gathered = _how(pair.a, pair.rows_a, GATHERED) | _how(pair.b, pair.rows_b, GATHERED) | self._equal_parts(pair)
         batches = alignment.kind[np.asarray(pair.a.site)[pair.rows_a]] == kind_code(Kind.BATCH)
         if self._shared.on and (gathered & batches).any():
             gathered &= ~(batches & (self._shared.known(pair) == OTHER))
@@ -218,6 +219,20 @@ class Gathered:
             close &= near | (loss & (name != "mean"))
         out[rows] |= close
         return out | self._sums(alignment, pair, rtol)
+
+    def _equal_parts(self, pair: StepPair) -> Mask:
+        """Differing rows that may be parts on several ranks which happen to be equal: all zeros, as a layer begins."""
+        out = np.zeros(len(pair.rows_a), np.bool_)
+        if pair.a.how is None and pair.b.how is None:
+            return out
+        numbers = [np.asarray(own.layout)[rows] for own, rows in ((pair.a, pair.rows_a), (pair.b, pair.rows_b))]
+        for one, two in {*zip(*(own.tolist() for own in numbers), strict=True)}:
+            layouts = self._layouts[0][one], self._layouts[1][two]
+            if layouts[0].shape != layouts[1].shape:
+                for at in np.flatnonzero((numbers[0] == one) & (numbers[1] == two)).tolist():
+                    texts = pair.a.text[pair.rows_a[at]], pair.b.text[pair.rows_b[at]]
+                    out[at] = any(text.startswith(EQUAL_ON) for text in texts) and not other_shapes(layouts, texts)
+        return out
 
     def _sums(self, alignment: Alignment, pair: StepPair, rtol: float) -> Mask:
         """Gradients that the ranks' own add up to, by the factor that all gradients have."""

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
+from introspect_cli.compare.join.shapes import shapes_differ
 from introspect_cli.compare.reasons.base import Cause, Reason, Scene
 from introspect_cli.compare.reasons.evidence import Known, answer, known_of, random_state
 from introspect_cli.compare.reasons.words import apart, what
@@ -36,7 +37,7 @@ class Batch(Reason):
         """Whether the values are the same in another order, and whether batches before it are equal."""
         text = f"{what(scene.site)} differs{apart(scene.first)}."
         a, b = scene.first.a, scene.first.b
-        if a is not None and b is not None and a.layout.shape != b.layout.shape:
+        if a is not None and b is not None and shapes_differ(a, b):
             return f"{text} Its shape is different: batch size, sequence length, cropping or padding."
         if a is not None and b is not None and a.layout.dtype != b.layout.dtype:
             return f"{text} Its dtype is different: the data is converted differently."

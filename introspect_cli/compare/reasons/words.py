@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.join.distance import rounding
+from introspect_cli.compare.join.shapes import shapes_differ
 from introspect_cli.compare.result import RESOLUTION
 from introspect_cli.records import DRAWN_BEFORE, Kind, Phase, Site, Status
 
@@ -35,7 +36,7 @@ def far(divergence: Divergence) -> str:
     rel, a, b = divergence.rel_l2, divergence.a, divergence.b
     if a is None or b is None:
         return ""
-    if a.layout.shape != b.layout.shape:
+    if shapes_differ(a, b):
         return f"shape {_shape(a.layout.shape)} against {_shape(b.layout.shape)}"
     parts = []
     if a.layout.dtype != b.layout.dtype:
