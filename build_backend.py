@@ -20,6 +20,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
@@ -149,8 +150,12 @@ class BuildKernels(build_ext):
         jobs += [(kernels, level, (f"-DLEVEL={level}", *flags)) for level, flags in levels().items()]
         made = [str(objects / f"{name}.o") for _, name, _ in jobs]
         target.unlink(missing_ok=True)  # what an earlier build made of other sources
-        for (source, _, flags), out in zip(jobs, made, strict=True):
-            _run([*command, *_FLAGS, *(_spelt(flag, command) for flag in flags), "-c", source, "-o", out])
+        commands = [
+            [*command, *_FLAGS, *(_spelt(flag, command) for flag in flags), "-c", source, "-o", out]
+            for (source, _, flags), out in zip(jobs, made, strict=True)
+        ]
+        with ThreadPoolExecutor(os.cpu_count()) as workers:
+            list(workers.map(_run, commands))  # the first failure is raised here
         shared = ["-bundle", "-undefined", "dynamic_lookup"] if sys.platform == "darwin" else ["-shared", "-s"]
         as_needed = ["-Wl,--as-needed"] if sys.platform == "linux" else []
         _run([*command, *shared, *as_needed, *made, "-o", str(target)])
