@@ -137,7 +137,7 @@ def same_as_direct(folder, name):
 
 @pytest.mark.parametrize(
     "name",
-    sliced(FOLLOWED[:-1], ("python", "torchrun", "accelerate launch", "shell script")),
+    sliced(FOLLOWED[:-1], ("python", "torchrun", "shell script")),
 )
 def test_what_trains_below_a_launcher_is_recorded_as_it_is_alone(folder, ended, name):
     assert ended(name).returncode == 0, ended(name).stderr

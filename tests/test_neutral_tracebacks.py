@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from sweeps import sliced
 from test_neutral_processes import assert_alike, both, script
 
 HEAD = """
@@ -59,7 +60,7 @@ thread.join()
 }
 
 
-@pytest.mark.parametrize("name", BODIES)
+@pytest.mark.parametrize("name", sliced(list(BODIES), ("uncaught", "backward", "closure")))
 def test_uncaught(tmp_path, name):
     bare, seen = both(script(tmp_path / "train.py", HEAD + BODIES[name]), tmp_path / "run")
     assert bare.stdout + bare.stderr

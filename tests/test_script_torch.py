@@ -152,7 +152,7 @@ SCRIPTS = {
 }
 
 
-SLICE = ("numbers", "an error in a forward", "an exit in a closure", "a warning that comes once")
+SLICE = ("an error in a forward", "a warning that comes once")
 
 
 @pytest.mark.parametrize("name", sliced(SCRIPTS, SLICE))
