@@ -94,3 +94,42 @@ def test_the_same_records_with_a_plan_and_without(change, tmp_path, monkeypatch)
     assert len(planned) == 6
     assert used[0]
     assert change in {nothing, freeze, forget_one, add_group} or not used[1]
+
+
+class Container(torch.optim.Optimizer):
+    """Steps others inside its own step, as torchtitan does; the rate that a schedule changes is theirs."""
+
+    def __init__(self, *optimizers):
+        self.optimizers = list(optimizers)
+        groups = [group["params"] for own in optimizers for group in own.param_groups]
+        super().__init__([one for params in groups for one in params], {"lr": 0.1})
+
+    def step(self, *args, **kwargs):
+        for optimizer in self.optimizers:
+            optimizer.step(*args, **kwargs)
+
+
+def test_an_optimizer_that_is_made_of_others_shows_what_they_keep_and_step_with(tmp_path):
+    def work():
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+        inner = [torch.optim.AdamW(part.parameters(), lr=0.1, foreach=False) for part in net]
+        optimizer = Container(*inner)
+        for step in range(2):
+            inner[1].param_groups[0]["lr"] = 0.01 * (step + 1)
+            net(torch.randn(5, 3)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    captured(tmp_path / "run", work)
+    with open_run(tmp_path / "run") as run:
+        records = list(run.rank(0).records(1))
+    rates = {(r.site.fqn, r.site.path): float(r.summary.text) for r in records if r.site.path.endswith("['lr']")}
+    assert rates == {
+        ("Container", "[0]['lr']"): 0.1,
+        ("AdamW", "[0]['lr']"): 0.1,
+        ("AdamW#2", "[0]['lr']"): 0.02,
+    }
+    kept = {(r.site.fqn, r.site.path) for r in records if r.site.kind.value == "optimizer_state"}
+    names = [f"Sequential.{number}.{name}" for number in (0, 1) for name in ("weight", "bias")]
+    assert kept == {(name, f"['{key}']") for name in names for key in ("step", "exp_avg", "exp_avg_sq")}

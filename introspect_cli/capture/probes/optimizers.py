@@ -64,6 +64,8 @@ class OptimizerProbe:
         self._handles: list[RemovableHandle] = []
         self._stepped = 0
         self._closures = 0
+        self._groups: frozenset[int] = frozenset()
+        """Identities of the groups of the outermost optimizer that steps."""
         self.settings: list[dict[str, Any]] = []
         self.settings_changed = False
 
@@ -123,9 +125,11 @@ class OptimizerProbe:
             running.clear()  # the last step never returned: a closure raised and the script caught it
         running.append(id(optimizer))
         if len(running) > 1:
+            self._steps_inside(optimizer)
             return None
         self._closures = 0
         with self._guarded, unobserved():
+            self._groups = frozenset(map(id, optimizer.param_groups))
             has_closure = _has_closure(args, kwargs)
             if not (has_closure and self._is_ahead(optimizer)):
                 self._note(optimizer)
@@ -135,6 +139,17 @@ class OptimizerProbe:
             if has_closure:
                 return self._watched_closure(optimizer, args, kwargs)
         return None
+
+    def _steps_inside(self, optimizer: Optimizer) -> None:
+        """An optimizer steps within another's step: what it steps with counts, unless it shares the other's groups.
+
+        An optimizer that is made of others may have groups of its own that nothing reads.
+        """
+        with self._guarded, unobserved():
+            own = set(map(id, optimizer.param_groups))
+            if own <= self._groups or Kind.HYPERPARAMETER not in self._context.kinds or not self._recorder.wanted:
+                return
+            self._hyperparameters(optimizer, self._names.name(optimizer, type(optimizer).__name__))
 
     def _watched_closure(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -409,12 +424,11 @@ class _Held:
 
     def all_states(self, optimizer: Optimizer) -> list[Any]:
         """What the optimizer keeps for each of its parameters, None where that is nothing."""
-        # ZeroRedundancyOptimizer keeps the state of this rank's parameters in an optimizer of its own.
-        inner = None if optimizer.state else getattr(optimizer, "optim", None)
-        holder = inner if isinstance(inner, Optimizer) else optimizer
         # `state` is a defaultdict: asking it with [] would put an empty entry into the script's optimizer.
         # Nor by [] nor by get(): a tensor's own hash is python code.
-        by_id = dict(zip(map(id, holder.state.keys()), holder.state.values(), strict=True))
+        by_id: dict[int, Any] = {}
+        for holder in [optimizer] if optimizer.state else [optimizer, *_made_of(optimizer)]:
+            by_id |= zip(map(id, holder.state.keys()), holder.state.values(), strict=True)
         return list(map(by_id.get, map(id, _parameters(optimizer))))
 
     def states(self, optimizer: Optimizer) -> list[tuple[int, dict[str, Any]]]:
@@ -466,6 +480,15 @@ _NOTHING_KNOWN: tuple[tuple[str, ...], list[int]] = ((), [])
 
 def _parameters(optimizer: Optimizer) -> list[torch.Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _made_of(optimizer: Optimizer) -> list[Optimizer]:
+    """Optimizers that one keeps, in an attribute (ZeroRedundancyOptimizer) or in a list (torchtitan)."""
+    found: list[Optimizer] = []
+    for value in vars(optimizer).values():
+        kept = value if type(value) in (list, tuple) else [value]
+        found += [own for own in kept if issubclass(type(own), Optimizer)]
+    return found
 
 
 def _inside_step(frame: FrameType) -> bool:
