@@ -5,11 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from introspect_cli.records import KIND_CODES, SKETCH_SIZE, Kind, Layout, Part
+from introspect_cli.records import KIND_CODES, SKETCH_SIZE, Kind, Layout, Part, Phase, Site, SiteInfo
 from introspect_cli.store.batch import AS_RECORDED, COPIES, GATHERED, OWED, PARTS, StepBatch
 from introspect_cli.store.covering import covering, share
+from introspect_cli.store.launch import Launch
 from introspect_cli.store.ranked import Places, RankedStep
+from introspect_cli.store.reader import open_run
 from introspect_cli.store.together import NOT_WHOLE, Together
+from introspect_cli.store.whole import WholeReader
+from introspect_cli.store.writer import StoreWriter
 from introspect_cli.sums import header, mix
 
 SHAPE = (4, 3)
@@ -190,3 +194,46 @@ def test_what_parts_cover_is_told_from_what_several_have(starts, covered, double
 def test_a_share_is_told_as_people_say_it():
     assert share(9, 12) == "3/4 of it"
     assert share(1234, 5678) == "1,234 of its 5,678 elements"
+
+
+def test_what_was_put_together_stays_when_the_next_step_is_read(tmp_path):
+    """Ranks read every step into the same memory."""
+    sites = 40
+    for rank in range(2):
+        store = StoreWriter.create(tmp_path / "run", launch=Launch("0" * 32, "0" * 32, rank, 2))
+        store.write_manifest({"status": "complete", "rank": rank, "world_size": 2, "steps": 2})
+        writer = store.rank(rank, stats=True, sketch=True, sorted_stats=())
+        numbers = [writer.site(Site(Phase.OPTIMIZER, Kind.PARAM, f"Net.{at}"), SiteInfo("Net")) for at in range(sites)]
+        placed, whole = writer.layout(rows(2 * rank, 2)), writer.layout(WHOLE)
+        for step in range(2):
+            values = np.arange(sites, dtype=np.float64) + 100.0 * step
+            writer.append(
+                step,
+                StepBatch(
+                    site=np.array(numbers, np.uint32),
+                    sequence=np.arange(sites, dtype=np.uint32),
+                    layout=np.where(np.arange(sites) % 2, placed, whole).astype(np.uint32),
+                    status=np.zeros(sites, np.uint8),
+                    checksum=(values + 1).astype(np.uint64),
+                    counts={name: np.full(sites, step) for name in ("nans", "posinfs", "neginfs", "zeros")},
+                    floats={name: values.copy() for name in ("min", "max", "absmin", "mean", "amean", "var")}
+                    | {name: values.astype(np.float32) for name in ("skew", "kurt")},
+                    sketch=np.repeat(values.astype(np.float32)[:, None], SKETCH_SIZE, axis=1),
+                    text=[f"{step}"] * sites,
+                ),
+            )
+        store.close()
+    with open_run(tmp_path / "run") as run:
+        whole = WholeReader("run", [run.rank(0), run.rank(1)], complete=True)
+        first = whole.read(0)
+        before = [
+            np.array(own) for own in (first.checksum, first.sketch, *first.floats.values(), *first.counts.values())
+        ]
+        texts = list(first.text)
+        whole.read(1)
+        after = [first.checksum, first.sketch, *first.floats.values(), *first.counts.values()]
+        assert all(
+            np.array_equal(one, two, equal_nan=one.dtype.kind == "f") for one, two in zip(before, after, strict=True)
+        )
+        assert (texts, set(texts)) == (list(first.text), {"0", ""})
+        assert {PARTS, AS_RECORDED} == set(first.how.tolist())

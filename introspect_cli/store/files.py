@@ -97,6 +97,20 @@ def _away(fd: int) -> int:
     return high
 
 
+class Room:
+    """Memory that is read into again and again: what is new to a process has to be given to it page by page."""
+
+    def __init__(self) -> None:
+        """Start with none."""
+        self._memory = bytearray()
+
+    def of(self, length: int) -> memoryview:
+        """So many bytes, in which anything may be; those given before are used again."""
+        if len(self._memory) < length:
+            self._memory = bytearray(length)
+        return memoryview(self._memory)[:length]
+
+
 class Handle:
     """An open descriptor that closes with its owner.
 
@@ -157,6 +171,16 @@ class Handle:
             offset += len(piece)
             length -= len(piece)
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def read_into(self, offset: int, room: memoryview) -> memoryview:
+        """As many bytes from `offset` as there is room for, fewer where the file ends before."""
+        done = 0
+        while done < len(room):
+            more = os.preadv(self.fd, [room[done : done + (1 << 30)]], offset + done)
+            if not more:
+                break
+            done += more
+        return room[:done]
 
 
 class Appended(Handle):

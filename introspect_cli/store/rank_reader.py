@@ -27,6 +27,7 @@ from introspect_cli.store.files import (
     DamageError,
     Folder,
     Handle,
+    Room,
     lock_held,
     unreadable,
 )
@@ -316,16 +317,20 @@ class RankReader:
 
     # --- records
 
-    def read(self, step: int) -> StepBatch:
-        """All records of a step, as read-only views of the bytes just read and checked.
+    def read(self, step: int, room: Room | None = None) -> StepBatch:
+        """All records of a step, as views of the bytes just read and checked.
+
+        Args:
+            step: which.
+            room: memory to read into: what is read into it next takes the place of these records.
 
         Raises:
             KeyError: the step was not recorded.
             StoreError: its bytes are damaged.
         """
-        return self.read_row(self.row_of(step))
+        return self.read_row(self.row_of(step), room)
 
-    def read_row(self, row: int) -> StepBatch:
+    def read_row(self, row: int, room: Room | None = None) -> StepBatch:
         """All records of the `row`-th step; see `read`."""
         entry = self.entries[row]
         if self._records is None:
@@ -333,7 +338,8 @@ class RankReader:
         records = self._records
         step, length = int(entry["step"]), int(entry["length"])
         try:
-            data = records.read(int(entry["offset"]), length)
+            offset = int(entry["offset"])
+            data = records.read(offset, length) if room is None else records.read_into(offset, room.of(length))
         except OSError as error:
             raise unreadable(records.path, error) from None
         if len(data) != length or zlib.crc32(data) != entry["batch_crc"]:

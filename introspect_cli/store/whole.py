@@ -19,6 +19,7 @@ import numpy as np
 
 from introspect_cli.records import GRADIENT_OF, KIND_CODES, Kind, Layout, ModuleInfo, Record, Status, Summary
 from introspect_cli.store.batch import StepBatch, record_stats
+from introspect_cli.store.files import Room
 from introspect_cli.store.format import ENTRY
 from introspect_cli.store.index import StepEntry
 from introspect_cli.store.names import SiteTable, encode_sites
@@ -87,6 +88,7 @@ class WholeReader:
         self._layout_number = {layout: number for number, layout in enumerate(self.layouts)}
         self.numbers: list[Array] = []
         self._sizes: dict[int, int] = {}
+        self._rooms = [Room() for _ in self.readers]
         self.read = lru_cache(maxsize=3)(self._read)
 
     @cached_property
@@ -95,8 +97,13 @@ class WholeReader:
         number_of: dict[int, int] = {}
         by_site: dict[Site, int] = {}
         rows: list[tuple[Site, SiteInfo]] = []
+        last: Array | None = None
         for reader in self.readers:
-            keys = reader.sites.key.tolist()
+            if last is not None and np.array_equal(last, reader.sites.key):
+                self.numbers.append(self.numbers[-1])
+                continue
+            last = reader.sites.key
+            keys = last.tolist()
             for number, key in enumerate(keys):
                 if key not in number_of:
                     site, info = reader.sites[number]
@@ -225,7 +232,7 @@ class WholeReader:
         """
         if not self.numbers:
             _ = self.sites
-        batches = [reader.read(step) for reader in self.readers]
+        batches = [reader.read(step, room) for reader, room in zip(self.readers, self._rooms, strict=True)]
         ranks = [reader.rank for reader in self.readers]
         together = self._together
         found = together.put(RankedStep(batches, ranks, self.numbers, self._places.numbers, together.rows))

@@ -80,9 +80,10 @@ def _calls(run: Run) -> dict[str, int]:
     most: dict[str, int] = {}
     for rank in run.ranks:
         sites = run.rank(rank).sites
-        for kind, fqn, call in zip(sites.kind, sites.fqn, sites.call.tolist(), strict=True):
-            if call and kind == Kind.OUTPUT.value:
-                most[fqn] = max(most.get(fqn, 0), call)
+        calls = sites.call
+        for at in np.flatnonzero(calls).tolist():
+            if sites.kind[at] == Kind.OUTPUT.value:
+                most[sites.fqn[at]] = max(most.get(sites.fqn[at], 0), int(calls[at]))
     return most
 
 
@@ -347,8 +348,12 @@ class Gathered:
 def _losses(reader: Reader) -> int:
     """How often a run computes its loss in a step, at most."""
     each = [own.sites for own in getattr(reader, "readers", [reader])]
-    calls = [zip(sites.kind, sites.call.tolist(), strict=True) for sites in each]
-    return max((call + 1 for own in calls for kind, call in own if kind == Kind.LOSS.value), default=1)
+    most = 0
+    for sites in each:
+        calls = sites.call
+        losses = (int(calls[at]) for at in np.flatnonzero(calls).tolist() if sites.kind[at] == Kind.LOSS.value)
+        most = max(most, max(losses, default=0))
+    return most + 1
 
 
 def _how(batch: StepBatch, rows: Ids, how: int) -> Mask:
