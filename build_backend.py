@@ -37,16 +37,14 @@ get_requires_for_build_sdist = build_meta.get_requires_for_build_sdist
 
 FOLDER: Final = "introspect_cli/tensors"
 PROBES: Final = "introspect_cli/capture/probes"
+_BOTH: Final = ("intake", "large", "team", "tensor", "generators", "columns", "sums", "kernels")
 EXTENSION: Final = Extension(
     "introspect_cli.tensors._kernels",
     [
         *(f"{PROBES}/{name}.cpp" for name in ("contents", "gradients", "modules")),
-        *(f"{FOLDER}/{name}.cpp" for name in ("module", "intake", "large", "team", "tensor", "generators", "kernels")),
+        *(f"{FOLDER}/{name}.cpp" for name in ("module", *_BOTH)),
     ],
-    depends=[
-        f"{PROBES}/probes.h",
-        *(f"{FOLDER}/{name}.h" for name in ("kernels", "lanes", "intake", "large", "team", "tensor", "generators")),
-    ],
+    depends=[f"{PROBES}/probes.h", *(f"{FOLDER}/{name}.h" for name in ("lanes", *_BOTH))],
     py_limited_api=True,
     optional=True,
 )

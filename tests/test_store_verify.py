@@ -14,7 +14,7 @@ from synthetic import row, write_run
 from introspect_cli.commands.verify import verify
 from introspect_cli.errors import StoreError
 from introspect_cli.records import Kind
-from introspect_cli.store.index import step_digest
+from introspect_cli.store.index import Sums
 from introspect_cli.store.reader import RunState, open_run
 from introspect_cli.store.verify import verify_run
 
@@ -74,9 +74,9 @@ def test_findings_do_not_stop_at_the_first(tmp_path):
 
 def test_digests_are_computed_again(tmp_path, monkeypatch):
     """A writer that counted wrongly would be found, though every CRC is right."""
-    monkeypatch.setattr(
-        "introspect_cli.store.rank_writer.step_digest", lambda k, c, s, x: step_digest(k, c + np.uint64(1), s, x)
-    )
+    right = Sums().digest
+    wrong = Sums(digest=lambda keys, out, sites, sums, status: right(keys, out, sites, sums + np.uint64(1), status))
+    monkeypatch.setattr("introspect_cli.store.rank_writer.Sums", lambda: wrong)
     path = write_run(tmp_path / "run", [[row("forward", "output", "A", 1.0)]])
     assert "do not add up to the digest" in verify_run(path).findings[0]
 

@@ -430,8 +430,9 @@ def test_what_did_not_change_is_summarised_once_by_the_intake(one_thread, monkey
         x.mul_(1.5)
     summarizer.add(x)
     summarizer.take()
-    row = summarizer._memory.before[x.data_ptr()][3]
-    summarizer._memory._kept[-1 - row].view(np.float64)[rows.MEAN] = 123.0  # so that using the row again shows
+    memory = summarizer._memory
+    row = (memory.before[x.data_ptr()][2] - memory._kept.ctypes.data) // rows.ROW_BYTES
+    memory._kept[row].view(np.float64)[rows.MEAN] = 123.0  # so that using the row again shows
     slot = summarizer.add_all([x, other])[0] if together else summarizer.add(x)
     assert summarizer.take().floats["mean"][slot] == 123
 

@@ -52,6 +52,9 @@ ENTRY = np.dtype(
 )
 """Index entry. `crc` covers the whole file up to itself, so that checking the last entry checks all."""
 
+ENTRY_VALUES = struct.Struct("<qQQ4I3Q4I16s16sII")
+"""The same for one entry, in a tenth of the time that setting fields of an array takes."""
+
 STEP_ENTRY = 0
 END_ENTRY = 1
 """`kind` of an entry: a step, or the end of a run that closed its store itself."""

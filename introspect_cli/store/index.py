@@ -45,6 +45,8 @@ from introspect_cli.store.format import (
 from introspect_cli.version import __version__
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from introspect_cli.store.thinned import Thinned
 
 Entries = NDArray[np.void]
@@ -261,6 +263,26 @@ def step_digest(keys: Words, checksums: Words, statuses: NDArray[Any], setting: 
     low = int(mixed.sum(dtype=np.uint64))
     high = int(again.sum(dtype=np.uint64))
     return struct.pack("<QQ", low, high)
+
+
+def _of_records(
+    keys: Words, left_out: NDArray[np.bool_], sites: NDArray[Any], checksums: Words, statuses: NDArray[Any]
+) -> bytes:
+    return step_digest(keys[sites], checksums, statuses, left_out[sites])
+
+
+@dataclass(frozen=True)
+class Sums:
+    """What computes a step's sums while it is written: this module, or something quicker that gives the same.
+
+    Attributes:
+        crc32: of bytes, as zlib has it.
+        digest: `step_digest` of records: the key of each site, which sites it leaves out; and of each record its site,
+            checksum and status.
+    """
+
+    crc32: Callable[[bytes], int] = zlib.crc32
+    digest: Callable[[Words, NDArray[np.bool_], NDArray[Any], Words, NDArray[Any]], bytes] = _of_records
 
 
 def chained(chain: bytes, step: int, digest: bytes) -> bytes:

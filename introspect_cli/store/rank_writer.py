@@ -37,6 +37,7 @@ from introspect_cli.store.files import (
 from introspect_cli.store.format import (
     END_ENTRY,
     ENTRY,
+    ENTRY_VALUES,
     FIRST_CHAIN,
     LIMIT_BATCH,
     LIMIT_INDEX,
@@ -46,7 +47,7 @@ from introspect_cli.store.format import (
     Columns,
     index_header,
 )
-from introspect_cli.store.index import chained, step_digest
+from introspect_cli.store.index import Sums, chained
 from introspect_cli.store.labels import LABELS, LIMIT_LABELS
 from introspect_cli.store.labels import encode as encode_labels
 from introspect_cli.store.names import Encoded, Interner, Stream, encode_layouts, encode_modules, encode_sites
@@ -88,11 +89,21 @@ class RankWriter:
         failure: why nothing more is written, or None while all is well.
     """
 
-    def __init__(self, folder: Folder, rank: int, schema: Schema, run_id: bytes, *, durable: bool = False) -> None:
+    def __init__(
+        self,
+        folder: Folder,
+        rank: int,
+        schema: Schema,
+        run_id: bytes,
+        *,
+        durable: bool = False,
+        sums: Sums | None = None,
+    ) -> None:
         self.failure: str | None = None
         self._folder = folder
         self._rank = rank
         self._durable = durable
+        self._sums = sums or Sums()
         self._pid = os.getpid()
         self._keys = np.zeros(0, np.uint64)
         self._setting = np.zeros(0, np.bool_)
@@ -193,7 +204,7 @@ class RankWriter:
             raise StoreError(f"one step has more records than a store holds ({LIMIT_BATCH >> 20} MB of them)")
         if before.lengths[INDEX] + 2 * ENTRY.itemsize > LIMIT_INDEX:  # the end mark needs room, too
             raise StoreError(f"more steps than a store holds ({LIMIT_INDEX // ENTRY.itemsize:,})")
-        digest = step_digest(self._keys[batch.site], batch.checksum, batch.status, self._setting[batch.site])
+        digest = self._sums.digest(self._keys, self._setting, batch.site, batch.checksum, batch.status)
         chain = chained(before.chain, step, digest)
         entry, crc = self._entry(STEP_ENTRY, step, streams, data, rows, digest, chain)
         self._torn = True
@@ -357,17 +368,13 @@ class RankWriter:
         self, kind: int, step: int, streams: Mapping[str, Stream], data: bytes, rows: int, digest: bytes, chain: bytes
     ) -> tuple[bytes, int]:
         """The next entry of the index, and the CRC-32 of the index with it."""
-        entry = np.zeros(1, ENTRY)
-        for column, name in (("sites", SITES), ("layouts", LAYOUTS), ("modules", MODULES)):
-            entry[f"n_{column}"], entry[f"{column}_length"], entry[f"{column}_crc"] = streams[name]
-        entry["kind"], entry["step"], entry["rows"] = kind, step, rows
-        entry["offset"], entry["length"] = self._written.lengths[RECORDS], len(data)
-        entry["batch_crc"] = zlib.crc32(data)
-        entry["digest"], entry["chain"] = np.void(digest), np.void(chain)
-        covered = zlib.crc32(entry.tobytes()[:-4], self._written.crc)
-        entry["crc"] = covered
-        whole = entry.tobytes()
-        return whole, zlib.crc32(whole[-4:], covered)
+        counts, lengths, crcs = zip(*(streams[name] for name in (SITES, LAYOUTS, MODULES)), strict=True)
+        place = (step, self._written.lengths[RECORDS], len(data), rows)
+        sums = (*crcs, self._sums.crc32(data), digest, chain)
+        entry = ENTRY_VALUES.pack(*place, *counts, *lengths, *sums, kind, 0)[:-4]
+        covered = zlib.crc32(entry, self._written.crc)
+        own = covered.to_bytes(4, "little")
+        return entry + own, zlib.crc32(own, covered)
 
     def _write(self, name: str, data: bytes) -> None:
         self._files[name].append(data)

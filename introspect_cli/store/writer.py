@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from types import TracebackType
 
+    from introspect_cli.store.index import Sums
     from introspect_cli.store.launch import Launch
     from introspect_cli.store.rank_writer import RankWriter
 
@@ -224,6 +225,7 @@ class StoreWriter:
         sketch: bool = True,
         sorted_stats: tuple[str, ...] = (),
         operators: bool = False,
+        sums: Sums | None = None,
     ) -> RankWriter:
         """The writer of what `rank` records.
 
@@ -233,6 +235,7 @@ class StoreWriter:
             sketch: keep sketches.
             sorted_stats: statistics to keep on request.
             operators: keep what operators were given.
+            sums: what computes the sums of steps, if anything is quicker than the store itself.
 
         Raises:
             StoreError: the rank's files are there already or cannot be made.
@@ -246,7 +249,7 @@ class StoreWriter:
             folder = here.make_folder(f"rank{rank}") if rank != self._rank else Folder.at(here.path)
         except OSError as error:
             raise StoreError(f"cannot write to {self.path}: {reason(error)}") from None
-        writer = RankWriter(folder, rank, schema, bytes.fromhex(self.id), durable=self._durable)
+        writer = RankWriter(folder, rank, schema, bytes.fromhex(self.id), durable=self._durable, sums=sums)
         self._ranks.append(writer)
         return writer
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Handover:
-    """The rows of a step, of which devices may still compute some."""
+    """The rows of a step, of which devices may still compute some; or their table, where none do."""
 
     def __init__(self, rows: r.Rows, pending: list[Pending], finish: Callable[[], SummaryTable]) -> None:
         self._rows = rows
@@ -37,8 +37,9 @@ class Handover:
     def table(self) -> SummaryTable:
         """The table, waited for."""
         if self._table is None:
-            with unobserved():
-                for pending in self._pending:
-                    self._rows[pending.slots] = pending.rows()
-                self._table = self._finish()
+            if self._pending:
+                with unobserved():
+                    for pending in self._pending:
+                        self._rows[pending.slots] = pending.rows()
+            self._table = self._finish()
         return self._table

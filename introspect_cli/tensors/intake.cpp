@@ -139,7 +139,7 @@ i64 add_one(Intake *self, PyObject *tensor, PyObject *items = nullptr) {
     if (found.count < self->limit) {
         RUN((const void *)found.address, found.count, 0, found.code, int(self->flags), nullptr, (Row *)row);
     } else {
-        Outcome outcome = summarise_large(self->large, found, self->flags, slot, (Row *)row, items);
+        Outcome outcome = summarise_large(self->large, found, self->flags, (Row *)row, items);
         if (outcome == LONG_WAY) return -1;
         if (outcome == LATER && !put_off(items, found, row)) return -2;
     }

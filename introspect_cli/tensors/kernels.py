@@ -15,6 +15,11 @@ INTROSPECT_NO_KERNELS is set, there are none, `reason` says why, and torch opera
 - `glance(address, size)`: 64 bits that depend on bytes at places spread over `size` bytes, on all if they are few.
 - `transpose(rows, count, columns, stride)`: rows of 32 words to columns, which begin `stride` words after each other.
 - `numbers(values, count, address)`: a list of so many integers as 32 bits each.
+- `columns(rows, headers, count, first, columns)`: what follows from rows, into columns from their place `first` on;
+  `columns`: address of the columns' addresses, in the order of `columns.py`, 0 for what is not wanted.
+- `rows(addresses, target)`: copy the rows at a list of addresses, one after the other.
+- `crc32(data)`: of bytes, as zlib computes it.
+- `step_digest(keys, left_out, sites, checksums, statuses, count, target)`: 16 bytes, see the store's `index.py`.
 - `watch_generator(number, words, position, spare, flag)`: where a Mersenne twister lies (see `generators`).
 - `generators_moved()`: a bit for each of them that has moved since `generator_state(number)`, 64 bits of its state.
 - `levels()` that this processor can run, the best one last; `use(level)` takes another than the best.
@@ -70,6 +75,24 @@ def numbers(values: list[int]) -> npt.NDArray[np.uint32]:
     found = np.empty(len(values), dtype=np.uint32)
     KERNELS.numbers(values, len(values), found.ctypes.data)
     return found
+
+
+def step_digest(
+    keys: npt.NDArray[np.uint64],
+    left_out: npt.NDArray[np.bool_],
+    sites: npt.NDArray[np.uint32],
+    checksums: npt.NDArray[np.uint64],
+    statuses: npt.NDArray[np.uint8],
+) -> bytes:
+    """The store's digest of a step; every site must have a key. For who has the extension."""
+    found = np.empty(2, dtype="<u8")
+    arrays = [
+        np.ascontiguousarray(array, kind)
+        for array, kind in zip((keys, left_out, sites, checksums, statuses), ("u8", "?", "u4", "u8", "u1"), strict=True)
+    ]
+    assert KERNELS is not None
+    KERNELS.step_digest(*(array.ctypes.data for array in arrays), len(sites), found.ctypes.data)
+    return found.tobytes()
 
 
 CHUNK: Final = 1 << 16

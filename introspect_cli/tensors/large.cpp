@@ -60,21 +60,21 @@ PyObject *entries(const Large &own, PyObject *name) {  // a dictionary of the me
 const Row *row_at(PyObject *now, PyObject *before, PyObject *address, const Look &found) {
     PyObject *known = PyDict_GetItemWithError(now, address);
     if (!known && !PyErr_Occurred()) known = PyDict_GetItemWithError(before, address);
-    if (!known || !PyTuple_Check(known) || PyTuple_Size(known) != 4) return nullptr;
+    if (!known || !PyTuple_Check(known) || PyTuple_Size(known) != 3) return nullptr;
     u64 own[3];
     for (int i = 0; i < 3; i++) own[i] = PyLong_AsUnsignedLongLongMask(PyTuple_GetItem(known, i));
     if (own[0] != u64(found.code) || own[1] != u64(found.count) || PyErr_Occurred()) return nullptr;
     return PyDict_SetItem(now, address, known) ? nullptr : (const Row *)own[2];
 }
 
-bool note(PyObject *now, PyObject *address, const Look &found, const Row *row, i64 slot) {  // `Memory.note`
-    PyObject *known = Py_BuildValue("(iLKL)", found.code, (long long)found.count, (unsigned long long)row, (long long)slot);
+bool note(PyObject *now, PyObject *address, const Look &found, const Row *row) {  // `Memory.note`
+    PyObject *known = Py_BuildValue("(iLK)", found.code, (long long)found.count, (unsigned long long)row);
     const bool done = known && PyDict_SetItem(now, address, known) == 0;
     if (known) Py_DecRef(known);
     return done;
 }
 
-Outcome summarise_known(const Large &own, PyObject *now, PyObject *before, const Look &found, i64 flags, i64 slot, Row *row,
+Outcome summarise_known(const Large &own, PyObject *now, PyObject *before, const Look &found, i64 flags, Row *row,
                         bool may_wait) {
     Team *team = own.team;
     PyObject *address = flags ? PyLong_FromUnsignedLongLong(found.address) : nullptr;
@@ -90,7 +90,7 @@ Outcome summarise_known(const Large &own, PyObject *now, PyObject *before, const
     }
     if (outcome == DONE && !is_done) {
         const i64 threads = may_wait ? 1 : threads_for(own, found.count, flags, !seems_known);
-        if (!threads || (address && !note(now, address, found, row, slot))) outcome = LONG_WAY;
+        if (!threads || (address && !note(now, address, found, row))) outcome = LONG_WAY;
         else if (may_wait) outcome = LATER;
         else with_threads(team, threads, [&] {
             return summarise(found.address, found.count, 0, found.code, flags, nullptr, row, team), true;
@@ -103,7 +103,7 @@ Outcome summarise_known(const Large &own, PyObject *now, PyObject *before, const
 
 }  // namespace
 
-Outcome summarise_large(const Large &own, const Look &found, i64 flags, i64 slot, Row *row, bool may_wait) {
+Outcome summarise_large(const Large &own, const Look &found, i64 flags, Row *row, bool may_wait) {
     if (found.count > own.team->room) return LONG_WAY;
     // Waiting for a lock, a thread may be interrupted by a handler of the script's: not here, where nothing guards.
     PyObject *held = PyObject_CallFunctionObjArgs(own.acquire, Py_False, nullptr);
@@ -112,7 +112,7 @@ Outcome summarise_large(const Large &own, const Look &found, i64 flags, i64 slot
     PyErr_Clear();
     if (!is_held) return LONG_WAY;
     PyObject *now = entries(own, named(NOW, "now")), *before = entries(own, named(BEFORE, "before"));
-    Outcome outcome = now && before ? summarise_known(own, now, before, found, flags, slot, row, may_wait) : LONG_WAY;
+    Outcome outcome = now && before ? summarise_known(own, now, before, found, flags, row, may_wait) : LONG_WAY;
     for (PyObject *one : {now, before, PyObject_CallNoArgs(own.release)})
         if (one) Py_DecRef(one);
     PyErr_Clear();

@@ -12,6 +12,6 @@ struct Large {  // of a summarizer, borrowed
 
 enum Outcome { LONG_WAY, DONE, LATER };
 
-// Fills the row of a slot with the summary of a large tensor. LONG_WAY, and nothing is done: Python has to decide which threads
+// Fills a row with the summary of a large tensor. LONG_WAY, and nothing is done: Python has to decide which threads
 // take part. With `may_wait`, what has to be summarised is left to others: LATER. Never an exception.
-HIDDEN Outcome summarise_large(const Large &own, const Look &found, i64 flags, i64 slot, Row *row, bool may_wait);
+HIDDEN Outcome summarise_large(const Large &own, const Look &found, i64 flags, Row *row, bool may_wait);

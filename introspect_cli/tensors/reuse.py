@@ -24,9 +24,8 @@ from introspect_cli.tensors.views import address_of
 _LIMIT: Final = 8192
 """Rows kept from one step to the next, at most: 2 MB."""
 
-Known = tuple[int, int, int, int]
-"""What was at an address: a number for the element type, elements, address of the row until the next take, and the
-row's slot, or -1 - its index among the kept rows."""
+Known = tuple[int, int, int]
+"""What was at an address: a number for the element type, elements, and the address of the row until the next take."""
 
 
 class Memory:
@@ -54,22 +53,17 @@ class Memory:
         """Remember a row."""
         self.now[address] = known
 
-    def turn(self, rows: r.Rows) -> None:
-        """Keep what this step used for the next one.
-
-        Args:
-            rows: the step's rows, shape (n, 32), about to be given away.
-        """
+    def turn(self) -> None:
+        """Keep what this step used for the next one; its rows are about to be given away."""
         used = list(self.now.items())[:_LIMIT]
-        before = len(self._kept)
-        places = [place + before if place >= 0 else -1 - place for _, (_, _, _, place) in used]
-        self._kept = np.ascontiguousarray(np.concatenate([self._kept, rows])[places]) if places else r.empty(0)
-        base = self._kept.ctypes.data
+        kept = np.empty((len(used), r.WORDS), np.uint64)
+        base = kept.ctypes.data
+        if used:  # by the compiled kernels alone
+            kernels.KERNELS.rows([row for _, (_, _, row) in used], base)  # type: ignore[union-attr]  # as above
         self.before = {
-            address: (kind, count, base + index * r.ROW_BYTES, -1 - index)
-            for index, (address, (kind, count, _, _)) in enumerate(used)
+            address: (kind, count, base + index * r.ROW_BYTES) for index, (address, (kind, count, _)) in enumerate(used)
         }
-        self.now = {}
+        self.now, self._kept = {}, kept
 
     def clear(self) -> None:
         """Forget everything."""

@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from introspect_cli.records import Layout, Status
+from introspect_cli.records import STATISTICS, Layout, Status
 from introspect_cli.tensors import checksum, handles, parallel, reference, values
 from introspect_cli.tensors import kernels as k
 from introspect_cli.tensors import rows as r
+from introspect_cli.tensors.columns import of_blocks, of_rows
 from introspect_cli.tensors.cpu import CODES, TABLE_ADDRESS, Engine
 from introspect_cli.tensors.gpu.devices import CAPTURING, Devices, capturing
 from introspect_cli.tensors.gpu.engine import Item
@@ -91,6 +92,10 @@ class Summarizer:
         self._intake = self._new_intake()
         self._layouts: list[Layout] = []
         self._headers: list[int] = []
+        self._header_of = np.zeros(0, dtype=np.uint64)
+        self._kept = [
+            name for name, own in STATISTICS.items() if stats and (not own.on_request or name in self._sorted)
+        ]
         self._interned: dict[Layout, int] = {}
         self._arena: list[r.Rows] = []
         self._devices = Devices(stats=stats, sketch=sketch, sorted_stats=self._sorted)
@@ -333,7 +338,7 @@ class Summarizer:
             known = memory.find(address, kind, count)
             if known and engine.again(row, known, address, count, code):
                 return True
-            memory.note(address, (kind, count, row, slot))
+            memory.note(address, (kind, count, row))
         if batch is None:
             engine.contiguous(row, address, count, 0, code, table, self._flags)
         else:
@@ -444,13 +449,14 @@ class Summarizer:
 
     def hand_over(self) -> Handover:
         """Give away all rows since the last time, without waiting for those that devices still compute; empties."""
-        with self._lock, unobserved():
+        with self._lock:
             count = len(self._layout_of)
-            rows = r.gathered(self._arena, count)
             pending = self._devices.hand_over()
-            self._memory.turn(rows)
+            self._memory.turn()
             layout_index = k.numbers(self._layout_of)
-            headers = np.array(self._headers or [0], dtype=np.uint64)[layout_index] if count else np.zeros(0, np.uint64)
+            if len(self._header_of) != len(self._headers):
+                self._header_of = np.array(self._headers, dtype=np.uint64)
+            headers = self._header_of[layout_index]
             for slot, own in self._own_headers.items():
                 headers[slot] = own
             status = np.zeros(count, dtype=np.uint8)
@@ -461,21 +467,23 @@ class Summarizer:
                 noted[slot] = note != ""
             finish = partial(
                 finalise,
-                rows,
                 layouts=list(self._layouts),
                 layout_index=layout_index,
-                headers=headers,
                 status=status,
                 fixed=self._fixed,
                 unmeasured=self._unmeasured,
                 text=text,
                 noted=noted,
-                with_stats=self._stats,
-                with_sketch=self._sketch,
-                sorted_stats=self._sorted,
             )
+            columns = None
+            if not pending:
+                columns = of_blocks(self._arena, headers, self._kept, with_sketch=self._sketch)
+            rows = r.gathered(self._arena, count if columns is None else 0)
+            names, with_sketch = self._kept, self._sketch
             self._reset()
-            return Handover(rows, pending, finish)
+            if columns is not None:
+                return Handover(rows, pending, partial(finish, columns))
+            return Handover(rows, pending, lambda: finish(of_rows(rows, headers, names, with_sketch=with_sketch)))
 
     def abandon(self) -> None:
         """In a forked child: forget what the parent's threads hold."""

@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from introspect_cli.records import STATISTICS, Layout, Status
-from introspect_cli.tensors import checksum, sketch, statistics
+from introspect_cli.records import Layout, Status
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from introspect_cli.tensors.rows import Rows
+    from introspect_cli.tensors.columns import Columns
 
 
 @dataclass(frozen=True)
@@ -53,56 +52,43 @@ class SummaryTable:
 
 
 def finalise(
-    rows: Rows,
+    columns: Columns,
     *,
     layouts: list[Layout],
     layout_index: npt.NDArray[np.uint32],
-    headers: npt.NDArray[np.uint64],
     status: npt.NDArray[np.uint8],
     fixed: dict[int, int],
     unmeasured: Sequence[int],
     text: list[str],
     noted: npt.NDArray[np.bool_],
-    with_stats: bool,
-    with_sketch: bool,
-    sorted_stats: Sequence[str],
 ) -> SummaryTable:
-    """Turn a step's rows into columns.
+    """A step's table, out of what follows from all of its rows: where nothing was observed, nothing stays.
 
     Args:
-        rows: shape (n, 32).
+        columns: written to.
         layouts: distinct layouts.
         layout_index: position of each row's layout.
-        headers: checksum header of each row.
         status: of each row.
         fixed: checksums that are not sums (plain values), by row.
         unmeasured: observed rows that have a checksum and nothing else.
         text: of each row.
         noted: whether it has one.
-        with_stats: whether rows hold statistics.
-        with_sketch: whether rows hold sketches.
-        sorted_stats: `med`, `mode`.
     """
-    sums = checksum.finalise(rows[:, 0], headers)
     bare = (status == Status.NOT_OBSERVED) | (status == Status.VALUE)
-    sums[bare] = 0
+    columns.checksum[bare] = 0
     for slot, value in fixed.items():
-        sums[slot] = value
+        columns.checksum[slot] = value
     bare[list(unmeasured)] = True
     absent = np.flatnonzero(bare)  # few, as a rule
     counts: dict[str, npt.NDArray[np.int64]] = {}
     floats: dict[str, npt.NDArray[np.float64] | npt.NDArray[np.float32]] = {}
-    if with_stats:
-        kept = [name for name, own in STATISTICS.items() if not own.on_request or name in sorted_stats]
-        for name, column in statistics.finalise(rows, kept).items():
-            if column.dtype.kind == "i":
-                column[absent] = -1
-                counts[name] = column
-            else:
-                column[absent] = np.nan
-                floats[name] = column
-    sketches = None
-    if with_sketch:
-        sketches = sketch.finalise(rows)
-        sketches[absent] = np.nan
-    return SummaryTable(layouts, layout_index, sums, status, counts, floats, sketches, text, noted)
+    for name, column in columns.statistics.items():
+        if column.dtype.kind == "i":
+            column[absent] = -1
+            counts[name] = column
+        else:
+            column[absent] = np.nan
+            floats[name] = column
+    if columns.sketch is not None:
+        columns.sketch[absent] = np.nan
+    return SummaryTable(layouts, layout_index, columns.checksum, status, counts, floats, columns.sketch, text, noted)

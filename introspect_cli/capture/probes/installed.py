@@ -26,6 +26,8 @@ from introspect_cli.capture.probes.state import StateProbe
 from introspect_cli.capture.recorder import Recorder
 from introspect_cli.capture.regions.probe import TapProbe
 from introspect_cli.records import Kind
+from introspect_cli.store.index import Sums
+from introspect_cli.tensors import kernels
 from introspect_cli.tensors.summarizer import Summarizer
 
 if TYPE_CHECKING:
@@ -74,6 +76,7 @@ class Probes:
             sketch=options.sketch,
             sorted_stats=options.sorted_stats,
             operators=options.level == "op",
+            sums=None if kernels.KERNELS is None else Sums(kernels.KERNELS.crc32, kernels.step_digest),
         )
         self._guard = guard
         self.names = Names(NameFilter(options.modules, options.exclude, options.max_depth))

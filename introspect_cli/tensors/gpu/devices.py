@@ -18,6 +18,7 @@ from introspect_cli.tensors.gpu import launch
 from introspect_cli.tensors.gpu.buffers import DeviceRows, Pending
 from introspect_cli.tensors.gpu.engine import DeviceEngine, Item
 from introspect_cli.tensors.gpu.plan import TABLE_PROGRAMS
+from introspect_cli.tensors.views import unobserved
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -112,7 +113,10 @@ class Devices:
 
     def hand_over(self) -> list[Pending]:
         """Send all rows since the last time to the host."""
-        return [rows.hand_over() for rows in self._rows.values() if rows.slots]
+        if not self._rows:
+            return []
+        with unobserved():
+            return [rows.hand_over() for rows in self._rows.values() if rows.slots]
 
     def clear(self) -> None:
         """Forget all devices."""

@@ -1,0 +1,30 @@
+// What `finalise` of table.py computes with numpy, a column after the other, in one pass over the rows: bit by bit the
+// same numbers.
+#include "columns.h"
+
+namespace {
+
+template <class T> INLINE void put(void *const *columns, Column column, i64 at, T value) {
+    if (columns[column]) ((T *)columns[column])[at] = value;
+}
+
+}  // namespace
+
+void columns_of(const Row *rows, const u64 *headers, i64 count, i64 first, void *const *columns) {
+    for (i64 at = first; at < first + count; at++, rows++, headers++) {
+        const Row &r = *rows;
+        const double n = double(r.finite), var = r.m2 / n;
+        const bool some = n > 0;
+        auto kept = [some](double value) { return some && -INF < value && value < INF ? value : NOTHING; };
+        auto spread = [=](double value) { return var > 0 ? kept(value) : NOTHING; };
+        put(columns, SUM, at, mix(r.raw + *headers));
+        put(columns, NANS, at, r.nans), put(columns, POSINFS, at, r.posinfs), put(columns, NEGINFS, at, r.neginfs);
+        put(columns, ZEROS, at, r.zeros);
+        put(columns, MIN, at, kept(r.min)), put(columns, MAX, at, kept(r.max)), put(columns, ABSMIN, at, kept(r.absmin));
+        put(columns, MEAN, at, kept(r.mean)), put(columns, AMEAN, at, kept(r.abssum / n)), put(columns, VAR, at, kept(var));
+        put(columns, SKEW, at, float(spread(r.m3 / n / (var * __builtin_sqrt(var)))));
+        put(columns, KURT, at, float(spread(r.m4 / n / (var * var))));
+        if (columns[SKETCHES])
+            for (int k = 0; k < 16; k++) ((float *)columns[SKETCHES])[16 * at + k] = float(r.sketch[k]);
+    }
+}

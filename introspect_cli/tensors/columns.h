@@ -1,0 +1,11 @@
+// A step's rows as the columns that the store keeps.
+#pragma once
+#include "kernels.h"
+
+// What a column holds, as columns.py has it.
+enum Column {
+    SUM, NANS, POSINFS, NEGINFS, ZEROS, MIN, MAX, ABSMIN, MEAN, AMEAN, VAR, SKEW, KURT, SKETCHES, COLUMNS
+};
+
+// Fills the columns that have an address, from place `first` on, with what follows from `count` rows; `headers` are theirs.
+HIDDEN void columns_of(const Row *rows, const u64 *headers, i64 count, i64 first, void *const *columns);
