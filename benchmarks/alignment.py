@@ -31,9 +31,10 @@ def made(sites: int, renamed: str, every: int = 1) -> Any:
         name = f"Net.blocks.{layer}.{renamed if slot == 3 and layer % every == 0 else f'm{slot}'}"
         fqn += [f"{name}.weight", name, name, f"{name}.weight", name]
     count = len(fqn)
+    keys = np.fromiter(map(hash, zip(fqn, KINDS * (count // 5), strict=True)), np.int64, count).astype(np.uint64)
     table = SimpleNamespace(
         phase=list(PHASES) * (count // 5), kind=list(KINDS) * (count // 5), fqn=fqn, path=[""] * count,
-        key=np.arange(count, dtype=np.uint64), call=np.zeros(count, np.int64), module_class=["Linear"] * count,
+        key=keys, call=np.zeros(count, np.int64), module_class=["Linear"] * count,
     )  # fmt: skip
     numbers = np.arange(count, dtype=np.uint32)
     batch = StepBatch(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -125,6 +126,19 @@ def test_noise_has_no_relation():
     b = (a * (1 + 1e-5 * rng.standard_normal((8, 8)))).astype(np.float32)
     assert difference(a, b, FLOAT32).relation == ()
     assert difference(a, b, FLOAT32).where == ("all of them",)
+
+
+def test_differences_of_the_size_of_rounding_are_told_as_that():
+    rng = np.random.default_rng(5)
+    a = rng.standard_normal((8, 8)).astype(np.float32)
+    b = (a.astype(np.float64) + 1e-7 * rng.standard_normal((8, 8))).astype(np.float32)
+    (told,) = difference(a, b, FLOAT32).relation
+    assert re.fullmatch(
+        r"no difference is larger than [0-9.]+ ULPs of the largest element, as .*rounding differs", told
+    )
+    assert difference(a, a * np.float32(1.01), FLOAT32).relation == ("b is 1.01 times a",)
+    narrow = [own.astype(np.float16).astype(np.float32) for own in (a, b * np.float32(1.0005))]
+    assert "rounding" in difference(*narrow, ("float16", "float16")).relation[0]
 
 
 def test_signs_of_zeros_are_told():

@@ -285,7 +285,8 @@ def sampled(tmp_path_factory):
         ("odd", [3], 0, Verdict.SAME, "8 records of 1 step"),
         ("even", [0], 3, Verdict.SAME, "agree up to and including step 0."),
         ("odd", [0, 2], 3, Verdict.UNDECIDED, "Could not tell: the runs have no step in common."),
-        ("every", range(6), 7, Verdict.UNDECIDED, "(the first: param of Net.embed.weight at the start of step 1)"),
+        ("every", range(6), 7, Verdict.SAME, "48 records of 6 steps, 6 of them within the tolerance"),
+        ("every", range(6), 3, Verdict.DIVERGED, "First divergence at step 3: the output of Net.act (ReLU) differs"),
         ("every", [0], 7, Verdict.SAME, "agree up to and including step 0."),
     ],
 )
@@ -304,6 +305,26 @@ def test_a_list_of_arrays_is_compared_with_a_sampled_run(sampled, tmp_path, run,
     assert not result.settings
     other = diff(dump, runs[run], rtol=1e-4, atol=1e-5)
     assert (other.verdict, other.settings) == (verdict, ()), other.sentence
+
+
+def test_parameters_that_a_list_has_at_the_start_of_every_step_are_those_that_the_step_before_left(sampled, tmp_path):
+    """Nothing else is listed; a parameter that the third update left differently differs when step 3 begins."""
+    runs, weights = sampled
+    found = {f"step={step}/param/{name}": own for step, held in enumerate(weights) for name, own in held.items()}
+    np.savez(tmp_path / "dump.npz", **found)
+    dump = imported(tmp_path / "dump.npz", tmp_path / "dump")
+    for a, b in ((runs["every"], dump), (dump, runs["every"])):
+        result = diff(a, b)
+        assert (result.verdict, result.counts.equal) == (Verdict.SAME, 24), result.sentence
+    found |= {name: own * np.float32(1.5) for name, own in found.items() if name >= "step=3" and "up.weight" in name}
+    np.savez(tmp_path / "dump.npz", **found)
+    dump = imported(tmp_path / "dump.npz", tmp_path / "dump", "--force")
+    for a, b in ((runs["every"], dump), (dump, runs["every"])):
+        result = diff(a, b)
+        assert result.first.site == Site(Phase.START, Kind.PARAM, "Net.up.weight")
+        assert (result.first.step, result.counts.diverged) == (3, 3)
+        assert "differs when the step begins" in result.sentence
+        assert "the update of step 2 is different, or something changed it after" in result.sentence
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,7 @@ def difference(
         elements=found,
         largest=_largest(a, b, apart, mask),
         where=where(mask, about) if found.differing else (),
-        relation=relation(a, b, mask) if found.differing else (),
+        relation=relation(a, b, mask, unit) if found.differing else (),
         ulps=bins,
         unit=unit,
         picture=picture_of(apart, mask),

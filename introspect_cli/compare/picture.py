@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 ROWS, COLUMNS = 48, 96
 """The most cells of a picture."""
 
+SIGN = 5e-324
+"""What the sign of a zero, which differs by nothing, is shown as where nothing else differs."""
+
 _NARROW = 8
 
 
@@ -53,7 +56,7 @@ def picture_of(apart: NDArray[np.float64], mask: NDArray[Any], most: tuple[int, 
     """The grid of two tensors that differ by `apart` where `mask` is true."""
     split = _split(apart.shape)
     above = apart[mask & (apart > 0)]
-    least = float(above.min()) if len(above) else 1.0  # what a sign of zero, which differs by nothing, is shown as
+    least = float(above.min()) if len(above) else SIGN
     shown = np.where(mask, np.maximum(apart, least), 0.0)
     sizes = apart.shape[:split] or (1,), apart.shape[split:] or (1,)
     if not shown.size:

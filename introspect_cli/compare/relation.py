@@ -1,7 +1,9 @@
 """How the values of one tensor follow from those of another: a factor, a summand, a narrower type, another order.
 
 Each relation is told only where it holds of every element that differs, or of the whole tensors; a factor and a summand
-to a few roundings of the dtype.
+to a few roundings of the dtype. Where none holds, it may be that nothing but rounding differs: another order of a sum
+moves its result by a few units in the last place, and by more where large terms cancel. So the differences are held
+against the largest element.
 """
 
 from __future__ import annotations
@@ -11,16 +13,26 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from introspect_cli.compare.elements import differing
-from introspect_cli.compare.ulps import rounded
+from introspect_cli.compare.ulps import MANTISSA, rounded
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Mask = NDArray[np.bool_]
 
+_ROUNDINGS = 16
+"""Units in the last place of the largest element up to which differences are of the size of rounding."""
 
-def relation(a: NDArray[Any], b: NDArray[Any], mask: Mask) -> tuple[str, ...]:
-    """How b follows from a, as clauses, each true of every element that differs, or of the whole tensors."""
+
+def relation(a: NDArray[Any], b: NDArray[Any], mask: Mask, unit: str = "") -> tuple[str, ...]:
+    """How b follows from a, as clauses, each true of every element that differs, or of the whole tensors.
+
+    Args:
+        a: the one, of which something differs.
+        b: the other, of the same shape.
+        mask: where they differ.
+        unit: torch's name of the dtype that both are rounded to; "" where there is none.
+    """
     one, two = a[mask], b[mask]
     if a.dtype.kind not in "biuf" or b.dtype.kind not in "biuf":
         return ()
@@ -29,7 +41,8 @@ def relation(a: NDArray[Any], b: NDArray[Any], mask: Mask) -> tuple[str, ...]:
     if told:
         return (told,)
     clauses = [_constant(one, two), _proportion(one, two, a.dtype), *_precision(a, b), _clamp(a, b, mask)]
-    return tuple(clause for clause in (*clauses, _order(a, b)) if clause)
+    clauses = [clause for clause in (*clauses, _order(a, b)) if clause]
+    return tuple(clauses) or _rounding(a, b, one, two, unit)
 
 
 def _not_finite(one: NDArray[np.float64], two: NDArray[np.float64]) -> str:
@@ -94,6 +107,20 @@ def _clamp(a: NDArray[Any], b: NDArray[Any], mask: Mask) -> str:
         if at_ends and np.array_equal(np.clip(wide, low, high), narrow):
             return f"{names} clamped to {float(low):.6g} to {float(high):.6g}"
     return ""
+
+
+def _rounding(
+    a: NDArray[Any], b: NDArray[Any], one: NDArray[np.float64], two: NDArray[np.float64], unit: str
+) -> tuple[str, ...]:
+    """Whether the differences are of the size of rounding, by the largest element of both."""
+    if unit not in MANTISSA:
+        return ()
+    size = max(float(np.abs(own[np.isfinite(own)]).max(initial=0.0)) for own in (a, b))
+    step = float(np.ldexp(1.0, int(np.frexp(size)[1]) - 1 - MANTISSA[unit]))
+    ulps = float(np.abs(one - two).max()) / step if step else np.inf
+    if ulps > _ROUNDINGS:
+        return ()
+    return (f"no difference is larger than {ulps:.2g} ULPs of the largest element, as where only rounding differs",)
 
 
 def _order(a: NDArray[Any], b: NDArray[Any]) -> str:

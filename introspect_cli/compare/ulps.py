@@ -13,7 +13,9 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_MANTISSA = {"float64": 52, "float32": 23, "float16": 10, "bfloat16": 7}
+MANTISSA = {"float64": 52, "float32": 23, "float16": 10, "bfloat16": 7}
+"""Bits after the point that a number of a dtype has."""
+
 _LARGE_BIN = 24
 
 
@@ -24,9 +26,9 @@ def ulp_bins(a: NDArray[Any], b: NDArray[Any], dtypes: tuple[str, str]) -> tuple
         The lowest number of each bin that has any, with its count, and the dtype that is counted in: the coarser one.
         Elements that are equal in that dtype are not counted.
     """
-    if dtypes[0] not in _MANTISSA or dtypes[1] not in _MANTISSA:
+    if dtypes[0] not in MANTISSA or dtypes[1] not in MANTISSA:
         return (), ""
-    unit = min(dtypes, key=_MANTISSA.__getitem__)
+    unit = min(dtypes, key=MANTISSA.__getitem__)
     finite = np.isfinite(a) & np.isfinite(b)
     steps = np.abs(_ordered(a[finite], unit) - _ordered(b[finite], unit))
     steps = steps[steps > 0]

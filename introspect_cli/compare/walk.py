@@ -24,9 +24,9 @@ from introspect_cli.compare.items import materialise
 from introspect_cli.compare.join.coverage import coverage, draws_apart, options_of, seen, uncounted
 from introspect_cli.compare.join.distance import Layouts
 from introspect_cli.compare.join.dump import in_order_of, lists, ordered
-from introspect_cli.compare.join.live_in import Carried, is_gap, kept, redundant_starts, resumed, starts
+from introspect_cli.compare.join.live_in import Carried, is_gap, kept, redundant_starts, resumed, starts, with_starts
 from introspect_cli.compare.join.noise import NoiseFloor, keep_rows, relative_rows, within_tolerance
-from introspect_cli.compare.join.rows import Items, StepPair, in_order, match
+from introspect_cli.compare.join.rows import Items, StepPair, in_order, match, sites_of
 from introspect_cli.compare.join.sites import KINDS, PHASES, align, columns, evaluating, phase_code, selected
 from introspect_cli.compare.join.steps import Paired, differing, known_tails, pair_steps
 from introspect_cli.compare.join.wholes import Gathered
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from introspect_cli.compare.join.steps import Sides
     from introspect_cli.compare.options import DiffOptions
     from introspect_cli.compare.reasons.base import Cause
+    from introspect_cli.store.batch import StepBatch
     from introspect_cli.store.index import StepEntry
     from introspect_cli.store.whole import Reader
 
@@ -118,7 +119,8 @@ class Walk:
                 self._learn(entry_a)
             if place in chosen:
                 pair = self._match(entry_a.step, entry_b.step, self.counted)
-                self._count(apart=self._without_partner(pair))
+                more = int(self.counted[pair.left].sum()) if len(pair.a) > entry_a.rows else 0
+                self._count(apart=self._without_partner(pair), records=more)
                 yield place, self._filtered(pair)
 
     def _without_partner(self, pair: StepPair) -> int:
@@ -131,8 +133,8 @@ class Walk:
 
     def _match(self, step_a: int, step_b: int, counted: Mask) -> StepPair:
         """A step of both runs, one-sided sites that mean nothing left out."""
-        batch_a, batch_b = self.sides.a.read(step_a), self.sides.b.read(step_b)
-        pair = match(self.alignment, counted, step_a, step_b, batch_a, batch_b)
+        batch_a, batch_b, left = self._read(step_a, step_b)
+        pair = replace(match(self.alignment, counted, step_a, step_b, batch_a, batch_b), left=left)
         if self.outcome.gathered is not None and (same := self.outcome.gathered.same_samples(pair)).any():
             pair = replace(pair, rows_a=pair.rows_a[~same], rows_b=pair.rows_b[~same])
         site_a, site_b = pair.sites(self.alignment)
@@ -153,6 +155,19 @@ class Walk:
             again_a, again_b = redundant_starts(self.sides, self.alignment, pair)
             pair = replace(pair, only_a=only_a[~again_a], only_b=only_b[~again_b])
         return pair
+
+    def _read(self, step_a: int, step_b: int) -> tuple[StepBatch, StepBatch, Ids]:
+        """A step's records; where one run lists tensors at its start, with what the step before left in the other."""
+        batch_a, batch_b, left = self.sides.a.read(step_a), self.sides.b.read(step_b), np.empty(0, np.int64)
+        listing = lists(self.sides.manifest_a), lists(self.sides.manifest_b)
+        if listing[0] == listing[1] or self.outcome.gathered is not None:
+            return batch_a, batch_b, left
+        alignment, (site_a, site_b) = self.alignment, sites_of(self.alignment, batch_a, batch_b)
+        if listing[0]:
+            batch_b, left = with_starts(alignment, self.sides.b, step_b, batch_b, alignment.b_ids, site_a)
+        else:
+            batch_a, left = with_starts(alignment, self.sides.a, step_a, batch_a, None, site_b)
+        return batch_a, batch_b, left
 
     def _without_uncounted(self, pair: StepPair, site_a: Ids, site_b: Ids) -> StepPair:
         """A step in which operators whose numbers need not mean the same in both runs count as not seen."""
@@ -429,7 +444,7 @@ def compare_rank(
             return compare_rank(sides, replace(options, strict=True), offset, ends)
     records = _records(paired, None if counted.all() else counted)  # ranks as one know it of what was read
     blind = _blind_rows(sides.a, paired, counted)
-    outcome.tally = replace(outcome.tally, records=records, blind_both=blind)
+    outcome.tally = replace(outcome.tally, records=records + outcome.tally.records, blind_both=blind)
     return outcome
 
 

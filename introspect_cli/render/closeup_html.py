@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 from introspect_cli.compare.reasons.words import what
 from introspect_cli.compare.ulps import ulp_words
 from introspect_cli.render.html_parts import table, text
-from introspect_cli.render.text import number
 from introspect_cli.render.values_text import elements_words
-from introspect_cli.render.zoom_text import axes_words, cell_words, largest_rows
+from introspect_cli.render.zoom_text import axes_words, cell_words, largest_rows, scale_of, scale_words
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,8 +49,7 @@ def _closeup(own: Closeup) -> str:
 
 def picture_svg(picture: Picture) -> str:
     """The grid as squares, darker where the difference is larger, on a scale of powers."""
-    known = [cell for row in picture.cells for cell in row if 0 < cell < math.inf]
-    low, high = min(known, default=1.0), max(known, default=1.0)
+    low, high = scale_of(picture)
     tall, wide = len(picture.cells), len(picture.cells[0])
     squares = []
     for y, row in enumerate(picture.cells):
@@ -59,7 +57,7 @@ def picture_svg(picture: Picture) -> str:
             if cell:
                 shade = f"{_opacity(cell, low, high):.2f}"
                 squares.append(f'<rect x="{x}" y="{y}" width="1.02" height="1.02" fill-opacity="{shade}"/>')
-    scale = f"|a-b| {number(low, 2)} to {number(high, 2)}, " if known else ""
+    scale = f"{scale_words(low, high)}, " if high else ""
     label = f"{scale}blank where equal; {axes_words(picture)}; a square is {cell_words(picture)}."
     return (
         f'<figure class="closeup"><svg viewBox="0 0 {wide} {tall}" width="{wide * _CELL}" height="{tall * _CELL}" '

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from introspect_cli.compare.picture import smaller
+from introspect_cli.compare.picture import SIGN, smaller
 from introspect_cli.compare.reasons.words import what
 from introspect_cli.compare.result import Verdict
 from introspect_cli.compare.ulps import ulp_words
@@ -125,22 +125,31 @@ def picture_blocks(picture: Picture, width: int) -> list[Block]:
     room = max(8, min(_WIDTH, width - 6))
     picture = smaller(picture, (_HEIGHT, room))
     cells = picture.cells
-    known = [cell for row in cells for cell in row if 0 < cell < math.inf]
-    low, high = min(known, default=0.0), max(known, default=0.0)
+    low, high = scale_of(picture)
     blocks: list[Block] = [line()]
     shaded = ("".join(_shade(cell, low, high) for cell in row) for row in cells)
     blocks += [line(text, "", 4, wrap=False) for text in shaded]
     told = f"{_EQUAL} equal"
-    if known:
-        told += (
-            f", {_SHADES[-1]} {number(high, 2)}"
-            if low == high
-            else f", {_SHADES} |a-b| {number(low, 2)} to {number(high, 2)}"
-        )
+    if high:
+        told += f", {_SHADES[-1] if low == high else _SHADES} {scale_words(low, high)}"
     if any(cell == math.inf for row in cells for cell in row):
         told += ", ! not finite in one of them"
     blocks.append(line(f"{told}; {axes_words(picture)}; a cell is {cell_words(picture)}", "dim", 4))
     return blocks
+
+
+def scale_of(picture: Picture) -> tuple[float, float]:
+    """The smallest and the largest finite |a - b| that is drawn; one number where they read alike, 0.0 for none."""
+    known = [cell for row in picture.cells for cell in row if 0 < cell < math.inf]
+    low, high = min(known, default=0.0), max(known, default=0.0)
+    return (high, high) if number(low, 2) == number(high, 2) else (low, high)
+
+
+def scale_words(low: float, high: float) -> str:
+    """What the shades stand for: `|a-b| 0.5`, or `|a-b| 0.1 to 2.1`."""
+    if high == SIGN:
+        return "the sign of a zero"
+    return f"|a-b| {number(high, 2)}" if low == high else f"|a-b| {number(low, 2)} to {number(high, 2)}"
 
 
 def cell_words(picture: Picture) -> str:

@@ -102,6 +102,40 @@ class StepBatch:
         return len(self.site)
 
 
+def preceded(batch: StepBatch, other: StepBatch, rows: NDArray[np.int64], sites: NDArray[np.int64]) -> StepBatch:
+    """Records of one rank after some of another of its steps, which get other sites.
+
+    Args:
+        batch: the records.
+        other: those that some are taken of.
+        rows: int64 (k,), which.
+        sites: int64 (k,), ids of the sites that they get.
+    """
+
+    def joined(one: Array, two: Array) -> Any:
+        return np.concatenate([np.asarray(two)[rows], np.asarray(one)])
+
+    return StepBatch(
+        site=np.concatenate([sites.astype(np.uint32), np.asarray(batch.site)]),
+        sequence=np.concatenate([np.arange(len(rows), dtype=np.uint32), np.asarray(batch.sequence) + len(rows)]),
+        layout=joined(batch.layout, other.layout),
+        status=joined(batch.status, other.status),
+        checksum=joined(batch.checksum, other.checksum),
+        counts={name: joined(own, other.counts[name]) for name, own in batch.counts.items() if name in other.counts},
+        floats={name: joined(own, other.floats[name]) for name, own in batch.floats.items() if name in other.floats},
+        sketch=None if batch.sketch is None or other.sketch is None else joined(batch.sketch, other.sketch),
+        text=[*(other.text[row] for row in rows.tolist()), *batch.text] if len(batch.text) else (),
+        given=None if batch.given is None else _after(batch.given, len(rows)),
+    )
+
+
+def _after(given: GivenColumns, count: int) -> GivenColumns:
+    """What operators were given, after so many records that are no operators'."""
+    offsets = np.concatenate([np.zeros(count, np.int32), np.asarray(given.inputs.offsets)])
+    forward = np.concatenate([np.full(count, -1, np.int32), np.asarray(given.forward)])
+    return GivenColumns(Lists(offsets, given.inputs.values), forward, [*[""] * count, *given.node])
+
+
 def statistics(columns: Mapping[str, Array]) -> tuple[dict[str, NDArray[np.int64]], dict[str, Array]]:
     """A step's counts and its other statistics, out of its columns.
 

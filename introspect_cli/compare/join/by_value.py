@@ -14,14 +14,15 @@ rest of these modules tells them apart.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from introspect_cli.compare.join.boundaries import crossed
 from introspect_cli.compare.join.flow import CLOSE
-from introspect_cli.compare.join.holdings import Side, Tree, heads
+from introspect_cli.compare.join.holdings import Side, Tree, alone, heads, parents
 from introspect_cli.compare.join.moved import child_counts
 from introspect_cli.compare.join.near import near_pairs
 from introspect_cli.compare.join.pairing import best, modules, paired, shared
@@ -88,19 +89,33 @@ def correspond(
         one = columns(a.sites, _after(rename, roots, given))
         sides = sides[0].renamed(one), sides[1]
     found = _Search(*sides, close).run()
+    others = crossed(*sides, found.names)
     back = {new: old for old, new in roots.items()}
 
     def at_first(name: str) -> str:
         head, dot, rest = name.partition(".")
         return back.get(head, head) + dot + rest
 
-    names = roots | {at_first(old): new for old, new in found.names.items()}
-    names = {old: new for old, new in names.items() if old != new}
-    names |= _evicted(given, names)
-    votes = {old: found.votes.get(old, 0) for old in names}
-    near = frozenset(map(at_first, found.near))
-    steps = {at_first(old): frozenset(chosen[place] for place in places) for old, places in found.steps.items()}
-    return Correspondence(names, votes, near, close, steps, found.settled, variables)
+    if roots:
+        found = replace(
+            found,
+            names=roots | {at_first(old): new for old, new in found.names.items()},
+            votes={at_first(old): votes for old, votes in found.votes.items()},
+            near=frozenset(map(at_first, found.near)),
+            steps={at_first(old): places for old, places in found.steps.items()},
+        )
+        others = set(map(at_first, others))
+    names = {old: new for old, new in found.names.items() if old != new}
+    names |= _evicted(given, names, others)
+    numbered = {places: frozenset(chosen[place] for place in places) for places in set(found.steps.values())}
+    return replace(
+        found,
+        names=names,
+        votes={old: found.votes.get(old, 0) for old in names},
+        close=close,
+        steps={old: numbered[places] for old, places in found.steps.items()},
+        variables=variables,
+    )
 
 
 def _after(rename: Callable[[str], str] | None, roots: Mapping[str, str], side: Side) -> Callable[[str], str]:
@@ -109,18 +124,18 @@ def _after(rename: Callable[[str], str] | None, roots: Mapping[str, str], side: 
     return lambda name: moved(rename(name) if rename else name)
 
 
-def _evicted(side: Side, moved: Mapping[str, str]) -> dict[str, str]:
-    """Names of a that are taken by others which have moved there, each with a name that b does not have."""
+def _evicted(side: Side, moved: Mapping[str, str], others: AbstractSet[str] = frozenset()) -> dict[str, str]:
+    """Names of a that are others' in b, each with a name that b does not have: taken, or in `others`."""
     change = renamer((), dict(moved))
     if change is None:
         return {}
-    if not any(side.has(new) for new in moved.values()):
+    if not others and not any(side.has(new) for new in moved.values()):
         return {}
     every = side.every_name
     tree = Tree(every)
     taken = {new for old, new in moved.items() if new in every and new not in moved}
     goes = {name: new for name in _at_or_below(tree, moved, every) if (new := change(name)) != name}
-    clash = {name for name in (*goes.values(), *taken) if name in every and name not in goes}
+    clash = {name for name in (*goes.values(), *taken, *others) if name in every and name not in goes}
     gone = {name: f"{name}(a)" for name in clash if not any(head in clash for head in _heads_of(name)[:-1])}
     stays = {}
     for name in _at_or_below(tree, gone, every):
@@ -144,11 +159,12 @@ class _Search:
     def __init__(self, a: Side, b: Side, close: float) -> None:
         """Take both sides, their roots matched already."""
         self.a, self.b, self.close = a, b, close
-        self.shifted = _shifted(a, b)
-        self.open_a, self.open_b = a.names - b.names, b.names - a.names
+        self.open_a, self.open_b = alone(a, b)
+        self.only_a, self.only_b = self.open_a, self.open_b
+        self.shifted = _shifted(a, b, self.open_a, self.open_b)
         if self.shifted:
-            self.open_a |= {name for name in a.names if self._is_shifted(name)}
-            self.open_b |= {name for name in b.names if self._is_shifted(name)}
+            self.open_a = self.open_a | {name for name in a.names if self._is_shifted(name)}
+            self.open_b = self.open_b | {name for name in b.names if self._is_shifted(name)}
         self.names: dict[str, str] = {}
         self.votes: dict[str, int] = {}
         self.near: set[str] = set()
@@ -162,21 +178,29 @@ class _Search:
             name = above
         return False
 
+    def _in_a(self, name: str) -> bool:
+        """Whether a has the name; most that are asked for are in one run only, and that is known."""
+        return name in self.only_a or (name not in self.only_b and name in self.a.names)
+
+    def _in_b(self, name: str) -> bool:
+        return name in self.only_b or (name not in self.only_a and name in self.b.names)
+
     def run(self) -> Correspondence:
         """Match tensors, then the tree above them, then modules without tensors; each exactly first, then nearly."""
         if not self.open_a or not self.open_b:
             return Correspondence()
         held = self.a.held(self.open_a), self.b.held(self.open_b)
-        own = held[0].only(self.a.tensors), held[1].only(self.b.tensors)
+        tensors = self.a.tensors_of(self.open_a), self.b.tensors_of(self.open_b)
+        own = held[0].only(tensors[0]), held[1].only(tensors[1])
         equal = paired(*own)
         pairs = self._not_by_chance(equal, *own)
         left = set(own[0].names) - equal.keys(), set(own[1].names) - set(equal.values())
-        alike = near_pairs((self.a, self.b), left, self._kept(), self.close, best)
+        alike = near_pairs((self.a, self.b), left, self._kept, self.close, best)
         settled = tuple(own for own in self.shifted if any(name.startswith(own) for name in pairs))
         places = self._places(pairs, *own)
         near = {old: own for (old, _), own in alike.items()}
-        self._lift(pairs | dict(alike.keys()), places | near, near.keys())
-        self._without_tensors(*held)
+        self._lift(pairs | dict(alike.keys()), places | near, near.keys(), tensors[0])
+        self._without_tensors(*held, tensors)
         self._confirm()
         return Correspondence(self.names, self.votes, frozenset(self.near), steps=self.places, settled=settled)
 
@@ -186,31 +210,23 @@ class _Search:
             return dict.fromkeys(pairs, frozenset({0}))
         return {old: frozenset(feature[0] for feature in one.of(old) & two.of(new)) for old, new in pairs.items()}
 
-    def _without_tensors(self, held_a: Held, held_b: Held) -> None:
+    def _without_tensors(self, held_a: Held, held_b: Held, tensors: tuple[set[str], set[str]]) -> None:
         """Match modules without tensors of their own, by inputs and outputs."""
+        owning = [{name.rpartition(".")[0] for name in own} | own for own in tensors]
+        bare = [
+            name for name in held_a.names if name not in self.names and name not in owning[0] and not self.a.owns(name)
+        ]
+        others = [name for name in held_b.names if name not in owning[1] and not self.b.owns(name)]
+        if not bare or not others:
+            return
         change = renamer((), self.names) or str
         back = renamer((), {new: old for old, new in self.names.items()}) or str
-        rest_a = held_a.only(
-            {
-                name
-                for name in held_a.names
-                if name not in self.names
-                and not (name in self.a.tensors or self.a.has_tensors(name))
-                and (change(name) not in self.b.names or self._is_shifted(name))
-            }
-        )
+        rest_a = held_a.only({name for name in bare if not self._in_b(change(name)) or self._is_shifted(name)})
 
         def reached(name: str) -> bool:
-            return any(own in self.a.names and change(own) == name for own in (name, back(name)))
+            return any(self._in_a(own) and change(own) == name for own in (name, back(name)))
 
-        rest_b = held_b.only(
-            {
-                name
-                for name in held_b.names
-                if not (name in self.b.tensors or self.b.has_tensors(name))
-                and (not reached(name) or self._is_shifted(name))
-            }
-        )
+        rest_b = held_b.only({name for name in others if not reached(name) or self._is_shifted(name)})
         if not rest_a.names or not rest_b.names:
             return
         classes, few = self._classes(), 1 / self.a.steps
@@ -230,7 +246,7 @@ class _Search:
                 self.names[old], self.votes[old] = new, max(own.values())
                 self.places[old] = frozenset(place for place, votes in own.items() if votes == self.votes[old])
         left = set(rest_a.names) - self.names.keys(), set(rest_b.names) - set(self.names.values())
-        for (old, new), places in near_pairs((self.a, self.b), left, self._kept(), self.close, choose).items():
+        for (old, new), places in near_pairs((self.a, self.b), left, self._kept, self.close, choose).items():
             if change(old) != new:
                 self.names[old], self.votes[old], self.places[old] = new, 1, places
                 self.near.add(old)
@@ -257,19 +273,27 @@ class _Search:
         )
         return one, two
 
-    def _lift(self, pairs: dict[str, str], places: Mapping[str, frozenset[int]], near: AbstractSet[str]) -> None:
+    def _lift(
+        self,
+        pairs: dict[str, str],
+        places: Mapping[str, frozenset[int]],
+        near: AbstractSet[str],
+        tensors: AbstractSet[str],
+    ) -> None:
         """Take pairs of tensors up the tree, as far as nothing that has another name, or keeps its own, is below."""
         levels = {old: _levels(old, new) for old, new in pairs.items()}
         own = self._rather_kept(levels)
         votes = Counter(chain.from_iterable(levels.values()))
-        voters = Counter(chain.from_iterable(map(_heads_of, pairs)))
-        going = Counter(chain.from_iterable(_heads_of(name)[:-1] for name in self.a.tensors & self.open_a))
+        voters, going, every = Tree(pairs), Tree(tensors), Tree(self.open_a)
         for old, new in sorted(pairs.items()):
             if old == new:
                 continue
             best = (old, new)
             for one, two in levels[old][1:]:
-                if votes[one, two] != voters[one] or (one, two) in own or self.a.tensor_tree.count(one) > going[one]:
+                if votes[one, two] != voters.count(one) + (one in pairs) or (one, two) in own:
+                    break
+                # most often nothing below it has kept its name; else it is asked whether a tensor has
+                if self.a.tree.more_than(one, every.count(one)) and self.a.tensor_tree.more_than(one, going.count(one)):
                     break
                 best = (one, two)
             if best[0] != best[1]:
@@ -279,23 +303,23 @@ class _Search:
                     self.names[best[0]], self.votes[best[0]] = best[1], votes.get(best, 1)
 
     def _rather_kept(self, levels_of: Mapping[str, list[tuple[str, str]]]) -> set[tuple[str, str]]:
-        """Names above pairs whose new name another module of a has, and which that one suits better."""
+        """Names above pairs that the module keeps, or whose new name another one keeps, because that suits better."""
         levels = {level for levels in levels_of.values() for level in levels[1:]}
-        levels = {(one, two) for one, two in levels if one != two and two in self.a.names}
+        levels = {(one, two) for one, two in levels if one != two and (self._in_a(two) or self._in_b(one))}
         if not levels:
             return set()
-        held_a = self.a.held({name for level in levels for name in level})
-        held_b = self.b.held({two for _, two in levels})
-        return {
-            (one, two)
-            for one, two in levels
-            if len(held_a.of(two) & held_b.of(two)) > len(held_a.of(one) & held_b.of(two))
-        }
+        names = {name for level in levels for name in level}
+        held_a, held_b = self.a.held(names), self.b.held(names)
+
+        def alike(old: str, new: str) -> int:
+            return len(held_a.of(old) & held_b.of(new))
+
+        return {(one, two) for one, two in levels if max(alike(two, two), alike(one, one)) > alike(one, two)}
 
     def _confirm(self) -> None:
         """A name that was only said again by a longer prefix is dropped."""
         for old in sorted(self.names, key=len, reverse=True):
-            above = next((head for head in reversed(_heads_of(old)[:-1]) if head in self.names), None)
+            above = next((head for head in parents(old) if head in self.names), None)
             if above is not None and self.names[above] + old[len(above) :] == self.names[old]:
                 del self.names[old]
 
@@ -347,21 +371,21 @@ def _heads_of(name: str) -> list[str]:
 
 def _levels(old: str, new: str) -> list[tuple[str, str]]:
     """A pair of names, and the pairs above as long as what is left out is the same in both."""
-    one, two = old.split("."), new.split(".")
     found = [(old, new)]
-    while len(one) > 1 and len(two) > 1 and one[-1] == two[-1]:
-        one, two = one[:-1], two[:-1]
-        found.append((".".join(one), ".".join(two)))
-    return found
+    while True:
+        old, dot, end = old.rpartition(".")
+        new, other_dot, other_end = new.rpartition(".")
+        if not (dot and other_dot and end == other_end):
+            return found
+        found.append((old, new))
 
 
-def _shifted(a: Side, b: Side) -> frozenset[str]:
+def _shifted(a: Side, b: Side, only_a: AbstractSet[str], only_b: AbstractSet[str]) -> frozenset[str]:
     """Parents, with their dot, whose numbered children are more in one run than in the other."""
-    alone = [
-        {name for name in heads(own - other) - other if name.rpartition(".")[2].isdecimal()}
-        for own, other in ((a.names, b.names), (b.names, a.names))
-    ]
-    if all(name in b.tree for name in alone[0]) and all(name in a.tree for name in alone[1]):
+    above = heads(only_a), heads(only_b)
+    numbered = [{name for name in own if name[-1].isdecimal() and name.rpartition(".")[2].isdecimal()} for own in above]
+    lost = numbered[0] - above[1], numbered[1] - above[0]
+    if all(name in b.tree for name in lost[0]) and all(name in a.tree for name in lost[1]):
         return frozenset()
     counts = child_counts(a.names), child_counts(b.names)
     return frozenset(

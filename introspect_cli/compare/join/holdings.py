@@ -43,6 +43,7 @@ class Side:
         named = np.isin(sites.kind, [kind_code(kind) for kind in NAMED])
         named &= ~np.isin(sites.phase, [phase_code(phase) for phase in (Phase.EVAL, Phase.RECOMPUTE)])
         self._named = named
+        self._asked: tuple[AbstractSet[str], Mask] | None = None
 
     @property
     def steps(self) -> int:
@@ -53,20 +54,30 @@ class Side:
         """The same with its sites under other names."""
         return Side(sites, self.reader, self._steps)
 
+    @property
+    def named(self) -> Mask:
+        """Which sites have the name of a module, or of a tensor of one."""
+        return self._named
+
+    @cached_property
+    def first(self) -> StepBatch:
+        """The records of the first of the steps."""
+        return self.reader.read(self._steps[0])
+
     @cached_property
     def names(self) -> KeysView[str]:
         """Names of modules and tensors, in the order of recording."""
         fqn = self.sites.fqn
         return dict.fromkeys(fqn if self._named.all() else compress(fqn, self._named.tolist())).keys()
 
-    @cached_property
-    def _others(self) -> Tree:
-        return Tree(dict.fromkeys(compress(self.sites.fqn, (~self._named).tolist())))
-
     @property
     def every_name(self) -> KeysView[str]:
         """Names of all that was recorded."""
         return dict.fromkeys(self.sites.fqn).keys()
+
+    @cached_property
+    def _others(self) -> Tree:
+        return Tree(dict.fromkeys(compress(self.sites.fqn, (~self._named).tolist())))
 
     def has(self, name: str) -> bool:
         """Whether anything was recorded under a name, or below it."""
@@ -76,6 +87,11 @@ class Side:
     def tree(self) -> Tree:
         """Names of modules and tensors, by what is above them."""
         return Tree(self.names)
+
+    @property
+    def has_numbered_roots(self) -> bool:
+        """Whether any name has a number after that of a class: a million names are looked through at once."""
+        return "#" in "\n".join(self.sites.fqn)
 
     @cached_property
     def tensors(self) -> KeysView[str]:
@@ -88,16 +104,28 @@ class Side:
         """Parameters and buffers, by what is above them."""
         return Tree(self.tensors)
 
-    def has_tensors(self, module: str) -> bool:
+    def tensors_of(self, names: AbstractSet[str]) -> set[str]:
+        """Those of the names that are parameters or buffers."""
+        own = np.isin(self.sites.kind, [kind_code(kind) for kind in TENSORS])
+        return {self.sites.fqn[site] for site in np.flatnonzero(self.sites_of(names) & own).tolist()}
+
+    def owns(self, module: str) -> bool:
         """Whether parameters or buffers are a module's own."""
         start = len(module) + 1
-        return any("." not in name[start:] for name in self.tensor_tree.below(module))
+        return any("." not in name[start:] and name in self.tensors for name in self.tree.below(module))
+
+    def sites_of(self, names: AbstractSet[str]) -> Mask:
+        """Which sites of modules and tensors have one of the names; of names asked for twice in a row known at once."""
+        if self._asked is None or self._asked[0] is not names:
+            fqn = self.sites.fqn
+            self._asked = names, np.fromiter(map(names.__contains__, fqn), np.bool_, len(fqn)) & self._named
+        return self._asked[1]
 
     def rows(self, names: AbstractSet[str]) -> Iterator[tuple[int, StepBatch, Ids, Ids]]:
         """For each step: its place, its records, those of the names that can prove something, and their sites."""
-        wanted = np.fromiter(map(names.__contains__, self.sites.fqn), np.bool_, len(self.sites.fqn)) & self._named
+        wanted = self.sites_of(names)
         for place, step in enumerate(self._steps):
-            batch = self.reader.read(step)
+            batch = self.reader.read(step) if place else self.first
             numbers = np.asarray(batch.site).astype(np.int64)
             rows = np.flatnonzero(wanted[numbers] & telling(batch))
             yield place, batch, rows, numbers[rows]
@@ -199,10 +227,17 @@ class Tree:
     def __contains__(self, top: str) -> bool:
         """Whether a name is there, or one below it."""
         at = bisect_left(self._sorted, top)
-        if at < len(self._sorted) and self._sorted[at] == top:
+        if at == len(self._sorted) or not self._sorted[at].startswith(top):
+            return False
+        if len(self._sorted[at]) == len(top):
             return True
-        low = bisect_left(self._sorted, f"{top}.", at)
+        low = bisect_left(self._sorted, f"{top}.", at)  # before the dot come a few characters that names may have
         return low < len(self._sorted) and self._sorted[low].startswith(f"{top}.")
+
+    def more_than(self, top: str, number: int) -> bool:
+        """Whether more than so many names are below a name."""
+        at = bisect_left(self._sorted, f"{top}.") + number
+        return at < len(self._sorted) and self._sorted[at].startswith(f"{top}.")
 
     def count(self, top: str) -> int:
         """How many names are below a name."""
@@ -235,3 +270,45 @@ def heads(names: Iterable[str]) -> set[str]:
         found |= level
     found.discard("")
     return found
+
+
+def parents(name: str) -> Iterator[str]:
+    """What is above a name, the nearest first."""
+    above = name.rpartition(".")[0]
+    while above:
+        yield above
+        above = above.rpartition(".")[0]
+
+
+def alone(a: Side, b: Side) -> tuple[set[str], set[str]]:
+    """Names that one run only has, of a and of b.
+
+    Sites that both runs have keep their names, and most have their place too: the names of the few others are all that
+    is looked at.
+    """
+    rest = _unshared(a, b)
+    lost = [{side.sites.fqn[site] for site in own} for side, own in zip((a, b), rest, strict=True)]
+    found = []
+    for side, own, names, others in zip((a, b), rest, lost, reversed(lost), strict=True):
+        only = names - others
+        also = side.sites_of(only).copy()
+        also[own] = False
+        twice = {side.sites.fqn[site] for site in np.flatnonzero(also).tolist()}
+        found.append(only - twice if twice else only)
+    return found[0], found[1]
+
+
+def _unshared(a: Side, b: Side) -> tuple[list[int], list[int]]:
+    """Sites of modules and tensors that the other run has not."""
+    keys = a.sites.keys, b.sites.keys
+    shared = min(map(len, keys))
+    same = keys[0][:shared] == keys[1][:shared]
+    rest = [np.concatenate([np.flatnonzero(~same), np.arange(shared, len(own))]) for own in keys]
+    left = [own[rows] for own, rows in zip(keys, rest, strict=True)]
+    found = []
+    for side, rows, own, other in zip((a, b), rest, left, reversed(left), strict=True):
+        ordered = np.sort(other)  # `np.isin` imports masked arrays, which take a while
+        place = np.minimum(np.searchsorted(ordered, own), max(len(ordered) - 1, 0))
+        lost = rows[ordered[place] != own] if len(ordered) else rows
+        found.append(lost[side.named[lost]].tolist())
+    return found[0], found[1]

@@ -7,6 +7,9 @@ output differs is no proven origin.
 A run that rebuilds its model from a checkpoint, or whose capture left out the step before, records at the start of a
 step what the other run did not need to: it is on record there as the end of the step before. Where both are equal,
 nothing differs; where they are not, something other than the optimizer has changed the tensor in between.
+
+A run that lists what was written elsewhere may have the parameters at the start of every step. What the step before
+left stands for them in a capture, which would have recorded them anew had anything else changed them.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from introspect_cli.compare.join.coverage import STATE_KINDS
 from introspect_cli.compare.join.offset import end_values, start_values
 from introspect_cli.compare.join.sites import Alignment, Ids, Mask, kind_code, phase_code
 from introspect_cli.records import Kind, Phase
+from introspect_cli.store.batch import preceded
 
 if TYPE_CHECKING:
     from introspect_cli.compare.join.rows import StepPair
@@ -109,6 +113,41 @@ def redundant_starts(sides: Sides, alignment: Alignment, pair: StepPair) -> tupl
         _repeats(alignment, pair.a, pair.only_a, None, ends),
         _repeats(alignment, pair.b, pair.only_b, alignment.b_ids, ends[::-1]),
     )
+
+
+def with_starts(
+    alignment: Alignment, reader: Reader, step: int, own: StepBatch, ids: Ids | None, other_union: Ids
+) -> tuple[StepBatch, Ids]:
+    """A step's records, and before them tensors as the step before left them; and the union numbers of these.
+
+    Args:
+        alignment: the runs' sites.
+        reader: the run of the records.
+        step: the step, as that run numbers it.
+        own: the records.
+        ids: the run's site numbers to union numbers; None where they are the same.
+        other_union: sites of the other run's records of the step. Those of them that are tensors at its start, and that
+            the run has not recorded there, are wanted.
+    """
+    none = np.empty(0, dtype=np.int64)
+    wanted = other_union[starts(alignment, other_union)]
+    wanted = wanted[~np.isin(wanted, _unions(own, ids))]
+    if not len(wanted) or step - 1 not in reader:
+        return own, none
+    numbers = np.full(alignment.size, -1, dtype=np.int64)
+    known = np.arange(len(alignment.a), dtype=np.int64) if ids is None else ids
+    numbers[known] = np.arange(len(known))
+    before = reader.read(step - 1)
+    rows_of = {}
+    unions = _unions(before, ids)
+    tensors = np.flatnonzero(_tensors(alignment, unions))
+    for row in tensors[np.argsort(np.asarray(before.sequence)[tensors], kind="stable")].tolist():
+        rows_of[_key(alignment, int(unions[row]))] = row
+    found = [union for union in wanted.tolist() if numbers[union] >= 0 and _key(alignment, union) in rows_of]
+    if not found:
+        return own, none
+    rows = np.array([rows_of[_key(alignment, union)] for union in found], dtype=np.int64)
+    return preceded(own, before, rows, numbers[found]), np.array(found, dtype=np.int64)
 
 
 def _unions(batch: StepBatch, ids: Ids | None) -> Ids:

@@ -36,7 +36,7 @@ _Sketches = dict[Key, tuple[list[str], Any]]
 def near_pairs(
     sides: tuple[Side, Side],
     names: tuple[AbstractSet[str], AbstractSet[str]],
-    kept: AbstractSet[str],
+    kept: Callable[[], AbstractSet[str]],
     close: float,
     choose: Callable[[Mapping[tuple[str, str], int]], dict[str, str]],
 ) -> dict[tuple[str, str], frozenset[int]]:
@@ -59,7 +59,7 @@ def near_pairs(
     chosen = choose({pair: len(places) for pair, places in found.items()})
     parted = {old: _places(own, any) for old, own in _nearness(one, two, chosen, close).items()}
     if any(False in places.values() for places in parted.values()):
-        agree = _places_near(sides, kept, close)
+        agree = _places_near(sides, kept(), close)
         chosen = {
             old: new
             for old, new in chosen.items()

@@ -42,6 +42,7 @@ class StepPair:
         unseen_b: their partners.
         alone: union numbers of sites that one run has and the other could not see.
         within_a: rows of a that differ by no more than the tolerance or the noise.
+        left: union numbers of tensors at the start of the step of which one run has only what the step before left.
     """
 
     step: int
@@ -57,6 +58,7 @@ class StepPair:
     unseen_b: Ids
     alone: Ids = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     within_a: Ids = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    left: Ids = field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
     @property
     def diverged(self) -> int:

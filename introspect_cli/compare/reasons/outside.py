@@ -52,7 +52,10 @@ class Outside(Reason):
                 f"begins it is not what {step} left (loading a checkpoint, copying, a moving average, in-place code)."
             )
         do = f", as {'does' if differ == 2 else 'do'} {more}" if more else ""
-        text = f"{what(first.site)} differs when the step begins{apart(first)}{do}, although {scene.all_before}: "
+        text = f"{what(first.site)} differs when the step begins{apart(first)}{do}"
+        if scene.union in scene.facts.pair.left:  # what the step before left is on record in one run alone
+            return f"{text}: the update of {step} is different, or something changed it after{_gradient(scene, step)}."
+        text += f", although {scene.all_before}: "
         if _by_hand(scene.facts):
             return (
                 f"{text}no optimizer steps in these runs, so the script updates its parameters by hand after "
@@ -71,6 +74,16 @@ def _rule(scene: Scene) -> str:
     if facts.state_before is not None and answer(facts.state_before[gradients], every=True) is Known.EQUAL:
         return "with a different learning rate or rule (its gradient there is equal)"
     return "with a different gradient (clipping, scaling), learning rate or rule"
+
+
+def _gradient(scene: Scene, step: str) -> str:
+    """What is known of the gradient that the update before was made of; "" for nothing."""
+    facts = scene.facts
+    if facts.state_before is None:
+        return ""
+    gradients = facts.unions(Kind.GRAD, frozenset({Phase.BACKWARD, Phase.OPTIMIZER}), scene.site.fqn)
+    equal = answer(facts.state_before[gradients], every=True) is Known.EQUAL
+    return f"; its gradient in {step} is equal" if equal else ""
 
 
 def _by_hand(facts: Facts) -> bool:
