@@ -23,7 +23,7 @@ import torch.distributed.tensor.parallel, torch.distributed.pipelining, torch.di
 """
 
 
-_LATER = ("fsdp2", "hsdp", "gpipe", "1f1b", "tp", "ep")
+_LATER = ("fsdp2", "hsdp", "gpipe", "1f1b", "interleaved", "tp", "ep")
 _IS_OLD = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 6)
 
 

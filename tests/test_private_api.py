@@ -34,6 +34,22 @@ def test_names_are_where_they_were():
     assert (torch._TorchCompileInductorWrapper, torch._TorchCompileWrapper) == private_api.COMPILERS
 
 
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
+def test_stages_of_pipelines_have_the_functions_whose_frames_are_asked():
+    schedules = pytest.importorskip("torch.distributed.pipelining.schedules")
+    stage = pytest.importorskip("torch.distributed.pipelining.stage")
+    seen = set()
+    for home in (stage, schedules):
+        for cls in (own for own in vars(home).values() if isinstance(own, type) and own.__module__ == home.__name__):
+            for name, (_, module, holder, number) in private_api._IN_STAGE.items():
+                code = getattr(vars(cls).get(name), "__code__", None)
+                if code is not None and module == home.__name__:
+                    assert {holder, number} - {""} <= {*code.co_varnames[: code.co_argcount]}
+                    seen.add(name)
+    assert {"forward_one_chunk", "backward_one_chunk", "backward_weight_one_chunk", "_maybe_compute_loss"} <= seen
+    assert {"_forward_metadata_inference", "_shape_inference"} & seen
+
+
 def test_graph_task_tells_a_backward_pass():
     seen = [private_api.graph_task()]
     x = torch.ones(2, requires_grad=True)

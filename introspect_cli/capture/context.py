@@ -22,6 +22,7 @@ from introspect_cli.capture.inside import parameters_in
 from introspect_cli.capture.labels.steps import StepLabels
 from introspect_cli.capture.ranks.data_parallel import DataParallel
 from introspect_cli.capture.ranks.flat import FlatParts
+from introspect_cli.capture.ranks.pipelines import Pipelines
 from introspect_cli.records import Kind, Phase, Site, SiteInfo
 from introspect_cli.tensors.flatten import flatten
 
@@ -86,7 +87,7 @@ class Context:
         recorder.labels = self.labels.take
         self.parts = FlatParts(names)
         self.data_parallel = DataParallel()
-        self.pipeline: dict[str, int] | None = None  # which stage this process runs, and of how many
+        self.pipelines = Pipelines(names)
         self.on_evaluation: list[Callable[[list[tuple[int, int]]], None]] = []
         self._trained: set[int] | None = None
         self._trained_roots: ById[bool] = ById()

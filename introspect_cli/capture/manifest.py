@@ -73,7 +73,7 @@ def closing(options: CaptureOptions, guard: Guard, probes: Probes | None, ending
         "failures": redact.nested(guard.details),
         "steps": steps,
         **({"left_out": True} if probes is not None and probes.keeping.left_out else {}),
-        "pipeline": probes.context.pipeline if probes is not None else None,
+        "pipeline": probes.context.pipelines.manifest if probes is not None else None,
         "data_parallel": probes.context.data_parallel.ranks if probes is not None else [],
         "copies": probes.context.copies() if probes is not None else [],
         # What comes after the last optimizer step is in the store as one more step, and is none.

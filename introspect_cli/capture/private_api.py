@@ -11,7 +11,7 @@ import contextlib
 import sys
 import threading
 from types import CodeType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.utils import _python_dispatch as python_dispatch
@@ -56,22 +56,50 @@ try:
 except ImportError:  # pragma: no cover - no torch in the tested range lacks it
     _BaseDataLoaderIter = None  # type: ignore[assignment,misc]
 
-_PIPELINE_STAGE = "torch.distributed.pipelining.stage"
-_INFERENCE = frozenset({"_forward_metadata_inference", "_backward_metadata_inference", "_shape_inference"})
+_PIPELINES = "torch.distributed.pipelining."
+_STAGE, _SCHEDULES = f"{_PIPELINES}stage", f"{_PIPELINES}schedules"
+_IN_STAGE = {
+    "_forward_metadata_inference": ("inference", _STAGE, "self", ""),
+    "_backward_metadata_inference": ("inference", _STAGE, "self", ""),
+    "_shape_inference": ("inference", _STAGE, "self", ""),
+    "forward_one_chunk": ("forward", _STAGE, "self", "fwd_chunk_id"),
+    "backward_one_chunk": ("backward", _STAGE, "self", "bwd_chunk_id"),
+    "backward_weight_one_chunk": ("weight", _STAGE, "self", "bwd_chunk_id"),
+    "_maybe_compute_loss": ("loss", _SCHEDULES, "stage", "mb_index"),
+}
+"""By functions of torch's: what a stage does in them, where they are, and what holds it and its microbatch."""
 
 
-def pipeline_stage() -> Any:
-    """The stage of a pipeline that is finding out the shapes of what it passes on, by running on memory without values.
+class InStage(NamedTuple):
+    """What a stage of a pipeline is doing.
 
-    None where none is. Without it, two equal runs of a pipeline differ in step 0.
+    Attributes:
+        what: `inference` of the shapes of what it passes on, on memory without values; `forward`, `backward`, or
+            `weight`, the part of a backward pass that is left for later; `loss`.
+        stage: the stage.
+        chunk: the number of the microbatch; -1 where that is not known.
     """
-    if _PIPELINE_STAGE not in sys.modules:
+
+    what: str
+    stage: Any
+    chunk: int
+
+
+def in_stage() -> InStage | None:
+    """What a stage of a pipeline is doing in this thread; None where none is running.
+
+    Without it, two equal runs of a pipeline differ in step 0, and calls are counted instead of microbatches.
+    """
+    if _STAGE not in sys.modules:
         return None
-    home = sys.modules[_PIPELINE_STAGE].__file__
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - the documented way to a frame
     while frame is not None:
-        if frame.f_code.co_name in _INFERENCE and frame.f_code.co_filename == home:
-            return frame.f_locals.get("self")
+        what, home, stage, number = _IN_STAGE.get(frame.f_code.co_name, ("", "", "", ""))
+        if what and frame.f_code.co_filename == getattr(sys.modules.get(home), "__file__", None):
+            held = frame.f_locals
+            chunk = held.get(number, -1)
+            if held.get(stage) is not None:
+                return InStage(what, held[stage], chunk if type(chunk) is int else -1)
         frame = frame.f_back
     return None
 

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from introspect_cli.labels import Labels
     from introspect_cli.records import Site, SiteInfo
     from introspect_cli.store.index import Entries
+    from introspect_cli.store.stages import Stages
 
     Array = NDArray[Any]
 
@@ -61,7 +62,7 @@ class WholeReader:
         readers: Sequence[RankReader],
         *,
         fold_calls: bool = False,
-        stages: Mapping[int, tuple[int, int]] | None = None,
+        stages: Mapping[int, Stages] | None = None,
         lacking: str = "",
         complete: bool = False,
     ) -> None:
@@ -71,7 +72,7 @@ class WholeReader:
             path: the run, for messages.
             readers: at least one, by rank.
             fold_calls: whether all calls of a module in a step count as one: microbatches, accumulation.
-            stages: of ranks that run a stage of a pipeline, its number and how many there are.
+            stages: of ranks that run stages of a pipeline, these.
             lacking: why the values that each rank has its own of are not all there; "" where they are.
             complete: whether these are all ranks of the run.
         """
@@ -97,16 +98,21 @@ class WholeReader:
         number_of: dict[int, int] = {}
         by_site: dict[Site, int] = {}
         rows: list[tuple[Site, SiteInfo]] = []
-        last: Array | None = None
+        last: tuple[Array, Stages | None] | None = None
         for reader in self.readers:
-            if last is not None and np.array_equal(last, reader.sites.key):
+            stages = self._stages.get(reader.rank)
+            if last is not None and last[1] == stages and np.array_equal(last[0], reader.sites.key):
                 self.numbers.append(self.numbers[-1])
                 continue
-            last = reader.sites.key
-            keys = last.tolist()
+            if last is not None and last[1] != stages:
+                number_of.clear()  # the same name may be another's
+            last = reader.sites.key, stages
+            keys = last[0].tolist()
             for number, key in enumerate(keys):
                 if key not in number_of:
                     site, info = reader.sites[number]
+                    if stages is not None:
+                        site = replace(site, fqn=stages.name(site.fqn))
                     if self.fold_calls and site.kind in _FLOWING:
                         site = replace(site, call=0)
                     number_of[key] = by_site.setdefault(site, len(rows))
@@ -118,12 +124,18 @@ class WholeReader:
     @cached_property
     def modules(self) -> list[ModuleInfo]:
         """The modules of all ranks: those of the first, then what others have beside."""
-        return list({module.fqn: module for reader in reversed(self.readers) for module in reader.modules}.values())
+        every = (module for reader in reversed(self.readers) for module in self._named(reader, reader.modules))
+        return list({module.fqn: module for module in every}.values())
 
     @cached_property
     def module_rows(self) -> list[ModuleInfo]:
         """All rows of modules of all ranks, each once."""
-        return list(dict.fromkeys(row for reader in self.readers for row in reader.module_rows))
+        return list(dict.fromkeys(row for reader in self.readers for row in self._named(reader, reader.module_rows)))
+
+    def _named(self, reader: RankReader, modules: list[ModuleInfo]) -> list[ModuleInfo]:
+        """A rank's modules by their names in the whole model."""
+        stages = self._stages.get(reader.rank)
+        return modules if stages is None else [replace(own, fqn=stages.name(own.fqn)) for own in modules]
 
     @cached_property
     def labels(self) -> dict[int, Labels]:
@@ -265,11 +277,8 @@ class WholeReader:
         """
         out: Array = self._collectives[step.site]
         if self._stages:
-            ranks = [reader.rank for reader in self.readers]
-            for sites, at_first in ((self._of_roots[0], True), (self._of_roots[1], False)):
-                wanted = [rank for rank, (stage, of) in self._stages.items() if stage == (0 if at_first else of - 1)]
-                inside = np.isin(ranks, wanted)
-                out = out | (sites[step.site] & ~inside[step.rank])
+            passed = [np.asarray(own[batch.site]) for own, batch in zip(self._passed, step.batches, strict=True)]
+            out = out | np.concatenate(passed)
         return out
 
     @cached_property
@@ -277,10 +286,19 @@ class WholeReader:
         return np.array([kind == Kind.COLLECTIVE.value for kind in self.sites.kind], np.bool_)
 
     @cached_property
-    def _of_roots(self) -> tuple[Array, Array]:
-        """Sites of what goes into a root module, and of what comes out of it."""
-        roots = np.array(["." not in fqn for fqn in self.sites.fqn], np.bool_)
-        return roots & np.isin(self.sites.kind, _GOING_IN), roots & np.isin(self.sites.kind, _COMING_OUT)
+    def _passed(self) -> list[Array]:
+        """Of each rank's sites, whether it is what a stage of a pipeline is given by another, or gives to one."""
+        out = []
+        for reader in self.readers:
+            stages, sites = self._stages.get(reader.rank), reader.sites
+            found = np.zeros(len(sites), np.bool_)
+            for number, (fqn, kind) in enumerate(zip(sites.fqn, sites.kind, strict=True) if stages is not None else ()):
+                if "." not in fqn and stages is not None:
+                    found[number] = (kind in _GOING_IN and not stages.has(fqn, 0)) or (
+                        kind in _COMING_OUT and not stages.has(fqn, stages.of - 1)
+                    )
+            out.append(found)
+        return out
 
     def _layout(self, layout: Layout) -> int:
         number = self._layout_number.get(layout)

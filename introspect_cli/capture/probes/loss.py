@@ -70,17 +70,17 @@ class LossProbe:
             return None  # a backward inside a backward: checkpointing, not the script
         if private_api.compiling():
             return None  # a compiler that traces one
-        context = self._context
-        if context.pipeline is not None and context.pipeline["stage"] < context.pipeline["stages"] - 1:
+        stage = private_api.in_stage()
+        if stage is not None and (stage.what != "backward" or stage.stage.stage_index < stage.stage.num_stages - 1):
             return None  # what a stage goes back from is what it gave to the next
-        if private_api.pipeline_stage() is not None:
-            return None
         roots = args[0] if args else kwargs.get("tensors", kwargs.get("outputs"))
         with unobserved():
             self._context.backward_begins()
             if not self._recorder.wanted:
                 return None
             call, self._calls = self._calls, self._calls + 1
+            if stage is not None and stage.chunk >= 0:
+                call = self._context.pipelines.loss(stage.stage, stage.chunk, self._recorder.step)
             roots = [roots] if isinstance(roots, torch.Tensor) else roots
             if not isinstance(roots, (list, tuple)):
                 return None  # an iterator would be empty when torch gets it

@@ -148,12 +148,14 @@ class ModuleProbe:
         calls = stack.calls
         in_backward = private_api.graph_task() != -1
         if not calls and not in_backward:
-            stage = private_api.pipeline_stage()
-            if stage is not None:
-                self._context.pipeline = {"stage": stage.stage_index, "stages": stage.num_stages}
+            stage = private_api.in_stage()
+            if stage is not None and stage.what == "inference":
+                self._context.pipelines.meets(stage.stage, module)
                 return self._passed(original, module, args, kwargs)
             with self._guarded:
                 self._outermost(module, args, kwargs)
+                if stage is not None and stage.what == "forward" and stage.chunk >= 0:
+                    self._of_microbatch(stage, module)
         if calls and (calls[-1] is None or not self._recorder.wanted):
             return original(module, *args, **kwargs)
         if not self._recorder.wanted:
@@ -329,6 +331,14 @@ class ModuleProbe:
             return  # what we read now would become part of the traced graph
         with unobserved():
             self._stack.outer = self._context.outermost_forward(module)
+
+    def _of_microbatch(self, found: private_api.InStage, module: nn.Module) -> None:
+        """Have the calls in a stage of a pipeline numbered by the schedule's own microbatches."""
+        pipelines, trains = self._context.pipelines, self._stack.outer is not Phase.EVAL
+        if trains and self._recorder.wanted:
+            pipelines.forward(found.stage, found.chunk, module, self._recorder.step)
+        else:
+            pipelines.meets(found.stage, module)
 
     def _enter(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]

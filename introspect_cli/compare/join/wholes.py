@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,11 +20,12 @@ from introspect_cli.compare.join.shared_out import OTHER, SAME, SharedOut
 from introspect_cli.compare.join.sites import Ids, Mask, kind_code
 from introspect_cli.records import Kind, count
 from introspect_cli.store.batch import GATHERED, OWED
+from introspect_cli.store.stages import stages_of
 from introspect_cli.store.together import DIFFERENT_COPIES, EQUAL_ON
 from introspect_cli.store.whole import Reader, WholeReader
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
     from introspect_cli.compare.join.rows import StepPair
     from introspect_cli.compare.join.sites import Alignment
@@ -58,7 +59,7 @@ def _whole(run: Run, *, fold_calls: bool) -> Reader:
     readers = [run.rank(rank) for rank in run.recorded]
     if len(readers) == 1 and not _parts(readers[0]) and not fold_calls and not run.left_out:
         return readers[0]
-    stages = {rank: found for rank, manifest in run.manifests.items() if (found := _stage(manifest)) is not None}
+    stages = {rank: found for rank, manifest in run.manifests.items() if (found := stages_of(manifest)) is not None}
     recorded = f"{len(readers)} of {run.world_size} ranks were recorded" if run.left_out else ""
     complete = len(readers) == run.world_size
     return WholeReader(
@@ -66,24 +67,16 @@ def _whole(run: Run, *, fold_calls: bool) -> Reader:
     )
 
 
-def _stage(manifest: Mapping[str, Any]) -> tuple[int, int] | None:
-    """The stage of a pipeline that a rank ran, and of how many."""
-    told = manifest.get("pipeline")
-    if not isinstance(told, dict):
-        return None
-    stage, stages = told.get("stage"), told.get("stages")
-    return (stage, stages) if type(stage) is int and type(stages) is int and 0 <= stage < stages else None
-
-
 def _calls(run: Run) -> dict[str, int]:
     """How often modules are called in a step, at most, where that is more than once."""
     most: dict[str, int] = {}
     for rank in run.ranks:
-        sites = run.rank(rank).sites
+        sites, stages = run.rank(rank).sites, stages_of(run.manifests.get(rank, {}))
         calls = sites.call
         for at in np.flatnonzero(calls).tolist():
             if sites.kind[at] == Kind.OUTPUT.value:
-                most[sites.fqn[at]] = max(most.get(sites.fqn[at], 0), int(calls[at]))
+                fqn = sites.fqn[at] if stages is None else stages.name(sites.fqn[at])
+                most[fqn] = max(most.get(fqn, 0), int(calls[at]))
     return most
 
 

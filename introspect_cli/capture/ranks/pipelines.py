@@ -1,0 +1,114 @@
+"""The stages of pipelines that this process runs, and which microbatch each of their calls is of.
+
+Calls of a module are counted, and schedules mostly run microbatches in order. One that leaves some out, or runs them in
+another order, would have its calls numbered as if it had not: so the schedule's own number is asked for, and where it
+is not the next one, the count goes on from there.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from introspect_cli.capture.identity import ById
+from introspect_cli.capture.inside import modules_in, unwrap
+from introspect_cli.records import Phase
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from introspect_cli.capture.names import Names
+
+
+class _Order:
+    """The microbatches of a step so far, which may be run through several times."""
+
+    def __init__(self) -> None:
+        self.step = -1
+        self.rounds = self.expected = self.done = self.done_before = 0
+        self.guessed = False
+        """Whether the first step began in the middle, when nobody knew yet how often a microbatch calls a module."""
+        self.seen: set[int] = set()
+
+    def number(self, step: int, chunk: int, chunks: int) -> tuple[int, bool]:
+        """The number of a microbatch within a step, and whether it is the next one."""
+        if step != self.step:
+            self.done_before = self.done
+            self.step, self.rounds, self.expected, self.done, self.guessed = step, 0, 0, 0, False
+            self.seen.clear()
+        if chunk in self.seen:
+            self.rounds += 1
+            self.seen.clear()
+        self.seen.add(chunk)
+        number = self.rounds * chunks + chunk
+        follows = number == self.expected
+        self.expected, self.done = number + 1, self.done + 1
+        return number, follows
+
+
+class Pipelines:
+    """Knows the stages from their calls."""
+
+    def __init__(self, names: Names) -> None:
+        """Start with none.
+
+        Args:
+            names: knows the modules.
+        """
+        self._names = names
+        self._roots: dict[int, str] = {}
+        self._forwards: ById[_Order] = ById()
+        self._losses: ById[_Order] = ById()
+        self._each: ById[int] = ById()
+        self.last: tuple[int, int] | None = None
+        """Number of the stage that was called last, and how many there are."""
+
+    def meets(self, stage: Any, module: nn.Module) -> None:
+        """A stage calls its module, which has its name from the second call on at the latest."""
+        self.last = stage.stage_index, stage.num_stages
+        state = self._names.find(unwrap(module))
+        if state is not None:
+            self._roots[stage.stage_index] = state.fqn
+
+    def forward(self, stage: Any, chunk: int, module: nn.Module, step: int) -> None:
+        """A stage calls its module with a microbatch, in a step that is recorded: number the calls in it."""
+        self.meets(stage, module)
+        order = self._of(self._forwards, stage)
+        done, before = (order.done, order.done_before) if order.step == step else (0, order.done)
+        number, follows = order.number(step, chunk, stage.chunks or 1)
+        order.guessed |= not (follows or done or before)
+        if follows and not order.guessed:
+            return
+        if self._names.find(module) is None:
+            self._names.state(module, None)
+        for inner in modules_in(module):
+            state = self._names.find(inner)
+            if state is None or (order.guessed and unwrap(inner) is not unwrap(module)):
+                continue
+            each = 1 if order.guessed else self._each.get(state)  # how often a microbatch calls it
+            if each is None:
+                count, of = state.calls.get(Phase.FORWARD, 0), done or before
+                each = count // of if of and count % of == 0 else 1
+                self._each.set(state, each)
+            if state.step != step:
+                state.step = step
+                state.calls.clear()
+            state.calls[Phase.FORWARD] = number * each
+
+    def loss(self, stage: Any, chunk: int, step: int) -> int:
+        """The number of a loss within its step, by its microbatch."""
+        return self._of(self._losses, stage).number(step, chunk, stage.chunks or 1)[0]
+
+    def _of(self, orders: ById[_Order], stage: Any) -> _Order:
+        found = orders.get(stage)
+        if found is None:
+            found = _Order()
+            orders.set(stage, found)
+        return found
+
+    @property
+    def manifest(self) -> dict[str, Any] | None:
+        """The stages by the names of their modules, and how many there are; None where there are none."""
+        if self.last is None:
+            return None
+        roots = {fqn: stage for stage, fqn in self._roots.items()}
+        return {"stage": self.last[0], "stages": self.last[1], "roots": roots}

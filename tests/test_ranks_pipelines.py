@@ -1,0 +1,128 @@
+"""Microbatches of pipeline stages: numbered by the schedule, in whatever order they run, by several stages a rank."""
+
+from __future__ import annotations
+
+import textwrap
+
+import pytest
+import torch
+from launches import finish, launch, needs
+
+from introspect_cli.compare.diff import compare_runs
+from introspect_cli.compare.join.wholes import wholes
+from introspect_cli.compare.options import DiffOptions
+from introspect_cli.compare.result import Verdict
+from introspect_cli.records import Kind
+from introspect_cli.store.reader import open_run
+from introspect_cli.store.stages import Stages, stages_of
+
+pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
+
+QUIET = ("--no-packages", "--no-env", "--no-source")
+
+ORDERED = textwrap.dedent("""
+    import sys
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+    from torch.distributed.pipelining import PipelineStage
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first = nn.Linear(4, 4)
+            self.act = nn.ReLU()
+
+        def forward(self, x):
+            return self.act(self.first(self.act(self.first(x))))
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    torch.manual_seed(0)
+    net = Net()
+    stage = PipelineStage(net, 0, 1, torch.device("cpu"))
+    stage.chunks = 4
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    x = torch.arange(32.0).view(8, 4).chunk(8)
+    for order in sys.argv[1:]:
+        optimizer.zero_grad()
+        for turn, chunk in enumerate(map(int, order)):
+            stage.forward_one_chunk(chunk, (x[chunk + 4 * (turn > 3)],)).sum().backward()
+        optimizer.step()
+    dist.destroy_process_group()
+""")
+
+ORDERS = {
+    "in order": ("0123", "0123"),
+    "another": ("0123", "1032"),
+    "at first": ("3210",),
+    "after that": ("3210", "3120"),
+    "left out": ("0123", "023"),
+    "twice": ("0123", "01230123"),
+    "twice, another": ("0123", "10320312"),
+}
+
+
+@pytest.mark.parametrize("orders", ORDERS.values(), ids=ORDERS)
+def test_a_call_has_the_number_of_its_microbatch(tmp_path, orders):
+    """And of how often the microbatch has called the module: layers are called twice here."""
+    needs("gpipe")
+    script = tmp_path / "train.py"
+    script.write_text(ORDERED)
+    told = finish(launch(tmp_path, "run", 1, *orders, options=QUIET, script=script))
+    x = torch.arange(32.0).view(8, 4).chunk(8)
+    once = len(orders) == 1  # before the first step nobody knows how often a microbatch calls a layer
+    with open_run(tmp_path / "run") as run:
+        step = len(orders) - 1
+        records = list(run.rank(0).records(step))
+    given = {r.site.call: r.summary for r in records if r.site.kind is Kind.INPUT and r.site.fqn == "Net"}
+    wanted = {int(chunk) + 4 * (turn > 3) for turn, chunk in enumerate(orders[-1])}
+    assert set(given) == wanted, told
+    for call, summary in given.items():
+        assert summary.stats["mean"] == pytest.approx(x[call].mean().item())
+    if not once:
+        inner = {r.site.call: r.summary for r in records if r.site.kind is Kind.INPUT and r.site.fqn == "Net.first"}
+        assert set(inner) == {2 * chunk + turn for chunk in wanted for turn in (0, 1)}
+        assert all(inner[2 * chunk].checksum == given[chunk].checksum for chunk in wanted)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    needs("interleaved")
+    folder = tmp_path_factory.mktemp("pipelines")
+    worlds = {"single": 1, "1f1b": 2, "interleaved": 2}
+    started = {name: launch(folder, name, world, name, "--steps", "2", options=QUIET) for name, world in worlds.items()}
+    for name, processes in started.items():
+        told = finish(processes)
+        assert (folder / name / "manifest.yaml").exists(), told
+    return folder
+
+
+def test_stages_of_one_rank_are_pieces_of_one_model(runs):
+    with open_run(runs / "interleaved") as run, open_run(runs / "single") as one:
+        assert stages_of(run.manifests[1]) == Stages(3, 4, (("GPT", 1), ("GPT#2", 3)))
+        names = {fqn for reader in wholes(one, run) for fqn in reader.sites.fqn if "#" in fqn and "SGD" not in fqn}
+        assert names == set()
+
+
+@pytest.mark.parametrize("other", ["1f1b", "single"])
+def test_an_interleaved_schedule_is_the_same_run(runs, other):
+    """Every checksum, where the other one is a pipeline of as many microbatches."""
+    with open_run(runs / other) as a, open_run(runs / "interleaved") as b:
+        for one, two in ((a, b), (b, a)):
+            result = compare_runs(one, two, DiffOptions())
+            assert result.verdict is Verdict.SAME, result.sentence
+            assert (result.counts.within == 0) is (other != "single")
+            assert result.counts.records > (500 if other != "single" else 250)
+
+
+@pytest.mark.parametrize(
+    "told", [None, 3, {}, {"stage": 2, "stages": 2}, {"stage": 0, "stages": 2, "roots": {"GPT": 5}}, {"roots": []}]
+)
+def test_what_a_manifest_should_not_say_of_stages_says_nothing(told):
+    assert stages_of({"pipeline": told}) is None
+
+
+def test_a_root_has_a_number_of_its_own_where_the_first_is_no_stage():
+    assert Stages(0, 2, (("GPT#2", 0),)).name("GPT#2.norm") == "GPT#2.norm"
+    assert Stages(2, 4, (("GPT", 0), ("GPT#2", 2))).name("GPT#2.norm") == "GPT.norm"
+    assert Stages(2, 4, (("GPT", 0), ("GPT#2", 2))).name("GPT#3.norm") == "GPT#3.norm"
