@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import ast
 import signal
+import sys
+import time
+from pathlib import Path
 
 import pytest
 import torch
 from neutrality import trajectory, watched
 from torch import nn
 
+from introspect_cli import capture as package
+from introspect_cli.capture.probes.base import is_ours
 from introspect_cli.store.reader import open_run
 
 
@@ -52,6 +58,53 @@ def test_every_timeout_of_the_script_reaches_it(tmp_path):
     assert session._guard.details == []
     with open_run(tmp_path / "run") as run:
         assert len(run.rank(0).steps) > 0
+
+
+def test_a_timeout_that_comes_while_an_object_of_the_script_goes_reaches_it(tmp_path):
+    """Python drops what is raised in the callback of a weak reference; a loop until a timeout ran for ever."""
+    arrived = sent = 0
+
+    def expired(_number, _frame):
+        raise TimeoutError
+
+    def watch(frame, event, _):
+        nonlocal sent
+        if event == "call" and frame.f_code.co_name == "forget" and is_ours(frame):
+            sys.setprofile(None)
+            sent += 1
+            signal.raise_signal(signal.SIGALRM)
+
+    before = signal.signal(signal.SIGALRM, expired)
+    try:
+        with watched(tmp_path / "run"):
+            for _ in range(4):
+                net = nn.Linear(4, 1)
+                optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+                net(torch.ones(2, 4)).sum().backward()
+                optimizer.step()
+                try:
+                    sys.setprofile(watch)
+                    del net, optimizer
+                    time.sleep(20)
+                except TimeoutError:
+                    arrived += 1
+                finally:
+                    sys.setprofile(None)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert arrived == sent == 4
+
+
+def test_callbacks_of_weak_references_have_the_name_by_which_signals_know_them():
+    found = []
+    for path in Path(package.__file__).parent.rglob("*.py"):
+        for call in (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)):
+            called = ast.unparse(call.func)
+            if called == "weakref.ref" and len(call.args) > 1:
+                found.append(ast.unparse(call.args[1]))
+            assert called not in ("weakref.finalize", "weakref.WeakSet", "weakref.WeakKeyDictionary"), path
+    assert set(found) == {"forget"}
+    assert len(found) > 4
 
 
 def test_tensors_can_be_swapped(tmp_path):

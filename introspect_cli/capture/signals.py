@@ -5,6 +5,9 @@ Raised inside our code, a timeout would be taken for a mistake of ours, or for a
 written. So while a section of ours runs, a handler waits; it runs when the section ends, a moment later, and what it
 raises goes straight to the script. The script sees its own handlers only. Python's own for an interrupt waits, too, but
 not twice: who presses Ctrl-C again means it.
+
+Some code of ours python calls for its own reasons, as when an object of the script's has gone, and what is raised in
+there it drops. A handler that comes there is called again a moment later.
 """
 
 from __future__ import annotations
@@ -13,6 +16,8 @@ import functools
 import signal
 import sys
 import threading
+import time
+from _thread import interrupt_main, start_new_thread
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.capture.probes.base import Patches, Sections, is_ours
@@ -20,6 +25,11 @@ from introspect_cli.holding import Later
 
 if TYPE_CHECKING:
     from types import FrameType
+
+_UNHEARD = frozenset({"forget", "__del__"})
+"""Functions of ours out of which python passes nothing on: callbacks of weak references, and ends of objects."""
+
+_MOMENT = 0.0005  # seconds
 
 
 class _Waiting:
@@ -37,6 +47,9 @@ class _Waiting:
             self._waits = True
             sections.waiting.append(functools.partial(self._run, number))
             return None
+        if _is_unheard(frame):
+            start_new_thread(_again, (number,))
+            return None
         return self.handler(number, frame)
 
     def _run(self, number: int) -> None:
@@ -45,6 +58,19 @@ class _Waiting:
         while frame is not None and is_ours(frame):
             frame = frame.f_back
         self.handler(number, frame)
+
+
+def _is_unheard(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_name in _UNHEARD and is_ours(frame):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _again(number: Any) -> None:
+    time.sleep(_MOMENT)
+    interrupt_main(number)
 
 
 class Signals:

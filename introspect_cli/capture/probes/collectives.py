@@ -233,11 +233,19 @@ class CollectiveProbe:
                 mine.results, mine.reduction = outer, ""
             if results and work is not None:
                 with self._guarded:
-                    key, pending = id(work), self._pending
-                    pending[key] = weakref.ref(work, lambda _: pending.pop(key, None)), results
+                    self._expect(work, results)
             return work
 
         return asked
+
+    def _expect(self, work: Any, results: list[_Result]) -> None:
+        """Keep what a handle will give until somebody waits for it or it goes."""
+        key, pending = id(work), self._pending
+
+        def forget(_: object) -> None:
+            pending.pop(key, None)
+
+        pending[key] = weakref.ref(work, forget), results
 
     def _functional(self, original: Callable[..., Any], word: str) -> Callable[..., Any]:
         signature = inspect.signature(original)

@@ -7,12 +7,12 @@ The wrappers know their groups.
 from __future__ import annotations
 
 import sys
-import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from introspect_cli.capture import private_api
+from introspect_cli.capture.identity import ById
 from introspect_cli.capture.inside import modules_in
 
 if TYPE_CHECKING:
@@ -34,13 +34,13 @@ class DataParallel:
         """Start with nothing known."""
         self.ranks: list[int] = []
         self.copies: list[int] = []
-        self._seen: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._seen: ById[bool] = ById()
 
     def look(self, root: nn.Module) -> None:
         """An outermost module is about to run."""
-        if self.ranks or "torch.distributed.distributed_c10d" not in sys.modules or root in self._seen:
+        if self.ranks or "torch.distributed.distributed_c10d" not in sys.modules or self._seen.get(root):
             return
-        self._seen.add(root)
+        self._seen.set(root, True)
         for module in modules_in(root):
             groups = _groups(module)
             if groups:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from introspect_cli.capture import private_api
+from introspect_cli.capture.identity import ById
 from introspect_cli.capture.ops.calls import SCRIPT
 from introspect_cli.capture.regions.taps import (
     GRADIENT,
@@ -104,7 +105,7 @@ class TapProbe:
         self._recorder = context.recorder
         self._modules = modules
         self._numbered: list[weakref.ref[nn.Module]] = []
-        self._numbers: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
+        self._numbers: ById[int] = ById()
         self._parsed: dict[str, Tapped] = {}
         self._counts: dict[tuple[str, Phase], CallCount] = {}
         self._calls: dict[tuple[str, Phase], int] = {}
@@ -141,7 +142,8 @@ class TapProbe:
         """What a tap calls a module whose name is not known before it is first called."""
         found = self._numbers.get(module)
         if found is None:
-            found = self._numbers[module] = len(self._numbered)
+            found = len(self._numbered)
+            self._numbers.set(module, found)
             self._numbered.append(weakref.ref(module))
         return f"{NUMBERED}{found}"
 
