@@ -38,9 +38,13 @@ def blocks_of_anything(sizes):
 @pytest.mark.parametrize("count", [0, 1, 63, 64, 65, 150])
 def test_columns_are_bit_by_bit_those_of_numpy(count):
     blocks = blocks_of_anything((64, 64, 64))
-    headers = np.random.default_rng(1).integers(0, 2**64, count, np.uint64)
-    found = columns.of_blocks(blocks, headers, NAMES, with_sketch=True)
-    wanted = columns.of_rows(r.gathered(blocks, count), headers, NAMES, with_sketch=True)
+    random = np.random.default_rng(1)
+    headers = random.integers(0, 2**64, count, np.uint64)
+    seen = random.choice([columns.ALL_OF_IT, columns.BITS_ALONE, columns.NOTHING], count, p=[0.8, 0.1, 0.1]).astype(
+        "u1"
+    )
+    found = columns.of_blocks(blocks, headers, seen, NAMES, with_sketch=True)
+    wanted = columns.of_rows(r.gathered(blocks, count), headers, seen, NAMES, with_sketch=True)
     assert found.checksum.tobytes() == wanted.checksum.tobytes()
     assert list(found.statistics) == list(wanted.statistics) == NAMES
     for name, column in wanted.statistics.items():
@@ -52,16 +56,19 @@ def test_columns_are_bit_by_bit_those_of_numpy(count):
 
 
 def test_columns_that_nobody_wants_are_left_out():
-    blocks, headers = blocks_of_anything((8,)), np.zeros(8, np.uint64)
-    found = columns.of_blocks(blocks, headers, ["max"], with_sketch=False)
+    blocks, headers, seen = blocks_of_anything((8,)), np.zeros(8, np.uint64), np.zeros(8, np.uint8)
+    found = columns.of_blocks(blocks, headers, seen, ["max"], with_sketch=False)
     assert list(found.statistics) == ["max"]
     assert found.sketch is None
-    assert columns.of_blocks(blocks, headers, [], with_sketch=False).statistics == {}
+    assert columns.of_blocks(blocks, headers, seen, [], with_sketch=False).statistics == {}
 
 
 def test_a_statistic_that_the_kernels_do_not_know_is_left_to_numpy():
     assert (
-        columns.of_blocks(blocks_of_anything((8,)), np.zeros(8, np.uint64), [*NAMES, "med"], with_sketch=True) is None
+        columns.of_blocks(
+            blocks_of_anything((8,)), np.zeros(8, np.uint64), np.zeros(8, np.uint8), [*NAMES, "med"], with_sketch=True
+        )
+        is None
     )
 
 

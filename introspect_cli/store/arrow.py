@@ -284,37 +284,36 @@ def encode_batch(schema: Schema, columns: Mapping[str, ColumnData], rows: int) -
     (rows, width)), `Texts`, or `Lists`.
     """
     nodes: list[int] = []
-    body: list[bytes | memoryview] = []
+    body: list[_Piece] = []
     for column in schema:
         _encode(column, columns[column.name], rows, nodes, body)
-    lengths = [len(piece) for piece in body]
+    lengths = [piece.nbytes if isinstance(piece, np.ndarray) else len(piece) for piece in body]
     message, _ = _frame(schema).filled(rows, nodes, lengths)
     pieces: list[bytes | memoryview] = [message]
     for piece, length in zip(body, lengths, strict=True):
         if length:
-            pieces.append(piece)
+            pieces.append(piece.data.cast("B") if isinstance(piece, np.ndarray) else piece)
             if length % 8:
                 pieces.append(bytes(-length % 8))
     return pieces
 
 
-def _encode(column: Column, data: ColumnData, rows: int, nodes: list[int], body: list[bytes | memoryview]) -> None:
+_Piece = bytes | memoryview | np.ndarray[Any, Any]
+
+
+def _encode(column: Column, data: ColumnData, rows: int, nodes: list[int], body: list[_Piece]) -> None:
     nodes.append(rows)
     body.append(b"")  # no validity bitmap: nothing is null
     if isinstance(data, Texts):
-        body += (_raw(data.offsets), data.data)
+        body += (data.offsets, data.data)
     elif isinstance(data, Lists):
-        body.append(_raw(data.offsets))
+        body.append(data.offsets)
         _encode(Column("item", column.type[5:-1]), data.values, len(data.values), nodes, body)
     else:
         if column.type == "vector":
             nodes.append(rows * column.width)
             body.append(b"")
-        body.append(_raw(np.ascontiguousarray(data, "<f4" if column.type == "vector" else column.type)))
-
-
-def _raw(array: np.ndarray[Any, Any]) -> memoryview:
-    return array.reshape(-1).view(np.uint8).data
+        body.append(np.ascontiguousarray(data, "<f4" if column.type == "vector" else column.type))
 
 
 @dataclass(frozen=True)

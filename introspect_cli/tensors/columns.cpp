@@ -10,14 +10,18 @@ template <class T> INLINE void put(void *const *columns, Column column, i64 at, 
 
 }  // namespace
 
-void columns_of(const Row *rows, const u64 *headers, i64 count, i64 first, void *const *columns) {
-    for (i64 at = first; at < first + count; at++, rows++, headers++) {
-        const Row &r = *rows;
+void columns_of(const Row *rows, const u64 *headers, const u8 *seen, i64 count, i64 first, void *const *columns) {
+    constexpr Row NONE = {0, -1, -1, -1, -1, -1, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING,
+                          {NOTHING}, NOTHING,
+                          {NOTHING, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING,
+                           NOTHING, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING}};
+    for (i64 at = first; at < first + count; at++, rows++) {
+        const Row &r = seen[at] == ALL_OF_IT ? *rows : NONE;
         const double n = double(r.finite), var = r.m2 / n;
         const bool some = n > 0;
         auto kept = [some](double value) { return some && -INF < value && value < INF ? value : NOTHING; };
         auto spread = [=](double value) { return var > 0 ? kept(value) : NOTHING; };
-        put(columns, SUM, at, mix(r.raw + *headers));
+        put(columns, SUM, at, seen[at] == NOTHING_OF_IT ? u64(0) : mix(rows->raw + headers[at]));
         put(columns, NANS, at, r.nans), put(columns, POSINFS, at, r.posinfs), put(columns, NEGINFS, at, r.neginfs);
         put(columns, ZEROS, at, r.zeros);
         put(columns, MIN, at, kept(r.min)), put(columns, MAX, at, kept(r.max)), put(columns, ABSMIN, at, kept(r.absmin));

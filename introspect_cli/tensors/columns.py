@@ -26,46 +26,76 @@ _COMPILED: Final = (
 """Statistics that the compiled kernels know, in their order: after the checksum, before the sketch."""
 
 
+ALL_OF_IT, BITS_ALONE, NOTHING = range(3)
+"""How much of a row counts: checksum and values, the checksum alone, or neither."""
+
+Headers = npt.NDArray[np.uint64]
+Seen = npt.NDArray[np.uint8]
+
+
 @dataclass(frozen=True)
 class Columns:
-    """What follows from rows, as if all of them held values; see `table.SummaryTable`."""
+    """What follows from rows, in their order; see `table.SummaryTable` for what stands where nothing counts."""
 
     checksum: npt.NDArray[np.uint64]
     statistics: dict[str, npt.NDArray[Any]]
     sketch: npt.NDArray[np.float32] | None
 
 
-def of_rows(rows: r.Rows, headers: npt.NDArray[np.uint64], names: Sequence[str], *, with_sketch: bool) -> Columns:
+def of_rows(rows: r.Rows, headers: Headers, seen: Seen, names: Sequence[str], *, with_sketch: bool) -> Columns:
     """The columns of rows, by numpy.
 
     Args:
         rows: shape (n, 32).
         headers: checksum header of each row.
+        seen: how much of each counts.
         names: statistics that are wanted.
         with_sketch: whether sketches are.
     """
-    sums = checksum.finalise(rows[:, r.RAW], headers)
-    return Columns(sums, statistics.finalise(rows, names), sketch.finalise(rows) if with_sketch else None)
+    sums, found = checksum.finalise(rows[:, r.RAW], headers), statistics.finalise(rows, names)
+    sketches = sketch.finalise(rows) if with_sketch else None
+    sums[seen == NOTHING] = 0
+    absent = np.flatnonzero(seen)  # few, as a rule
+    for column in found.values():
+        column[absent] = -1 if column.dtype.kind == "i" else np.nan
+    if sketches is not None:
+        sketches[absent] = np.nan
+    return Columns(sums, found, sketches)
 
 
 def of_blocks(
-    blocks: Sequence[r.Rows], headers: npt.NDArray[np.uint64], names: Sequence[str], *, with_sketch: bool
+    blocks: Sequence[r.Rows], headers: Headers, seen: Seen, names: Sequence[str], *, with_sketch: bool
 ) -> Columns | None:
     """The same of the first rows of blocks, as many as there are headers; None where numpy has to compute it."""
     if kernels.KERNELS is None or not set(names).issubset(_COMPILED):
         return None
     count = len(headers)
+    # Few arrays, and the columns are rows of them: asking one for its address takes longer than filling a column.
     sums = np.empty(count, np.uint64)
-    found = {name: np.empty(count, STATISTICS[name].type) for name in names}
     sketches = np.empty((count, SKETCH_SIZE), np.float32) if with_sketch else None
-    columns = (sums, *map(found.get, _COMPILED), sketches)
-    targets = np.array([0 if column is None else column.ctypes.data for column in columns], np.uint64)
+    found: dict[str, npt.NDArray[Any]] = {}
+    addresses: dict[str, int] = {}
+    for kind, own in _by_type(names).items():
+        array = np.empty((len(own), count), kind)
+        base, step = array.ctypes.data, array.strides[0]
+        for place, name in enumerate(own):
+            found[name], addresses[name] = array[place], base + place * step
+    last = 0 if sketches is None else sketches.ctypes.data
+    targets = np.array([sums.ctypes.data, *(addresses.get(name, 0) for name in _COMPILED), last], np.uint64)
+    to, of, how = targets.ctypes.data, headers.ctypes.data, seen.ctypes.data
     first = 0
     for block in blocks:
         some = min(len(block), count - first)
         if some <= 0:
             break
-        own = (block.ctypes.data, headers.ctypes.data + 8 * first, some, first)
-        kernels.KERNELS.columns(*own, targets.ctypes.data)
+        kernels.KERNELS.columns(block.ctypes.data, of, how, some, first, to)
         first += some
-    return Columns(sums, found, sketches)
+    return Columns(sums, {name: found[name] for name in names}, sketches)
+
+
+def _by_type(names: Sequence[str]) -> dict[str, list[str]]:
+    """Statistics by the type of their columns."""
+    found: dict[str, list[str]] = {}
+    for name in names:
+        found.setdefault(STATISTICS[name].type, []).append(name)
+    return found

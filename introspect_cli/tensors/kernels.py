@@ -15,8 +15,9 @@ INTROSPECT_NO_KERNELS is set, there are none, `reason` says why, and torch opera
 - `glance(address, size)`: 64 bits that depend on bytes at places spread over `size` bytes, on all if they are few.
 - `transpose(rows, count, columns, stride)`: rows of 32 words to columns, which begin `stride` words after each other.
 - `numbers(values, count, address)`: a list of so many integers as 32 bits each.
-- `columns(rows, headers, count, first, columns)`: what follows from rows, into columns from their place `first` on;
-  `columns`: address of the columns' addresses, in the order of `columns.py`, 0 for what is not wanted.
+- `columns(rows, headers, seen, count, first, columns)`: what follows from `count` rows, into columns from their place
+  `first` on, where theirs of `headers` and `seen` are, too; `columns`: address of the columns' addresses, in the order
+  of `columns.py`, 0 for what is not wanted.
 - `rows(addresses, target)`: copy the rows at a list of addresses, one after the other.
 - `crc32(data)`: of bytes, as zlib computes it.
 - `step_digest(keys, left_out, sites, checksums, statuses, count, target)`: 16 bytes, see the store's `index.py`.

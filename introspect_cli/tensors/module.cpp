@@ -268,8 +268,8 @@ PyObject *py_transpose(PyObject *, Arguments a, Py_ssize_t n) {
     });
 }
 PyObject *py_columns(PyObject *, Arguments a, Py_ssize_t n) {
-    return function<5>(a, n, KEPT, [](const u64 *w) {
-        return columns_of((const Row *)w[0], (const u64 *)w[1], i64(w[2]), i64(w[3]), (void *const *)w[4]), i64(0);
+    return function<6>(a, n, KEPT, [](const u64 *w) {
+        return columns_of((const Row *)w[0], (const u64 *)w[1], (const u8 *)w[2], i64(w[3]), i64(w[4]), (void *const *)w[5]), i64(0);
     });
 }
 PyObject *py_step_digest(PyObject *, Arguments a, Py_ssize_t n) {

@@ -24,6 +24,8 @@ from introspect_cli.tensors.views import address_of
 _LIMIT: Final = 8192
 """Rows kept from one step to the next, at most: 2 MB."""
 
+_NONE: Final = np.empty((0, r.WORDS), np.uint64)
+
 Known = tuple[int, int, int]
 """What was at an address: a number for the element type, elements, and the address of the row until the next take."""
 
@@ -39,7 +41,7 @@ class Memory:
     def __init__(self) -> None:
         self.now: dict[int, Known] = {}
         self.before: dict[int, Known] = {}
-        self._kept = r.empty(0)
+        self._kept = _NONE
 
     def find(self, address: int, kind: int, count: int) -> int:
         """Address of the row of what may still be at an address, 0 if there is none; the kernel compares."""
@@ -55,11 +57,13 @@ class Memory:
 
     def turn(self) -> None:
         """Keep what this step used for the next one; its rows are about to be given away."""
+        if not self.now:
+            self.before, self._kept = {}, _NONE
+            return
         used = list(self.now.items())[:_LIMIT]
         kept = np.empty((len(used), r.WORDS), np.uint64)
         base = kept.ctypes.data
-        if used:  # by the compiled kernels alone
-            kernels.KERNELS.rows([row for _, (_, _, row) in used], base)  # type: ignore[union-attr]  # as above
+        kernels.KERNELS.rows([row for _, (_, _, row) in used], base)  # type: ignore[union-attr]  # who else notes rows?
         self.before = {
             address: (kind, count, base + index * r.ROW_BYTES) for index, (address, (kind, count, _)) in enumerate(used)
         }
@@ -67,7 +71,7 @@ class Memory:
 
     def clear(self) -> None:
         """Forget everything."""
-        self.now, self.before, self._kept = {}, {}, r.empty(0)
+        self.now, self.before, self._kept = {}, {}, _NONE
 
 
 def stand(tensor: torch.Tensor) -> tuple[int, int, int] | None:

@@ -22,7 +22,7 @@ from introspect_cli.records import STATISTICS, Layout, Status
 from introspect_cli.tensors import checksum, handles, parallel, reference, values
 from introspect_cli.tensors import kernels as k
 from introspect_cli.tensors import rows as r
-from introspect_cli.tensors.columns import of_blocks, of_rows
+from introspect_cli.tensors.columns import BITS_ALONE, NOTHING, of_blocks, of_rows
 from introspect_cli.tensors.cpu import CODES, TABLE_ADDRESS, Engine
 from introspect_cli.tensors.gpu.devices import CAPTURING, Devices, capturing
 from introspect_cli.tensors.gpu.engine import Item
@@ -53,6 +53,8 @@ if hasattr(os, "register_at_fork"):
 _Item = tuple[int, int, int, int, int]
 """Of a tensor in a batch: address of its row, its address, elements, type code, table address."""
 
+_WITHOUT_ROW = frozenset({Status.NOT_OBSERVED, Status.VALUE})
+"""What has nothing in its row."""
 _ARENA_ROWS = 1024
 """Rows in one block of the arena; blocks never move, since kernels hold their addresses."""
 _AT_ONCE = 1024
@@ -459,31 +461,34 @@ class Summarizer:
             headers = self._header_of[layout_index]
             for slot, own in self._own_headers.items():
                 headers[slot] = own
-            status = np.zeros(count, dtype=np.uint8)
+            status, seen = np.zeros(count, dtype=np.uint8), np.zeros(count, dtype=np.uint8)
             text, noted = [""] * count, np.zeros(count, dtype=np.bool_)
             for slot, (kind, note) in self._notes.items():
                 status[slot] = kind
                 text[slot] = note
                 noted[slot] = note != ""
+                if kind in _WITHOUT_ROW:
+                    seen[slot] = NOTHING
+            for slot in self._unmeasured:
+                seen[slot] = seen[slot] or BITS_ALONE
             finish = partial(
                 finalise,
                 layouts=list(self._layouts),
                 layout_index=layout_index,
                 status=status,
                 fixed=self._fixed,
-                unmeasured=self._unmeasured,
                 text=text,
                 noted=noted,
             )
             columns = None
             if not pending:
-                columns = of_blocks(self._arena, headers, self._kept, with_sketch=self._sketch)
+                columns = of_blocks(self._arena, headers, seen, self._kept, with_sketch=self._sketch)
             rows = r.gathered(self._arena, count if columns is None else 0)
             names, with_sketch = self._kept, self._sketch
             self._reset()
             if columns is not None:
                 return Handover(rows, pending, partial(finish, columns))
-            return Handover(rows, pending, lambda: finish(of_rows(rows, headers, names, with_sketch=with_sketch)))
+            return Handover(rows, pending, lambda: finish(of_rows(rows, headers, seen, names, with_sketch=with_sketch)))
 
     def abandon(self) -> None:
         """In a forked child: forget what the parent's threads hold."""

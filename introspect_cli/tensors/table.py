@@ -8,14 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-import numpy.typing as npt
-
-from introspect_cli.records import Layout, Status
-
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    import numpy as np
+    import numpy.typing as npt
 
+    from introspect_cli.records import Layout
     from introspect_cli.tensors.columns import Columns
 
 
@@ -58,37 +55,24 @@ def finalise(
     layout_index: npt.NDArray[np.uint32],
     status: npt.NDArray[np.uint8],
     fixed: dict[int, int],
-    unmeasured: Sequence[int],
     text: list[str],
     noted: npt.NDArray[np.bool_],
 ) -> SummaryTable:
-    """A step's table, out of what follows from all of its rows: where nothing was observed, nothing stays.
+    """A step's table, out of what follows from its rows.
 
     Args:
-        columns: written to.
+        columns: taken over, and written to.
         layouts: distinct layouts.
         layout_index: position of each row's layout.
         status: of each row.
         fixed: checksums that are not sums (plain values), by row.
-        unmeasured: observed rows that have a checksum and nothing else.
         text: of each row.
         noted: whether it has one.
     """
-    bare = (status == Status.NOT_OBSERVED) | (status == Status.VALUE)
-    columns.checksum[bare] = 0
     for slot, value in fixed.items():
         columns.checksum[slot] = value
-    bare[list(unmeasured)] = True
-    absent = np.flatnonzero(bare)  # few, as a rule
     counts: dict[str, npt.NDArray[np.int64]] = {}
     floats: dict[str, npt.NDArray[np.float64] | npt.NDArray[np.float32]] = {}
     for name, column in columns.statistics.items():
-        if column.dtype.kind == "i":
-            column[absent] = -1
-            counts[name] = column
-        else:
-            column[absent] = np.nan
-            floats[name] = column
-    if columns.sketch is not None:
-        columns.sketch[absent] = np.nan
+        (counts if column.dtype.kind == "i" else floats)[name] = column
     return SummaryTable(layouts, layout_index, columns.checksum, status, counts, floats, columns.sketch, text, noted)
