@@ -257,6 +257,7 @@ class Rank:
 
     def __init__(self):
         self.steps, self.sites = [], []
+        self.last_step = None
 
     def site(self, site, _info):
         self.sites.append(site)
