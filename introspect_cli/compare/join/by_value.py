@@ -13,7 +13,9 @@ rest of these modules tells them apart.
 
 from __future__ import annotations
 
+import gc
 from collections import Counter, defaultdict
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -32,7 +34,7 @@ from introspect_cli.compare.join.sites import columns, kind_code
 from introspect_cli.records import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from collections.abc import Set as AbstractSet
 
     from introspect_cli.compare.join.holdings import Feature, Held
@@ -63,6 +65,19 @@ class Correspondence:
     variables: Variables = field(default_factory=lambda: ({}, {}))
 
 
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """No search for cycles meanwhile: nothing here makes one, and a million names are long looked through for some."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
+
+
+@_uncollected()
 def correspond(
     a: RankReader, b: RankReader, rename: Callable[[str], str] | None, *, offset: int = 0, close: float = CLOSE
 ) -> Correspondence:
@@ -284,7 +299,13 @@ class _Search:
         levels = {old: _levels(old, new) for old, new in pairs.items()}
         own = self._rather_kept(levels)
         votes = Counter(chain.from_iterable(levels.values()))
-        voters, going, every = Tree(pairs), Tree(tensors), Tree(self.open_a)
+        voters, kept = Tree(pairs), dict[str, bool]()
+
+        def keeps(above: str) -> bool:
+            if above not in kept:
+                kept[above] = any(name not in tensors for name in self.a.tensor_tree.below(above))
+            return kept[above]
+
         for old, new in sorted(pairs.items()):
             if old == new:
                 continue
@@ -292,8 +313,7 @@ class _Search:
             for one, two in levels[old][1:]:
                 if votes[one, two] != voters.count(one) + (one in pairs) or (one, two) in own:
                     break
-                # most often nothing below it has kept its name; else it is asked whether a tensor has
-                if self.a.tree.more_than(one, every.count(one)) and self.a.tensor_tree.more_than(one, going.count(one)):
+                if keeps(one):
                     break
                 best = (one, two)
             if best[0] != best[1]:

@@ -76,12 +76,12 @@ class Side:
         return dict.fromkeys(self.sites.fqn).keys()
 
     @cached_property
-    def _others(self) -> Tree:
-        return Tree(dict.fromkeys(compress(self.sites.fqn, (~self._named).tolist())))
+    def _everything(self) -> Tree:
+        return Tree(self.sites.fqn)
 
     def has(self, name: str) -> bool:
         """Whether anything was recorded under a name, or below it."""
-        return name in self.tree or name in self._others
+        return name in self._everything
 
     @cached_property
     def tree(self) -> Tree:
@@ -101,8 +101,9 @@ class Side:
 
     @cached_property
     def tensor_tree(self) -> Tree:
-        """Parameters and buffers, by what is above them."""
-        return Tree(self.tensors)
+        """Parameters and buffers, some of them more than once, by what is above them."""
+        own = np.isin(self.sites.kind, [kind_code(kind) for kind in TENSORS])
+        return Tree(compress(self.sites.fqn, own.tolist()))
 
     def tensors_of(self, names: AbstractSet[str]) -> set[str]:
         """Those of the names that are parameters or buffers."""
@@ -208,7 +209,7 @@ class Tree:
     """Names in order, so that what is at or below one of them is a slice."""
 
     def __init__(self, names: Iterable[str]) -> None:
-        """Take the names, each once; in the order of recording they are nearly sorted."""
+        """Take the names; in the order of recording they are nearly sorted."""
         self._sorted = sorted(names)
 
     def _range(self, top: str) -> tuple[int, int]:
@@ -233,11 +234,6 @@ class Tree:
             return True
         low = bisect_left(self._sorted, f"{top}.", at)  # before the dot come a few characters that names may have
         return low < len(self._sorted) and self._sorted[low].startswith(f"{top}.")
-
-    def more_than(self, top: str, number: int) -> bool:
-        """Whether more than so many names are below a name."""
-        at = bisect_left(self._sorted, f"{top}.") + number
-        return at < len(self._sorted) and self._sorted[at].startswith(f"{top}.")
 
     def count(self, top: str) -> int:
         """How many names are below a name."""
