@@ -93,6 +93,7 @@ class Names:
         self.states: dict[int, ModuleState] = {}
         """By the module's identity, each with a reference to the module that it is of; only ever changed in place."""
         self._parents: ById[weakref.ref[nn.Module]] = ById()
+        self._holders: ById[None] = ById()
         self._free = FreeNames()
         self._parameters = _ParameterNames()
         self._optimizers: dict[int, weakref.ref[torch.optim.Optimizer]] = {}
@@ -129,6 +130,11 @@ class Names:
         if not self.settled and self.find(child) is not None and any(reference() is child for reference in self._roots):
             with self._lock:
                 self._forget(child)
+
+    def holds(self, module: nn.Module, _name: str, _parameter: nn.Parameter | None) -> None:
+        """Hear of a module that is given a parameter (torch's registration hook): it may be a model all by itself."""
+        if not self.settled and self._holders.entries.get(id(module)) is None:
+            self._holders.set(module, None)
 
     def find(self, module: nn.Module) -> ModuleState | None:
         """The state of a module that has a name already."""
@@ -199,11 +205,11 @@ class Names:
     def seek(self, tensors: list[torch.Tensor]) -> None:
         """Name the models that hold tensors, before they are first called, as far as one heard of them being built.
 
-        A script that resumes from a checkpoint may step its optimizer first, to make its state. Models that hold
-        nothing but their own parameters are not found: nothing was put into them.
+        A script that resumes from a checkpoint may step its optimizer first, to make its state.
         """
         with self._lock:
-            tops = {id(top): top for top in map(self._topmost, self._parents.objects()) if self.find(top) is None}
+            heard = [*self._holders.objects(), *self._parents.objects()]  # in the order of building, wrapped or not
+            tops = {id(top): top for top in map(self._topmost, heard) if self.find(top) is None}
             for top in tops.values():
                 if type(top).__module__.startswith(_PASSING_PARENTS) or isinstance(top, torch.fx.GraphModule):
                     continue

@@ -71,7 +71,7 @@ class ModuleProbe:
         self._on_value: Callable[[ModuleState, Kind, str, torch.Tensor], None] | None = None
         self.nested = NestedClasses()
         self._patches = Patches()
-        self._registration: RemovableHandle | None = None
+        self._registrations: list[RemovableHandle] = []
         self.entry: Callable[..., Any] | None = None
         """What stands in for `nn.Module.__call__`."""
 
@@ -99,14 +99,17 @@ class ModuleProbe:
 
         self.entry = __call__
         self._patches.replace(nn.Module, "__call__", __call__)
-        self._registration = nn.modules.module.register_module_module_registration_hook(self._registered)
+        self._registrations = [
+            nn.modules.module.register_module_module_registration_hook(self._registered),
+            nn.modules.module.register_module_parameter_registration_hook(self._holds),
+        ]
         self._guarded.on = True
 
     def remove(self) -> None:
         """Put `nn.Module.__call__` back."""
         self._guarded.on = False
-        if self._registration is not None:
-            self._registration.remove()
+        for registration in self._registrations:
+            registration.remove()
         self._patches.remove()
 
     def _calls_of(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -320,6 +323,10 @@ class ModuleProbe:
     def _registered(self, parent: nn.Module, name: str, child: nn.Module | None) -> None:
         with self._guarded:
             self._names.registered(parent, name, child)
+
+    def _holds(self, module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        with self._guarded:
+            self._names.holds(module, name, parameter)
 
     def _outermost(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Have the step begin, or end, where that hangs on forward passes."""
