@@ -182,7 +182,9 @@ class TestSteps:
             opened = []
             reader = type(a.rank(0))
             read_row = reader.read_row
-            monkeypatch.setattr(reader, "read_row", lambda self, row: (opened.append(row), read_row(self, row))[1])
+            monkeypatch.setattr(
+                reader, "read_row", lambda self, row, room=None: (opened.append(row), read_row(self, row, room))[1]
+            )
             compare_runs(a, b, DiffOptions())
         assert set(opened) <= {0, 29, 30, 49}
 
