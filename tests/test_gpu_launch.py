@@ -358,7 +358,7 @@ def test_a_launch_that_fails_leaves_records_that_say_so(monkeypatch):
     x = torch.randn(4)
 
     def plain(slot, tensor, batch=None):
-        summarizer._reserve(slot)
+        summarizer._arena.address(slot)
         summarizer._layout_of.append(summarizer._intern(devices_layout(tensor)))
         batch.entries.setdefault(engine, []).append((slot, [Item(engine.prepare(tensor), tensor.data_ptr())]))
         return True
@@ -385,7 +385,7 @@ def test_the_tensors_of_a_nested_input_go_in_one_launch(monkeypatch):
     monkeypatch.setattr(summarizer, "_intake", None)
 
     def plain(slot, tensor, batch=None):
-        summarizer._reserve(slot)
+        summarizer._arena.address(slot)
         summarizer._layout_of.append(summarizer._intern(devices_layout(tensor)))
         item = Item(engine.prepare(tensor), tensor.data_ptr())
         if batch is None:

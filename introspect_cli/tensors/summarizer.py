@@ -22,6 +22,7 @@ from introspect_cli.records import STATISTICS, Layout, Status
 from introspect_cli.tensors import checksum, handles, parallel, reference, values
 from introspect_cli.tensors import kernels as k
 from introspect_cli.tensors import rows as r
+from introspect_cli.tensors.arena import Arena
 from introspect_cli.tensors.columns import BITS_ALONE, NOTHING, of_blocks, of_rows
 from introspect_cli.tensors.cpu import CODES, TABLE_ADDRESS, Engine
 from introspect_cli.tensors.gpu.devices import CAPTURING, Devices, capturing
@@ -55,8 +56,6 @@ _Item = tuple[int, int, int, int, int]
 
 _WITHOUT_ROW = frozenset({Status.NOT_OBSERVED, Status.VALUE})
 """What has nothing in its row."""
-_ARENA_ROWS = 1024
-"""Rows in one block of the arena; blocks never move, since kernels hold their addresses."""
 _AT_ONCE = 1024
 """Tensors in one call of the extension, which keeps the interpreter's lock for small ones: a millisecond, not more."""
 
@@ -87,8 +86,7 @@ class Summarizer:
         self._stand = parallel.Stand()
         self._memory = Memory()
         self._quick: dict[tuple[torch.dtype, torch.Size], int] = {}
-        self._addresses: list[int] = []
-        self._rows_held = 0
+        self._arena = Arena()
         self._layout_of: list[int] = []
         self._lock = threading.RLock()
         self._intake = self._new_intake()
@@ -99,7 +97,6 @@ class Summarizer:
             name for name, own in STATISTICS.items() if stats and (not own.on_request or name in self._sorted)
         ]
         self._interned: dict[Layout, int] = {}
-        self._arena: list[r.Rows] = []
         self._devices = Devices(stats=stats, sketch=sketch, sorted_stats=self._sorted)
         self._reset()
         _LIVE.add(self)
@@ -123,7 +120,7 @@ class Summarizer:
             torch.Tensor.untyped_storage,
             torch.Tensor.storage_offset,
             self._layout_of,
-            self._addresses,
+            self._arena.addresses,
             functions,
             self._engine.team,
             self._memory,
@@ -195,8 +192,7 @@ class Summarizer:
         slots: list[int] = []
         for start in range(0, len(tensors), _AT_ONCE):
             some = tensors[start : start + _AT_ONCE]
-            while self._rows_held < len(self._layout_of) + len(some):
-                self._hold_more()
+            self._arena.hold(len(self._layout_of) + len(some))
             slots += self._intake.add_all(some, batch.items)
         return slots
 
@@ -269,26 +265,9 @@ class Summarizer:
     def _new(self, layout: Layout) -> int:
         slot = len(self._layout_of)
         index = self._intern(layout)
-        self._reserve(slot)
+        self._arena.address(slot)
         self._layout_of.append(index)
         return slot
-
-    def _reserve(self, slot: int) -> int:
-        """Address of a slot's row."""
-        if slot == self._rows_held:
-            self._hold_more()
-        return self._addresses[slot]
-
-    def _hold_more(self) -> None:
-        self._arena.append(r.empty(_ARENA_ROWS))
-        first = self._arena[-1].ctypes.data
-        self._addresses.extend(range(first, first + _ARENA_ROWS * r.ROW_BYTES, r.ROW_BYTES))
-        self._rows_held = len(self._addresses)
-
-    def _row(self, slot: int) -> r.Rows:
-        block, place = divmod(slot, _ARENA_ROWS)
-        row: r.Rows = self._arena[block][place]
-        return row
 
     def _unseen(self, parts: Parts) -> None:
         slot = self._new(Layout(parts.shape, parts.dtype, parts.device, parts.strides))
@@ -329,7 +308,7 @@ class Summarizer:
             return False  # freed, with the tensor still there, or without memory of its own; the long way says so
         if self._intake is not None:
             self._intake.learn(tensor, index)
-        row = self._reserve(slot)
+        row = self._arena.address(slot)
         self._layout_of.append(index)
         if code >= k.OPAQUE8:
             self._bits_only(slot, dtype)
@@ -364,7 +343,7 @@ class Summarizer:
         if prepared.interned < 0:
             name, kind = str(tensor.dtype).removeprefix("torch."), strides_kind(tensor)
             prepared.interned = self._intern(Layout(tuple(tensor.shape), name, str(tensor.device), kind))
-        self._reserve(slot)
+        self._arena.address(slot)
         self._layout_of.append(prepared.interned)
         if not element.values:
             self._bits_only(slot, tensor.dtype)
@@ -423,7 +402,7 @@ class Summarizer:
         if device.type == "cuda" and capturing():
             self._notes[slot] = (Status.NOT_OBSERVED, CAPTURING)
         elif device.type == "cpu":
-            self._on_cpu(self._row(slot), parts)
+            self._on_cpu(self._arena.row(slot), parts)
         else:
             self._devices.add(slot, parts)
 
@@ -482,8 +461,8 @@ class Summarizer:
             )
             columns = None
             if not pending:
-                columns = of_blocks(self._arena, headers, seen, self._kept, with_sketch=self._sketch)
-            rows = r.gathered(self._arena, count if columns is None else 0)
+                columns = of_blocks(self._arena.blocks, headers, seen, self._kept, with_sketch=self._sketch)
+            rows = r.gathered(self._arena.blocks, count if columns is None else 0)
             names, with_sketch = self._kept, self._sketch
             self._reset()
             if columns is not None:
@@ -503,8 +482,6 @@ class Summarizer:
             self._stand.close()
             self._memory.clear()
             self._arena.clear()
-            self._addresses.clear()
-            self._rows_held = 0
             self._devices.clear()
             self._reset()
         _LIVE.discard(self)
