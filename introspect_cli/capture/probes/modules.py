@@ -21,6 +21,7 @@ from introspect_cli.capture.inside import modules_in, parameters_in, wrapped
 from introspect_cli.capture.named import CallSites, ModuleState
 from introspect_cli.capture.probes.base import Patches, uncounted
 from introspect_cli.capture.probes.nested import NestedClasses
+from introspect_cli.capture.probes.opaque import hides, how_hidden, is_plain_call, is_traced
 from introspect_cli.capture.ranks import launchers, tags
 from introspect_cli.records import EVALUATED, GRADIENT_OF, Kind, Phase
 from introspect_cli.tensors.flatten import flatten, is_plain
@@ -28,7 +29,7 @@ from introspect_cli.tensors.kernels import KERNELS
 from introspect_cli.tensors.views import unobserved
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from torch.utils.hooks import RemovableHandle
 
@@ -333,7 +334,7 @@ class ModuleProbe:
         if (
             isinstance(module, ParametrizationList)
             or private_api.tracing_state() is not None
-            or _is_traced(args, kwargs)
+            or is_traced(args, kwargs)
         ):
             return  # what we read now would become part of the traced graph
         with unobserved():
@@ -356,7 +357,7 @@ class ModuleProbe:
             the module's state, None where the call and all in it stay unrecorded; and the index of the call, -1
             where only what is inside is recorded (wrappers).
         """
-        if private_api.tracing_state() is not None or _is_traced(args, kwargs):
+        if private_api.tracing_state() is not None or is_traced(args, kwargs):
             return None, -1
         stack = self._stack
         caller = stack.calls[-1] if stack.calls else None
@@ -394,7 +395,7 @@ class ModuleProbe:
             state.compiled = True
         elif caller is state and state.compiled:
             return state, -1  # the compiler gave up and runs the module that its wrapper stands for
-        if type(module) is not state.plain and _is_plain(module) and not is_compiled and not state.compiled:
+        if type(module) is not state.plain and is_plain_call(module) and not is_compiled and not state.compiled:
             state.plain = None if self._may_be_shares(state, module, args) else type(module)
         call = state.next_call(self._recorder.step, stack.phase)
         if self._context.draws.moved():
@@ -422,7 +423,7 @@ class ModuleProbe:
             self._drew(state, call, before=False)
         if self._outputs and state.watched:
             self._values(state, Kind.OUTPUT, call, "", result)
-        if _hides(module) or (isinstance(module, nn.TransformerEncoderLayer) and self._was_fused(module)):
+        if hides(module) or (isinstance(module, nn.TransformerEncoderLayer) and self._was_fused(module)):
             self._hidden(module, state, call)
 
     def _values(self, state: ModuleState, kind: Kind, call: int, prefix: str, value: Any) -> None:
@@ -490,7 +491,7 @@ class ModuleProbe:
                 continue
             if wrapped(child) is None:
                 site = self._context.site(inner, self._stack.phase, Kind.OUTPUT)
-                self._recorder.missing(site, f"inside {_how(module)} {state.fqn}")
+                self._recorder.missing(site, f"inside {how_hidden(module)} {state.fqn}")
 
 
 def _sequence_code() -> tuple[object, object]:
@@ -503,32 +504,3 @@ def _sequence_code() -> tuple[object, object]:
 
 def _position(number: int) -> str:
     return _POSITIONS[number] if number < len(_POSITIONS) else f"[{number}]"
-
-
-def _is_traced(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """Whether a call only traces shapes (export, fake tensors): nothing is computed, nothing can be recorded."""
-    fake = private_api.FAKE_TENSOR
-    for value in args:  # no generators: this runs for every call of every module
-        if issubclass(type(value), fake):
-            return True
-    return bool(kwargs) and any(issubclass(type(value), fake) for value in kwargs.values())
-
-
-def _hides(module: nn.Module) -> bool:
-    return (
-        isinstance(module, torch.jit.ScriptModule)
-        or type(module).__name__ == "OptimizedModule"
-        or module.__dict__.get(private_api.MODULE_WRAPPED_CALL) is not None
-    )
-
-
-def _is_plain(module: nn.Module) -> bool:
-    """Whether a module's class says that a call of it is nothing but a call: no wrapper, no graph, nothing hidden."""
-    special = (torch.jit.ScriptModule, nn.TransformerEncoderLayer, torch.fx.GraphModule, ParametrizationList)
-    return not isinstance(module, special) and wrapped(module) is None and not _hides(module)
-
-
-def _how(module: nn.Module) -> str:
-    if isinstance(module, nn.TransformerEncoderLayer):
-        return "fused"
-    return "scripted" if isinstance(module, torch.jit.ScriptModule) else "compiled"
