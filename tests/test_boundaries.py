@@ -148,3 +148,11 @@ def test_a_number_that_is_changed_beside_it_is_named(diff, a, b, back):
 
 def test_a_module_of_the_same_name_is_compared_where_names_alone_are_matched(diff):
     assert diff("outside", "inside", by_value=False).verdict is Verdict.DIVERGED
+
+
+def test_two_modules_of_one_name_are_told_once(diff):
+    told = [change.text for change in diff("outside", "inside").structure]
+    assert told == [
+        "Whole.blocks.*.norm is Whole.blocks.*.fn.norm in b",
+        "Whole.blocks.*.fn is one module in a and another in b, with something else inside it",
+    ]

@@ -235,6 +235,24 @@ def _lonely(apart: Apart, found: Correspondence | None, *, same: bool) -> list[S
         variables = found.variables[place] if found is not None else {}
         told += _subjects(apart, side, left, other, variables, same=same)
         told += _calls(apart, side, {name: own for name, own in calls.items() if owner_of(name) not in calls})
+    return _two_of_one_name(told)
+
+
+def _two_of_one_name(changes: Sequence[StructureChange]) -> list[StructureChange]:
+    """The changes, a name that means one module in a and another in b told once.
+
+    The one of a was compared under a name that b does not have, which is nobody's outside of a comparison.
+    """
+    in_b = {change.b for change in changes if change.change == "only" and change.a is None}
+    told, both = [], set[str]()
+    for change in changes:
+        name = (change.a or "").removesuffix("(a)")
+        if change.change == "only" and change.a != name and name in in_b:
+            both.add(name)
+            text = f"{name} is one module in a and another in b, with something else inside it"
+            told.append(StructureChange("only", name, name, text))
+        elif not (change.change == "only" and change.a is None and change.b in both):
+            told.append(change)
     return told
 
 
