@@ -12,6 +12,7 @@ from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.join.wholes import wholes
 from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.result import Verdict
+from introspect_cli.health.check import check
 from introspect_cli.records import Kind
 from introspect_cli.store.reader import open_run
 from introspect_cli.store.stages import Stages, stages_of
@@ -49,6 +50,37 @@ ORDERED = textwrap.dedent("""
             stage.forward_one_chunk(chunk, (x[chunk + 4 * (turn > 3)],)).sum().backward()
         optimizer.step()
     dist.destroy_process_group()
+""")
+
+SEQUENCE = textwrap.dedent("""
+    import os
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+
+    rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    torch.manual_seed(0)
+    layers = [nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4)]
+    own = nn.Sequential(*layers[4 * rank : 4 * rank + 4] if world > 1 else layers)
+    optimizer = torch.optim.SGD(own.parameters(), lr=0.1)
+    mean = lambda out, wanted: (out - wanted).square().mean()
+    if world > 1:
+        from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+        dist.init_process_group("gloo")
+        stage = PipelineStage(own, rank, world, torch.device("cpu"))
+        schedule = ScheduleGPipe(stage, n_microbatches=2, loss_fn=mean)
+    for step in range(2):
+        x, y = torch.randn(4, 8, generator=torch.Generator().manual_seed(step)), torch.zeros(4, 4)
+        optimizer.zero_grad()
+        if world == 1:
+            mean(own(x), y).backward()
+        elif rank:
+            schedule.step(target=y)
+        else:
+            schedule.step(x)
+        optimizer.step()
+    if world > 1:
+        dist.destroy_process_group()
 """)
 
 ORDERS = {
@@ -126,3 +158,34 @@ def test_a_root_has_a_number_of_its_own_where_the_first_is_no_stage():
     assert Stages(0, 2, (("GPT#2", 0),)).name("GPT#2.norm") == "GPT#2.norm"
     assert Stages(2, 4, (("GPT", 0), ("GPT#2", 2))).name("GPT#2.norm") == "GPT.norm"
     assert Stages(2, 4, (("GPT", 0), ("GPT#2", 2))).name("GPT#3.norm") == "GPT#3.norm"
+
+
+@pytest.fixture(scope="module")
+def cut(tmp_path_factory):
+    """A sequence, alone and cut into two stages that count their layers from 0 each."""
+    needs("gpipe")
+    folder = tmp_path_factory.mktemp("cut")
+    script = folder / "train.py"
+    script.write_text(SEQUENCE)
+    started = {
+        name: launch(folder, name, world, options=QUIET, script=script) for name, world in (("one", 1), ("two", 2))
+    }
+    for name, processes in started.items():
+        told = finish(processes)
+        assert (folder / name / "manifest.yaml").exists(), told
+    return folder
+
+
+def test_equal_names_in_two_stages_are_no_copies(cut):
+    with open_run(cut / "one") as a, open_run(cut / "two") as b:
+        result = compare_runs(a, b, DiffOptions())
+        assert result.verdict is Verdict.SAME, result.sentence
+        assert "have the same numbers" in result.sentence
+        assert any("Sequential of stage 1 is called Sequential[stage 1] here" in note for note in result.notes)
+        assert wholes(a, b)[1].apart == {"Sequential"}
+        assert not {"rank-layout", "copies-differ"} & {finding.rule for finding in check(b).findings}
+
+
+def test_stages_with_names_of_the_whole_model_are_not_told_apart(runs):
+    with open_run(runs / "interleaved") as run, open_run(runs / "single") as one:
+        assert wholes(one, run)[1].apart == frozenset()

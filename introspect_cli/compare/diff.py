@@ -16,7 +16,7 @@ from introspect_cli.compare.join.offset import detect, named_apart
 from introspect_cli.compare.join.renames import renamer
 from introspect_cli.compare.join.sites import columns
 from introspect_cli.compare.join.steps import Sides
-from introspect_cli.compare.join.wholes import copies_told, same_layout, tolerances, wholes
+from introspect_cli.compare.join.wholes import copies_told, same_layout, stages_apart, tolerances, wholes
 from introspect_cli.compare.join.wholes import told as layouts_differ
 from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.ports import answer_of, are_ports, flow_of
@@ -109,7 +109,7 @@ def _as_wholes(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run]) -> Di
     options = tolerances(options, readers)
     outcome, told = _rank(a, b, readers, options, ())
     folded = any(isinstance(reader, WholeReader) and reader.fold_calls for reader in readers)
-    notes = [layouts_differ(a, b, options, fold_calls=folded), *told]
+    notes = [layouts_differ(a, b, options, fold_calls=folded), *stages_apart(readers), *told]
     if outcome.first is not None:
         notes = [*copies_told(outcome.first, (a, b)), *notes]
     if noise:

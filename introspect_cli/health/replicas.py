@@ -21,6 +21,7 @@ from introspect_cli.health.peers import Peers, PeerWalk
 from introspect_cli.health.reductions import Reductions
 from introspect_cli.records import Kind, Phase, Status
 from introspect_cli.store.launched import rank_list
+from introspect_cli.store.stages import stages_in
 from introspect_cli.store.whole import WholeReader
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ def read_replicas(run: Run) -> Replicas:
     """
     ranks = run.recorded
     readers = [run.rank(rank) for rank in ranks]
-    whole = WholeReader(str(run.path), readers)
+    whole = WholeReader(str(run.path), readers, stages=stages_in(run.manifests))
     sites = whole.sites
     names = list(zip(sites.kind, sites.phase, sites.fqn, sites.path, strict=True))
     common = sorted(set.intersection(*({int(step) for step in reader.entries["step"]} for reader in readers)))

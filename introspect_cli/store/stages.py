@@ -29,14 +29,30 @@ class Stages:
 
     def has(self, root: str, stage: int) -> bool:
         """Whether a root module is that stage's."""
-        return dict(self.roots).get(root, self.last) == stage
+        return self.stage(root) == stage
 
-    def name(self, fqn: str) -> str:
-        """What a module, parameter or buffer of the rank is called in the whole model."""
+    def stage(self, root: str) -> int:
+        """The stage of a root module."""
+        return dict(self.roots).get(root, self.last)
+
+    def name(self, fqn: str, apart: frozenset[str] = frozenset()) -> str:
+        """What a module, parameter or buffer of the rank is called in the whole model.
+
+        Args:
+            fqn: its name in the rank.
+            apart: names of roots whose stages have different things under equal names: the name tells the stage, then.
+        """
         root, dot, rest = fqn.partition(".")
-        base = root.partition("#")[0]
-        roots = dict(self.roots)
-        return f"{base}{dot}{rest}" if base != root and base in roots and root in roots else fqn
+        base, roots = root.partition("#")[0], dict(self.roots)
+        if root not in roots or (base != root and base not in roots):
+            return fqn
+        told = f"[stage {roots[root]}]" if base in apart and roots[root] else ""
+        return f"{base}{told}{dot}{rest}"
+
+
+def stages_in(manifests: Mapping[int, Mapping[str, Any]]) -> dict[int, Stages]:
+    """The stages of each rank that names some, given the ranks' manifests."""
+    return {rank: found for rank, manifest in manifests.items() if (found := stages_of(manifest)) is not None}
 
 
 def stages_of(manifest: Mapping[str, Any]) -> Stages | None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from introspect_cli.records import GRADIENT_OF, KIND_CODES, Kind, Layout, ModuleInfo, Record, Status, Summary
+from introspect_cli.records import GRADIENT_OF, KIND_CODES, Kind, Layout, ModuleInfo, Phase, Record, Status, Summary
 from introspect_cli.store.batch import StepBatch, record_stats
 from introspect_cli.store.files import Room
 from introspect_cli.store.format import ENTRY
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from introspect_cli.labels import Labels
-    from introspect_cli.records import Site, SiteInfo
+    from introspect_cli.records import Part, Site, SiteInfo
     from introspect_cli.store.index import Entries
     from introspect_cli.store.stages import Stages
 
@@ -93,6 +93,32 @@ class WholeReader:
         self.read = lru_cache(maxsize=3)(self._read)
 
     @cached_property
+    def apart(self) -> frozenset[str]:
+        """Roots whose stages have other parameters under equal names, as stages cut out of a sequence have.
+
+        One that several stages have begins with equal values on all of them.
+        """
+        seen: dict[tuple[str, Part | None], tuple[int, object]] = {}
+        found = set()
+        for reader in self.readers:
+            stages = self._stages.get(reader.rank)
+            if stages is None or not len(reader):
+                continue
+            sites, batch = reader.sites, reader.read_row(0)
+            for site, layout, checksum in zip(
+                np.asarray(batch.site).tolist(), np.asarray(batch.layout).tolist(), batch.checksum.tolist(), strict=True
+            ):
+                if sites.kind[site] != Kind.PARAM.value or sites.phase[site] != Phase.START.value:
+                    continue
+                own, fqn = reader.layouts[layout], sites.fqn[site]
+                stage, name = stages.stage(fqn.partition(".")[0]), stages.name(fqn)
+                mark = own.shape, own.dtype, checksum
+                other = seen.setdefault((name, own.part), (stage, mark))
+                if other[0] != stage and other[1] != mark:
+                    found.add(name.partition(".")[0])
+        return frozenset(found)
+
+    @cached_property
     def sites(self) -> SiteTable:
         """All sites of all ranks, by number: those of the first, then what others have beside."""
         number_of: dict[int, int] = {}
@@ -112,7 +138,7 @@ class WholeReader:
                 if key not in number_of:
                     site, info = reader.sites[number]
                     if stages is not None:
-                        site = replace(site, fqn=stages.name(site.fqn))
+                        site = replace(site, fqn=stages.name(site.fqn, self.apart))
                     if self.fold_calls and site.kind in _FLOWING:
                         site = replace(site, call=0)
                     number_of[key] = by_site.setdefault(site, len(rows))
@@ -135,7 +161,7 @@ class WholeReader:
     def _named(self, reader: RankReader, modules: list[ModuleInfo]) -> list[ModuleInfo]:
         """A rank's modules by their names in the whole model."""
         stages = self._stages.get(reader.rank)
-        return modules if stages is None else [replace(own, fqn=stages.name(own.fqn)) for own in modules]
+        return modules if stages is None else [replace(own, fqn=stages.name(own.fqn, self.apart)) for own in modules]
 
     @cached_property
     def labels(self) -> dict[int, Labels]:

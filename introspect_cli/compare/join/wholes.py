@@ -20,7 +20,7 @@ from introspect_cli.compare.join.shared_out import OTHER, SAME, SharedOut
 from introspect_cli.compare.join.sites import Ids, Mask, kind_code
 from introspect_cli.records import Kind, count
 from introspect_cli.store.batch import GATHERED, OWED
-from introspect_cli.store.stages import stages_of
+from introspect_cli.store.stages import stages_in, stages_of
 from introspect_cli.store.together import DIFFERENT_COPIES, EQUAL_ON
 from introspect_cli.store.whole import Reader, WholeReader
 
@@ -59,7 +59,7 @@ def _whole(run: Run, *, fold_calls: bool) -> Reader:
     readers = [run.rank(rank) for rank in run.recorded]
     if len(readers) == 1 and not _parts(readers[0]) and not fold_calls and not run.left_out:
         return readers[0]
-    stages = {rank: found for rank, manifest in run.manifests.items() if (found := stages_of(manifest)) is not None}
+    stages = stages_in(run.manifests)
     recorded = f"{len(readers)} of {run.world_size} ranks were recorded" if run.left_out else ""
     complete = len(readers) == run.world_size
     return WholeReader(
@@ -121,6 +121,19 @@ def told(a: Run, b: Run, options: DiffOptions, *, fold_calls: bool) -> str:
         f"once{folded}, what differs from rank to rank {by}, random states not at all. "
         f"Sums in another order may differ by {options.rtol:g} of the values."
     )
+
+
+def stages_apart(readers: Iterable[Reader]) -> list[str]:
+    """Notes on pipelines whose stages give one name to several things."""
+    found = []
+    for name, reader in zip("ab", readers, strict=True):
+        roots = sorted(reader.apart) if isinstance(reader, WholeReader) else []
+        found += [
+            f"The stages of run {name} have different parameters under equal names: {root} of stage 1 is called "
+            f"{root}[stage 1] here, and so on."
+            for root in roots
+        ]
+    return found
 
 
 def copies_told(first: Divergence, runs: tuple[Run, Run]) -> list[str]:
