@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from introspect_cli.records import EXPANDED_TEXT, Layout, Status
-from introspect_cli.tensors import kernels, reuse, rows
+from introspect_cli.tensors import handles, kernels, reuse, rows
 from introspect_cli.tensors.cpu import Engine
 from introspect_cli.tensors.gpu.buffers import DeviceRows
 from introspect_cli.tensors.summarizer import Summarizer
@@ -175,6 +175,8 @@ SEEN = {
 
 @pytest.mark.parametrize("sort", SEEN)
 def test_every_sort_of_tensor_has_an_answer(summarizer, sort):
+    if sort == "packed" and not hasattr(torch, "float4_e2m1fn_x2"):
+        pytest.skip("this torch has no such type")
     make, strides, status = SEEN[sort]
     found = one(summarizer, make())
     assert found["layout"].strides == strides
@@ -743,6 +745,8 @@ def test_the_short_way_answers_as_the_long_one(sort):
     """Every sort of tensor after a plain one of its shape and type, which the short way then knows."""
     tables = []
     short, long = Summarizer(), Summarizer()
+    if handles.functions() is None and not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
+        pytest.skip("this torch tells no extension quickly where a tensor is")
     assert short._intake is not None
     long._intake = None
     for made in (short, long):
