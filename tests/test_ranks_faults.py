@@ -29,6 +29,7 @@ WENT_IN = "its optimizer takes what went into all_reduce sum of float32 [16, 16]
 NONE_GAVE = "no collective of the step gave it, and 4 other gradients came from one"
 IN_BUCKETS = "what came out of the 1 reduction of the backward pass is the 4 other gradients alone"
 INTO_BUCKETS = "what went into the 1 reduction of the backward pass has the size and the sum of the 4 other"
+ORDER = "came out of collective 0 of ranks 0,1 on rank 0 and out of collective 1 on rank 1"
 EACH = "rank 0 alone and over rank 1 alone"
 FOUND = [
     # case, rule, step, rank, site, what the evidence says
@@ -43,6 +44,7 @@ FOUND = [
     ("ddp-skipped~collectives", "reduction", 0, 1, "grad Net.extra.weight", f"reduced on ranks 0, 1: {INTO_BUCKETS}"),
     ("fsdp2-skipped~collectives", "reduction", 0, 1, "grad Net.extra.weight", f"reduced on ranks 0, 1: {IN_BUCKETS}"),
     ("hand-group~collectives", "reduction", 0, 1, "grad Net.head.weight", f"reduced over {EACH} (all_reduce sum of f"),
+    ("hand-order~collectives", "reduction", 0, 1, "grad Net.tok.weight", ORDER),
     ("hand-skipped", "reduction", 0, 1, "grad Net.extra.weight", "it was not reduced, or not over these ranks, or"),
     (
         "hand-scaled",

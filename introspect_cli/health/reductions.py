@@ -38,6 +38,7 @@ class _Value(NamedTuple):
 
     Attributes:
         group: the ranks of the collective; "" of a gradient.
+        call: which collective of that group; -1 of a gradient.
         where: what it is, with its line; "" of a gradient.
         backward: whether it ran in the backward pass.
         numel: its elements.
@@ -50,6 +51,7 @@ class _Value(NamedTuple):
     """
 
     group: str
+    call: int
     where: str
     backward: bool
     numel: int
@@ -77,11 +79,11 @@ class Reductions:
         self._gives: list[list[_Value]] = []
         for at, batch in enumerate(batches):
             sides: tuple[list[_Value], list[_Value]] = [], []
-            for (group, _), call in calls(at, batch).items():
+            for (group, number), call in calls(at, batch).items():
                 if call.told.split(" ", 1)[0] not in _WORDS:
                     continue
                 for path, row in call.rows.items():
-                    value = self._value(at, row, group, call.where)
+                    value = self._value(at, row, group, number, call.where)
                     if value is not None:
                         sides[path.startswith(".out")].append(value)
             self._given.append(sides[0])
@@ -108,10 +110,12 @@ class Reductions:
                     found[at] = same
         groups = {at: value.group for at, value in came.items()}
         if len(came) == len(own):
+            if len(set(groups.values())) == 1 and len({value.call for value in came.values()}) > 1:
+                return _order(came, [reader.rank for reader in self._whole.readers])
             if len(set(groups.values())) < 2 or any(group_size(name) == len(own) for name in groups.values()):
                 return ""
             over = " and over ".join(f"{name} alone" for name in dict.fromkeys(groups.values()))
-            return f"it was reduced over {over} ({came[min(came)].where})"
+            return f"its gradient was reduced over {over} ({came[min(came)].where})"
         kept = [at for at in went if at not in came]
         if kept:
             ranks = self._ranks(kept)
@@ -150,7 +154,7 @@ class Reductions:
             return f"what went into {many} has the size and the sum of the {rest} alone"
         return ""
 
-    def _value(self, at: int, row: int, group: str = "", where: str = "") -> _Value | None:
+    def _value(self, at: int, row: int, group: str = "", call: int = -1, where: str = "") -> _Value | None:
         batch, reader = self._batches[at], self._whole.readers[at]
         layout, floats = reader.layouts[int(batch.layout[row])], batch.floats
         if batch.sketch is None or not floats.keys() >= _NEEDED or batch.status[row] == Status.NOT_OBSERVED:
@@ -162,7 +166,18 @@ class Reductions:
         if not np.isfinite([low, high, mean, size, squares]).all() or not np.isfinite(sketch).all():
             return None
         backward = reader.sites.phase[int(batch.site[row])] == Phase.BACKWARD
-        return _Value(group, where, backward, numel, low, high, mean * numel, size * numel, squares, sketch)
+        return _Value(group, call, where, backward, numel, low, high, mean * numel, size * numel, squares, sketch)
+
+
+def _order(came: Mapping[int, _Value], ranks: Sequence[int]) -> str:
+    """That a gradient came out of another collective on each rank: what met there was not one parameter's."""
+    base = min(came)
+    other = next(at for at in sorted(came) if came[at].call != came[base].call)
+    one, two = came[base], came[other]
+    return (
+        f"its gradient came out of collective {one.call} of {one.group} on rank {ranks[base]} and out of collective "
+        f"{two.call} on rank {ranks[other]} ({one.where}), so the ranks reduced gradients in another order"
+    )
 
 
 def _is_multiple(one: _Value, two: _Value) -> bool:
