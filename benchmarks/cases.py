@@ -75,7 +75,8 @@ def load_field_cases(path: Path = FIXTURES / "field" / "cases.yaml") -> list[Cas
     """Read the errors of the field."""
     cases = []
     for entry in yaml.safe_load(path.read_text(encoding="utf-8"))["cases"]:
-        plain = Side(f"field/{entry['script']}", tuple(shlex.split(entry.get("args", ""))))
+        args, options = (tuple(shlex.split(entry.get(name, ""))) for name in ("args", "options"))
+        plain = Side(f"field/{entry['script']}", args, options=options)
         faulty = replace(plain, args=(*plain.args, "--bug", entry["bug"]))
         name = f"{entry['script'].removesuffix('.py')}-{entry['bug']}"
         cases.append(Case(name, plain, faulty, entry["expect"], bool(entry.get("slice"))))
