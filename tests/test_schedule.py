@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from introspect_cli.errors import UsageError
 from introspect_cli.schedule import Schedule
 
-BEYOND = 260
+BEYOND = 640  # beyond the first step that the last start, the longest stride and the longest `every` share
 
 
 def python_slice(start, stop, stride):

@@ -15,6 +15,7 @@ import errno
 import fcntl
 import os
 import stat
+import sys
 import threading
 import time
 from contextlib import suppress
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING
 from introspect_cli.errors import StoreError, scarcity
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
 RUNS = "introspect-runs"
 """Where runs are kept that were given no directory."""
@@ -153,8 +154,9 @@ class Handle:
         if ours:
             os.close(fd)
 
-    def __del__(self) -> None:
-        self.close()
+    def __del__(self, _ends: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not _ends():  # python has begun to take modules apart; the system closes what is left
+            self.close()
 
     def size(self) -> int:
         """Bytes in the file now."""
