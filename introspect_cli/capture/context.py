@@ -57,6 +57,25 @@ class Running(threading.local):
         self.optimizers: list[int] = []
 
 
+def _call_all(listeners: list[Callable[[], None]]) -> None:
+    """Call each, whatever another raises; then raise the first of that."""
+    raised = [error for error in map(_raised_by, listeners) if error is not None]
+    if raised:
+        raise raised.pop(0)
+
+
+def _raised_by(listener: Callable[[], None]) -> BaseException | None:
+    """Call it, and once more where an interrupt stopped it; what it raised."""
+    try:
+        listener()
+    except KeyboardInterrupt as error:
+        listener()
+        return error
+    except BaseException as error:
+        return error
+    return None
+
+
 class Context:
     """The recorder, the names, the guard, and the moments at which probes call on each other."""
 
@@ -317,8 +336,7 @@ class Context:
         try:
             self.recorder.tick()
         finally:  # also where an interrupt comes for the second time: the next step begins
-            for listener in self.on_tick:
-                listener()
+            _call_all(self.on_tick)
 
     def trains(self, optimizer: torch.optim.Optimizer) -> None:
         """Hear of the parameters of an optimizer."""

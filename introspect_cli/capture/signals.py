@@ -17,7 +17,7 @@ import signal
 import sys
 import threading
 import time
-from _thread import interrupt_main, start_new_thread
+from _thread import start_new_thread
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.capture.probes.base import Patches, Sections, is_ours
@@ -68,9 +68,12 @@ def _is_unheard(frame: FrameType | None) -> bool:
     return False
 
 
-def _again(number: Any) -> None:
+def _again(number: int) -> None:
+    """Send the main thread a signal: what it waits for in the system ends, too."""
     time.sleep(_MOMENT)
-    interrupt_main(number)
+    main = threading.main_thread().ident
+    if main is not None:
+        signal.pthread_kill(main, number)
 
 
 class Signals:
