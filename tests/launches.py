@@ -101,6 +101,13 @@ def finish(processes, timeout=300):
         return [process.output(deadline) for process in processes]
 
 
+def recorded(folder, started):
+    """Wait for launches, by the names of the runs in `folder` that each of them leaves."""
+    for name, processes in started.items():
+        told = finish(processes)
+        assert (folder / name / "manifest.yaml").exists(), told
+
+
 def _free_port():
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))

@@ -6,6 +6,8 @@ from dataclasses import replace
 
 from introspect_cli.capture.options import CaptureOptions
 from introspect_cli.capture.session import Session
+from introspect_cli.compare.diff import compare_runs
+from introspect_cli.compare.options import DiffOptions
 from introspect_cli.records import Given, Kind
 from introspect_cli.script import Ending
 from introspect_cli.store.reader import open_run
@@ -25,6 +27,12 @@ def captured(path, work, **options):
     finally:
         session.finish(Ending(0, "returned"))
     return path
+
+
+def compared(a, b, **options):
+    """What a comparison of two runs finds, given their directories."""
+    with open_run(a) as one, open_run(b) as two:
+        return compare_runs(one, two, DiffOptions(**options))
 
 
 def records(path, step=0):

@@ -7,23 +7,15 @@ import copy
 import numpy as np
 import pytest
 import torch
-from opcapture import captured
+from opcapture import captured, compared
 from synthetic import row, write_run
 from torch import nn
 from torch.nn import functional as F
 
-from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.join.near import in_one_order
-from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.result import Verdict
 from introspect_cli.records import Kind
 from introspect_cli.schedule import Schedule
-from introspect_cli.store.reader import open_run
-
-
-def compared(a, b, **options):
-    with open_run(a) as one, open_run(b) as two:
-        return compare_runs(one, two, DiffOptions(**options))
 
 
 def renames(result):

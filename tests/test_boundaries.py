@@ -6,14 +6,11 @@ from functools import partial
 
 import pytest
 import torch
-from opcapture import captured
+from opcapture import captured, compared
 from refactored import fit
 from torch import nn
 
-from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.result import Verdict
-from introspect_cli.store.reader import open_run
 
 
 class Mlp(nn.Module):
@@ -112,8 +109,7 @@ def run(tmp_path_factory):
 @pytest.fixture
 def diff(run):
     def compare(a, b, **options):
-        with open_run(run(a)) as one, open_run(run(b)) as two:
-            return compare_runs(one, two, DiffOptions(**options))
+        return compared(run(a), run(b), **options)
 
     return compare
 

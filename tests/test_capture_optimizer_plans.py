@@ -7,8 +7,7 @@ import torch
 from opcapture import captured
 from torch import nn
 
-from introspect_cli.capture.probes import optimizers
-from introspect_cli.capture.probes.optimizers import _Plan
+from introspect_cli.capture.probes.held import Plan
 from introspect_cli.store.reader import open_run
 
 
@@ -79,16 +78,16 @@ def contents(path):
 @pytest.mark.parametrize("change", CHANGES)
 def test_the_same_records_with_a_plan_and_without(change, tmp_path, monkeypatch):
     used = []
-    values = _Plan.values
+    values = Plan.values
 
     def told(self, states):
         found = values(self, states)
         used.append(found is not None)
         return found
 
-    monkeypatch.setattr(optimizers._Plan, "values", told)
+    monkeypatch.setattr(Plan, "values", told)
     planned = contents(captured(tmp_path / "planned", train(change)))
-    monkeypatch.setattr(optimizers._Plan, "values", lambda _self, _states: None)
+    monkeypatch.setattr(Plan, "values", lambda _self, _states: None)
     alone = contents(captured(tmp_path / "alone", train(change)))
     assert planned == alone
     assert len(planned) == 6

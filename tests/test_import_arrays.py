@@ -9,12 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from opcapture import captured
+from opcapture import captured, compared
 from synthetic import row, write_run
 
 from introspect_cli.commands.import_ import import_
-from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.result import Verdict
 from introspect_cli.errors import IntrospectError
 from introspect_cli.exchange.arrays_import import SORTED, parsed
@@ -33,11 +31,6 @@ def imported(source, output, *words):
         raise done.exception
     assert done.exit_code == 0, done.output
     return output
-
-
-def diff(a, b, **options):
-    with open_run(a) as one, open_run(b) as two:
-        return compare_runs(one, two, DiffOptions(**options))
 
 
 def forward(weights, tokens, *, scale=1.0):
@@ -121,7 +114,7 @@ def test_a_run_agrees_with_arrays_that_numpy_computed(run, tmp_path, write):
             if record.site.kind is Kind.PARAM:
                 assert record.summary.checksum == ours[record.site].checksum, record.site
     for a, b in ((run, theirs), (theirs, run)):
-        result = diff(a, b, rtol=1e-5)
+        result = compared(a, b, rtol=1e-5)
         assert (result.verdict, result.counts.diverged) == (Verdict.SAME, 0), result.sentence
         assert result.counts.equal == 8  # four parameters and four outputs: what run b lists and no more
         assert "what it does not list is not compared" in " ".join(result.notes)
@@ -132,7 +125,7 @@ def test_the_first_array_that_differs_is_named(run, tmp_path, write):
     wrong = forward(WEIGHTS, TOKENS.numpy(), scale=1.5)
     theirs = imported(write(tmp_path / "dump", wrong), tmp_path / "theirs")
     for a, b in ((run, theirs), (theirs, run)):
-        result = diff(a, b, rtol=1e-5)
+        result = compared(a, b, rtol=1e-5)
         assert result.verdict is Verdict.DIVERGED
         assert result.first.site == Site(Phase.FORWARD, Kind.OUTPUT, "Net.act"), result.sentence
         assert result.first.rel_l2 == pytest.approx(1 / 3, rel=0.5)
@@ -154,7 +147,7 @@ def test_names_of_another_framework_are_known_by_their_values(run, tmp_path):
         found["output/Net.down"] = found["output/Net"]
         arrays = {theirs(name): value for name, value in found.items() if name != "output/Net.act"}
         path = imported(as_archive(tmp_path / "dump", arrays), tmp_path / "theirs", "--force")
-        result = diff(run, path)
+        result = compared(run, path)
         assert result.verdict is verdict, result.sentence
         assert told in result.sentence
 
@@ -163,10 +156,10 @@ def test_a_checkpoint_is_the_start_of_a_run(run, tmp_path):
     state = {name.removeprefix("Net."): value for name, value in WEIGHTS.items()}
     weights = as_safetensors(tmp_path / "model", state)
     start = imported(weights, tmp_path / "start", "--kind", "param", "--root", "Net")
-    assert diff(run, start, kinds=frozenset({Kind.PARAM})).counts.diverged == 0
+    assert compared(run, start, kinds=frozenset({Kind.PARAM})).counts.diverged == 0
     state["up.bias"] = state["up.bias"] + 1
     start = imported(as_safetensors(tmp_path / "model", state), start, "--kind=param", "--root=Net", "--force")
-    assert diff(run, start).first.site == Site(Phase.START, Kind.PARAM, "Net.up.bias")
+    assert compared(run, start).first.site == Site(Phase.START, Kind.PARAM, "Net.up.bias")
 
 
 def test_steps_ranks_calls_and_types_are_read(tmp_path):
@@ -300,10 +293,10 @@ def test_a_list_of_arrays_is_compared_with_a_sampled_run(sampled, tmp_path, run,
     }
     np.savez(tmp_path / "dump.npz", **found)
     dump = imported(tmp_path / "dump.npz", tmp_path / "dump")
-    result = diff(runs[run], dump, rtol=1e-4, atol=1e-5)
+    result = compared(runs[run], dump, rtol=1e-4, atol=1e-5)
     assert (result.verdict, told in result.sentence) == (verdict, True), result.sentence
     assert not result.settings
-    other = diff(dump, runs[run], rtol=1e-4, atol=1e-5)
+    other = compared(dump, runs[run], rtol=1e-4, atol=1e-5)
     assert (other.verdict, other.settings) == (verdict, ()), other.sentence
 
 
@@ -314,13 +307,13 @@ def test_parameters_that_a_list_has_at_the_start_of_every_step_are_those_that_th
     np.savez(tmp_path / "dump.npz", **found)
     dump = imported(tmp_path / "dump.npz", tmp_path / "dump")
     for a, b in ((runs["every"], dump), (dump, runs["every"])):
-        result = diff(a, b)
+        result = compared(a, b)
         assert (result.verdict, result.counts.equal) == (Verdict.SAME, 24), result.sentence
     found |= {name: own * np.float32(1.5) for name, own in found.items() if name >= "step=3" and "up.weight" in name}
     np.savez(tmp_path / "dump.npz", **found)
     dump = imported(tmp_path / "dump.npz", tmp_path / "dump", "--force")
     for a, b in ((runs["every"], dump), (dump, runs["every"])):
-        result = diff(a, b)
+        result = compared(a, b)
         assert result.first.site == Site(Phase.START, Kind.PARAM, "Net.up.weight")
         assert (result.first.step, result.counts.diverged) == (3, 3)
         assert "differs when the step begins" in result.sentence
@@ -346,7 +339,7 @@ def test_arrays_of_an_evaluation_are_told_as_that(sampled, tmp_path, run, step, 
         if name.startswith("output")
     }
     np.savez(tmp_path / "dump.npz", **found)
-    result = diff(runs[run], imported(tmp_path / "dump.npz", tmp_path / "dump"), rtol=1e-4, atol=1e-5)
+    result = compared(runs[run], imported(tmp_path / "dump.npz", tmp_path / "dump"), rtol=1e-4, atol=1e-5)
     assert told in result.sentence, result.sentence
     assert (result.verdict is Verdict.DIVERGED) == (scale != 1.0)
     if scale != 1.0:
@@ -401,7 +394,7 @@ def test_gpt2_in_numpy_agrees_with_that_of_transformers_and_its_faults_are_found
     assert set(ported_numpy.FAULTS) < set(places)
     for fault, told in places.items():
         dump = as_archive(tmp_path / "dump", ported_numpy.forward(state, tokens, 2, fault))
-        result = diff(a, imported(dump, tmp_path / "b", "--force"))
+        result = compared(a, imported(dump, tmp_path / "b", "--force"))
         assert (result.verdict is Verdict.SAME) is (not fault), result.sentence
         assert told in result.sentence
         assert not any("different steps" in note or "different statistics" in note for note in result.notes)

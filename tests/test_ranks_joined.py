@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import sys
 
+import opcapture
 import pytest
 import torch
 from launches import SCRIPT, finish, launch, needs
 from sweeps import sliced
 
-from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.result import Verdict
 from introspect_cli.errors import UsageError
 from introspect_cli.health.check import check
@@ -67,8 +66,7 @@ def have(runs, *names):
 
 def compared(runs, a, b, **options):
     have(runs, a, b)
-    with open_run(runs[0] / a) as one, open_run(runs[0] / b) as two:
-        return compare_runs(one, two, DiffOptions(**options))
+    return opcapture.compared(runs[0] / a, runs[0] / b, **options)
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import opcapture
 import pytest
 import torch
-from launches import finish, lacks, launch, needs
+from launches import lacks, launch, needs, recorded
 
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.options import DiffOptions
@@ -65,9 +66,7 @@ def captured(folder, runs):
     possible = [name for name in runs if not lacks(name)]
     for batch in (possible[at : at + 4] for at in range(0, len(possible), 4)):
         started = {name: launch(folder, name, *runs[name], options=options) for name in batch}
-        for name, processes in started.items():
-            told = finish(processes)
-            assert (folder / name / "manifest.yaml").exists(), told
+        recorded(folder, started)
     return folder
 
 
@@ -84,8 +83,7 @@ def runs(tmp_path_factory):
 
 def compared(folder, a, b, **options):
     needs(a, b)
-    with open_run(folder / a) as one, open_run(folder / b) as two:
-        return compare_runs(one, two, DiffOptions(**options))
+    return opcapture.compared(folder / a, folder / b, **options)
 
 
 def whole(run):

@@ -6,7 +6,7 @@ import textwrap
 
 import pytest
 import torch
-from launches import finish, launch, needs
+from launches import finish, launch, needs, recorded
 
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.join.wholes import wholes
@@ -123,9 +123,7 @@ def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pipelines")
     worlds = {"single": 1, "1f1b": 2, "interleaved": 2}
     started = {name: launch(folder, name, world, name, "--steps", "2", options=QUIET) for name, world in worlds.items()}
-    for name, processes in started.items():
-        told = finish(processes)
-        assert (folder / name / "manifest.yaml").exists(), told
+    recorded(folder, started)
     return folder
 
 
@@ -170,9 +168,7 @@ def cut(tmp_path_factory):
     started = {
         name: launch(folder, name, world, options=QUIET, script=script) for name, world in (("one", 1), ("two", 2))
     }
-    for name, processes in started.items():
-        told = finish(processes)
-        assert (folder / name / "manifest.yaml").exists(), told
+    recorded(folder, started)
     return folder
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from launches import SCRIPT, finish, launch
+from launches import SCRIPT, launch, recorded
 
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.options import DiffOptions
@@ -24,9 +24,7 @@ def runs(tmp_path_factory):
     options = ("--no-packages", "--no-env", "--no-source")
     script = SCRIPT.parent / "shares.py"
     started = {name: launch(folder, name, *RUNS[name], options=options, script=script) for name in RUNS}
-    for name, processes in started.items():
-        told = finish(processes)
-        assert (folder / name / "manifest.yaml").exists(), told
+    recorded(folder, started)
     return folder
 
 

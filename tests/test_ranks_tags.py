@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from launches import SCRIPT, finish, launch, needs
+from launches import SCRIPT, launch, needs, recorded
+from opcapture import compared
 
 from introspect_cli.capture import private_api
 from introspect_cli.capture.ranks import tags
@@ -43,9 +44,7 @@ def captured(folder, **runs):
     needs(*runs)
     options = ("--no-packages", "--no-env", "--no-source", "--steps", "0")
     started = {name: launch(folder, name, world, name, "--steps", "2", options=options) for name, world in runs.items()}
-    for name, processes in started.items():
-        told = finish(processes)
-        assert (folder / name / "manifest.yaml").exists(), told
+    recorded(folder, started)
 
 
 @pytest.fixture(scope="module")
@@ -121,14 +120,7 @@ def nested(folder, *words, options=(), **runs):
         name: launch(folder, name, world, layout, *words, options=(*QUIET, *options), script=NESTED)
         for name, (layout, world) in runs.items()
     }
-    for name, processes in started.items():
-        told = finish(processes)
-        assert (folder / name / "manifest.yaml").exists(), told
-
-
-def told_of(a, b, **options):
-    with open_run(a) as one, open_run(b) as two:
-        return compare_runs(one, two, DiffOptions(**options))
+    recorded(folder, started)
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +135,7 @@ def begun(tmp_path_factory):
 
 def test_shares_that_happen_to_be_equal_are_not_taken_for_copies_of_another_shape(begun):
     """Gradients of layers that begin at zero are zero on all ranks, half as many on each."""
-    result = told_of(begun / "single", begun / "tpsp")
+    result = compared(begun / "single", begun / "tpsp")
     assert result.verdict is Verdict.SAME, result.sentence
     with open_run(begun / "tpsp") as run:
         hows = {
@@ -154,7 +146,7 @@ def test_shares_that_happen_to_be_equal_are_not_taken_for_copies_of_another_shap
 
 
 def test_an_evaluation_without_gradients_is_compared_too(begun):
-    result = told_of(begun / "single", begun / "tpsp", evaluation=True)
+    result = compared(begun / "single", begun / "tpsp", evaluation=True)
     assert result.verdict is Verdict.SAME, result.sentence
     with open_run(begun / "tpsp") as run:
         own = [record for step in (0, 1, 2) for record in run.rank(0).records(step) if record.site.phase is Phase.EVAL]
@@ -163,7 +155,7 @@ def test_an_evaluation_without_gradients_is_compared_too(begun):
 
 def test_of_what_has_no_place_no_shape_is_told(begun):
     """A sum of shares, and what an activation makes of one: a rank's share has a shape, the whole is not known."""
-    result = told_of(begun / "plain", begun / "fault")
+    result = compared(begun / "plain", begun / "fault")
     assert result.verdict is Verdict.DIVERGED
     assert result.first.site.fqn == "Net.blocks.1.up.weight"
     unplaced = [own for own in result.divergences if own.b is not None and own.b.text.startswith(VALUES_OF)]
@@ -182,5 +174,5 @@ def test_a_capture_that_keeps_less_says_no_more(tmp_path, kept, layout):
     nested(tmp_path, "--evaluate", options=KEPT[kept], single=("single", 1), ranks=(layout, 2))
     for one, two in (("single", "ranks"), ("ranks", "single")):
         for options in ({}, {"rtol": 1e-2}):
-            result = told_of(tmp_path / one, tmp_path / two, **options)
+            result = compared(tmp_path / one, tmp_path / two, **options)
             assert result.verdict is Verdict.SAME, result.sentence

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from opcapture import captured
+from opcapture import captured, compared
 from refactored import (
     Called,
     Doubled,
@@ -86,8 +86,7 @@ def diff(run):
     """Compare two runs by their names."""
 
     def compare(a, b, **options):
-        with open_run(run(a)) as one, open_run(run(b)) as two:
-            return compare_runs(one, two, DiffOptions(**options))
+        return compared(run(a), run(b), **options)
 
     return compare
 

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from opcapture import captured
+from opcapture import captured, compared
 from sweeps import sliced
 from torch import nn
 
-from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.result import Verdict
 from introspect_cli.records import Kind
-from introspect_cli.store.reader import open_run
 
 
 class Perceptron(nn.Sequential):
@@ -71,11 +68,6 @@ def run(path, build, **settings):
             optimizer.step()
 
     return captured(path, work, compile="keep")
-
-
-def compared(a, b, **options):
-    with open_run(a) as one, open_run(b) as two:
-        return compare_runs(one, two, DiffOptions(**options))
 
 
 @pytest.mark.parametrize("build", sliced(MODELS, (Attending,)))

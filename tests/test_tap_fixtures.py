@@ -7,14 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from opcapture import captured
+from opcapture import captured, compared
 from test_tap_diff import wrong_backend
 
-from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.result import Verdict
 from introspect_cli.records import Kind
-from introspect_cli.store.reader import open_run
 
 FIXTURES = Path(__file__).resolve().parent.parent / "fixtures"
 SCRIPTS = {
@@ -46,11 +43,6 @@ def run(path, monkeypatch, name, *, arguments=(), level="module", **settings):
     monkeypatch.setattr(model, "__init__", built)
     monkeypatch.setattr(sys, "argv", [f"{name}.py", "--steps", "2", *given, *arguments])
     return captured(path, script.main, compile="keep", level=level)
-
-
-def compared(a, b, **options):
-    with open_run(a) as one, open_run(b) as two:
-        return compare_runs(one, two, DiffOptions(**options))
 
 
 @pytest.mark.parametrize("name", [pytest.param("train_cnn", marks=pytest.mark.sweep), "train_gpt"])

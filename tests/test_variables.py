@@ -9,12 +9,10 @@ import weakref
 
 import pytest
 import torch
-from opcapture import captured
+from opcapture import captured, compared
 from torch import nn
 
 from introspect_cli.capture.variables import called, script_frames
-from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.result import Verdict
 from introspect_cli.records import Kind
 from introspect_cli.store.reader import open_run
@@ -68,11 +66,6 @@ def learning(*, swapped=False, rate=0.1, seed=0, scale=1.0, other_seed=None):
             optimizer.step()
 
     return work
-
-
-def compared(a, b, **options):
-    with open_run(a) as one, open_run(b) as two:
-        return compare_runs(one, two, DiffOptions(**options))
 
 
 @pytest.fixture(scope="module")

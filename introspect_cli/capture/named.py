@@ -83,9 +83,7 @@ class ModuleState(Named):
 
     def next_call(self, step: int, phase: Phase) -> int:
         """Count a call; the count starts anew with each step."""
-        if self.step != step:
-            self.step = step
-            self.calls.clear()
+        self._be_in(step)
         number = self.calls.get(phase, 0)
         self.calls[phase] = number + 1
         return number
@@ -96,10 +94,18 @@ class ModuleState(Named):
 
     def seen(self, step: int, phase: Phase, call: int) -> None:
         """Note a call that something else than the module's own `__call__` has counted."""
+        self._be_in(step)
+        self.calls[phase] = max(self.calls.get(phase, 0), call + 1)
+
+    def count_from(self, step: int, phase: Phase, number: int) -> None:
+        """Have the next call of a step and phase be the one of this number."""
+        self._be_in(step)
+        self.calls[phase] = number
+
+    def _be_in(self, step: int) -> None:
         if self.step != step:
             self.step = step
             self.calls.clear()
-        self.calls[phase] = max(self.calls.get(phase, 0), call + 1)
 
     def called(self, step: int) -> bool:
         """Whether the module was called in that step."""

@@ -93,7 +93,7 @@ class Names:
         self.states: dict[int, ModuleState] = {}
         """By the module's identity, each with a reference to the module that it is of; only ever changed in place."""
         self._parents: ById[weakref.ref[nn.Module]] = ById()
-        self._holders: ById[None] = ById()
+        self._holders: ById[bool] = ById()
         self._free = FreeNames()
         self._parameters = _ParameterNames()
         self._optimizers: dict[int, weakref.ref[torch.optim.Optimizer]] = {}
@@ -133,8 +133,8 @@ class Names:
 
     def holds(self, module: nn.Module, _name: str, _parameter: nn.Parameter | None) -> None:
         """Hear of a module that is given a parameter (torch's registration hook): it may be a model all by itself."""
-        if not self.settled and self._holders.entries.get(id(module)) is None:
-            self._holders.set(module, None)
+        if not self.settled and self._holders.get(module) is None:
+            self._holders.set(module, True)
 
     def find(self, module: nn.Module) -> ModuleState | None:
         """The state of a module that has a name already."""

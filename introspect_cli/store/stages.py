@@ -7,6 +7,7 @@ pieces of one model, whose layers have the names that they have in it.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -27,13 +28,13 @@ class Stages:
     of: int
     roots: tuple[tuple[str, int], ...] = ()
 
-    def has(self, root: str, stage: int) -> bool:
-        """Whether a root module is that stage's."""
-        return self.stage(root) == stage
+    @cached_property
+    def _by_root(self) -> dict[str, int]:
+        return dict(self.roots)
 
     def stage(self, root: str) -> int:
         """The stage of a root module."""
-        return dict(self.roots).get(root, self.last)
+        return self._by_root.get(root, self.last)
 
     def name(self, fqn: str, apart: frozenset[str] = frozenset()) -> str:
         """What a module, parameter or buffer of the rank is called in the whole model.
@@ -43,7 +44,7 @@ class Stages:
             apart: names of roots whose stages have different things under equal names: the name tells the stage, then.
         """
         root, dot, rest = fqn.partition(".")
-        base, roots = root.partition("#")[0], dict(self.roots)
+        base, roots = root.partition("#")[0], self._by_root
         if root not in roots or (base != root and base not in roots):
             return fqn
         told = f"[stage {roots[root]}]" if base in apart and roots[root] else ""

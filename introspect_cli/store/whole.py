@@ -320,8 +320,8 @@ class WholeReader:
             found = np.zeros(len(sites), np.bool_)
             for number, (fqn, kind) in enumerate(zip(sites.fqn, sites.kind, strict=True) if stages is not None else ()):
                 if "." not in fqn and stages is not None:
-                    found[number] = (kind in _GOING_IN and not stages.has(fqn, 0)) or (
-                        kind in _COMING_OUT and not stages.has(fqn, stages.of - 1)
+                    found[number] = (kind in _GOING_IN and stages.stage(fqn) != 0) or (
+                        kind in _COMING_OUT and stages.stage(fqn) != stages.of - 1
                     )
             out.append(found)
         return out

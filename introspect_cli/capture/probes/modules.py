@@ -21,7 +21,7 @@ from introspect_cli.capture.inside import modules_in, parameters_in, wrapped
 from introspect_cli.capture.named import CallSites, ModuleState
 from introspect_cli.capture.probes.base import Patches, uncounted
 from introspect_cli.capture.probes.nested import NestedClasses
-from introspect_cli.capture.probes.opaque import hides, how_hidden, is_plain_call, is_traced
+from introspect_cli.capture.probes.opaque import hides, how_hidden, is_plain_call, is_traced, sequence_code
 from introspect_cli.capture.ranks import launchers, tags
 from introspect_cli.records import EVALUATED, GRADIENT_OF, Kind, Phase
 from introspect_cli.tensors.flatten import flatten, is_plain
@@ -137,7 +137,7 @@ class ModuleProbe:
             torch.is_grad_enabled,
             private_api.MODULE_WRAPPED_CALL,
             nn.Sequential,
-            *_sequence_code(),
+            *sequence_code(),
             intake,
             gradients,
         )
@@ -492,14 +492,6 @@ class ModuleProbe:
             if wrapped(child) is None:
                 site = self._context.site(inner, self._stack.phase, Kind.OUTPUT)
                 self._recorder.missing(site, f"inside {how_hidden(module)} {state.fqn}")
-
-
-def _sequence_code() -> tuple[object, object]:
-    """Torch's own functions by which a sequence runs its modules; None for each where the script has put in others."""
-    functions = (nn.Sequential.forward, nn.Sequential.__iter__)
-    home = nn.modules.container.__file__
-    theirs = all(getattr(own, "__code__", None) and own.__code__.co_filename == home for own in functions)
-    return functions if theirs else (None, None)
 
 
 def _position(number: int) -> str:

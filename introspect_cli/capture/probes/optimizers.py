@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import functools
 import sys
-from itertools import chain
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import (
     Optimizer,
     register_optimizer_step_post_hook,
@@ -24,6 +22,7 @@ from torch.optim.optimizer import (
 from introspect_cli.capture.identity import ById, FreeNames
 from introspect_cli.capture.named import Holder
 from introspect_cli.capture.probes.base import Patches
+from introspect_cli.capture.probes.held import Held, Plan, parameters_of, with_gradients
 from introspect_cli.records import Kind, Phase, Site, SiteInfo
 from introspect_cli.tensors import parallel
 from introspect_cli.tensors.flatten import flatten
@@ -57,7 +56,7 @@ class OptimizerProbe:
         self._recorder = context.recorder
         self._state = state
         self._names = FreeNames()
-        self._parameters: ById[_Held] = ById()
+        self._parameters: ById[Held] = ById()
         self._state_seen: set[str] = set()
         self._known: dict[str, dict[str, Any]] = {}
         self._patches = Patches()
@@ -192,8 +191,8 @@ class OptimizerProbe:
                 self._record_after(optimizer, has_closure=_has_closure(args, kwargs))
             self._context.auto_tick()
 
-    def _held(self, optimizer: Optimizer) -> _Held:
-        return self._parameters.get(optimizer) or _Held([])
+    def _held(self, optimizer: Optimizer) -> Held:
+        return self._parameters.get(optimizer) or Held([])
 
     def _skipped(self, optimizer: Optimizer) -> None:
         """A gradient scaler found infinities and left the optimizer alone: the step ends all the same."""
@@ -207,12 +206,12 @@ class OptimizerProbe:
         """Whether the optimizer steps before any model that holds its parameters was called, as with a closure."""
         names = self._context.names
         return self._parameters.get(optimizer) is None and any(
-            names.parameter(parameter) is None for parameter in _parameters(optimizer)
+            names.parameter(parameter) is None for parameter in parameters_of(optimizer)
         )
 
     def _note(self, optimizer: Optimizer) -> None:
         """Learn the optimizer's name and those of its parameters; both may grow while it lives."""
-        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        parameters = parameters_of(optimizer)
         known = self._parameters.get(optimizer)
         all_names = self._context.names
         if known is not None and len(known.names) == len(parameters) and known.replaced == all_names.replaced:
@@ -232,7 +231,7 @@ class OptimizerProbe:
                     )
                 known_name.held_by(Holder(optimizer, (number, position)))
                 names.append(known_name)
-        self._parameters.set(optimizer, _Held(names, all_names.replaced))
+        self._parameters.set(optimizer, Held(names, all_names.replaced))
         all_names.forget_with(optimizer, list(map(id, parameters)))
         remaining = iter(names)
         self.settings = [entry for entry in self.settings if entry["name"] != name]
@@ -272,7 +271,7 @@ class OptimizerProbe:
         if has_closure and gradients and not self._closures:
             self._gradients(optimizer, held)
         if gradients:
-            large = held.large(_parameters(optimizer))
+            large = held.large(parameters_of(optimizer))
             parallel.note_computation(tensor.grad for tensor in large if tensor.grad is not None)
         self._state.parameters_after(optimizer)
         if Kind.OPTIMIZER_STATE in self._context.kinds:
@@ -280,20 +279,20 @@ class OptimizerProbe:
         for listener in self._context.on_after_optimizer:
             listener()
 
-    def _gradients(self, optimizer: Optimizer, held: _Held, call: int = 0) -> None:
+    def _gradients(self, optimizer: Optimizer, held: Held, call: int = 0) -> None:
         if Kind.GRAD not in self._context.kinds:
             return
-        sites, parameters = held.gradient_sites(self._context, call), _parameters(optimizer)
+        sites, parameters = held.gradient_sites(self._context, call), parameters_of(optimizer)
         gradients: list[torch.Tensor] = list(map(_gradient_of, parameters)) if held.all_watched else []
         if len(sites) != len(gradients) or type(None) in set(map(type, gradients)):
-            sites, parameters, gradients = _with_gradients(sites, parameters)
+            sites, parameters, gradients = with_gradients(sites, parameters)
         context = self._context
         placed = context.parts.each(
             sites, parameters, gradients, lambda name: context.site(name, Phase.OPTIMIZER, Kind.GRAD, call=call)
         )
         self._recorder.tensors(*placed)
 
-    def _optimizer_state(self, optimizer: Optimizer, held: _Held, phase: Phase) -> None:
+    def _optimizer_state(self, optimizer: Optimizer, held: Held, phase: Phase) -> None:
         if not self._context.parts.active and (plan := held.plans.get(phase)) is not None:
             values = plan.values(held.all_states(optimizer))
             if values is not None:
@@ -317,7 +316,7 @@ class OptimizerProbe:
             if all(issubclass(cls, torch.Tensor) for cls in set(map(type, tensors))):
                 self._recorder.tensors(sites, tensors)
                 if len(states) == len(held.names):
-                    held.plans[phase] = _Plan(sites, [state for _, state in states])
+                    held.plans[phase] = Plan(sites, [state for _, state in states])
                 return
         self._new_state(held, states, phase)
 
@@ -325,7 +324,7 @@ class OptimizerProbe:
         self, optimizer: Optimizer, states: list[tuple[int, dict[str, Any]]]
     ) -> tuple[list[tuple[int, dict[str, Any]]], list[tuple[ParameterName, dict[str, Any]]]]:
         """The states with what is a piece of a whole told to be one; and those of parameters inside a flat one."""
-        parameters, parts = _parameters(optimizer), self._context.parts
+        parameters, parts = parameters_of(optimizer), self._context.parts
         placed, inside = [], []
         for at, state in states:
             pieces = parts.states(parameters[at], state)
@@ -336,7 +335,7 @@ class OptimizerProbe:
                 inside += pieces
         return placed, inside
 
-    def _new_state(self, held: _Held, states: list[tuple[int, dict[str, Any]]], phase: Phase) -> None:
+    def _new_state(self, held: Held, states: list[tuple[int, dict[str, Any]]], phase: Phase) -> None:
         """Record state of which something is new, or is no tensor."""
         known = held.known_state(phase)
         sites: list[int] = []
@@ -391,104 +390,7 @@ class OptimizerProbe:
                         self._recorder.value(site, plain)
 
 
-class _Held:
-    """The names of an optimizer's parameters, and the sites of what it keeps for each, looked up once."""
-
-    def __init__(self, names: list[ParameterName], replaced: int = 0) -> None:
-        """Take the names, in the order of the parameters, and how many of all had been replaced by then."""
-        self.names = names
-        self.replaced = replaced
-        self._gradients: dict[int, list[int]] = {}
-        self._state: dict[Phase, dict[int, tuple[tuple[str, ...], list[int]]]] = {}
-        self._large: list[int] | None = None
-        self.all_watched = all(name.watched for name in names)
-        self.plans: dict[Phase, _Plan] = {}
-        """Where everything of every parameter is recorded, as it was the last time."""
-
-    def large(self, parameters: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Those large enough for torch to share an operation on them out among its threads: looked for once."""
-        if self._large is None:
-            self._large = [
-                at for at, own in enumerate(parameters) if not is_lazy(own) and own.numel() >= parallel.SHARED_OUT
-            ]
-        return [parameters[at] for at in self._large]
-
-    def gradient_sites(self, context: Context, call: int) -> list[int]:
-        """The site of each parameter's gradient, -1 for what is not watched."""
-        sites = self._gradients.get(call)
-        if sites is None:
-            sites = self._gradients[call] = [
-                context.site(name, Phase.OPTIMIZER, Kind.GRAD, call=call) if name.watched else -1 for name in self.names
-            ]
-        return sites
-
-    def all_states(self, optimizer: Optimizer) -> list[Any]:
-        """What the optimizer keeps for each of its parameters, None where that is nothing."""
-        # `state` is a defaultdict: asking it with [] would put an empty entry into the script's optimizer.
-        # Nor by [] nor by get(): a tensor's own hash is python code.
-        by_id: dict[int, Any] = {}
-        for holder in [optimizer] if optimizer.state else [optimizer, *_made_of(optimizer)]:
-            by_id |= zip(map(id, holder.state.keys()), holder.state.values(), strict=True)
-        return list(map(by_id.get, map(id, _parameters(optimizer))))
-
-    def states(self, optimizer: Optimizer) -> list[tuple[int, dict[str, Any]]]:
-        """What the optimizer keeps for parameters that are watched, by the parameter's position."""
-        kept = zip(self.names, self.all_states(optimizer), strict=True)
-        return [(position, state) for position, (name, state) in enumerate(kept) if state and name.watched]
-
-    def known_state(self, phase: Phase) -> dict[int, tuple[tuple[str, ...], list[int]]]:
-        """By position the keys of a parameter's state, where all are of tensors, and their sites."""
-        return self._state.setdefault(phase, {})
-
-
-class _Plan:
-    """The sites of all that an optimizer keeps for its parameters, while it keeps the same things for each."""
-
-    def __init__(self, sites: list[int], states: list[dict[str, Any]]) -> None:
-        """Remember the keys, not what is kept under them."""
-        self.sites = sites
-        self._keys = list(chain.from_iterable(states))
-        self._lengths = list(map(len, states))
-
-    def values(self, states: list[Any]) -> list[torch.Tensor] | None:
-        """The tensors kept now, in the order of the sites; None where anything else is kept than was."""
-        if set(map(type, states)) != {dict} or list(map(len, states)) != self._lengths:
-            return None
-        if list(chain.from_iterable(states)) != self._keys:
-            return None
-        values = list(chain.from_iterable(map(dict.values, states)))
-        return values if all(issubclass(cls, torch.Tensor) for cls in set(map(type, values))) else None
-
-
-def _with_gradients(
-    sites: list[int], parameters: list[torch.Tensor]
-) -> tuple[list[int], list[torch.Tensor], list[torch.Tensor]]:
-    """Those of the parameters that are watched and have a gradient, with their sites and gradients."""
-    own_sites: list[int] = []
-    own: list[torch.Tensor] = []
-    gradients: list[torch.Tensor] = []
-    for site, parameter in zip(sites, parameters, strict=True):
-        if site >= 0 and (gradient := parameter.grad) is not None:
-            own_sites.append(site)
-            own.append(parameter)
-            gradients.append(gradient)
-    return own_sites, own, gradients
-
-
 _NOTHING_KNOWN: tuple[tuple[str, ...], list[int]] = ((), [])
-
-
-def _parameters(optimizer: Optimizer) -> list[torch.Tensor]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-
-def _made_of(optimizer: Optimizer) -> list[Optimizer]:
-    """Optimizers that one keeps, in an attribute (ZeroRedundancyOptimizer) or in a list (torchtitan)."""
-    found: list[Optimizer] = []
-    for value in vars(optimizer).values():
-        kept = value if type(value) in (list, tuple) else [value]
-        found += [own for own in kept if issubclass(type(own), Optimizer)]
-    return found
 
 
 def _inside_step(frame: FrameType) -> bool:

@@ -89,10 +89,7 @@ class Pipelines:
                 count, of = state.calls.get(Phase.FORWARD, 0), done or before
                 each = count // of if of and count % of == 0 else 1
                 self._each.set(state, each)
-            if state.step != step:
-                state.step = step
-                state.calls.clear()
-            state.calls[Phase.FORWARD] = number * each
+            state.count_from(step, Phase.FORWARD, number * each)
 
     def loss(self, stage: Any, chunk: int, step: int) -> int:
         """The number of a loss within its step, by its microbatch."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from introspect_cli.compare.join.holdings import parents
 from introspect_cli.compare.join.renames import renamer
 from introspect_cli.compare.join.sites import kind_code
 from introspect_cli.records import Kind
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     from introspect_cli.compare.join.holdings import Feature, Side
 
-_ENDS = (Kind.INPUT, Kind.OUTPUT)
+_ENDS = frozenset(map(kind_code, (Kind.INPUT, Kind.OUTPUT)))
 
 
 def crossed(a: Side, b: Side, names: Mapping[str, str]) -> set[str]:
@@ -48,18 +49,15 @@ def _doubtful(a: Side, b: Side, names: Mapping[str, str]) -> dict[str, str]:
     for old, new in names.items():
         if old.rpartition(".")[0] == new.rpartition(".")[0]:
             continue
-        left = {change(head): head for head in _above(old)}
-        entered = {head: next((own for own in (head, back(head)) if change(own) == head), head) for head in _above(new)}
+        left = {change(head): head for head in parents(old)}
+        entered = {
+            head: next((own for own in (head, back(head)) if change(own) == head), head) for head in parents(new)
+        }
         for name in left.keys() ^ entered.keys():
             own = left.get(name) or entered[name]
             if own in a.names and name in b.names:
                 found[own] = name
     return found
-
-
-def _above(name: str) -> list[str]:
-    parts = name.split(".")
-    return [".".join(parts[:end]) for end in range(1, len(parts))]
 
 
 class _Inside:
@@ -76,16 +74,13 @@ class _Inside:
         """Checksums of its inputs and outputs, by kind, phase and call."""
         found: dict[Feature, set[int]] = defaultdict(set)
         for place, kind, phase, call, checksum in self._held.of(name):
-            if not place and kind in _CODES:
+            if not place and kind in _ENDS:
                 found[kind, phase, call].add(checksum)
         return found
 
     def values(self, name: str) -> set[int]:
         """Checksums of all that is below it."""
         return {own[-1] for name in self._below[name] for own in self._held.of(name) if not own[0]}
-
-
-_CODES = frozenset(kind_code(kind) for kind in _ENDS)
 
 
 def _moved(inner: tuple[_Inside, _Inside], old: str, new: str) -> bool:

@@ -151,12 +151,12 @@ def _evicted(side: Side, moved: Mapping[str, str], others: AbstractSet[str] = fr
     taken = {new for old, new in moved.items() if new in every and new not in moved}
     goes = {name: new for name in _at_or_below(tree, moved, every) if (new := change(name)) != name}
     clash = {name for name in (*goes.values(), *taken, *others) if name in every and name not in goes}
-    gone = {name: f"{name}(a)" for name in clash if not any(head in clash for head in _heads_of(name)[:-1])}
+    gone = {name: f"{name}(a)" for name in clash if not any(head in clash for head in parents(name))}
     stays = {}
     for name in _at_or_below(tree, gone, every):
         if name in goes:
             continue
-        top = max((head for head in _heads_of(name) if head in clash), key=len)
+        top = next(head for head in (name, *parents(name)) if head in clash)
         if name not in clash:  # what is inside one that goes, and has the same name in b, stays where it is
             child = name[: name.find(".", len(top) + 1)] if "." in name[len(top) + 1 :] else name
             stays[child] = child
@@ -381,12 +381,6 @@ def _places_alike(one: Held, two: Held) -> set[int]:
     places = set(one.places[0].tolist())
     names = dict.fromkeys((*one.names, *two.names))
     return places - {feature[0] for name in names for feature in one.of(name) ^ two.of(name)}
-
-
-def _heads_of(name: str) -> list[str]:
-    """A name and all prefixes of it."""
-    parts = name.split(".")
-    return [".".join(parts[: i + 1]) for i in range(len(parts))]
 
 
 def _levels(old: str, new: str) -> list[tuple[str, str]]:

@@ -94,21 +94,23 @@ class Side:
         return "#" in "\n".join(self.sites.fqn)
 
     @cached_property
+    def _of_tensors(self) -> Mask:
+        """Which sites are a parameter's or a buffer's."""
+        return np.isin(self.sites.kind, [kind_code(kind) for kind in TENSORS])
+
+    @cached_property
     def tensors(self) -> KeysView[str]:
         """Names of parameters and buffers."""
-        own = np.isin(self.sites.kind, [kind_code(kind) for kind in TENSORS])
-        return dict.fromkeys(compress(self.sites.fqn, own.tolist())).keys()
+        return dict.fromkeys(compress(self.sites.fqn, self._of_tensors.tolist())).keys()
 
     @cached_property
     def tensor_tree(self) -> Tree:
         """Parameters and buffers, some of them more than once, by what is above them."""
-        own = np.isin(self.sites.kind, [kind_code(kind) for kind in TENSORS])
-        return Tree(compress(self.sites.fqn, own.tolist()))
+        return Tree(compress(self.sites.fqn, self._of_tensors.tolist()))
 
     def tensors_of(self, names: AbstractSet[str]) -> set[str]:
         """Those of the names that are parameters or buffers."""
-        own = np.isin(self.sites.kind, [kind_code(kind) for kind in TENSORS])
-        return {self.sites.fqn[site] for site in np.flatnonzero(self.sites_of(names) & own).tolist()}
+        return {self.sites.fqn[site] for site in np.flatnonzero(self.sites_of(names) & self._of_tensors).tolist()}
 
     def owns(self, module: str) -> bool:
         """Whether parameters or buffers are a module's own."""

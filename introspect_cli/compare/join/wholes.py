@@ -20,7 +20,7 @@ from introspect_cli.compare.join.shared_out import OTHER, SAME, SharedOut
 from introspect_cli.compare.join.sites import Ids, Mask, kind_code
 from introspect_cli.records import Kind, count
 from introspect_cli.store.batch import GATHERED, OWED
-from introspect_cli.store.stages import stages_in, stages_of
+from introspect_cli.store.stages import stages_in
 from introspect_cli.store.together import DIFFERENT_COPIES, EQUAL_ON
 from introspect_cli.store.whole import Reader, WholeReader
 
@@ -70,8 +70,9 @@ def _whole(run: Run, *, fold_calls: bool) -> Reader:
 def _calls(run: Run) -> dict[str, int]:
     """How often modules are called in a step, at most, where that is more than once."""
     most: dict[str, int] = {}
+    every = stages_in(run.manifests)
     for rank in run.ranks:
-        sites, stages = run.rank(rank).sites, stages_of(run.manifests.get(rank, {}))
+        sites, stages = run.rank(rank).sites, every.get(rank)
         calls = sites.call
         for at in np.flatnonzero(calls).tolist():
             if sites.kind[at] == Kind.OUTPUT.value:

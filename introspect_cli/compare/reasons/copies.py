@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from introspect_cli.compare.reasons.base import Scene
+    from introspect_cli.compare.result import Divergence
     from introspect_cli.store.reader import Run
 
 _KINDS = frozenset({Kind.PARAM, Kind.GRAD, Kind.OPTIMIZER_STATE})
@@ -41,7 +42,7 @@ def copies_words(scene: Scene) -> str:
         if summary is not None and summary.text.startswith(DIFFERENT_COPIES):
             if other is not None and other.text.startswith(DIFFERENT_COPIES):
                 return ""
-            return f" In {name} its {summary.text}{_why(scene, name)}."
+            return f" In {name} its {summary.text}{_why(first, name, _copies(scene, name))}."
     if scene.ranks < 2 or first.a is None or first.b is None:
         return ""
     copies = {name: _copies(scene, name) for name in "ab"}
@@ -54,7 +55,7 @@ def copies_words(scene: Scene) -> str:
     others = [rank for rank, own in held.items() if own.checksum != held[base].checksum]
     return (
         f" In {name} its copies differ: {rank_list(others)} from rank {base}; in {sound} they are "
-        f"equal{_why(scene, name)}."
+        f"equal{_why(first, name, held)}."
     )
 
 
@@ -88,13 +89,11 @@ def _copy(run: Run, rank: int, step: int, scene: Scene) -> _Copy | None:
     return _Copy(int(batch.checksum[row]), sketch)
 
 
-def _why(scene: Scene, name: str) -> str:
+def _why(first: Divergence, name: str, copies: dict[int, _Copy]) -> str:
     """What was not done to a gradient whose copies differ in one run, as far as that of the other tells."""
-    first = scene.first
     if first.site.kind is not Kind.GRAD:
         return ""
     sound, summary = ("a", first.a) if name == "b" else ("b", first.b)
-    copies = _copies(scene, name)
     wanted = np.array(summary.sketch if summary is not None else (), np.float64)
     sketches = {rank: own.sketch for rank, own in copies.items() if own.sketch is not None}
     if len(sketches) < 2 or len(sketches) < len(copies) or not wanted.size or not np.linalg.norm(wanted) > 0:
