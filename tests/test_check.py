@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import json
 import re
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 from synthetic import row, write_run
 
+import introspect_cli
 from introspect_cli.errors import UsageError
 from introspect_cli.health.check import RULES, check, choose
 from introspect_cli.health.findings import Level
@@ -132,16 +134,32 @@ def test_exit_codes_follow_the_level_asked_for(introspect, train, tmp_path):
     assert "did you mean raw-inputs?" in done.stderr
 
 
-def test_all_rules_can_be_listed(introspect):
+def test_the_list_says_of_every_rule_when_it_finds_something_and_fits_a_terminal(introspect):
     done = introspect("check", "--list")
     assert done.returncode == 0
-    assert re.findall(r"^([a-z-]+) +(?:error|warning|info)", done.stdout, re.MULTILINE) == [rule.id for rule in RULES]
+    assert re.findall(r"^([a-z-]+)  (?:error|warning|info)$", done.stdout, re.MULTILINE) == [rule.id for rule in RULES]
+    told = " ".join(done.stdout.split())
+    assert all(f"{rule.about} when: {rule.when}" in told for rule in RULES)
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    rules = json.loads(introspect("check", "--list", "--format", "json", "--rule", "loss-*").stdout)["rules"]
+    assert [(own["rule"], own["when"]) for own in rules] == [(rule.id, rule.when) for rule in choose(["loss-*"], [])]
 
 
-def test_every_rule_is_documented():
-    page = (Path(__file__).parent.parent / "docs" / "check.md").read_text()
-    for rule in RULES:
-        assert f"`{rule.id}`" in page
+def test_each_number_that_a_rule_tells_is_a_constant_that_its_file_decides_by():
+    told = 0
+    for path in (Path(introspect_cli.__file__).parent / "health").glob("*.py"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+        used = {node.id for function in functions for node in ast.walk(function) if isinstance(node, ast.Name)}
+        for call in ast.walk(tree):
+            if isinstance(call, ast.Call) and getattr(call.func, "id", "") in {"Rule", "RankRule"}:
+                when, told = call.args[3], told + 1
+                parts = when.values if isinstance(when, ast.JoinedStr) else [when]
+                words = "".join(part.value for part in parts if isinstance(part, ast.Constant))
+                # Names of types and norms, one over or two to the power of a constant, and years of publication.
+                assert not re.search(r"\d", re.sub(r"float(16|32)|L2|1/|2\^-|, (19|20)\d\d\b", "", words)), words
+                assert {node.id for node in ast.walk(when) if isinstance(node, ast.Name)} <= used, words
+    assert told == len(RULES)
 
 
 def test_without_data_no_rule_speaks(tmp_path):
@@ -242,7 +260,7 @@ def test_a_rule_is_a_function_and_a_line_in_its_table(tmp_path):
         ]
         return hits if table.pick(Kind.OUTPUT) else Unseen("outputs")
 
-    rule = Rule("wide-output", Level.INFO, "outputs of many elements", "a wide layer", wide)
+    rule = Rule("wide-output", Level.INFO, "outputs of many elements", "more than four", "a wide layer", wide)
     for name, size in (("small", 3), ("large", 9)):
         write_run(tmp_path / name, [[row("forward", "output", "Net.layer", np.ones(size, np.float32))]])
         with open_run(tmp_path / name) as run:

@@ -6,6 +6,8 @@ import click
 
 from introspect_cli.exit_codes import DIVERGED, SAME, UNDECIDED
 
+_WIDEST = 80  # of the list of rules, which is read as help is
+
 
 @click.command(
     short_help="Look for what usually goes wrong in training.",
@@ -15,6 +17,7 @@ Exit codes: 0 nothing found, 1 something at the level of --fail-on or worse, 2 n
 \b
 Examples:
   introspect check runA
+  introspect check --list --rule 'loss-*'
   introspect check --ignore raw-inputs --fail-on error runA
   introspect check --rule 'loss-*' --format json runA""",
 )
@@ -29,7 +32,7 @@ Examples:
     help="Exit with 1 when something this bad or worse is found.",
 )
 @click.option("--format", "format_", type=click.Choice(["table", "json"]), default="table", show_default=True)
-@click.option("--list", "listed", is_flag=True, help="List all rules and exit.")
+@click.option("--list", "listed", is_flag=True, help="List the rules: when each finds something.")
 def check(
     run: str | None, rules: tuple[str, ...], ignore: tuple[str, ...], fail_on: str, format_: str, *, listed: bool
 ) -> int:
@@ -41,21 +44,24 @@ def check(
     from introspect_cli.health.check import check as check_run
     from introspect_cli.health.check import choose
     from introspect_cli.health.findings import Level
-    from introspect_cli.render.check_text import check_blocks, check_document, rules_blocks
+    from introspect_cli.render.check_text import check_blocks, check_document, rules_blocks, rules_document
     from introspect_cli.render.console import Screen
+    from introspect_cli.render.json import to_json
     from introspect_cli.store.reader import open_run
 
     chosen = choose(rules, ignore)
     if listed:
-        Screen().draw(rules_blocks([(rule.id, rule.level.value, rule.about) for rule in chosen]))
+        if format_ == "json":
+            click.echo(to_json(rules_document(chosen)))
+        else:
+            screen = Screen()
+            screen.draw(rules_blocks(chosen, min(screen.width, _WIDEST)))
         return SAME
     if run is None:
         raise click.UsageError("name a run to check")
     with open_run(run) as opened:
         result = check_run(opened, chosen)
     if format_ == "json":
-        from introspect_cli.render.json import to_json
-
         click.echo(to_json(check_document(result)))
     else:
         Screen().draw(check_blocks(result))

@@ -24,6 +24,9 @@ LASTING = 5
 SATURATED = 0.05
 """Mean derivative of a squashing function, relative to its largest, below which it counts as saturated."""
 
+FLAT = 22
+"""Binary digits by which a spread must be below the mean to be rounding: float32 keeps 24."""
+
 _FLOATS = ("float", "bfloat")
 _NO_ZEROS = ("Dropout", "Embedding", "Pad", "Mask")
 
@@ -107,8 +110,7 @@ def find_constant(table: Table) -> Answer:
         mean = columns.floats["mean"][rows, place].astype(np.float64)
         var = columns.floats["var"][rows, place].astype(np.float64)
         with np.errstate(invalid="ignore"):
-            # float32 keeps 24 bits: a spread below that is rounding. All zero is the dead rule's.
-            flat = (mean != 0) & (np.sqrt(var) <= np.abs(mean) * 2.0**-22)
+            flat = (mean != 0) & (np.sqrt(var) <= np.abs(mean) * 2.0**-FLAT)  # all zero is the dead rule's
         start = lasting(flat.tolist(), LASTING)
         if start is not None and not _inputs_flat(table, site):
             step = int(columns.steps[rows[start]])
@@ -145,6 +147,8 @@ RULES = (
         "dead-units",
         Level.WARNING,
         "activations nearly all of which stay zero",
+        f"at the last {LASTING} steps or more, {DEAD:.0%} of an output, or of an input that a gradient flows to, are "
+        "exactly zero; dropout, lookups, padding and masks do not count, nor an output whose input has as many zeros",
         "a rectifier pushed below zero by a large step, a bad initialisation or a large negative bias",
         find_dead,
     ),
@@ -152,6 +156,8 @@ RULES = (
         "saturated",
         Level.WARNING,
         "sigmoid or tanh outputs at their ends, where the gradient is gone",
+        f"at the last {LASTING} steps or more, the mean derivative of a Tanh or Sigmoid (from mean and variance of "
+        f"its output) is below {SATURATED:.0%} of its largest",
         "weights or inputs that are too large; normalise them or lower the initial scale",
         find_saturated,
     ),
@@ -159,6 +165,8 @@ RULES = (
         "constant-output",
         Level.WARNING,
         "outputs that are constant, or do not depend on what goes in",
+        f"at the last {LASTING} steps or more, an output's standard deviation is below 2^-{FLAT} of its mean while "
+        "its input varies; or its bits stay while its input's change",
         "a detached or overwritten input, a collapsed layer, or a normalisation over a single value",
         find_constant,
     ),

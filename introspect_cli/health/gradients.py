@@ -26,7 +26,13 @@ GROWTH = 100.0
 """Times its earlier median that the norm of all gradients may reach."""
 
 HISTORY = 8
-"""Steps of history that growth is measured against."""
+"""Steps of history that growth is measured against, at least."""
+
+RECENT = 50
+"""Steps of history that it is measured against at most."""
+
+OFTEN = 0.5
+"""Share of the steps in which gradients must be so."""
 
 BALANCE = 100.0
 """Times by which the gradients of two heads on one trunk may differ."""
@@ -98,7 +104,7 @@ def find_vanishing(table: Table) -> Answer:
     hits = []
     for root, steps, early, late in depths:
         low = (early * RATIO < late) & (early > 0)
-        if low.mean() >= 0.5 and low[-1]:
+        if low.mean() >= OFTEN and low[-1]:
             at = int(np.argmax(low))
             hits.append(Hit(int(steps[at]), root, _apart(early[at], late[at], int(steps[at]))))
     return hits
@@ -113,7 +119,7 @@ def find_exploding(table: Table) -> Answer:
     hits = []
     for root, steps, early, late in () if isinstance(depths, Unseen) else depths:
         high = (early > late * RATIO) & (late > 0)
-        if high.mean() >= 0.5:
+        if high.mean() >= OFTEN:
             at = int(np.argmax(high))
             hits.append(Hit(int(steps[at]), root, _apart(early[at], late[at], int(steps[at]))))
     for root, sites in _roots(table, grads).items():
@@ -121,7 +127,7 @@ def find_exploding(table: Table) -> Answer:
         norm = np.sqrt(np.nansum(_norms(table, sites) ** 2, axis=1))
         seen = np.flatnonzero((norm > 0) & np.isfinite(norm))
         for position in range(HISTORY, len(seen)):
-            usual = float(np.median(norm[seen[max(0, position - 50) : position]]))
+            usual = float(np.median(norm[seen[max(0, position - RECENT) : position]]))
             now = float(norm[seen[position]])
             if now > GROWTH * usual:
                 step = int(columns.steps[seen[position]])
@@ -193,6 +199,9 @@ RULES = (
         "vanishing-gradients",
         Level.WARNING,
         "gradients that vanish towards the first layers",
+        f"in {OFTEN:.0%} of the steps or more, and in the last, gradients at the outputs of the first third of the "
+        f"layers have less than 1/{RATIO:g} of the last third's norm. Needs {LAYERS} layers with weights of two "
+        "dimensions or more; lookups and normalisations do not count (Glorot and Bengio, 2010)",
         "a deep stack of squashing activations, a small initial scale, no residual connections or normalisation",
         find_vanishing,
     ),
@@ -200,6 +209,9 @@ RULES = (
         "exploding-gradients",
         Level.WARNING,
         "gradients that grow towards the first layers or from step to step",
+        f"in {OFTEN:.0%} of the steps or more, gradients at the outputs of the first third of the layers have more "
+        f"than {RATIO:g} times the last third's norm; or the norm of all gradients exceeds {GROWTH:g} times its "
+        f"median in the steps before ({HISTORY} at least, {RECENT} at most; Pascanu, Mikolov and Bengio, 2013)",
         "a large initial scale, a large learning rate, long recurrences; clip, normalise or warm up",
         find_exploding,
     ),
@@ -207,6 +219,9 @@ RULES = (
         "unbalanced-gradients",
         Level.WARNING,
         "heads whose gradients differ very much in size",
+        "of two modules with the same input, whose outputs the model returns, the norms of their parameters' "
+        f"gradients differ by a factor of {BALANCE:g}, by their medians over the steps (Chen and others, GradNorm, "
+        "2018)",
         "losses of different scale that are added up; weigh them",
         find_unbalanced,
     ),

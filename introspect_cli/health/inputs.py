@@ -20,6 +20,9 @@ LARGE = 10.0
 OFFSET = 10.0
 """Standard deviations that an input's mean may be away from zero."""
 
+OFTEN = 0.5
+"""Share of the steps in which an input must be so."""
+
 REST = 5
 """Steps over which running statistics must move."""
 
@@ -52,7 +55,7 @@ def find_raw_inputs(table: Table) -> Answer:
         steps, (mean, var) = table.stats(site, "mean", "var")
         rms = np.sqrt(var + mean * mean)
         raw = (rms > LARGE) | ((np.abs(mean) > OFFSET * np.sqrt(var)) & (var > 0) & (np.abs(mean) > 1))
-        if len(raw) and raw.mean() >= 0.5:
+        if len(raw) and raw.mean() >= OFTEN:
             at = int(np.argmax(raw))
             text = f"mean {mean[at]:.4g} and standard deviation {np.sqrt(var[at]):.4g} at step {steps[at]}"
             hits.append(Hit(int(steps[at]), table.name(site), text))
@@ -185,6 +188,9 @@ RULES = (
         "raw-inputs",
         Level.WARNING,
         "inputs far from mean 0 and variance 1",
+        f"in {OFTEN:.0%} of the steps or more, a model's float input has a root mean square above {LARGE:g}, or a "
+        f"mean over one and more than {OFFSET:g} standard deviations from zero (LeCun and others, Efficient "
+        "BackProp, 1998)",
         "a missing normalisation of the data",
         find_raw_inputs,
     ),
@@ -192,6 +198,7 @@ RULES = (
         "repeated-batch",
         Level.WARNING,
         "the same batch twice in a row",
+        "a loader yields a batch twice in a row, and other batches too; batches of one sample do not count",
         "an iterator that is not advanced, workers with one seed, or a sampler that repeats itself",
         find_repeated_batch,
     ),
@@ -199,6 +206,7 @@ RULES = (
         "one-batch",
         Level.INFO,
         "a loader that yields one batch only",
+        f"a loader yields one and the same batch {REST} times or more and no other",
         "full-batch training, or a data set cut down to try something",
         find_one_batch,
     ),
@@ -206,6 +214,7 @@ RULES = (
         "batchnorm-frozen",
         Level.WARNING,
         "BatchNorm statistics that never change in training",
+        f"running statistics keep their bits over more than {REST} steps in which the module ran in training",
         "a model left in eval mode, a momentum of 0, or statistics frozen on purpose",
         find_frozen_statistics,
     ),
@@ -213,6 +222,8 @@ RULES = (
         "batchnorm-drift",
         Level.WARNING,
         "BatchNorm statistics that do not settle",
+        f"after {BURN_IN} steps, by the end, a running variance changes by a factor of {DRIFT_VARIANCE:g}, or a "
+        f"running mean moves by {DRIFT_MEAN:g} running standard deviations",
         "activations that grow, data whose distribution changes, or a learning rate that is too high",
         find_drifting_statistics,
     ),

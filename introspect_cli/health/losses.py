@@ -20,13 +20,19 @@ STUCK = 0.002
 """Span of the loss over the whole run, relative to its median, below which it is stuck."""
 
 SPIKE_DEVIATIONS = 20.0
-"""Robust standard deviations (1.4826 times the median absolute deviation) that make a spike."""
+"""Robust standard deviations that make a spike."""
 
 SPIKE_FACTOR = 3.0
 """Times the usual loss that a spike reaches at least."""
 
 SPIKE_HISTORY = 10
 """Steps before a spike that say what is usual."""
+
+RECENT = 50
+"""Steps before it that count at most."""
+
+ROBUST = 1.4826
+"""Times the median absolute deviation that make a standard deviation, where values are normally distributed."""
 
 _NEEDS = Unseen("a loss (a backward pass that was recorded)")
 
@@ -77,9 +83,9 @@ def find_spike(table: Table) -> Answer:
         steps, value = table.stat(site, "mean")
         for position in range(SPIKE_HISTORY, len(value)):
             long_enough = True
-            before = value[max(0, position - 50) : position]
+            before = value[max(0, position - RECENT) : position]
             usual = float(np.median(before))
-            spread = 1.4826 * float(np.median(np.abs(before - usual)))
+            spread = ROBUST * float(np.median(np.abs(before - usual)))
             now = float(value[position])
             if now - usual > max(SPIKE_DEVIATIONS * spread, (SPIKE_FACTOR - 1) * abs(usual), 1e-6):
                 text = f"{now:.4g} at step {steps[position]}, where {usual:.4g} was usual"
@@ -93,6 +99,7 @@ RULES = (
         "loss-nonfinite",
         Level.ERROR,
         "a loss that is NaN or Inf",
+        "a loss is NaN or infinite at any step",
         "what made the first NaN or Inf (see `nonfinite`), or a loss function outside its domain",
         find_not_finite,
     ),
@@ -100,6 +107,7 @@ RULES = (
         "loss-stuck",
         Level.WARNING,
         "a loss that does not move",
+        f"over {STUCK_STEPS} steps or more, the loss spans less than {STUCK:.1%} of its median",
         "a learning rate far too low, parameters outside the optimizer, a detached graph, shuffled labels",
         find_stuck,
     ),
@@ -107,6 +115,9 @@ RULES = (
         "loss-spike",
         Level.WARNING,
         "a loss that spikes",
+        f"a loss exceeds the median of those before it ({SPIKE_HISTORY} at least, {RECENT} at most) by "
+        f"{SPIKE_FACTOR - 1:g} times that median and by {SPIKE_DEVIATIONS:g} robust standard deviations ({ROBUST} "
+        "times the median absolute deviation)",
         "a bad batch, a learning rate that is too high, or an overflow",
         find_spike,
     ),

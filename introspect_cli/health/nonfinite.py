@@ -19,6 +19,18 @@ LARGEST = {"float16": 65504.0, "bfloat16": 3.3895e38, "float32": 3.4028e38}
 HEADROOM = 4.0
 """A value within this factor of the largest overflows after two more doublings."""
 
+MASKED = 1e38
+"""From here on a bfloat16 or float32 is a mask filled with the lowest value, not something that grew."""
+
+LOST = 0.9
+"""Share of zeros above which a gradient has underflowed, where the one it was computed from has few."""
+
+KEPT = 0.5
+"""Share of zeros that the gradient it was computed from stays below."""
+
+UNDERFLOWS = 3
+"""Steps at which it must be seen."""
+
 _MASKS = frozenset({Kind.INPUT.value, Kind.OUTPUT.value, Kind.BUFFER.value, Kind.BATCH.value})
 _BACKWARD = frozenset({Kind.GRAD.value, Kind.GRAD_INPUT.value, Kind.GRAD_OUTPUT.value})
 
@@ -101,8 +113,7 @@ def find_overflow_ahead(table: Table) -> Answer:
         largest = np.maximum(np.abs(low), np.abs(high))
         near = np.flatnonzero(largest > limit / HEADROOM)
         if layout.dtype != "float16":
-            # So far out that only something explosive gets there; a mask filled with the lowest value is none.
-            near = near[(largest[near] < limit / 1.5) & (largest[near] < 1e38)]
+            near = near[largest[near] < MASKED]  # so far out that only something explosive gets there
         if len(near):
             at = int(near[0])
             text = f"reaches {largest[at]:.3g} at step {steps[at]}; {layout.dtype} ends at {limit:.5g}"
@@ -139,8 +150,8 @@ def find_underflow(table: Table) -> Answer:
         _, source = table.stat(above, "zeros")
         if len(zeros) != len(source) or not len(zeros):
             continue
-        lost = np.flatnonzero((zeros > 0.9) & (source < 0.5))
-        if len(lost) >= 3:
+        lost = np.flatnonzero((zeros > LOST) & (source < KEPT))
+        if len(lost) >= UNDERFLOWS:
             at = int(lost[0])
             text = (
                 f"{zeros[at]:.0%} of the gradient is zero at step {steps[at]}, {source[at]:.0%} of the one it is from"
@@ -154,6 +165,9 @@ RULES = (
         "nonfinite",
         Level.ERROR,
         "the first NaN or Inf, and the site that made it",
+        "a recorded value is NaN or infinite; says whether what went into the module was finite. -Inf alone in an "
+        "input, output, buffer or batch counts as a mask, and gradients of a step that changed no parameter as "
+        "skipped-steps",
         "a division by zero, the log or root of something not positive, an overflow, or bad data",
         find_nonfinite,
     ),
@@ -161,6 +175,8 @@ RULES = (
         "overflow-ahead",
         Level.WARNING,
         "values near the largest that their dtype holds",
+        f"an input, output, parameter or its gradient exceeds 1/{HEADROOM:g} of the largest value of its dtype "
+        f"({LARGEST['float16']:g} for float16); bfloat16 and float32 count up to {MASKED:g}, where masks are filled",
         "activations or a loss scale that grow; use bfloat16, normalise, or lower the scale",
         find_overflow_ahead,
     ),
@@ -168,6 +184,8 @@ RULES = (
         "underflow",
         Level.WARNING,
         "float16 gradients that have become zero",
+        f"at {UNDERFLOWS} steps or more, over {LOST:.0%} of a float16 gradient at a module's input is zero, and less "
+        f"than {KEPT:.0%} of the one at its output",
         "no gradient scaler, or a scale that is too low",
         find_underflow,
     ),
@@ -175,6 +193,7 @@ RULES = (
         "skipped-steps",
         Level.INFO,
         "steps skipped because gradients overflowed",
+        "gradients are not finite and no parameter changes in that step, as with a gradient scaler",
         "a gradient scaler that looks for its scale; usual in the first steps",
         find_skipped,
     ),

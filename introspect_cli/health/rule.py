@@ -40,12 +40,14 @@ class _Named:
         id: name on the command line.
         level: how bad what it finds is.
         about: what it looks for, in a line.
+        when: the numbers from which something counts, what does not count, and whose advice that is, if anybody's.
         cause: what usually causes it.
     """
 
     id: str
     level: Level
     about: str
+    when: str
     cause: str
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.health.findings import LEVELS, CheckResult, Finding, Level
@@ -12,11 +13,14 @@ from introspect_cli.render.text import clean
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from introspect_cli.health.rule import RankRule, Rule
+
 FORMAT = 1
 """Version of the document; a key may be added under the same version, none removed or changed."""
 
 _STYLE = {Level.ERROR: "bad", Level.WARNING: "unsure", Level.INFO: "dim"}
 _SHOWN = 4
+_NARROWEST = 40
 
 
 def check_blocks(result: CheckResult) -> list[Block]:
@@ -92,7 +96,23 @@ def check_document(result: CheckResult) -> dict[str, Any]:
     }
 
 
-def rules_blocks(rules: Sequence[tuple[str, str, str]]) -> list[Block]:
-    """A line for each rule: its id, level and what it looks for."""
-    width = max((len(rule) for rule, _, _ in rules), default=0)
-    return [Line(((f"{rule:<{width}}  {level:<7}  ", "name"), (about, "")), wrap=False) for rule, level, about in rules]
+def rules_blocks(rules: Sequence[Rule | RankRule], width: int) -> list[Block]:
+    """Each rule with its level, what it looks for and when that counts, folded at `width` as help is, in a pipe too."""
+    blocks: list[Block] = []
+    for rule in rules:
+        blocks.append(Line(((rule.id, "name"), (f"  {rule.level.value}", _STYLE[rule.level])), wrap=False))
+        for text, style in ((rule.about, ""), (f"when: {rule.when}", "dim")):
+            folded = textwrap.wrap(text, max(width, _NARROWEST) - 4, break_long_words=False, break_on_hyphens=False)
+            blocks += [line(part, style, 4 if number else 2, wrap=False) for number, part in enumerate(folded)]
+    return blocks
+
+
+def rules_document(rules: Sequence[Rule | RankRule]) -> dict[str, Any]:
+    """The rules as plain data."""
+    return {
+        "format": FORMAT,
+        "rules": [
+            {"rule": rule.id, "level": rule.level.value, "about": rule.about, "when": rule.when, "cause": rule.cause}
+            for rule in rules
+        ],
+    }
