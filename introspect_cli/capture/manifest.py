@@ -101,7 +101,10 @@ def never_seen(options: CaptureOptions, probes: Probes | None, steps: int) -> li
         from introspect_cli.capture import private_api  # it imports torch, which may be left to the script
 
         if private_api.compiled_entries():
-            found.append("torch.compile compiled some of what ran: collectives inside that, if any, are not recorded")
+            found.append(
+                "torch.compile compiled some of what ran: collectives inside that, if any, are not recorded "
+                "(--compile eager runs it as python)"
+            )
     return found
 
 

@@ -280,7 +280,7 @@ class Session:
                 if probes.keeping.asks_for_copies and self.launch is not None and not probes.context.copies():
                     self._guard.note(
                         "--ranks one-per-replica: no wrapper (DDP, FSDP) said which ranks are copies of one another, "
-                        "so all are recorded"
+                        "so all are recorded (name them, as in --ranks 0,4)"
                     )
         if probes is not None:
             for sentence in probes.names.unmatched():
