@@ -102,6 +102,33 @@ def test_every_byte_of_a_batch_header_matters():
                 decode_batch(SCHEMA, memoryview(bytes(changed)))
 
 
+def test_a_batch_that_takes_the_place_of_another_is_looked_at_anew():
+    data = bytearray(b"".join(encode_batch(SCHEMA, COLUMNS, 3)))
+    batch = decode_batch(SCHEMA, memoryview(data))
+    assert batch.fits(memoryview(data))
+    assert not batch.fits(memoryview(data)[:-8])
+    assert not batch.fits(memoryview(b"".join(encode_batch(SCHEMA, COLUMNS, 3))[8:] + bytes(8)))
+    refused = 0
+    for at in range(len(batch.header), len(data) - 3, 4):
+        before = data[at : at + 4]
+        data[at : at + 4] = b"\xff\xff\xff\x7f"
+        fresh, again = (
+            _taken(lambda: decode_batch(SCHEMA, memoryview(data))),
+            _taken(lambda: batch.fits(memoryview(data))),
+        )
+        assert fresh == again, at
+        refused += not fresh
+        data[at : at + 4] = before
+    assert refused > 3
+
+
+def _taken(decoded):
+    try:
+        return bool(decoded())
+    except Malformed:
+        return False
+
+
 def test_a_batch_of_another_schema_is_malformed():
     data = memoryview(b"".join(encode_batch(SCHEMA, COLUMNS, 3)))
     for schema in (SCHEMA[:-1], SCHEMA[::-1], (*SCHEMA, Column("b", "<u4"))):

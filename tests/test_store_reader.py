@@ -16,6 +16,7 @@ from synthetic import batch, entries_at, row, write_run
 from introspect_cli.errors import IntrospectError, StoreError
 from introspect_cli.records import ModuleInfo
 from introspect_cli.store.documents import dump
+from introspect_cli.store.files import Room
 from introspect_cli.store.format import ENTRY, HEADER
 from introspect_cli.store.reader import RunState, open_run
 from introspect_cli.store.verify import verify_run
@@ -372,3 +373,24 @@ def test_paths_given_as_text(tmp_path):
     path = write_run(tmp_path / "run", steps(1))
     with open_run(str(path)) as run:
         assert run.path == Path(path)
+
+
+def test_steps_read_into_one_memory_are_those_that_are_read_alone(tmp_path):
+    """What was made of the step before is used again; what differs is seen all the same."""
+    values = [[1.0, 2.0], [3.0, 4.0], "texts, ab", [np.nan, 5.0], [6.0, 7.0], "texts, cd"]
+    every = [[row("forward", "output", "A", own), row("forward", "output", "B", 1.0)] for own in values]
+    path = write_run(tmp_path / "run", [*every, every[0][:1], *every[::-1]])
+    with open_run(path) as run:
+        reader, room = run.rank(0), Room()
+        reused = 0
+        for row_number in range(len(reader)):
+            before = getattr(room.known, "step", None)
+            found, alone = reader.read_row(row_number, room), reader.read_row(row_number)
+            reused += found is before
+            assert list(found.text) == list(alone.text)
+            for name in ("site", "sequence", "layout", "status", "checksum"):
+                assert np.array_equal(getattr(found, name), getattr(alone, name)), name
+            for own, other in ((found.counts, alone.counts), (found.floats, alone.floats)):
+                assert all(np.array_equal(own[name], other[name], equal_nan=True) for name in other)
+            assert np.array_equal(found.sketch, alone.sketch, equal_nan=True)
+    assert reused >= 4

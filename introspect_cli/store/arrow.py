@@ -318,11 +318,24 @@ def _encode(column: Column, data: ColumnData, rows: int, nodes: list[int], body:
 
 @dataclass(frozen=True)
 class Batch:
-    """A decoded batch: rows, columns that view the bytes given, and the bytes it took."""
+    """A decoded batch: rows, columns that view the bytes given, the bytes it took, and the header these begin with."""
 
     rows: int
     columns: dict[str, ColumnData]
     length: int
+    header: bytes
+
+    def fits(self, data: memoryview) -> bool:
+        """Whether what now lies where its bytes lay has the same header: then its columns are those of a new batch.
+
+        Raises:
+            Malformed: the columns would not be what `encode_batch` would have written.
+        """
+        if len(data) != self.length or bytes(data[: len(self.header)]) != self.header:
+            return False
+        for name, column in self.columns.items():
+            _check_all(name, column)
+        return True
 
 
 def decode_batch(schema: Schema, data: memoryview) -> Batch:
@@ -349,7 +362,7 @@ def decode_batch(schema: Schema, data: memoryview) -> Batch:
     pieces = [data[size + offset : size + offset + length] for offset, length in zip(offsets, lengths, strict=True)]
     walk = _Walk(list(nodes), pieces)
     columns = {column.name: walk.take(column, rows) for column in schema}
-    return Batch(rows, columns, size + body_length)
+    return Batch(rows, columns, size + body_length, message)
 
 
 class _Walk:
@@ -370,12 +383,12 @@ class _Walk:
         if column.type == "utf8":
             offsets = self._array(column, "<i4", rows + 1)
             data = next(self._buffers)
-            self._check(column, offsets, len(data))
+            _check(column.name, offsets, len(data))
             return Texts(offsets, data)
         if column.type.startswith("list<"):
             offsets = self._array(column, "<i4", rows + 1)
             inside = int(offsets[-1])
-            self._check(column, offsets, inside)
+            _check(column.name, offsets, inside)
             values = self.take(Column(column.name, column.type[5:-1]), inside)
             assert not isinstance(values, Lists)
             return Lists(offsets, values)
@@ -387,8 +400,17 @@ class _Walk:
             raise Malformed(f"column {column.name} has another length than its rows need")
         return np.frombuffer(data, dtype, count)
 
-    @staticmethod
-    def _check(column: Column, offsets: np.ndarray[Any, Any], end: int) -> None:
-        falls = len(offsets) > 1 and bool((offsets[1:] < offsets[:-1]).any())
-        if offsets[0] != 0 or offsets[-1] != end or falls:
-            raise Malformed(f"column {column.name} has offsets out of order")
+
+def _check(name: str, offsets: np.ndarray[Any, Any], end: int) -> None:
+    falls = end > 0 and len(offsets) > 1 and bool((offsets[1:] < offsets[:-1]).any())
+    if offsets[0] != 0 or offsets[-1] != end or falls or (end == 0 and offsets.any()):
+        raise Malformed(f"column {name} has offsets out of order")
+
+
+def _check_all(name: str, column: ColumnData) -> None:
+    """The same of a column that was decoded, down to the texts of a list."""
+    if isinstance(column, Texts):
+        _check(name, column.offsets, len(column.data))
+    elif isinstance(column, Lists):
+        _check(name, column.offsets, len(column.values))
+        _check_all(name, column.values)

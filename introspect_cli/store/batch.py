@@ -101,6 +101,15 @@ class StepBatch:
     def __len__(self) -> int:
         return len(self.site)
 
+    def is_possible(self) -> bool:
+        """Whether no statistic and no sketch holds a number that no capture writes."""
+        return _all_possible(self.floats) and not has_infinities(self.sketch)
+
+
+def has_infinities(sketch: Array | None) -> bool:
+    """Whether any number of sketches is infinite: no capture writes one."""
+    return sketch is not None and bool(np.isinf(sketch).any())
+
 
 def preceded(batch: StepBatch, other: StepBatch, rows: NDArray[np.int64], sites: NDArray[np.int64]) -> StepBatch:
     """Records of one rank after some of another of its steps, which get other sites.

@@ -99,16 +99,22 @@ def _away(fd: int) -> int:
 
 
 class Room:
-    """Memory that is read into again and again: what is new to a process has to be given to it page by page."""
+    """Memory that is read into again and again: what is new to a process has to be given to it page by page.
+
+    Attributes:
+        known: what its reader made of what lies there; None where that was somewhere else.
+    """
 
     def __init__(self) -> None:
         """Start with none."""
         self._memory = bytearray()
+        self.known: object = None
 
     def of(self, length: int) -> memoryview:
         """So many bytes, in which anything may be; those given before are used again."""
         if len(self._memory) < length:
             self._memory = bytearray(length)
+            self.known = None
         return memoryview(self._memory)[:length]
 
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import zlib
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from introspect_cli.records import Layout, ModuleInfo, Record, Status, Summary
 from introspect_cli.store import format1
-from introspect_cli.store.arrow import END_OF_STREAM, Malformed, Schema, decode_batch, schema_message
-from introspect_cli.store.batch import GivenColumns, StepBatch, record_stats, statistics
+from introspect_cli.store.arrow import END_OF_STREAM, Batch, Malformed, Schema, decode_batch, schema_message
+from introspect_cli.store.batch import GivenColumns, StepBatch, has_infinities, record_stats, statistics
 from introspect_cli.store.columns import Harmless
 from introspect_cli.store.files import (
     INDEX,
@@ -345,12 +345,11 @@ class RankReader:
         if len(data) != length or zlib.crc32(data) != entry["batch_crc"]:
             raise DamageError(records.path, f"the records of step {step} are not those that were indexed")
         try:
-            batch = decode_batch(self._schema, memoryview(data))
+            batch, out = self._decoded(memoryview(data), room)
         except Malformed as error:
             raise DamageError(records.path, f"step {step}: {error}") from None
         if batch.length != length or batch.rows != entry["rows"]:
             raise DamageError(records.path, f"step {step} has another length than its index entry says")
-        out = _step_batch(batch.columns, self._schema)
         if batch.rows and (
             out.site.max() >= entry["n_sites"]
             or out.layout.max() >= entry["n_layouts"]
@@ -362,6 +361,21 @@ class RankReader:
         if out.given is not None and not out.given.within(int(entry["n_sites"])):
             raise DamageError(records.path, f"an operator of step {step} names a site that is not there")
         return out
+
+    def _decoded(self, data: memoryview, room: Room | None) -> tuple[Batch, StepBatch]:
+        """Bytes as a batch and as columns; those made before where a room has the like of it again.
+
+        Raises:
+            Malformed: the bytes are not what a writer would have written.
+        """
+        known = room.known if room is not None else None
+        if isinstance(known, _Known) and known.batch.fits(data) and known.step.is_possible():
+            return known.batch, known.step
+        batch = decode_batch(self._schema, data)
+        out = _step_batch(batch.columns, self._schema)
+        if room is not None:
+            room.known = _Known(batch, out) if _views(out, batch.columns) else None
+        return batch, out
 
     def record(self, batch: StepBatch, row: int, step: int) -> Record:
         """One row as a record, with derived statistics filled in.
@@ -386,13 +400,22 @@ class RankReader:
         return (self.record(batch, int(row), step) for row in np.argsort(batch.sequence, kind="stable"))
 
 
+class _Known(NamedTuple):
+    """A batch as it was read into a room, and the columns that were made of it, all of them views."""
+
+    batch: Batch
+    step: StepBatch
+
+
+def _views(step: StepBatch, columns: dict[str, ColumnData]) -> bool:
+    """Whether a step's columns are those that were read, and none had to be replaced or is missing."""
+    every = {**step.counts, **step.floats, **({} if step.sketch is None else {"sketch": step.sketch})}
+    return all(columns.get(name) is column for name, column in every.items())
+
+
 def _finite(sketch: Any) -> Any:
     """The sketches; infinities, which no capture writes, are absent."""
-    return (
-        np.where(np.isinf(sketch), np.float32(np.nan), sketch)
-        if sketch is not None and np.isinf(sketch).any()
-        else sketch
-    )
+    return np.where(np.isinf(sketch), np.float32(np.nan), sketch) if has_infinities(sketch) else sketch
 
 
 def _step_batch(columns: dict[str, Any], schema: Schema) -> StepBatch:
