@@ -14,7 +14,10 @@ import unicodedata
 import zlib
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 @dataclass(frozen=True)
@@ -74,25 +77,43 @@ class Phase(str, Enum):
 
 
 class Kind(str, Enum):
-    """What was observed."""
+    """What was observed.
+
+    Attributes:
+        value: its name on the command line and in stores.
+        one: one of them in a sentence.
+        several: all of them in a list; two kinds may share it.
+        phase: where in a step it is recorded, of a tensor that names no phase; None where that does not follow.
+    """
 
     __hash__ = str.__hash__  # as above
 
-    BATCH = "batch"
-    RNG = "rng"
-    INPUT = "input"
-    OUTPUT = "output"
-    GRAD_INPUT = "grad_input"
-    GRAD_OUTPUT = "grad_output"
-    LOSS = "loss"
-    PARAM = "param"
-    BUFFER = "buffer"
-    GRAD = "grad"
-    OPTIMIZER_STATE = "optimizer_state"
-    HYPERPARAMETER = "hyperparameter"
-    OP_OUTPUT = "op_output"
-    VALUE = "value"
-    COLLECTIVE = "collective"
+    _value_: str
+    one: str
+    several: str
+    phase: Phase | None
+
+    BATCH = "batch", "the batch", "batches", Phase.DATA
+    RNG = "rng", "the random state", "random states"
+    INPUT = "input", "the input", "inputs and outputs", Phase.FORWARD
+    OUTPUT = "output", "the output", "inputs and outputs", Phase.FORWARD
+    GRAD_INPUT = "grad_input", "the gradient of the input", "activation gradients", Phase.BACKWARD
+    GRAD_OUTPUT = "grad_output", "the gradient of the output", "activation gradients", Phase.BACKWARD
+    LOSS = "loss", "the loss", "losses", Phase.LOSS
+    PARAM = "param", "the parameter", "parameters", Phase.START
+    BUFFER = "buffer", "the buffer", "buffers", Phase.START
+    GRAD = "grad", "the gradient", "parameter gradients", Phase.OPTIMIZER
+    OPTIMIZER_STATE = "optimizer_state", "the optimizer state", "optimizer state", Phase.OPTIMIZER
+    HYPERPARAMETER = "hyperparameter", "the hyper-parameter", "hyper-parameters"
+    OP_OUTPUT = "op_output", "the operator", "results of operators"
+    VALUE = "value", "the recorded value", "values that the script records"
+    COLLECTIVE = "collective", "the collective", "collectives"
+
+    def __new__(cls, value: str, one: str = "", several: str = "", phase: Phase | None = None) -> Self:
+        """A row of the table above."""
+        kind = str.__new__(cls, value)
+        kind._value_, kind.one, kind.several, kind.phase = value, one, several, phase
+        return kind
 
 
 KIND_CODES = {kind.value: code for code, kind in enumerate(Kind)}
@@ -104,19 +125,8 @@ GRADIENT_OF = {Kind.INPUT: Kind.GRAD_INPUT, Kind.OUTPUT: Kind.GRAD_OUTPUT}
 SETTING_KINDS = frozenset({Kind.HYPERPARAMETER})
 """Kinds that explain a divergence and never are one; digests leave them out."""
 
-USUAL_PHASES = {
-    Kind.BATCH: Phase.DATA,
-    Kind.PARAM: Phase.START,
-    Kind.BUFFER: Phase.START,
-    Kind.INPUT: Phase.FORWARD,
-    Kind.OUTPUT: Phase.FORWARD,
-    Kind.LOSS: Phase.LOSS,
-    Kind.GRAD_OUTPUT: Phase.BACKWARD,
-    Kind.GRAD_INPUT: Phase.BACKWARD,
-    Kind.GRAD: Phase.OPTIMIZER,
-    Kind.OPTIMIZER_STATE: Phase.OPTIMIZER,
-}
-"""The phase of each kind of tensor where none is named; in the order of a step."""
+USUAL_PHASES = {kind: kind.phase for kind in Kind if kind.phase is not None}
+"""The kinds of tensors that have one."""
 
 
 EXPANDED_TEXT = "expanded"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 
 import click
 import pytest
@@ -14,12 +15,11 @@ from torch.utils.data import DataLoader
 from introspect_cli.capture.option import WHAT, Option
 from introspect_cli.capture.options import CaptureOptions, described
 from introspect_cli.capture.probes import installed
-from introspect_cli.capture.probes.base import Patches
 from introspect_cli.commands.capture_options import from_field
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.result import Verdict
-from introspect_cli.records import Kind, Phase, Site
+from introspect_cli.records import Kind
 from introspect_cli.schedule import Schedule
 from introspect_cli.store.reader import open_run
 
@@ -129,9 +129,13 @@ def test_an_option_is_a_field():
     assert MoreOptions().narrowing() == {**CaptureOptions().narrowing(), "thrice": False}
 
 
-class SizeProbe:
-    """A throw-away probe: how many elements a loss has been made of."""
+NEW_PROBE = '''"""How many elements a loss has been made of."""
+import torch
+from introspect_cli.capture.probes.base import Patches
+from introspect_cli.records import Kind, Phase, Site
 
+
+class SizeProbe:
     name = "size"
 
     def __init__(self, context):
@@ -157,13 +161,21 @@ class SizeProbe:
         self._patches.remove()
 
 
-def test_a_probe_is_a_file_and_a_line(tmp_path, monkeypatch):
+PROBE = SizeProbe
+'''
+
+
+def test_a_new_probe_is_one_new_file(tmp_path, monkeypatch):
+    (tmp_path / "throw_away.py").write_text(NEW_PROBE)
+    monkeypatch.setattr(installed.separate, "__path__", [*installed.separate.__path__, str(tmp_path)])
     original = torch.Tensor.square
-    monkeypatch.setattr(installed, "PROBES", [*installed.PROBES, SizeProbe])
-    with watched(tmp_path / "run") as session:
-        train()
-        torch.ones(1).square()
-        torch.ones(2).square()
+    try:
+        with watched(tmp_path / "run") as session:
+            train()
+            torch.ones(1).square()
+            torch.ones(2).square()
+    finally:
+        sys.modules.pop(f"{installed.separate.__name__}.throw_away", None)
     assert torch.Tensor.square is original
     with open_run(tmp_path / "run") as run:
         found = [record.summary.text for record in run.rank(0).records(1) if record.site.fqn == "size"]

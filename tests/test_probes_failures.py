@@ -16,11 +16,11 @@ from torch.utils.data import DataLoader
 
 from introspect_cli.capture.context import Context
 from introspect_cli.capture.names import Names
-from introspect_cli.capture.probes.data import DataProbe
 from introspect_cli.capture.probes.gradients import GradientProbe
-from introspect_cli.capture.probes.loss import LossProbe
 from introspect_cli.capture.probes.modules import ModuleProbe
 from introspect_cli.capture.probes.optimizers import OptimizerProbe
+from introspect_cli.capture.probes.separate.data import DataProbe
+from introspect_cli.capture.probes.separate.loss import LossProbe
 from introspect_cli.capture.probes.state import StateProbe
 from introspect_cli.capture.recorder import Recorder
 from introspect_cli.compare.diff import compare_runs

@@ -182,5 +182,7 @@ def parsed(words: str, kind: Kind | None = None, root: str = "") -> Named:
 def _natural(site: Site) -> tuple[object, ...]:
     """A key that sorts by phase, kind and name, numbers in names by their size."""
     numbers = [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", site.fqn) if part]
-    order = list(USUAL_PHASES)
-    return list(Phase).index(site.phase), order.index(site.kind), numbers, site.call, site.path
+    kind = list(USUAL_PHASES).index(site.kind)
+    if site.phase is Phase.BACKWARD:
+        kind = -kind  # the gradient of an output comes before that of an input
+    return list(Phase).index(site.phase), kind, numbers, site.call, site.path

@@ -16,22 +16,6 @@ _VERDICT_STYLE = {Verdict.SAME: "good", Verdict.DIVERGED: "bad", Verdict.UNDECID
 _SHOWN_SETTINGS = 3
 _COMPARED = ("mean", "std", "amean", "min", "max")
 _TELLING = ("nans", "infs", "zeros", "mean", "std", "min", "max")
-_GROUPS = {
-    Kind.BATCH: "batches",
-    Kind.RNG: "random states",
-    Kind.INPUT: "inputs and outputs",
-    Kind.OUTPUT: "inputs and outputs",
-    Kind.OP_OUTPUT: "results of operators",
-    Kind.LOSS: "losses",
-    Kind.VALUE: "values that the script records",
-    Kind.COLLECTIVE: "collectives",
-    Kind.GRAD_INPUT: "activation gradients",
-    Kind.GRAD_OUTPUT: "activation gradients",
-    Kind.GRAD: "parameter gradients",
-    Kind.PARAM: "parameters",
-    Kind.BUFFER: "buffers",
-    Kind.OPTIMIZER_STATE: "optimizer state",
-}
 _PHASES = {Phase.START: "at the start", Phase.RECOMPUTE: "computed again", Phase.EVAL: "in evaluation"}
 _SHORT = {"float32": "fp32", "float64": "fp64", "float16": "fp16", "bfloat16": "bf16"}
 
@@ -106,7 +90,7 @@ def _groups(divergences: tuple[Divergence, ...]) -> list[Block]:
 def _group(divergence: Divergence) -> str:
     """What a divergence is one of: a kind, with the phase where that is not told by the kind."""
     site = divergence.site
-    name = _GROUPS.get(site.kind, site.kind.value)
+    name = site.kind.several
     if site.kind in (Kind.PARAM, Kind.BUFFER) and site.phase is Phase.OPTIMIZER:
         return f"{name} after the step"
     return f"{name} ({_PHASES[site.phase]})" if site.phase in _PHASES else name

@@ -5,6 +5,8 @@ This module imports torch; the session imports it only once the script has impor
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 from typing import TYPE_CHECKING
 
 from introspect_cli.capture.context import Context
@@ -13,15 +15,13 @@ from introspect_cli.capture.inside import modules_in, wrapped
 from introspect_cli.capture.keeping import Keeping
 from introspect_cli.capture.names import NameFilter, Names
 from introspect_cli.capture.parse_options import rule_of
+from introspect_cli.capture.probes import separate
 from introspect_cli.capture.probes.attributes import AttributeProbe
 from introspect_cli.capture.probes.children import ChildrenProbe
-from introspect_cli.capture.probes.data import DataProbe
 from introspect_cli.capture.probes.gradients import GradientProbe
-from introspect_cli.capture.probes.loss import LossProbe
 from introspect_cli.capture.probes.modules import ModuleProbe
 from introspect_cli.capture.probes.optimizers import OptimizerProbe
 from introspect_cli.capture.probes.rng import RngProbe
-from introspect_cli.capture.probes.script_calls import ScriptCallsProbe
 from introspect_cli.capture.probes.state import StateProbe
 from introspect_cli.capture.recorder import Recorder
 from introspect_cli.capture.regions.probe import TapProbe
@@ -40,9 +40,6 @@ if TYPE_CHECKING:
     from introspect_cli.capture.regions.compile import CompileProbe
     from introspect_cli.errors import StoreError
     from introspect_cli.store.writer import StoreWriter
-
-PROBES: list[Callable[[Context], Probe]] = [DataProbe, LossProbe, ScriptCallsProbe]
-"""Probes that need nothing but what all share, in the order in which they are installed."""
 
 
 class Probes:
@@ -110,7 +107,7 @@ class Probes:
             RngProbe(self.context, began),
             state,
             gradients,
-            *(probe(self.context) for probe in PROBES),
+            *_separate(self.context),
             self.optimizers,
             modules,
             AttributeProbe(self.context, modules, self.rank, options.redact),
@@ -201,3 +198,9 @@ class Probes:
         """In a forked child: the patches stay, since the child runs the same code, and pass everything through."""
         self.recorder.stop()
         self.remove()
+
+
+def _separate(context: Context) -> Iterator[Probe]:
+    """The probes in files of the folder `separate`, in the order of their names."""
+    for module in pkgutil.iter_modules(separate.__path__, separate.__name__ + "."):
+        yield importlib.import_module(module.name).PROBE(context)

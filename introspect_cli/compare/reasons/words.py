@@ -15,20 +15,6 @@ if TYPE_CHECKING:
     from introspect_cli.compare.result import Divergence
 
 _COMPUTED = frozenset({Kind.INPUT, Kind.OUTPUT, Kind.GRAD_INPUT, Kind.GRAD_OUTPUT, Kind.OP_OUTPUT})
-_WHAT = {
-    Kind.BATCH: "the batch",
-    Kind.RNG: "the random state",
-    Kind.INPUT: "the input",
-    Kind.OUTPUT: "the output",
-    Kind.GRAD_INPUT: "the gradient of the input",
-    Kind.GRAD_OUTPUT: "the gradient of the output",
-    Kind.LOSS: "the loss",
-    Kind.VALUE: "the recorded value",
-    Kind.PARAM: "the parameter",
-    Kind.BUFFER: "the buffer",
-    Kind.GRAD: "the gradient",
-    Kind.OPTIMIZER_STATE: "the optimizer state",
-}
 
 
 def far(divergence: Divergence) -> str:
@@ -99,14 +85,14 @@ def what(site: Site, module_class: str = "") -> str:
     if site.kind is Kind.COLLECTIVE:
         return _collective(site)
     if site.kind is Kind.VALUE:
-        return f"{_WHAT[site.kind]} {site.fqn}{path}{call}"
+        return f"{site.kind.one} {site.fqn}{path}{call}"
     if site.kind in {Kind.PARAM, Kind.BUFFER}:
-        return f"{_WHAT[site.kind]} {site.fqn}"
+        return f"{site.kind.one} {site.fqn}"
     if site.kind is Kind.OPTIMIZER_STATE:
         return f"the optimizer state {site.path} of {site.fqn}"
     if site.kind is Kind.OP_OUTPUT:
         return _operator(site) + call
-    return f"{_WHAT.get(site.kind, site.kind.value)}{path} of {named(site, module_class)}{call}"
+    return f"{site.kind.one}{path} of {named(site, module_class)}{call}"
 
 
 def _collective(site: Site) -> str:

@@ -63,3 +63,6 @@ class ScriptCallsProbe:
             leaves = [(path, leaf) for path, leaf in flatten(value) if leaf is not None]
             sites = [self._recorder.site(Site(Phase.FORWARD, Kind.VALUE, fqn, call, path)) for path, _ in leaves]
             self._recorder.nested(sites, [leaf for _, leaf in leaves])
+
+
+PROBE = ScriptCallsProbe

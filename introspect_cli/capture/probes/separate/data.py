@@ -179,3 +179,6 @@ def _shown(leaf: object) -> object:
     if issubclass(cls, torch.Tensor) or cls.__module__ in ("builtins", "numpy", "torch"):
         return leaf
     return f"{cls.__module__}.{cls.__qualname__}"
+
+
+PROBE = DataProbe

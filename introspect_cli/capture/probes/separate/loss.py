@@ -110,3 +110,6 @@ class LossProbe:
             if isinstance(root, torch.Tensor):
                 path = "" if len(roots) == 1 else f"[{position}]"
                 self._recorder.tensor(self._recorder.site(Site(Phase.LOSS, Kind.LOSS, "loss", call, path)), root)
+
+
+PROBE = LossProbe
