@@ -88,11 +88,6 @@ class Side:
         """Names of modules and tensors, by what is above them."""
         return Tree(self.names)
 
-    @property
-    def has_numbered_roots(self) -> bool:
-        """Whether any name has a number after that of a class: a million names are looked through at once."""
-        return "#" in "\n".join(self.sites.fqn)
-
     @cached_property
     def _of_tensors(self) -> Mask:
         """Which sites are a parameter's or a buffer's."""
@@ -123,6 +118,12 @@ class Side:
             fqn = self.sites.fqn
             self._asked = names, np.fromiter(map(names.__contains__, fqn), np.bool_, len(fqn)) & self._named
         return self._asked[1]
+
+    def know(self, names: AbstractSet[str], among: Sequence[int]) -> None:
+        """Take it that the sites of the names are among some: nobody need look through a million."""
+        mask, fqn = np.zeros(len(self.sites), np.bool_), self.sites.fqn
+        mask[[site for site in among if fqn[site] in names]] = True
+        self._asked = names, mask & self._named
 
     def rows(self, names: AbstractSet[str]) -> Iterator[tuple[int, StepBatch, Ids, Ids]]:
         """For each step: its place, its records, those of the names that can prove something, and their sites."""
@@ -215,8 +216,12 @@ class Tree:
         self._sorted = sorted(names)
 
     def _range(self, top: str) -> tuple[int, int]:
-        low = bisect_left(self._sorted, f"{top}.")
-        return low, bisect_left(self._sorted, f"{top}/", low)  # "/" is what comes after "."
+        names, start = self._sorted, f"{top}."
+        low, step = bisect_left(names, start), 1
+        while low + step <= len(names) and names[low + step - 1].startswith(start):  # below most there are few
+            step *= 2
+        end = bisect_left(names, f"{top}/", low + step // 2, min(low + step, len(names)))  # "/" comes after "."
+        return low, end
 
     def roots(self) -> list[str]:
         """The roots of all names."""
@@ -282,18 +287,16 @@ def alone(a: Side, b: Side) -> tuple[set[str], set[str]]:
     """Names that one run only has, of a and of b.
 
     Sites that both runs have keep their names, and most have their place too: the names of the few others are all that
-    is looked at.
+    is looked at. One of these may stand for a shared site besides, and then the other run has it too.
     """
     rest = _unshared(a, b)
     lost = [{side.sites.fqn[site] for site in own} for side, own in zip((a, b), rest, strict=True)]
-    found = []
-    for side, own, names, others in zip((a, b), rest, lost, reversed(lost), strict=True):
-        only = names - others
-        also = side.sites_of(only).copy()
-        also[own] = False
-        twice = {side.sites.fqn[site] for site in np.flatnonzero(also).tolist()}
-        found.append(only - twice if twice else only)
-    return found[0], found[1]
+    only = lost[0] - lost[1], lost[1] - lost[0]
+    for side, other, own, names in zip((a, b), (b, a), rest, only, strict=True):
+        if not names.isdisjoint(other.sites.fqn):
+            names.difference_update(other.names)
+        side.know(names, own)
+    return only
 
 
 def _unshared(a: Side, b: Side) -> tuple[list[int], list[int]]:

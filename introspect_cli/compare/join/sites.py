@@ -45,7 +45,11 @@ def phase_code(phase: Phase) -> int:
 
 @dataclass(frozen=True)
 class Columns:
-    """One run's sites, column by column, names as they are compared."""
+    """One run's sites, column by column, names as they are compared.
+
+    Attributes:
+        numbered: whether any name has a number after that of a class, as where a run has several models of one.
+    """
 
     keys: npt.NDArray[np.uint64]
     phase: npt.NDArray[np.uint8]
@@ -54,6 +58,7 @@ class Columns:
     call: npt.NDArray[np.int64]
     path: list[str]
     module_class: list[str]
+    numbered: bool
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -70,12 +75,12 @@ def columns(table: SiteTable, rename: Callable[[str], str] | None = None) -> Col
         StoreError: a phase or kind is not one.
     """
     phases, kinds = table.phase, table.kind
-    count = len(phases)
     keys = np.asarray(table.key, dtype=np.uint64)
     names = table.fqn
     calls = np.asarray(table.call, dtype=np.int64)
     paths = table.path
-    if rename is None and "._" not in "\n".join(names):  # a million names are looked through at once
+    text = "\n".join(names)  # a million names are looked through at once
+    if rename is None and "._" not in text:
         renamed = {}
     elif rename is None:
         renamed = {name: new for name in set(names) if "._" in name and (new := strip_wrappers(name)) != name}
@@ -90,10 +95,10 @@ def columns(table: SiteTable, rename: Callable[[str], str] | None = None) -> Col
             if new is not name:
                 site = Site(Phase(phases[index]), Kind(kinds[index]), new, int(calls[index]), paths[index])
                 keys[index] = site.key()
-        names = fresh
+        names, text = fresh, "\n".join(fresh)
     try:
-        phase = np.fromiter(map(_PHASE_CODE.__getitem__, phases), dtype=np.uint8, count=count)
-        kind = np.fromiter(map(KIND_CODES.__getitem__, kinds), dtype=np.uint8, count=count)
+        phase = np.frombuffer(bytes(map(_PHASE_CODE.__getitem__, phases)), np.uint8)
+        kind = np.frombuffer(bytes(map(KIND_CODES.__getitem__, kinds)), np.uint8)
     except KeyError:
         raise StoreError(f"{table.path_of_file} is damaged: a site has a phase or a kind that is not one") from None
     return Columns(
@@ -104,6 +109,7 @@ def columns(table: SiteTable, rename: Callable[[str], str] | None = None) -> Col
         call=calls,
         path=paths,
         module_class=table.module_class,
+        numbered="#" in text,
     )
 
 
