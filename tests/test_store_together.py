@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from functools import partial
+
 import numpy as np
 import pytest
 
+from introspect_cli.errors import StoreError
 from introspect_cli.records import KIND_CODES, SKETCH_SIZE, Kind, Layout, Part, Phase, Site, SiteInfo
+from introspect_cli.store import side_by_side as side_by_side_module
 from introspect_cli.store.batch import AS_RECORDED, COPIES, GATHERED, OWED, PARTS, StepBatch
 from introspect_cli.store.covering import covering, share
 from introspect_cli.store.launch import Launch
 from introspect_cli.store.ranked import Places, RankedStep
 from introspect_cli.store.reader import open_run
+from introspect_cli.store.side_by_side import side_by_side
 from introspect_cli.store.together import NOT_WHOLE, Together
 from introspect_cli.store.whole import WholeReader
 from introspect_cli.store.writer import StoreWriter
@@ -237,3 +244,25 @@ def test_what_was_put_together_stays_when_the_next_step_is_read(tmp_path):
         )
         assert (texts, set(texts)) == (list(first.text), {"0", ""})
         assert {PARTS, AS_RECORDED} == set(first.how.tolist())
+
+
+def test_reads_side_by_side_keep_their_order_and_fail_as_one_after_the_other_would(monkeypatch):
+    monkeypatch.setattr(side_by_side_module, "_processors", lambda: 4)
+    seen = set()
+
+    def read(number):
+        seen.add(threading.get_ident())
+        time.sleep(0.001)
+        if number in failing:
+            raise StoreError(f"rank {number} is damaged")
+        return number
+
+    failing: set[int] = set()
+    reads = [partial(read, number) for number in range(64)]
+    assert side_by_side(reads) == list(range(64))
+    assert len(seen) > 1
+    assert side_by_side(reads[:3]) == [0, 1, 2]
+    failing |= {40, 41, 42}
+    with pytest.raises(StoreError, match=r"rank 4[0-2] is damaged"):
+        side_by_side(reads)
+    assert threading.active_count() == 1

@@ -64,11 +64,12 @@ def compare_runs(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run] = ()
     if options.ranks and not ranks:
         raise UsageError(f"no rank of {options.ranks} is in both runs; run a has {a.ranks} and run b {b.ranks}.")
     notes: list[str] = []
-    outcomes = []
+    outcomes: list[RankOutcome] = []
     if a.ranks and b.ranks and not options.ranks and not same_layout(a, b):
         return _as_wholes(a, b, options, noise)
     for rank in ranks:
-        outcome, told = _rank(a, b, (a.rank(rank), b.rank(rank)), options, noise)
+        left = replace(options, later=options.later - sum(outcome.later for outcome in outcomes))
+        outcome, told = _rank(a, b, (a.rank(rank), b.rank(rank)), left, noise)
         outcomes.append(outcome)
         notes += [note for note in told if note not in notes]
     answer = _answer(a, b, options, outcomes, notes)
@@ -199,7 +200,7 @@ def _answer(a: Run, b: Run, options: DiffOptions, outcomes: Sequence[RankOutcome
     """Put the ranks' outcomes together."""
     counts = counts_of(a, b, outcomes)
     notes = [*_state_notes(a, b), *notes, *option_notes(a.manifest, b.manifest), *_missing_notes(a, b, outcomes)]
-    notes += blindness_notes(a.manifest, b.manifest)
+    notes += [*blindness_notes(a.manifest, b.manifest), *_unopened_notes(outcomes)]
     blind = sum(outcome.tally.blind_both for outcome in outcomes)
     if blind:
         notes.append(
@@ -280,6 +281,17 @@ def _listed(outcomes: Sequence[RankOutcome], first: Divergence, limit: int | Non
     everything = [divergence for outcome in outcomes for divergence in outcome.listed]
     everything.sort(key=lambda d: (d is not first, d.step, d.rank, d.sequence))
     return tuple(everything if limit is None else everything[:limit])
+
+
+def _unopened_notes(outcomes: Sequence[RankOutcome]) -> list[str]:
+    """That later steps were not compared, where it would have taken long."""
+    unopened = [outcome for outcome in outcomes if outcome.unopened]
+    if not unopened:
+        return []
+    which = f"{sum(outcome.unopened for outcome in unopened):,} later steps, over all ranks,"
+    if len(outcomes) == 1:
+        which = f"Steps after {int(unopened[0].paired.steps[-1])}"
+    return [f"{which} were not compared: the first divergence does not depend on them (--map compares them all)."]
 
 
 def _state_notes(a: Run, b: Run) -> list[str]:

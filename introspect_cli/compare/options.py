@@ -20,6 +20,8 @@ class DiffOptions(Selection):
         limit: divergences to list; None for all.
         whole_step: list all divergences of the first diverging step, whatever the limit.
         want_map: whether to compute the divergence map.
+        later: records of steps after the first divergence that are opened to be counted, at most, unless a map or all
+            divergences are wanted.
         strict: whether structure and random states that changed no number count as divergences.
         by_value: whether modules under other names are recognised by what they hold.
         evaluation: True where only evaluation counts, False where only training does, None for both.
@@ -33,6 +35,7 @@ class DiffOptions(Selection):
     limit: int | None = 12
     whole_step: bool = False
     want_map: bool = False
+    later: int = 20_000_000
     strict: bool = False
     by_value: bool = True
     evaluation: bool | None = None

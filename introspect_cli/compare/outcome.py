@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -65,6 +65,8 @@ class RankOutcome:
         gathered: compares what was gathered from ranks; None where ranks are compared one by one.
         agreed: the kinds of results that agree in every step that diverges; None where no step does.
         evaluated: the compared steps in which both runs recorded an evaluation that was selected.
+        later: records of steps after the first divergence that were opened.
+        unopened: common steps after those, which were not compared.
         alone: compares evaluation alone (True) or training alone (False); None where no evaluation is on record.
     """
 
@@ -87,4 +89,12 @@ class RankOutcome:
     gathered: Gathered | None = None
     agreed: frozenset[Kind] | None = None
     evaluated: tuple[int, ...] = ()
+    later: int = 0
+    unopened: int = 0
     alone: Callable[[bool], RankOutcome] | None = None
+
+    def cut(self, places: int) -> None:
+        """Compare no more than so many of the common steps."""
+        paired = self.paired
+        self.unopened = len(paired) - places
+        self.paired = replace(paired, rows_a=paired.rows_a[:places], rows_b=paired.rows_b[:places])

@@ -103,12 +103,21 @@ class Walk:
         return frozenset(alignment.fqn[union] for union in np.flatnonzero(tensors & at_end))
 
     def run(self) -> None:
-        """Walk the steps, filling in the outcome; of training or evaluation alone, up to the first divergence."""
+        """Walk the steps, filling in the outcome; of training or evaluation alone, up to the first divergence.
+
+        The answer needs none after that: they are counted as long as it takes seconds.
+        """
+        outcome, counts_all = self.outcome, self.options.want_map or self.options.limit is None
         for place, pair in self._pairs():
             if pair.diverged:
                 self._take(place, pair)
-            if self.outcome.first is not None and self.options.evaluation is not None:
+            if outcome.first is not None and self.options.evaluation is not None:
                 break
+            if outcome.first is not None and not counts_all:
+                outcome.later += len(pair.a) * _ranks(self.sides.a) + len(pair.b) * _ranks(self.sides.b)
+                if outcome.later > self.options.later:
+                    outcome.cut(place + 1)
+                    break
 
     def _pairs(self) -> Iterator[tuple[int, StepPair]]:
         """Differing steps, matched and filtered; with noise runs, every step is a lesson."""
@@ -407,6 +416,11 @@ class Walk:
         return positions
 
 
+def _ranks(reader: Reader) -> int:
+    """How many ranks' records are read for those of a reader."""
+    return len(reader.readers) if isinstance(reader, WholeReader) else 1
+
+
 def _positions(items: Items, everything: Items) -> list[int]:
     """Where the selected divergences of a step stand among all of them."""
     if items is everything:
@@ -442,6 +456,7 @@ def compare_rank(
         Walk(sides, options, outcome, places).run()
         if outcome.first is None and outcome.lonely is not None and not options.strict:
             return compare_rank(sides, replace(options, strict=True), offset, ends)
+    paired = outcome.paired  # as far as it was walked
     records = _records(paired, None if counted.all() else counted)  # ranks as one know it of what was read
     blind = _blind_rows(sides.a, paired, counted)
     outcome.tally = replace(outcome.tally, records=records + outcome.tally.records, blind_both=blind)

@@ -11,7 +11,7 @@ as not observed, and says why.
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,7 @@ from introspect_cli.store.index import StepEntry
 from introspect_cli.store.names import SiteTable, encode_sites
 from introspect_cli.store.rank_reader import RankReader
 from introspect_cli.store.ranked import Places, RankedStep, whole_layout
+from introspect_cli.store.side_by_side import side_by_side
 from introspect_cli.store.together import Together
 
 if TYPE_CHECKING:
@@ -270,7 +271,9 @@ class WholeReader:
         """
         if not self.numbers:
             _ = self.sites
-        batches = [reader.read(step, room) for reader, room in zip(self.readers, self._rooms, strict=True)]
+        batches = side_by_side(
+            [partial(own.read, step, room) for own, room in zip(self.readers, self._rooms, strict=True)]
+        )
         ranks = [reader.rank for reader in self.readers]
         together = self._together
         found = together.put(RankedStep(batches, ranks, self.numbers, self._places.numbers, together.rows))
