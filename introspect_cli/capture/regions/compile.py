@@ -186,6 +186,8 @@ class CompileProbe:
                     probe._counted(operators)
                 return results
 
+            # Up to some release torch takes whatever bears this for its own wrapper, and calls what it says instead.
+            vars(run).pop("_torchdynamo_orig_callable", None)
             return run
 
         return __call__
