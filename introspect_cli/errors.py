@@ -5,6 +5,7 @@
 
 import errno
 import os
+import sys
 
 from introspect_cli.exit_codes import UNDECIDED
 
@@ -48,3 +49,28 @@ def scarcity(error: BaseException) -> str:
     if isinstance(error, RuntimeError) and "start new thread" in str(error):
         return "this machine cannot start more threads"
     return ""
+
+
+_CALLED = sys.stdlib_module_names | {"builtins", "introspect_cli", "numpy", "torch", "yaml"}
+"""Top-level names of the modules that code of ours calls inside a script."""
+
+
+def belongs_to_script(error: BaseException) -> bool:
+    """Whether an exception that passes through our code inside a script is meant for the script.
+
+    What is no `Exception` is an order to stop. An exception that one thread raises in another appears out of nothing in
+    whatever runs, which is ours or called by us, and is of a class that none of that raises. (Signal handlers wait
+    until our code is left.)
+    """
+    if not isinstance(error, Exception):
+        return True
+    entry = error.__traceback__
+    while entry is not None and entry.tb_next is not None:
+        entry = entry.tb_next
+    if entry is None or not _is_called(entry.tb_frame.f_globals.get("__name__")):
+        return False  # code of an object of the script's, which we called
+    return not _is_called(type(error).__module__) or (type(error) is TimeoutError and not error.args)
+
+
+def _is_called(module: object) -> bool:
+    return type(module) is str and module.partition(".")[0] in _CALLED

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import ctypes
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from torch import nn
 from introspect_cli import capture as package
 from introspect_cli.capture.probes.base import is_ours
 from introspect_cli.store.reader import open_run
+from introspect_cli.store.verify import verify_run
 
 
 def records(path, kind):
@@ -96,6 +99,63 @@ def test_a_timeout_that_comes_while_an_object_of_the_script_goes_reaches_it(tmp_
     finally:
         signal.signal(signal.SIGALRM, before)
     assert arrived == sent == 4
+
+
+class Sent(Exception):
+    """What one thread of a script raises in another."""
+
+
+SENDER = """
+def watch(frame, event, _):
+    names = []  # of what runs, up to code of ours
+    while frame is not None and not is_ours(frame):
+        names.append(frame.f_code.co_name)
+        frame = frame.f_back
+    if event == "call" and frame is not None and not {*names, frame.f_code.co_name} & dropping:
+        left[0] -= 1
+        if not left[0]:
+            sys.setprofile(None)
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(threading.get_ident()), ctypes.py_object(Sent))
+"""
+
+
+def test_an_exception_that_another_thread_sends_reaches_the_script(tmp_path):
+    """Wherever it comes: in our code, and in what that calls of python's, numpy's and torch's."""
+    ends = []
+    Sent.__module__ = "__main__"  # as in a script
+
+    def work(number):
+        left = [1 + 47 * number]
+        words = {"sys": sys, "ctypes": ctypes, "threading": threading, "is_ours": is_ours, "left": left, "Sent": Sent}
+        words |= {"__name__": "introspect_cli.sender", "dropping": {"forget", "is_alive", "<genexpr>"}}  # python does
+        exec(compile(SENDER, "<sender>", "exec"), words)
+        net = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1))
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        sys.setprofile(words["watch"])
+        try:
+            for _ in range(5):
+                net(torch.ones(2, 4)).sum().backward()
+                optimizer.step()
+            ends.append("none was sent" if left[0] > 0 else f"lost {number}")
+        except Sent:
+            ends.append("arrived")
+        finally:
+            sys.setprofile(None)
+
+    with watched(tmp_path / "run") as session:
+        for number in range(30):
+            thread = threading.Thread(target=work, args=(number,))
+            thread.start()
+            thread.join()
+        train = [nn.Linear(4, 1)]
+        optimizer = torch.optim.SGD(train[0].parameters(), lr=0.1)
+        for _ in range(2):
+            train[0](torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+    assert set(ends) <= {"arrived", "none was sent"}
+    assert ends.count("arrived") > 20
+    assert session._guard.details == []
+    assert verify_run(tmp_path / "run").findings == ()
 
 
 def test_callbacks_of_weak_references_have_the_name_by_which_signals_know_them():

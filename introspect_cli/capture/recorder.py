@@ -122,7 +122,7 @@ class Recorder:
         self._lock = threading.RLock()
         self._only: frozenset[Site] | None = None
         self._ids: dict[Site, int] = {}
-        self._sites: list[tuple[Site, SiteInfo, bool]] = []
+        self._sites: dict[int, tuple[Site, SiteInfo, bool]] = {}
         self._secret: set[int] = set()  # sites whose path says that their values are nobody's business
         self._rows: list[int] = []
         self._slots: list[int] = []
@@ -165,8 +165,8 @@ class Recorder:
         with self._lock:
             number = self._rank.site(site, info)
             save = selects(site.fqn, self._save_tensors)
-            self._sites.append((site, info, save))
-            self._ids[site] = number
+            self._sites[number] = site, info, save
+            self._ids[site] = number  # the last: whatever ends this early, no number has another's name
             if is_secret_path(site.path):
                 self._secret.add(number)
             return number

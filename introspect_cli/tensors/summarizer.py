@@ -3,7 +3,7 @@
 Hooks hand over thousands of tensors a step, from several threads, on any device, under any mode the script has
 switched on, and none of this may be felt. So each tensor is summarised at once into a row of a preallocated arena
 (CPU) or of one device buffer (accelerators, nothing waits); `take` finalises all rows of a step with vectorised numpy,
-after one copy from each device. `add` never raises: what fails becomes a row that says so.
+after one copy from each device. What fails becomes a row that says so; `add` raises only what is the script's.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from introspect_cli.errors import belongs_to_script
 from introspect_cli.records import STATISTICS, Layout, Status
 from introspect_cli.tensors import checksum, handles, parallel, reference, values
 from introspect_cli.tensors import kernels as k
@@ -224,6 +225,8 @@ class Summarizer:
 
     def _failed(self, slot: int, tensor: torch.Tensor, error: Exception) -> None:
         del self._layout_of[slot:]
+        if belongs_to_script(error):
+            raise error
         with unobserved():
             self._unseen(unseen(tensor, f"{type(error).__name__}: {error}"))
 
@@ -257,9 +260,10 @@ class Summarizer:
     def _intern(self, layout: Layout) -> int:
         index = self._interned.get(layout)
         if index is None:
-            index = self._interned[layout] = len(self._layouts)
+            index = len(self._layouts)
+            self._headers[index:] = [checksum.header(layout.dtype, layout.shape)]
             self._layouts.append(layout)
-            self._headers.append(checksum.header(layout.dtype, layout.shape))
+            self._interned[layout] = index  # the last: whatever ends this early, no number has another's layout
         return index
 
     def _new(self, layout: Layout) -> int:

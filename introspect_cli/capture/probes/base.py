@@ -16,8 +16,8 @@ import traceback
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from introspect_cli.capture.environment.sources import is_users
 from introspect_cli.capture.pausing import PAUSE
+from introspect_cli.errors import belongs_to_script
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -209,23 +209,6 @@ class Guarded:
         finally:
             self._guard.sections.leave()
         return swallowed
-
-
-def belongs_to_script(error: BaseException) -> bool:
-    """Whether an exception that passes through our code is meant for the script.
-
-    What is no `Exception` is an order to stop. An exception that one thread raises in another appears out of nothing in
-    a frame of ours and is of a class of the script's. (Signal handlers wait until our code is left.)
-    """
-    if not isinstance(error, Exception):
-        return True
-    entry = error.__traceback__
-    while entry is not None and entry.tb_next is not None:
-        entry = entry.tb_next
-    if entry is None or not is_ours(entry.tb_frame):
-        return False
-    home = sys.modules.get(type(error).__module__)
-    return is_users(str(getattr(home, "__file__", "")))
 
 
 def is_ours(frame: FrameType) -> bool:
