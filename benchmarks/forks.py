@@ -103,7 +103,10 @@ def _run(**asked: Any) -> NoReturn:
     except SystemExit as ending:
         code = ending.code
     except BaseException as error:
-        sys.excepthook(type(error), error, error.__traceback__)
+        told = error.__traceback__
+        while told is not None and told.tb_frame.f_code.co_filename == __file__:
+            told = told.tb_next
+        sys.excepthook(type(error), error.with_traceback(told), told)
         code = -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
     if isinstance(code, str):
         print(code, file=sys.stderr)
@@ -134,11 +137,21 @@ def _become(*, argv: list[str], env: dict[str, str], cwd: str, python: str, stre
     if argv[:2] == ["-m", "introspect_cli"]:
         sys.argv = ["introspect", *argv[2:]]
         sys.modules["introspect_cli.cli"].main()
-    import runpy
+    _run_script(argv)
 
+
+def _run_script(argv: list[str]) -> None:
+    """As python does: the script's path is whole in what it prints of frames, and above them stands nothing."""
+    import types
+
+    path = os.path.abspath(argv[0])  # noqa: PTH100 - links stay as they are
     sys.argv = argv
-    sys.path[0] = os.path.dirname(argv[0])  # noqa: PTH120 - as python has it
-    runpy.run_path(argv[0], run_name="__main__")
+    sys.path[0] = os.path.dirname(os.path.realpath(path))  # noqa: PTH120 - as python has it
+    main = sys.modules["__main__"] = types.ModuleType("__main__")
+    vars(main).update(__file__=path, __builtins__=__builtins__, __cached__=None)
+    with open(path, "rb") as file:  # noqa: PTH123 - pathlib would be imported for it
+        code = compile(file.read(), path, "exec", dont_inherit=True)
+    exec(code, vars(main))
 
 
 def _received(own: socket.socket) -> tuple[dict[str, object], list[int]]:

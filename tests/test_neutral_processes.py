@@ -180,12 +180,13 @@ def script(path, text):
     return path
 
 
-def both(file, out, *options):
+def both(file, out, *options, python=None):
     """What python alone and the capture give for a script."""
+    python = python or sys.executable
     environment = {**os.environ, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
     settings = {"capture_output": True, "text": True, "cwd": file.parent, "env": environment}
-    bare = subprocess.run([sys.executable, file], check=False, **settings)
-    command = [sys.executable, "-m", "introspect_cli", "capture", "-q", "-o", out, *options, file]
+    bare = subprocess.run([python, file], check=False, **settings)
+    command = [python, "-m", "introspect_cli", "capture", "-q", "-o", out, *options, file]
     return bare, subprocess.run(command, check=False, **settings)
 
 

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 from sweeps import sliced
 from test_neutral_processes import assert_alike, both, script
+
+pytestmark = pytest.mark.usefixtures("quick_python")
+
+PYTHON = sys.executable
+"""One that starts: what prints the whole stack sees no frame of a fork's below its own."""
 
 HEAD = """
 import logging, sys, threading, traceback, warnings
@@ -62,7 +69,8 @@ thread.join()
 
 @pytest.mark.parametrize("name", sliced(list(BODIES), ("uncaught", "backward", "closure")))
 def test_uncaught(tmp_path, name):
-    bare, seen = both(script(tmp_path / "train.py", HEAD + BODIES[name]), tmp_path / "run")
+    python = None if name in ("backward", "closure") else PYTHON
+    bare, seen = both(script(tmp_path / "train.py", HEAD + BODIES[name]), tmp_path / "run", python=python)
     assert bare.stdout + bare.stderr
     assert_alike(bare, seen)
 
@@ -126,7 +134,7 @@ except RecursionError as error:
 
 
 def test_caught_and_shown_by_the_script(tmp_path):
-    bare, seen = both(script(tmp_path / "train.py", HEAD + CAUGHT), tmp_path / "run")
+    bare, seen = both(script(tmp_path / "train.py", HEAD + CAUGHT), tmp_path / "run", python=PYTHON)
     assert bare.returncode == 0
     assert "## RecursionError" in bare.stdout
     assert_alike(bare, seen)

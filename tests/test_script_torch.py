@@ -8,6 +8,8 @@ import pytest
 from sweeps import sliced
 from test_script_equivalence import dedent, outcome
 
+pytestmark = pytest.mark.usefixtures("quick_python")
+
 TRAINS = """
 import copy, io, os, pickle, random, sys
 os.environ["OMP_NUM_THREADS"] = "1"

@@ -13,6 +13,8 @@ import pytest
 from sweeps import sliced
 from test_script_equivalence import dedent, outcome
 
+pytestmark = pytest.mark.usefixtures("quick_python")
+
 HEAD = """
 import logging, os, signal, sys, threading, traceback, warnings
 os.environ["OMP_NUM_THREADS"] = "1"
