@@ -29,6 +29,7 @@ from introspect_cli.store.batch import StepBatch, given_columns
 from introspect_cli.store.columns import sparse_texts
 from introspect_cli.tensors.kernels import numbers
 from introspect_cli.tensors.places import Placed
+from introspect_cli.tensors.samples import sum_of_samples
 from introspect_cli.tensors.views import in_memory
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ class EndedStep:
         slots: the summarizer's slot of each record.
         saved: values to be stored whole.
         samples: tensors whose samples were summarised, too.
+        sums: of some slots, the checksums of the samples added up.
         given: what operators were given, by record.
         summaries: the summaries, of which devices may still compute some.
         labels: what the script's framework calls it.
@@ -74,6 +76,7 @@ class EndedStep:
     slots: list[int]
     saved: list[SavedTensor]
     samples: list[Samples]
+    sums: dict[int, int]
     given: dict[int, Given]
     summaries: Handover
     labels: Labels
@@ -131,15 +134,25 @@ class Recorder:
         self._saved: list[SavedTensor] = []
         self._per_sample = per_sample
         self._samples: list[Samples] = []
+        self._first = True
+        self._batches: set[int] = set()  # sites
+        self._sums: dict[int, int] = {}
         self._layouts: list[int] = []
         self._ended: deque[EndedStep] = deque()
         self._begun: EndedStep | None = None  # whose writing has begun and not ended
         self.intake = None if save_tensors or per_sample else summarizer.intake
         """Records small plain tensors in one call; None where nothing does."""
         self._short: Callable[[int, torch.Tensor], int] = lambda _site, _tensor: -1
-        if self.intake is not None:
+
+    def _go_the_short_way(self, *, on: bool) -> None:
+        """Have small plain tensors recorded in one call, which looks at no site's name and at no samples, or not."""
+        if self.intake is None:
+            return
+        if on and self._only is None:
             self.intake.into(self._rows, self._slots, self._times, self._lock.acquire, self._lock.release)
             self._short = self.intake.record
+        else:
+            self.intake.into()
 
     @property
     def only(self) -> frozenset[Site] | None:
@@ -149,8 +162,8 @@ class Recorder:
     @only.setter
     def only(self, sites: frozenset[Site] | None) -> None:
         self._only = sites
-        if sites is not None and self.intake is not None:
-            self.intake.into()  # it looks at no site's name
+        if sites is not None:
+            self._go_the_short_way(on=False)
 
     @property
     def rows(self) -> int:
@@ -169,11 +182,13 @@ class Recorder:
             self._ids[site] = number  # the last: whatever ends this early, no number has another's name
             if is_secret_path(site.path):
                 self._secret.add(number)
+            if site.kind is Kind.BATCH:
+                self._batches.add(number)
             return number
 
     def tensor(self, site: int, value: torch.Tensor | Placed, given: Given | None = None) -> int:
         """Record a tensor, and what its operator was given; returns its slot, good until the end of the step."""
-        if given is None and not isinstance(value, Placed):
+        if given is None and not isinstance(value, Placed) and site not in self._batches:
             slot = self._short(site, value)
             if slot >= 0:
                 return slot
@@ -184,8 +199,7 @@ class Recorder:
             self._note(site, slot)
             if self._sites[site][2]:
                 self._save(slot, value)
-            if self._per_sample:
-                self._sample(site, slot, value)
+            self._sample(site, slot, value)
             return slot
 
     def tensors(self, sites: Sequence[int], values: Sequence[torch.Tensor]) -> None:
@@ -196,7 +210,7 @@ class Recorder:
                 for site, slot, value in zip(sites, slots, values, strict=True):
                     if self._sites[site][2]:
                         self._save(slot, value)
-            if self._per_sample:
+            if self._per_sample or self._first or not self._batches.isdisjoint(sites):
                 for site, slot, value in zip(sites, slots, values, strict=True):
                     self._sample(site, slot, value)
             times = dict.fromkeys(sites, 1)
@@ -232,8 +246,18 @@ class Recorder:
             self._saved.append(SavedTensor(slot, self.summarizer.copied(value)))
 
     def _sample(self, site: int, slot: int, value: torch.Tensor | Placed) -> None:
-        value = value.local if isinstance(value, Placed) else value
-        found = sampled(self.summarizer, slot, value) if self._sites[site][0].kind in SAMPLED else None
+        """Note what samples of a tensor are kept.
+
+        Of batches their sum always. Of activations in the first step: after that, ranks have added up gradients in
+        another order, and no sample of a layer's output has the same bits.
+        """
+        if (self._first or site in self._batches) and self._sites[site][0].kind in SAMPLED:
+            total = None if isinstance(value, Placed) else sum_of_samples(value)
+            if total is not None:
+                self._sums[slot] = total
+        if not self._per_sample or self._sites[site][0].kind not in SAMPLED:
+            return
+        found = sampled(self.summarizer, slot, value.local if isinstance(value, Placed) else value)
         if found is not None:
             self._samples.append(found)
 
@@ -333,7 +357,10 @@ class Recorder:
                 self._times.clear()
                 self._saved.clear()
                 self._samples.clear()
+                self._sums.clear()
             self._ended.clear()
+            self._first = True
+            self._go_the_short_way(on=False)
             self.step = self.steps_written = 0
             if self._keeping is not None:
                 self._keeping.restart()
@@ -386,13 +413,16 @@ class Recorder:
             return
         try:
             labels, rows, slots = self.labels(), self._rows.copy(), self._slots.copy()
-            saved, samples, given = self._saved, self._samples, self._given
+            saved, samples, sums, given = self._saved, self._samples, self._sums, self._given
             summaries = self.summarizer.hand_over()
-            self._ended.append(EndedStep(self.step, rows, slots, saved, samples, given, summaries, labels))
+            self._ended.append(EndedStep(self.step, rows, slots, saved, samples, sums, given, summaries, labels))
         finally:  # whatever comes in between: slots are numbered anew, and what stayed would be the next step's
             for own in (self._rows, self._slots, self._times):
                 own.clear()  # the short way holds them too
-            self._saved, self._samples, self._given = [], [], {}
+            self._saved, self._samples, self._sums, self._given = [], [], {}, {}
+            if self._first:
+                self._first = False
+                self._go_the_short_way(on=True)
 
     def _write(self, keep: int) -> None:
         """Append steps that have ended, in order. One that an exception stopped is tried once more the next time.
@@ -461,6 +491,7 @@ class Recorder:
             sketch=None if table.sketch is None else picked(table.sketch),
             text=sparse_texts(len(pick), {row: table.text[ended.slots[row]] for row in noted}),
             given=given_columns(ended.given, len(ended.rows)) if ended.given else None,
+            samples=_of_rows(ended.sums, pick),
         )
         for item in ended.saved:
             save_whole(self._store, int(table.checksum[item.slot]), item.value)
@@ -471,6 +502,14 @@ class Recorder:
     def stop(self) -> None:
         """Take no more records (in a forked child, or when the session ends)."""
         self.alive = self.wanted = False
+
+
+def _of_rows(sums: dict[int, int], slots: Array) -> dict[int, int]:
+    """What is known of slots, by row."""
+    if not sums:
+        return {}
+    rows = np.flatnonzero(np.isin(slots, np.fromiter(sums, np.int64, len(sums)))).tolist()
+    return {row: sums[int(slots[row])] for row in rows}
 
 
 def _is_tensor(leaf: tuple[int, object]) -> bool:

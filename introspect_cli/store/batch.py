@@ -63,6 +63,27 @@ def given_columns(given: Mapping[int, Given], rows: int) -> GivenColumns:
     return GivenColumns(integer_lists(inputs, np.int32), forward, node)
 
 
+def sample_lists(samples: Mapping[int, int], rows: int) -> Lists[int]:
+    """The column of so many records' sums of samples: a list of one signed number, or of none."""
+    offsets = np.zeros(rows + 1, np.int32)
+    if not samples:
+        return Lists(offsets, _NONE)
+    offsets[np.fromiter(samples, np.int64, len(samples)) + 1] = 1
+    values = np.array([samples[row] for row in sorted(samples)], np.uint64)
+    return Lists(np.cumsum(offsets, dtype=np.int32), values.view(np.int64))
+
+
+def samples_of(column: Lists[int]) -> dict[int, int]:
+    """The sums of samples by row, out of their column."""
+    values = np.asarray(column.values)
+    if not len(values):
+        return {}
+    rows = np.flatnonzero(np.diff(column.offsets) == 1)
+    return dict(zip(rows.tolist(), values[column.offsets[rows]].astype(np.uint64).tolist(), strict=True))
+
+
+_NONE = np.zeros(0, np.int64)
+
 AS_RECORDED, PARTS, GATHERED, OWED, COPIES = range(5)
 """How the records of several ranks became one: one of equal copies; parts added up; different values together; sums
 that are still owed, added up; copies that ought to be equal and are not."""
@@ -83,6 +104,7 @@ class StepBatch:
         sketch: float32 (n, 16), or None where no sketches are kept.
         text: n texts, "" where there is none.
         given: what operators were given, or None where that is not kept.
+        samples: of rows whose samples were looked at, the checksums of the samples added up modulo 2**64.
         how: uint8 (n,), how the ranks' records were put together; None for the records of one rank.
     """
 
@@ -96,6 +118,7 @@ class StepBatch:
     sketch: NDArray[np.float32] | None = None
     text: Sequence[str] = ()
     given: GivenColumns | None = None
+    samples: Mapping[int, int] = field(default_factory=dict)
     how: NDArray[np.uint8] | None = None
 
     def __len__(self) -> int:
@@ -135,6 +158,7 @@ def preceded(batch: StepBatch, other: StepBatch, rows: NDArray[np.int64], sites:
         sketch=None if batch.sketch is None or other.sketch is None else joined(batch.sketch, other.sketch),
         text=[*(other.text[row] for row in rows.tolist()), *batch.text] if len(batch.text) else (),
         given=None if batch.given is None else _after(batch.given, len(rows)),
+        samples={row + len(rows): own for row, own in batch.samples.items()},
     )
 
 

@@ -138,6 +138,9 @@ SKETCH = Column("sketch", "vector", SKETCH_SIZE)
 GIVEN_COLUMNS: Schema = (Column("given", "list<i4>"), Column("forward", "<i4"), Column("node", "utf8"))
 """What an operator was given, where operators are recorded, since format 2."""
 
+SAMPLES = Column("samples", "list<i8>")
+"""The checksums of a tensor's samples added up, as a signed number, or nothing."""
+
 STATISTIC, NEEDED = "statistic", "needed"
 """What a column is to a reader that does not know it: a statistic to keep, or a reason to refuse the store."""
 
@@ -207,7 +210,7 @@ def parse_columns(description: bytes) -> Columns:
         "modules": MODULE_COLUMNS,
     }
     optional = {
-        "records": (SKETCH, *GIVEN_COLUMNS),
+        "records": (SKETCH, *GIVEN_COLUMNS, SAMPLES),
         "layouts": PART_COLUMNS,
         "modules": (*ATTRIBUTE_COLUMNS, VARIABLE),
     }
@@ -252,7 +255,12 @@ def _check_columns(stream: str, columns: Schema, every: Schema, optional: Schema
 
 
 def record_columns(
-    *, stats: bool = True, sketch: bool = True, sorted_stats: tuple[str, ...] = (), operators: bool = False
+    *,
+    stats: bool = True,
+    sketch: bool = True,
+    sorted_stats: tuple[str, ...] = (),
+    operators: bool = False,
+    samples: bool = False,
 ) -> Schema:
     """The columns of records with what was asked for."""
     kept = [
@@ -265,6 +273,7 @@ def record_columns(
         *kept,
         *([SKETCH] if sketch else []),
         *(GIVEN_COLUMNS if operators else ()),
+        *([SAMPLES] if samples else []),
         TEXT,
     )
 

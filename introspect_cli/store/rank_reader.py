@@ -16,7 +16,7 @@ import numpy as np
 from introspect_cli.records import Layout, ModuleInfo, Record, Status, Summary
 from introspect_cli.store import format1
 from introspect_cli.store.arrow import END_OF_STREAM, Batch, Malformed, Schema, decode_batch, schema_message
-from introspect_cli.store.batch import GivenColumns, StepBatch, has_infinities, record_stats, statistics
+from introspect_cli.store.batch import GivenColumns, StepBatch, has_infinities, record_stats, samples_of, statistics
 from introspect_cli.store.columns import Harmless
 from introspect_cli.store.files import (
     INDEX,
@@ -31,7 +31,7 @@ from introspect_cli.store.files import (
     lock_held,
     unreadable,
 )
-from introspect_cli.store.format import LIMIT_INDEX, LIMIT_TEXT, STATISTIC
+from introspect_cli.store.format import LIMIT_INDEX, LIMIT_TEXT, SAMPLES, STATISTIC
 from introspect_cli.store.index import EMPTY, Entries, Index, StepEntry, parse_index
 from introspect_cli.store.labels import LABELS, LIMIT_LABELS
 from introspect_cli.store.labels import decode as decode_labels
@@ -209,6 +209,11 @@ class RankReader:
             entry["digest"].tobytes(),
             entry["chain"].tobytes(),
         )
+
+    @property
+    def has_samples(self) -> bool:
+        """Whether sums of samples were kept."""
+        return any(column.name == SAMPLES.name for column in self._schema)
 
     @property
     def last_step(self) -> int | None:
@@ -433,4 +438,5 @@ def _step_batch(columns: dict[str, Any], schema: Schema) -> StepBatch:
         given=GivenColumns(columns["given"], columns["forward"], Harmless(columns["node"], LIMIT_TEXT))
         if "given" in columns
         else None,
+        samples=samples_of(columns[SAMPLES.name]) if SAMPLES.name in columns else {},
     )

@@ -21,7 +21,7 @@ import numpy as np
 from introspect_cli.errors import StoreError
 from introspect_cli.records import SETTING_KINDS, Kind, Layout, ModuleInfo, Site, SiteInfo
 from introspect_cli.store.arrow import END_OF_STREAM, Schema, encode_batch, schema_message
-from introspect_cli.store.batch import absent, given_columns
+from introspect_cli.store.batch import absent, given_columns, sample_lists
 from introspect_cli.store.columns import ColumnData, Texts, sparse_texts, texts
 from introspect_cli.store.files import (
     INDEX,
@@ -42,6 +42,7 @@ from introspect_cli.store.format import (
     LIMIT_BATCH,
     LIMIT_INDEX,
     LIMIT_TEXT,
+    SAMPLES,
     STATISTIC,
     STEP_ENTRY,
     Columns,
@@ -359,6 +360,8 @@ class RankWriter:
             elif name == "sketch":
                 own = batch.sketch
                 columns[name] = np.zeros((rows, column.width), np.float32) if own is None else own
+            elif name == SAMPLES.name:
+                columns[name] = sample_lists(batch.samples, rows)
             elif name == "given":
                 given = given_columns({}, rows) if given is None else given
                 columns |= {"given": given.inputs, "forward": given.forward, "node": _short(given.node, rows)}

@@ -194,6 +194,12 @@ class RankedStep:
             found |= {start + row: batch.text[row] for row in filled(batch.text).tolist()}
         return found
 
+    @cached_property
+    def samples(self) -> dict[int, int]:
+        """The sums of samples that are known, by row."""
+        starts = zip(self.rows.starts.tolist(), self.batches, strict=False)
+        return {start + row: own for start, batch in starts for row, own in batch.samples.items()}
+
     def rank_of(self, row: int) -> int:
         """The rank that recorded a row."""
         return self._ranks[int(self.rank[row])]

@@ -20,6 +20,7 @@ from introspect_cli.store.batch import AS_RECORDED, COPIES, GATHERED, OWED, PART
 from introspect_cli.store.launched import rank_list
 from introspect_cli.store.plan import UNPLACED, Plan, any_of, group_of, planned, starts_of
 from introspect_cli.store.ranked import whole_layout
+from introspect_cli.sums import MASK
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -164,6 +165,7 @@ class _Putting:
         self.counts = {name: absent(some.counts[name].dtype.str, self.size) for name in step.count_names}
         self.floats = {name: absent("<f8", self.size) for name in step.float_names}
         self.sketch = np.full((self.size, SKETCH_SIZE), np.nan, np.float32) if step.sketched else None
+        self.samples: dict[int, int] = {}
 
     def batch(self) -> StepBatch:
         step, plan = self.step, self.plan
@@ -188,6 +190,7 @@ class _Putting:
             floats=self.floats,
             sketch=self.sketch,
             text=self.text,
+            samples=self.samples,
             how=self.how,
         )
 
@@ -202,6 +205,9 @@ class _Putting:
             floats[groups] = step.taken(rows, [batch.floats[name] for batch in step.batches])
         if self.sketch is not None:
             self.sketch[groups] = step.taken(rows, [np.asarray(batch.sketch) for batch in step.batches])
+        if step.samples:
+            own = zip(groups.tolist(), rows.tolist(), strict=True)
+            self.samples |= {group: step.samples[row] for group, row in own if row in step.samples}
         for group in groups[self.plan.flows[groups] & (self.plan.ranks[groups] > 1)].tolist():
             self.text[group] = self.text[group] or f"{EQUAL_ON} {self.plan.ranks[group]} ranks"
 
@@ -400,6 +406,9 @@ class _Putting:
             numbers = step.number[rows[start : start + size]]
             parts = self.places.part[numbers]
             self.layout[group] = self.memory.batched(numbers[parts == parts[0]])
+            sums = [step.samples.get(row) for row in rows[start : start + size].tolist()] if step.samples else [None]
+            if None not in sums and not parts.any():
+                self.samples[group] = sum(filter(None, sums)) & MASK
         self._moments(groups, rows, starts, own, self.places.held[step.number[rows]])
 
     def _added(self, groups: Array) -> Array:

@@ -225,6 +225,7 @@ class StoreWriter:
         sketch: bool = True,
         sorted_stats: tuple[str, ...] = (),
         operators: bool = False,
+        samples: bool = False,
         sums: Sums | None = None,
     ) -> RankWriter:
         """The writer of what `rank` records.
@@ -235,6 +236,7 @@ class StoreWriter:
             sketch: keep sketches.
             sorted_stats: statistics to keep on request.
             operators: keep what operators were given.
+            samples: keep the sums of samples' checksums.
             sums: what computes the sums of steps, if anything is quicker than the store itself.
 
         Raises:
@@ -243,7 +245,9 @@ class StoreWriter:
         from introspect_cli.store.format import record_columns
         from introspect_cli.store.rank_writer import RankWriter
 
-        schema = record_columns(stats=stats, sketch=sketch, sorted_stats=sorted_stats, operators=operators)
+        schema = record_columns(
+            stats=stats, sketch=sketch, sorted_stats=sorted_stats, operators=operators, samples=samples
+        )
         try:
             here = self._here()
             folder = here.make_folder(f"rank{rank}") if rank != self._rank else Folder.at(here.path)

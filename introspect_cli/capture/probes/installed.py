@@ -25,6 +25,7 @@ from introspect_cli.capture.probes.rng import RngProbe
 from introspect_cli.capture.probes.state import StateProbe
 from introspect_cli.capture.recorder import Recorder
 from introspect_cli.capture.regions.probe import TapProbe
+from introspect_cli.capture.samples import KINDS as SAMPLED
 from introspect_cli.records import Kind
 from introspect_cli.store.index import Sums
 from introspect_cli.tensors import kernels
@@ -73,6 +74,7 @@ class Probes:
             sketch=options.sketch,
             sorted_stats=options.sorted_stats,
             operators=options.level == "op",
+            samples=not SAMPLED.isdisjoint(options.record),
             sums=None if kernels.KERNELS is None else Sums(kernels.KERNELS.crc32, kernels.step_digest),
         )
         self._guard = guard

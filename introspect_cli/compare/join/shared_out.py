@@ -1,8 +1,10 @@
-"""What ranks share out by samples, compared sample by sample whichever rank has which: runs with `--per-sample`.
+"""What ranks share out by samples, compared by its samples whichever rank has which.
 
 Of values that differ from rank to rank only extrema and means are known, and two orders of the tokens of a batch have
-the same. Where both runs kept a checksum of each sample, these are put together from all ranks and compared as a bag:
-that is exact, and depends neither on the order of samples nor on who has them.
+the same. Where both runs have the sum of the checksums of all samples (batches always, activations in the first step),
+the ranks' sums add up to one that depends neither on the order of samples nor on who has them: equal sums are equal
+samples. Where both kept each sample's checksum (`--per-sample`), these are compared as a bag, so that it is known how
+many are the same.
 """
 
 from __future__ import annotations
@@ -29,29 +31,43 @@ SAME, OTHER, UNKNOWN = range(3)
 
 
 class SharedOut:
-    """Compares bags of samples, where both runs kept the samples."""
+    """Compares samples, where both runs have their sum, or kept each."""
 
     def __init__(self, sides: Sides) -> None:
-        """Look whether both did."""
+        """Look whether both kept each."""
         self._readers = sides.a, sides.b
         self._runs = sides.tensors.a, sides.tensors.b
         told = (sides.manifest_a, sides.manifest_b)
-        self.on = all(options_of(manifest).get("per_sample") is True for manifest in told)
+        self._each = all(options_of(manifest).get("per_sample") is True for manifest in told)
 
     def known(self, pair: StepPair) -> Ids:
         """Of each differing row, whether its samples are the same, others, or not known."""
         out = np.full(len(pair.rows_a), UNKNOWN, np.int64)
-        if not self.on:
-            return out
         shared = _shared(pair.a)[pair.rows_a] | _shared(pair.b)[pair.rows_b]
+        if not self._each:
+            shared &= np.isin(pair.rows_a, list(pair.a.samples)) & np.isin(pair.rows_b, list(pair.b.samples))
         for at in np.flatnonzero(shared).tolist():
-            bags = self.bags(pair, int(pair.rows_a[at]), int(pair.rows_b[at]))
-            if bags is not None:
-                out[at] = SAME if bags[0] == bags[1] else OTHER
+            out[at] = self.known_of(pair, int(pair.rows_a[at]), int(pair.rows_b[at]))
         return out
+
+    def known_of(self, pair: StepPair, row_a: int, row_b: int) -> int:
+        """Whether the samples of a record of both runs are the same, others, or not known."""
+        sums = pair.a.samples.get(row_a), pair.b.samples.get(row_b)
+        if None not in sums and self._alike(pair, row_a, row_b):
+            return SAME if sums[0] == sums[1] else OTHER
+        bags = self.bags(pair, row_a, row_b)
+        return UNKNOWN if bags is None else SAME if bags[0] == bags[1] else OTHER
+
+    def _alike(self, pair: StepPair, row_a: int, row_b: int) -> bool:
+        """Whether both have as many samples, of one shape and type."""
+        rows = zip(self._readers, (pair.a, pair.b), (row_a, row_b), strict=True)
+        one, two = (reader.layouts[int(batch.layout[row])] for reader, batch, row in rows)
+        return bool(one.shape) and (one.shape, one.dtype) == (two.shape, two.dtype)
 
     def bags(self, pair: StepPair, row_a: int, row_b: int) -> tuple[Counter[int], Counter[int]] | None:
         """The samples of both sides, by checksum; None where not all were kept, or there are other numbers of them."""
+        if not self._each:
+            return None
         found = []
         sides = zip(self._runs, self._readers, (pair.a, pair.b), (pair.step, pair.step_b), (row_a, row_b), strict=True)
         for run, reader, batch, step, row in sides:

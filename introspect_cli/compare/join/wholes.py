@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.compare.join.coverage import options_of
 from introspect_cli.compare.join.shapes import other_shapes
 from introspect_cli.compare.join.shared_out import OTHER, SAME, SharedOut
-from introspect_cli.compare.join.sites import Ids, Mask, kind_code
-from introspect_cli.records import Kind, count
-from introspect_cli.store.batch import GATHERED, OWED
+from introspect_cli.compare.join.sites import Ids, Mask, kind_code, phase_code
+from introspect_cli.records import Kind, Phase, count
+from introspect_cli.store.batch import COPIES, GATHERED, OWED
 from introspect_cli.store.stages import stages_in
 from introspect_cli.store.together import DIFFERENT_COPIES, EQUAL_ON
 from introspect_cli.store.whole import Reader, WholeReader
@@ -46,7 +45,12 @@ _STATE = (Kind.PARAM, Kind.BUFFER, Kind.GRAD, Kind.OPTIMIZER_STATE)
 _FLOWING_BACK = (Kind.GRAD_INPUT, Kind.GRAD_OUTPUT)
 _MOMENTS = ("min", "max", "absmin", "mean", "amean", "var")
 _SURE = 1e-3
+_OTHER_SAMPLES = (
+    "Its samples are not those of a, whichever rank has which: their checksums add up to another sum (captures with "
+    "--per-sample tell how many are the same)."
+)
 _COARSE = frozenset({"bfloat16", "float16"})
+_FLOATING = ("float", "bfloat", "complex")
 
 
 def wholes(a: Run, b: Run) -> tuple[Reader, Reader]:
@@ -111,9 +115,9 @@ def told(a: Run, b: Run, options: DiffOptions, *, fold_calls: bool) -> str:
     """A note on what is compared."""
     folded = ", calls of a module together" if fold_calls else ""
     sizes = [count(run.world_size, "rank") if run.world_size > 1 else "one process" for run in (a, b)]
-    sampled = all(options_of(run.manifest).get("per_sample") is True for run in (a, b))
+    sampled = all(run.rank(run.recorded[0]).has_samples for run in (a, b) if run.recorded)
     by = (
-        "by its samples where these are equal, else by extrema and means"
+        "by its samples where these are on record and equal, else by extrema and means"
         if sampled
         else "by its extrema and means alone"
     )
@@ -185,9 +189,12 @@ class Gathered:
         """How many samples of a are in b too, of a divergence of which both kept them."""
         at = facts.sites.index(first.site)
         rows = int(facts.items.row_a[at]), int(facts.items.row_b[at])
-        bags = self._shared.bags(facts.pair, *rows) if self._shared.on and min(rows) >= 0 else None
-        if bags is None:
+        if min(rows) < 0:
             return []
+        bags = self._shared.bags(facts.pair, *rows)
+        if bags is None:
+            other = first.site.kind is Kind.BATCH and self._shared.known_of(facts.pair, *rows) == OTHER
+            return [_OTHER_SAMPLES] if other else []
         both = (bags[0] & bags[1]).total()
         if not both and first.site.kind is not Kind.BATCH:
             return []  # sums in another order leave no sample equal
@@ -201,7 +208,9 @@ class Gathered:
         out = self._other_units(alignment, pair, rtol)
         gathered = _how(pair.a, pair.rows_a, GATHERED) | _how(pair.b, pair.rows_b, GATHERED) | self._equal_parts(pair)
         batches = alignment.kind[np.asarray(pair.a.site)[pair.rows_a]] == kind_code(Kind.BATCH)
-        if self._shared.on and (gathered & batches).any():
+        if pair.a.sketch is None or pair.b.sketch is None:
+            gathered |= self._added_up(alignment, pair)
+        if (gathered & batches).any():
             gathered &= ~(batches & (self._shared.known(pair) == OTHER))
         rows = np.flatnonzero(gathered)
         if not len(rows) or "mean" not in pair.a.floats or "mean" not in pair.b.floats:
@@ -227,6 +236,23 @@ class Gathered:
             close &= near | (loss & (name != "mean"))
         out[rows] |= close
         return out | self._sums(alignment, pair, rtol)
+
+    def _added_up(self, alignment: Alignment, pair: StepPair) -> Mask:
+        """Differing rows that sums in another order may explain, where no sketch tells how far they are apart.
+
+        What a step begins with is no sum.
+        """
+        sites = np.asarray(pair.a.site)[pair.rows_a]
+        out = alignment.phase[sites] != phase_code(Phase.START)
+        for own, batch, rows in zip(self._layouts, (pair.a, pair.b), (pair.rows_a, pair.rows_b), strict=True):
+            floating = np.array([layout.dtype.startswith(_FLOATING) for layout in own], np.bool_)
+            out &= floating[np.asarray(batch.layout)[rows]] & ~_how(batch, rows, COPIES)
+        numbers = [
+            np.asarray(own.layout)[rows].tolist() for own, rows in ((pair.a, pair.rows_a), (pair.b, pair.rows_b))
+        ]
+        shapes = ([own[number].shape for number in each] for own, each in zip(self._layouts, numbers, strict=True))
+        alike = np.array([one == two for one, two in zip(*shapes, strict=True)], np.bool_)
+        return np.asarray(out & alike & (alignment.kind[sites] != kind_code(Kind.BATCH)))
 
     def _equal_parts(self, pair: StepPair) -> Mask:
         """Differing rows that may be parts on several ranks which happen to be equal: all zeros, as a layer begins."""

@@ -1,0 +1,78 @@
+"""The sum of the checksums of a tensor's samples: the same however ranks share them out, another for other samples."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from introspect_cli.store.batch import sample_lists, samples_of
+from introspect_cli.sums import MASK
+from introspect_cli.tensors import kernels
+from introspect_cli.tensors.samples import sum_of_samples
+from introspect_cli.tensors.summarizer import Summarizer
+
+pytestmark = pytest.mark.skipif(kernels.KERNELS is None, reason="the compiled kernels are switched off")
+
+
+def drawn(*shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(0))
+
+
+TENSORS = {
+    "large samples": drawn(3, 70_000),
+    "images": drawn(4, 3, 5, 7),
+    "tokens without the last": drawn(4, 9).mul(9).long()[:, :-1],
+    "labels": torch.arange(6),
+    "flags": drawn(4, 3) > 0,
+    "bfloat16": drawn(4, 3).bfloat16(),
+    "float64": drawn(4, 3).double(),
+    "conjugate": drawn(4, 3).cfloat().conj(),
+    "transposed": drawn(5, 4).t(),
+    "one sample": drawn(1, 3),
+}
+
+
+@pytest.mark.parametrize("name", TENSORS)
+def test_it_is_the_sum_of_the_samples_own_checksums_in_any_order(name):
+    tensor = TENSORS[name]
+    summarizer = Summarizer(stats=False, sketch=False)
+    slots = [summarizer.add(sample) for sample in tensor]
+    sums = summarizer.take().checksum[slots].tolist()
+    assert sum_of_samples(tensor) == sum(sums) & MASK
+    assert sum_of_samples(tensor.flip(0)) == sum(sums) & MASK
+    if len(tensor) > 1:
+        assert (sum_of_samples(tensor[:1]) + sum_of_samples(tensor[1:])) & MASK == sum_of_samples(tensor)
+
+
+@pytest.mark.parametrize("swap", [(0, 1), (0, 4)], ids=["in a sample", "between samples"])
+def test_samples_that_are_others_give_another_sum(swap):
+    tensor = torch.arange(12).view(3, 4)
+    other = tensor.clone()
+    other.view(-1)[list(swap)] = tensor.view(-1)[list(swap[::-1])]
+    assert sum_of_samples(other) != sum_of_samples(tensor)
+    assert sum_of_samples(tensor.view(6, 2)) != sum_of_samples(tensor)
+    assert sum_of_samples(tensor.int()) != sum_of_samples(tensor)
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.tensor(1.0),
+        torch.empty(0, 3),
+        torch.empty(3, 0),
+        torch.empty(2, 2, device="meta"),
+        torch.eye(3).to_sparse(),
+        torch.quantize_per_tensor(torch.ones(2, 2), 0.1, 0, torch.qint8),
+        torch.ones(2, 2).to(torch.float8_e4m3fn),
+    ],
+    ids=["scalar", "no samples", "empty samples", "meta", "sparse", "quantized", "float8"],
+)
+def test_what_has_no_samples_or_none_that_can_be_read_has_no_sum(tensor):
+    assert sum_of_samples(tensor) is None
+
+
+@pytest.mark.parametrize("samples", [{}, {0: 1, 2: MASK}, {1: 1 << 63}], ids=["none", "some", "one"])
+def test_the_column_gives_back_what_it_was_given(samples):
+    column = sample_lists(samples, 3)
+    assert len(column) == 3
+    assert samples_of(column) == samples
