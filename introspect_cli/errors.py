@@ -58,17 +58,22 @@ _CALLED = sys.stdlib_module_names | {"builtins", "introspect_cli", "numpy", "tor
 def belongs_to_script(error: BaseException) -> bool:
     """Whether an exception that passes through our code inside a script is meant for the script.
 
-    What is no `Exception` is an order to stop. An exception that one thread raises in another appears out of nothing in
-    whatever runs, which is ours or called by us, and is of a class that none of that raises. (Signal handlers wait
-    until our code is left.)
+    An interrupt is. What code of the script's raises is not, a `SystemExit` of an object's `__class__` for one: without
+    us nobody had called that. An exception that one thread raises in another appears out of nothing in whatever runs,
+    which is ours or called by us; it is an order to stop, which is no `Exception`, or of a class that none of that
+    raises. (Signal handlers wait until our code is left.)
     """
-    if not isinstance(error, Exception):
+    if isinstance(error, (KeyboardInterrupt, GeneratorExit)):
         return True
     entry = error.__traceback__
     while entry is not None and entry.tb_next is not None:
         entry = entry.tb_next
-    if entry is None or not _is_called(entry.tb_frame.f_globals.get("__name__")):
+    if entry is not None and not _is_called(entry.tb_frame.f_globals.get("__name__")):
         return False  # code of an object of the script's, which we called
+    if not isinstance(error, Exception):
+        return True
+    if entry is None:
+        return False
     return not _is_called(type(error).__module__) or (type(error) is TimeoutError and not error.args)
 
 

@@ -16,6 +16,7 @@ from neutrality import trajectory, watched
 from torch import nn
 
 from introspect_cli import capture as package
+from introspect_cli.capture.environment.sources import file_of, imported_sources
 from introspect_cli.capture.probes.base import is_ours
 from introspect_cli.store.reader import open_run
 from introspect_cli.store.verify import verify_run
@@ -272,3 +273,79 @@ def test_no_code_of_objects_that_modules_are_given_is_run(tmp_path):
     with open_run(tmp_path / "run") as run:
         paths = {record.site.path for record in run.rank(0).records(0) if record.site.kind.value == "input"}
     assert {"[0]", "[1].tensor", "[2][0]", "[3]['a']"} <= paths
+
+
+class Quits(nn.Linear):
+    """Ends whoever asks for its class, as nobody does in a training without us."""
+
+    @property
+    def __class__(self):
+        raise SystemExit("asked for a class")
+
+
+class Named(type):
+    """Of classes that end whoever asks for their name."""
+
+    @property
+    def __name__(cls):
+        raise SystemExit("asked for a name")
+
+
+class Nameless(nn.Module, metaclass=Named):
+    """One of these."""
+
+    def __init__(self, *sizes):
+        super().__init__()
+        self.inner = nn.Linear(*sizes)
+
+    def forward(self, x):
+        return self.inner(x)
+
+
+class Group(dict):
+    """Settings that end whoever goes through them."""
+
+    def items(self):
+        raise SystemExit("gone through")
+
+
+@pytest.mark.parametrize("name", ["a class", "a name", "settings"])
+def test_what_objects_of_the_script_raise_because_we_asked_ends_nothing(tmp_path, name):
+    made = {"a class": Quits, "a name": Nameless, "settings": nn.Linear}[name]
+
+    def train(_log):
+        net = made(4, 2)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        if made is nn.Linear:
+            optimizer.param_groups = [Group(group) for group in optimizer.param_groups]
+        for _ in range(3):
+            net(torch.ones(3, 4)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return [value.detach().clone() for value in net.parameters()]
+
+    bare = trajectory(train)
+    with watched(tmp_path / "run") as session:
+        captured = trajectory(train)
+    assert all(map(torch.equal, bare.returned, captured.returned))
+    assert any("SystemExit: " in sentence for sentence in session._guard.sentences)
+    assert verify_run(tmp_path / "run").findings == ()
+
+
+def test_what_stands_in_for_a_module_is_not_asked_for_its_file(monkeypatch):
+    """A lazy one would import, and one that raises would end the run."""
+
+    class Lazy(type(sys)):
+        def __getattribute__(self, name):
+            raise SystemExit(name)
+
+    class Stand:
+        def __getattr__(self, name):
+            raise SystemExit(name)
+
+    monkeypatch.setitem(sys.modules, "lazy", Lazy("lazy"))
+    monkeypatch.setitem(sys.modules, "stand", Stand())
+    monkeypatch.setitem(sys.modules, "none", None)
+    assert [file_of(sys.modules[name]) for name in ("lazy", "stand", "none")] == [""] * 3
+    assert file_of(sys.modules[__name__]) == __file__
+    assert not {"lazy.py", "stand.py"} & imported_sources().keys()

@@ -11,7 +11,7 @@ import inspect
 import sys
 from typing import TYPE_CHECKING, Any
 
-from introspect_cli.capture.environment.sources import is_users
+from introspect_cli.capture.environment.sources import file_of, is_users
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -71,7 +71,7 @@ def _named(variables: dict[str, Any], kind: type) -> Iterator[tuple[str, object]
 
 @functools.cache
 def _of_script(module: str) -> bool:
-    return is_users(str(getattr(sys.modules.get(module), "__file__", "")))
+    return is_users(file_of(sys.modules.get(module)))
 
 
 def _attributes(value: object) -> dict[str, Any]:

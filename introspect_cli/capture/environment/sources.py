@@ -134,19 +134,28 @@ def relative(path: str) -> str:
     return rest if marker else Path(real).name
 
 
+def file_of(module: object) -> str:
+    """The file of what stands in `sys.modules`, "" without one: read past its methods, which may import or raise."""
+    try:
+        found = object.__getattribute__(module, "__dict__").get("__file__")
+    except (AttributeError, TypeError):
+        return ""
+    return found if type(found) is str else ""
+
+
 def imported_sources() -> dict[str, str]:
     """Hash of every source file of the user's that has been imported: its name -> 16 hex digits."""
     hashes = {}
-    for module in list(sys.modules.values()):
-        path = getattr(module, "__file__", None)
-        if not isinstance(path, str) or not is_users(path) or _generated(path):
+    for name, module in list(sys.modules.items()):
+        path = file_of(module)
+        if not is_users(path) or _generated(path):
             continue
         try:
             data = Path(path).read_bytes()
         except OSError:
             continue
         if len(data) <= _LARGEST:
-            hashes[_named(path, module.__name__)] = source_digest(data)
+            hashes[_named(path, name)] = source_digest(data)
     return dict(sorted(hashes.items()))
 
 
@@ -167,9 +176,8 @@ def _named(path: str, module: str) -> str:
 
 def class_source(cls: type) -> str:
     """`file:line` of a class definition, relative to the project; "" where it has none."""
-    module = sys.modules.get(cls.__module__)
-    path = getattr(module, "__file__", None)
-    if not isinstance(path, str):
+    path = file_of(sys.modules.get(cls.__module__))
+    if not path:
         return ""
     code = getattr(cls.__dict__.get("forward"), "__code__", None)
     return _told(path, cls.__qualname__, getattr(code, "co_firstlineno", None), Project.root)
