@@ -173,7 +173,7 @@ def test_a_lone_element_of_any_stride(engine, dtype):
         assert_same(by_torch(lone), compiled(engine, lone))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(splits(), st.booleans())
 def test_shards_add_up_whatever_the_split(engine, split, with_kernels):
     tensor, parts = split
