@@ -144,7 +144,7 @@ def _evicted(side: Side, moved: Mapping[str, str], others: AbstractSet[str] = fr
     change = renamer((), dict(moved))
     if change is None:
         return {}
-    if not others and not any(side.has(new) for new in moved.values()):
+    if not others and not side.has_any(moved.values()):
         return {}
     every = side.every_name
     tree = Tree(every)
@@ -227,12 +227,9 @@ class _Search:
 
     def _without_tensors(self, held_a: Held, held_b: Held, tensors: tuple[set[str], set[str]]) -> None:
         """Match modules without tensors of their own, by inputs and outputs."""
-        owning = [{name.rpartition(".")[0] for name in own} | own for own in tensors]
-        bare = [
-            name for name in held_a.names if name not in self.names and name not in owning[0] and not self.a.owns(name)
-        ]
-        others = [name for name in held_b.names if name not in owning[1] and not self.b.owns(name)]
-        if not bare or not others:
+        bare = [name for name in _owning_nothing(self.a, held_a, tensors[0]) if name not in self.names]
+        others = _owning_nothing(self.b, held_b, tensors[1]) if bare else []
+        if not others:
             return
         change = renamer((), self.names) or str
         back = renamer((), {new: old for old, new in self.names.items()}) or str
@@ -296,52 +293,61 @@ class _Search:
         tensors: AbstractSet[str],
     ) -> None:
         """Take pairs of tensors up the tree, as far as nothing that has another name, or keeps its own, is below."""
-        levels = {old: _levels(old, new) for old, new in pairs.items()}
-        own = self._rather_kept(levels)
+        levels = {old: _levels_above(old, new) for old, new in pairs.items()}
         votes = Counter(chain.from_iterable(levels.values()))
-        voters, kept = Tree(pairs), dict[str, bool]()
+        own = self._rather_kept(votes)
+        moving = dict[str, int]()
 
-        def keeps(above: str) -> bool:
-            if above not in kept:
-                kept[above] = any(name not in tensors for name in self.a.tensor_tree.below(above))
-            return kept[above]
+        def together(above: str) -> int:
+            """How many pairs are at or below a name; -1 where a tensor below keeps its name."""
+            if above not in moving:
+                below = self.a.tensor_tree.below(above)
+                moving[above] = len(pairs.keys() & {above, *below}) if tensors.issuperset(below) else -1
+            return moving[above]
 
-        for old, new in sorted(pairs.items()):
+        for old in sorted(pairs):
+            new = pairs[old]
             if old == new:
                 continue
             best = (old, new)
-            for one, two in levels[old][1:]:
-                if votes[one, two] != voters.count(one) + (one in pairs) or (one, two) in own:
+            for level in levels[old]:
+                if votes[level] != together(level[0]) or level in own:
                     break
-                if keeps(one):
-                    break
-                best = (one, two)
-            if best[0] != best[1]:
-                self.near |= {best[0]} if old in near else set()
-                self.places[best[0]] = self.places.get(best[0], places[old]) & places[old]
-                if best[0] not in self.names:
-                    self.names[best[0]], self.votes[best[0]] = best[1], votes.get(best, 1)
+                best = level
+            top, name = best
+            if old in near:
+                self.near.add(top)
+            self.places[top] = self.places[top] & places[old] if top in self.places else places[old]
+            if top not in self.names:
+                self.names[top], self.votes[top] = name, votes.get(best, 1)
 
-    def _rather_kept(self, levels_of: Mapping[str, list[tuple[str, str]]]) -> set[tuple[str, str]]:
+    def _rather_kept(self, levels: Iterable[tuple[str, str]]) -> set[tuple[str, str]]:
         """Names above pairs that the module keeps, or whose new name another one keeps, because that suits better."""
-        levels = {level for levels in levels_of.values() for level in levels[1:]}
-        levels = {(one, two) for one, two in levels if one != two and (self._in_a(two) or self._in_b(one))}
-        if not levels:
+        taken = {(one, two) for one, two in levels if self._in_a(two) or self._in_b(one)}
+        if not taken:
             return set()
-        names = {name for level in levels for name in level}
+        names = {name for level in taken for name in level}
         held_a, held_b = self.a.held(names), self.b.held(names)
 
         def alike(old: str, new: str) -> int:
             return len(held_a.of(old) & held_b.of(new))
 
-        return {(one, two) for one, two in levels if max(alike(two, two), alike(one, one)) > alike(one, two)}
+        return {(one, two) for one, two in taken if max(alike(two, two), alike(one, one)) > alike(one, two)}
 
     def _confirm(self) -> None:
         """A name that was only said again by a longer prefix is dropped."""
         for old in sorted(self.names, key=len, reverse=True):
-            above = next((head for head in parents(old) if head in self.names), None)
-            if above is not None and self.names[above] + old[len(above) :] == self.names[old]:
+            above = old.rpartition(".")[0]
+            while above and above not in self.names:
+                above = above.rpartition(".")[0]
+            if above and self.names[above] + old[len(above) :] == self.names[old]:
                 del self.names[old]
+
+
+def _owning_nothing(side: Side, held: Held, tensors: AbstractSet[str]) -> list[str]:
+    """Those of the names that are no tensors, and that no tensor is the own of."""
+    owning = {name.rpartition(".")[0] for name in tensors} | tensors
+    return [name for name in held.names if name not in owning and not side.owns(name)]
 
 
 def _by_place(features: Iterable[Feature]) -> dict[Feature, set[int]]:
@@ -383,22 +389,26 @@ def _places_alike(one: Held, two: Held) -> set[int]:
     return places - {feature[0] for name in names for feature in one.of(name) ^ two.of(name)}
 
 
-def _levels(old: str, new: str) -> list[tuple[str, str]]:
-    """A pair of names, and the pairs above as long as what is left out is the same in both."""
-    found = [(old, new)]
+def _levels_above(old: str, new: str) -> list[tuple[str, str]]:
+    """The pairs of names above a pair, as long as what is left out is the same in both; at equal names nothing is."""
+    found: list[tuple[str, str]] = []
     while True:
         old, dot, end = old.rpartition(".")
         new, other_dot, other_end = new.rpartition(".")
-        if not (dot and other_dot and end == other_end):
+        if not (dot and other_dot and end == other_end and old != new):
             return found
         found.append((old, new))
+
+
+def _numbered(names: Iterable[str]) -> list[str]:
+    """Those whose last component is a number."""
+    return [name for name in names if name[-1].isdecimal() and name.rpartition(".")[2].isdecimal()]
 
 
 def _shifted(a: Side, b: Side, only_a: AbstractSet[str], only_b: AbstractSet[str]) -> frozenset[str]:
     """Parents, with their dot, whose numbered children are more in one run than in the other."""
     above = heads(only_a), heads(only_b)
-    numbered = [{name for name in own if name[-1].isdecimal() and name.rpartition(".")[2].isdecimal()} for own in above]
-    lost = numbered[0] - above[1], numbered[1] - above[0]
+    lost = [_numbered(above[0] - above[1]), _numbered(above[1] - above[0])]
     if all(name in b.tree for name in lost[0]) and all(name in a.tree for name in lost[1]):
         return frozenset()
     counts = child_counts(a.names), child_counts(b.names)

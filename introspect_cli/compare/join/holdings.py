@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import compress
+from itertools import compress, count
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from introspect_cli.compare.join.sites import Columns, kind_code, phase_code
 from introspect_cli.records import Kind, Phase, Status
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, KeysView, Sequence
+    from collections.abc import Collection, Iterable, Iterator, KeysView, Sequence
     from collections.abc import Set as AbstractSet
 
     from introspect_cli.compare.join.sites import Ids, Mask
@@ -29,6 +29,8 @@ TENSORS = (Kind.PARAM, Kind.BUFFER)
 MODULES = (Kind.INPUT, Kind.OUTPUT, Kind.GRAD_INPUT, Kind.GRAD_OUTPUT)
 NAMED = (*TENSORS, Kind.GRAD, *MODULES)
 """Kinds whose FQN names a module, or a tensor of one."""
+
+_FEW = 4  # last components of names that are looked for before the names are: most often one was renamed everywhere
 
 Feature = tuple[int, ...]
 """The place of a step among those looked at, kind, phase, call and checksum of a record."""
@@ -79,9 +81,12 @@ class Side:
     def _everything(self) -> Tree:
         return Tree(self.sites.fqn)
 
-    def has(self, name: str) -> bool:
-        """Whether anything was recorded under a name, or below it."""
-        return name in self._everything
+    def has_any(self, names: Collection[str]) -> bool:
+        """Whether anything was recorded under one of the names, or below it."""
+        ends = {name.rpartition(".")[2] for name in names}
+        if len(ends) <= _FEW and not any(end in self.sites.text for end in ends):
+            return False
+        return any(name in self._everything for name in names)
 
     @cached_property
     def tree(self) -> Tree:
@@ -96,12 +101,20 @@ class Side:
     @cached_property
     def tensors(self) -> KeysView[str]:
         """Names of parameters and buffers."""
-        return dict.fromkeys(compress(self.sites.fqn, self._of_tensors.tolist())).keys()
+        return dict.fromkeys(self._tensor_names()).keys()
 
     @cached_property
     def tensor_tree(self) -> Tree:
         """Parameters and buffers, some of them more than once, by what is above them."""
-        return Tree(compress(self.sites.fqn, self._of_tensors.tolist()))
+        return Tree(self._tensor_names())
+
+    def _tensor_names(self) -> list[str]:
+        fqn = self.sites.fqn
+        return [fqn[site] for site in np.flatnonzero(self._tensor_sites).tolist()]
+
+    @cached_property
+    def _tensor_sites(self) -> Mask:
+        return np.isin(self.sites.kind, [kind_code(kind) for kind in TENSORS])
 
     def tensors_of(self, names: AbstractSet[str]) -> set[str]:
         """Those of the names that are parameters or buffers."""
@@ -119,10 +132,10 @@ class Side:
             self._asked = names, np.fromiter(map(names.__contains__, fqn), np.bool_, len(fqn)) & self._named
         return self._asked[1]
 
-    def know(self, names: AbstractSet[str], among: Sequence[int]) -> None:
-        """Take it that the sites of the names are among some: nobody need look through a million."""
-        mask, fqn = np.zeros(len(self.sites), np.bool_), self.sites.fqn
-        mask[[site for site in among if fqn[site] in names]] = True
+    def know(self, names: AbstractSet[str], sites: Sequence[int]) -> None:
+        """Take it that the names are those of these sites and of no others: nobody need look through a million."""
+        mask = np.zeros(len(self.sites), np.bool_)
+        mask[sites] = True
         self._asked = names, mask & self._named
 
     def rows(self, names: AbstractSet[str]) -> Iterator[tuple[int, StepBatch, Ids, Ids]]:
@@ -142,9 +155,11 @@ class Side:
             columns = np.array([np.full(len(rows), place), *own], np.int64)
             found.append((numbers, columns, np.asarray(batch.checksum)[rows]))
         every = np.concatenate([numbers for numbers, _, _ in found])
-        texts = [sites.fqn[number] for number in every.tolist()]
-        known = {name: number for number, name in enumerate(dict.fromkeys(texts))}
-        owner = np.fromiter(map(known.__getitem__, texts), np.int64, len(texts))
+        known: dict[str, int] = {}
+        met = np.fromiter(
+            map(known.setdefault, map(sites.fqn.__getitem__, every.tolist()), count()), np.int64, len(every)
+        )
+        owner = (np.cumsum(met == np.arange(len(met))) - 1)[met]  # whose record it is, by where the name was first met
         places = np.concatenate([own for _, own, _ in found], axis=1)
         sums = np.concatenate([own for _, _, own in found]).astype(np.uint64)
         return Held(list(known), owner, places, sums)
@@ -292,10 +307,14 @@ def alone(a: Side, b: Side) -> tuple[set[str], set[str]]:
     rest = _unshared(a, b)
     lost = [{side.sites.fqn[site] for site in own} for side, own in zip((a, b), rest, strict=True)]
     only = lost[0] - lost[1], lost[1] - lost[0]
-    for side, other, own, names in zip((a, b), (b, a), rest, only, strict=True):
-        if not names.isdisjoint(other.sites.fqn):
+    shared = np.ones(len(a.sites), np.bool_)
+    shared[rest[0]] = False
+    kept = compress(a.sites.fqn, shared.tobytes())
+    if not (only[0] | only[1]).isdisjoint(kept):
+        for names, other in zip(only, (b, a), strict=True):
             names.difference_update(other.names)
-        side.know(names, own)
+    for side, own, names, known in zip((a, b), rest, only, lost, strict=True):
+        side.know(names, own if len(names) == len(known) else [site for site in own if side.sites.fqn[site] in names])
     return only
 
 

@@ -41,7 +41,7 @@ def variables_of(reader: RankReader, rename: Callable[[str], str] | None) -> dic
 
 def matched_roots(sides: tuple[Side, Side], variables: Variables) -> dict[str, str]:
     """Roots of a that hold what another root of the same class holds in b; else those that one variable holds."""
-    if not any(side.sites.numbered for side in sides):
+    if not any("#" in side.sites.text for side in sides):
         return {}
     doubtful = ambiguous(*(side.tree.roots() for side in sides))
     if not doubtful:

@@ -48,7 +48,7 @@ class Columns:
     """One run's sites, column by column, names as they are compared.
 
     Attributes:
-        numbered: whether any name has a number after that of a class, as where a run has several models of one.
+        text: all FQNs, a line each: a million are looked through at once.
     """
 
     keys: npt.NDArray[np.uint64]
@@ -58,7 +58,7 @@ class Columns:
     call: npt.NDArray[np.int64]
     path: list[str]
     module_class: list[str]
-    numbered: bool
+    text: str
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -79,7 +79,7 @@ def columns(table: SiteTable, rename: Callable[[str], str] | None = None) -> Col
     names = table.fqn
     calls = np.asarray(table.call, dtype=np.int64)
     paths = table.path
-    text = "\n".join(names)  # a million names are looked through at once
+    text = "\n".join(names)
     if rename is None and "._" not in text:
         renamed = {}
     elif rename is None:
@@ -109,7 +109,7 @@ def columns(table: SiteTable, rename: Callable[[str], str] | None = None) -> Col
         call=calls,
         path=paths,
         module_class=table.module_class,
-        numbered="#" in text,
+        text=text,
     )
 
 
