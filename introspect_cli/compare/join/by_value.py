@@ -301,8 +301,8 @@ class _Search:
         def together(above: str) -> int:
             """How many pairs are at or below a name; -1 where a tensor below keeps its name."""
             if above not in moving:
-                below = self.a.tensor_tree.below(above)
-                moving[above] = len(pairs.keys() & {above, *below}) if tensors.issuperset(below) else -1
+                below = set(self.a.tensor_tree.below(above))
+                moving[above] = len(pairs.keys() & below) + (above in pairs) if below <= tensors else -1
             return moving[above]
 
         for old in sorted(pairs):
