@@ -305,6 +305,7 @@ def _settings() -> dict[str, str]:
 def _stand_in(name: str, told: str, *argv: str) -> int:
     """Be a python for one run, in the place of the program `name`."""
     python, addresses, settings = json.loads(told)
+    argv = argv[argv[:1] == ("-u",) :]  # as torchrun starts its processes; what they print comes at their end, then
     is_run = argv[:2] == ("-m", "introspect_cli") or (argv and argv[0][:1] != "-")
     if not is_run or settings != _settings():
         os.execv(python, [python, *argv])

@@ -1,16 +1,17 @@
 """Runs of many ranks: what reading them as one costs, and what is left when one rank is killed.
 
-    python benchmarks/ranks.py merge --ranks 64 --steps 10    # two sharded runs of 2,000 sites a rank
+    python benchmarks/ranks.py merge --ranks 64 --steps 120   # two sharded runs of 2,000 sites a rank
     python benchmarks/ranks.py equal --ranks 64 --steps 1000  # two runs of one layout that are equal, or differ late
     python benchmarks/ranks.py collectives                    # what recording each collective of DDP costs a step
     python benchmarks/ranks.py kills --kills 30               # one of two ranks, when it may be
 
 The first writes stores with the store's own writer, each rank a shard of every parameter, and compares two layouts of
-them, so that every step of every rank is read and added up; it prints seconds a step and the memory of twice as many
-steps. The second compares ranks one by one, with checksums alone: equal steps are not opened, so that 50 sites tell the
-same as 2,000. The third runs blocks of steps bare, captured and captured with collectives in turn, in the same
-two processes, and takes the quickest step of each. The last reads the run after each kill: every step that a rank said
-it had ended must be there, the other rank must be whole, and the reader must say who was cut off.
+them, so that every step of every rank is read and added up: all of them, half and then those that are counted after
+the first divergence, and these alone. 120 steps take 5 GB of disk. The second compares ranks one by one, with checksums
+alone: equal steps are not opened, so that 50 sites tell the same as 2,000. The third runs blocks of steps bare,
+captured and captured with collectives in turn, in the same two processes, and takes the quickest step of each. The last
+reads the run after each kill: every step that a rank said it had ended must be there, the other rank must be whole, and
+the reader must say who was cut off.
 """
 
 from __future__ import annotations
@@ -42,10 +43,11 @@ import json, resource, sys, time
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.options import DiffOptions
 from introspect_cli.store.reader import open_run
-began = time.process_time()
+began, clock = time.process_time(), time.perf_counter()
 with open_run(sys.argv[1]) as a, open_run(sys.argv[2]) as b:
     result = compare_runs(a, b, DiffOptions())
-print(json.dumps({"seconds": time.process_time() - began, "verdict": result.verdict.value,
+print(json.dumps({"seconds": time.process_time() - began, "wall": time.perf_counter() - clock,
+    "compared": result.counts.steps_compared, "verdict": result.verdict.value,
     "records": result.counts.records, "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}))
 """
 SCRIPT = """
@@ -127,7 +129,15 @@ dist.destroy_process_group()
 
 
 def build(
-    path: Path, ranks: int, steps: int, sites: int, *, rows: bool, lean: bool = False, late: bool = False
+    path: Path,
+    ranks: int,
+    steps: int,
+    sites: int,
+    *,
+    rows: bool,
+    lean: bool = False,
+    late: bool = False,
+    apart: int | None = None,
 ) -> None:
     """Write a run in which each rank has its share of every parameter: of the rows, or of the columns.
 
@@ -139,6 +149,7 @@ def build(
         rows: whether ranks have rows.
         lean: whether checksums alone are kept.
         late: whether the last step has other values.
+        apart: the step from which on sketches are others than those of a run without it; None for none.
     """
     generator = np.random.default_rng(rows)  # other bits in each run, so that every step is read
     for rank in range(ranks):
@@ -166,23 +177,33 @@ def build(
             batch = replace(batch, counts={}, floats={}, sketch=None)
         for step in range(steps):
             other = late and step == steps - 1
-            writer.append(step, replace(batch, checksum=batch.checksum + np.uint64(step + other)))
+            own = batch if apart is None or step < apart else replace(batch, sketch=-np.ones((sites, 16), np.float32))
+            writer.append(step, replace(own, checksum=batch.checksum + np.uint64(step + other)))
         store.write_manifest({"status": "complete", "rank": rank, "world_size": ranks, "steps": steps})
         store.close()
 
 
 def merge(ranks: int, steps: int, sites: int) -> None:
-    """Print what comparing two layouts of so many ranks costs."""
-    for number in (steps, 2 * steps):
+    """Print what comparing two layouts of so many ranks costs: where all, half or none of the steps agree."""
+    cases = (
+        ("all agree within the tolerance", steps // 2, None),
+        ("all agree within the tolerance", steps, None),
+        ("they diverge in the middle", steps, steps // 2),
+        ("they diverge at once", steps, 0),
+    )
+    for what, number, apart in cases:
         with tempfile.TemporaryDirectory() as folder:
             runs = [Path(folder) / name for name in ("rows", "columns")]
             for path in runs:
-                build(path, ranks, number, sites, rows=path.name == "rows")
+                whole = path.name == "rows"
+                build(path, ranks, number, sites, rows=whole, apart=None if whole else apart)
             command = [sys.executable, "-c", COMPARE, *map(str, runs)]
             found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
         print(
-            f"{ranks} ranks x {number} steps x {sites:,} sites, two runs: {found['seconds']:.1f} s of CPU "
-            f"({found['seconds'] / number:.2f} a step), {found['memory']:.0f} MB, {found['verdict']}"
+            f"{ranks} ranks x {number} steps x {sites:,} sites, {what}: {found['seconds']:.1f} s of CPU, "
+            f"{found['wall']:.1f} s by the clock, {found['compared']} steps compared "
+            f"({found['seconds'] / found['compared']:.3f} s each), {found['memory']:.0f} MB, {found['verdict']}",
+            flush=True,
         )
 
 

@@ -75,7 +75,7 @@ def _forks():
 
 
 def _started(folder, world, argv):
-    told = {"WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": _free_port()}
+    told = {"WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
     each = [{**told, "RANK": rank, "LOCAL_RANK": rank} if world > 1 else {} for rank in range(world)]
     argv = [str(word) for word in argv]
     return [Process(folder, argv, {name: str(value) for name, value in own.items()}) for own in each]
@@ -108,7 +108,8 @@ def recorded(folder, started):
         assert (folder / name / "manifest.yaml").exists(), told
 
 
-def _free_port():
+def free_port():
+    """A port that nobody listens at now."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return found.getsockname()[1]
