@@ -162,7 +162,8 @@ def _verb() -> int | Work:
         return shell_complete(introspect, {}, "introspect", _COMPLETE, os.environ[_COMPLETE])
     with introspect.make_context("introspect", sys.argv[1:] or ["--help"]) as ctx:
         outcome: Any = introspect.invoke(ctx)
-    sys.stdout.flush()  # a closed pipe is met here, not when the interpreter ends
+    if sys.stdout is not None:  # as it is where a shell has closed it
+        sys.stdout.flush()  # a closed pipe is met here, not when the interpreter ends
     return outcome if callable(outcome) else int(outcome or 0)
 
 

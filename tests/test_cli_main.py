@@ -183,3 +183,15 @@ def test_the_interpreter_is_left_out(introspect):
         done = introspect("capture", name, "train.py")
         assert done.returncode == 2
         assert f"leave out {name!r}: capture runs the script itself" in done.stderr
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_a_stream_that_a_shell_has_closed_is_no_mistake_of_ours(closed):
+    for body, code in (("return 0", 0), ("raise UsageError('no')", 2)):
+        source = PRETEND.format(body=body)
+        done = subprocess.run(
+            ["bash", "-c", f'"$0" -c "$1" {closed}', sys.executable, source],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == code
+        assert "mistake" not in done.stderr

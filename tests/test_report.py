@@ -6,6 +6,8 @@ import io
 import json
 import os
 import re
+import subprocess
+import sys
 import time
 
 import numpy as np
@@ -561,3 +563,11 @@ def test_the_map_is_painted_in_the_shades_of_its_legend(introspect, tmp_path, br
     assert colours.get(one_run, 0) > 5_000
     shades = [count for colour, count in colours.items() if colour not in (equal, one_run)]
     assert sum(count > 1_000 for count in shades) >= 2  # the background, and what diverges
+
+
+def test_a_page_that_does_not_fit_leaves_none(tmp_path):
+    pair(tmp_path)
+    command = f"ulimit -f 4; exec {sys.executable} -m introspect_cli report a -o page.html"
+    done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.count("cannot write page.html: File too large")) == (2, 1)
+    assert not (tmp_path / "page.html").exists()

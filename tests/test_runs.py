@@ -79,3 +79,16 @@ def test_what_cannot_be_done_is_told(introspect, tmp_path):
     done = introspect("runs", "prune", str(tmp_path))
     assert done.returncode == 2
     assert "say which runs" in done.stderr
+
+
+def test_names_of_directories_obey_nobody_in_json(introspect, tmp_path):
+    hostile = ["\x1b[31m", "\x7f", "\u202e", "\u0301", "\ue000"]
+    for name in hostile:
+        write_run(tmp_path / "runs" / f"a{name}b", [[row("forward", "output", "A", 1.0)]])
+    done = introspect("runs", "runs", "--format", "json")
+    assert done.returncode == 0
+    assert done.stdout.isascii()
+    assert "\x7f" not in done.stdout
+    listed = [Path(run["path"]).name for run in json.loads(done.stdout)["runs"]]
+    assert len(listed) == len(hostile)
+    assert {"a\x7fb", "a\u202eb", "a\u0301b"} <= set(listed)

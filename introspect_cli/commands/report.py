@@ -50,7 +50,7 @@ def report(
     from introspect_cli.compare.options import DiffOptions
     from introspect_cli.errors import UsageError
     from introspect_cli.render.html import page_html
-    from introspect_cli.render.text import size
+    from introspect_cli.render.text import size, write_whole
     from introspect_cli.store.reader import open_run
 
     if output.exists() and not force:
@@ -64,7 +64,7 @@ def report(
         others = [stack.enter_context(open_run(path)) for path in noise]
         text = page_html(_page(opened, others, DiffOptions(**vars(selection), want_map=True, limit=200, rtol=rtol)))
     try:
-        output.write_text(text, encoding="utf-8")
+        write_whole(output, text)
     except OSError as error:
         raise UsageError(f"cannot write {output}: {error.strerror}; choose another name with -o") from None
     click.echo(f"wrote {output} ({size(len(text.encode()))})")

@@ -17,7 +17,7 @@ from introspect_cli.inspect.data_flow import backward_of
 from introspect_cli.records import Kind, Phase
 from introspect_cli.render.blocks import Block, Column, Table, line
 from introspect_cli.render.json import summary_document
-from introspect_cli.render.text import clean, number, shape
+from introspect_cli.render.text import clean, number, shape, write_whole
 
 if TYPE_CHECKING:
     from introspect_cli.compare.result import DiffResult
@@ -171,7 +171,7 @@ def draw(graph: Graph, path: str, title: str) -> None:
     else:
         raise UsageError(f"{path} is neither .svg nor .html: name the file so that its kind is known.")
     try:
-        Path(path).write_text(text, encoding="utf-8")
+        write_whole(Path(path), text)
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}.") from None
 

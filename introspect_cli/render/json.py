@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.compare.result import RESOLUTION
+from introspect_cli.records import clean
 
 if TYPE_CHECKING:
     from introspect_cli.compare.result import DiffResult, Divergence, DivergenceMap, Separate, SettingChange
@@ -15,6 +17,9 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 """Version of the document; a key may be added under the same version, none removed or changed."""
+
+
+_UNUSUAL = re.compile(r"[^\n -~]")
 
 
 def finite(value: Any) -> Any:
@@ -131,11 +136,20 @@ def diff_document(result: DiffResult) -> dict[str, Any]:
 
 
 def to_json(document: dict[str, Any]) -> str:
-    """Strict JSON: no NaN, no Infinity, wherever in a document they are (settings may hold any number)."""
+    """Strict JSON: no NaN, no Infinity, wherever in a document they are (settings may hold any number).
+
+    Names come from stores and from directories; what a terminal would obey stands as JSON's escape of it.
+    """
     try:
-        return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
+        text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
     except ValueError:
-        return json.dumps(_finite(document), indent=2, ensure_ascii=False, allow_nan=False)
+        text = json.dumps(_finite(document), indent=2, ensure_ascii=False, allow_nan=False)
+    return _UNUSUAL.sub(_harmless, text)
+
+
+def _harmless(found: re.Match[str]) -> str:
+    char = found[0]
+    return char if clean(char) == char else "\\u007f" if char == "\x7f" else json.dumps(char)[1:-1]
 
 
 def _finite(value: Any) -> Any:

@@ -10,6 +10,7 @@ from introspect_cli.records import clean as clean  # noqa: PLC0414 - who draws t
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from introspect_cli.records import Site
 
@@ -106,3 +107,17 @@ def brief_what(site: Site) -> str:
     path = re.sub(r"^\['(\w+)'\]$", r"\1", clean(site.path))
     kind = _BRIEF.get(site.kind.value, site.kind.value)
     return f"{kind}{f' {path}' if path else ''}{f' #{site.call}' if site.call else ''}"
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file, or none: what a full disk cut short is removed.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError:
+        if path.is_file():
+            path.unlink(missing_ok=True)
+        raise

@@ -83,7 +83,9 @@ def files_of(run: Path) -> Iterator[tuple[str, Path]]:
 def is_pack(path: str | Path) -> bool:
     """Whether a packed run may be at `path`: a file that begins as a zip does."""
     try:
-        with open(path, "rb") as file:  # noqa: PTH123 - the path may be text
+        if not os.path.isfile(path):  # noqa: PTH113 - the path may be text; opening a pipe would wait for a writer
+            return False
+        with open(path, "rb") as file:  # noqa: PTH123 - as above
             return file.read(4) == b"PK\x03\x04"
     except (OSError, ValueError):
         return False
