@@ -77,6 +77,21 @@ def text(browser, selector):
     return browser.execute_script("return document.querySelector(arguments[0]).textContent", selector)
 
 
+@pytest.mark.parametrize(
+    "losses", [(123_000.0, 123_250.0, 123_700.0), (3.01e-5, 3.04e-5, 3.09e-5), (0.25, 3.0, 90.0), (2.0, 2.0, 2.0)]
+)
+def test_no_axis_says_the_same_twice(introspect, tmp_path, browser, losses):
+    steps = [[row("loss", "loss", "loss", np.array(own, np.float64))] for own in losses]
+    write_run(tmp_path / "a", steps)
+    made(introspect, "a")
+    visit(browser, tmp_path / "page.html")
+    assert complaints(browser) == []
+    query = "return [...document.querySelectorAll('#loss-plot text[text-anchor=end]')].map((own) => own.textContent)"
+    told = browser.execute_script(query)
+    assert len(told) > 2
+    assert len(set(told)) == len(told)
+
+
 def test_the_page_opens_quietly_and_says_where_they_part(introspect, tmp_path, browser):
     pair(tmp_path)
     made(introspect, "a", "b")

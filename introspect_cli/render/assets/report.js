@@ -54,8 +54,9 @@
     const stride = [1, 2, 5, 10].map((own) => own * power).find((own) => own >= raw);
     const out = [];
     for (let at = Math.ceil(low / stride) * stride; at <= high + stride * 1e-9; at += stride) out.push(Number(at.toPrecision(12)));
-    return out;
+    return out.length > 1 || most > 50 ? out : nice(low, high, 2 * most);
   }
+  const tick = (own) => own && (Math.abs(own) >= 1e5 || Math.abs(own) < 1e-4) ? own.toExponential().replace("e+", "e") : short(own, 12);
   const wholeSteps = (low, high, most) => [...new Set(nice(low, high, most).map(Math.round))].filter((own) => own >= low && own <= high);
 
   // ---- one chart for all lines over steps
@@ -78,14 +79,16 @@
       let [bottom, top] = [scale(low), scale(high)];
       if (top - bottom < 1e-12 * Math.max(Math.abs(top), 1)) { const pad = spec.log ? 1 : Math.abs(top) * 0.1 || 1; bottom -= pad; top += pad; }
       else { const pad = (top - bottom) * 0.05; bottom -= pad; top += pad; }
-      const ticks = spec.log ? nice(Math.ceil(bottom), Math.floor(top), Math.max(2, height / 38)).filter(Number.isInteger) : nice(bottom, top, Math.max(2, height / 45));
-      const named = ticks.map((own) => spec.log ? (own > -4 && own < 4 ? short(10 ** own, 3) : `1e${own}`) : Math.abs(own) >= 1e5 || (own && Math.abs(own) < 1e-4) ? own.toExponential(1) : short(own, 6));
+      const decades = spec.log && Math.floor(top) > Math.ceil(bottom);
+      const ticks = decades ? nice(Math.ceil(bottom), Math.floor(top), Math.max(2, height / 38)).filter(Number.isInteger).map((own) => Number(`1e${own}`))
+        : nice(spec.log ? 10 ** bottom : bottom, spec.log ? 10 ** top : top, Math.max(2, height / 45)).filter((own) => own > 0 || !spec.log);
+      const named = ticks.map(tick);
       const left = 12 + 6.4 * Math.max(...named.map((own) => own.length), 3), right = width - 10, head = spec.marks && spec.marks.length ? 18 : 8, foot = height - 22;
       const [first, last] = [Math.min(...xs), Math.max(...xs)];
       const px = (x) => last > first ? left + (x - first) / (last - first) * (right - left) : (left + right) / 2;
       const py = (y) => foot - (scale(y) - bottom) / (top - bottom) * (foot - head);
       ticks.forEach((own, at) => {
-        const y = foot - (own - bottom) / (top - bottom) * (foot - head);
+        const y = py(own);
         make("line", { class: "grid", x1: left, x2: right, y1: y, y2: y }, svg);
         make("text", { x: left - 6, y: y + 4, "text-anchor": "end" }, svg, named[at]);
       });
