@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from introspect_cli.errors import UsageError
@@ -33,6 +33,7 @@ def wanted(texts, every):
     return {step for step in steps if step % (every or 1) == 0}
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a busy machine is no fault of what is tested
 @given(parts, st.one_of(st.none(), st.integers(1, 23)))
 def test_it_wants_what_python_slices_select(texts, every):
     if any(not wanted([text], None) for text in texts) or not wanted(texts, every):
