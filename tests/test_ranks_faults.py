@@ -30,6 +30,8 @@ NONE_GAVE = "no collective of the step gave it, and 4 other gradients came from 
 IN_BUCKETS = "what came out of the 1 reduction of the backward pass is the 4 other gradients alone"
 INTO_BUCKETS = "what went into the 1 reduction of the backward pass has the size and the sum of the 4 other"
 ORDER = "came out of collective 0 of ranks 0,1 on rank 0 and out of collective 1 on rank 1"
+HALF = "cover 1/2 of it: ranks 0, 1 hold the same part"
+CUT = (("tp", "GPT"), ("fsdp2", "Net"))
 EACH = "rank 0 alone and over rank 1 alone"
 FOUND = [
     # case, rule, step, rank, site, what the evidence says
@@ -92,6 +94,15 @@ FOUND = [
     ("hand-faulty", "rank-outputs", 1, 1, "output Net.extra", "in 1 of 2 calls: nothing that it was given tells why"),
     ("tp-offset", "shards", 0, 0, "param GPT.blocks.0.up.weight", "rank 1 holds the same values as rank 0"),
     ("fsdp2-offset", "shards", 0, 0, "param Net.head.weight", "at another place of the whole"),
+    *((f"{layout}-mesh", "shards", 0, 0, f"param {name}.tok.weight", HALF) for layout, name in CUT),
+    (
+        "tpsp-dropout",
+        "rank-outputs",
+        0,
+        1,
+        "output GPT.head.1",
+        "in 3 of 3 calls: the random states it draws from differ",
+    ),
     ("gpipe-untied", "tied-weights", 0, 1, "param GPT.head.weight", "begin equal, as tied weights do, and differ"),
     ("1f1b-untied", "tied-weights", 0, 1, "param GPT.head.weight", "their gradients were not added up"),
 ]
@@ -128,12 +139,30 @@ TOLD = [
     ("hand-skip", "n", 1, "step 1, rank 1: the gradient of Net.head.bias|0 Inf against 1"),
     ("tp-offset", "n", 1, "step 0, rank 1: the parameter GPT.blocks.0.up.weight differs before any training"),
     ("fsdp2-offset", "1", 0, "the parameter Net.head.weight differs before any training"),
+    ("tp-mesh", "n", 0, f"the parameter GPT.tok.weight are not the whole: in b the parts of it on record {HALF}"),
+    ("fsdp2-mesh", "n", 0, f"the parameter Net.tok.weight are not the whole: in b the parts of it on record {HALF}"),
+    ("fsdp2-mesh", "1", 0, f"are not the whole: in b the parts of it on record {HALF}. The cause is how it is cut"),
     ("hand-batchnorm", "1", 0, "the output of Net.between (BatchNorm1d) differs"),
     ("ddp-batchnorm", "1", 0, "the output of Net.between (BatchNorm1d) differs"),
     ("hand-uneven", "1", 0, "step 2: the loss differs"),
     ("hand-local-clip", "n", 0, "the gradient of Net.tok.weight|The cause is its reduction over the ranks, clipping"),
     ("fsdp2-local-clip", "n", 0, "the gradient of Net.tok.weight|The cause is clipping"),
 ]  # fmt: skip
+FOUR = [
+    # case, rule, rank, site, what the evidence says: replicas of two ranks each
+    (
+        "hand-halves",
+        "reduction",
+        2,
+        "grad Net.head.weight",
+        "it is one gradient on ranks 0, 1 and another on ranks 2, 3",
+    ),
+    ("hand-unreduced", "reduction", 1, "grad Net.head.bias", "of ranks 1, 2, 3 differs from rank 0's (relative L2"),
+    ("fsdp2tp-dropout", "rank-outputs", 1, "output GPT.blocks.1.norm.1", "on rank 1 differs from that on rank 0"),
+    ("fsdp2tp-dropout", "reduction", 1, "grad GPT.blocks.0.down.bias", "the ranks had parted before it"),
+]
+"""What four ranks can do that two cannot."""
+
 SOUND = ("sp-none", "ddp-experts", "hand-none", "hand-batchnorm", "hand-dropout", "hand-experts",
          "ddp-none", "ddp-batchnorm", "ddp-dropout", "fsdp2-none",
          "tp-none", "tpsp-none", "gpipe-none", "1f1b-none")  # fmt: skip
@@ -144,7 +173,9 @@ def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("faults")
     script = SCRIPT.parent / "faults.py"
     cases = sorted({*SOUND, *(case for case, *_ in FOUND), *(case for case, *_ in TOLD)})
-    for world, wanted in ((1, ALONE), (2, [case for case in cases if not lacks(case)])):
+    four = {"hand-none", "fsdp2tp-none", *(case for case, *_ in FOUR)}
+    for world, every in ((1, ALONE), (2, cases), (4, sorted(four))):
+        wanted = [case for case in every if not lacks(case)]
         told = finish(together(folder, world, folder / str(world), *wanted, script=script))
         missing = [case for case in wanted if not (folder / str(world) / case / "manifest.yaml").exists()]
         assert not missing, (missing, told)
@@ -166,6 +197,22 @@ def test_check_names_the_fault(runs, case, rule, step, rank, site, words):
     assert len(found) == 1
     assert (found[0].step, found[0].rank, found[0].site) == (step, rank, site)
     assert words in found[0].evidence
+
+
+@pytest.mark.parametrize(("case", "rule", "rank", "site", "words"), FOUR)
+def test_check_names_the_fault_of_four_ranks(runs, case, rule, rank, site, words):
+    needs(case)
+    with open_run(runs / "4" / case) as run:
+        found = [finding for finding in check(run).findings if finding.rule == rule]
+    assert (found[0].step, found[0].rank, found[0].site) == (0, rank, site)
+    assert words in found[0].evidence
+
+
+@pytest.mark.parametrize("case", ["hand-none", "fsdp2tp-none"])
+def test_four_sound_ranks_are_found_sound(runs, case):
+    needs(case)
+    with open_run(runs / "4" / case) as run:
+        assert check(run).findings == ()
 
 
 @pytest.mark.parametrize(("case", "against", "rank", "words"), TOLD)

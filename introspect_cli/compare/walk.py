@@ -26,7 +26,7 @@ from introspect_cli.compare.join.distance import Layouts
 from introspect_cli.compare.join.dump import in_order_of, lists, ordered
 from introspect_cli.compare.join.live_in import Carried, is_gap, kept, redundant_starts, resumed, starts, with_starts
 from introspect_cli.compare.join.noise import NoiseFloor, keep_rows, relative_rows, within_tolerance
-from introspect_cli.compare.join.rows import Items, StepPair, in_order, match, sites_of
+from introspect_cli.compare.join.rows import Items, StepPair, in_order, match, sites_of, with_equal
 from introspect_cli.compare.join.sites import KINDS, PHASES, align, columns, evaluating, phase_code, selected
 from introspect_cli.compare.join.steps import Paired, differing, known_tails, pair_steps
 from introspect_cli.compare.join.wholes import Gathered
@@ -145,7 +145,7 @@ class Walk:
         batch_a, batch_b, left = self._read(step_a, step_b)
         pair = replace(match(self.alignment, counted, step_a, step_b, batch_a, batch_b), left=left)
         if self.outcome.gathered is not None and (same := self.outcome.gathered.same_samples(pair)).any():
-            pair = replace(pair, rows_a=pair.rows_a[~same], rows_b=pair.rows_b[~same])
+            pair = with_equal(pair, same)
         site_a, site_b = pair.sites(self.alignment)
         manifests = self.sides.manifest_a, self.sides.manifest_b
         if not ordered(manifests[0]) and ordered(manifests[1]):

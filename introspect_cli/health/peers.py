@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from introspect_cli.health.apart import Apart, distance_of
 from introspect_cli.records import Kind, Part, Phase
-from introspect_cli.store.covering import Covering, covering, share
+from introspect_cli.store.covering import Covering, covering, same_parts, share
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -73,16 +73,16 @@ class Peers:
 class PeerWalk:
     """Takes in steps, one after the other."""
 
-    def __init__(self, whole: WholeReader, ranks: Sequence[int], data_parallel: frozenset[int], world: int) -> None:
+    def __init__(self, whole: WholeReader, ranks: Sequence[int], groups: Sequence[frozenset[int]], world: int) -> None:
         """Start with the ranks' readers as one.
 
         Args:
             whole: knows sites and layouts.
             ranks: their numbers.
-            data_parallel: those that wrappers named.
+            groups: ranks between which wrappers share out the samples.
             world: how many there are to be.
         """
-        self.found = Peers(data_parallel)
+        self.found, self._groups = Peers(frozenset[int]().union(*groups)), list(groups)
         self._whole, self._ranks, self._world = whole, list(ranks), world
         sites = whole.sites
         self._sites = list(zip(sites.kind, sites.phase, sites.fqn, sites.path, sites.call.tolist(), strict=True))
@@ -185,7 +185,9 @@ class PeerWalk:
             found = covering([part for part in parts if isinstance(part, Part)])
             if len(held) == self._world and found is not None and found != Covering(whole.numel, 0):
                 twice = f", and several parts have {share(found.doubled, whole.numel)}" if found.doubled else ""
-                self.found.shards[fqn] = f"its parts cover {share(found.covered, whole.numel)}{twice}"
+                holders = [(self._ranks[at], self._layout(own, at, row).part) for at, row in held.items()]
+                same = same_parts(holders) if found.covered < whole.numel else ""
+                self.found.shards[fqn] = f"its parts cover {share(found.covered, whole.numel)}{twice}{same}"
                 continue
             self._same_values(own, fqn, [(at, row) for at, row, _ in parts.values()])
 
@@ -251,20 +253,35 @@ class PeerWalk:
             place, held = (fqn, call), own.rows[number]
             if len(held) < 2 or place not in inputs:
                 continue
-            same_inputs = all(self._is_equal(own, n) and own.rows[n].keys() >= held.keys() for n in inputs[place])
-            drawn = [self._is_equal(own, n) for n in draws.get(place, ())]
-            if not same_inputs:
-                if drawn and all(drawn):
-                    self._drew(own, fqn, held)
-                continue
-            if differs or unsound.touch(fqn) or self._placed(own, held) or (drawn and self._parallel(held)):
-                continue
-            equal_here = self._is_equal(own, number)
-            differs |= not equal_here
-            self._output(own, fqn, number, drew=bool(drawn) and not all(drawn), differs=not equal_here)
+            drawn = draws.get(place, ())
+            groups = self._alike(own, inputs[place], held)
+            if (len(groups) > 1 or len(groups[0]) < len(held)) and drawn and all(self._is_equal(own, n) for n in drawn):
+                self._drew(own, fqn, held)
+            for group in groups:
+                same = {at: held[at] for at in group}
+                if len(same) < 2 or differs or unsound.touch(fqn) or self._placed(own, same):
+                    continue
+                if drawn and self._parallel(same):
+                    continue
+                equal_here, drew = (
+                    len(self._marks(own, number, group)) == 1,
+                    [self._marks(own, n, group) for n in drawn],
+                )
+                differs |= not equal_here
+                self._output(own, number, same, drew=any(len(marks) > 1 for marks in drew), differs=not equal_here)
 
-    def _output(self, own: _Step, fqn: str, number: int, *, drew: bool, differs: bool) -> None:
-        held = own.rows[number]
+    def _alike(self, own: _Step, inputs: Sequence[int], held: Held) -> list[list[int]]:
+        """The ranks that have a module's output by what went into it: all of several, or those of each replica."""
+        groups: dict[object, list[int]] = {}
+        for at in held:
+            known = all(at in own.rows[n] for n in inputs)
+            groups.setdefault(tuple(frozenset(self._marks(own, n, [at])) for n in inputs) if known else at, []).append(
+                at
+            )
+        return list(groups.values())
+
+    def _output(self, own: _Step, number: int, held: Held, *, drew: bool, differs: bool) -> None:
+        fqn = self._sites[number][2]
         base = min(held)
         marks = {at: int(own.batches[at].checksum[row]) for at, row in held.items()}
         other = next((at for at in sorted(held) if marks[at] != marks[base]), base)
@@ -284,7 +301,9 @@ class PeerWalk:
         counted[2] += 1
 
     def _parallel(self, held: Held) -> bool:
-        return {self._ranks[at] for at in held} <= self.found.data_parallel
+        """Whether some of the ranks are to have samples, and so draws, of their own."""
+        ranks = {self._ranks[at] for at in held}
+        return any(len(ranks & group) > 1 for group in self._groups)
 
     def _placed(self, own: _Step, held: Held) -> bool:
         return any(self._layout(own, at, row).part is not None for at, row in held.items())
@@ -297,12 +316,20 @@ class PeerWalk:
         return found
 
     def _is_equal(self, own: _Step, number: int) -> bool:
+        return len(self._marks(own, number, own.rows[number])) == 1
+
+    def _marks(self, own: _Step, number: int, ranks: Iterable[int]) -> set[object]:
+        """The different values that some ranks, those of them that have one, recorded at a site."""
         held = own.rows[number]
-        marks = {
-            (int(own.batches[at].checksum[row]), self._layout(own, at, row).part, own.batches[at].text[row])
-            for at, row in held.items()
+        return {
+            (
+                int(own.batches[at].checksum[held[at]]),
+                self._layout(own, at, held[at]).part,
+                own.batches[at].text[held[at]],
+            )
+            for at in ranks
+            if at in held
         }
-        return len(marks) == 1
 
 
 class _Prefixes:

@@ -90,7 +90,7 @@ def _copies(replicas: Replicas) -> RankAnswer:
         evidence = f"{_parts_from(apart, fqn)}, {told}"
         hits.append((apart.rank, Hit(apart.step, f"param {fqn}", evidence)))
     for fqn, apart in replicas.stale.items():
-        if fqn not in replicas.params:
+        if fqn not in replicas.params and fqn not in replicas.peers.shards:
             evidence = (
                 f"{fqn} differs on {_whose(apart)} ({_far(apart)}) from the first step on record, although its "
                 "gradient is equal on all of them: one of them was loaded or written to alone, or these are experts of "

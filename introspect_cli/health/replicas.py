@@ -115,7 +115,7 @@ def read_replicas(run: Run) -> Replicas:
     found.groups = [
         frozenset(rank for rank in own if type(rank) is int) for own in told if own and isinstance(own, list)
     ]
-    peers = PeerWalk(whole, ranks, frozenset().union(*found.groups), run.world_size)
+    peers = PeerWalk(whole, ranks, found.groups, run.world_size)
     found.peers = peers.found
     collectives = CollectiveWalk(readers)
     walk = _Walk(found, whole, peers, collectives)

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from introspect_cli.store.launched import rank_list
+
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from introspect_cli.records import Part
 
@@ -73,6 +75,16 @@ def _cells(lines: np.ndarray[tuple[int, ...], np.dtype[np.int64]], ranges: Seque
         for start, size in ranges
         for cell in range(int(np.searchsorted(lines, start)), int(np.searchsorted(lines, start + size)))
     ]
+
+
+def same_parts(holders: Iterable[tuple[int, Part | None]]) -> str:
+    """`: ranks 0, 1 hold the same part` of ranks with what each holds; "" where no two hold the same."""
+    found: dict[Part, list[int]] = {}
+    for rank, part in holders:
+        if part is not None and part.numel:
+            found.setdefault(part, []).append(rank)
+    told = [f"{rank_list(ranks)} hold the same part" for ranks in found.values() if len(ranks) > 1]
+    return f": {' and '.join(told)}" if told else ""
 
 
 def share(of: int, whole: int) -> str:

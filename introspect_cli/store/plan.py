@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from introspect_cli.records import KIND_CODES, Kind, Status
-from introspect_cli.store.covering import covering, share
+from introspect_cli.store.covering import covering, same_parts, share
 from introspect_cli.store.launched import rank_list
 
 if TYPE_CHECKING:
@@ -195,4 +195,7 @@ def _misfit(layouts: list[Layout], step: RankedStep, rows: Array) -> str:
         ranks = sorted(step.rank_of(list(holders.values())[place]) for place in found.first)
         return f"parts of it overlap: those of {rank_list(ranks)}"
     whole = layouts[0].numel
-    return "" if found.covered == whole else f"the parts of it on record cover {share(found.covered, whole)}"
+    if found.covered == whole:
+        return ""
+    own = [(step.rank_of(row), layout.part) for layout, row in zip(layouts, rows.tolist(), strict=True)]
+    return f"the parts of it on record cover {share(found.covered, whole)}{same_parts(own)}"

@@ -8,6 +8,7 @@ CRC is taken over those very bytes, and columns are views of them.
 from __future__ import annotations
 
 import zlib
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -375,7 +376,7 @@ class RankReader:
         """
         known = room.known if room is not None else None
         if isinstance(known, _Known) and known.batch.fits(data) and known.step.is_possible():
-            return known.batch, known.step
+            return known.batch, replace(known.step, samples=_samples(known.batch.columns))  # the rest are views
         batch = decode_batch(self._schema, data)
         out = _step_batch(batch.columns, self._schema)
         if room is not None:
@@ -438,5 +439,9 @@ def _step_batch(columns: dict[str, Any], schema: Schema) -> StepBatch:
         given=GivenColumns(columns["given"], columns["forward"], Harmless(columns["node"], LIMIT_TEXT))
         if "given" in columns
         else None,
-        samples=samples_of(columns[SAMPLES.name]) if SAMPLES.name in columns else {},
+        samples=_samples(columns),
     )
+
+
+def _samples(columns: dict[str, Any]) -> dict[int, int]:
+    return samples_of(columns[SAMPLES.name]) if SAMPLES.name in columns else {}

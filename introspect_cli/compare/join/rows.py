@@ -7,7 +7,7 @@ everything else looks at.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -159,6 +159,14 @@ def match(alignment: Alignment, counted: Mask, step: int, step_b: int, a: StepBa
         unseen_a=rows_a[unseen],
         unseen_b=rows_b[unseen],
     )
+
+
+def with_equal(pair: StepPair, same: Mask) -> StepPair:
+    """The step with some differing rows as equal ones, for whoever looks at checksums too."""
+    checksums = np.array(pair.b.checksum)
+    checksums[pair.rows_b[same]] = np.asarray(pair.a.checksum)[pair.rows_a[same]]
+    batch = replace(pair.b, checksum=checksums)
+    return replace(pair, b=batch, rows_a=pair.rows_a[~same], rows_b=pair.rows_b[~same])
 
 
 @dataclass(frozen=True)
