@@ -212,5 +212,8 @@ def _sentence(error: click.ClickException) -> str:
 
 
 def _tell(sentence: str, code: int) -> int:
-    click.echo(f"introspect: {sentence}", err=True)
+    from introspect_cli.records import clean
+
+    told = "\n".join(map(clean, sentence.split("\n")))  # it may quote a name that a stranger wrote
+    click.echo(f"introspect: {told}", err=True)
     return code

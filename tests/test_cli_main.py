@@ -195,3 +195,11 @@ def test_a_stream_that_a_shell_has_closed_is_no_mistake_of_ours(closed):
         )  # fmt: skip
         assert done.returncode == code
         assert "mistake" not in done.stderr
+
+
+def test_a_sentence_quotes_what_a_terminal_would_obey_as_its_escape(introspect):
+    done = introspect("show", "a\x1b[31m\u202eb\x7f\x9b2J")
+    assert done.returncode == 2
+    assert "there is no run at a\\x1b[31m\\u202eb\\x7f\\x9b2J;" in done.stderr
+    assert done.stderr.isascii()
+    assert done.stderr.rstrip("\n").isprintable()

@@ -218,6 +218,8 @@ def broken(place: Path, kind: str) -> Path:
         whole.write_bytes(data[:-1])
     elif kind == "header":
         whole.write_bytes(struct.pack("<Q", 1 << 60) + data[8:])
+    elif kind == "list":
+        whole.write_bytes(struct.pack("<Q", 3) + b"[1]" + data[8:])
     elif kind == "type":
         whole.write_bytes(data.replace(b'"F64"', b'"X64"'))
     elif kind == "json":
@@ -351,6 +353,7 @@ def test_arrays_of_an_evaluation_are_told_as_that(sampled, tmp_path, run, step, 
     [
         ("cut", "needs another number of bytes"),
         ("header", "its header claims more bytes than the file holds"),
+        ("list", "its header lists no tensors"),
         ("type", "has elements of type X64"),
         ("json", "is not a .safetensors file that can be read"),
         ("pickle", "is not a .npy file that can be read"),

@@ -103,6 +103,8 @@ def _safetensors(path: Path) -> Iterator[Stored]:
         if length > min(size - 8, _LIMIT_HEADER):
             raise ValueError("its header claims more bytes than the file holds")
         header = json.loads(file.read(length))
+    if not isinstance(header, dict):
+        raise ValueError("its header lists no tensors")  # noqa: TRY004 - the reader's word for what cannot be read
     data = np.memmap(path, np.uint8, "r", offset=8 + length) if size > 8 + length else np.zeros(0, np.uint8)
     for name, entry in header.items():
         if name == "__metadata__":

@@ -123,7 +123,12 @@ def find(source: Path) -> list[tuple[str, Path]]:
     """
     if source.is_file():
         return [(source.stem if source.suffix == ".npy" else "", source)] if source.suffix in SUFFIXES else []
-    found = [path for end in SUFFIXES for path in source.rglob(f"*{end}") if path.is_file() and not path.is_symlink()]
+    try:
+        found = [
+            path for end in SUFFIXES for path in source.rglob(f"*{end}") if path.is_file() and not path.is_symlink()
+        ]
+    except OSError as error:  # a directory that went meanwhile
+        raise StoreError(f"{source} cannot be searched: {error.strerror} ({error.filename})") from None
     named = []
     for path in sorted(found):
         words = path.relative_to(source).with_suffix("").as_posix()
