@@ -14,6 +14,7 @@ from torch import nn
 
 from introspect_cli.capture.probes import gradients, modules
 from introspect_cli.capture.probes.modules import ModuleProbe
+from introspect_cli.records import Kind
 from introspect_cli.store.reader import open_run
 from introspect_cli.tensors.kernels import KERNELS
 
@@ -88,14 +89,14 @@ def count(monkeypatch, owner, name):
     return calls
 
 
-def run(path, monkeypatch, *, compiled):
+def run(path, monkeypatch, *, compiled, train=train, **options):
     with monkeypatch.context() as patched:
         if not compiled:
             patched.setattr(modules, "KERNELS", None)
             patched.setattr(gradients, "KERNELS", None)
         long_calls = count(patched, ModuleProbe, "_recorded")
         torch.manual_seed(3)
-        with watched(path):
+        with watched(path, **options):
             seen = trajectory(train)
     return seen, len(long_calls)
 
@@ -110,6 +111,54 @@ def test_both_record_the_same_and_the_compiled_one_is_used(tmp_path, monkeypatch
     assert repr(records(tmp_path / "python")) == repr(records(tmp_path / "compiled"))
     assert every_call == 4 * 13
     assert long_calls < every_call - 3 * 6
+
+
+def test_calls_stay_compiled_where_no_random_state_is_recorded(tmp_path, monkeypatch):
+    options = {"record": frozenset({Kind.LOSS, Kind.OUTPUT})}
+    _, every_call = run(tmp_path / "python", monkeypatch, compiled=False, **options)
+    _, long_calls = run(tmp_path / "compiled", monkeypatch, compiled=True, **options)
+    assert repr(records(tmp_path / "python")) == repr(records(tmp_path / "compiled"))
+    assert long_calls < every_call - 3 * 6
+
+
+def train_with_old_graphs(log):
+    """Graphs outlive their steps, and gradients flow through them again later."""
+    net = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)  # what the graphs need stays as it is
+    kept = []
+    for step in range(5):
+        kept.append(net(torch.randn(4, 8)).sum())
+        kept[-1].backward(retain_graph=True)
+        if step in (2, 3):
+            kept[step - 2].backward()
+            kept[step - 1].backward(retain_graph=True)
+        log(kept[-1], net, optimizer)
+        optimizer.step()
+
+
+def test_a_graph_that_lives_on_keeps_its_hooks_to_itself(tmp_path, monkeypatch):
+    bare = trajectory(train_with_old_graphs)
+    slow, _ = run(tmp_path / "python", monkeypatch, compiled=False, train=train_with_old_graphs)
+    fast, _ = run(tmp_path / "compiled", monkeypatch, compiled=True, train=train_with_old_graphs)
+    assert_same(bare, slow)
+    assert_same(bare, fast)
+    assert repr(records(tmp_path / "python")) == repr(records(tmp_path / "compiled"))
+
+
+def test_hooks_are_used_again_in_the_next_step(tmp_path):
+    """New ones would cost the script a round of the garbage collector for every 700."""
+    net = nn.Sequential(*(nn.Tanh() for _ in range(30)))
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
+    x = torch.randn(2, 8, requires_grad=True)
+    held = []
+    with watched(tmp_path / "run") as session:
+        spare = session.probes._modules._gradients._spare
+        for _ in range(3):
+            net(x).sum().backward()
+            optimizer.step()
+            held.append(sorted(map(id, spare)))
+    assert len(held[0]) == 30
+    assert held[0] == held[1] == held[2]
 
 
 def test_what_a_module_raises_reaches_the_script_and_the_next_call_is_recorded(tmp_path):

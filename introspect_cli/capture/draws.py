@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from introspect_cli.records import DRAWN_BEFORE, Kind, Phase, Site
-from introspect_cli.tensors.generators import Generators
+from introspect_cli.tensors.generators import NEVER, Generators
 from introspect_cli.tensors.views import unobserved
 
 if TYPE_CHECKING:
@@ -24,10 +24,6 @@ if TYPE_CHECKING:
     from introspect_cli.capture.recorder import Recorder
 
 UNTOUCHED = "not drawn from nor seeded since the process began"
-
-
-def _never() -> bool:
-    return False
 
 
 class Draws:
@@ -83,4 +79,4 @@ class Draws:
 
     def stop(self) -> None:
         """Look no more."""
-        self.moved = _never
+        self.moved = NEVER

@@ -24,6 +24,9 @@ _WORDS = 624
 _BYTES = 4 * _WORDS
 _HEADER = 512  # bytes of an object before its words, at most
 
+NEVER: Callable[[], object] = [].copy
+"""Says of no generator that it has moved: false, and without a frame of python's, as `modules.cpp` asks it."""
+
 
 class Place(NamedTuple):
     """Addresses of a twister's words, of its position, of a normal number it has to spare, and of the flag for that."""
@@ -49,7 +52,7 @@ class Generators:
         self._device_states: dict[str, tuple[int, int]] = {}
         self._compiled: Any = kernels.KERNELS
         self.unwatched: list[str] = []
-        self.moved: Callable[[], object] = _never
+        self.moved = NEVER
         # Found before the script runs: inside its function transforms, no state can be read.
         self._places = {"torch": _torch(), "python": _python()} if self._compiled is not None else {}
 
@@ -111,10 +114,6 @@ class Generators:
             return generator.initial_seed(), generator.get_offset()
         except RuntimeError:
             return None
-
-
-def _never() -> int:
-    return 0
 
 
 def _torch() -> Place | None:

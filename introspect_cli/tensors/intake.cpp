@@ -128,11 +128,14 @@ bool put_off(PyObject *items, const Look &found, u64 row) {
 }
 
 // The slot that a tensor's summary is in; -1 if it goes the long way, -2 with an exception. `unseen` has been asked.
-// With a list of items, large tensors that have to be summarised are put there, for their slots.
-i64 add_one(Intake *self, PyObject *tensor, PyObject *items = nullptr) {
+// With a list of items, large tensors that have to be summarised are put there, for their slots. `seen` is what a look at the
+// tensor told, where it was looked at before.
+i64 add_one(Intake *self, PyObject *tensor, PyObject *items = nullptr, const Look *seen = nullptr) {
     Look found;
     Py_ssize_t slot = PyList_Size(self->held[LAYOUTS]);
-    if (slot >= PyList_Size(self->held[ADDRESSES]) || !self->shapes.used || !look(self, tensor, found)) return -1;
+    if (slot >= PyList_Size(self->held[ADDRESSES]) || !self->shapes.used) return -1;
+    if (seen) found = *seen;
+    else if (!look(self, tensor, found)) return -1;
     const i64 number = find(self->shapes, found.shape)->layout;
     if (number < 0 || !is_there(self, tensor, found)) return -1;
     u64 row = PyLong_AsUnsignedLongLongMask(PyList_GetItem(self->held[ADDRESSES], slot));
@@ -216,18 +219,42 @@ PyObject *record(PyObject *object, PyObject *const *arguments, Py_ssize_t given)
     return slot == -2 ? nullptr : PyLong_FromLongLong(slot);
 }
 
-// A list of what `one` makes of each tensor of a list, in order.
-template <class One> PyObject *of_each(const Intake *self, PyObject *tensors, One one) {
+// Tensors of a list that were looked at before their turn, so that their elements are on the way from memory by then. What was
+// seen is good as long as nobody else runs, so it is forgotten after each tensor that is not small.
+struct Ahead {
+    static constexpr Py_ssize_t SOON = 2, PLACES = 4;
+    Look looks[PLACES];
+    bool seen[PLACES] = {};
+
+    void forget() { std::memset(seen, 0, sizeof seen); }
+    const Look *at(Py_ssize_t i) const { return seen[i % PLACES] ? &looks[i % PLACES] : nullptr; }
+    void look_at(Intake *self, PyObject *tensors, Py_ssize_t i) {
+        constexpr i64 LINE = 64, LINES = 8;
+        Look &found = looks[i % PLACES];
+        const bool may = self->functions && i < PyList_Size(tensors);  // else a look may run Python
+        if (!(seen[i % PLACES] = may && look(self, PyList_GetItem(tensors, i), found))) return;
+        const i64 bytes = least(found.count * SIZES[found.code], LINES * LINE);
+        for (i64 at = 0; at < bytes; at += LINE) __builtin_prefetch((const char *)found.address + at);
+    }
+};
+
+// A list of what `one` makes of each tensor of a list, in order, and of what a look at it told, if there was one.
+template <class One> PyObject *of_each(Intake *self, PyObject *tensors, One one) {
     constexpr Py_ssize_t AHEAD = 6;
     if (!PyList_Check(tensors)) return PyErr_Format(PyExc_TypeError, "a list wanted");
     Py_ssize_t count = PyList_Size(tensors);
     PyObject *all = PyList_New(count);
+    Ahead ahead;
     for (Py_ssize_t i = 0; all && i < count && i < PyList_Size(tensors); i++) {
         PyObject *next = self->functions && i + AHEAD < count ? PyList_GetItem(tensors, i + AHEAD) : nullptr;
         if (next && is_plain(self, next)) fetch(self->functions, next);
-        PyObject *made = one(PyList_GetItem(tensors, i));
+        ahead.look_at(self, tensors, i + Ahead::SOON);
+        const Look *seen = ahead.at(i);
+        const bool is_small = seen && seen->count < self->limit;
+        PyObject *made = one(PyList_GetItem(tensors, i), seen);
         if (!made) return Py_DecRef(all), nullptr;
         PyList_SetItem(all, i, made);
+        if (!is_small) ahead.forget();
     }
     return all;
 }
@@ -236,8 +263,8 @@ PyObject *add_all(PyObject *object, PyObject *const *arguments, Py_ssize_t given
     Intake *self = (Intake *)object;
     if (given != 2 || !PyList_Check(arguments[1])) return PyErr_Format(PyExc_TypeError, "tensors and a list of items wanted");
     bool may = unseen(self);
-    return of_each(self, arguments[0], [=](PyObject *tensor) {
-        i64 slot = may ? add_one(self, tensor, arguments[1]) : -1;
+    return of_each(self, arguments[0], [=](PyObject *tensor, const Look *seen) {
+        i64 slot = may ? add_one(self, tensor, arguments[1], seen) : -1;
         return slot == -2 ? nullptr : PyLong_FromLongLong(slot);
     });
 }
@@ -245,22 +272,25 @@ PyObject *add_all(PyObject *object, PyObject *const *arguments, Py_ssize_t given
 PyObject *VERSION = nullptr;  // a name
 
 // How a tensor stands, in 64 bits: its count of writes, its address, a glance at its memory. None: the long way.
-PyObject *stand(Intake *self, PyObject *tensor) {
+PyObject *stand(Intake *self, PyObject *tensor, const Look *seen) {
     Look found;
-    if (!look(self, tensor, found)) return Py_NewRef(Py_None);
+    if (seen) found = *seen;
+    else if (!look(self, tensor, found)) return Py_NewRef(Py_None);
     PyObject *version = PyObject_GetAttr(tensor, VERSION);
     i64 writes = version ? PyLong_AsLongLong(version) : -1;
     if (version) Py_DecRef(version);
     if (PyErr_Occurred()) return PyErr_Clear(), Py_NewRef(Py_None);
     if (!is_there(self, tensor, found)) return Py_NewRef(Py_None);
-    u64 seen = glance((const char *)found.address, found.count * SIZES[found.code]);
-    return PyLong_FromUnsignedLongLong(mix(mix(found.address ^ G) + u64(writes)) ^ seen);
+    const u64 memory = glance((const char *)found.address, found.count * SIZES[found.code]);
+    return PyLong_FromUnsignedLongLong(mix(mix(found.address ^ G) + u64(writes)) ^ memory);
 }
 
 PyObject *stands(PyObject *object, PyObject *tensors) {
     Intake *self = (Intake *)object;
     bool may = unseen(self);
-    return of_each(self, tensors, [self, may](PyObject *tensor) { return may ? stand(self, tensor) : Py_NewRef(Py_None); });
+    return of_each(self, tensors, [self, may](PyObject *tensor, const Look *seen) {
+        return may ? stand(self, tensor, seen) : Py_NewRef(Py_None);
+    });
 }
 
 PyObject *learn(PyObject *object, PyObject *const *arguments, Py_ssize_t given) {

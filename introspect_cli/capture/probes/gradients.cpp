@@ -8,7 +8,7 @@
 
 namespace {
 
-enum Held { RECORD, GUARDED, RECORDER, INTAKE, WATCHED, ELSEWHERE, HELD };
+enum Held { RECORD, GUARDED, RECORDER, INTAKE, WATCHED, ELSEWHERE, USED, SPARE, HELD };
 using Gradients = Holder<HELD>;
 
 Name ON{"on"}, WANTED{"wanted"}, VERSION{"_version"}, NODE{"grad_fn"}, NUMBER{"_sequence_nr"},
@@ -63,6 +63,12 @@ PyObject *call_hook(PyObject *object, PyObject *arguments, PyObject *) {
     return done;
 }
 
+void put(PyObject *&place, PyObject *value) {
+    PyObject *before = place;
+    place = Py_NewRef(value);
+    if (before) Py_DecRef(before);
+}
+
 Hook *make_hook(PyObject *gradients, PyObject *site, PyObject *version) {
     Hook *hook = PyObject_New(Hook, (PyTypeObject *)HOOK);
     if (!hook) return nullptr;
@@ -107,12 +113,38 @@ PyObject *number_of(PyObject *node) {
     return both ? both : (PyErr_Clear(), nullptr);
 }
 
-// Gives a hook to a node and leaves no trace of it on the tensor: `private_api.add_hook`.
-bool add_hook(PyObject *tensor, PyObject *node, PyObject *hook) {
+// A dictionary with one hook, a reference of ours: one whose graph is gone, else a new one. A step has thousands, and every
+// 700 containers that are made and live on make the script pay for a round of the garbage collector.
+PyObject *hooks_with(Gradients *self, PyObject *site, PyObject *version, Hook *&hook) {
+    PyObject *key = PyLong_FromLong(0), *spare = self->held[SPARE], *hooks = nullptr;
+    hook = nullptr;
+    if (Py_ssize_t last = key ? PyList_Size(spare) : 0; last > 0) {
+        hooks = Py_NewRef(PyList_GetItem(spare, --last));
+        PyList_SetSlice(spare, last, last + 1, nullptr);
+        hook = (Hook *)PyDict_GetItemWithError(hooks, key);
+        if (!hook || Py_REFCNT(hooks) != 1 || Py_REFCNT((PyObject *)hook) != 1) {  // a graph still has it
+            Py_DecRef(hooks);
+            hooks = nullptr, hook = nullptr;
+        } else {
+            put(hook->site, site), put(hook->version, version);
+            if (hook->more) Py_DecRef(hook->more), hook->more = nullptr;
+        }
+    }
+    if (key && !hooks && (hook = make_hook((PyObject *)self, site, version))) {
+        hooks = PyDict_New();
+        const bool done = hooks && PyDict_SetItem(hooks, key, (PyObject *)hook) == 0;
+        Py_DecRef((PyObject *)hook);
+        if (!done && hooks) Py_DecRef(hooks), hooks = nullptr;
+    }
+    if (key) Py_DecRef(key);
+    return hooks;
+}
+
+// Gives hooks to a node and leaves no trace of them on the tensor: `private_api.add_hook`.
+bool add_hooks(PyObject *tensor, PyObject *node, PyObject *hooks) {
     PyObject *give = attribute(node, GIVE), *own = give ? attribute(tensor, HOOKS) : nullptr;
-    PyObject *hooks = own ? PyDict_New() : nullptr, *key = hooks ? PyLong_FromLong(0) : nullptr;
     bool given = false;
-    if (key && PyDict_SetItem(hooks, key, hook) == 0 && PyObject_SetAttr(tensor, HOOKS.get(), hooks) == 0) {
+    if (own && PyObject_SetAttr(tensor, HOOKS.get(), hooks) == 0) {
         PyObject *done = PyObject_CallFunctionObjArgs(give, tensor, nullptr);
         given = done != nullptr;
         if (done) Py_DecRef(done);
@@ -120,7 +152,7 @@ bool add_hook(PyObject *tensor, PyObject *node, PyObject *hook) {
         PyObject_SetAttr(tensor, HOOKS.get(), own);
     }
     PyErr_Clear();
-    for (PyObject *one : {give, own, hooks, key})
+    for (PyObject *one : {give, own})
         if (one) Py_DecRef(one);
     return given;
 }
@@ -135,12 +167,13 @@ bool watch_made(Gradients *self, PyObject *tensor, PyObject *site, PyObject *key
         PyObject_RichCompareBool(same->number, number, Py_EQ) == 1) {
         done = add_site(same, site);
     } else if (number) {
-        Hook *hook = make_hook((PyObject *)self, site, version);
-        if (hook) {
-            Py_DecRef(hook->number), hook->number = Py_NewRef(number);
-            done = add_hook(tensor, node, (PyObject *)hook) &&
-                   PyDict_SetItem(self->held[WATCHED], key, (PyObject *)hook) == 0;
-            Py_DecRef((PyObject *)hook);
+        Hook *hook;
+        PyObject *hooks = hooks_with(self, site, version, hook);
+        if (hooks) {
+            put(hook->number, number);
+            done = add_hooks(tensor, node, hooks) && PyDict_SetItem(self->held[WATCHED], key, (PyObject *)hook) == 0 &&
+                   PyList_Append(self->held[USED], hooks) == 0;
+            Py_DecRef(hooks);
         }
     }
     if (version) Py_DecRef(version);
@@ -201,7 +234,8 @@ PyObject *new_gradients(PyObject *, PyObject *const *arguments, Py_ssize_t given
         if (!made || PyObject_SetAttrString(made, "__torch_unserializable__", Py_True)) return nullptr;
         HOOK = made;
     }
-    if (given == HELD && !(is_intake(arguments[INTAKE]) && PyDict_Check(arguments[WATCHED]) && PyDict_Check(arguments[ELSEWHERE])))
-        return PyErr_Format(PyExc_TypeError, "an intake and two dictionaries wanted");
+    if (given == HELD && !(is_intake(arguments[INTAKE]) && PyDict_Check(arguments[WATCHED]) && PyDict_Check(arguments[ELSEWHERE]) &&
+                           PyList_Check(arguments[USED]) && PyList_Check(arguments[SPARE])))
+        return PyErr_Format(PyExc_TypeError, "an intake, two dictionaries and two lists wanted");
     return Gradients::make(TYPE, arguments, given);
 }

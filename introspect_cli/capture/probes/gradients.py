@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from introspect_cli.records import Part
 
 
+_SPARE = 8192
+"""Hooks kept from one step to the next, at most: 3 MB."""
+
+
 class _Hook:
     """A hook of ours, and by what the tensor that it is on is known without a reference to it.
 
@@ -71,11 +75,13 @@ class GradientProbe:
         self._leaf_handles: list[Any] = []
         self._elsewhere: ById[list[int] | str] = ById()
         self._number_of: Callable[[Any], object] = private_api.node_number
+        self._used: list[Any] = []
+        self._spare: list[Any] = []  # what held the hooks of earlier steps, to hold others once their graphs are gone
         self.compiled: Any = None
         """Does the same in one call for most tensors; None where nothing does."""
         if KERNELS is not None and recorder.intake is not None:
             own = (self._guarded, recorder, recorder.intake, self._watched, self._elsewhere.entries)
-            self.compiled = KERNELS.gradients(self.record, *own)
+            self.compiled = KERNELS.gradients(self.record, *own, self._used, self._spare)
             self._number_of = self.compiled.number
 
     def install(self) -> None:
@@ -86,6 +92,7 @@ class GradientProbe:
         """Stop. Hooks on tensors that still live stay and do nothing."""
         self._guarded.on = False
         self.forget()
+        self._spare.clear()
 
     def watch(self, tensor: torch.Tensor, site: int, *, recomputed: bool = False) -> None:
         """Record the gradient of `tensor`, when it comes, at `site`.
@@ -168,6 +175,8 @@ class GradientProbe:
         """Let go of the step's tensors; graphs that are still alive keep their hooks."""
         self._watched.clear()
         self._elsewhere.clear()
+        self._spare.extend(self._used[: _SPARE - len(self._spare)])
+        self._used.clear()
         handles, self._leaf_handles = self._leaf_handles, []
         for handle in handles:
             handle.remove()
