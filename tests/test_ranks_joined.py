@@ -151,7 +151,7 @@ def test_samples_are_compared_whichever_rank_has_them(runs):
 )
 def test_unasked_the_samples_of_batches_and_of_the_first_step_are_known_to_be_equal(runs, kinds, steps):
     """Their checksums add up to the same sum, whichever rank has them."""
-    result = compared(runs, "single", "ddp", kinds=frozenset(kinds), steps=steps)  # in each of three steps
+    result = compared(runs, "single", "ddp", kinds=frozenset(kinds), steps=steps)
     assert result.verdict is Verdict.SAME, result.sentence
     assert (result.counts.within, result.counts.equal) == (0, result.counts.records)
     assert result.counts.records >= 2
