@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from introspect_cli.capture.samples import KINDS as SAMPLED
 from introspect_cli.records import SETTING_KINDS, Kind
 from introspect_cli.selection import Schedule
 from introspect_cli.store.reader import open_run
@@ -118,7 +119,12 @@ def reduce(source: Path, target: Path, reduction: Reduction) -> Path:
         for number in run.ranks:
             reader = run.rank(number)
             kept = np.array([_kept(site, reduction) for site, _ in reader.sites], bool)
-            rank = store.rank(number, stats=reduction.measured, sketch=reduction.measured)
+            rank = store.rank(
+                number,
+                stats=reduction.measured,
+                sketch=reduction.measured,
+                samples=not reduction.record or not SAMPLED.isdisjoint(reduction.record),
+            )
             for layout in reader.layouts:
                 rank.layout(layout)
             named = list(reader.sites)
@@ -149,7 +155,9 @@ def _rows(batch: Any, rows: Any, *, measured: bool) -> Any:
     chosen: dict[str, Any] = {}
     for item in dataclasses.fields(batch):
         value = getattr(batch, item.name)
-        if isinstance(value, dict):
+        if item.name == "samples":
+            chosen[item.name] = {new: value[old] for new, old in enumerate(rows.tolist()) if old in value}
+        elif isinstance(value, dict):
             chosen[item.name] = {name: column[rows] for name, column in value.items()} if measured else {}
         elif value is None or (item.name == "sketch" and not measured):
             chosen[item.name] = None

@@ -182,11 +182,12 @@ def test_a_run_without_steps_is_undecided(tmp_path, introspect):
     assert introspect("check", "run").returncode == 2
 
 
-def test_an_attention_mask_of_minus_infinity_is_no_illness(tmp_path):
+@pytest.mark.parametrize(("kind", "phase"), [("input", "forward"), ("op_output", "forward"), ("op_output", "backward")])
+def test_an_attention_mask_of_minus_infinity_is_no_illness(tmp_path, kind, phase):
     mask = np.array([0, -np.inf], np.float32)
-    rows = [row("forward", "input", "Net", mask, path="[0]"), row("forward", "output", "Net", np.ones(2, np.float32))]
+    rows = [row(phase, kind, "Net", mask, path="[0]"), row("forward", "output", "Net", np.ones(2, np.float32))]
     path = write_run(tmp_path / "run", [rows])
-    assert not any(finding.rule == "nonfinite" for finding in found(path).findings)
+    assert any(finding.rule == "nonfinite" for finding in found(path).findings) == (phase == "backward")
 
 
 def test_a_step_that_a_scaler_skipped_is_a_remark(tmp_path):

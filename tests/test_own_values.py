@@ -90,7 +90,7 @@ with introspect_cli.phase("rollout"):
     pass
 assert "torch" not in sys.modules and "numpy" not in sys.modules
 """
-    assert timeit.timeit("f('x', 1)", globals={"f": introspect_cli.record}, number=1000) < 0.01
+    assert min(timeit.repeat("f('x', 1)", globals={"f": introspect_cli.record}, number=1000, repeat=20)) < 0.01
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 

@@ -37,7 +37,10 @@ _BACKWARD = frozenset({Kind.GRAD.value, Kind.GRAD_INPUT.value, Kind.GRAD_OUTPUT.
 
 def _is_mask(table: Table, event: NonFinite) -> bool:
     """Whether it is what an attention mask looks like: nothing but -Inf, in something that is no gradient."""
-    return not event.nans and not event.posinfs and table.kind[event.site] in _MASKS
+    if event.nans or event.posinfs:
+        return False
+    kind, forward = table.kind[event.site], table.phase[event.site] == Phase.FORWARD.value
+    return kind in _MASKS or (forward and kind == Kind.OP_OUTPUT.value)
 
 
 def skipped_steps(table: Table) -> set[int]:
@@ -166,8 +169,8 @@ RULES = (
         Level.ERROR,
         "the first NaN or Inf, and the site that made it",
         "a recorded value is NaN or infinite; says whether what went into the module was finite. -Inf alone in an "
-        "input, output, buffer or batch counts as a mask, and gradients of a step that changed no parameter as "
-        "skipped-steps",
+        "input, output, buffer, batch or result of a forward operator counts as a mask, and gradients of a step that "
+        "changed no parameter as skipped-steps",
         "a division by zero, the log or root of something not positive, an overflow, or bad data",
         find_nonfinite,
     ),
