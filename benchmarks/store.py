@@ -60,7 +60,7 @@ def made(writer: RankWriter, records: int) -> StepBatch:
 def write(path: Path, steps: int, records: int, *, sketch: bool = True) -> tuple[float, list[float]]:
     """Write a run; bytes a record, and the seconds of each append after the first."""
     with StoreWriter.create(path) as store:
-        writer = store.rank(0, stats=True, sketch=sketch)
+        writer = store.rank(0, stats=True, sketch=sketch, samples=True)
         batch = made(writer, records)
         times = []
         for step in range(steps):
