@@ -172,7 +172,9 @@ def test_of_what_has_no_place_no_shape_is_told(begun):
 @pytest.mark.parametrize("layout", ["tp", "tpsp"])
 def test_a_capture_that_keeps_less_says_no_more(tmp_path, kept, layout):
     nested(tmp_path, "--evaluate", options=KEPT[kept], single=("single", 1), ranks=(layout, 2))
+    # norms of sequence parallel ranks have gradients that are yet to be added up; of a sum only sketches tell
+    wanted = Verdict.UNDECIDED if (layout, kept) == ("tpsp", "no sketch") else Verdict.SAME
     for one, two in (("single", "ranks"), ("ranks", "single")):
         for options in ({}, {"rtol": 1e-2}):
             result = compared(tmp_path / one, tmp_path / two, **options)
-            assert result.verdict is Verdict.SAME, result.sentence
+            assert result.verdict is wanted, result.sentence
