@@ -16,6 +16,22 @@ from pathlib import Path
 import pytest
 import torch
 
+TRAINED = """
+import os
+import torch, torch.distributed as dist
+
+def steps(rank, count):
+    torch.manual_seed(0)
+    net = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for step in range(count):
+        optimizer.zero_grad()
+        net(torch.full((1, 2), 1.0 + rank)).sum().backward()
+        optimizer.step()
+        yield step
+"""
+"""How a script begins whose ranks train a small model, each on a batch of its own: `steps` yields after each."""
+
 SCRIPT = Path(__file__).parent.parent / "fixtures" / "ranks" / "train_ranks.py"
 
 _IMPORTED = """

@@ -10,7 +10,7 @@ from functools import cache
 
 import pytest
 from conftest import PYTHON
-from launches import free_port
+from launches import TRAINED, free_port
 
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.options import DiffOptions
@@ -19,9 +19,10 @@ from introspect_cli.store.verify import verify_run
 
 pytestmark = pytest.mark.usefixtures("quick_python")
 
-TRAIN = """
-import os, sys
-import torch, torch.distributed as dist
+TRAIN = (
+    TRAINED
+    + """
+import sys
 
 def told(*names):
     return next(int(os.environ[name]) for name in names if name in os.environ)
@@ -32,18 +33,13 @@ attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
 shared = "dies" in sys.argv or "MASTER_PORT" not in os.environ  # a port may be another's when it is asked for again
 store = f"file://{os.getcwd()}/{sys.argv[1]}{attempt}" if shared else "env://"
 dist.init_process_group("gloo", init_method=store, rank=rank, world_size=size)
-torch.manual_seed(0)
-net = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
-optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-for step in range(3):
-    optimizer.zero_grad()
-    net(torch.full((1, 2), 1.0 + rank)).sum().backward()
-    optimizer.step()
+for step in steps(rank, 3):
     if "dies" in sys.argv and step == rank == 1 and attempt == "0":
         os._exit(3)
 dist.barrier()
 dist.destroy_process_group()
 """
+)
 AGENT = """
 from torch.distributed.run import main
 

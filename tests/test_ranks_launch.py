@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from launches import TRAINED
 
 from introspect_cli.capture.ranks.launchers import find_launch
 from introspect_cli.store.reader import RunState, open_run
@@ -226,25 +227,23 @@ def test_what_cannot_be_merged_is_told(machines, launched, tmp_path, introspect)
     assert introspect("merge", str(machines[0]), "-o", "alone").returncode == 2
 
 
-SPAWNS = """
-import os, sys
-import torch, torch.distributed as dist, torch.multiprocessing as mp
+SPAWNS = (
+    TRAINED
+    + """
+import sys
+import torch.multiprocessing as mp
 
 def main(rank, folder):
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
-    torch.manual_seed(0)
-    net = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    for _ in range(2):
-        optimizer.zero_grad()
-        net(torch.full((1, 2), 1.0 + rank)).sum().backward()
-        optimizer.step()
+    for _ in steps(rank, 2):
+        pass
     sys.stdout.write(f"{[name for name in os.environ if name.startswith('INTROSPECT_SPAWN')]}\\n")
     dist.barrier()
 
 if __name__ == "__main__":
     mp.spawn(main, args=(os.getcwd(),), nprocs=2)
 """
+)
 
 
 def test_what_the_script_spawns_together_is_one_run_of_ranks(tmp_path):

@@ -19,8 +19,7 @@ import torch
 
 from introspect_cli.capture.environment.redact import is_secret_path, plain
 from introspect_cli.capture.keeping import Keeping
-from introspect_cli.capture.samples import KINDS as SAMPLED
-from introspect_cli.capture.samples import Samples, sampled
+from introspect_cli.capture.samples import SampleKeeper, StepSamples
 from introspect_cli.errors import StoreError
 from introspect_cli.records import Given, Kind, Phase, Site, SiteInfo
 from introspect_cli.schedules import ALWAYS, NEVER
@@ -29,7 +28,6 @@ from introspect_cli.store.batch import StepBatch, given_columns
 from introspect_cli.store.columns import sparse_texts
 from introspect_cli.tensors.kernels import numbers
 from introspect_cli.tensors.places import Placed
-from introspect_cli.tensors.samples import sum_of_samples
 from introspect_cli.tensors.views import in_memory
 
 if TYPE_CHECKING:
@@ -64,8 +62,7 @@ class EndedStep:
         rows: the site of each record.
         slots: the summarizer's slot of each record.
         saved: values to be stored whole.
-        samples: tensors whose samples were summarised, too.
-        sums: of some slots, the checksums of the samples added up.
+        samples: what is kept of the samples of batches and activations.
         given: what operators were given, by record.
         summaries: the summaries, of which devices may still compute some.
         labels: what the script's framework calls it.
@@ -75,8 +72,7 @@ class EndedStep:
     rows: list[int]
     slots: list[int]
     saved: list[SavedTensor]
-    samples: list[Samples]
-    sums: dict[int, int]
+    samples: StepSamples
     given: dict[int, Given]
     summaries: Handover
     labels: Labels
@@ -132,11 +128,7 @@ class Recorder:
         self._times: dict[int, int] = {}
         self._given: dict[int, Given] = {}
         self._saved: list[SavedTensor] = []
-        self._per_sample = per_sample
-        self._samples: list[Samples] = []
-        self._first = True
-        self._batches: set[int] = set()  # sites
-        self._sums: dict[int, int] = {}
+        self._samples = SampleKeeper(summarizer, each=per_sample)
         self._layouts: list[int] = []
         self._ended: deque[EndedStep] = deque()
         self._begun: EndedStep | None = None  # whose writing has begun and not ended
@@ -183,12 +175,12 @@ class Recorder:
             if is_secret_path(site.path):
                 self._secret.add(number)
             if site.kind is Kind.BATCH:
-                self._batches.add(number)
+                self._samples.batches.add(number)
             return number
 
     def tensor(self, site: int, value: torch.Tensor | Placed, given: Given | None = None) -> int:
         """Record a tensor, and what its operator was given; returns its slot, good until the end of the step."""
-        if given is None and not isinstance(value, Placed) and site not in self._batches:
+        if given is None and not isinstance(value, Placed) and site not in self._samples.batches:
             slot = self._short(site, value)
             if slot >= 0:
                 return slot
@@ -199,7 +191,7 @@ class Recorder:
             self._note(site, slot)
             if self._sites[site][2]:
                 self._save(slot, value)
-            self._sample(site, slot, value)
+            self._samples.note(site, self._sites[site][0].kind, slot, value)
             return slot
 
     def tensors(self, sites: Sequence[int], values: Sequence[torch.Tensor]) -> None:
@@ -210,9 +202,9 @@ class Recorder:
                 for site, slot, value in zip(sites, slots, values, strict=True):
                     if self._sites[site][2]:
                         self._save(slot, value)
-            if self._per_sample or self._first or not self._batches.isdisjoint(sites):
+            if self._samples.looks_at(sites):
                 for site, slot, value in zip(sites, slots, values, strict=True):
-                    self._sample(site, slot, value)
+                    self._samples.note(site, self._sites[site][0].kind, slot, value)
             times = dict.fromkeys(sites, 1)
             if self._only is None and len(times) == len(sites) and self._times.keys().isdisjoint(times):
                 self._times.update(times)
@@ -244,22 +236,6 @@ class Recorder:
         value = value.local if isinstance(value, Placed) else value
         if value.layout is not torch.strided or in_memory(value.shape, value.stride()) is None:
             self._saved.append(SavedTensor(slot, self.summarizer.copied(value)))
-
-    def _sample(self, site: int, slot: int, value: torch.Tensor | Placed) -> None:
-        """Note what samples of a tensor are kept.
-
-        Of batches their sum always. Of activations in the first step: after that, ranks have added up gradients in
-        another order, and no sample of a layer's output has the same bits.
-        """
-        if (self._first or site in self._batches) and self._sites[site][0].kind in SAMPLED:
-            total = None if isinstance(value, Placed) else sum_of_samples(value)
-            if total is not None:
-                self._sums[slot] = total
-        if not self._per_sample or self._sites[site][0].kind not in SAMPLED:
-            return
-        found = sampled(self.summarizer, slot, value.local if isinstance(value, Placed) else value)
-        if found is not None:
-            self._samples.append(found)
 
     def tensor_at(self, sites: Sequence[int], value: torch.Tensor) -> None:
         """Record a tensor that is several sites' value; another thread may end the step before or after, not within."""
@@ -356,10 +332,9 @@ class Recorder:
                 self.take_back(0)
                 self._times.clear()
                 self._saved.clear()
-                self._samples.clear()
-                self._sums.clear()
+                self._samples.forget_step()
             self._ended.clear()
-            self._first = True
+            self._samples.first = True
             self._go_the_short_way(on=False)
             self.step = self.steps_written = 0
             if self._keeping is not None:
@@ -413,15 +388,16 @@ class Recorder:
             return
         try:
             labels, rows, slots = self.labels(), self._rows.copy(), self._slots.copy()
-            saved, samples, sums, given = self._saved, self._samples, self._sums, self._given
+            saved, samples, given = self._saved, self._samples.step, self._given
             summaries = self.summarizer.hand_over()
-            self._ended.append(EndedStep(self.step, rows, slots, saved, samples, sums, given, summaries, labels))
+            self._ended.append(EndedStep(self.step, rows, slots, saved, samples, given, summaries, labels))
         finally:  # whatever comes in between: slots are numbered anew, and what stayed would be the next step's
             for own in (self._rows, self._slots, self._times):
                 own.clear()  # the short way holds them too
-            self._saved, self._samples, self._sums, self._given = [], [], {}, {}
-            if self._first:
-                self._first = False
+            self._saved, self._given = [], {}
+            self._samples.forget_step()
+            if self._samples.first:
+                self._samples.first = False
                 self._go_the_short_way(on=True)
 
     def _write(self, keep: int) -> None:
@@ -459,7 +435,7 @@ class Recorder:
             self.steps_written += 1
             if self._keeping is not None:
                 saved = {int(table.checksum[item.slot]) for item in first.saved}
-                saved |= {item.key(table) for item in first.samples}
+                saved |= {item.key(table) for item in first.samples.each}
                 self._keeping.written(first.step, expiry, self._rank.bytes_written - before, frozenset(saved))
         except StoreError as error:
             self.alive = self.wanted = False
@@ -491,25 +467,17 @@ class Recorder:
             sketch=None if table.sketch is None else picked(table.sketch),
             text=sparse_texts(len(pick), {row: table.text[ended.slots[row]] for row in noted}),
             given=given_columns(ended.given, len(ended.rows)) if ended.given else None,
-            samples=_of_rows(ended.sums, pick),
+            samples=ended.samples.sums_by_row(pick),
         )
         for item in ended.saved:
             save_whole(self._store, int(table.checksum[item.slot]), item.value)
-        for samples in ended.samples:
+        for samples in ended.samples.each:
             samples.save(self._store, table)
         self._rank.append(ended.step, batch, ended.labels)
 
     def stop(self) -> None:
         """Take no more records (in a forked child, or when the session ends)."""
         self.alive = self.wanted = False
-
-
-def _of_rows(sums: dict[int, int], slots: Array) -> dict[int, int]:
-    """What is known of slots, by row."""
-    if not sums:
-        return {}
-    rows = np.flatnonzero(np.isin(slots, np.fromiter(sums, np.int64, len(sums)))).tolist()
-    return {row: sums[int(slots[row])] for row in rows}
 
 
 def _is_tensor(leaf: tuple[int, object]) -> bool:

@@ -1,23 +1,31 @@
-"""The samples of a batch summarised one by one, on request: so that a comparison can say which of them differs.
+"""The samples of a batch: the sum of their checksums unasked, and each summarised by itself on request.
+
+Ranks that share out a batch have none of the checksums of one process; the sums of their samples' checksums add up,
+whichever rank has which sample.
 
 A batch of 512 in which one sample is wrong has one checksum that differs. With `--per-sample` each index of the first
 dimension of a batch, an activation or its gradient gets a checksum and a sketch of its own, kept beside the record
-under a number that follows from its checksum.
+under a number that follows from its checksum: so a comparison can say which of them differs.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from introspect_cli.records import Kind
 from introspect_cli.sums import samples_key
+from introspect_cli.tensors.places import Placed
+from introspect_cli.tensors.samples import sum_of_samples
 from introspect_cli.tensors.special import PLAIN, is_wrapped
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     import torch
+    from numpy.typing import NDArray
 
     from introspect_cli.store.writer import StoreWriter
     from introspect_cli.tensors.summarizer import Summarizer
@@ -64,3 +72,70 @@ def sampled(summarizer: Summarizer, slot: int, value: torch.Tensor) -> Samples |
     if type(value) not in PLAIN or is_wrapped(value) or not value.dim() or not 1 < len(value) <= MOST:
         return None
     return Samples(slot, [summarizer.add(part) for part in summarizer.parts(value)])
+
+
+@dataclass(frozen=True)
+class StepSamples:
+    """What is kept of the samples of a step's tensors.
+
+    Attributes:
+        each: tensors whose samples were summarised one by one.
+        sums: of some slots of the summarizer, the checksums of the samples added up.
+    """
+
+    each: list[Samples] = field(default_factory=list)
+    sums: dict[int, int] = field(default_factory=dict)
+
+    def sums_by_row(self, slots: NDArray[Any]) -> dict[int, int]:
+        """The sums of those rows of a step that have one; `slots` has the slot of each row."""
+        if not self.sums:
+            return {}
+        rows = np.flatnonzero(np.isin(slots, np.fromiter(self.sums, np.int64, len(self.sums)))).tolist()
+        return {row: self.sums[int(slots[row])] for row in rows}
+
+
+class SampleKeeper:
+    """Decides what is kept of samples, and holds it for the current step.
+
+    Of batches their sum always. Of activations in the first step: after that, ranks have added up gradients in another
+    order, and no sample of a layer's output has the same bits. On request, each sample by itself.
+
+    Attributes:
+        batches: numbers of the sites of batches.
+        first: whether this is the first step.
+        step: what is kept of the current step so far.
+    """
+
+    def __init__(self, summarizer: Summarizer, *, each: bool) -> None:
+        """Begin with the first step.
+
+        Args:
+            summarizer: knows the samples' tensors.
+            each: whether samples are summarised one by one, too.
+        """
+        self._summarizer = summarizer
+        self._each = each
+        self.step = StepSamples()
+        self.batches: set[int] = set()
+        self.first = True
+
+    def looks_at(self, sites: Iterable[int]) -> bool:
+        """Whether anything may be kept of tensors at these sites."""
+        return self._each or self.first or not self.batches.isdisjoint(sites)
+
+    def note(self, site: int, kind: Kind, slot: int, value: torch.Tensor | Placed) -> None:
+        """Keep what is to be kept of a tensor that has been recorded."""
+        if kind not in KINDS:
+            return
+        if (self.first or site in self.batches) and not isinstance(value, Placed):
+            total = sum_of_samples(value)
+            if total is not None:
+                self.step.sums[slot] = total
+        if self._each:
+            found = sampled(self._summarizer, slot, value.local if isinstance(value, Placed) else value)
+            if found is not None:
+                self.step.each.append(found)
+
+    def forget_step(self) -> None:
+        """Hold nothing of the current step any more; what was handed on stays as it is."""
+        self.step = StepSamples()

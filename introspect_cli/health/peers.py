@@ -255,7 +255,7 @@ class PeerWalk:
                 continue
             drawn = draws.get(place, ())
             groups = self._alike(own, inputs[place], held)
-            if (len(groups) > 1 or len(groups[0]) < len(held)) and drawn and all(self._is_equal(own, n) for n in drawn):
+            if len(groups) > 1 and drawn and all(self._is_equal(own, n) for n in drawn):
                 self._drew(own, fqn, held)
             for group in groups:
                 same = {at: held[at] for at in group}
@@ -263,21 +263,18 @@ class PeerWalk:
                     continue
                 if drawn and self._parallel(same):
                     continue
-                equal_here, drew = (
-                    len(self._marks(own, number, group)) == 1,
-                    [self._marks(own, n, group) for n in drawn],
-                )
-                differs |= not equal_here
-                self._output(own, number, same, drew=any(len(marks) > 1 for marks in drew), differs=not equal_here)
+                here = len(self._marks(own, number, group)) > 1
+                drew = any(len(self._marks(own, n, group)) > 1 for n in drawn)
+                differs |= here
+                self._output(own, number, same, drew=drew, differs=here)
 
     def _alike(self, own: _Step, inputs: Sequence[int], held: Held) -> list[list[int]]:
         """The ranks that have a module's output by what went into it: all of several, or those of each replica."""
         groups: dict[object, list[int]] = {}
         for at in held:
             known = all(at in own.rows[n] for n in inputs)
-            groups.setdefault(tuple(frozenset(self._marks(own, n, [at])) for n in inputs) if known else at, []).append(
-                at
-            )
+            given = tuple(frozenset(self._marks(own, n, [at])) for n in inputs) if known else at
+            groups.setdefault(given, []).append(at)
         return list(groups.values())
 
     def _output(self, own: _Step, number: int, held: Held, *, drew: bool, differs: bool) -> None:

@@ -242,3 +242,8 @@ def _placed(local: torch.Tensor, shape: tuple[int, ...], part: Part | None, told
         return Parts(*common, inner.values)
     keyed = list(shards.runs(inner.values, shape, part))
     return Parts(*common, inner.values, runs=keyed, status=Status.PARTIAL, text=text, part=part)
+
+
+def keyed(tensor: torch.Tensor, offset: int) -> Sequence[tuple[int, torch.Tensor]]:
+    """A whole tensor as one run that starts at an index: how the parts of a composite are kept apart."""
+    return [(offset, tensor.detach().contiguous().view(-1))]

@@ -30,12 +30,12 @@ from introspect_cli.tensors.gpu.devices import CAPTURING, Devices, capturing
 from introspect_cli.tensors.gpu.engine import Item
 from introspect_cli.tensors.handover import Handover
 from introspect_cli.tensors.reuse import Memory, stand
-from introspect_cli.tensors.special import PLAIN, Parts, is_wrapped, take_apart, unseen
+from introspect_cli.tensors.special import PLAIN, Parts, is_wrapped, keyed, take_apart, unseen
 from introspect_cli.tensors.table import finalise
 from introspect_cli.tensors.views import address_of, strides_kind, unobserved
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Sequence
+    from collections.abc import Callable, Hashable, Iterable
 
     from introspect_cli.tensors.gpu.engine import DeviceEngine
     from introspect_cli.tensors.table import SummaryTable
@@ -497,8 +497,3 @@ class _Batch:
 
     items: list[_Item] = field(default_factory=list)
     entries: dict[DeviceEngine, list[tuple[int, list[Item]]]] = field(default_factory=dict)
-
-
-def keyed(tensor: torch.Tensor, offset: int) -> Sequence[tuple[int, torch.Tensor]]:
-    """A whole tensor as one run that starts at an index: how the parts of a composite are kept apart."""
-    return [(offset, tensor.detach().contiguous().view(-1))]

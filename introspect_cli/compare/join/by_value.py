@@ -337,10 +337,8 @@ class _Search:
     def _confirm(self) -> None:
         """A name that was only said again by a longer prefix is dropped."""
         for old in sorted(self.names, key=len, reverse=True):
-            above = old.rpartition(".")[0]
-            while above and above not in self.names:
-                above = above.rpartition(".")[0]
-            if above and self.names[above] + old[len(above) :] == self.names[old]:
+            above = next(filter(self.names.__contains__, parents(old)), None)
+            if above is not None and self.names[above] + old[len(above) :] == self.names[old]:
                 del self.names[old]
 
 

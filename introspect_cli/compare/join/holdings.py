@@ -94,11 +94,6 @@ class Side:
         return Tree(self.names)
 
     @cached_property
-    def _of_tensors(self) -> Mask:
-        """Which sites are a parameter's or a buffer's."""
-        return np.isin(self.sites.kind, [kind_code(kind) for kind in TENSORS])
-
-    @cached_property
     def tensors(self) -> KeysView[str]:
         """Names of parameters and buffers."""
         return dict.fromkeys(self._tensor_names()).keys()
@@ -114,11 +109,12 @@ class Side:
 
     @cached_property
     def _tensor_sites(self) -> Mask:
+        """Which sites are a parameter's or a buffer's."""
         return np.isin(self.sites.kind, [kind_code(kind) for kind in TENSORS])
 
     def tensors_of(self, names: AbstractSet[str]) -> set[str]:
         """Those of the names that are parameters or buffers."""
-        return {self.sites.fqn[site] for site in np.flatnonzero(self.sites_of(names) & self._of_tensors).tolist()}
+        return {self.sites.fqn[site] for site in np.flatnonzero(self.sites_of(names) & self._tensor_sites).tolist()}
 
     def owns(self, module: str) -> bool:
         """Whether parameters or buffers are a module's own."""

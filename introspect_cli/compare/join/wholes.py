@@ -244,13 +244,12 @@ class Gathered:
         """
         sites = np.asarray(pair.a.site)[pair.rows_a]
         out = alignment.phase[sites] != phase_code(Phase.START)
+        shapes = []
         for own, batch, rows in zip(self._layouts, (pair.a, pair.b), (pair.rows_a, pair.rows_b), strict=True):
+            numbers = np.asarray(batch.layout)[rows]
             floating = np.array([layout.dtype.startswith(_FLOATING) for layout in own], np.bool_)
-            out &= floating[np.asarray(batch.layout)[rows]] & ~_how(batch, rows, COPIES)
-        numbers = [
-            np.asarray(own.layout)[rows].tolist() for own, rows in ((pair.a, pair.rows_a), (pair.b, pair.rows_b))
-        ]
-        shapes = ([own[number].shape for number in each] for own, each in zip(self._layouts, numbers, strict=True))
+            out &= floating[numbers] & ~_how(batch, rows, COPIES)
+            shapes.append([own[number].shape for number in numbers.tolist()])
         alike = np.array([one == two for one, two in zip(*shapes, strict=True)], np.bool_)
         return np.asarray(out & alike & (alignment.kind[sites] != kind_code(Kind.BATCH)))
 
