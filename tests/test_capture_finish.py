@@ -10,7 +10,7 @@ from introspect_cli.store.reader import RunState, open_run
 from introspect_cli.store.verify import verify_run
 
 PARTS = 20
-"""Of the thousand instants: a minute each, so that none runs into its limit on a busy machine, and any can be run alone."""
+"""Of the thousand instants: a minute each, so that none runs into its limit on a busy machine."""
 
 SCRIPT = """
 import atexit, os, signal, sys

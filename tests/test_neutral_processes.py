@@ -11,7 +11,6 @@ import threading
 import pytest
 import torch
 from neutrality import Log, Seen, assert_neutral, mlp
-from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 pytestmark = pytest.mark.usefixtures("quick_python")
