@@ -36,6 +36,7 @@ struct Handed {  // what a module of a sequence has just returned in this thread
     const Modules *by;
     const PyObject *tensor, *module, *sequence;  // the last: the state of the sequence
     i64 version, slot, table;
+    Py_ssize_t place;  // of the module in the sequence, -1 if not known
 };
 thread_local Handed handed{};
 
@@ -68,36 +69,28 @@ PyObject *sequence_of(Modules *self, PyObject *state) {
     return modules;
 }
 
-// Whether one module is in a dictionary once, and another comes next.
-bool is_next(PyObject *modules, const PyObject *one, const PyObject *other) {
-    Py_ssize_t at = 0;
+// Where in a dictionary the one entry is that has a module, -1 where there is none, or several: what `PyDict_Next` is told.
+Py_ssize_t place_of(PyObject *modules, const PyObject *module) {
+    Py_ssize_t at = 0, before = 0, found = -1;
     PyObject *key, *value;
-    bool seen = false, before = false, found = false;
-    while (PyDict_Next(modules, &at, &key, &value)) {
-        if (before) found = value == other;
-        before = value == one;
-        if (before && seen) return false;
-        seen |= before;
-    }
+    for (; PyDict_Next(modules, &at, &key, &value); before = at)
+        if (value == module) {
+            if (found >= 0) return -1;
+            found = before;
+        }
     return found;
 }
 
-// Remembers what a module returns to the one that called it.
-void hand_on(Modules *self, PyObject *module, PyObject *calls, PyObject *tensor, i64 slot) {
-    PyObject *state = slot >= 0 ? innermost(calls) : nullptr;
-    if (!state || !attribute_is(state, PLAIN, self->held[SEQUENTIAL]) || !is_ours(self, (PyObject *)Py_TYPE(module))) return;
-    handed = {self, tensor, module, state, version_of(tensor), slot, table_of(self->held[INTAKE])};
-}
-
-// Whether what goes into a module is what the one before it in its sequence returned.
-bool is_handed(Modules *self, const Handed &last, PyObject *module, PyObject *calls, PyObject *tensor) {
-    if (last.by != self || last.tensor != tensor || last.version < 0 || version_of(tensor) != last.version) return false;
-    PyObject *state = innermost(calls);
-    if (!state || state != last.sequence || !is_ours(self, (PyObject *)Py_TYPE(module))) return false;
-    PyObject *modules = sequence_of(self, state);
-    const bool next = modules && is_next(modules, last.module, module);
-    if (modules) Py_DecRef(modules);
-    return next;
+// Where in a dictionary a module is, if it comes right after another; -1 if not. A sequence of thousands is gone through in its
+// order: `place`, where the other one was called from, spares looking for it.
+Py_ssize_t next_place(PyObject *modules, const PyObject *one, const PyObject *other, Py_ssize_t place) {
+    PyObject *key, *value;
+    Py_ssize_t at = place;
+    if (place < 0 || !PyDict_Next(modules, &at, &key, &value) || value != one) {
+        if ((at = place_of(modules, one)) < 0 || !PyDict_Next(modules, &at, &key, &value)) return -1;
+    }
+    const Py_ssize_t next = at;
+    return PyDict_Next(modules, &at, &key, &value) && value == other ? next : -1;
 }
 
 // ---- a call
@@ -117,7 +110,26 @@ bool is_quiet(Modules *self) {
 struct Call {
     PyObject *module, *arguments, *calls, *state;  // the last two are references of ours
     i64 number;
+    Py_ssize_t place;  // of the module in the sequence that calls it, -1 if not known
 };
+
+// Remembers what a module returns to the one that called it.
+void hand_on(Modules *self, const Call &call, PyObject *tensor, i64 slot) {
+    PyObject *state = slot >= 0 ? innermost(call.calls) : nullptr;
+    if (!state || !attribute_is(state, PLAIN, self->held[SEQUENTIAL]) || !is_ours(self, (PyObject *)Py_TYPE(call.module))) return;
+    handed = {self, tensor, call.module, state, version_of(tensor), slot, table_of(self->held[INTAKE]), call.place};
+}
+
+// Whether what goes into a module is what the one before it in its sequence returned; the place of the module is known then.
+bool is_handed(Modules *self, const Handed &last, Call &call, PyObject *tensor) {
+    if (last.by != self || last.tensor != tensor || last.version < 0 || version_of(tensor) != last.version) return false;
+    PyObject *state = innermost(call.calls);
+    if (!state || state != last.sequence || !is_ours(self, (PyObject *)Py_TYPE(call.module))) return false;
+    PyObject *modules = sequence_of(self, state);
+    call.place = modules ? next_place(modules, last.module, call.module, last.place) : -1;
+    if (modules) Py_DecRef(modules);
+    return call.place >= 0;
+}
 
 // The sites of the call, borrowed from the module's state; null without an exception where there are none yet.
 PyObject *sites_of(const Call &call) {
@@ -231,7 +243,7 @@ PyObject *leave(Modules *self, const Call &call, PyObject *result) {
         if (plain) {
             const i64 slot = record(self, result, pair);
             done = slot != -2;
-            if (done) hand_on(self, call.module, call.calls, result, slot);
+            if (done) hand_on(self, call, result, slot);
         }
         if (pair) Py_DecRef(pair);
     }
@@ -270,10 +282,10 @@ PyObject *run(Modules *self, const Call &call, PyObject *keywords) {
     return result;
 }
 
-PyObject *plain_call(Modules *self, const Call &call, PyObject *keywords, PyObject *inputs, const Handed &last) {
+PyObject *plain_call(Modules *self, Call &call, PyObject *keywords, PyObject *inputs, const Handed &last) {
     for (Py_ssize_t i = 0; inputs && i < PyTuple_Size(call.arguments); i++) {
         PyObject *pair = Py_NewRef(PyList_GetItem(inputs, i)), *value = PyTuple_GetItem(call.arguments, i);
-        const bool done = record(self, value, pair, is_handed(self, last, call.module, call.calls, value) ? &last : nullptr) != -2;
+        const bool done = record(self, value, pair, is_handed(self, last, call, value) ? &last : nullptr) != -2;
         Py_DecRef(pair);
         if (!done) return nullptr;
         if (!attribute_is(self->held[GUARDED], ON, Py_True)) break;
@@ -299,7 +311,7 @@ PyObject *called(PyObject *object, PyObject *const *arguments, Py_ssize_t given)
     const Handed last = handed;
     handed = {};
     if (is_passed(self)) return call_original(self, arguments[0], arguments[1], arguments[2]);
-    Call call{arguments[0], arguments[1], nullptr, nullptr, 0};
+    Call call{arguments[0], arguments[1], nullptr, nullptr, 0, -1};
     bool plain = !PyDict_Size(arguments[2]) && is_plain(self, call), known = false;
     PyObject *inputs = plain ? input_sites(self, call, PyTuple_Size(call.arguments), known) : nullptr;
     plain = plain && known && counted(self, call);
