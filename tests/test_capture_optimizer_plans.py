@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
-from opcapture import captured
+from opcapture import captured, compared
 from torch import nn
 
 from introspect_cli.capture.probes.held import Plan
@@ -101,7 +103,8 @@ class Container(torch.optim.Optimizer):
     def __init__(self, *optimizers):
         self.optimizers = list(optimizers)
         groups = [group["params"] for own in optimizers for group in own.param_groups]
-        super().__init__([one for params in groups for one in params], {"lr": 0.1})
+        decay = optimizers[0].param_groups[0]["weight_decay"]
+        super().__init__([one for params in groups for one in params], {"lr": 0.1, "weight_decay": decay})
 
     def step(self, *args, **kwargs):
         for optimizer in self.optimizers:
@@ -132,3 +135,22 @@ def test_an_optimizer_that_is_made_of_others_shows_what_they_keep_and_step_with(
     kept = {(r.site.fqn, r.site.path) for r in records if r.site.kind.value == "optimizer_state"}
     names = [f"Sequential.{number}.{name}" for number in (0, 1) for name in ("weight", "bias")]
     assert kept == {(name, f"['{key}']") for name in names for key in ("step", "exp_avg", "exp_avg_sq")}
+
+
+def test_what_a_container_and_its_optimizers_were_given_alike_is_told_once(tmp_path):
+    def trained(decay):
+        def work():
+            torch.manual_seed(0)
+            net = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+            optimizer = Container(*(torch.optim.AdamW(part.parameters(), weight_decay=decay) for part in net))
+            net(torch.randn(5, 3)).square().mean().backward()
+            optimizer.step()
+
+        return work
+
+    runs = [captured(tmp_path / name, trained(decay)) for name, decay in (("a", 0.1), ("b", 0.2))]
+    result = compared(*runs)
+    assert result.sentence.endswith("AdamW, AdamW#2 or its hyper-parameters (weight_decay 0.1 -> 0.2).")
+    assert [change.name for change in result.settings if change.source == "hyperparameter"] == ["weight_decay"]
+    before = next(line for line in result.evidence if "before it" in line)
+    assert re.fullmatch(r"\d+ records before it in step 0 are equal\.", before), before

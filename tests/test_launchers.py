@@ -69,7 +69,7 @@ def folder_of(tmp_path_factory, name):
 
 def start(folder, *command, **variables):
     """A process that no launcher of this test's own told anything."""
-    told = {name: value for name, value in os.environ.items() if not name.startswith(VARIABLES)}
+    told = {name: value for name, value in os.environ.items() if not name.startswith(VARIABLES) or name == "SLURM_CONF"}
     own = {**told, "OMP_NUM_THREADS": "1", **variables}
     return subprocess.Popen(
         [str(word) for word in command],
@@ -215,5 +215,27 @@ def test_accelerate_starts_the_capture_and_the_other_way_round(tmp_path_factory,
         ended(start(folder, sys.executable, *launch, *CAPTURE))
     else:
         ended(start(folder, sys.executable, *CAPTURE[:-2], *launch, *CAPTURE[-2:]))
+    assert is_whole(folder / "run")
+    assert is_same(launched("one node") / "run", folder / "run")
+
+
+def _has_srun():
+    """Whether a cluster of SLURM is up, be it of this machine alone."""
+    if shutil.which("srun") is None:
+        return False
+    return subprocess.run(["srun", "-n", "2", "true"], check=False, capture_output=True, timeout=60).returncode == 0
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("outside", ["srun", "introspect"])
+def test_srun_starts_the_capture_and_the_other_way_round(tmp_path_factory, launched, outside):
+    if not _has_srun():
+        pytest.skip("no SLURM")
+    folder = folder_of(tmp_path_factory, "srun")
+    if outside == "srun":
+        ended(start(folder, "srun", "-n", 2, sys.executable, *CAPTURE))
+    else:
+        command = [*CAPTURE[:-2], "srun", "-n", "2", "python", *CAPTURE[-2:]]
+        ended(start(folder, sys.executable, *command))
     assert is_whole(folder / "run")
     assert is_same(launched("one node") / "run", folder / "run")

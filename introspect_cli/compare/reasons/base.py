@@ -14,18 +14,21 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, ClassVar
 
+import numpy as np
+
 from introspect_cli.compare import reasons as folder
 from introspect_cli.compare.join.distance import ROUNDING
 from introspect_cli.compare.join.rows import StepPair, match
+from introspect_cli.compare.join.sites import kind_code
 from introspect_cli.compare.reasons.draws import Draw, lone_draws
 from introspect_cli.compare.reasons.evidence import Evidence, Known, lines, of, of_module
-from introspect_cli.compare.reasons.facts import ABSENT, EQUAL, WITHIN, ancestors
+from introspect_cli.compare.reasons.facts import BLIND, DIFFERS, EQUAL, WITHIN, ancestors
 from introspect_cli.compare.reasons.hyperparameters import Told, hyperparameter_changes
 from introspect_cli.compare.reasons.settings import describe, rounds_differently
 from introspect_cli.compare.reasons.step_view import StepRecords, call_change, losses_of, optimizers_of
 from introspect_cli.compare.reasons.words import often
 from introspect_cli.compare.result import Divergence, Role, SettingChange
-from introspect_cli.records import count
+from introspect_cli.records import SETTING_KINDS, count
 
 if TYPE_CHECKING:
     import re
@@ -279,11 +282,12 @@ class Scene:
         return f"{what} before agrees{' within tolerance' if self.tolerated else ''}"
 
     @cached_property
-    def agreeing_before(self) -> tuple[int, int, int]:
-        """Of this step's records that come before it, how many are equal, how many within tolerance, and all."""
+    def agreeing_before(self) -> dict[int, int]:
+        """How many of this step's records that come before it are in which state; settings are told as settings."""
         facts = self.facts
-        earlier = facts.state[facts.order < self.first.sequence]
-        return int((earlier == EQUAL).sum()), int((earlier == WITHIN).sum()), int((earlier != ABSENT).sum())
+        settings = np.isin(facts.alignment.kind, [kind_code(kind) for kind in SETTING_KINDS])
+        earlier = facts.state[(facts.order < self.first.sequence) & ~settings]
+        return {state: int((earlier == state).sum()) for state in (EQUAL, WITHIN, BLIND, DIFFERS)}
 
     @cached_property
     def hyperparameters(self) -> Told:
@@ -354,12 +358,16 @@ class Scene:
             last = "all steps before agree" if self.steps_before > 1 else "the step before agrees"
             how = " within tolerance" if self.tolerated else " in what was selected" if self.narrowed else " entirely"
             found.append(f"{self.steps_before} compared step{'s' * (self.steps_before > 1)}: {last}{how}.")
-        equal, within, every = self.agreeing_before
+        equal, within, unseen, other = self.agreeing_before.values()
         if equal or within:
-            some = f" and {within} within tolerance" if within else ""
+            every = equal + within + unseen + other
             verb = "is" if equal == 1 else "are"
             much = count(equal, "record") if equal == every else f"{equal:,} of {count(every, 'record')}"
-            found.append(f"{much} before it in step {self.first.step} {verb} equal{some}.")
+            rest = [f"{within:,} within tolerance"] if within else []
+            rest += [f"{unseen:,} not observed in both runs"] if unseen else []
+            rest += [f"{other:,} different"] if other else []
+            also = f"; {', '.join(rest)}" if rest else ""
+            found.append(f"{much} before it in step {self.first.step} {verb} equal{also}.")
         if self.tolerated:
             found.append(f"The first difference that was let pass is {self.tolerated}.")
         found += lines(self.cause.evidence)
