@@ -114,6 +114,11 @@ def every_sort():
         yield torch.complex(x.double() * 1e200, x.double())
         yield x.masked_fill(torch.arange(count) % 700 == 5, float("nan")).masked_fill(x > 5, float("inf"))
         yield x.half().masked_fill(x > 5, -float("inf")) * 1e-6
+        # which zero is the smallest, and which the largest, where there are both
+        yield -x.relu()
+        yield x.abs().masked_fill(x > 3, -0.0)
+        yield (-x.abs()).masked_fill(x > 3, 0.0).masked_fill(x < -3, -0.0)
+        yield torch.where(x > 0, 0.0, -0.0)
 
 
 def test_every_level_of_the_processor_computes_the_same_bits():

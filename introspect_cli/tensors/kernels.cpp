@@ -81,23 +81,36 @@ template <class W> u64 checksum(const W *x, i64 words, u64 first) {
 
 // ---- sketch: see sketch.py
 
-INLINE V<u32> flips(u64 signs, int group, int part, float) {  // the sign bits of elements 16 * group + LANES * part ...
+// Elements 16 * group + LANES * part ... of a block, with those negated whose bit is set.
+#if defined(__AVX512F__)
+INLINE V<float> flipped(V<float> v, u64 signs, int group, int part) {
+    const V<u32> bits = (V<u32>)v, sign = V<u32>{} + 0x80000000;
+    return (V<float>)_mm512_mask_xor_epi32((__m512i)bits, u16(signs >> (16 * group + 16 * part)), (__m512i)bits, (__m512i)sign);
+}
+INLINE V<double> flipped(V<double> v, u64 signs, int group, int part) {
+    const V<u64> bits = (V<u64>)v, sign = V<u64>{} + 0x8000000000000000;
+    return (V<double>)_mm512_mask_xor_epi64((__m512i)bits, u8(signs >> (16 * group + 8 * part)), (__m512i)bits, (__m512i)sign);
+}
+#else
+INLINE V<float> flipped(V<float> v, u64 signs, int group, int part) {
     V<u32> bits = V<u32>{} + u32(signs >> 32 * (group / 2));
 #if defined(__AVX2__) || !defined(__x86_64__)
     V<u32> up;
     for (int lane = 0; lane < LANES<u32>; lane++) up[lane] = 31 - (group % 2 * 16 + part * LANES<u32> + lane);
-    return bits << up & 0x80000000;
+    bits = bits << up;
 #else
     V<u32> bit;
     for (int lane = 0; lane < LANES<u32>; lane++) bit[lane] = u32(1) << (group % 2 * 16 + part * LANES<u32> + lane);
-    return (V<u32>)((bits & bit) == bit) & 0x80000000;
+    bits = (V<u32>)((bits & bit) == bit);
 #endif
+    return (V<float>)((V<u32>)v ^ (bits & 0x80000000));
 }
-INLINE V<u64> flips(u64 signs, int group, int part, double) {
+INLINE V<double> flipped(V<double> v, u64 signs, int group, int part) {
     V<u64> up, bits = V<u64>{} + signs;
     for (int lane = 0; lane < LANES<u64>; lane++) up[lane] = 63 - (group * 16 + part * LANES<u64> + lane);
-    return bits << up & 0x8000000000000000;
+    return (V<double>)((V<u64>)v ^ (bits << up & 0x8000000000000000));
 }
+#endif
 
 struct Hashes {
     u64 row, signs;
@@ -116,9 +129,7 @@ template <class T> NOINLINE void sketch_blocks(const T *x, i64 blocks, u64 numbe
         for (int part = 0; part < 16 / LANES<T>; part++) {
             V<T> total = {};
             for (int group = 0; group < 4; group++) {
-                V<T> v = load(x + 16 * group + part * LANES<T>);
-                auto flip = flips(signs, group, part, T());
-                v = (V<T>)((decltype(flip))v ^ flip);
+                V<T> v = flipped(load(x + 16 * group + part * LANES<T>), signs, group, part);
                 total = group ? total + v : v;
             }
             carry(table[row] + part * LANES<T>, total);
@@ -182,6 +193,11 @@ template <int SUMS, class T, class Term> INLINE void add_up(const T *x, i64 unit
     for (int s = 0; s < SUMS; s++) out[s] = fold<unit>(totals[s]);
 }
 
+INLINE float from_bits(u32 bits) {
+    float v;
+    std::memcpy(&v, &bits, 4);
+    return v;
+}
 INLINE double power_of_two(int exponent) {  // within what a normal number can be
     u64 bits = u64(1023 + exponent) << 52;
     double v;
@@ -251,31 +267,81 @@ template <class T> INLINE i64 zeros(const T *x, i64 count) {
     return total;
 }
 
+// ---- the ends of a block: the smallest and the largest number, and the smallest absolute value, lane by lane
+
+template <class T, int N> struct ByValue {
+    V<T> lows[N], highs[N], smalls[N];
+
+    INLINE ByValue() {
+        for (int p = 0; p < N; p++) lows[p] = smalls[p] = V<T>{} + T(INF), highs[p] = V<T>{} - T(INF);
+    }
+    INLINE void take(V<T> v, V<T> size, int p) {
+        lows[p] = lower(v, lows[p]), highs[p] = upper(v, highs[p]), smalls[p] = lower(size, smalls[p]);
+    }
+    INLINE void take_finite(V<T> v, V<T> size, int p) {
+        const V<T> inf = V<T>{} + T(INF);
+        auto counts = size < inf;
+        lows[p] = lower(counts ? v : inf, lows[p]), highs[p] = upper(counts ? v : -inf, highs[p]);
+        smalls[p] = lower(counts ? size : inf, smalls[p]);
+    }
+    INLINE bool found(double &low, double &high, double &small) {
+        for (int p = 1; p < N; p++)
+            lows[0] = lower(lows[p], lows[0]), highs[0] = upper(highs[p], highs[0]), smalls[0] = lower(smalls[p], smalls[0]);
+        low = across(lows[0], least<T>), high = across(highs[0], most<T>), small = across(smalls[0], least<T>);
+        return true;
+    }
+};
+
+#if defined(__AVX2__)
+// By their bits, since the units of the processor that compare numbers are those that add them up, and have enough to do. As
+// integers, those with a sign come after all others, the smallest last; but signed, those without one come last, the largest
+// at the end. No NaN may be among them.
+template <int N> struct ByBits {
+    static constexpr u32 SIGN = 0x80000000, INFINITE = 0x7F800000;
+    V<u32> last[N], sizes[N];
+    V<i32> top[N];
+
+    INLINE ByBits() {
+        for (int p = 0; p < N; p++) last[p] = V<u32>{}, top[p] = V<i32>{} + i32(SIGN), sizes[p] = V<u32>{} + INFINITE;
+    }
+    INLINE void take(V<float> v, V<float> size, int p) {
+        last[p] = upper((V<u32>)v, last[p]), top[p] = upper((V<i32>)v, top[p]), sizes[p] = lower((V<u32>)size, sizes[p]);
+    }
+    // False where one of them may be 0.0 or -0.0, whichever came first.
+    INLINE bool found(double &low, double &high, double &small) {
+        for (int p = 1; p < N; p++)
+            last[0] = upper(last[p], last[0]), top[0] = upper(top[p], top[0]), sizes[0] = lower(sizes[p], sizes[0]);
+        const u32 lowest = u32(across(last[0], most<u32>));
+        const i32 highest = i32(across(top[0], most<i32>));
+        small = from_bits(u32(across(sizes[0], least<u32>)));
+        low = lowest & SIGN ? from_bits(lowest) : small, high = highest >= 0 ? from_bits(u32(highest)) : -small;
+        return !(lowest & SIGN) || highest < 0 || (lowest != SIGN && highest != 0);
+    }
+};
+template <Which WHICH, class T, int N> using Ends = std::conditional_t<WHICH == ALL && sizeof(T) == 4, ByBits<N>, ByValue<T, N>>;
+#else
+template <Which WHICH, class T, int N> using Ends = ByValue<T, N>;
+#endif
+
 // Of the n numbers of a block that count. False, and nothing written, if their absolute values add up to more than
 // there is, or to NaN.
-template <Which WHICH, class T> NOINLINE bool statistics(const T *x, i64 count, i64 n, Row &r) {
-    constexpr int unit = UNIT / sizeof(T), parts = PASS / WIDTH;
-    const V<T> inf = V<T>{} + T(INF);
-    V<T> low[parts], high[parts], small[parts];
-    for (int p = 0; p < parts; p++) low[p] = small[p] = inf, high[p] = -inf;
-    double s[2];
+template <Which WHICH, class T, class Own = Ends<WHICH, T, PASS / WIDTH>>
+NOINLINE bool statistics(const T *x, i64 count, i64 n, Row &r) {
+    constexpr int unit = UNIT / sizeof(T);
+    Own ends;
+    double s[2], lo, hi, sm;
     i64 units = count / unit;
     add_up<2>(x, units, s, [&](V<T> v, V<T> *terms, int p) __attribute__((always_inline)) {
         V<T> size = magnitude(v);
-        if (WHICH == ALL) {
-            low[p] = lower(v, low[p]), high[p] = upper(v, high[p]), small[p] = lower(size, small[p]);
+        if constexpr (WHICH == ALL) {
+            ends.take(v, size, p);
         } else {
-            auto counts = size < inf;
-            low[p] = lower(counts ? v : inf, low[p]), high[p] = upper(counts ? v : -inf, high[p]);
-            small[p] = lower(counts ? size : inf, small[p]);
+            ends.take_finite(v, size, p);
             v = kept<WHICH>(v), size = magnitude(v);
         }
         terms[0] = v, terms[1] = size;
     });
-    for (int p = 1; p < parts; p++) {
-        low[0] = lower(low[p], low[0]), high[0] = upper(high[p], high[0]), small[0] = lower(small[p], small[0]);
-    }
-    double lo = across(low[0], least<T>), hi = across(high[0], most<T>), sm = across(small[0], least<T>);
+    const bool certain = ends.found(lo, hi, sm);
     double total = s[0], sizes = s[1];
     for (i64 i = units * unit; i < count; i++) {
         double v = double(x[i]), size = size_of(v);
@@ -283,6 +349,7 @@ template <Which WHICH, class T> NOINLINE bool statistics(const T *x, i64 count, 
         lo = least(lo, v), hi = most(hi, v), sm = least(sm, size), total += v, sizes += size;
     }
     if (!(sizes < INF)) return false;
+    if (!certain) return statistics<WHICH, T, ByValue<T, PASS / WIDTH>>(x, count, n, r);
     if (sm == 0) r.zeros += zeros(x, count);
     extend(r, lo, hi, sm, sizes);
     moments<WHICH>(x, count, r, double(n), lo, hi, total / double(n));
@@ -337,11 +404,6 @@ template <class From, class To> INLINE void convert(const void *from, i64 count,
     for (i64 i = 0; i < count; i++) to[i] = To(x[i]);
 }
 
-INLINE float from_bits(u32 bits) {
-    float v;
-    std::memcpy(&v, &bits, 4);
-    return v;
-}
 INLINE float half(u16 h) {  // without an instruction for it, and without subnormal float32 numbers
     u32 bits = u32(h & 0x7FFF) << 13, sign = u32(h & 0x8000) << 16;
     if (bits >= 0x0F800000) bits += 0x70000000;

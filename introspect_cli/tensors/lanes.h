@@ -44,12 +44,18 @@ INLINE V<float> lower(V<float> a, V<float> b) { return (V<float>)_mm512_min_ps((
 INLINE V<float> upper(V<float> a, V<float> b) { return (V<float>)_mm512_max_ps((__m512)a, (__m512)b); }
 INLINE V<double> lower(V<double> a, V<double> b) { return (V<double>)_mm512_min_pd((__m512d)a, (__m512d)b); }
 INLINE V<double> upper(V<double> a, V<double> b) { return (V<double>)_mm512_max_pd((__m512d)a, (__m512d)b); }
+INLINE V<u32> lower(V<u32> a, V<u32> b) { return (V<u32>)_mm512_min_epu32((__m512i)a, (__m512i)b); }
+INLINE V<u32> upper(V<u32> a, V<u32> b) { return (V<u32>)_mm512_max_epu32((__m512i)a, (__m512i)b); }
+INLINE V<i32> upper(V<i32> a, V<i32> b) { return (V<i32>)_mm512_max_epi32((__m512i)a, (__m512i)b); }
 #elif defined(__AVX2__)
 INLINE V<u64> times(V<u64> a, V<u64> b) { return (V<u64>)_mm256_mul_epu32((__m256i)a, (__m256i)b); }
 INLINE V<float> lower(V<float> a, V<float> b) { return (V<float>)_mm256_min_ps((__m256)a, (__m256)b); }
 INLINE V<float> upper(V<float> a, V<float> b) { return (V<float>)_mm256_max_ps((__m256)a, (__m256)b); }
 INLINE V<double> lower(V<double> a, V<double> b) { return (V<double>)_mm256_min_pd((__m256d)a, (__m256d)b); }
 INLINE V<double> upper(V<double> a, V<double> b) { return (V<double>)_mm256_max_pd((__m256d)a, (__m256d)b); }
+INLINE V<u32> lower(V<u32> a, V<u32> b) { return (V<u32>)_mm256_min_epu32((__m256i)a, (__m256i)b); }
+INLINE V<u32> upper(V<u32> a, V<u32> b) { return (V<u32>)_mm256_max_epu32((__m256i)a, (__m256i)b); }
+INLINE V<i32> upper(V<i32> a, V<i32> b) { return (V<i32>)_mm256_max_epi32((__m256i)a, (__m256i)b); }
 #else
 template <class A> INLINE A lower(A a, A b) { return a < b ? a : b; }
 template <class A> INLINE A upper(A a, A b) { return a > b ? a : b; }
