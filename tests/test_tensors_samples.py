@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 
+from introspect_cli.capture.options import CaptureOptions
+from introspect_cli.capture.samples import KINDS
+from introspect_cli.capture.session import Session
+from introspect_cli.script import Ending
 from introspect_cli.store.batch import sample_lists, samples_of
+from introspect_cli.store.reader import open_run
 from introspect_cli.sums import MASK
 from introspect_cli.tensors import kernels
 from introspect_cli.tensors.samples import sum_of_samples
@@ -76,3 +83,43 @@ def test_the_column_gives_back_what_it_was_given(samples):
     column = sample_lists(samples, 3)
     assert len(column) == 3
     assert samples_of(column) == samples
+
+
+HANDLED = {"large samples", "images", "labels", "flags", "bfloat16", "float64", "one sample"}
+
+
+@pytest.mark.parametrize("name", [*TENSORS, "scalar", "no samples"])
+def test_the_short_way_adds_up_the_same(name):
+    """The compiled intake notes the sum in the call that records; what it does not know, it leaves to the long way."""
+    tensor = {**TENSORS, "scalar": torch.tensor(1.0), "no samples": torch.empty(0, 3)}[name]
+    summarizer, lock, sums = Summarizer(), threading.RLock(), {}
+    summarizer.add(tensor)  # its shape is learnt
+    intake = summarizer.intake
+    if intake is None:
+        pytest.skip("torch has none of the functions that it asks")
+    intake.into([], [], {}, lock.acquire, lock.release, sums, summarizer.sample_headers)
+    slot = intake.record(0, tensor)
+    assert (slot >= 0) == (name in {*HANDLED, "scalar", "no samples"})
+    assert sums == ({slot: sum_of_samples(tensor)} if name in HANDLED else {})
+    intake.into([], [], {}, lock.acquire, lock.release, None, summarizer.sample_headers)
+    assert intake.record(0, tensor) == (slot if slot < 0 else slot + 1)
+    assert len(sums) == (name in HANDLED)
+    summarizer.close()
+
+
+def test_activations_of_the_first_step_have_sums_and_nothing_else_has(tmp_path):
+    net = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Tanh(), torch.nn.Linear(3, 1))
+    optimizer = torch.optim.Adam(net.parameters())
+    session = Session(None, CaptureOptions(output=tmp_path / "run", quiet=True))
+    session.attach()
+    for _ in range(2):
+        net(torch.randn(4, 3)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    session.finish(Ending(0, "returned"))
+    with open_run(tmp_path / "run") as run:
+        rank = run.rank(0)
+        batch = rank.read(0)
+        kinds = [rank.sites[site][0].kind for site in batch.site.tolist()]
+        assert {row for row, kind in enumerate(kinds) if kind in KINDS} == set(batch.samples) != set()
+        assert not rank.read(1).samples

@@ -40,6 +40,12 @@ if TYPE_CHECKING:
 _info = functools.lru_cache(maxsize=1024)(SiteInfo)  # one object for all sites of a class
 
 
+@functools.lru_cache(maxsize=1024)
+def _key(key: tuple[Phase, Kind, str, int]) -> tuple[Phase, Kind, str, int]:
+    """One tuple for what thousands of modules have: each is work for the garbage collector."""
+    return key
+
+
 _MARK = "introspect: made before anything was trained"
 
 
@@ -379,5 +385,5 @@ class Context:
         site = of.sites.get(key)
         if site is None:
             site = self.recorder.site(Site(phase, kind, of.fqn, call, path), _info(of.module_class))
-            of.sites[key] = site
+            of.sites[_key(key)] = site
         return site

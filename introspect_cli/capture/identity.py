@@ -21,6 +21,14 @@ class ById(Generic[Value]):
         """Start empty."""
         self.entries: dict[int, tuple[weakref.ref[Any], Value]] = {}
         """By identity; only ever changed in place."""
+        entries = self.entries
+
+        def forget(reference: weakref.KeyedRef[int, Any]) -> None:
+            entry = entries.get(reference.key)
+            if entry is not None and entry[0] is reference:
+                del entries[reference.key]
+
+        self._forget = forget  # one for all: thousands of functions are work for the garbage collector
 
     def get(self, thing: object) -> Value | None:
         """What is kept of the object, None if nothing is."""
@@ -29,14 +37,8 @@ class ById(Generic[Value]):
 
     def set(self, thing: object, value: Value) -> None:
         """Keep something of the object until it goes."""
-        key, entries = id(thing), self.entries
-
-        def forget(reference: weakref.ref[Any]) -> None:
-            entry = entries.get(key)
-            if entry is not None and entry[0] is reference:
-                del entries[key]
-
-        entries[key] = (weakref.ref(thing, forget), value)
+        key = id(thing)
+        self.entries[key] = (weakref.KeyedRef(thing, self._forget, key), value)
 
     def discard(self, thing: object) -> None:
         """Forget the object."""

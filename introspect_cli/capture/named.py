@@ -131,7 +131,10 @@ class ParameterName(Named):
 
     def is_of(self, tensor: torch.Tensor) -> bool:
         """Whether one of those who hold what has this name holds this very tensor."""
-        return any(holder.holds(tensor) for holder in self._holders)
+        for holder in self._holders:  # noqa: SIM110 - asked eight times of each parameter, and a generator takes longer
+            if holder.holds(tensor):
+                return True
+        return False
 
     @property
     def is_alive(self) -> bool:
@@ -169,8 +172,11 @@ class Holder:
         place = self._place
         if isinstance(place, str):
             # The public views build strings; a scripted module's own have no get().
-            kept = (owner._parameters, owner._buffers)  # noqa: SLF001 - see above
-            return any(place in own and own[place] is tensor for own in kept)
+            own = owner._parameters  # noqa: SLF001 - see above
+            if place in own and own[place] is tensor:
+                return True
+            own = owner._buffers  # noqa: SLF001 - as above
+            return place in own and own[place] is tensor
         group, position = place
         groups = owner.param_groups
         return (

@@ -25,7 +25,7 @@ from introspect_cli.records import ModuleInfo, bounded
 from introspect_cli.selection import near_module, selects
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 _LONGEST_VARIABLE = 80
 
@@ -105,6 +105,8 @@ class Names:
         self.replaced = 0
         """How many parameters that no module was known to hold have got a name from one since."""
         self._any_module = False
+        self._walked = 0  # `id` of the root in which everything has just been named
+        self._module_gone = self._forgetting()
 
     def clear(self) -> None:
         """Refer to nothing of the script's any more: what it holds must go when python ends, as without a capture."""
@@ -149,6 +151,7 @@ class Names:
             caller: the module in whose forward it is called; None for an outermost call.
             suffix: what the name of an outermost module gets beside its class.
         """
+        self._walked = 0
         state = self.find(module)
         if state is not None:
             return state
@@ -248,9 +251,16 @@ class Names:
             with self._lock:
                 self._walk(root, state.fqn)
 
+    def refresh_called(self, root: nn.Module) -> None:
+        """The same of a root whose state has just been asked for: nothing was added if that has named it."""
+        just_named, self._walked = self._walked == id(root), 0
+        if not just_named:
+            self.refresh(root)
+
     def step_over(self) -> None:
         """A step is over: names of models that are gone are free."""
         self._free.wake()
+        self._walked = 0
 
     def _topmost(self, module: nn.Module) -> nn.Module:
         seen = {id(module)}
@@ -277,13 +287,14 @@ class Names:
             self._roots = [reference for reference in self._roots if reference() is not None]
             self._roots.append(weakref.ref(root))
         self._walk(root, fqn)
+        self._walked = id(root)
 
     def _forget(self, root: nn.Module) -> None:
         """Take back the names below what was called by itself and is now part of something: it gets its path there."""
         self._roots = [reference for reference in self._roots if reference() is not root]
         self._free.release(root)
         gone = set()
-        for module, fqn in _tree(root, self.states[id(root)].fqn, set()):
+        for module, fqn, _ in _tree(root, self.states[id(root)].fqn):
             gone.add(fqn)
             self.states.pop(id(module), None)
             for group in (module._parameters, module._buffers):  # noqa: SLF001 - the public views build strings
@@ -294,36 +305,39 @@ class Names:
         self._trees = [info for info in self._trees if info.fqn not in gone]
 
     def _walk(self, root: nn.Module, fqn: str) -> None:
-        for module, name in _tree(root, fqn, set()):
+        wrappers = []
+        for module, name, inner in _tree(root, fqn):
             state = self.find(module)
             if state is None:
                 state = self._new_state(module, name)
-                if wrapped(module) is None:
+                if inner is None:
                     self._trees.append(self.describe(module, state))
             self._name_own(module, state)
-        for module, _ in _tree(root, fqn, set()):
-            inner = wrapped(module)
-            state = self.find(module)
-            if inner is not None and state is not None:
-                state.inner = self.find(inner)
+            if inner is not None:
+                wrappers.append((state, inner))
+        for state, inner in wrappers:
+            state.inner = self.find(inner)
 
     def _new_state(self, module: nn.Module, name: str) -> ModuleState:
         key = id(module)
-        states = self.states
+        reference = weakref.KeyedRef(module, self._module_gone, key)
+        state = ModuleState(reference, name, class_name(unwrap(module)), watched=self._wanted(name))
+        self.states[key] = state
+        return state
 
-        def forget(reference: weakref.ref[nn.Module]) -> None:
-            state = states.get(key)
+    def _forgetting(self) -> Callable[[weakref.KeyedRef[int, nn.Module]], None]:
+        """What forgets a module that goes: one function for all, which refers to no more than it needs."""
+        states, names = self.states, self._parameters
+
+        def forget(reference: weakref.KeyedRef[int, nn.Module]) -> None:
+            state = states.get(reference.key)
             if state is not None and state.reference is reference:
-                del states[key]
+                del states[reference.key]
                 for tensor in [tensor for tensor, name in state.own.items() if names.get(tensor) is name]:
                     if not names[tensor].is_alive:
                         del names[tensor]
 
-        names = self._parameters
-        reference = weakref.ref(module, forget)
-        state = ModuleState(reference, name, class_name(unwrap(module)), watched=self._wanted(name))
-        states[key] = state
-        return state
+        return forget
 
     def _name_own(self, module: nn.Module, state: ModuleState) -> None:
         for group in (module._parameters, module._buffers):  # noqa: SLF001 - the public views build strings
@@ -360,16 +374,19 @@ def _variable(root: nn.Module) -> str:
     return bounded(names.get(id(root)) or names.get(id(inner), ""), _LONGEST_VARIABLE)
 
 
-def _tree(module: nn.Module, fqn: str, seen: set[int]) -> Iterator[tuple[nn.Module, str]]:
-    """Every module once with its name, wrappers' inner modules under the wrapper's name."""
-    if id(module) in seen:
-        return
-    seen.add(id(module))
-    yield module, fqn
-    inner = wrapped(module)
-    if inner is not None:
-        yield from _tree(inner, fqn, seen)
-        return
-    for name, child in list(module._modules.items()):  # noqa: SLF001 - `named_children` hides repeated ones
-        if child is not None:
-            yield from _tree(child, f"{fqn}.{name}", seen)
+def _tree(root: nn.Module, fqn: str) -> Iterator[tuple[nn.Module, str, nn.Module | None]]:
+    """Every module once with its name and what it wraps, wrappers' inner modules under the wrapper's name."""
+    seen: set[int] = set()
+    waiting = [(root, fqn)]
+    while waiting:
+        module, name = waiting.pop()
+        if id(module) in seen:
+            continue
+        seen.add(id(module))
+        inner = wrapped(module)
+        yield module, name, inner
+        if inner is not None:
+            waiting.append((inner, name))
+            continue
+        held = module._modules.items()  # noqa: SLF001 - `named_children` hides repeated ones
+        waiting += reversed([(child, f"{name}.{own}") for own, child in held if child is not None])

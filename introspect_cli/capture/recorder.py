@@ -45,6 +45,10 @@ if TYPE_CHECKING:
 NO_INFO = SiteInfo()
 
 
+def _no_short_way(_site: int, _tensor: torch.Tensor) -> int:
+    return -1
+
+
 @dataclass(frozen=True)
 class SavedTensor:
     """A copy, in host memory, of a value to be stored whole once its checksum is known."""
@@ -121,7 +125,9 @@ class Recorder:
         self._lock = threading.RLock()
         self._only: frozenset[Site] | None = None
         self._ids: dict[Site, int] = {}
-        self._sites: dict[int, tuple[Site, SiteInfo, bool]] = {}
+        self._sites: dict[int, Site] = {}
+        self._infos: dict[int, SiteInfo] = {}
+        self._saved_whole: set[int] = set()
         self._secret: set[int] = set()  # sites whose path says that their values are nobody's business
         self._rows: list[int] = []
         self._slots: list[int] = []
@@ -134,17 +140,24 @@ class Recorder:
         self._begun: EndedStep | None = None  # whose writing has begun and not ended
         self.intake = None if save_tensors or per_sample else summarizer.intake
         """Records small plain tensors in one call; None where nothing does."""
-        self._short: Callable[[int, torch.Tensor], int] = lambda _site, _tensor: -1
+        self._short: Callable[[int, torch.Tensor], int] = _no_short_way
+        self._go_the_short_way(on=True)
 
     def _go_the_short_way(self, *, on: bool) -> None:
-        """Have small plain tensors recorded in one call, which looks at no site's name and at no samples, or not."""
+        """Have small plain tensors recorded in one call, which looks at no site's name, or not.
+
+        Who calls it in the first step has tensors of which the samples count.
+        """
         if self.intake is None:
             return
         if on and self._only is None:
-            self.intake.into(self._rows, self._slots, self._times, self._lock.acquire, self._lock.release)
+            sums = self._samples.step.sums if self._samples.first else None
+            own = (self._rows, self._slots, self._times, self._lock.acquire, self._lock.release)
+            self.intake.into(*own, sums, self.summarizer.sample_headers)
             self._short = self.intake.record
         else:
             self.intake.into()
+            self._short = _no_short_way
 
     @property
     def only(self) -> frozenset[Site] | None:
@@ -169,18 +182,19 @@ class Recorder:
             return known
         with self._lock:
             number = self._rank.site(site, info)
-            save = selects(site.fqn, self._save_tensors)
-            self._sites[number] = site, info, save
+            self._sites[number] = site
+            self._infos[number] = info
+            if self._save_tensors and selects(site.fqn, self._save_tensors):
+                self._saved_whole.add(number)
             self._ids[site] = number  # the last: whatever ends this early, no number has another's name
-            if is_secret_path(site.path):
+            if site.path and is_secret_path(site.path):
                 self._secret.add(number)
-            if site.kind is Kind.BATCH:
-                self._samples.batches.add(number)
+            self._samples.known(number, site.kind)
             return number
 
     def tensor(self, site: int, value: torch.Tensor | Placed, given: Given | None = None) -> int:
         """Record a tensor, and what its operator was given; returns its slot, good until the end of the step."""
-        if given is None and not isinstance(value, Placed) and site not in self._samples.batches:
+        if given is None and not isinstance(value, Placed) and self._samples.go_the_short_way(site):
             slot = self._short(site, value)
             if slot >= 0:
                 return slot
@@ -189,9 +203,9 @@ class Recorder:
             if given is not None:
                 self._given[len(self._rows)] = given
             self._note(site, slot)
-            if self._sites[site][2]:
+            if site in self._saved_whole:
                 self._save(slot, value)
-            self._samples.note(site, self._sites[site][0].kind, slot, value)
+            self._samples.note(site, self._sites[site].kind, slot, value)
             return slot
 
     def tensors(self, sites: Sequence[int], values: Sequence[torch.Tensor]) -> None:
@@ -200,11 +214,11 @@ class Recorder:
             slots = self.summarizer.add_all(values)
             if self._save_tensors:
                 for site, slot, value in zip(sites, slots, values, strict=True):
-                    if self._sites[site][2]:
+                    if site in self._saved_whole:
                         self._save(slot, value)
             if self._samples.looks_at(sites):
                 for site, slot, value in zip(sites, slots, values, strict=True):
-                    self._samples.note(site, self._sites[site][0].kind, slot, value)
+                    self._samples.note(site, self._sites[site].kind, slot, value)
             times = dict.fromkeys(sites, 1)
             if self._only is None and len(times) == len(sites) and self._times.keys().isdisjoint(times):
                 self._times.update(times)
@@ -258,15 +272,15 @@ class Recorder:
             self._note(site, self.summarizer.missing(reason))
 
     def _note(self, site: int, slot: int) -> None:
-        if self._only is not None and self._sites[site][0] not in self._only:
+        if self._only is not None and self._sites[site] not in self._only:
             return
         times = self._times.get(site, 0)
         self._times[site] = times + 1
         if times:
             # A site names one value a step. Whatever comes again (a second backward through one graph) is
             # told apart by its count, so that no two records share a site.
-            first, info, _ = self._sites[site]
-            site = self.site(replace(first, path=f"{first.path}@{times}"), info)
+            first = self._sites[site]
+            site = self.site(replace(first, path=f"{first.path}@{times}"), self._infos[site])
             self._times[site] = self._times.get(site, 0) + 1
         self._rows.append(site)
         self._slots.append(slot)
@@ -292,17 +306,18 @@ class Recorder:
         """Put those of the rows that are of a kind into the step again, at another place."""
         with self._lock:
             for number, slot in taken:
-                site, info, _ = self._sites[number]
+                site = self._sites[number]
                 if site.kind is kind:
-                    self._note(self.site(replace(site, phase=phase, fqn=fqn, call=call), info), slot)
+                    moved = replace(site, phase=phase, fqn=fqn, call=call)
+                    self._note(self.site(moved, self._infos[number]), slot)
 
     def rename(self, kind: Kind, names: dict[str, str]) -> None:
         """Give rows of a kind in the current step other names: old FQN to new."""
         with self._lock:
             for row, number in enumerate(self._rows):
-                site, info, _ = self._sites[number]
+                site = self._sites[number]
                 if site.kind is kind and names.get(site.fqn, site.fqn) != site.fqn:
-                    self._rows[row] = self.site(replace(site, fqn=names[site.fqn]), info)
+                    self._rows[row] = self.site(replace(site, fqn=names[site.fqn]), self._infos[number])
                     self._times[number] -= 1
                     self._times[self._rows[row]] = self._times.get(self._rows[row], 0) + 1
 
@@ -397,7 +412,7 @@ class Recorder:
             self._saved, self._given = [], {}
             self._samples.forget_step()
             if self._samples.first:
-                self._samples.first = False
+                self._samples.first_is_over()
                 self._go_the_short_way(on=True)
 
     def _write(self, keep: int) -> None:
@@ -442,7 +457,7 @@ class Recorder:
             self._store_lost(error)
 
     def _expiry(self, keeping: Keeping, ended: EndedStep, table: SummaryTable) -> int:
-        kinds = [self._sites[site][0].kind for site in ended.rows] if keeping.looks else ()
+        kinds = [self._sites[site].kind for site in ended.rows] if keeping.looks else ()
         return keeping.expiry(ended.step, kinds, ended.slots, table, ended.labels)
 
     def _append(self, ended: EndedStep, table: SummaryTable) -> None:

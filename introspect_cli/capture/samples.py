@@ -117,7 +117,24 @@ class SampleKeeper:
         self._each = each
         self.step = StepSamples()
         self.batches: set[int] = set()
+        self._activations: set[int] = set()  # sites of the first step
         self.first = True
+
+    def known(self, site: int, kind: Kind) -> None:
+        """Hear of a site."""
+        if kind is Kind.BATCH:
+            self.batches.add(site)
+        elif self.first and kind in KINDS:
+            self._activations.add(site)
+
+    def go_the_short_way(self, site: int) -> bool:
+        """Whether what the short way does with the samples of each tensor is right for those at a site."""
+        return site in self._activations if self.first else site not in self.batches
+
+    def first_is_over(self) -> None:
+        """From the next step on, batches alone count."""
+        self.first = False
+        self._activations.clear()
 
     def looks_at(self, sites: Iterable[int]) -> bool:
         """Whether anything may be kept of tensors at these sites."""

@@ -120,7 +120,8 @@ def texts(values: Sequence[str]) -> Texts:
         return values
     if not any(values):
         return Texts(np.zeros(len(values) + 1, np.int32), b"")
-    encoded = [value.encode("utf-8", "backslashreplace") if value else b"" for value in values]
+    distinct = {value: value.encode("utf-8", "backslashreplace") for value in set(values)}  # mostly few
+    encoded = [distinct[value] for value in values]
     return Texts(_offsets(encoded), b"".join(encoded))
 
 

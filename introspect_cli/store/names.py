@@ -91,14 +91,13 @@ class Interner(Generic[Row]):
 
     def intern(self, key: Hashable, row: Row) -> int:
         """The number of the row known by `key`; the first row wins."""
-        known = self._numbers.get(key)
-        if known is not None:
-            return known
         with self._lock:
-            number = len(self._numbers)
-            if key not in self._numbers:
-                self._waiting[number] = row  # before its number: one without the other is never read
-            return self._numbers.setdefault(key, number)
+            known = self._numbers.get(key)
+            if known is None:
+                known = len(self._numbers)
+                self._waiting[known] = row  # before its number: one without the other is never read
+                self._numbers[key] = known
+            return known
 
     def rest(self, written: Stream) -> tuple[bytes, Stream]:
         """A batch of the rows that come after `written`, empty where there are none, and the stream with it.
@@ -128,8 +127,8 @@ def encode_sites(rows: Sequence[tuple[Site, SiteInfo]]) -> Encoded:
     infos = [info for _, info in rows]
     return {
         "key": np.array([site.key() for site in sites], np.uint64),  # of what is stored: it can be computed again
-        "phase": texts([site.phase.value for site in sites]),
-        "kind": texts([site.kind.value for site in sites]),
+        "phase": texts([site.phase for site in sites]),
+        "kind": texts([site.kind for site in sites]),
         "fqn": texts([site.fqn for site in sites]),
         "call": np.array([site.call for site in sites], np.uint32),
         "path": texts([site.path for site in sites]),

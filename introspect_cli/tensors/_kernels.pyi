@@ -15,6 +15,8 @@ class Intake:
         times: dict[int, int] = ...,
         acquire: Callable[[bool], object] = ...,
         release: Callable[[], object] = ...,
+        sums: dict[int, int] | None = ...,
+        headers: list[int] = ...,
         /,
     ) -> None: ...
     def record(self, site: int, tensor: object, /) -> int: ...

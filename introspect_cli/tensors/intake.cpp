@@ -11,11 +11,13 @@
 
 #include "intake.h"
 #include "large.h"
+#include "team.h"
 #include "tensor.h"
 
 #include <cstddef>
 #include <cstdlib>
 #include <cstring>
+#include <initializer_list>
 
 namespace {
 
@@ -62,7 +64,9 @@ enum Held {
     TENSOR, PARAMETER, MODES, IS_LAZY, IS_NEG, STORAGE, OFFSET, LAYOUTS, ADDRESSES, FUNCTIONS, TEAM, MEMORY, THREADS, SCRIPT,
     LOCK, UNLOCK, HELD
 };
-enum Into { OWN_ROWS, OWN_SLOTS, OWN_TIMES, ACQUIRE, RELEASE, INTO };  // of a recorder: two lists, a dictionary, its lock
+// Of a recorder: two lists, a dictionary, its lock; where samples count, a dictionary for their sums, else None; and what the
+// checksum of a sample begins with, for each layout.
+enum Into { OWN_ROWS, OWN_SLOTS, OWN_TIMES, ACQUIRE, RELEASE, OWN_SUMS, HEADERS, INTO };
 
 struct Intake {
     PyObject_HEAD
@@ -164,12 +168,39 @@ PyObject *set_into(PyObject *object, PyObject *const *arguments, Py_ssize_t give
     if (given && !(PyList_Check(arguments[OWN_ROWS]) && PyList_Check(arguments[OWN_SLOTS]) &&
                    PyDict_Check(arguments[OWN_TIMES])))
         return PyErr_Format(PyExc_TypeError, "two lists and a dictionary wanted at the beginning");
+    if (given && !((arguments[OWN_SUMS] == Py_None || PyDict_Check(arguments[OWN_SUMS])) && PyList_Check(arguments[HEADERS])))
+        return PyErr_Format(PyExc_TypeError, "a dictionary or None, and a list wanted at the end");
     for (int i = 0; i < INTO; i++) {
         PyObject *before = self->into[i];
         self->into[i] = given ? Py_NewRef(arguments[i]) : nullptr;
         if (before) Py_DecRef(before);
     }
     return Py_NewRef(Py_None);
+}
+
+// Adds up the checksums of a tensor's samples, for the slot that it has just got: `sum_of_samples` of samples.py, which is asked
+// where nothing comes of this. False with an exception.
+bool note_samples(Intake *self, PyObject *tensor, i64 slot) {
+    Look found;
+    if (!look(self, tensor, found) || found.code == TABLE || !found.shape.ndim || !found.count || !is_there(self, tensor, found))
+        return true;
+    const i64 number = find(self->shapes, found.shape)->layout, samples = found.shape.sizes[0];
+    PyObject *header = number < 0 ? nullptr : PyList_GetItem(self->into[HEADERS], number);
+    if (!header) return !PyErr_Occurred();
+    const u64 begin = PyLong_AsUnsignedLongLongMask(header);
+    u64 total;
+    if (found.count < self->limit) {
+        total = sum_of_samples(found.address, samples, found.count / samples, found.code, begin);
+    } else {
+        Py_BEGIN_ALLOW_THREADS
+        total = sum_of_samples(found.address, samples, found.count / samples, found.code, begin);
+        Py_END_ALLOW_THREADS
+    }
+    PyObject *key = PyLong_FromLongLong(slot), *sum = PyLong_FromUnsignedLongLong(total);
+    const bool done = key && sum && PyDict_SetItem(self->into[OWN_SUMS], key, sum) == 0;
+    for (PyObject *one : {key, sum})
+        if (one) Py_DecRef(one);
+    return done;
 }
 
 // Notes at sites what is in the slot that `find` returns, as the recorder does; the slot, or what `find` returned below 0.
@@ -343,7 +374,10 @@ PyObject *TYPE = nullptr;
 
 i64 record_at(PyObject *object, PyObject *const *sites, Py_ssize_t count, PyObject *tensor) {
     Intake *self = (Intake *)object;
-    return note_locked(self, sites, count, [=] { return unseen(self) ? add_one(self, tensor) : -1; });
+    return note_locked(self, sites, count, [=] {
+        const i64 slot = unseen(self) ? add_one(self, tensor) : -1;
+        return slot < 0 || self->into[OWN_SUMS] == Py_None || note_samples(self, tensor, slot) ? slot : i64(-2);
+    });
 }
 
 i64 table_of(PyObject *object) { return ((Intake *)object)->table; }

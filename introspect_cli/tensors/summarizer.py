@@ -93,6 +93,8 @@ class Summarizer:
         self._intake = self._new_intake()
         self._layouts: list[Layout] = []
         self._headers: list[int] = []
+        self.sample_headers: list[int] = []
+        """Of each layout, what the checksum of one of a tensor's samples begins with."""
         self._header_of = np.zeros(0, dtype=np.uint64)
         self._kept = [
             name for name, own in STATISTICS.items() if stats and (not own.on_request or name in self._sorted)
@@ -209,10 +211,10 @@ class Summarizer:
     def intake(self) -> Any:
         """What summarises a plain tensor and notes its site in one call, once told into what; None without one.
 
-        `into` takes the list of rows, that of slots and the dictionary of times of a recorder, and how to acquire and
-        to release its lock, which nobody who uses the summarizer does without. `record` takes a site and a tensor and
-        returns the slot; or -1, and nothing is done, where the tensor has to go the long way or the site has been
-        recorded in this step.
+        `into` takes the list of rows, that of slots and the dictionary of times of a recorder, how to acquire and to
+        release its lock, which nobody who uses the summarizer does without, a dictionary for the sums of samples by
+        slot, or None, and `sample_headers`. `record` takes a site and a tensor and returns the slot; or -1, and nothing
+        is done, where the tensor has to go the long way or the site has been recorded in this step.
         """
         return self._intake
 
@@ -262,6 +264,7 @@ class Summarizer:
         if index is None:
             index = len(self._layouts)
             self._headers[index:] = [checksum.header(layout.dtype, layout.shape)]
+            self.sample_headers[index:] = [checksum.header(layout.dtype, layout.shape[1:])]
             self._layouts.append(layout)
             self._interned[layout] = index  # the last: whatever ends this early, no number has another's layout
         return index

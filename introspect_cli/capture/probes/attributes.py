@@ -190,8 +190,8 @@ class AttributeProbe:
         # What is not plain may become so; its identity alone would keep no memory alive, so it is not held.
         plain = {
             name: value
-            for name, value in own.items()
-            if not _is_torchs(module, name) and _text(value) and self._changes.get((fqn, name), 0) < _OFTEN
+            for name, value in _own(module)
+            if _text(value) and (not self._changes or self._changes.get((fqn, name), 0) < _OFTEN)
         }
         sized = [name for name in _HOOKS if type(own.get(name)).__name__ == "OrderedDict"]
         if type(own.get("_modules")) in _CHILDREN:
@@ -203,8 +203,8 @@ class AttributeProbe:
         known = self._known.get(fqn)
         before = {} if known is None else dict(known.attributes)
         own = vars(module)
-        for name, value in own.items():
-            text = "" if _is_torchs(module, name) else _text(value)
+        for name, value in _own(module):
+            text = _text(value)
             if not text:
                 continue
             text = self._shown(name, value, text)
@@ -236,11 +236,12 @@ def _below(root: nn.Module) -> Iterator[nn.Module]:
                 waiting.append(child)
 
 
-def _is_torchs(module: nn.Module, name: object) -> bool:
-    """Whether an attribute is bookkeeping of torch: what every module holds, and private names in its own classes."""
-    if type(name) is not str or name in _TORCHS:
-        return True
-    return name.startswith("_") and type(module).__module__.startswith("torch.")
+def _own(module: nn.Module) -> list[tuple[str, object]]:
+    """Names and values of what a module holds that is no bookkeeping of torch."""
+    found = [own for own in vars(module).items() if type(own[0]) is str and own[0] not in _TORCHS]
+    if type(module).__module__.startswith("torch."):  # private names in its own classes
+        return [own for own in found if not own[0].startswith("_")]
+    return found
 
 
 def _text(value: object) -> str:

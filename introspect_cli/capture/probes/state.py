@@ -96,7 +96,7 @@ class StateProbe:
             inside = state.fqn + "."
             self._recorded = {name for name in self._recorded if not name.startswith(inside)}
         self._started[state.fqn] = weakref.ref(root)
-        context.names.refresh(root)
+        context.names.refresh_called(root)
         self._record(_those(self._tensors_of(root), self._is_new), Phase.START)
 
     def _is_new(self, tensor: torch.Tensor) -> bool:
