@@ -11,11 +11,13 @@ turn an EOFError into "Aborted!".
 from __future__ import annotations
 
 import errno
+import io
 import keyword
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from typing import Any, NoReturn
 
@@ -62,6 +64,11 @@ _MEANT = {
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """Why a file that our output goes to takes no more of it."""
+
+_NO_SUCH = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EACCES, errno.EPERM, errno.EROFS)
+"""Why a file of that name is none for us."""
+_SHOWN = 200
+"""Characters shown of a name."""
 
 Work = Callable[[], int]
 
@@ -160,11 +167,26 @@ def _verb() -> int | Work:
         from click.shell_completion import shell_complete
 
         return shell_complete(introspect, {}, "introspect", _COMPLETE, os.environ[_COMPLETE])
-    with introspect.make_context("introspect", sys.argv[1:] or ["--help"]) as ctx:
+    with _any_text(), introspect.make_context("introspect", sys.argv[1:] or ["--help"]) as ctx:
         outcome: Any = introspect.invoke(ctx)
     if sys.stdout is not None:  # as it is where a shell has closed it
         sys.stdout.flush()  # a closed pipe is met here, not when the interpreter ends
     return outcome if callable(outcome) else int(outcome or 0)
+
+
+@contextmanager
+def _any_text() -> Iterator[None]:
+    """Let standard output take any name: a file's may hold bytes that are no text, and a script's stream is its own."""
+    out = sys.stdout
+    if not isinstance(out, io.TextIOWrapper) or out.errors != "strict":
+        yield
+        return
+    out.reconfigure(errors="backslashreplace")
+    try:
+        yield
+    finally:
+        with suppress(OSError, ValueError):  # who reads it has gone, or it is closed
+            out.reconfigure(errors="strict")
 
 
 def _told(work: Callable[[], Any]) -> Any:
@@ -185,11 +207,21 @@ def _told(work: Callable[[], Any]) -> Any:
         return UNDECIDED
     except OSError as error:
         if error.errno not in _FULL:
-            return _mistake(error)
+            return _refused(error) or _mistake(error)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _tell(f"the answer cannot be written: {error.strerror}", UNDECIDED)
     except Exception as error:
         return _mistake(error)
+
+
+def _refused(error: OSError) -> int:
+    """Report what the system refuses to do with a file that somebody named; 0, and nothing, for any other error."""
+    named = error.filename
+    if error.errno not in _NO_SUCH or not isinstance(named, (str, os.PathLike)):
+        return 0
+    name = os.fspath(named)
+    shown = name if len(name) <= _SHOWN else f"{name[:_SHOWN]}..."
+    return _tell(f"{shown!r} cannot be used: {error.strerror}", UNDECIDED)
 
 
 def _mistake(error: Exception) -> int:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection
     from pathlib import Path
 
+_LONGEST = 1 << 16
+"""Characters that options take at most: a device has no end."""
 _UNSET = ("", "~", "null", "Null", "NULL")
 
 
@@ -55,8 +57,12 @@ def _mapping(file: Path) -> dict[Any, Any]:
     import yaml
 
     try:
+        with file.open(encoding="utf-8") as opened:
+            text = opened.read(_LONGEST + 1)
+        if len(text) > _LONGEST:
+            raise UsageError(f"{file} is longer than {_LONGEST:,} characters: write one `option: value` a line")
         # BaseLoader makes nothing but text, lists and mappings: less than SafeLoader does
-        content = yaml.load(file.read_text(encoding="utf-8"), Loader=yaml.BaseLoader)  # noqa: S506 - see above
+        content = yaml.load(text, Loader=yaml.BaseLoader)  # noqa: S506 - see above
     except OSError as error:
         raise UsageError(f"the options in {str(file)!r} cannot be read: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:

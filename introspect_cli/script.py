@@ -85,7 +85,7 @@ def check(target: Target) -> None:
     if not script:
         raise UsageError("nothing to run: give a script, or a module after -m")
     path = Path(script)
-    if not path.exists():
+    if not os.path.exists(script):  # noqa: PTH110 - pathlib raises an error for a name that is too long
         if _INTERPRETER.fullmatch(path.name):
             raise UsageError(f"leave out {script!r}: capture runs the script itself (`introspect capture train.py`)")
         raise UsageError(f"no such script: {script!r}; our own options go before the script")

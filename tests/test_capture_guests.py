@@ -349,3 +349,63 @@ def test_what_stands_in_for_a_module_is_not_asked_for_its_file(monkeypatch):
     assert [file_of(sys.modules[name]) for name in ("lazy", "stand", "none")] == [""] * 3
     assert file_of(sys.modules[__name__]) == __file__
     assert not {"lazy.py", "stand.py"} & imported_sources().keys()
+
+
+THREADS_THAT_ARE_NONE = """
+import _thread, threading
+threading.RLock = threading._PyRLock  # as gevent has it, which says 1 and not True where it is held already
+_thread.start_new_thread = lambda *_: 0  # gevent's runs when the one that waits for it lets it
+import torch
+torch.manual_seed(0)
+torch.set_num_threads(2)
+net = torch.nn.Sequential(torch.nn.Linear(2, 2**16), torch.nn.ReLU(), torch.nn.Linear(2**16, 1))
+optimizer = torch.optim.SGD(net.parameters(), lr=1e-6)
+def train():
+    for _ in range(3):
+        optimizer.zero_grad()
+        net(torch.randn(4, 2)).square().mean().backward()
+        optimizer.step()
+train()
+one = threading.Thread(target=train)
+one.start()  # a true one: `threading` took python's function before
+one.join()
+print(net[0].weight.sum().item(), net[2].weight.sum().item())
+"""
+
+
+def test_locks_and_threads_that_were_replaced_lock_nobody_out(forks, tmp_path):
+    """By gevent or eventlet, before torch was imported: a lock stayed held, and the next greenlet waited for ever."""
+    (tmp_path / "train.py").write_text(THREADS_THAT_ARE_NONE)
+    bare = forks.python("train.py", cwd=tmp_path)
+    seen = forks("capture", "-q", "-o", "run", "train.py", cwd=tmp_path)
+    assert (seen.returncode, seen.stdout, seen.stderr) == (bare.returncode, bare.stdout, bare.stderr)
+    assert bare.returncode == 0, bare.stderr
+    with open_run(tmp_path / "run") as run:
+        assert len(run.rank(0).steps) == 6
+
+
+def test_a_module_that_torch_refuses_costs_no_other_its_records(forks, tmp_path):
+    """One whose `__init__` left out torch's: the script may catch what torch raises, and go on."""
+    (tmp_path / "train.py").write_text("""
+import torch
+class Unfinished(torch.nn.Module):
+    def __init__(self):
+        pass
+    def forward(self, x):
+        return x
+net = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for _ in range(2):
+    try:
+        Unfinished()(torch.ones(1, 4))
+    except AttributeError as error:
+        print(error)
+    net(torch.ones(1, 4)).sum().backward()
+    optimizer.step()
+""")
+    seen = forks("capture", "-o", "run", "train.py", cwd=tmp_path)
+    assert "not observed" not in seen.stderr
+    assert "Unfinished" in seen.stdout
+    with open_run(tmp_path / "run") as run:
+        assert [entry.step for entry in run.rank(0).steps] == [0, 1]
+    assert records(tmp_path / "run", "output")

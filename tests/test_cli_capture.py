@@ -183,6 +183,7 @@ def test_a_schedule_in_a_file_may_be_a_list_or_unquoted(asked):
         ("seed: !!python/object/apply:os.getpid []\n", "takes one value"),
         ("&a seed: *b\n", "not YAML"),
         ("[" * 5000, "not YAML"),
+        ("seed: 1\n" * 10_000, "longer than 65,536 characters"),
     ],
 )
 def test_a_wrong_file_is_told(asked, text, sentence):

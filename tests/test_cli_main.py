@@ -10,7 +10,9 @@ import sys
 from pathlib import Path
 
 import click
+import numpy as np
 import pytest
+from synthetic import row, write_run
 
 from introspect_cli import __version__, cli
 from introspect_cli.cli import VERBS, introspect
@@ -203,3 +205,21 @@ def test_a_sentence_quotes_what_a_terminal_would_obey_as_its_escape(introspect):
     assert "there is no run at a\\x1b[31m\\u202eb\\x7f\\x9b2J;" in done.stderr
     assert done.stderr.isascii()
     assert done.stderr.rstrip("\n").isprintable()
+
+
+def test_a_name_that_the_system_refuses_is_told(introspect, tmp_path):
+    (tmp_path / "train.py").write_text("")
+    (tmp_path / "file").write_text("")
+    for words in (["golden", "save", "-o", "n" * 5000], ["golden", "save", "-o", "file"]):
+        done = introspect(*words, "train.py")
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "cannot be used: " in done.stderr
+        assert len(done.stderr) < 400
+
+
+def test_a_name_that_is_no_text_is_told_in_the_answer(introspect, tmp_path):
+    write_run(tmp_path / "run", [[row("forward", "output", "Net", np.ones(2, np.float32))]])
+    strict = {**os.environ, "PYTHONIOENCODING": "utf-8:strict"}  # as in most languages; in C, bytes pass
+    done = introspect("export", "run", "--format", "csv", "-o", "to\udc80", env=strict)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "to\\udc80" in done.stdout

@@ -131,6 +131,8 @@ def test_a_url_is_fetched_once_and_its_size_told(tmp_path, capsys):
         open_run(f"file://{tmp_path / 'nothing.zip'}")
     with pytest.raises(StoreError, match="cannot reach"):
         open_run("nonsense://x/y.zip")
+    with pytest.raises(StoreError, match="cannot reach"):
+        open_run("github://x")  # which asks for more than a name
 
 
 def test_a_run_is_read_from_a_web_server(tmp_path):

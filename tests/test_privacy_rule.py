@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import string
+import time
 
 import pytest
 
@@ -149,3 +150,21 @@ def test_numbers_and_flags_are_kept_where_no_name_says_otherwise():
     assert [plain(value, secret=False) for value in (1, 2.5, True, None)] == [1, 2.5, True, None]
     assert plain(None, secret=True) is None
     assert plain(True, secret=True) is True
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["x", "token", "--token", "token=", "eyJ-", "://", "-", "a.", 'secret="', "is ", "-----BEGIN A", "authorization: "],
+)
+def test_a_long_text_takes_no_longer_than_its_length(text):
+    """A million characters without a blank, as a module may have in an attribute, took hours."""
+    long = (text * 300_000)[:300_000]
+    began = time.process_time()
+    looks(repr(long))
+    assert time.process_time() - began < 30  # a second; where each character has the rest looked through, ten minutes
+
+
+def test_the_word_may_stand_deep_in_a_name():
+    name = "x" * 150 + "_token_" + "y" * 150
+    assert looks(f"{name}=abc123") == f"{name}={REDACTED}"
+    assert looks("run my-api-key abc123 --x") == f"run my-api-key {REDACTED} --x"

@@ -19,6 +19,7 @@ PACKAGE = Path(script.__file__).parent
     ("name", "content", "sentence"),
     [
         ("absent.py", None, "no such script"),
+        ("a" * 5000, None, "no such script"),
         ("folder", "folder", r"directory without __main__\.py"),
         ("random.py", bytes(range(256)), "not a Python script"),
         ("nulls.py", b"print(1)\0", "not a Python script"),

@@ -850,6 +850,16 @@ def test_work_is_bounded_by_the_memory_and_not_by_the_shape(tensor, memory):
     assert table.floats["mean"][0] == table.floats["mean"][2]
 
 
+def test_zeros_without_memory_are_zeros():
+    """A constant's tangent under forward-mode differentiation has a size and no memory: reading it ends the process."""
+    summarizer = Summarizer()
+    for tensor in (torch._efficientzerotensor(5), torch.zeros(5), torch._efficientzerotensor(2**40)):
+        summarizer.add(tensor)
+    table = summarizer.take()
+    assert table.checksum[0] == table.checksum[1]
+    assert list(table.status) == [Status.OBSERVED, Status.OBSERVED, Status.PARTIAL]
+
+
 def test_a_change_in_the_memory_of_an_expanded_tensor_is_seen():
     summarizer = Summarizer()
     summarizer.add(torch.tensor(1.0).expand(2**40))

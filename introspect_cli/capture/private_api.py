@@ -433,6 +433,7 @@ ELSEWHERE = {
     "torch.Tensor._version": "counts in-place writes; without it steps of compiled optimizers are not noticed",
     "torch.Tensor._backward_hooks": "tells whether a leaf has our hook; without it, one would get a second",
     "torch.autograd.graph.Node._register_hook_dict": "hooks that the script does not see; without it, it sees them",
+    "torch.Tensor._is_zerotensor": "tells zeros without memory; without it nothing but small tensors is observed",
     "torch.Tensor._values": "values of a sparse tensor as stored; without it such tensors are not observed",
     "torch.Tensor._indices": "as _values",
     "torch.Tensor._nested_tensor_size": "sizes in a nested tensor; without it such tensors are not observed",

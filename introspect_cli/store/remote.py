@@ -29,8 +29,8 @@ def _system(url: str) -> tuple[Any, str]:
         raise StoreError(f'reading {url} needs fsspec: `pip install "introspect-cli[remote]"`') from None
     try:
         found: tuple[Any, str] = fsspec.core.url_to_fs(url)
-    except (ImportError, ValueError) as error:
-        raise StoreError(f"cannot reach {url}: {error}") from None
+    except Exception as error:  # each system raises its own
+        raise StoreError(f"cannot reach {url}: {error or type(error).__name__}") from None
     return found
 
 

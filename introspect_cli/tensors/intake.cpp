@@ -231,7 +231,7 @@ template <class Find> i64 note_locked(Intake *self, PyObject *const *sites, Py_s
     // Waiting for the lock, a thread may be interrupted by a handler of the script's: not here, where nothing guards.
     PyObject *held = PyObject_CallFunctionObjArgs(self->into[ACQUIRE], Py_False, nullptr);
     if (!held) return -2;
-    const bool is_held = held == Py_True;
+    const bool is_held = PyObject_IsTrue(held) == 1;  // python's own RLock says 1 where it was held already
     Py_DecRef(held);
     if (!is_held) return -1;
     i64 slot = note_one(self, sites, count, find);

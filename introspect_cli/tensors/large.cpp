@@ -107,7 +107,7 @@ Outcome summarise_large(const Large &own, const Look &found, i64 flags, Row *row
     if (found.count > own.team->room) return LONG_WAY;
     // Waiting for a lock, a thread may be interrupted by a handler of the script's: not here, where nothing guards.
     PyObject *held = PyObject_CallFunctionObjArgs(own.acquire, Py_False, nullptr);
-    const bool is_held = held == Py_True;
+    const bool is_held = held && PyObject_IsTrue(held) == 1;
     if (held) Py_DecRef(held);
     PyErr_Clear();
     if (!is_held) return LONG_WAY;

@@ -29,8 +29,9 @@ import _thread
 import ctypes
 import os
 import threading
+from _queue import SimpleQueue
 from pathlib import Path
-from queue import SimpleQueue
+from types import BuiltinFunctionType
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -111,6 +112,19 @@ def _runtime() -> str | None:
     return found[0] if len(found) == 1 else None
 
 
+def _start(life: Callable[..., None], *args: object) -> None:
+    """Start a thread.
+
+    Raises:
+        RuntimeError: no more are to be had, or the interpreter is going down, or what python calls threads are none:
+            gevent's take turns with the one that waits for them.
+    """
+    start = _thread.start_new_thread
+    if not isinstance(start, BuiltinFunctionType):
+        raise RuntimeError("threads have been replaced")  # noqa: TRY004 - as python says that there are none
+    start(life, args)
+
+
 class _Ticket:
     """One shared call: helpers may join until the caller is through."""
 
@@ -167,7 +181,7 @@ class Helpers:
         self._count = 0
         for _ in range(count):
             try:
-                _thread.start_new_thread(_serve, (self._tickets, self._gone))
+                _start(_serve, self._tickets, self._gone)
             except RuntimeError:  # no more threads to be had, or the interpreter is going down
                 break
             self._count += 1
@@ -219,7 +233,7 @@ class Stand:
         """Make a call in that thread, which is started when first needed; what it raises is raised here."""
         if not self._on:
             try:
-                _thread.start_new_thread(_answer, (self._calls, self._answers))
+                _start(_answer, self._calls, self._answers)
             except RuntimeError:  # as for helpers
                 call()
                 return

@@ -139,12 +139,15 @@ def take_apart(tensor: torch.Tensor | places.Placed) -> Parts:
         return _quantized(tensor)
     if type(tensor) not in PLAIN and tensor.numel() and not _has_storage(tensor):
         return unseen(tensor, f"a {type(tensor).__name__} has no storage of its own")
-    if tensor.numel() and not has_memory(tensor):
+    values = tensor.detach()
+    if tensor._is_zerotensor():  # noqa: SLF001 - no public one; what jvp makes of a constant
+        values = torch.zeros((), dtype=tensor.dtype, device=tensor.device).expand(tensor.shape)
+    elif tensor.numel() and not has_memory(tensor):
         return unseen(tensor, "its storage has been freed or shrunk")
-    memory = in_memory(tensor.shape, tensor.stride())
+    memory = in_memory(values.shape, values.stride())
     if memory is not None:
-        return _expanded(tensor, *memory)
-    return Parts(**_common(tensor), values=tensor.detach())
+        return _expanded(values, *memory)
+    return Parts(**_common(tensor), values=values)
 
 
 def _expanded(tensor: torch.Tensor, sizes: list[int], strides: list[int]) -> Parts:

@@ -12,10 +12,12 @@ import random
 import sys
 from array import array
 
+_getstate = random.getstate  # a script may put its own generator in the place of python's, with code of its own
+
 
 def python_state() -> bytes:
     """State of python's global generator."""
-    version, words, gauss = random.getstate()
+    version, words, gauss = _getstate()
     return array("Q", words).tobytes() + repr((version, gauss)).encode()
 
 

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 _SHORT = 200
 """Characters of a text up to which it is remembered how it looks."""
+_LONGEST_NAME = 200
+"""Characters of a name that are looked at, on each side of the word that makes it secret."""
 _PLACES = frozenset({"PWD", "OLDPWD"})
 """Variables that have the name of a password and hold a directory."""
 
@@ -47,7 +49,7 @@ _TOKENS = re.compile(
     r"|hv[sb]\.[A-Za-z0-9_-]{20,}|SG\.[\w-]{16,}\.[\w-]{16,}|SK[0-9a-f]{32}|key-[0-9a-z]{32}|ya29\.[\w-]{20,}"
     r"|AIza[\w-]{30,}|GOCSPX-[\w-]{20,}|ATATT[\w=-]{20,}|PMAK-[\w-]{20,}|NRAK-[A-Z0-9]{20,}|sq0[a-z]{3}-[\w-]{20,}"
     r"|\d{8,10}:AA[\w-]{30,}|EAAC[A-Za-z0-9]{20,}|AGE-SECRET-KEY-1[0-9A-Z]{20,}|T3BlbkFJ\w{10,}"
-    r"|eyJ[\w-]{8,}\.eyJ[\w-]{8,}(?:\.[\w-]*)?"  # JSON web tokens
+    r"|eyJ[\w-]{8,1500}\.eyJ[\w-]{8,}(?:\.[\w-]*)?"  # JSON web tokens
     r"|[0-9a-fA-F]{40}(?![0-9A-Za-z])"
     r")"
 )
@@ -55,21 +57,24 @@ _PRIVATE_KEY = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----.*?(?:-
 _WEBHOOK = re.compile(
     r"(https://(?:hooks\.slack\.com/(?:services|workflows)|discord(?:app)?\.com/api/webhooks)/)[\w/-]+"
 )
-_URL_USER = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*://)(?:[^/\s:@'\"]*:[^\s/'\"]*|[^/\s:@'\"]{16,})@")
+_URL_USER = re.compile(r"(?<=[a-zA-Z0-9+.-])(://)(?:[^/\s:@'\"]*:[^\s/'\"]*|[^/\s:@'\"]{16,})@")
 _HEADER = re.compile(
     r"(?i)((?:proxy-)?authorization['\"]?\s*[:=,]\s*['\"]?(?:(?:bearer|basic|token|digest|negotiate|apikey)\s+)?"
     r"|\bbearer\s+)(?=[^\s'\"])[^\s'\",;]{6,}"
 )
 _COOKIE = re.compile(r"(?i)((?:set-)?cookie['\"]?\s*[:=]\s*)[^\n]+")
+# Both begin at the word and not at the name: to look for a name's end from each of its characters takes hours over
+# a text of a million.
 _PAIR = re.compile(
-    r"(?P<name>[\w.-]*(?:token|sig|signature|webhook|dsn|" + _STRICT + r")[\w-]*['\"]?)"
+    r"(?P<name>(?:token|sig|signature|webhook|dsn|" + _STRICT + rf")[\w-]{{0,{_LONGEST_NAME}}}['\"]?)"
     r"(?P<sign>\s*(?:=>?|:(?!//)|\bis\b(?!\s+(?:not|missing|required|invalid|wrong|empty|expired|set|unset)\b))\s*)"
     r"(?P<value>b?\"[^\"]*\"|b?'[^']*'|[^\s,;&)\]}'\"]+)",
     re.IGNORECASE,
 )
 _AFTER_OPTION = re.compile(
-    rf"(?P<name>--?[\w-]*(?:token|webhook|{_STRICT})[\w-]*)(?P<sign>\s+)(?P<value>[^\s-]\S*)", re.IGNORECASE
+    rf"(?P<name>(?:token|webhook|{_STRICT})[\w-]{{0,{_LONGEST_NAME}}})(?P<sign>\s+)(?P<value>[^\s-]\S*)", re.IGNORECASE
 )
+_BEGUN = re.compile(r"[\w.-]*\Z")
 _NAME = re.compile(r"[A-Za-z0-9_.]*")
 _NUMBER = re.compile(r"[+-]?\d*\.?\d+(?:e[+-]?\d+)?", re.IGNORECASE)
 _FLAG = re.compile(r"true|false|none|null", re.IGNORECASE)
@@ -126,20 +131,32 @@ def _looks(text: str) -> str:
     text = _HEADER.sub(rf"\g<1>{REDACTED}", text)
     text = _COOKIE.sub(rf"\g<1>{REDACTED}", text)
     text = _TOKENS.sub(REDACTED, text)
-    return _AFTER_OPTION.sub(_paired, _PAIR.sub(_paired, text))
+    return _AFTER_OPTION.sub(_after_option, _PAIR.sub(_paired, text))
 
 
 _looks_again = functools.lru_cache(maxsize=256)(_looks)  # the same few texts come every step
 
 
+def _begun(found: re.Match[str]) -> str:
+    """What stands of a name before the word that was found in it."""
+    before = found.string[max(found.start() - _LONGEST_NAME, 0) : found.start()]
+    begun = _BEGUN.search(before)
+    return begun[0] if begun else ""
+
+
+def _after_option(found: re.Match[str]) -> str:
+    """As `_paired`, for what follows an option; other words have no value."""
+    return _paired(found) if "-" in _begun(found).rpartition(".")[2] else found[0]
+
+
 def _paired(found: re.Match[str]) -> str:
     """A name and its value, the value replaced unless the name only sounds alike or the value is no text."""
-    name, shown = found["name"], found["value"]
+    name, shown = _begun(found) + found["name"], found["value"]
     strict = _STRICT_NAME.search(name) is not None
     harmless = _FLAG.fullmatch(shown) or (_NUMBER.fullmatch(shown) and not strict)
     if REDACTED in shown or harmless or not is_secret_name(name.strip("'\"")):
         return found[0]
-    return f"{name}{found['sign']}{REDACTED}"
+    return f"{found['name']}{found['sign']}{REDACTED}"
 
 
 def nested(found: Any, patterns: tuple[str, ...] = ()) -> Any:
