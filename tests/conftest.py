@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import subprocess
@@ -19,11 +20,20 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 
 # The models here are tiny; on a busy machine, torch's threads wait for each other instead of computing.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Where inductor compiles: no trial of vector extensions, no header compiled before. They take longer than the rest.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")
+os.environ.setdefault("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "0")
 # As those set it who want the same order twice: one python, already started, then serves them and all others.
 os.environ.setdefault("PYTHONHASHSEED", "0")
 
 PYTHON = sys.executable
 PACKAGE = str(Path(introspect_cli.__file__).parent)
+
+
+def pytest_collection_finish():
+    """What was imported stays: nobody need look through it for garbage, nor a capture for optimizers."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

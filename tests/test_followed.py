@@ -20,15 +20,24 @@ from introspect_cli.store.reader import open_run
 TRAIN = """\
 import os, sys
 import torch
+class Descent(torch.optim.Optimizer):
+    add_param_group = torch.optim.Optimizer.add_param_group.__wrapped__
+    zero_grad = torch.optim.Optimizer.zero_grad.__wrapped__
+    def step(self):
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter -= 0.1 * parameter.grad
 torch.manual_seed(0)
 model = torch.nn.Linear(4, 2)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+optimizer = Descent(model.parameters(), {})
 for _ in range(2):
     model(torch.ones(3, 4)).sum().backward()
     optimizer.step()
     optimizer.zero_grad()
 print("argv", sys.argv[1:], "PYTHONPATH", os.environ.get("PYTHONPATH"), "follow", "INTROSPECT_FOLLOW" in os.environ)
+assert "torch._dynamo" not in sys.modules
 """
+"""Torch's own optimizers import its compiler, which takes as long as all the rest of a process."""
 SPAWNS = """\
 import torch.multiprocessing as mp
 import torch
@@ -220,7 +229,7 @@ def test_all_children_are_those_that_train_and_no_loaders_worker(folder, ended):
 
 
 def test_a_launcher_whose_processes_are_not_followed_is_refused(introspect):
-    done = introspect("capture", "--children", "none", "torchrun", "train.py")
+    done = introspect("capture", "--children", "none", "torchrun", "train.py", afresh=True)
     assert done.returncode == 2
     assert "--children none follows none: nothing would be recorded" in done.stderr
 
