@@ -65,7 +65,16 @@ _MEANT = {
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """Why a file that our output goes to takes no more of it."""
 
-_NO_SUCH = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EACCES, errno.EPERM, errno.EROFS)
+_NO_SUCH = (
+    errno.ENOENT,
+    errno.ENAMETOOLONG,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.ELOOP,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+)
 """Why a file of that name is none for us."""
 _SHOWN = 200
 """Characters shown of a name."""
@@ -244,8 +253,7 @@ def _sentence(error: click.ClickException) -> str:
 
 
 def _tell(sentence: str, code: int) -> int:
-    from introspect_cli.records import clean
+    from introspect_cli.commands.shared import say
 
-    told = "\n".join(map(clean, sentence.split("\n")))  # it may quote a name that a stranger wrote
-    click.echo(f"introspect: {told}", err=True)
+    say(f"introspect: {sentence}", err=True)
     return code

@@ -223,3 +223,20 @@ def test_a_name_that_is_no_text_is_told_in_the_answer(introspect, tmp_path):
     done = introspect("export", "run", "--format", "csv", "-o", "to\udc80", env=strict)
     assert (done.returncode, done.stderr) == (0, "")
     assert "to\\udc80" in done.stdout
+
+
+def test_no_code_of_a_file_name_reaches_a_terminal(introspect, tmp_path):
+    name = "to\x1b[31m\u202e"
+    for path in (tmp_path / name, tmp_path / f"{name}2"):
+        write_run(path, [[row("forward", "output", "Net", np.ones(2, np.float32))]])
+    for words in (
+        ["pack", name, "-o", f"{name}.zip"],
+        ["export", name, "--format", "csv", "-o", f"{name}.csv"],
+        ["report", name, "-o", f"{name}.html"],
+        ["runs", "prune", "--keep", "1", "."],
+    ):
+        done = introspect(*words)
+        assert done.returncode == 0, done.stderr
+        assert "to\\x1b[31m" in done.stdout
+        assert not {"\x1b", "\u202e"} & set(done.stdout + done.stderr)
+    assert introspect("pack", f"{name}2", "-o", "/").returncode == 2

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import click
-
+from introspect_cli.commands.shared import say
 from introspect_cli.errors import StoreError, UsageError
 from introspect_cli.exit_codes import DIVERGED, SAME, UNDECIDED
 
@@ -26,9 +25,9 @@ def verify_neutral(target: Target, options: CaptureOptions, own: Sequence[str], 
     output = options.output or own_run(target)
     _refuse_existing([output], options)
     finding = verify.verify_neutral(own, words, output)
-    click.echo(f"introspect: {finding.sentence}", err=True)
+    say(f"introspect: {finding.sentence}", err=True)
     if output.exists():
-        click.echo(f"introspect: the watched run is in {output}", err=True)
+        say(f"introspect: the watched run is in {output}", err=True)
     return finding.exit_code
 
 
@@ -49,8 +48,8 @@ def repeat(target: Target, options: CaptureOptions, own: Sequence[str], words: S
     code, sentence = _compared(outputs)
     if code == SAME and len(set(codes)) > 1:
         code, sentence = DIVERGED, f"not deterministic: the exit codes are {', '.join(map(str, codes))}"
-    click.echo(f"introspect: {sentence}", err=True)
-    click.echo(f"introspect: the runs are in {', '.join(map(str, outputs))}", err=True)
+    say(f"introspect: {sentence}", err=True)
+    say(f"introspect: the runs are in {', '.join(map(str, outputs))}", err=True)
     return code
 
 

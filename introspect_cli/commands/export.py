@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from introspect_cli.commands.shared import selecting, selection_of
+from introspect_cli.commands.shared import say, selecting, selection_of
 from introspect_cli.exchange.formats import FORMATS
 from introspect_cli.exit_codes import SAME
 
@@ -43,5 +43,5 @@ def export(run: str, format_: str, output: str, *, prune_layers: bool, **asked: 
         written = write(opened, format_, output, wanted, prune_layers=prune_layers)
     if not written:
         raise UsageError(f"{run} has no complete step, so there is nothing to export")
-    click.echo(f"wrote {count(written, 'file')} to {output}")
+    say(f"wrote {count(written, 'file')} to {output}")
     return SAME

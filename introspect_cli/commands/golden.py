@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from introspect_cli.commands.shared import exit_code
+from introspect_cli.commands.shared import exit_code, say
 from introspect_cli.exit_codes import SAME
 
 
@@ -42,7 +42,7 @@ def save(
     options, rest = split_words(capture, words)
     made = Golden(tuple(rest), tuple(options), steps, tolerance_of(tolerance, rtol, atol))
     size = keep(made, output, force=force)
-    click.echo(f"introspect: the golden run in {output} takes {size / 1000:.1f} kB", err=True)
+    say(f"introspect: the golden run in {output} takes {size / 1000:.1f} kB", err=True)
     return SAME
 
 

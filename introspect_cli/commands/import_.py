@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from introspect_cli.commands.shared import say
 from introspect_cli.exit_codes import SAME
 from introspect_cli.records import USUAL_PHASES, Kind, count
 
@@ -68,5 +69,5 @@ def import_(
         notes = ["sketches are not observed: the files had statistics only, so distances cannot be told"]
         settings = yaml_import.read_settings(source) if reports else {}
         made = write_run(output, rows, source=str(source), settings=settings, notes=notes, force=force)
-    click.echo(f"made {output} of {count(made[0], 'step')} with {count(made[1], 'record')}")
+    say(f"made {output} of {count(made[0], 'step')} with {count(made[1], 'record')}")
     return SAME

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from introspect_cli.commands.shared import say
 from introspect_cli.exit_codes import SAME
 
 
@@ -24,14 +25,13 @@ def merge(runs: tuple[str, ...], output: str) -> int:
     RUNS are directories, or packs of them; their files are copied as they are.
     """
     from introspect_cli.records import count
-    from introspect_cli.render.text import clean
     from introspect_cli.store.merge import merge as put_together
     from introspect_cli.store.reader import open_run
 
     ranks = put_together([Path(run) for run in runs], Path(output))
     with open_run(output) as run:
         endings = run.endings
-    click.echo(f"wrote {output} ({count(len(ranks), 'rank')})")
+    say(f"wrote {output} ({count(len(ranks), 'rank')})")
     for sentence in endings:
-        click.echo(f"{clean(sentence)}.")
+        say(f"{sentence}.")
     return SAME

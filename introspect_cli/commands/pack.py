@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from introspect_cli.commands.shared import say
 from introspect_cli.exit_codes import SAME
 
 
@@ -44,5 +45,5 @@ def pack(run: str, output: str | None) -> int:
             sent(file, out)
     else:
         written = packing.pack(Path(run), Path(out))
-    click.echo(f"wrote {out} ({size(written)}, unpacked {size(size_on_disk(run))})")
+    say(f"wrote {out} ({size(written)}, unpacked {size(size_on_disk(run))})")
     return SAME

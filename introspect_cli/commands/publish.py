@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from introspect_cli.commands.shared import selecting, selection_of
+from introspect_cli.commands.shared import say, selecting, selection_of
 from introspect_cli.errors import IntrospectError
 from introspect_cli.exit_codes import SAME, UNDECIDED
 
@@ -109,9 +109,9 @@ class _Places:
         for text, place in list(self._open.items()):
             with self._failing(text):
                 where = place.close()
-                click.echo(f"published {counted(count, 'step')} of {name} to {text} ({where})")
+                say(f"published {counted(count, 'step')} of {name} to {text} ({where})")
         for text, why in self._failed.items():
-            click.echo(f"introspect: {name} was not published to {text} as a whole: {why}", err=True)
+            say(f"introspect: {name} was not published to {text} as a whole: {why}", err=True)
         return UNDECIDED if self._failed else SAME
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from introspect_cli.commands.shared import selecting, selection_of
+from introspect_cli.commands.shared import say, selecting, selection_of
 from introspect_cli.exit_codes import SAME
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def report(
         write_whole(output, text)
     except OSError as error:
         raise UsageError(f"cannot write {output}: {error.strerror}; choose another name with -o") from None
-    click.echo(f"wrote {output} ({size(len(text.encode()))})")
+    say(f"wrote {output} ({size(len(text.encode()))})")
     return SAME
 
 

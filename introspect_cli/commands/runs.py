@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from introspect_cli.commands.shared import say
 from introspect_cli.exit_codes import SAME
 
 
@@ -91,7 +92,7 @@ def prune(directories: tuple[Path, ...], keep: int, older_than: str | None, *, d
     for row in going:
         if not dry_run:
             remove_run(row.path)
-        click.echo(f"{'would remove' if dry_run else 'removed'} {row.path} ({size(row.size)})")
+        say(f"{'would remove' if dry_run else 'removed'} {row.path} ({size(row.size)})")
     freed = size(sum(row.size for row in going))
     click.echo(f"{count(len(going), 'run')}, {freed}{' would be freed' if dry_run else ' freed'}")
     return SAME

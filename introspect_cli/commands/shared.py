@@ -67,6 +67,13 @@ def echo_document(document: Any, format_: str = "json") -> None:
     click.echo(to_yaml(document) if format_ == "yaml" else to_json(document))
 
 
+def say(sentence: str, *, err: bool = False) -> None:
+    """Write a sentence that may hold the name of a file: whoever made that may have put codes for a terminal in it."""
+    from introspect_cli.records import clean
+
+    click.echo("\n".join(map(clean, sentence.split("\n"))), err=err)
+
+
 def exit_code(verdict: Verdict) -> int:
     """What a shell script is told of a comparison."""
     from introspect_cli.compare.result import Verdict

@@ -48,6 +48,8 @@ def pack(run: Path, out: Path) -> int:
     Raises:
         StoreError: the file exists or cannot be written, or the run cannot be read.
     """
+    if not out.name:
+        raise StoreError(f"{out} is no name of a file: name one that is not there yet")
     temporary = out.with_name(f".{out.name}.{os.getpid()}")
     try:
         with zipfile.ZipFile(temporary, "x", zipfile.ZIP_DEFLATED, compresslevel=6, strict_timestamps=False) as made:
