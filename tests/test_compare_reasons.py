@@ -648,3 +648,16 @@ def test_a_module_that_is_called_often_is_looked_through_once(tmp_path, monkeypa
         result = compare_runs(one, two, DiffOptions(whole_step=True))
     assert (result.first.site.fqn, result.first.site.call) == ("Net.cell", 1)
     assert len(made) < 20 * 4 * calls
+
+
+def test_equal_records_that_are_nan_throughout_are_counted_beside_the_verdict(compare):
+    part, none = np.array([np.nan, 1.0], F32), np.full(2, np.nan, F32)
+
+    def steps(value):
+        given = row("forward", "input", "Net", np.ones(2, F32), path="[0]")
+        return [[given, row("forward", "output", "Net", value), row("loss", "loss", "", value)]]
+
+    result = compare(steps(none), steps(none))
+    assert result.verdict is Verdict.SAME
+    assert "2 of 3 records are NaN throughout in both runs (the first: the output of Net" in result.sentence
+    assert "NaN" not in compare(steps(part), steps(part)).sentence

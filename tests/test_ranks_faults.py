@@ -108,16 +108,20 @@ FOUND = [
 ]
 UNREDUCED = "their mean is that of a, so each rank took its own: it was not reduced"
 SUM = "is 2 x that of a (residual R) on both ranks: it is summed over"
+OR_ALL = "instead of averaged, or all gradients are scaled after that (clipping, unscaling)."
+HALVED = "as the optimizer sees it, differs|b is 0.5 times a. The cause is clipping, unscaling, averaging over"
 ALL = f"equal: {UNREDUCED}"
 RIGHT = "rank 0 has that of a; on rank 1 it was not reduced, or changed after that"
 TOLD = [
     # case, against, rank of the first divergence, what the sentence says
     ("hand-sum", "1", 0, f"the gradient of Net.head.weight {SUM} the 2 ranks instead of averaged"),
-    ("hand-sum", "n", 0, f"step 0, backward: the gradient of Net.head.weight {SUM} the 2 ranks instead of averaged"),
+    ("hand-sum", "n", 0, f"step 0, backward: the gradient of Net.head.weight {SUM} the 2 ranks instead of averaged."),
     ("ddp-sum", "1", 0, f"step 0, backward: the gradient of Net.tok.weight {SUM} the data-parallel group"),
-    ("ddp-sum", "n", 0, f"the gradient of Net.tok.weight {SUM} the data-parallel group instead of averaged."),
-    ("fsdp2-sum", "1", 0, f"the gradient of Net.tok.weight {SUM} the data-parallel group instead of averaged."),
-    ("fsdp2-sum", "n", 0, f"the gradient of Net.tok.weight {SUM} the data-parallel group instead of averaged."),
+    ("ddp-sum", "n", 0, f"the gradient of Net.tok.weight {SUM} the data-parallel group {OR_ALL}"),
+    ("fsdp2-sum", "1", 0, f"the gradient of Net.tok.weight {SUM} the data-parallel group {OR_ALL}"),
+    ("fsdp2-sum", "n", 0, f"the gradient of Net.tok.weight {SUM} the data-parallel group {OR_ALL}"),
+    ("hand-halved", "n", 1, f"step 0, rank 1: the gradient of Net.tok.weight, {HALVED}"),
+    ("fsdp2-halved", "n", 1, f"step 0, rank 1: the gradient of Net.tok.weight, {HALVED}"),
     ("gpipe-scale", "n", 0, "a sum where a mean was expected (4 microbatches or accumulated batches)"),
     ("1f1b-scale", "n", 0, "a sum where a mean was expected (4 microbatches or accumulated batches)"),
     ("hand-unreduced", "1", 0, f"Net.head.bias|In b its copies differ: rank 1 from rank 0: {UNREDUCED}"),
@@ -148,6 +152,7 @@ TOLD = [
     ("hand-local-clip", "n", 0, "the gradient of Net.tok.weight|The cause is its reduction over the ranks, clipping"),
     ("fsdp2-local-clip", "n", 0, "the gradient of Net.tok.weight|The cause is clipping"),
 ]  # fmt: skip
+THREE_QUARTERS = "cover 3/4 of it: ranks 1, 2 hold the same part"
 FOUR = [
     # case, rule, rank, site, what the evidence says: replicas of two ranks each
     (
@@ -158,10 +163,22 @@ FOUR = [
         "it is one gradient on ranks 0, 1 and another on ranks 2, 3",
     ),
     ("hand-unreduced", "reduction", 1, "grad Net.head.bias", "of ranks 1, 2, 3 differs from rank 0's (relative L2"),
+    ("fsdp2-mesh", "shards", 0, "param Net.tok.weight", THREE_QUARTERS),
     ("fsdp2tp-dropout", "rank-outputs", 1, "output GPT.blocks.1.norm.1", "on rank 1 differs from that on rank 0"),
     ("fsdp2tp-dropout", "reduction", 1, "grad GPT.blocks.0.down.bias", "the ranks had parted before it"),
 ]
 """What four ranks can do that two cannot."""
+
+MANY = [
+    # world, case, what the sentence says beside a sound run of as many ranks
+    (3, "hand-sum", "Net.head.weight is 3 x that of a (residual R) on all 3 ranks: it is summed over the 3 ranks inst"),
+    (4, "hand-sum", "Net.head.weight is 4 x that of a (residual R) on all 4 ranks: it is summed over the 4 ranks inst"),
+    (
+        4,
+        "fsdp2-mesh",
+        f"of the parameter Net.tok.weight are not the whole: in b the parts of it on record {THREE_QUARTERS}",
+    ),
+]
 
 SOUND = ("sp-none", "ddp-experts", "hand-none", "hand-batchnorm", "hand-dropout", "hand-experts",
          "ddp-none", "ddp-batchnorm", "ddp-dropout", "fsdp2-none",
@@ -173,8 +190,8 @@ def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("faults")
     script = SCRIPT.parent / "faults.py"
     cases = sorted({*SOUND, *(case for case, *_ in FOUND), *(case for case, *_ in TOLD)})
-    four = {"hand-none", "fsdp2tp-none", *(case for case, *_ in FOUR)}
-    for world, every in ((1, ALONE), (2, cases), (4, sorted(four))):
+    four = {"hand-none", "fsdp2-none", "fsdp2tp-none", "hand-sum", *(case for case, *_ in FOUR)}
+    for world, every in ((1, ALONE), (2, cases), (3, ("hand-none", "hand-sum")), (4, sorted(four))):
         wanted = [case for case in every if not lacks(case)]
         told = finish(together(folder, world, folder / str(world), *wanted, script=script))
         missing = [case for case in wanted if not (folder / str(world) / case / "manifest.yaml").exists()]
@@ -227,6 +244,16 @@ def test_diff_names_the_fault(runs, case, against, rank, words):
         assert part in told
     if SUM in words:
         assert "b is 2 x a: a sum where a mean was expected (world size 2)." in result.evidence
+
+
+@pytest.mark.parametrize(("world", "case", "words"), MANY)
+def test_diff_names_the_fault_of_more_than_two_ranks(runs, world, case, words):
+    needs(case)
+    folder = runs / str(world)
+    with open_run(folder / f"{case.partition('-')[0]}-none") as a, open_run(folder / case) as b:
+        result = compare_runs(a, b, DiffOptions())
+    told = re.sub(r"residual (below 1e-8|[1-9]e-[678])\)", "residual R)", result.sentence)
+    assert words in told
 
 
 @pytest.mark.parametrize("case", SOUND)

@@ -25,10 +25,15 @@ RUNS = {
     "unreduced": (2, "manual", "--fault", "unreduced"),
 }
 ACCUMULATED = ("--accumulate", 2)
+THREE = ("ddp", "fsdp1", "fsdp2", "zero1")
+SIXES = ("--batch", 6, "--experts")
+"""Three ranks share out six samples, and four experts so that the last rank has none; shards of 16 rows are uneven."""
+
 ALONE = {
     "experts": (1, "single", "--experts"),
     "compiled": (1, "single", "--compile"),
     "accumulated": (1, "single", *ACCUMULATED),
+    "sixes": (1, "single", *SIXES),
 }
 LAYOUTS = {
     "fsdp1": (2, "fsdp1"),
@@ -56,9 +61,10 @@ LAYOUTS = {
     "fsdp2-checkpoint": (2, "fsdp2", "--checkpoint"),
     "fsdp2-bf16-4": (4, "fsdp2", "--bf16"),
     "tp-checkpoint": (2, "tp", "--checkpoint"),
+    **{f"{layout}-3": (3, layout, *SIXES) for layout in THREE},
 }
-FEW = ("fsdp1-flat", "tpsp", "1f1b", "ep", "ddp-no-sync")
-BESIDE = {"ep": "experts", "ep-4": "experts", "ddp-compile": "compiled"}
+FEW = ("fsdp1-flat", "tpsp", "1f1b", "ep", "ddp-no-sync", "fsdp2-3")
+BESIDE = {"ep": "experts", "ep-4": "experts", "ddp-compile": "compiled", **{f"{name}-3": "sixes" for name in THREE}}
 
 
 def captured(folder, runs):

@@ -8,8 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from introspect_cli.compare.join.coverage import failed
+from introspect_cli.compare.join.distance import Layouts
 from introspect_cli.compare.reasons.ranks import upstream
+from introspect_cli.compare.reasons.words import what
 from introspect_cli.compare.result import Counts, Verdict
 from introspect_cli.compare.structure import changes_of, sentence_of
 from introspect_cli.labels import step_words
@@ -115,7 +119,7 @@ def undiverged(
     agree = f"{told} agree{'s' * (counts.equal == 1)} {until}"
     changes = sentence_of(structure_of(outcomes, same=True))
     if not changes or options.evaluation is not None:
-        return Verdict.SAME, f"{subject} the same: {agree}."
+        return Verdict.SAME, f"{subject} the same: {agree}.{emptied(outcomes)}"
     if any(outcome.unrecorded is not None for outcome in outcomes):
         return (
             Verdict.UNDECIDED,
@@ -124,7 +128,34 @@ def undiverged(
                 f"recorded, and not all else is the same.{changes}"
             ),
         )
-    return Verdict.SAME, f"The runs have the same numbers: {agree}.{changes}"
+    return Verdict.SAME, f"The runs have the same numbers: {agree}.{changes}{emptied(outcomes)}"
+
+
+def emptied(outcomes: Sequence[RankOutcome]) -> str:
+    """A sentence on equal records of the last step that are NaN throughout; "" where there are none.
+
+    NaN equals NaN whatever was computed: a fault in what follows from it leaves the same bits.
+    """
+    every, found, name = 0, 0, ""
+    for outcome in outcomes:
+        if not len(outcome.paired):
+            continue
+        reader = outcome.paired.a
+        step = int(outcome.paired.steps[-1])
+        batch = reader.read(step)
+        every += len(batch)
+        if "nans" not in batch.counts:
+            continue
+        sizes = Layouts(reader.layouts).numel[np.asarray(batch.layout)]
+        rows = np.flatnonzero((np.asarray(batch.counts["nans"]) == sizes) & (sizes > 0))
+        found += len(rows)
+        if len(rows) and not name:
+            first = int(rows[np.argmin(np.asarray(batch.sequence)[rows])])
+            name = what(reader.record(batch, first, step).site)
+    if not found:
+        return ""
+    much = f"{found:,} of {count(every, 'record')} {'is' if found == 1 else 'are'} NaN throughout in both runs"
+    return f" In the last step {much} (the first: {name}): these are equal whatever was computed."
 
 
 def doubted(a: Run, b: Run) -> tuple[Verdict, str] | None:

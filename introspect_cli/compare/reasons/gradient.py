@@ -22,7 +22,7 @@ from introspect_cli.compare.reasons.evidence import (
 )
 from introspect_cli.compare.reasons.facts import owner_of
 from introspect_cli.compare.reasons.module import attribute_changes
-from introspect_cli.compare.reasons.ranks import reduction_words, summed
+from introspect_cli.compare.reasons.ranks import differing_gradients, reduction_words, summed
 from introspect_cli.compare.reasons.step_view import StepRecords
 from introspect_cli.compare.reasons.words import apart, scaled
 from introspect_cli.records import Kind, Phase
@@ -90,17 +90,10 @@ class Gradient(Reason):
 
     def evidence(self, scene: Scene) -> list[str]:
         """How many gradients differ."""
-        differ, recorded = _differing(scene)
+        differ, recorded = differing_gradients(scene)
         told = [f"{differ} of {recorded} gradients differ in this step."]
         words = reduction_words(scene) if summed(scene) else ""
         return [f"b is {scene.first.scale:.6g} x a: {words}.", *told] if words else told
-
-
-def _differing(scene: Scene) -> tuple[int, int]:
-    """How many gradients differ in the step, and how many were recorded in it."""
-    differ = sum(site.kind is Kind.GRAD for site in scene.facts.sites)
-    recorded = [u for u in scene.facts.unions(Kind.GRAD, frozenset({scene.site.phase})) if scene.facts.state[u]]
-    return differ, len(recorded)
 
 
 def _own_backward(scene: Scene) -> str:
@@ -110,7 +103,7 @@ def _own_backward(scene: Scene) -> str:
     """
     owner = owner_of(scene.site.fqn)
     changed = attribute_changes(scene, owner)
-    differ, recorded = _differing(scene)
+    differ, recorded = differing_gradients(scene)
     if not owner or (differ == recorded and not changed):
         return ""
     how = f" ({'; '.join(changed[:3])})" if changed else ""

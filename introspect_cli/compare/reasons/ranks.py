@@ -63,14 +63,29 @@ def summed(scene: Scene) -> str:
     on = f" on {ranks}" if ranks else ""
     group = "the data-parallel group" if whole in _groups(scene.run_b) else f"the {whole} ranks"
     times = f"{first.scale:.6g} x that of a (residual {residual})"
-    return f"the gradient of {first.site.fqn} is {times}{on}: it is summed over {group} instead of averaged."
+    text = f"the gradient of {first.site.fqn} is {times}{on}: it is summed over {group} instead of averaged"
+    differ, recorded = differing_gradients(scene)
+    also = ", or all gradients are scaled after that (clipping, unscaling)" if differ == recorded > 1 else ""
+    return f"{text}{also}."
+
+
+def differing_gradients(scene: Scene) -> tuple[int, int]:
+    """How many gradients differ in the step, and how many were recorded in it."""
+    differ = sum(site.kind is Kind.GRAD for site in scene.facts.sites)
+    recorded = [u for u in scene.facts.unions(Kind.GRAD, frozenset({scene.site.phase})) if scene.facts.state[u]]
+    return differ, len(recorded)
 
 
 def _reduction(scene: Scene) -> tuple[int, list[str]] | None:
-    """A factor between the runs as a whole number, and of what there are as many; None where it is none, or nothing."""
+    """A factor between the runs as a whole number, and of what there are as many; None where it is none, or nothing.
+
+    What is reduced over ranks comes out alike on all of them: what some ranks alone do is no reduction.
+    """
     scale = scene.first.scale
     runs = scene.run_a, scene.run_b
     if not scale or scale < 0 or max(run.world_size for run in runs) == 1:
+        return None
+    if scene.ranks > 1 and not _scaled_on_all(scene):
         return None
     factor = scale if scale > 1 else 1 / scale
     whole = round(factor)
@@ -129,8 +144,7 @@ def _ranks(scene: Scene) -> str:
     """The ranks of b that a sentence is about: `rank 1`, `both ranks`; "" where b has one, or that is not known."""
     first = scene.first
     if scene.ranks > 1:
-        alike = [peer for peer in scene.peers if (peer.step, peer.site) == (first.step, first.site)]
-        every = scene.ranks if len(alike) == scene.ranks and _one(alike) else 0
+        every = scene.ranks if _on_all(scene) else 0
     else:
         have = [rank for rank in scene.run_b.recorded if _has(scene.run_b, rank, first)]
         every = len(have) if len(have) == scene.run_b.world_size and not _differ(first) else 0
@@ -139,6 +153,20 @@ def _ranks(scene: Scene) -> str:
     if not every:
         return f"rank {first.rank}"
     return "both ranks" if every == 2 else f"all {every} ranks"
+
+
+def _on_all(scene: Scene) -> bool:
+    """Whether all ranks that are compared diverge first at the same place, by the same factor or without one."""
+    first = scene.first
+    alike = [peer for peer in scene.peers if (peer.step, peer.site) == (first.step, first.site)]
+    return len(alike) == scene.ranks and _one(alike)
+
+
+def _scaled_on_all(scene: Scene) -> bool:
+    """Whether all ranks diverge first in this step, at such a record, and by no other factor: stages have others."""
+    first = scene.first
+    alike = [peer for peer in scene.peers if (peer.step, peer.site.kind) == (first.step, first.site.kind)]
+    return len(alike) == scene.ranks and _one([peer for peer in alike if peer.scale is not None])
 
 
 def _has(run: Run, rank: int, first: Divergence) -> bool:
