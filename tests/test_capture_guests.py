@@ -17,6 +17,8 @@ from torch import nn
 
 from introspect_cli import capture as package
 from introspect_cli.capture.environment.sources import file_of, imported_sources
+from introspect_cli.capture.identity import ById
+from introspect_cli.capture.names import NameFilter, Names
 from introspect_cli.capture.probes.base import is_ours
 from introspect_cli.store.reader import open_run
 from introspect_cli.store.verify import verify_run
@@ -164,11 +166,13 @@ def test_callbacks_of_weak_references_have_the_name_by_which_signals_know_them()
     for path in Path(package.__file__).parent.rglob("*.py"):
         for call in (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)):
             called = ast.unparse(call.func)
-            if called == "weakref.ref" and len(call.args) > 1:
-                found.append(ast.unparse(call.args[1]))
+            if called in ("weakref.ref", "keyed") and len(call.args) > 1:
+                found.append(ast.unparse(call.args[1]).rpartition(".")[2].removeprefix("_"))
             assert called not in ("weakref.finalize", "weakref.WeakSet", "weakref.WeakKeyDictionary"), path
     assert set(found) == {"forget"}
     assert len(found) > 4
+    every = (ById()._forget, Names(NameFilter((), (), None))._module_gone)
+    assert {own.__name__ for own in every} == {"forget"}
 
 
 def test_tensors_can_be_swapped(tmp_path):

@@ -9,9 +9,28 @@ a tensor that has weak references.
 from __future__ import annotations
 
 import weakref
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Thing = TypeVar("Thing")
 Value = TypeVar("Value")
+
+
+class Keyed(weakref.ref[Thing]):
+    """A weak reference that knows by which key it is kept, so that one function can forget whatever goes."""
+
+    __slots__ = ("key",)
+
+    key: int
+
+
+def keyed(thing: Thing, forget: Callable[[Keyed[Thing]], None]) -> Keyed[Thing]:
+    """A reference to a thing that is kept by its identity; `forget` is given it when the thing goes."""
+    reference = Keyed(thing, cast("Callable[[weakref.ref[Thing]], None]", forget))
+    reference.key = id(thing)
+    return reference
 
 
 class ById(Generic[Value]):
@@ -23,7 +42,7 @@ class ById(Generic[Value]):
         """By identity; only ever changed in place."""
         entries = self.entries
 
-        def forget(reference: weakref.KeyedRef[int, Any]) -> None:
+        def forget(reference: Keyed[Any]) -> None:
             entry = entries.get(reference.key)
             if entry is not None and entry[0] is reference:
                 del entries[reference.key]
@@ -37,8 +56,7 @@ class ById(Generic[Value]):
 
     def set(self, thing: object, value: Value) -> None:
         """Keep something of the object until it goes."""
-        key = id(thing)
-        self.entries[key] = (weakref.KeyedRef(thing, self._forget, key), value)
+        self.entries[id(thing)] = (keyed(thing, self._forget), value)
 
     def discard(self, thing: object) -> None:
         """Forget the object."""

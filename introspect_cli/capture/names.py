@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from introspect_cli.capture.environment.sources import class_source
-from introspect_cli.capture.identity import ById, FreeNames
+from introspect_cli.capture.identity import ById, FreeNames, Keyed, keyed
 from introspect_cli.capture.inside import parameters_in, unwrap, wrapped
 from introspect_cli.capture.named import Holder, ModuleState, ParameterName
 from introspect_cli.capture.variables import called, script_frames
@@ -319,17 +319,17 @@ class Names:
             state.inner = self.find(inner)
 
     def _new_state(self, module: nn.Module, name: str) -> ModuleState:
-        key = id(module)
-        reference = weakref.KeyedRef(module, self._module_gone, key)
+        forget = self._module_gone
+        reference = keyed(module, forget)
         state = ModuleState(reference, name, class_name(unwrap(module)), watched=self._wanted(name))
-        self.states[key] = state
+        self.states[id(module)] = state
         return state
 
-    def _forgetting(self) -> Callable[[weakref.KeyedRef[int, nn.Module]], None]:
+    def _forgetting(self) -> Callable[[Keyed[nn.Module]], None]:
         """What forgets a module that goes: one function for all, which refers to no more than it needs."""
         states, names = self.states, self._parameters
 
-        def forget(reference: weakref.KeyedRef[int, nn.Module]) -> None:
+        def forget(reference: Keyed[nn.Module]) -> None:
             state = states.get(reference.key)
             if state is not None and state.reference is reference:
                 del states[reference.key]

@@ -5,7 +5,7 @@
 namespace {
 
 enum Held {
-    PROBE, CALLED, LEFT, BY_HAND, ORIGINAL, GUARDED, STACK, STATES, RECORDER, DRAWS, FORWARD, TENSOR, GRAPH_TASK, TRACING,
+    PROBE, CALLED, LEFT, LEARN, BY_HAND, ORIGINAL, GUARDED, STACK, STATES, RECORDER, DRAWS, FORWARD, TENSOR, GRAPH_TASK, TRACING,
     MODES, GRAD_MODE, COMPILED_CALL, SEQUENTIAL, SEQUENTIAL_FORWARD, SEQUENTIAL_ITER, INTAKE, GRADIENTS, HELD
 };
 using Modules = Holder<HELD>;
@@ -139,18 +139,27 @@ PyObject *sites_of(const Call &call) {
     return found;
 }
 
-// What is recorded of inputs: a list of pairs of sites, a reference of ours, or null; `known` is false where the sites
-// are not known.
-PyObject *input_sites(Modules *self, const Call &call, Py_ssize_t given, bool &known) {
-    known = true;
-    if (!attribute_is(self->held[PROBE], INPUTS_ON, Py_True) || !attribute_is(call.state, WATCHED, Py_True)) return nullptr;
+// Whether the module is known to be plain, and so are the sites of what goes into this call: `found` becomes a list of their
+// pairs, a reference of ours, or null where nothing of it is recorded.
+bool is_known(Modules *self, const Call &call, PyObject *&found) {
+    if (!attribute_is(call.state, PLAIN, (PyObject *)Py_TYPE(call.module))) return false;
+    if (!attribute_is(self->held[PROBE], INPUTS_ON, Py_True) || !attribute_is(call.state, WATCHED, Py_True)) return true;
     PyObject *sites = sites_of(call), *inputs = sites ? attribute(sites, INPUTS) : nullptr;
-    known = inputs && PyList_Check(inputs) && PyList_Size(inputs) >= given;
-    if (inputs && !known) Py_DecRef(inputs);
-    return known ? inputs : nullptr;
+    const bool known = inputs && PyList_Check(inputs) && PyList_Size(inputs) >= PyTuple_Size(call.arguments);
+    if (known) found = inputs;
+    else if (inputs) Py_DecRef(inputs);
+    return known;
 }
 
-// Looks whether a call is plain, and which of the module it is in this step.
+// Has Python look at a call that is met for the first time: `_learn` of modules.py. 1 if it may be plain after that, 0 if not, -1
+// with an exception, which is the script's.
+int learn(Modules *self, const Call &call) {
+    PyObject *answer = PyObject_CallFunctionObjArgs(self->held[LEARN], call.module, call.state, call.arguments, nullptr);
+    if (answer) Py_DecRef(answer);
+    return answer ? answer == Py_True : -1;
+}
+
+// Looks whether a call is plain, if the module is, and which of the module it is in this step.
 bool is_plain(Modules *self, Call &call) {
     if (!attribute_is(self->held[RECORDER], WANTED, Py_True) || answered(self->held[GRAPH_TASK]) != -1) return false;
     for (Py_ssize_t i = 0; i < PyTuple_Size(call.arguments); i++)
@@ -167,8 +176,7 @@ bool is_plain(Modules *self, Call &call) {
     PyObject *reference = attribute(call.state, REFERENCE);
     const bool is_of = reference && PyWeakref_GetObject(reference) == call.module;
     if (reference) Py_DecRef(reference);
-    if (!is_of || !attribute_is(call.state, PLAIN, (PyObject *)Py_TYPE(call.module))) return false;
-    if (!attribute_is(call.state, COMPILED, Py_False) || !is_quiet(self)) return false;
+    if (!is_of || !attribute_is(call.state, COMPILED, Py_False) || !is_quiet(self)) return false;
     PyObject *tracing = PyObject_CallNoArgs(self->held[TRACING]);
     if (tracing) Py_DecRef(tracing);
     if (tracing != Py_None) return false;
@@ -312,13 +320,17 @@ PyObject *called(PyObject *object, PyObject *const *arguments, Py_ssize_t given)
     handed = {};
     if (is_passed(self)) return call_original(self, arguments[0], arguments[1], arguments[2]);
     Call call{arguments[0], arguments[1], nullptr, nullptr, 0, -1};
-    bool plain = !PyDict_Size(arguments[2]) && is_plain(self, call), known = false;
-    PyObject *inputs = plain ? input_sites(self, call, PyTuple_Size(call.arguments), known) : nullptr;
-    plain = plain && known && counted(self, call);
+    bool plain = !PyDict_Size(arguments[2]) && is_plain(self, call);
+    PyObject *inputs = nullptr, *result = nullptr;
     PyErr_Clear();
-    PyObject *result = plain ? plain_call(self, call, arguments[2], inputs, last)
-                             : PyObject_CallFunctionObjArgs(self->held[CALLED], self->held[ORIGINAL], arguments[0],
-                                                            arguments[1], arguments[2], nullptr);
+    const int learnt = !plain || is_known(self, call, inputs) ? 1 : learn(self, call);
+    if (learnt >= 0) {
+        plain = plain && learnt && (inputs || is_known(self, call, inputs)) && counted(self, call);
+        PyErr_Clear();
+        result = plain ? plain_call(self, call, arguments[2], inputs, last)
+                       : PyObject_CallFunctionObjArgs(self->held[CALLED], self->held[ORIGINAL], arguments[0], arguments[1],
+                                                      arguments[2], nullptr);
+    }
     for (PyObject *one : {inputs, call.calls, call.state})
         if (one) Py_DecRef(one);
     return result;

@@ -122,6 +122,7 @@ class ModuleProbe:
             self,
             self._called,
             self._left,
+            self._learn,
             self._by_hand,
             original,
             self._guarded,
@@ -242,6 +243,21 @@ class ModuleProbe:
                 with private_api.no_torch_function():
                     self._leave(module, state, call, result)
 
+    def _learn(self, module: nn.Module, state: ModuleState, args: tuple[torch.Tensor, ...]) -> bool:
+        """Look at the first call of a module, or its first so often in a step, for the extension, which takes it then.
+
+        It is called by another in an ordinary forward pass and given tensors; True if a call of it is nothing but that.
+        """
+        with self._guarded:
+            if state.plain is not type(module):
+                if private_api.DYNAMO_GRAPH_MARK in module.__dict__ or not is_plain_call(module):
+                    return False
+                state.plain = None if self._may_be_shares(state, module, args) else type(module)
+            if state.plain is not None and self._inputs and state.watched:
+                self._input_sites(state, state.counted(self._recorder.step, Phase.FORWARD), len(args))
+            return state.plain is not None
+        return False
+
     def _by_hand(self, value: torch.Tensor, site: int, gradient: int) -> int | None:
         """Record a tensor that the extension leaves to us: too large for it, or met before, or of a new shape.
 
@@ -279,13 +295,17 @@ class ModuleProbe:
 
     def _plain_inputs(self, state: ModuleState, call: int, args: tuple[torch.Tensor, ...]) -> None:
         """Record tensors that go into a module."""
+        for value, (site, gradient) in zip(args, self._input_sites(state, call, len(args)), strict=False):
+            self._plain_tensor(value, site, gradient)
+
+    def _input_sites(self, state: ModuleState, call: int, given: int) -> list[tuple[int, int]]:
+        """The sites of so many tensors that go into a call, or more."""
         while len(state.forward) <= call:
             state.forward.append(CallSites())
         sites = state.forward[call].inputs
-        while len(sites) < len(args):
+        while len(sites) < given:
             sites.append(self._pair_of_sites(state, Kind.INPUT, call, _position(len(sites))))
-        for value, (site, gradient) in zip(args, sites, strict=False):
-            self._plain_tensor(value, site, gradient)
+        return sites
 
     def _plain_output(self, module: nn.Module, state: ModuleState, call: int, result: Any) -> bool:
         """Record the tensor that comes out of a module; False, and nothing is done, if it is anything else."""
