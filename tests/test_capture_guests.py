@@ -388,8 +388,8 @@ def test_locks_and_threads_that_were_replaced_lock_nobody_out(forks, tmp_path):
         assert len(run.rank(0).steps) == 6
 
 
-def test_a_module_that_torch_refuses_costs_no_other_its_records(forks, tmp_path):
-    """One whose `__init__` left out torch's: the script may catch what torch raises, and go on."""
+def test_an_unusual_module_costs_no_other_its_records(forks, tmp_path):
+    """One whose `__init__` left out torch's, where the script catches what torch raises; one that was frozen."""
     (tmp_path / "train.py").write_text("""
 import torch
 class Unfinished(torch.nn.Module):
@@ -399,7 +399,9 @@ class Unfinished(torch.nn.Module):
         return x
 net = torch.nn.Linear(4, 1)
 optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+frozen = torch.jit.freeze(torch.jit.trace(torch.nn.Linear(4, 1).eval(), torch.ones(1, 4)))
 for _ in range(2):
+    frozen(torch.ones(1, 4))
     try:
         Unfinished()(torch.ones(1, 4))
     except AttributeError as error:

@@ -27,6 +27,11 @@ if TYPE_CHECKING:
 _AVERAGE = "torch.optim.swa_utils.AveragedModel"
 
 
+def _trains(module: nn.Module) -> bool:
+    """Whether a module is in training mode; one that was frozen has no such flag, and is for evaluation."""
+    return bool(getattr(module, "training", False))
+
+
 @dataclass
 class Draw:
     """A batch drawn with gradients on, before it is known what for.
@@ -108,11 +113,11 @@ class Evaluation:
             return Phase.FORWARD
         elsewhere = bool(self._training) and self._feeder >= 0 and self._feeder not in self._training
         if torch.is_grad_enabled():
-            evaluates = elsewhere and (not module.training if is_trained else self._under_way)
+            evaluates = elsewhere and (not _trains(module) if is_trained else self._under_way)
         elif is_trained:
             evaluates = True
         else:
-            evaluates = self._under_way or (elsewhere and not module.training and not self._training & self._fed)
+            evaluates = self._under_way or (elsewhere and not _trains(module) and not self._training & self._fed)
             evaluates |= is_copy
         self._under_way = evaluates
         return Phase.EVAL if evaluates else Phase.FORWARD
@@ -130,7 +135,7 @@ class Evaluation:
             return True
         if first_step and kind in self._trained_classes:
             self._early.set(module, kind)
-        return kind in self._trained_classes and not module.training and self._early.get(module) is None
+        return kind in self._trained_classes and not _trains(module) and self._early.get(module) is None
 
     def feeds_training(self, loader: int) -> bool:
         """Whether a loader is known to feed training."""
