@@ -294,6 +294,17 @@ def test_the_first_divergence_is_that_of_the_rank_where_it_began(runs):
     assert {found.rank: found.step for found in result.candidates} == {0: 1, 1: 0}
 
 
+def test_a_setting_that_one_rank_alone_has_is_noted(runs):
+    """A rate leaves no trace where gradients are zero, and the settings of a run are those of its first rank."""
+    told = {}
+    for case in ("hand-rate", "hand-tf32", "hand-sum"):
+        with open_run(runs / "2" / "hand-none") as a, open_run(runs / "2" / case) as b:
+            told[case] = [note for note in compare_runs(a, b, DiffOptions()).notes if note.startswith("On rank")]
+    assert told["hand-rate"] == ["On rank 1 alone a setting differs: lr 0.01 -> 0.02 (optimizers)."]
+    assert any("float32_matmul_precision highest -> high" in note for note in told["hand-tf32"])
+    assert not told["hand-sum"]
+
+
 def test_packages_and_sources_that_differ_between_ranks_are_named():
     def settings_of(rank):
         return {"packages": {"numpy": f"2.{rank}"}, "sources": {"lib.py": f"hash {rank}"}, "runtime": {"torch": "2.13"}}

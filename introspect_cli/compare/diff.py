@@ -20,6 +20,7 @@ from introspect_cli.compare.join.wholes import copies_told, same_layout, stages_
 from introspect_cli.compare.join.wholes import told as layouts_differ
 from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.ports import answer_of, are_ports, flow_of
+from introspect_cli.compare.rank_settings import on_some_ranks
 from introspect_cli.compare.reasons.base import Scene, reason_named
 from introspect_cli.compare.reasons.hardware import fault_sentence, on_one_device, suspect
 from introspect_cli.compare.reasons.optimizer import changes
@@ -201,6 +202,7 @@ def _answer(a: Run, b: Run, options: DiffOptions, outcomes: Sequence[RankOutcome
     counts = counts_of(a, b, outcomes)
     notes = [*_state_notes(a, b), *notes, *option_notes(a.manifest, b.manifest), *_missing_notes(a, b, outcomes)]
     notes += [*blindness_notes(a.manifest, b.manifest), *_unopened_notes(outcomes)]
+    notes += on_some_ranks(a, b) if len(outcomes) > 1 else []
     blind = sum(outcome.tally.blind_both for outcome in outcomes)
     if blind:
         notes.append(

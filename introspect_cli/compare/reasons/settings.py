@@ -301,6 +301,16 @@ def _sourced(a: Run, b: Run) -> Iterator[tuple[Any, ...]]:
             yield "options", f"--{name}", options_a.get(name), options_b.get(name)
 
 
+def rank_changes(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[SettingChange]:
+    """What differs between the optimizers and the flags of one rank of two runs."""
+    found = []
+    for source, changes in (("optimizers", optimizer_changes), ("runtime", _changes)):
+        if source in a and source in b:
+            told = ((name, *_texts(one, two)) for name, one, two in changes(a[source], b[source]))
+            found += [SettingChange(source, *own) for own in told if not _RUN_NOISE.search(own[0].lower())]
+    return found
+
+
 def setting_changes(
     a: Run,
     b: Run,
