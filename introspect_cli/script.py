@@ -161,7 +161,7 @@ def run(target: Target, *, started: Callable[[], None], ended: Callable[[Ending]
     if raised is not None:
         strip_frames(raised)
         ending = Ending(_report(raised, ending), ending.how, ending.exception)
-    if module is None and ending.how != "exit":
+    if module is None and (ending.how != "exit" or sys.version_info >= (3, 14)):
         for name in ("__file__", "__cached__"):  # python takes them away before the atexit handlers
             vars(main).pop(name, None)
     if os.getpid() != process:
@@ -364,7 +364,8 @@ def _ending(raised: BaseException | None) -> Ending:
         return Ending(0, "returned")
     if isinstance(raised, SystemExit):
         return Ending(_status(raised)[0], "exit")
-    if type(raised) is KeyboardInterrupt:  # a subclass of it is an exception like any other to python
+    # To python up to 3.13, a subclass of it is an exception like any other.
+    if type(raised) is KeyboardInterrupt or (sys.version_info >= (3, 14) and isinstance(raised, KeyboardInterrupt)):
         return Ending(-signal.SIGINT, "interrupt", _summary(raised))
     return Ending(1, "exception", _summary(raised))
 
