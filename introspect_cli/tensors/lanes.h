@@ -22,7 +22,7 @@ constexpr int UNIT = 128;         // bytes whose elements are summed in a lane e
 constexpr int PASS = 2 * WIDTH;   // of which so many at once, so that all sums stay in registers
 template <class T> constexpr i64 FLUSH = sizeof(T) == 4 ? 32 : i64(1) << 40;  // additions in float32, then float64: rounding must not add up
 template <class T> constexpr i64 BLOCK = 16384 / sizeof(T);
-constexpr int NEXT = 8192, FAR = 16384;  // bytes ahead that memory is fetched into the first and second-level cache
+constexpr int FAR = 16384, LINE = 64;  // bytes ahead that memory is fetched into the second-level cache, line by line
 
 template <class T, int N> struct Vector {
     typedef T type __attribute__((vector_size(N * sizeof(T)), may_alias));
