@@ -44,6 +44,9 @@ assert "torch" not in sys.modules, "nothing but a capture imports torch"
 """
 
 
+_NO_BYTECODE = "PYTHONDONTWRITEBYTECODE"  # what python reads when it starts, and a fork can do as well
+
+
 def serve(listening: socket.socket) -> None:
     """Fork whenever one is asked for, until the process that started this one ends."""
     import gc
@@ -130,6 +133,7 @@ def _become(*, argv: list[str], env: dict[str, str], cwd: str, python: str, stre
     os.environ.update(env)
     os.chdir(cwd)
     sys.path[1:1] = added
+    sys.dont_write_bytecode = bool(env.get(_NO_BYTECODE))
     sys.executable = python
     sys.orig_argv = [python, *argv]
     if "numpy" in sys.modules:
@@ -299,7 +303,8 @@ def _settings() -> dict[str, str]:
     import resource
 
     limits = {name: str(resource.getrlimit(getattr(resource, name))) for name in dir(resource) if name[:7] == "RLIMIT_"}
-    return limits | {name: value for name, value in os.environ.items() if name.startswith("PYTHON")}
+    read = {name: value for name, value in os.environ.items() if name.startswith("PYTHON") and name != _NO_BYTECODE}
+    return limits | read
 
 
 def _stand_in(name: str, told: str, *argv: str) -> int:
