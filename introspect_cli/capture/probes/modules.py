@@ -153,7 +153,7 @@ class ModuleProbe:
         calls = stack.calls
         in_backward = private_api.graph_task() != -1
         if not calls and not in_backward:
-            if "_parameters" not in module.__dict__:
+            if "_forward_hooks" not in module.__dict__:
                 return original(module, *args, **kwargs)  # torch will say that its __init__ has not been called
             stage = private_api.in_stage()
             if stage is not None and stage.what == "inference":
@@ -381,7 +381,7 @@ class ModuleProbe:
         """
         if private_api.tracing_state() is not None or is_traced(args, kwargs):
             return None, -1
-        if "_parameters" not in module.__dict__:
+        if "_forward_hooks" not in module.__dict__:
             return None, -1  # as in `_called`
         stack = self._stack
         caller = stack.calls[-1] if stack.calls else None
