@@ -245,6 +245,8 @@ class Summarizer:
         try:
             dtype, text = values.describe(obj)
         except Exception as error:
+            if belongs_to_script(error):
+                raise
             return self.missing(f"{type(obj).__name__}.__repr__ raised {type(error).__name__}")
         with self._lock:
             slot = self._new(Layout((), dtype))

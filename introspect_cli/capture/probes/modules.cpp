@@ -303,12 +303,13 @@ PyObject *plain_call(Modules *self, Call &call, PyObject *keywords, PyObject *in
 }
 
 // Whether a call within another is none of the recorder's business: in a step that it does not want, or in a module that it
-// leaves out.
-bool is_passed(Modules *self) {
+// leaves out. 1 if so, 0 if not, -1 with an exception that came while Python made a thread's stack, and is the script's.
+int is_passed(Modules *self) {
     PyObject *calls = attribute(self->held[STACK], CALLS);
-    PyObject *caller = calls && PyList_Check(calls) ? innermost(calls) : nullptr;
+    if (!calls) return -1;
+    PyObject *caller = PyList_Check(calls) ? innermost(calls) : nullptr;
     const bool passed = caller && (caller == Py_None || attribute_is(self->held[RECORDER], WANTED, Py_False));
-    if (calls) Py_DecRef(calls);
+    Py_DecRef(calls);
     return passed;
 }
 
@@ -318,7 +319,8 @@ PyObject *called(PyObject *object, PyObject *const *arguments, Py_ssize_t given)
         return PyErr_Format(PyExc_TypeError, "a module, a tuple and a dictionary wanted");
     const Handed last = handed;
     handed = {};
-    if (is_passed(self)) return call_original(self, arguments[0], arguments[1], arguments[2]);
+    const int passed = is_passed(self);
+    if (passed) return passed < 0 ? nullptr : call_original(self, arguments[0], arguments[1], arguments[2]);
     Call call{arguments[0], arguments[1], nullptr, nullptr, 0, -1};
     bool plain = !PyDict_Size(arguments[2]) && is_plain(self, call);
     PyObject *inputs = nullptr, *result = nullptr;
