@@ -263,6 +263,16 @@ def test_what_is_as_it_should_be_is_not_found(runs, case):
         assert check(run).findings == ()
 
 
+def test_draws_that_were_not_all_noticed_are_not_said_to_be_right(runs):
+    """The compiled kernels see them, and there may be none."""
+    with open_run(runs / "2" / "hand-none") as run:
+        assert "rank-draws" in check(run).checked
+        run.manifests[1]["draws"] = False
+        result = check(run)
+    assert "rank-draws" not in result.checked
+    assert "the compiled kernels" in dict(result.unseen)["rank-draws"]
+
+
 def test_a_rank_that_did_not_reduce_is_told_in_one_sentence(runs):
     with open_run(runs / "2" / "hand-alone") as run:
         (told,) = [finding.evidence for finding in check(run).findings]

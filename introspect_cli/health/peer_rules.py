@@ -87,10 +87,13 @@ def _outputs(replicas: Replicas) -> RankAnswer:
     return sorted(hits, key=lambda hit: hit[1].step)
 
 
+_DRAWS = "every random draw of every rank (`--record rng`, and the compiled kernels)"
+
+
 def _draws(replicas: Replicas) -> RankAnswer:
     if not replicas.is_data_parallel:
         return Unseen("data-parallel ranks and their random draws")
-    return [
+    found = [
         (
             two,
             Hit(
@@ -102,6 +105,7 @@ def _draws(replicas: Replicas) -> RankAnswer:
         )
         for fqn, (one, two, times, step) in replicas.peers.draws.items()
     ]
+    return found if found or replicas.sees_draws else Unseen(_DRAWS)
 
 
 def _shards(replicas: Replicas) -> RankAnswer:

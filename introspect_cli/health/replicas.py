@@ -96,6 +96,12 @@ class Replicas:
             return set(self.ranks) <= self.peers.data_parallel
         return not self.has_parts and bool(self.shared) and 2 * len(self.shared) >= len(self.everything)
 
+    @property
+    def sees_draws(self) -> bool:
+        """Whether each rank noticed every draw of random numbers, which takes the compiled kernels."""
+        noticed = all(self.run.manifests.get(rank, {}).get("draws") is True for rank in self.ranks)
+        return noticed and any(kind == Kind.RNG.value for kind, *_ in self.names)
+
 
 def read_replicas(run: Run) -> Replicas:
     """Read all steps that all ranks have, once.
