@@ -61,8 +61,11 @@ class StateProbe:
 
     def remove(self) -> None:
         """Stop listening."""
-        self._context.on_root.remove(self._root_called)
-        self._context.on_after_optimizer.remove(self.buffers_after)
+        context = self._context
+        if self._root_called in context.on_root:  # not where `install` has failed
+            context.on_root.remove(self._root_called)
+        if self.buffers_after in context.on_after_optimizer:
+            context.on_after_optimizer.remove(self.buffers_after)
 
     def _restarted(self, kept: int | None) -> None:
         """Steps are counted anew; where the current one is not kept, nothing is on record."""
