@@ -425,7 +425,7 @@ def attack(seed: int, most: int = 5) -> list[str]:
             if wrong:
                 found.append(f"seed {seed}: {' '.join(arguments).replace(folder + '/', '')}: {wrong}")
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
-    if memory > max(MEMORY, used + MEMORY // 2):
+    if memory > max(MEMORY, used):
         found.append(f"seed {seed}: {memory} MB of memory were used")
     return found
 

@@ -103,11 +103,17 @@ def test_ending(tmp_path, five_steps, name):
 
 def test_killed_at_random_instants(tmp_path):
     """In a process of its own: what other tests have trained here, a fork of this process could not train after."""
-    command = [sys.executable, survival.__file__, "--kills", "20", "--steps", "60"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    ended = [int(row.split("|")[3]) for row in done.stdout.splitlines() if row.startswith("| SIG")]
-    assert 0 < sum(ended) < 20 * 60
+    (tmp_path / "kills.py").write_text(f"""
+import sys
+from pathlib import Path
+sys.path.insert(0, {str(Path(survival.__file__).parent)!r})
+from survival import survive
+done = survive(Path.cwd(), 20, steps=60)
+assert [kill.problem for kill in done if kill.problem] == []
+assert any(0 < kill.printed < 60 for kill in done)
+""")
+    done = subprocess.run([sys.executable, "kills.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def run_script(tmp_path, body, *options, before=None):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
 
 import numpy as np
 import pytest
@@ -20,9 +22,16 @@ from introspect_cli.store.verify import verify_run
 CODES = "\x1b[31m\x7f\x9b2J\u202e\n\0"
 
 
+@pytest.fixture(scope="module")
+def apart():
+    """A process of its own: what other tests have used of memory is not what verbs use."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        yield pool
+
+
 @pytest.mark.parametrize("seed", range(12))
-def test_hostile_contents(seed):
-    assert attack(seed, most=3) == []
+def test_hostile_contents(apart, seed):
+    assert apart.submit(attack, seed, most=3).result() == []
 
 
 def test_a_table_has_the_rows_of_the_run_and_nothing_beside_them(tmp_path):

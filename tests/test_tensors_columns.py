@@ -7,7 +7,6 @@ import zlib
 import numpy as np
 import pytest
 
-from introspect_cli.crc import WORTHWHILE, Crcs
 from introspect_cli.records import STATISTICS
 from introspect_cli.store.index import Sums
 from introspect_cli.tensors import columns, kernels, reuse
@@ -77,15 +76,6 @@ def test_a_statistic_that_the_kernels_do_not_know_is_left_to_numpy():
 def test_the_crc_is_that_of_zlib(size):
     data = np.random.default_rng(size).bytes(size)
     assert kernels.KERNELS.crc32(data) == zlib.crc32(data)
-    own = np.frombuffer(data, np.uint8)
-    assert kernels.KERNELS.crc32_at(own.ctypes.data, size) == zlib.crc32(data)
-
-
-def test_what_is_read_has_its_crc_from_the_kernels_once_there_is_much_of_it():
-    sums, data = Crcs(), np.random.default_rng(0).bytes(WORTHWHILE - 1)
-    given = [data, memoryview(bytearray(data))[1:], b"", data[:3]]
-    assert [sums.of(own) for own in given] == [zlib.crc32(own) for own in given]
-    assert [Crcs().of(own) for own in given] == [zlib.crc32(own) for own in given]
 
 
 def test_what_is_no_bytes_has_no_crc():

@@ -20,12 +20,11 @@ from introspect_cli.compare.join.wholes import copies_told, same_layout, stages_
 from introspect_cli.compare.join.wholes import told as layouts_differ
 from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.ports import answer_of, are_ports, flow_of
-from introspect_cli.compare.rank_settings import on_some_ranks
 from introspect_cli.compare.reasons.base import Scene, reason_named
 from introspect_cli.compare.reasons.hardware import fault_sentence, on_one_device, suspect
 from introspect_cli.compare.reasons.optimizer import changes
 from introspect_cli.compare.reasons.ranks import together
-from introspect_cli.compare.reasons.settings import setting_changes
+from introspect_cli.compare.reasons.settings import on_some_ranks, setting_changes
 from introspect_cli.compare.result import DiffResult, Divergence, Separate, Verdict
 from introspect_cli.compare.results import unchanged
 from introspect_cli.compare.samples import samples_told

@@ -7,13 +7,13 @@ CRC is taken over those very bytes, and columns are views of them.
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from introspect_cli.crc import crc32
 from introspect_cli.records import Layout, ModuleInfo, Record, Status, Summary
 from introspect_cli.store import format1
 from introspect_cli.store.arrow import END_OF_STREAM, Batch, Malformed, Schema, decode_batch, schema_message
@@ -317,7 +317,7 @@ class RankReader:
             handle.close()
         if len(data) < length:
             raise DamageError(handle.path, "it ends before the names that the index counts")
-        if crc32(data) != crc:
+        if zlib.crc32(data) != crc:
             raise DamageError(handle.path, "its bytes are not those that were indexed")
         return decode_names(data, schema, count, handle.path)
 
@@ -348,7 +348,7 @@ class RankReader:
             data = records.read(offset, length) if room is None else records.read_into(offset, room.of(length))
         except OSError as error:
             raise unreadable(records.path, error) from None
-        if len(data) != length or crc32(data) != entry["batch_crc"]:
+        if len(data) != length or zlib.crc32(data) != entry["batch_crc"]:
             raise DamageError(records.path, f"the records of step {step} are not those that were indexed")
         try:
             batch, out = self._decoded(memoryview(data), room)

@@ -21,7 +21,7 @@ INTROSPECT_NO_KERNELS is set, there are none, `reason` says why, and torch opera
   `first` on, where theirs of `headers` and `seen` are, too; `columns`: address of the columns' addresses, in the order
   of `columns.py`, 0 for what is not wanted.
 - `rows(addresses, target)`: copy the rows at a list of addresses, one after the other.
-- `crc32(data)`: of bytes, as zlib computes it; `crc32_at(address, size)`: of as many bytes at an address.
+- `crc32(data)`: of bytes, as zlib computes it.
 - `step_digest(keys, left_out, sites, checksums, statuses, count, target)`: 16 bytes, see the store's `index.py`.
 - `watch_generator(number, words, position, spare, flag)`: where a Mersenne twister lies (see `generators`).
 - `generators_moved()`: a bit for each of them that has moved since `generator_state(number)`, 64 bits of its state.

@@ -290,9 +290,6 @@ PyObject *py_crc32(PyObject *, Arguments a, Py_ssize_t n) {
     if (n != 1 || PyBytes_AsStringAndSize(a[0], &data, &size)) return PyErr_Format(PyExc_TypeError, "bytes wanted");
     return PyLong_FromUnsignedLong(crc32((const u8 *)data, size, 0));
 }
-PyObject *py_crc32_at(PyObject *, Arguments a, Py_ssize_t n) {
-    return function<2>(a, n, 1, [](const u64 *w) { return i64(crc32((const u8 *)w[0], i64(w[1]), 0)); });
-}
 // Copies the rows at a list of addresses to one address, one after the other.
 PyObject *py_rows(PyObject *, Arguments a, Py_ssize_t n) {
     if (n != 2 || !PyList_Check(a[0])) return PyErr_Format(PyExc_TypeError, "a list and an address wanted");
@@ -337,7 +334,7 @@ PyObject *py_use(PyObject *, PyObject *wanted) {
 PyMethodDef METHODS[] = {
     FAST(summarise), FAST(sum_of_samples), FAST(alike), FAST(again), FAST(summarise_all), FAST(prepare), FAST(take), FAST(finish),
     FAST(merge), FAST(copy), FAST(glance), FAST(transpose), FAST(numbers),
-    FAST(columns), FAST(rows), FAST(step_digest), FAST(crc32), FAST(crc32_at),
+    FAST(columns), FAST(rows), FAST(step_digest), FAST(crc32),
     {"levels", py_levels, METH_NOARGS, nullptr}, {"use", py_use, METH_O, nullptr},
     {"intake", (PyCFunction)(void (*)())new_intake, METH_FASTCALL, nullptr},
     {"gradients", (PyCFunction)(void (*)())new_gradients, METH_FASTCALL, nullptr},

@@ -25,6 +25,7 @@ from introspect_cli.capture.ops.calls import Calls, OpCall
 from introspect_cli.capture.ops.places import Places
 from introspect_cli.capture.ops.schema import Operators
 from introspect_cli.capture.ops.values import FLOATS, Writers, is_parameter, outputs, row_of, tensors
+from introspect_cli.capture.probes.base import drop
 from introspect_cli.records import Given, Kind, Phase, Site, SiteInfo
 
 if TYPE_CHECKING:
@@ -127,10 +128,9 @@ class OpProbe:
         self._stop()
         for handle in self._handles:
             handle.remove()
-        if self._begin in self._context.on_begin:
-            self._context.on_begin.remove(self._begin)
-            self._context.on_root.remove(self._root)
-            self._context.on_tick.remove(self._ticked)
+        drop(self._context.on_begin, self._begin)
+        drop(self._context.on_root, self._root)
+        drop(self._context.on_tick, self._ticked)
         self._pop()
 
     def _stop(self) -> None:

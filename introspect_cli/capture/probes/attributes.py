@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from introspect_cli.capture.environment import redact
+from introspect_cli.capture.probes.base import drop
 from introspect_cli.records import Phase
 from introspect_cli.tensors.kernels import KERNELS
 
@@ -140,8 +141,7 @@ class AttributeProbe:
         """Stop, and let go of what was seen."""
         self._guarded.on = False
         self._watched.clear()
-        if self._root_called in self._context.on_root:
-            self._context.on_root.remove(self._root_called)
+        drop(self._context.on_root, self._root_called)
 
     def _root_called(self, root: nn.Module) -> None:
         if not self._guarded.on or self._modules.stack.phase is Phase.EVAL:

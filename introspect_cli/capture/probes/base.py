@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep  # noqa: PTH100, PTH120 - compared with co_filename text
 _UNCOUNTED = " (as importlib's _bootstrap)"
 _MISSING = object()
+Listener = TypeVar("Listener")
 Function = TypeVar("Function", bound="Callable[..., Any]")
 
 
@@ -44,6 +45,12 @@ class Probe(Protocol):
 
     def remove(self) -> None:
         """Stop watching, and put back what was replaced; also after a failed `install`."""
+
+
+def drop(listeners: list[Listener], own: Listener) -> None:
+    """Take a listener off, if it is there: a probe may be removed after an `install` that failed, and twice."""
+    if own in listeners:
+        listeners.remove(own)
 
 
 class Patches:

@@ -21,7 +21,14 @@ from introspect_cli.capture.inside import modules_in, parameters_in, wrapped
 from introspect_cli.capture.named import CallSites, ModuleState
 from introspect_cli.capture.probes.base import Patches, uncounted
 from introspect_cli.capture.probes.nested import NestedClasses
-from introspect_cli.capture.probes.opaque import hides, how_hidden, is_plain_call, is_traced, sequence_code
+from introspect_cli.capture.probes.opaque import (
+    hides,
+    how_hidden,
+    is_plain_call,
+    is_traced,
+    is_unfinished,
+    sequence_code,
+)
 from introspect_cli.capture.ranks import launchers, tags
 from introspect_cli.records import EVALUATED, GRADIENT_OF, Kind, Phase
 from introspect_cli.tensors.flatten import flatten, is_plain
@@ -153,8 +160,8 @@ class ModuleProbe:
         calls = stack.calls
         in_backward = private_api.graph_task() != -1
         if not calls and not in_backward:
-            if "_forward_hooks" not in module.__dict__:
-                return original(module, *args, **kwargs)  # torch will say that its __init__ has not been called
+            if is_unfinished(module):
+                return original(module, *args, **kwargs)
             stage = private_api.in_stage()
             if stage is not None and stage.what == "inference":
                 self._context.pipelines.meets(stage.stage, module)
@@ -381,8 +388,8 @@ class ModuleProbe:
         """
         if private_api.tracing_state() is not None or is_traced(args, kwargs):
             return None, -1
-        if "_forward_hooks" not in module.__dict__:
-            return None, -1  # as in `_called`
+        if is_unfinished(module):
+            return None, -1
         stack = self._stack
         caller = stack.calls[-1] if stack.calls else None
         if caller is None and isinstance(module, ParametrizationList):

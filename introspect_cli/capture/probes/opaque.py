@@ -36,6 +36,11 @@ def hides(module: nn.Module) -> bool:
     )
 
 
+def is_unfinished(module: nn.Module) -> bool:
+    """Whether torch's own `__init__` was left out: torch will say so when the module is called."""
+    return "_forward_hooks" not in module.__dict__
+
+
 def is_plain_call(module: nn.Module) -> bool:
     """Whether a module's class says that a call of it is nothing but a call: no wrapper, no graph, nothing hidden."""
     special = (torch.jit.ScriptModule, nn.TransformerEncoderLayer, torch.fx.GraphModule, ParametrizationList)

@@ -12,6 +12,7 @@ import torch
 
 from introspect_cli.capture.draws import UNTOUCHED
 from introspect_cli.capture.environment.randomness import numpy_state, python_state
+from introspect_cli.capture.probes.base import drop
 from introspect_cli.records import Kind, Phase, Site
 
 if TYPE_CHECKING:
@@ -37,8 +38,7 @@ class RngProbe:
 
     def remove(self) -> None:
         """Stop listening."""
-        if self._record in self._context.on_begin:
-            self._context.on_begin.remove(self._record)
+        drop(self._context.on_begin, self._record)
         self._context.draws.stop()
 
     def _record(self) -> None:

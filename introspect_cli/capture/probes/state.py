@@ -16,6 +16,7 @@ from torch.nn.parameter import is_lazy
 
 from introspect_cli.capture.identity import ById
 from introspect_cli.capture.inside import modules_in
+from introspect_cli.capture.probes.base import drop
 from introspect_cli.records import Kind, Phase
 from introspect_cli.tensors.kernels import KERNELS
 
@@ -61,11 +62,8 @@ class StateProbe:
 
     def remove(self) -> None:
         """Stop listening."""
-        context = self._context
-        if self._root_called in context.on_root:  # not where `install` has failed
-            context.on_root.remove(self._root_called)
-        if self.buffers_after in context.on_after_optimizer:
-            context.on_after_optimizer.remove(self.buffers_after)
+        drop(self._context.on_root, self._root_called)
+        drop(self._context.on_after_optimizer, self.buffers_after)
 
     def _restarted(self, kept: int | None) -> None:
         """Steps are counted anew; where the current one is not kept, nothing is on record."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from introspect_cli.capture.probes.base import drop
 from introspect_cli.errors import UsageError
 from introspect_cli.records import Kind, Phase, Site, SiteInfo
 
@@ -127,8 +128,7 @@ class VjpProbe:
         """Stop, and let go of the step's values."""
         self._guarded.on = False
         self._earlier.clear()
-        if self._ticked in self._context.on_tick:
-            self._context.on_tick.remove(self._ticked)
+        drop(self._context.on_tick, self._ticked)
 
     def _ticked(self) -> None:
         self._earlier.clear()

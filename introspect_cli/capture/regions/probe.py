@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from introspect_cli.capture import private_api
 from introspect_cli.capture.identity import ById
 from introspect_cli.capture.ops.calls import SCRIPT
+from introspect_cli.capture.probes.base import drop
 from introspect_cli.capture.regions.taps import (
     GRADIENT,
     NUMBER,
@@ -128,8 +129,7 @@ class TapProbe:
     def remove(self) -> None:
         """Take nothing more."""
         self._take_nothing()
-        if self._ticked in self._context.on_tick:
-            self._context.on_tick.remove(self._ticked)
+        drop(self._context.on_tick, self._ticked)
 
     def _take_nothing(self) -> None:
         Sink.take = None

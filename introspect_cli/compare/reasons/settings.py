@@ -18,6 +18,7 @@ from introspect_cli.compare.join.dump import lists
 from introspect_cli.compare.reasons.changed_code import changed_code
 from introspect_cli.compare.reasons.hyperparameters import optimizer_changes
 from introspect_cli.compare.result import SettingChange
+from introspect_cli.store.launched import rank_list
 
 if TYPE_CHECKING:
     from introspect_cli.records import ModuleInfo
@@ -301,7 +302,11 @@ def _sourced(a: Run, b: Run) -> Iterator[tuple[Any, ...]]:
             yield "options", f"--{name}", options_a.get(name), options_b.get(name)
 
 
-def rank_changes(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[SettingChange]:
+_MOST_RANKS = 16
+"""Ranks that are looked at: their settings are documents of their own. `check` holds all ranks of a run together."""
+
+
+def _rank_changes(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[SettingChange]:
     """What differs between the optimizers and the flags of one rank of two runs."""
     found = []
     for source, changes in (("optimizers", optimizer_changes), ("runtime", _changes)):
@@ -309,6 +314,26 @@ def rank_changes(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[SettingChan
             told = ((name, *_texts(one, two)) for name, one, two in changes(a[source], b[source]))
             found += [SettingChange(source, *own) for own in told if not _RUN_NOISE.search(own[0].lower())]
     return found
+
+
+def on_some_ranks(a: Run, b: Run) -> list[str]:
+    """Sentences on optimizers and flags that differ on some ranks and not on the lowest, whose settings are the run's.
+
+    Another rank's learning rate may have changed without a trace in any number, where gradients are zero or NaN: then
+    nothing diverges, and nothing else would tell of it.
+    """
+    ranks = [rank for rank in a.recorded if rank in b.recorded][:_MOST_RANKS]
+    if len(ranks) < 2:
+        return []
+    found: dict[SettingChange, list[int]] = {}
+    for rank in ranks:
+        for change in _rank_changes(a.settings_of(rank), b.settings_of(rank)):
+            found.setdefault(change, []).append(rank)
+    return [
+        f"On {rank_list(own)} alone a setting differs: {describe(change)} ({change.source})."
+        for change, own in found.items()
+        if ranks[0] not in own
+    ]
 
 
 def setting_changes(
