@@ -9,10 +9,14 @@ import re
 import subprocess
 import sys
 import time
+from itertools import pairwise
 
 import numpy as np
 import pytest
+import torch
+from opcapture import captured
 from synthetic import COUNTS, NUMBERS, row, site, write_run
+from torch import nn
 
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.options import DiffOptions
@@ -118,6 +122,87 @@ def test_of_one_step_dots_and_numbers_are_shown(introspect, tmp_path, browser):
     assert text(browser, "#loss-read").startswith("step 0: a 3, b 3.01")
     assert browser.execute_script("return document.querySelectorAll('#distances-plot circle').length") > 0
     assert "step 0: op_output Net.layer aten.relu.default" in text(browser, "#map-records")
+
+
+def test_numbers_are_told_in_as_few_digits_as_read_back_as_the_same_float32(introspect, tmp_path, browser):
+    rates, losses = (0.001, 0.0011, 0.3), (0.1, 16777216.0, 0.30000001192092896)
+    steps = [
+        [
+            row("loss", "loss", "loss", np.array(loss, np.float32)),
+            row("optimizer", "hyperparameter", "SGD", rate, path="[0]['lr']"),
+        ]
+        for rate, loss in zip(rates, losses, strict=True)
+    ]
+    write_run(tmp_path / "a", steps)
+    made(introspect, "a")
+    visit(browser, tmp_path / "page.html")
+    keys = pytest.importorskip("selenium.webdriver").Keys
+    for box, read, told in (
+        ("#curves .plot", "#curves .read", "step 0: 0.001"),
+        ("#loss-plot", "#loss-read", "step 0: 0.1"),
+        ("#history-plot", "#history-read", "step 0: 0.1"),
+    ):
+        browser.find_element("css selector", box).send_keys(keys.HOME)
+        assert text(browser, read) == told
+    browser.execute_script("document.getElementById('history-values').open = true")
+    told = "return [...document.querySelectorAll('#history-table td')].map((own) => own.textContent)"
+    browser.find_element("id", "search").send_keys("lr")
+    until = time.monotonic() + 10
+    while browser.execute_script(told) != ["0.001", "0.0011", "0.3"]:
+        assert time.monotonic() < until, browser.execute_script(told)
+        time.sleep(0.02)
+
+
+LONG = "aten._scaled_dot_product_flash_attention_for_cpu_backward.default[1] of a name that is as long as names get"
+
+
+@pytest.mark.parametrize("width", [1280, 400])
+def test_no_text_of_the_tables_runs_into_another_column(introspect, tmp_path, browser, width):
+    for name, shift in (("a", 0.0), ("b", 0.01)):
+        steps = [
+            [
+                *step_rows(number, shift=shift, name="Net.stack.attention"),
+                row("forward", "op_output", "Net.stack.attention", np.array([1, shift], np.float32), path=LONG),
+            ]
+            for number in range(2)
+        ]
+        write_run(tmp_path / name, steps)
+    made(introspect, "a", "b")
+    visit(browser, tmp_path / "page.html")
+    size = {"width": width, "height": 1000, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    over = (
+        "return [...document.querySelectorAll('#map-records :is(th, td)')].filter((e) => e.scrollWidth > e.clientWidth)"
+    )
+    shown = browser.execute_script(f"{over}.map((own) => own.textContent)")
+    page = browser.execute_script("return document.documentElement.scrollWidth <= innerWidth")
+    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    assert LONG in text(browser, "#map-records")
+    assert shown == []
+    assert page
+
+
+@pytest.mark.parametrize("at", [0, 5])
+def test_the_mark_of_the_map_covers_no_number(introspect, tmp_path, browser, at):
+    """What the axis says is written down as it is drawn, with where it begins and ends."""
+    pair(tmp_path, at=at)
+    made(introspect, "a", "b")
+    visit(browser, tmp_path / "page.html")
+    drawn = browser.execute_script("""
+        const pen = CanvasRenderingContext2D.prototype, own = pen.fillText, drawn = [];
+        pen.fillText = function (text, x, y) {
+          const wide = this.measureText(text).width;
+          if (this.textAlign === "center") drawn.push([String(text), x - wide / 2, x + wide / 2]);
+          own.call(this, text, x, y);
+        };
+        document.getElementById("theme").click();
+        pen.fillText = own;
+        return drawn.sort((one, two) => one[1] - two[1]);
+    """)
+    told = [name for name, *_ in drawn]
+    assert f"\u25bc{at}" in told
+    assert len(told) > 3
+    assert all(before[2] < after[1] for before, after in pairwise(drawn)), drawn
 
 
 def test_arrow_keys_walk_the_map_and_home_goes_to_the_first_divergence(introspect, tmp_path, browser):
@@ -541,6 +626,23 @@ def test_operators_are_listed_where_they_were_captured(introspect, tmp_path):
     assert "fill:var(--front" in page  # the graph follows the theme
     made(introspect, "a")
     assert "Operators of step 0" in (tmp_path / "page.html").read_text()
+
+
+def test_a_graph_without_the_origin_opens_where_its_first_operator_is(introspect, tmp_path, browser):
+    class Fan(nn.Module):
+        def forward(self, x):
+            y = x * 2
+            return sum(y + number for number in range(20))
+
+    captured(tmp_path / "a", lambda: Fan()(torch.ones(4)), level="op")
+    made(introspect, "a")
+    visit(browser, tmp_path / "page.html")
+    left, right, own = browser.execute_script("""
+        const box = document.getElementById("graph").getBoundingClientRect();
+        return [box.left, box.right, document.querySelector("#graph g").getBoundingClientRect().left];
+    """)
+    assert browser.execute_script("return document.getElementById('graph').scrollLeft") > 0
+    assert left < own < right
 
 
 def test_the_page_has_one_script_no_source_elsewhere_and_a_policy(introspect, tmp_path):

@@ -151,10 +151,12 @@ def _renames(found: Correspondence | None) -> list[StructureChange]:
         old, new = pattern if len(members) > 1 else members[0]
         votes = sum(found.votes.get(name, 0) for name, _ in members)
         steps = sorted(frozenset.intersection(*(found.steps.get(name, frozenset()) for name, _ in members)))
-        how = f"{'differs' if votes == 1 else 'differ'} by at most {found.close:g}, relative"
-        if not any(name in found.near for name, _ in members):
-            how = f"{'is' if votes == 1 else 'are'} equal"
+        near = any(name in found.near for name, _ in members)
         step = f" in step{'s' * (len(steps) > 1)} {listed(list(map(str, steps)))}" if steps else ""
+        if near:
+            how = f"{'differs' if votes == 1 else 'differ'} by at most {found.close:g}, relative L2{',' * bool(step)}"
+        else:
+            how = f"{'is' if votes == 1 else 'are'} equal"
         evidence = f"{count(votes, 'value')} under the two names {how}{step}"
         text = f"{_glossed(old, found.variables[0])} is {_glossed(new, found.variables[1])} in b"
         told.append(StructureChange("renamed", old, new, text, evidence=evidence if votes else ""))

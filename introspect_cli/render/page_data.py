@@ -129,9 +129,14 @@ def _curve(own: tuple[Curve | None, ...]) -> dict[str, Any]:
             lines.append(None)
             continue
         keep = np.unique(np.linspace(0, len(curve.steps) - 1, min(len(curve.steps), 2000)).round().astype(np.int64))
-        values = [finite(float(f"{value:.9g}")) for value in curve.values[keep]]
+        values = [_in_few_digits(value, curve.kind) for value in curve.values[keep]]
         lines.append([curve.steps[keep].tolist(), [value if isinstance(value, float) else None for value in values]])
     return {"name": _text(known.name), "kind": known.kind, "lines": lines}
+
+
+def _in_few_digits(value: np.float64, kind: str) -> float | str:
+    """A value of a curve: in the fewest digits that read back as its float32, but of norms, which are float64."""
+    return finite(float(f"{value:.9g}" if kind == "gradients" else str(np.float32(value))))
 
 
 def _part(rows: Rows) -> dict[str, Any]:

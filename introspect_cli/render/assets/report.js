@@ -29,6 +29,8 @@
   }
   const known = (value) => value !== null && value !== undefined && Number.isFinite(value);
   const short = (value, digits = 5) => !known(value) ? (value === null || value === undefined || Number.isNaN(value) ? "" : String(value)) : String(Number(value.toPrecision(digits)));
+  // A float32 is told in the fewest digits that read back as it.
+  const single = (value) => Math.fround(value) !== value ? short(value, 9) : [1, 2, 3, 4, 5, 6, 7, 8, 9].map((digits) => short(value, digits)).find((text) => Math.fround(Number(text)) === value);
   const times = (value) => value >= 0.001 && value < 1000 ? short(value, 3) : value.toExponential(1).replace("e+", "e");
   const probe = document.createElement("span");
   probe.hidden = true;
@@ -161,7 +163,7 @@
     draw();
   }
   const valueAt = (line, x) => { const at = Array.prototype.indexOf.call(line.xs, x); return at < 0 ? undefined : line.ys[at]; };
-  const sided = (lines) => (x) => `step ${x}: ` + lines.map((line) => `${data.two ? `${line.name} ` : ""}${short(valueAt(line, x), 8) || "not finite, or none"}`).join(", ");
+  const sided = (lines) => (x) => `step ${x}: ` + lines.map((line) => `${data.two ? `${line.name} ` : ""}${single(valueAt(line, x)) || "not finite, or none"}`).join(", ");
   const marks = data.first === null ? [] : [{ x: data.first, name: `first divergence: step ${data.first}` }];
 
   // ---- loss and other curves
@@ -328,11 +330,13 @@
     pen.save(); pen.beginPath(); pen.rect(CELL.name - 4, 0, wide - CELL.name + 4, top); pen.clip();
     pen.font = "11px system-ui, sans-serif"; pen.fillStyle = quiet; pen.textAlign = "center";
     const stride = Math.max(1, nice(0, width, Math.max(2, (CELL.wide * width) / 80))[1] || 1);
+    const middle = (column) => x(column) + CELL.wide / 2, mark = map.origin && `\u25bc${data.first}`;
+    const clear = (text, at) => !mark || Math.abs(at - middle(map.origin[1])) > (pen.measureText(text).width + pen.measureText(mark).width) / 2 + 8;
     for (let column = 0; column < width; column += stride) {
-      const at = x(Math.round(column)) + CELL.wide / 2;
-      if (Math.round(column) < width && (!map.origin || Math.abs(at - x(map.origin[1])) > 26)) pen.fillText(map.steps[Math.round(column)], at, top / 2);
+      const place = Math.round(column);
+      if (place < width && clear(map.steps[place], middle(place))) pen.fillText(map.steps[place], middle(place), top / 2);
     }
-    if (map.origin) { pen.fillStyle = bad; pen.font = "bold 11px system-ui, sans-serif"; pen.fillText(`\u25bc${data.first}`, x(map.origin[1]) + CELL.wide / 2, top / 2); }
+    if (mark) { pen.fillStyle = bad; pen.font = "bold 11px system-ui, sans-serif"; pen.fillText(mark, middle(map.origin[1]), top / 2); }
     pen.restore();
     pen.fillStyle = quiet; pen.font = "11px system-ui, sans-serif"; pen.textAlign = "end"; pen.fillText("step", CELL.name - 10, top / 2); pen.textAlign = "start";
   }
@@ -373,7 +377,7 @@
       const own = partOf(site), at = own.steps.findIndex(inside);
       if (at < 0) { absent.add(site); continue; }
       const state = stateAt(site, at), runs = data.two ? [0, 1] : [0];
-      const numbers = ["mean", "std", "absmax"].flatMap((stat) => runs.map((run) => { const values = series(site, stat, run); return values ? short(values[at], 7) : ""; }));
+      const numbers = ["mean", "std", "absmax"].flatMap((stat) => runs.map((run) => { const values = series(site, stat, run); return values ? single(values[at]) : ""; }));
       if (state || numbers.some(Boolean)) body.push({ differs: state > 1, cells: [labels[site], String(own.steps[at]), STATES[state], ...numbers] });
     }
     const shown = [];
@@ -427,7 +431,7 @@
   }
   function valuesTable() {
     const part = partOf(chosen), stat = $("stat").value, runs = data.two ? [0, 1] : [0], own = runs.map((run) => statistic(chosen, stat, run));
-    const body = part.steps.map((step, at) => ({ differs: stateAt(chosen, at) > 1, cells: [String(step), ...own.map((values) => values ? short(values[at], 9) : ""), ...(data.two ? [STATES[stateAt(chosen, at)]] : [])] }));
+    const body = part.steps.map((step, at) => ({ differs: stateAt(chosen, at) > 1, cells: [String(step), ...own.map((values) => values ? single(values[at]) : ""), ...(data.two ? [STATES[stateAt(chosen, at)]] : [])] }));
     $("history-table").replaceChildren(tableOf($("history-name").textContent, ["step", ...(data.two ? ["a", "b", "checksums"] : [TITLES[stat]])], body));
   }
   function listSites() {
@@ -546,7 +550,7 @@
   listSites();
   plotHistory();
 
-  const graph = $("graph"), red = graph && graph.querySelector(".origin");
+  const graph = $("graph"), red = graph && (graph.querySelector(".origin") || graph.querySelector("g.n, g.g"));
   if (red) {
     const area = graph.getBoundingClientRect(), own = red.getBoundingClientRect();
     graph.scrollLeft += own.left - area.left - area.width / 2 + own.width / 2;
