@@ -54,6 +54,7 @@ class ModuleState(Named):
         "calls",
         "compiled",
         "forward",
+        "gives",
         "inner",
         "own",
         "plain",
@@ -76,6 +77,8 @@ class ModuleState(Named):
         self.step = -1
         self.styles: list[Style] | None = None
         """What tensor parallelism takes its inputs for; None before that was looked at."""
+        self.gives: list[Style] = []
+        """What plain tensors tensor parallelism makes of its outputs."""
         self.tagged = False
         """Whether what goes in or comes out may be one rank's share of a DTensor."""
         self.calls: dict[Phase, int] = {}

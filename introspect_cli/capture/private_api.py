@@ -120,25 +120,56 @@ def local_of(value: Any) -> Any:
     return getattr(node, "dtensor_spec", None) if type(node).__name__ == "_ToTorchTensorBackward" else None
 
 
-def styles_of(module: torch.nn.Module) -> list[tuple[int, Any, tuple[Any, ...]]]:
-    """What tensor parallel styles take a module's inputs for: position, mesh, a placement for each of its dimensions.
+def styles_of(module: torch.nn.Module) -> list[tuple[str, Any, tuple[Any, ...]]]:
+    """What tensor parallel styles take a module's inputs for: path, mesh, a placement for each of its dimensions.
 
     They are in the closures of the hooks that `parallelize_module` leaves. Without it, as above.
     """
-    found: list[tuple[int, Any, tuple[Any, ...]]] = []
+    found: list[tuple[str, Any, tuple[Any, ...]]] = []
     for hook in module._forward_pre_hooks.values():  # noqa: SLF001 - there is no public way to ask for them
-        code = getattr(hook, "__code__", None)
-        if code is None or "device_mesh" not in code.co_freevars:
+        held = _style_in(hook)
+        if held is None:
             continue
-        cells: Any = hook.__closure__
-        held = dict(zip(code.co_freevars, [cell.cell_contents for cell in cells], strict=True))
         mesh, prepare = held["device_mesh"], held.get("input_fn")
         called = getattr(getattr(prepare, "func", None), "__name__", "")
-        if prepare is not None and called == "_prepare_input_fn" and mesh.ndim == 1:
-            found.append((0, mesh, tuple(prepare.args[0])))
+        if prepare is not None and called == "_prepare_input_fn":
+            found.append(("[0]", mesh, tuple(prepare.args[0])))
         layouts = getattr(held.get("self"), "input_layouts", None) or ()
-        found += [(at, mesh, (own,)) for at, own in enumerate(layouts) if own is not None and mesh.ndim == 1]
+        found += [(f"[{at}]", mesh, (own,)) for at, own in enumerate(layouts) if own is not None]
     return found
+
+
+def styles_of_outputs(module: torch.nn.Module) -> list[tuple[str, Any, tuple[Any, ...]]]:
+    """What plain tensors come out of a module by its tensor parallel style, as above.
+
+    Only its last hook is asked: what another made of them afterwards, no style knows. Without it, outputs without
+    gradients are compared by extrema and means.
+    """
+    held = _style_in(next(reversed(module._forward_hooks.values()), None))  # noqa: SLF001 - as above
+    if held is None:
+        return []
+    mesh, prepare = held["device_mesh"], held.get("output_fn")
+    if getattr(getattr(prepare, "func", None), "__name__", "") == "_prepare_output_fn":
+        is_cut = len(prepare.args) == 2 and prepare.args[1]  # else it gives a DTensor, or that of another style
+        return [("", mesh, tuple(prepare.args[0]))] if is_cut else []
+    style = held.get("self")
+    if not getattr(style, "use_local_output", False):
+        return []
+    both = list(zip(getattr(style, "output_layouts", ()), getattr(style, "desired_output_layouts", ()), strict=False))
+    return [
+        ("" if len(both) == 1 else f"[{at}]", mesh, (wanted,))
+        for at, (own, wanted) in enumerate(both)
+        if own is not None and wanted is not None
+    ]
+
+
+def _style_in(hook: Any) -> dict[str, Any] | None:
+    """What a hook of a tensor parallel style has in its closure; None for others, and for meshes of several axes."""
+    code = getattr(hook, "__code__", None)
+    if code is None or "device_mesh" not in code.co_freevars:
+        return None
+    held = dict(zip(code.co_freevars, [cell.cell_contents for cell in hook.__closure__], strict=True))
+    return held if held["device_mesh"].ndim == 1 else None
 
 
 def ranks_of(group: Any) -> list[int]:

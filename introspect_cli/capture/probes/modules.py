@@ -36,12 +36,13 @@ from introspect_cli.tensors.kernels import KERNELS
 from introspect_cli.tensors.views import unobserved
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from torch.utils.hooks import RemovableHandle
 
     from introspect_cli.capture.context import Context
     from introspect_cli.capture.probes.gradients import GradientProbe
+    from introspect_cli.capture.ranks.tags import Style
     from introspect_cli.tensors.places import Placed
 
 _POSITIONS = tuple(f"[{number}]" for number in range(32))
@@ -237,8 +238,9 @@ class ModuleProbe:
         if state.styles is None:
             state.styles = []
             if launchers.grouped():  # else there can be no DTensor
-                state.styles = private_api.styles_of(module)
-                state.tagged |= bool(state.styles) or any(tags.from_call(value) is not None for value in args)
+                state.styles, state.gives = private_api.styles_of(module), private_api.styles_of_outputs(module)
+                styled = bool(state.styles or state.gives)
+                state.tagged |= styled or any(tags.from_call(value) is not None for value in args)
         return state.tagged
 
     def _left(self, module: nn.Module, state: ModuleState, call: int, result: Any) -> None:
@@ -485,12 +487,18 @@ class ModuleProbe:
                 self._follow(state, kind, call, prefix + path, leaf)
 
     def _tensor(self, state: ModuleState, kind: Kind, call: int, path: str, value: torch.Tensor) -> None:
-        styles = state.styles if kind is Kind.INPUT and state.styles else ()
-        placed = tags.share(value, path, styles) if state.tagged else None
+        placed = tags.share(value, path, self._styles(state, kind, value)) if state.tagged else None
         if kind in self._kinds:
             site = self._context.site(state, self._stack.phase, kind, path, call)
             self._recorder.tensor(site, value if placed is None else placed)
         self._follow(state, kind, call, path, value, placed)
+
+    @staticmethod
+    def _styles(state: ModuleState, kind: Kind, value: torch.Tensor) -> Sequence[Style]:
+        """What a style may tell of a tensor: of an input, and of an output that no node of autograd tells of."""
+        if kind is Kind.INPUT:
+            return state.styles or ()
+        return state.gives if not value.requires_grad else ()
 
     def _follow(
         self, state: ModuleState, kind: Kind, call: int, path: str, value: torch.Tensor, placed: Placed | None = None

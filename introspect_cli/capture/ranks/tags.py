@@ -3,7 +3,8 @@
 Tensor and sequence parallel modules pass plain tensors on: a column's output is a rank's columns, and nothing on the
 tensor says so. But what `to_local` returned was made by an autograd node that knows the DTensor it is of; a tensor that
 was written to since was made by another. And what a module turns into a DTensor before its forward pass, its style
-knows beforehand. So nothing is patched, and nothing is remembered of any tensor.
+knows beforehand, as it knows what it gives where no gradients are wanted and no node is made, in an evaluation.
+So nothing is patched, and nothing is remembered of any tensor.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
     import torch
 
 
-Style = tuple[int, Any, tuple[Any, ...]]
-"""What a module takes an input for: its position, a mesh, and a placement for each dimension of the mesh."""
+Style = tuple[str, Any, tuple[Any, ...]]
+"""What a module takes an input for, or gives: its path, a mesh, and a placement for each dimension of the mesh."""
 
 
 def share(value: torch.Tensor, path: str, styles: Sequence[Style]) -> Placed | None:
@@ -31,9 +32,9 @@ def share(value: torch.Tensor, path: str, styles: Sequence[Style]) -> Placed | N
     Args:
         value: it.
         path: where among the inputs or outputs it is, `[0]`.
-        styles: what the module takes its inputs for, see `private_api.styles_of`; none for an output.
+        styles: what the module takes its inputs for, or makes its outputs, see `private_api.styles_of`.
     """
-    return from_call(value) or next((_styled(value, *own[1:]) for own in styles if path == f"[{own[0]}]"), None)
+    return from_call(value) or next((_styled(value, *own[1:]) for own in styles if path == own[0]), None)
 
 
 def from_call(value: Any) -> Placed | None:
@@ -45,7 +46,7 @@ def from_call(value: Any) -> Placed | None:
 
 
 def _styled(value: torch.Tensor, mesh: Any, placements: tuple[Any, ...]) -> Placed | None:
-    """An input that a module's style takes for a rank's share; None where it is taken for the whole."""
+    """An input or output that a module's style takes for a rank's share; None where it is taken for the whole."""
     if hasattr(value, "placements"):
         return None
     shape = list(value.shape)
