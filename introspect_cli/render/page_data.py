@@ -134,7 +134,7 @@ def _curve(own: tuple[Curve | None, ...]) -> dict[str, Any]:
     return {"name": _text(known.name), "kind": known.kind, "lines": lines}
 
 
-def _in_few_digits(value: np.float64, kind: str) -> float | str:
+def _in_few_digits(value: np.float64, kind: str) -> Any:
     """A value of a curve: in the fewest digits that read back as its float32, but of norms, which are float64."""
     return finite(float(f"{value:.9g}" if kind == "gradients" else str(np.float32(value))))
 
