@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 
 import click
 
-from introspect_cli.errors import IntrospectError, scarcity
+from introspect_cli.errors import IntrospectError, abridged, scarcity
 from introspect_cli.exit_codes import UNDECIDED
 from introspect_cli.version import __version__
 
@@ -76,8 +76,6 @@ _NO_SUCH = (
     errno.EROFS,
 )
 """Why a file of that name is none for us."""
-_SHOWN = 200
-"""Characters shown of a name."""
 
 Work = Callable[[], int]
 
@@ -228,9 +226,7 @@ def _refused(error: OSError) -> int:
     named = error.filename
     if error.errno not in _NO_SUCH or not isinstance(named, (str, os.PathLike)):
         return 0
-    name = os.fspath(named)
-    shown = name if len(name) <= _SHOWN else f"{name[:_SHOWN]}..."
-    return _tell(f"{shown!r} cannot be used: {error.strerror}", UNDECIDED)
+    return _tell(f"{os.fspath(named)!r} cannot be used: {error.strerror}", UNDECIDED)
 
 
 def _mistake(error: Exception) -> int:
@@ -255,5 +251,5 @@ def _sentence(error: click.ClickException) -> str:
 def _tell(sentence: str, code: int) -> int:
     from introspect_cli.commands.shared import say
 
-    say(f"introspect: {sentence}", err=True)
+    say(f"introspect: {abridged(sentence)}", err=True)
     return code

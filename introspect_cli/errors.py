@@ -5,6 +5,7 @@
 
 import errno
 import os
+import re
 import sys
 
 from introspect_cli.exit_codes import UNDECIDED
@@ -26,6 +27,24 @@ class StoreError(IntrospectError):
 
 class DocumentTooLargeError(StoreError):
     """A document larger than any reader takes, which leaves the store as it was."""
+
+
+_LONGEST_WORD = 300
+_LONGEST = 2000
+
+
+def abridged(sentence: str) -> str:
+    """A sentence that repeats what somebody typed, or a file holds, with what is too long to be read cut in the middle.
+
+    The end of a sentence says what to do; behind a hundred thousand characters nobody finds it.
+    """
+    sentence = re.sub(rf"\S{{{_LONGEST_WORD + 1},}}", lambda found: _cut(found[0], _LONGEST_WORD), sentence)
+    return _cut(sentence, _LONGEST)
+
+
+def _cut(text: str, most: int) -> str:
+    left = len(text) - most
+    return text if left <= 0 else f"{text[: most // 2]}...({left:,} characters)...{text[-most // 2 :]}"
 
 
 _SCARCE = {

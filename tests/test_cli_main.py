@@ -16,7 +16,7 @@ from synthetic import row, write_run
 
 from introspect_cli import __version__, cli
 from introspect_cli.cli import VERBS, introspect
-from introspect_cli.errors import IntrospectError, StoreError, UsageError
+from introspect_cli.errors import IntrospectError, StoreError, UsageError, abridged
 
 PRETEND = """
 import sys
@@ -215,6 +215,33 @@ def test_a_name_that_the_system_refuses_is_told(introspect, tmp_path):
         assert (done.returncode, done.stdout) == (2, "")
         assert "cannot be used: " in done.stderr
         assert len(done.stderr) < 400
+
+
+@pytest.mark.parametrize(
+    ("words", "end"),
+    [
+        (("runs", "prune", "--older-than", "LONG"), "as in 7d."),
+        (("show", "LONG"), "name a directory that `introspect capture -o` made"),
+        (("diff", "--rtol", "LONG", "a", "b"), "(`introspect diff --help` tells more)"),
+        (("capture", "--steps", "LONG", "train.py"), "such as 0,5,10:20,100::50"),
+        (("capture", "-m", "LONG"), "among installed packages"),
+        (("LONG",), "verify, zoom"),
+    ],
+)
+@pytest.mark.parametrize("piece", ["x", "no such "])
+def test_a_sentence_keeps_its_end_where_an_argument_is_too_long_to_read(introspect, words, end, piece):
+    long = piece * (100_000 // len(piece))
+    done = introspect(*(long if word == "LONG" else word for word in words))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert len(done.stderr) < 2100
+    assert " characters)..." in done.stderr
+    assert done.stderr.rstrip("\n").endswith(end)
+
+
+def test_a_sentence_that_can_be_read_is_told_whole():
+    path = "a/" * 150
+    assert abridged(f"there is no run at {path}") == f"there is no run at {path}"
+    assert abridged("no " + "x" * 1000) == f"no {'x' * 150}...(700 characters)...{'x' * 150}"
 
 
 def test_a_name_that_is_no_text_is_told_in_the_answer(introspect, tmp_path):
