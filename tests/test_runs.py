@@ -8,7 +8,9 @@ import pytest
 from synthetic import row, write_run
 
 from introspect_cli.errors import UsageError
-from introspect_cli.inspect.runs import RunRow, parse_age, prunable
+from introspect_cli.inspect import runs as listing
+from introspect_cli.inspect.runs import RunRow, find_runs, parse_age, prunable
+from introspect_cli.render.runs_text import unseen_told
 
 NOW = dt.datetime(2026, 6, 15, 12, tzinfo=dt.timezone.utc)
 
@@ -31,6 +33,52 @@ def test_a_run_without_a_known_start_is_not_old():
     unknown = RunRow(Path("x"), "", None, 0, 0, "damaged", "cannot be read")
     assert prunable([unknown], keep=0, older_than=parse_age("1s"), now=NOW) == []
     assert prunable([unknown], keep=0, older_than=None, now=NOW) == [unknown]
+
+
+def test_a_run_that_cannot_be_asked_whether_it_goes_on_never_goes():
+    rows = [listed("a", 9, "unreadable"), listed("b", 9, "damaged")]
+    assert [found.ended for found in prunable(rows, keep=0, older_than=None, now=NOW)] == ["damaged"]
+
+
+def test_a_search_says_where_it_did_not_look(runs, monkeypatch, introspect):
+    for name in ("closed", "a/b/c/d/e/f", "gone"):
+        (runs / name).mkdir(parents=True)
+    (runs / "closed" / "inside").mkdir()
+    write_run(runs / "far" / "run", [[row("forward", "output", "Net", 1.0)]])
+    whole = find_runs([runs])
+    assert {found.path.name for found in whole.rows} == {"first", "second", "broken", "run"}
+    assert (whole.unread, whole.deeper, whole.left) == ([], 1, 0)
+    assert unseen_told(whole) == ["Not searched, more than 4 levels down: 1 directory."]
+    assert "more than 4 levels down" in introspect("runs", str(runs)).stdout
+    document = json.loads(introspect("runs", str(runs), "--format", "json").stdout)
+    assert document["not_searched"] == {"unreadable": [], "too_deep": 1, "too_many": 0}
+
+    scandir = listing.os.scandir
+
+    def refused(path):
+        if Path(path).name == "closed":
+            raise PermissionError(13, "Permission denied", str(path))
+        if Path(path).name == "gone":
+            raise FileNotFoundError(2, "No such file or directory", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(listing.os, "scandir", refused)
+    found = find_runs([runs])
+    assert found.unread == [runs / "closed"]
+    assert {own.path for own in found.rows} == {own.path for own in whole.rows}
+    assert unseen_told(found)[0].endswith(f": {runs / 'closed'}.")
+
+    near = find_runs([runs], most=8)  # the root and what is in it: a, closed, far, first, gone, nested, second
+    assert {own.path.name for own in near.rows} == {"first", "second"}
+    assert near.left == 3
+    assert "3 directories" in unseen_told(near)[-1]
+
+
+def test_nothing_is_said_to_be_absent_where_nobody_looked(tmp_path, introspect):
+    (tmp_path / "empty").mkdir()
+    assert introspect("runs", "empty").stdout == "No runs below empty.\n"
+    (tmp_path / "empty" / "a/b/c/d/e").mkdir(parents=True)
+    assert introspect("runs", "empty").stdout.startswith("No runs found below empty.\nNot searched")
 
 
 @pytest.mark.parametrize("text", ["7", "d", "-1d", "1.5h", "7 d", "٣d", "1y"])

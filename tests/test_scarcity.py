@@ -67,6 +67,18 @@ def test_a_reader_tells_scarcity_from_damage(run, monkeypatch, number):
         assert scarcity(OSError(number, "x")) in str(caught.value)
 
 
+@pytest.mark.parametrize("refused", ["read_file", "names"])
+def test_what_the_reader_may_not_read_is_not_called_damaged(run, monkeypatch, refused):
+    def closed(*_):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(files.Folder, refused, closed)
+    for read in (open_run, verify_run):
+        with pytest.raises(StoreError, match=r"^cannot read .*: permission denied$") as caught:
+            read(run)
+        assert not isinstance(caught.value, files.DamageError)
+
+
 def test_what_is_scarce_and_what_is_not():
     assert scarcity(MemoryError()) == "there is not enough memory"
     assert scarcity(RuntimeError("can't start new thread")) == "this machine cannot start more threads"

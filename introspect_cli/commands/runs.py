@@ -43,15 +43,15 @@ def list_(directories: tuple[Path, ...], format_: str) -> int:
     from introspect_cli.inspect.runs import find_runs
     from introspect_cli.render.runs_text import runs_blocks, runs_document
 
-    rows = find_runs(_places(directories))
+    found = find_runs(_places(directories))
     if format_ == "json":
         from introspect_cli.render.json import to_json
 
-        click.echo(to_json(runs_document(rows)))
+        click.echo(to_json(runs_document(found)))
     else:
         from introspect_cli.render.console import Screen
 
-        Screen().draw(runs_blocks(rows, [str(place) for place in _places(directories)]))
+        Screen().draw(runs_blocks(found, [str(place) for place in _places(directories)]))
     return SAME
 
 
@@ -82,17 +82,21 @@ def prune(directories: tuple[Path, ...], keep: int, older_than: str | None, *, d
     from introspect_cli.errors import UsageError
     from introspect_cli.inspect.runs import find_runs, parse_age, prunable
     from introspect_cli.records import count
+    from introspect_cli.render.runs_text import unseen_told
     from introspect_cli.render.text import size
     from introspect_cli.store.writer import remove_run
 
     if not keep and older_than is None:
         raise UsageError("say which runs to remove: --keep N keeps the N latest, --older-than 7d spares recent ones.")
     age = parse_age(older_than) if older_than is not None else None
-    going = prunable(find_runs(_places(directories)), keep=keep, older_than=age, now=dt.datetime.now(dt.timezone.utc))
+    found = find_runs(_places(directories))
+    going = prunable(found.rows, keep=keep, older_than=age, now=dt.datetime.now(dt.timezone.utc))
     for row in going:
         if not dry_run:
             remove_run(row.path)
         say(f"{'would remove' if dry_run else 'removed'} {row.path} ({size(row.size)})")
+    for told in unseen_told(found):
+        say(told, err=True)
     freed = size(sum(row.size for row in going))
     click.echo(f"{count(len(going), 'run')}, {freed}{' would be freed' if dry_run else ' freed'}")
     return SAME

@@ -2,27 +2,34 @@
 
 A person who captures often has dozens of runs and remembers the names of none. Each is told by its manifest and its
 indexes alone, so that a hundred large runs are listed in a moment; one that cannot be read is listed as damaged, never
-skipped.
+skipped. Somebody may name a whole disk: the search takes what is near first, ends after so many directories, and knows
+where it did not look.
 """
 
 from __future__ import annotations
 
 import datetime as dt
 import os
+from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.errors import StoreError, UsageError
 from introspect_cli.inspect.overview import size_on_disk
-from introspect_cli.store.files import MANIFEST
+from introspect_cli.store.files import MANIFEST, DamageError
 from introspect_cli.store.pack import ENDING, is_pack
 from introspect_cli.store.reader import Run, open_run
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Sequence
 
-_DEEPEST = 4
+DEEPEST = 4
+"""Levels of directories that a search goes down."""
+
+MOST = 20_000
+"""Directories that a search looks into."""
+
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 
 
@@ -37,8 +44,8 @@ class RunRow:
         steps: complete steps of the rank with most.
         size: bytes on disk.
         ended: how it ended: `running`, `complete`, `interrupted`, `failed` (the script raised or exited with another
-            code than 0) or `damaged`.
-        detail: the exception or exit code of a failed run, the sentence about a damaged one.
+            code than 0), `damaged`, or `unreadable` (for us, or of a newer format), which says nothing of how it is.
+        detail: the exception or exit code of a failed run, the sentence about a damaged or an unreadable one.
         label: what somebody wrote of it.
     """
 
@@ -52,35 +59,74 @@ class RunRow:
     label: str = ""
 
 
-def find_runs(roots: Iterable[Path]) -> list[RunRow]:
-    """All runs at or below the given directories, the latest first.
+@dataclass(frozen=True)
+class Found:
+    """What a search found, and where it did not look.
+
+    Attributes:
+        rows: runs, the latest first.
+        unread: directories that may not be read.
+        deeper: directories that lie too deep.
+        left: directories that the search ended before.
+    """
+
+    rows: list[RunRow]
+    unread: list[Path]
+    deeper: int
+    left: int
+
+
+def find_runs(roots: Iterable[Path], most: int = MOST) -> Found:
+    """All runs at or below the given directories, links not followed, nor directories whose names begin with a dot.
+
+    Args:
+        roots: where to begin.
+        most: how many directories to look into, the nearest first.
 
     Raises:
         UsageError: a directory does not exist.
     """
-    rows = []
+    waiting: deque[tuple[Path, int]] = deque()
     for root in roots:
         if not root.is_dir():
             raise UsageError(f"there is no directory {root}; name one that holds runs.")
-        rows += [_row(path) for path in _runs_below(root, _DEEPEST)]
+        waiting.append((root, 0))
+    paths: list[Path] = []
+    unread: list[Path] = []
+    deeper = looked = 0
+    while waiting and looked < most:
+        folder, depth = waiting.popleft()
+        looked += 1
+        try:
+            runs, inside = _look_into(folder)
+        except (FileNotFoundError, NotADirectoryError, ProcessLookupError):
+            continue  # it has gone since
+        except OSError:
+            unread.append(folder)
+            continue
+        paths += runs
+        if depth == DEEPEST:
+            deeper += len(inside)
+        else:
+            waiting.extend((path, depth + 1) for path in inside)
     oldest = dt.datetime.min.replace(tzinfo=dt.timezone.utc)
-    return sorted(rows, key=lambda row: (row.started or oldest, str(row.path)), reverse=True)
+    rows = sorted(map(_row, paths), key=lambda row: (row.started or oldest, str(row.path)), reverse=True)
+    return Found(rows, unread, deeper, len(waiting))
 
 
-def _runs_below(folder: Path, depth: int) -> Iterator[Path]:
+def _look_into(folder: Path) -> tuple[list[Path], list[Path]]:
+    """The runs that a directory is or holds as packs, and the directories to look into next: none in a run.
+
+    Raises:
+        OSError: it cannot be read.
+    """
     if (folder / MANIFEST).is_file():
-        yield folder
-        return
-    yield from sorted(own for own in folder.glob(f"*{ENDING}") if is_pack(own))
-    if depth == 0:
-        return
-    try:
-        inside = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir(follow_symlinks=False))
-    except OSError:
-        return
-    for name in inside:
-        if not name.startswith("."):
-            yield from _runs_below(folder / name, depth - 1)
+        return [folder], []
+    with os.scandir(folder) as scanned:
+        entries = sorted(scanned, key=lambda entry: entry.name)
+    packs = [folder / entry.name for entry in entries if entry.name.endswith(ENDING) and is_pack(entry.path)]
+    kept = (entry for entry in entries if not entry.name.startswith("."))
+    return packs, [folder / entry.name for entry in kept if entry.is_dir(follow_symlinks=False)]
 
 
 def _row(path: Path) -> RunRow:
@@ -88,8 +134,10 @@ def _row(path: Path) -> RunRow:
     try:
         with open_run(path) as run:
             return _told(path, run, size)
-    except StoreError as error:
+    except DamageError as error:
         return RunRow(path, "", None, 0, size, "damaged", str(error))
+    except StoreError as error:
+        return RunRow(path, "", None, 0, size, "unreadable", str(error))
 
 
 def _told(path: Path, run: Run, size: int) -> RunRow:
@@ -131,8 +179,8 @@ def parse_age(text: str) -> dt.timedelta:
 def prunable(rows: Sequence[RunRow], *, keep: int, older_than: dt.timedelta | None, now: dt.datetime) -> list[RunRow]:
     """The runs that may go: beyond the `keep` latest, and older than `older_than` where that is given.
 
-    A run that is still being written never goes, nor a packed one, nor one whose age is not known while an age is
-    asked for.
+    A run that is still being written never goes, nor one that cannot be asked whether it is, nor a packed one, nor one
+    whose age is not known while an age is asked for.
 
     Args:
         rows: runs, the latest first.
@@ -143,7 +191,7 @@ def prunable(rows: Sequence[RunRow], *, keep: int, older_than: dt.timedelta | No
     return [
         row
         for row in rows[keep:]
-        if row.ended != "running"
+        if row.ended not in ("running", "unreadable")
         and row.path.suffix != ".zip"
         and (older_than is None or (row.started is not None and now - row.started > older_than))
     ]

@@ -364,9 +364,14 @@ def write_all(fd: int, pieces: Sequence[bytes | memoryview]) -> int:
 
 
 def unreadable(path: str, error: OSError) -> StoreError:
-    """The error of a file that could not be read: damage, or something that has run out."""
-    lacking = scarcity(error)
-    return StoreError(f"cannot read {path}: {lacking}") if lacking else DamageError(path, _reason(error))
+    """The error of a file that could not be read: damage, or what says nothing of the file."""
+    why = innocent(error)
+    return StoreError(f"cannot read {path}: {why}") if why else DamageError(path, _reason(error))
+
+
+def innocent(error: OSError | ValueError) -> str:
+    """Why a sound file can fail to be read: something has run out, or the reader may not; "" for anything else."""
+    return scarcity(error) or (reason(error) if isinstance(error, PermissionError) else "")
 
 
 def reason(error: OSError) -> str:

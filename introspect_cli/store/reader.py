@@ -28,6 +28,7 @@ from introspect_cli.store.files import (
     TENSORS,
     DamageError,
     Folder,
+    innocent,
     is_locked,
     reason,
     unreadable,
@@ -401,8 +402,8 @@ def open_store(path: str | Path) -> Folder:
     except FileNotFoundError:
         raise StoreError(f"there is no run at {path}; name a directory that `introspect capture -o` made") from None
     except (OSError, ValueError) as error:
-        if scarcity(error):
-            raise StoreError(f"cannot read {path}: {scarcity(error)}") from None
+        if innocent(error):
+            raise StoreError(f"cannot read {path}: {innocent(error)}") from None
         why = reason(error) if isinstance(error, OSError) else "not a path"
         raise StoreError(f"{path} is not a run: {why}; name a directory that `introspect capture -o` made") from None
     if MANIFEST not in names:

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from introspect_cli.errors import StoreError, scarcity
+from introspect_cli.errors import StoreError
 from introspect_cli.store import documents, tensorfile
 from introspect_cli.store.files import (
     CHILDREN,
@@ -25,6 +25,7 @@ from introspect_cli.store.files import (
     TENSORS,
     DamageError,
     Folder,
+    innocent,
     is_locked,
     reason,
 )
@@ -176,8 +177,8 @@ class _Check:
         except FileNotFoundError:
             pass
         except OSError as error:
-            if scarcity(error):
-                raise StoreError(f"cannot read {self._folder.path}: {scarcity(error)}") from None
+            if innocent(error):
+                raise StoreError(f"cannot read {self._folder.path}: {innocent(error)}") from None
             self._found(f"{self._folder.path}: {reason(error)}")
         return None
 
