@@ -22,7 +22,18 @@ from introspect_cli.cli import VERBS
 PACKAGE = Path(introspect_cli.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
 
-BASE = {"version", "records", "labels", "schedule", "schedules", "conditions", "errors", "exit_codes", "sums"}
+BASE = {
+    "version",
+    "records",
+    "labels",
+    "schedule",
+    "schedules",
+    "conditions",
+    "errors",
+    "exit_codes",
+    "processors",
+    "sums",
+}
 EVERYTHING = {path.stem if path.parent == PACKAGE else path.parent.name for path in FILES}
 
 LAYERS = {
@@ -34,6 +45,7 @@ LAYERS = {
     "schedules": {"conditions", "errors", "schedule"},
     "errors": {"exit_codes"},
     "exit_codes": set(),
+    "processors": set(),
     "sums": set(),
     "clock": BASE,
     "recursion": set(),

@@ -247,7 +247,7 @@ def test_what_was_put_together_stays_when_the_next_step_is_read(tmp_path):
 
 
 def test_reads_side_by_side_keep_their_order_and_fail_as_one_after_the_other_would(monkeypatch):
-    monkeypatch.setattr(side_by_side_module, "_processors", lambda: 4)
+    monkeypatch.setattr(side_by_side_module, "processors", lambda: 4)
     seen, threads = set(), threading.active_count()
 
     def read(number):

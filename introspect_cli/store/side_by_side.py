@@ -6,9 +6,10 @@ forks afterwards, and starting them takes a hundredth of what they read.
 
 from __future__ import annotations
 
-import os
 from threading import Thread
 from typing import TYPE_CHECKING, TypeVar
+
+from introspect_cli.processors import processors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -28,7 +29,7 @@ def side_by_side(reads: Sequence[Callable[[], Found]]) -> list[Found]:
     Raises:
         Exception: what the first of them that fails raises.
     """
-    threads = min(_MOST, _processors(), len(reads) // _FEW)
+    threads = min(_MOST, processors(), len(reads) // _FEW)
     if threads < 2:
         return [read() for read in reads]
     found: dict[int, Found] = {}
@@ -59,8 +60,3 @@ def _take(
         except Exception as error:  # noqa: PERF203 -- told by the thread that asked
             failed[number] = error
             return
-
-
-def _processors() -> int:
-    """How many processors this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -8,13 +8,13 @@ row and agree on every bit of the checksum.
 
 from __future__ import annotations
 
-import os
 import time
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import torch
 
+from introspect_cli.processors import processors
 from introspect_cli.tensors import kernels as k
 from introspect_cli.tensors import parallel, reference
 from introspect_cli.tensors import rows as r
@@ -78,11 +78,7 @@ _Words = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 
 def thread_count() -> int:
     """Threads worth using: torch's own number, but no more than this process may run on."""
-    try:
-        available = len(os.sched_getaffinity(0))
-    except AttributeError:
-        available = os.cpu_count() or 1
-    return max(1, min(torch.get_num_threads(), available))
+    return max(1, min(torch.get_num_threads(), processors()))
 
 
 def _copy_plan(shape: tuple[int, ...], strides: tuple[int, ...]) -> _Words:
