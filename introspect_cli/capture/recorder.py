@@ -9,24 +9,19 @@ summariser's slots together when threads meet.
 from __future__ import annotations
 
 import threading
-from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
+from introspect_cli.capture.backlog import Backlog, EndedStep, SavedTensor
 from introspect_cli.capture.environment.redact import is_secret_path, plain
 from introspect_cli.capture.keeping import Keeping
-from introspect_cli.capture.samples import SampleKeeper, StepSamples
+from introspect_cli.capture.samples import SampleKeeper
 from introspect_cli.errors import StoreError
 from introspect_cli.records import Given, Kind, Phase, Site, SiteInfo
-from introspect_cli.schedules import ALWAYS, NEVER
 from introspect_cli.selection import selects
-from introspect_cli.store.batch import StepBatch, given_columns
-from introspect_cli.store.columns import sparse_texts
-from introspect_cli.tensors.kernels import numbers
 from introspect_cli.tensors.places import Placed
 from introspect_cli.tensors.views import in_memory
 
@@ -35,51 +30,15 @@ if TYPE_CHECKING:
 
     from introspect_cli.labels import Labels
     from introspect_cli.schedule import Schedule
-    from introspect_cli.store.batch import Array
     from introspect_cli.store.rank_writer import RankWriter
     from introspect_cli.store.writer import StoreWriter
-    from introspect_cli.tensors.handover import Handover
     from introspect_cli.tensors.summarizer import Summarizer
-    from introspect_cli.tensors.table import SummaryTable
 
 NO_INFO = SiteInfo()
 
 
 def _no_short_way(_site: int, _tensor: torch.Tensor) -> int:
     return -1
-
-
-@dataclass(frozen=True)
-class SavedTensor:
-    """A copy, in host memory, of a value to be stored whole once its checksum is known."""
-
-    slot: int
-    value: torch.Tensor
-
-
-@dataclass(frozen=True)
-class EndedStep:
-    """What a step has recorded, until it is written.
-
-    Attributes:
-        step: its number.
-        rows: the site of each record.
-        slots: the summarizer's slot of each record.
-        saved: values to be stored whole.
-        samples: what is kept of the samples of batches and activations.
-        given: what operators were given, by record.
-        summaries: the summaries, of which devices may still compute some.
-        labels: what the script's framework calls it.
-    """
-
-    step: int
-    rows: list[int]
-    slots: list[int]
-    saved: list[SavedTensor]
-    samples: StepSamples
-    given: dict[int, Given]
-    summaries: Handover
-    labels: Labels
 
 
 class Recorder:
@@ -112,11 +71,9 @@ class Recorder:
         self.alive = True
         self.wanted = schedule.wants(0)
         self.resumed = True
-        self.steps_written = 0
         self.labels: Callable[[], Labels] = dict
         """What the script's framework calls the step that ends."""
         self._rank = rank
-        self._store = store
         self._schedule = schedule
         self._keeping = schedule if isinstance(schedule, Keeping) else None
         self.undecided = self._keeping is not None and self._keeping.undecided
@@ -135,9 +92,7 @@ class Recorder:
         self._given: dict[int, Given] = {}
         self._saved: list[SavedTensor] = []
         self._samples = SampleKeeper(summarizer, each=per_sample)
-        self._layouts: list[int] = []
-        self._ended: deque[EndedStep] = deque()
-        self._begun: EndedStep | None = None  # whose writing has begun and not ended
+        self._backlog = Backlog(rank, store, self._keeping, self._lose)
         self.intake = None if save_tensors or per_sample else summarizer.intake
         """Records small plain tensors in one call; None where nothing does."""
         self._short: Callable[[int, torch.Tensor], int] = _no_short_way
@@ -169,6 +124,11 @@ class Recorder:
         self._only = sites
         if sites is not None:
             self._go_the_short_way(on=False)
+
+    @property
+    def steps_written(self) -> int:
+        """Steps that have been written so far."""
+        return self._backlog.written
 
     @property
     def rows(self) -> int:
@@ -348,10 +308,10 @@ class Recorder:
                 self._times.clear()
                 self._saved.clear()
                 self._samples.forget_step()
-            self._ended.clear()
+            self._backlog.clear()
             self._samples.first = True
             self._go_the_short_way(on=False)
-            self.step = self.steps_written = 0
+            self.step = 0
             if self._keeping is not None:
                 self._keeping.restart()
             self.wanted = self.alive and wanted
@@ -359,8 +319,7 @@ class Recorder:
             try:
                 self._rank.restart()
             except StoreError as error:
-                self.alive = self.wanted = False
-                self._store_lost(error)
+                self._lose(error)
 
     def tick(self) -> None:
         """End the current step: write it if it was wanted, and begin the next.
@@ -371,7 +330,7 @@ class Recorder:
             was_wanted = self.wanted
             try:
                 self._end()
-                self._write(keep=1)
+                self._backlog.write(keep=1)
             finally:
                 self.step += 1
                 self.wanted = self.alive and self._schedule.wants(self.step)
@@ -390,12 +349,12 @@ class Recorder:
         """
         with self._lock:
             self._end()
-            self._write(keep=0)
+            self._backlog.write(keep=0)
 
     def settle(self) -> None:
         """Write the steps that have ended, and leave alone what the current one has recorded."""
         with self._lock:
-            self._write(keep=0)
+            self._backlog.write(keep=0)
 
     def _end(self) -> None:
         """Set aside what the current step has recorded, if anything."""
@@ -404,8 +363,10 @@ class Recorder:
         try:
             labels, rows, slots = self.labels(), self._rows.copy(), self._slots.copy()
             saved, samples, given = self._saved, self._samples.step, self._given
+            looks = self._keeping is not None and self._keeping.looks
+            kinds = [self._sites[site].kind for site in rows] if looks else []
             summaries = self.summarizer.hand_over()
-            self._ended.append(EndedStep(self.step, rows, slots, saved, samples, given, summaries, labels))
+            self._backlog.add(EndedStep(self.step, rows, slots, kinds, saved, samples, given, summaries, labels))
         finally:  # whatever comes in between: slots are numbered anew, and what stayed would be the next step's
             for own in (self._rows, self._slots, self._times):
                 own.clear()  # the short way holds them too
@@ -415,92 +376,14 @@ class Recorder:
                 self._samples.first_is_over()
                 self._go_the_short_way(on=True)
 
-    def _write(self, keep: int) -> None:
-        """Append steps that have ended, in order. One that an exception stopped is tried once more the next time.
-
-        Args:
-            keep: how many of the last may stay, if a device still computes some of them.
-        """
-        while self._ended:
-            first = self._ended[0]
-            if len(self._ended) <= keep and first.summaries.waits:
-                return
-            if keep and not first.summaries.ready():
-                return
-            if first is self._begun:
-                self._ended.popleft()
-            self._begun = first
-            self._write_one(first)
-            if self._ended and self._ended[0] is first:
-                self._ended.popleft()
-            self._begun = None
-
-    def _write_one(self, first: EndedStep) -> None:
-        table = first.summaries.table()
-        if not self.alive:
-            return
-        expiry = ALWAYS if self._keeping is None else self._expiry(self._keeping, first, table)
-        if expiry == NEVER:
-            return
-        try:
-            before = self._rank.bytes_written if self._keeping is not None else 0
-            last = self._rank.last_step
-            if last is None or last < first.step:
-                self._append(first, table)
-            self.steps_written += 1
-            if self._keeping is not None:
-                saved = {int(table.checksum[item.slot]) for item in first.saved}
-                saved |= {item.key(table) for item in first.samples.each}
-                self._keeping.written(first.step, expiry, self._rank.bytes_written - before, frozenset(saved))
-        except StoreError as error:
-            self.alive = self.wanted = False
-            self._store_lost(error)
-
-    def _expiry(self, keeping: Keeping, ended: EndedStep, table: SummaryTable) -> int:
-        kinds = [self._sites[site].kind for site in ended.rows] if keeping.looks else ()
-        return keeping.expiry(ended.step, kinds, ended.slots, table, ended.labels)
-
-    def _append(self, ended: EndedStep, table: SummaryTable) -> None:
-        pick = numbers(ended.slots)
-        # The summarizer only ever appends to its layouts.
-        self._layouts.extend(self._rank.layout(layout) for layout in table.layouts[len(self._layouts) :])
-        layouts = np.asarray(self._layouts, dtype=np.uint32)
-        in_order = len(pick) == len(table) and bool((pick[1:] > pick[:-1]).all())  # each slot once: nothing to pick
-
-        def picked(column: Array) -> Array:
-            return column if in_order else column[pick]
-
-        noted = np.flatnonzero(picked(table.noted)).tolist()
-        batch = StepBatch(
-            site=numbers(ended.rows),
-            sequence=np.arange(len(ended.rows), dtype=np.uint32),
-            layout=layouts[picked(table.layout_index)],
-            status=picked(table.status),
-            checksum=picked(table.checksum),
-            counts={name: picked(column) for name, column in table.counts.items()},
-            floats={name: picked(column) for name, column in table.floats.items()},
-            sketch=None if table.sketch is None else picked(table.sketch),
-            text=sparse_texts(len(pick), {row: table.text[ended.slots[row]] for row in noted}),
-            given=given_columns(ended.given, len(ended.rows)) if ended.given else None,
-            samples=ended.samples.sums_by_row(pick),
-        )
-        for item in ended.saved:
-            save_whole(self._store, int(table.checksum[item.slot]), item.value)
-        for samples in ended.samples.each:
-            samples.save(self._store, table)
-        self._rank.append(ended.step, batch, ended.labels)
+    def _lose(self, error: StoreError) -> None:
+        self.stop()
+        self._store_lost(error)
 
     def stop(self) -> None:
         """Take no more records (in a forked child, or when the session ends)."""
-        self.alive = self.wanted = False
+        self.alive = self.wanted = self._backlog.open = False
 
 
 def _is_tensor(leaf: tuple[int, object]) -> bool:
     return issubclass(type(leaf[1]), torch.Tensor)
-
-
-def save_whole(store: StoreWriter, checksum: int, value: torch.Tensor) -> None:
-    """Store a host tensor of any dtype whole, named by its checksum."""
-    dtype = str(value.dtype).removeprefix("torch.")
-    data = value.contiguous().reshape(-1).view(torch.uint8) if value.numel() else torch.empty(0, dtype=torch.uint8)
-    store.save_tensor(checksum, data.numpy().data, dtype, tuple(value.shape))

@@ -1,0 +1,187 @@
+"""Steps that have ended and are not yet written.
+
+What a device computes is not waited for: a step that ends is set aside with what is still to come of its summaries, and
+is written when the next one has ended. One whose writing an interrupt stopped is not lost: it is tried once more, and
+written once.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from introspect_cli.errors import StoreError
+from introspect_cli.schedules import ALWAYS, NEVER
+from introspect_cli.store.batch import StepBatch, given_columns
+from introspect_cli.store.columns import sparse_texts
+from introspect_cli.tensors.kernels import numbers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from introspect_cli.capture.keeping import Keeping
+    from introspect_cli.capture.samples import StepSamples
+    from introspect_cli.labels import Labels
+    from introspect_cli.records import Given, Kind
+    from introspect_cli.store.batch import Array
+    from introspect_cli.store.rank_writer import RankWriter
+    from introspect_cli.store.writer import StoreWriter
+    from introspect_cli.tensors.handover import Handover
+    from introspect_cli.tensors.table import SummaryTable
+
+
+@dataclass(frozen=True)
+class SavedTensor:
+    """A copy, in host memory, of a value to be stored whole once its checksum is known."""
+
+    slot: int
+    value: torch.Tensor
+
+
+@dataclass(frozen=True)
+class EndedStep:
+    """What a step has recorded, until it is written.
+
+    Attributes:
+        step: its number.
+        rows: the site of each record.
+        slots: the summarizer's slot of each record.
+        kinds: the kind of each record, where what is kept hangs on values.
+        saved: values to be stored whole.
+        samples: what is kept of the samples of batches and activations.
+        given: what operators were given, by record.
+        summaries: the summaries, of which devices may still compute some.
+        labels: what the script's framework calls it.
+    """
+
+    step: int
+    rows: list[int]
+    slots: list[int]
+    kinds: list[Kind]
+    saved: list[SavedTensor]
+    samples: StepSamples
+    given: dict[int, Given]
+    summaries: Handover
+    labels: Labels
+
+
+class Backlog:
+    """Steps that wait to be written, in order; the caller's lock is held.
+
+    Attributes:
+        open: whether the store takes more.
+        written: steps that have been written.
+    """
+
+    def __init__(
+        self, rank: RankWriter, store: StoreWriter, keeping: Keeping | None, lost: Callable[[StoreError], None]
+    ) -> None:
+        """Start with none.
+
+        Args:
+            rank: where steps go.
+            store: where whole tensors go.
+            keeping: decides which steps are kept, and how long; all, for ever, where None.
+            lost: told when the store can no longer be written.
+        """
+        self.open = True
+        self.written = 0
+        self._rank = rank
+        self._store = store
+        self._keeping = keeping
+        self._lost = lost
+        self._layouts: list[int] = []
+        self._steps: deque[EndedStep] = deque()
+        self._begun: EndedStep | None = None  # whose writing has begun and not ended
+
+    def add(self, step: EndedStep) -> None:
+        """Set a step aside."""
+        self._steps.append(step)
+
+    def clear(self) -> None:
+        """Forget the steps that wait, and how many were written."""
+        self._steps.clear()
+        self.written = 0
+
+    def write(self, keep: int) -> None:
+        """Append steps that have ended, in order. One that an exception stopped is tried once more the next time.
+
+        Args:
+            keep: how many of the last may stay, if a device still computes some of them.
+        """
+        while self._steps:
+            first = self._steps[0]
+            if len(self._steps) <= keep and first.summaries.waits:
+                return
+            if keep and not first.summaries.ready():
+                return
+            if first is self._begun:
+                self._steps.popleft()
+            self._begun = first
+            self._write_one(first)
+            if self._steps and self._steps[0] is first:
+                self._steps.popleft()
+            self._begun = None
+
+    def _write_one(self, first: EndedStep) -> None:
+        table = first.summaries.table()
+        if not self.open:
+            return
+        expiry = ALWAYS
+        if self._keeping is not None:
+            expiry = self._keeping.expiry(first.step, first.kinds, first.slots, table, first.labels)
+        if expiry == NEVER:
+            return
+        try:
+            before = self._rank.bytes_written if self._keeping is not None else 0
+            last = self._rank.last_step
+            if last is None or last < first.step:
+                self._append(first, table)
+            self.written += 1
+            if self._keeping is not None:
+                saved = {int(table.checksum[item.slot]) for item in first.saved}
+                saved |= {item.key(table) for item in first.samples.each}
+                self._keeping.written(first.step, expiry, self._rank.bytes_written - before, frozenset(saved))
+        except StoreError as error:
+            self._lost(error)
+
+    def _append(self, ended: EndedStep, table: SummaryTable) -> None:
+        pick = numbers(ended.slots)
+        # The summarizer only ever appends to its layouts.
+        self._layouts.extend(self._rank.layout(layout) for layout in table.layouts[len(self._layouts) :])
+        layouts = np.asarray(self._layouts, dtype=np.uint32)
+        in_order = len(pick) == len(table) and bool((pick[1:] > pick[:-1]).all())  # each slot once: nothing to pick
+
+        def picked(column: Array) -> Array:
+            return column if in_order else column[pick]
+
+        noted = np.flatnonzero(picked(table.noted)).tolist()
+        batch = StepBatch(
+            site=numbers(ended.rows),
+            sequence=np.arange(len(ended.rows), dtype=np.uint32),
+            layout=layouts[picked(table.layout_index)],
+            status=picked(table.status),
+            checksum=picked(table.checksum),
+            counts={name: picked(column) for name, column in table.counts.items()},
+            floats={name: picked(column) for name, column in table.floats.items()},
+            sketch=None if table.sketch is None else picked(table.sketch),
+            text=sparse_texts(len(pick), {row: table.text[ended.slots[row]] for row in noted}),
+            given=given_columns(ended.given, len(ended.rows)) if ended.given else None,
+            samples=ended.samples.sums_by_row(pick),
+        )
+        for item in ended.saved:
+            save_whole(self._store, int(table.checksum[item.slot]), item.value)
+        for samples in ended.samples.each:
+            samples.save(self._store, table)
+        self._rank.append(ended.step, batch, ended.labels)
+
+
+def save_whole(store: StoreWriter, checksum: int, value: torch.Tensor) -> None:
+    """Store a host tensor of any dtype whole, named by its checksum."""
+    dtype = str(value.dtype).removeprefix("torch.")
+    data = value.contiguous().reshape(-1).view(torch.uint8) if value.numel() else torch.empty(0, dtype=torch.uint8)
+    store.save_tensor(checksum, data.numpy().data, dtype, tuple(value.shape))
