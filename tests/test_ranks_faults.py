@@ -18,6 +18,8 @@ from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.result import Verdict
 from introspect_cli.health.check import RULES, check
 from introspect_cli.health.replicas import Replicas
+from introspect_cli.render.blocks import Table
+from introspect_cli.render.diff_text import diff_blocks
 from introspect_cli.store.reader import open_run
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
@@ -80,6 +82,15 @@ FOUND = [
     ("ddp-rate", "rank-settings", 0, 1, "SGD[0]['lr']", "(rank 0: 0.01; rank 1: 0.02)"),
     *((f"{layout}-tf32", "rank-settings", 0, 1, "runtime.float32_matmul_precision", TF32) for layout in FLAGS),
     ("hand-dtype", "rank-layout", 0, 1, "param Net.extra.weight", "rank 0: float32 [16, 16]; rank 1: bfloat16"),
+    ("ddp-autocast", "rank-layout", 0, 1, "output Net.extra", "in dtype (rank 0: float32; rank 1: bfloat16)"),
+    (
+        "ddp-unreduced-clipped",
+        "reduction",
+        0,
+        1,
+        "grad Net.head.bias",
+        "; 4 other gradients are multiples there, as cl",
+    ),
     ("hand-same-samples", "same-samples", 0, 1, "batch", "the same batch as rank 0 in 6 of 6 draws"),
     ("ddp-same-samples", "same-samples", 0, 1, "batch", "the same batch as rank 0 in 6 of 6 draws"),
     ("fsdp2-same-samples", "same-samples", 0, 1, "batch", "the same batch as rank 0 in 6 of 6 draws"),
@@ -112,6 +123,7 @@ OR_ALL = "instead of averaged, or all gradients are scaled after that (clipping,
 HALVED = "as the optimizer sees it, differs|b is 0.5 times a. The cause is clipping, unscaling, averaging over"
 ALL = f"equal: {UNREDUCED}"
 RIGHT = "rank 0 has that of a; on rank 1 it was not reduced, or changed after that"
+BARE = "rank 0 has 0.9|x that of a. The gradients of Net.head.bias, each without its rank's factor"
 TOLD = [
     # case, against, rank of the first divergence, what the sentence says
     ("hand-sum", "1", 0, f"the gradient of Net.head.weight {SUM} the 2 ranks instead of averaged"),
@@ -127,6 +139,7 @@ TOLD = [
     ("hand-unreduced", "1", 0, f"Net.head.bias|In b its copies differ: rank 1 from rank 0: {UNREDUCED}"),
     ("ddp-unreduced", "n", 0, f"in a they are equal: {UNREDUCED}"),
     ("fsdp2-unreduced", "1", 0, f"Net.head.bias|In b its copies differ: rank 1 from rank 0: {UNREDUCED}"),
+    ("ddp-unreduced-clipped", "n", 0, f"that of Net.head.bias is no such multiple|{BARE}: {UNREDUCED}."),
     ("hand-group", "n", 0, f"the gradient of Net.head.weight|in a they are equal: {UNREDUCED}"),
     ("hand-skipped", "1", 0, f"Net.extra.weight|In b its copies differ: rank 1 from rank 0: {UNREDUCED}"),
     ("ddp-skipped", "n", 0, f"Net.extra.weight|In b its copies differ: rank 1 from rank 0; in a they are {ALL}"),
@@ -182,7 +195,7 @@ MANY = [
 
 SOUND = ("sp-none", "ddp-experts", "hand-none", "hand-batchnorm", "hand-dropout", "hand-experts",
          "ddp-none", "ddp-batchnorm", "ddp-dropout", "fsdp2-none",
-         "tp-none", "tpsp-none", "gpipe-none", "1f1b-none")  # fmt: skip
+         "ddp-clipped", "tp-none", "tpsp-none", "gpipe-none", "1f1b-none")  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -202,7 +215,7 @@ def runs(tmp_path_factory):
 def other_run(runs, case, against):
     layout, _, fault = case.partition("-")
     if against == "n":
-        return runs / "2" / f"{layout}-none"
+        return runs / "2" / f"{layout}-{'clipped' if fault.endswith('clipped') else 'none'}"
     return runs / "1" / (f"hand-{fault}" if f"hand-{fault}" in ALONE else "hand-none")
 
 
@@ -301,7 +314,28 @@ def test_the_first_divergence_is_that_of_the_rank_where_it_began(runs):
     """What rank 1's learning rate does arrives on rank 0 with the next reduction."""
     with open_run(runs / "2" / "hand-none") as a, open_run(runs / "2" / "hand-rate") as b:
         result = compare_runs(a, b, DiffOptions())
-    assert {found.rank: found.step for found in result.candidates} == {0: 1, 1: 0}
+    assert [(found.rank, found.step) for found in result.candidates] == [(1, 0), (0, 1)]
+
+
+@pytest.mark.parametrize("grouped", [True, False])
+def test_the_first_of_each_rank_stand_in_one_table_the_first_one_first(runs, grouped):
+    with open_run(runs / "2" / "hand-none") as a, open_run(runs / "2" / "hand-rate") as b:
+        result = compare_runs(a, b, DiffOptions())
+    tables = [block for block in diff_blocks(result, grouped=grouped) if isinstance(block, Table)]
+    places = [[row[:2] for row in table.rows] for table in tables if table.columns[1].title == "rank"]
+    assert places[0] == [("0", "1"), ("1", "0")]
+    rows = [row for table in tables for row in table.rows]
+    assert len(rows) == len(set(rows))
+    assert sum(row == rows[0] for row in rows) == 1
+    assert len(places) == 1 if grouped else len(places) == 2
+
+
+def test_parameters_that_differ_by_less_than_a_factor_shows_are_told_by_their_distance(runs):
+    """Not as 1 x."""
+    with open_run(runs / "2" / "ddp-unreduced-clipped") as run:
+        told = " ".join(finding.evidence for finding in check(run).findings)
+    assert "(1 x)" not in told
+    assert "differs from rank 0's (relative L2" in told
 
 
 def test_a_setting_that_one_rank_alone_has_is_noted(runs):

@@ -136,7 +136,8 @@ def test_the_table_fits_with_long_names(width):
 def test_candidates_of_several_ranks_are_listed():
     rows = tuple(divergence(side(mean=0.0), side(mean=1.0), rank=rank) for rank in range(2))
     text = text_of(diff_blocks(result(*rows, candidates=rows)))
-    assert "no order between ranks" in text
+    assert "First on each rank, by step and phase (no other order is known):" in text
+    assert text.count("origin") == len(rows)  # each in one row
 
 
 def test_details_show_both_sides_and_the_change():

@@ -148,7 +148,8 @@ def styles_of_outputs(module: torch.nn.Module) -> list[tuple[str, Any, tuple[Any
     held = _style_in(next(reversed(module._forward_hooks.values()), None))  # noqa: SLF001 - as above
     if held is None:
         return []
-    mesh, prepare = held["device_mesh"], held.get("output_fn")
+    mesh: Any = held["device_mesh"]
+    prepare: Any = held.get("output_fn")
     if getattr(getattr(prepare, "func", None), "__name__", "") == "_prepare_output_fn":
         is_cut = len(prepare.args) == 2 and prepare.args[1]  # else it gives a DTensor, or that of another style
         return [("", mesh, tuple(prepare.args[0]))] if is_cut else []

@@ -23,7 +23,7 @@ from introspect_cli.compare.ports import answer_of, are_ports, flow_of
 from introspect_cli.compare.reasons.base import Scene, reason_named
 from introspect_cli.compare.reasons.hardware import fault_sentence, on_one_device, suspect
 from introspect_cli.compare.reasons.optimizer import changes
-from introspect_cli.compare.reasons.ranks import together
+from introspect_cli.compare.reasons.ranks import together, upstream
 from introspect_cli.compare.reasons.settings import on_some_ranks, setting_changes
 from introspect_cli.compare.result import DiffResult, Divergence, Separate, Verdict
 from introspect_cli.compare.results import unchanged
@@ -257,7 +257,7 @@ def _answer(a: Run, b: Run, options: DiffOptions, outcomes: Sequence[RankOutcome
         sentence=told,
         evidence=(*scene.lines(), *together(scene)),
         first=best.first,
-        candidates=tuple(candidates),
+        candidates=tuple(sorted(candidates, key=upstream)),
         divergences=listed,
         settings=settings,
         notes=tuple(notes),

@@ -265,7 +265,7 @@ class DiffResult:
         sentence: the answer in plain words.
         evidence: what was equal and what was not, that makes the first divergence what it is.
         first: the first divergence; None unless diverged.
-        candidates: the first divergence of each rank; no order between ranks is meant.
+        candidates: the first divergence of each rank, by step and phase; no other order between ranks is meant.
         divergences: what was asked to be listed, in order; the counts cover all of them.
         settings: settings that differ, the strongest explanation first.
         notes: what was not compared, and what else a reader must know.

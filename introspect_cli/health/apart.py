@@ -30,6 +30,7 @@ class Apart:
         base: the rank they are compared with.
         distance: L2 distance over the larger norm, from sketches; NaN where it is not known.
         scale: how many times the base's the rank's is, where it is a multiple; NaN otherwise.
+        lone: whether it is one element, of which no multiple tells anything.
     """
 
     step: int
@@ -39,6 +40,7 @@ class Apart:
     base: int
     distance: float
     scale: float
+    lone: bool = False
 
 
 def distance_of(

@@ -18,12 +18,14 @@ if TYPE_CHECKING:
     from introspect_cli.health.replicas import Replicas
 
 _FEW = Unseen("two ranks that recorded the same parameter")
+_MULTIPLE = "is a multiple there, as clipping by a norm that this one is part of makes it"
+_MULTIPLES = "are multiples there, as clipping by a norm that this one is part of makes them"
 _SETTINGS = ("runtime", "hardware", "packages", "sources", "git")
 _OWN = frozenset({"local_rank", "host", "hostname", "pid", "process_id"})
 
 
 def _far(apart: Apart) -> str:
-    if not np.isnan(apart.scale):
+    if not np.isnan(apart.scale) and f"{apart.scale:.6g}" != "1":
         return f"{apart.scale:.6g} x"
     return "" if np.isnan(apart.distance) else f"relative L2 {apart.distance:.1e}"
 
@@ -52,8 +54,13 @@ def _reduction(replicas: Replicas) -> RankAnswer:
     if not replicas.everything:
         return _FEW
     hits = []
+    many = count(len(replicas.steps), "step")
+    own = [fqn for fqn, apart in replicas.grads.items() if np.isnan(apart.scale) and not apart.lone]
+    begun = {replicas.grads[fqn].step for fqn in own}
+    follow = [fqn for fqn, apart in replicas.grads.items() if fqn not in own and apart.step in begun]
     for fqn, apart in replicas.grads.items():
-        many = count(len(replicas.steps), "step")
+        if fqn in follow:
+            continue
         moved, why = replicas.params.get(fqn), _why(replicas, fqn, apart)
         if moved is not None and why.startswith("its gradient"):
             evidence = f"{_parts_from(moved, fqn)}: {why}"
@@ -65,6 +72,9 @@ def _reduction(replicas: Replicas) -> RankAnswer:
                 f"the gradient of {fqn} differs on {_whose(apart)} ({_far(apart)}) when the optimizer takes it, "
                 f"although the parameter was equal on all ranks: {why}"
             )
+        beside = [one for one in follow if replicas.grads[one].step == apart.step]
+        if beside:
+            evidence += f"; {count(len(beside), 'other gradient')} {_MULTIPLES if len(beside) > 1 else _MULTIPLE}"
         hits.append((apart.rank, Hit(apart.step, f"grad {fqn}", f"{evidence} ({many} looked at)")))
     return hits
 
@@ -168,6 +178,10 @@ def _layouts(replicas: Replicas) -> RankAnswer:
         values = "; ".join(f"rank {rank}: {value}" for rank, value in told.items())
         first = next(rank for rank, value in told.items() if value != next(iter(told.values())))
         hits.append((first, Hit(replicas.steps[0], f"param {fqn}", f"{fqn} differs in dtype or shape ({values})")))
+    for fqn, (step, told) in replicas.dtypes.items():
+        values = "; ".join(f"rank {rank}: {value}" for rank, value in told.items())
+        first = next(rank for rank, value in told.items() if value != next(iter(told.values())))
+        hits.append((first, Hit(step, f"output {fqn}", f"the output of {fqn} differs in dtype ({values})")))
     return hits
 
 
@@ -200,7 +214,8 @@ RULES: tuple[RankRule, ...] = (
         Level.ERROR,
         "gradients of one parameter differ between ranks when the optimizer takes them",
         "the parameter was equal on them before; --record default,collective tells over whom the gradient was reduced",
-        "an all-reduce that is missing, over the wrong group, or skipped on some ranks",
+        "an all-reduce that is missing, over the wrong group, or skipped on some ranks; of multiples, clipping or "
+        "unscaling by what each rank has of its own",
         _reduction,
     ),
     RankRule(
@@ -231,9 +246,9 @@ RULES: tuple[RankRule, ...] = (
     RankRule(
         "rank-layout",
         Level.ERROR,
-        "a parameter has another dtype or shape on some ranks",
+        "a parameter has another dtype or shape, or a module's output another dtype, on some ranks",
         "it is so in any step that all ranks have",
-        "a model that is built or cast differently there",
+        "a model that is built or cast differently there, or an autocast that is not entered on all ranks",
         _layouts,
     ),
 )

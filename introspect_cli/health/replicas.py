@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from introspect_cli.store.batch import StepBatch
     from introspect_cli.store.reader import Run
 
+_TENSORS = frozenset({int(Status.OBSERVED), int(Status.PARTIAL)})
+
 
 @dataclass
 class Replicas:
@@ -54,6 +56,7 @@ class Replicas:
         settings: of each rank, by name of the document.
         learning: the first step at which a hyper-parameter differs, with the values by rank.
         layouts: shapes and dtypes of parameters that differ from rank to rank.
+        dtypes: the first step in which a module's output has another dtype on some ranks, with the dtypes by rank.
         has_parts: whether any rank holds parts of tensors.
         groups: ranks between which wrappers share out the samples, as each rank tells its own.
         peers: what ranks did beside one another.
@@ -77,6 +80,7 @@ class Replicas:
     inputs: dict[tuple[int, int], list[int]] = field(default_factory=dict)
     learning: dict[str, tuple[int, dict[int, str]]] = field(default_factory=dict)
     layouts: dict[str, dict[int, str]] = field(default_factory=dict)
+    dtypes: dict[str, tuple[int, dict[int, str]]] = field(default_factory=dict)
     has_parts: bool = False
     groups: list[frozenset[int]] = field(default_factory=list)
     peers: Peers = field(default_factory=Peers)
@@ -174,6 +178,8 @@ class _Walk:
                     self.found.stale.setdefault(fqn, self.parted[fqn])
                 if apart is None or not np.isnan(apart.scale):
                     reduced.append(held)
+            elif kind == Kind.OUTPUT and phase == Phase.FORWARD:
+                self._dtype(step, fqn, batches, held)
             elif kind == Kind.BATCH and phase == Phase.DATA:
                 self._batch(self.found.batches, step, batches, held)
             elif kind == Kind.INPUT and phase == Phase.FORWARD and "." not in fqn:
@@ -238,6 +244,15 @@ class _Walk:
             found.params.setdefault(fqn, apart)
         self.equal.discard(fqn)
 
+    def _dtype(self, step: int, fqn: str, batches: list[StepBatch], held: Mapping[int, int]) -> None:
+        """Hold dtypes of what a module gives against one another; its values are each rank's own."""
+        if fqn in self.found.dtypes:
+            return
+        seen = {at: row for at, row in held.items() if batches[at].status[row] in _TENSORS}
+        told = {self.found.ranks[at]: self._layout(at, batches, row).dtype for at, row in seen.items()}
+        if len(set(told.values())) > 1:
+            self.found.dtypes[fqn] = step, told
+
     def _layout(self, at: int, batches: list[StepBatch], row: int) -> Layout:
         return self.whole.readers[at].layouts[int(batches[at].layout[row])]
 
@@ -257,7 +272,8 @@ class _Walk:
                 first = others[0]
                 distance, scale = distance_of(self.whole, batches, (base, held[base]), (first, held[first]))
                 ranks = tuple(self.found.ranks[at] for at in others)
-                return Apart(step, number, ranks[0], ranks, self.found.ranks[base], distance, scale)
+                lone = self._layout(base, batches, held[base]).numel < 2
+                return Apart(step, number, ranks[0], ranks, self.found.ranks[base], distance, scale, lone)
         return None
 
     def _batch(

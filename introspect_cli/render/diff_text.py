@@ -6,7 +6,7 @@ from introspect_cli.compare.join.shapes import shapeless, shapes_differ
 from introspect_cli.compare.reasons.settings import describe
 from introspect_cli.compare.result import DiffResult, Divergence, Role, SettingChange, Verdict
 from introspect_cli.labels import step_words
-from introspect_cli.records import Kind, Phase, Status, Summary, count
+from introspect_cli.records import Kind, Phase, Site, Status, Summary, count
 from introspect_cli.render.blocks import Block, Column, Line, Table, line
 from introspect_cli.render.structure_text import structure_blocks
 from introspect_cli.render.text import brief_what, clean, distance, number, shape, site_text, two_numbers
@@ -33,20 +33,23 @@ def diff_blocks(
     """
     blocks: list[Block] = [Line(((clean(result.sentence), _VERDICT_STYLE[result.verdict]),))]
     blocks += [line(f"- {clean(text)}", indent=2) for text in result.evidence]
-    if len(result.candidates) > 1:
-        blocks += [line(), line("First on each rank (no order between ranks is known):", "heading")]
-        blocks.append(divergence_table(result.candidates, ranks=True))
+    told = result.candidates if len(result.candidates) > 1 else ()
+    if told:
+        blocks += [line(), line("First on each rank, by step and phase (no other order is known):", "heading")]
+        blocks.append(divergence_table(told, ranks=True))
     blocks += structure_blocks(result, everything=everything)
     blocks += _settings(result, everything=everything)
     if result.divergences:
         several = len({divergence.rank for divergence in result.divergences}) > 1
-        listed = result.divergences[:1] if grouped else result.divergences
-        blocks += [line(), divergence_table(listed, ranks=several)]
+        already = {_place(divergence) for divergence in told}
+        listed = [own for own in result.divergences[: 1 if grouped else None] if _place(own) not in already]
+        if listed:
+            blocks += [line(), divergence_table(tuple(listed), ranks=several)]
         if grouped:
             blocks += _groups(result.divergences)
         if verbose:
             blocks += _details(result)
-        blocks += _rest(result, 1 if grouped else len(result.divergences))
+        blocks += _rest(result, len(told) + len(listed))
     if result.notes:
         blocks.append(line())
         blocks += [
@@ -57,6 +60,10 @@ def diff_blocks(
         blocks += [line(), line("Modules that look alike under different names; to compare them:", "heading")]
         blocks += [line(clean(text), indent=2, wrap=False) for text in result.suggestions]
     return blocks
+
+
+def _place(divergence: Divergence) -> tuple[int, int, Site]:
+    return divergence.rank, divergence.step, divergence.site
 
 
 def _groups(divergences: tuple[Divergence, ...]) -> list[Block]:

@@ -6,10 +6,12 @@ each rank has its own: nobody reduced them. That holds for any parameter, whatev
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from introspect_cli.compare.reasons.gradient import no_multiples
 from introspect_cli.records import Kind, Status
 from introspect_cli.store.launched import rank_list
 from introspect_cli.store.together import DIFFERENT_COPIES
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
     from introspect_cli.compare.reasons.base import Scene
     from introspect_cli.compare.result import Divergence
+    from introspect_cli.records import Site
     from introspect_cli.store.reader import Run
 
 _KINDS = frozenset({Kind.PARAM, Kind.GRAD, Kind.OPTIMIZER_STATE})
@@ -42,10 +45,10 @@ def copies_words(scene: Scene) -> str:
         if summary is not None and summary.text.startswith(DIFFERENT_COPIES):
             if other is not None and other.text.startswith(DIFFERENT_COPIES):
                 return ""
-            return f" In {name} its {summary.text}{_why(first, name, _copies(scene, name))}."
+            return f" In {name} its {summary.text}{_why(first, name, _copies(scene, name, first.site))}."
     if scene.ranks < 2 or first.a is None or first.b is None:
         return ""
-    copies = {name: _copies(scene, name) for name in "ab"}
+    copies = {name: _copies(scene, name, first.site) for name in "ab"}
     equal = {name: len({own.checksum for own in held.values()}) == 1 for name, held in copies.items()}
     if not all(len(held) == scene.ranks for held in copies.values()) or equal["a"] == equal["b"]:
         return ""
@@ -55,25 +58,43 @@ def copies_words(scene: Scene) -> str:
     others = [rank for rank, own in held.items() if own.checksum != held[base].checksum]
     return (
         f" In {name} its copies differ: {rank_list(others)} from rank {base}; in {sound} they are "
-        f"equal{_why(first, name, held)}."
+        f"equal{_why(first, name, held)}.{_beside(scene, name, held)}"
     )
 
 
-def _copies(scene: Scene, name: str) -> dict[int, _Copy]:
-    """What each rank of a run has at the first divergence; {} where any has a part of it, or was not seen."""
+def _beside(scene: Scene, name: str, held: dict[int, _Copy]) -> str:
+    """What was not done to a gradient that is no multiple where the first is, as far as it is known; "" for no such."""
+    alone = no_multiples(scene)
+    factors = _factors(scene.first, name, held)
+    if not alone or not factors:
+        return ""
+    site, sound = replace(scene.first.site, fqn=alone[0]), "a" if name == "b" else "b"
+    own, wanted = _copies(scene, name, site), next(iter(_copies(scene, sound, site).values()), None)
+    if not own or wanted is None or wanted.sketch is None:
+        return ""
+    bare = {
+        rank: copy._replace(sketch=None if copy.sketch is None else copy.sketch / factors[rank])
+        for rank, copy in own.items()
+    }
+    why = _not_done(bare, wanted.sketch, sound)
+    return "" if why == _UNKNOWN else f" The gradients of {alone[0]}, each without its rank's factor{why}."
+
+
+def _copies(scene: Scene, name: str, site: Site) -> dict[int, _Copy]:
+    """What each rank of a run has at a site of the first step; {} where any has a part of it, or was not seen."""
     first, run = scene.first, scene.run_a if name == "a" else scene.run_b
     step = first.step if name == "a" else first.step_b
     found = {}
     for rank in run.recorded:
-        own = _copy(run, rank, step, scene)
+        own = _copy(run, rank, step, site)
         if own is None:
             return {}
         found[rank] = own
     return found
 
 
-def _copy(run: Run, rank: int, step: int, scene: Scene) -> _Copy | None:
-    reader, site = run.rank(rank), scene.first.site
+def _copy(run: Run, rank: int, step: int, site: Site) -> _Copy | None:
+    reader = run.rank(rank)
     numbers = [number for number, fqn in enumerate(reader.sites.fqn) if fqn == site.fqn]
     number = next((own for own in numbers if reader.sites[own][0] == site), None)
     if number is None or not (reader.entries["step"] == step).any():
@@ -93,8 +114,37 @@ def _why(first: Divergence, name: str, copies: dict[int, _Copy]) -> str:
     """What was not done to a gradient whose copies differ in one run, as far as that of the other tells."""
     if first.site.kind is not Kind.GRAD:
         return ""
-    sound, summary = ("a", first.a) if name == "b" else ("b", first.b)
-    wanted = np.array(summary.sketch if summary is not None else (), np.float64)
+    sound = "a" if name == "b" else "b"
+    factors = _factors(first, name, copies)
+    if factors:
+        times = {rank: f"{factor:.6g}" for rank, factor in sorted(factors.items())[:8]}
+        told = [f"rank {rank} has {'' if own == '1' else f'{own} x '}that of {sound}" for rank, own in times.items()]
+        return f": {', '.join(told)}{' and so on' if len(factors) > 8 else ''}"
+    return _not_done(copies, _wanted(first, name), sound)
+
+
+def _wanted(first: Divergence, name: str) -> NDArray[np.float64]:
+    """The sketch of the run whose copies are equal."""
+    summary = first.a if name == "b" else first.b
+    return np.array(summary.sketch if summary is not None else (), np.float64)
+
+
+def _factors(first: Divergence, name: str, copies: dict[int, _Copy]) -> dict[int, float]:
+    """Of each rank, how many times the other run's gradient it has; {} where any has something else than a multiple."""
+    wanted = _wanted(first, name)
+    size = float(wanted @ wanted) if wanted.size and np.isfinite(wanted).all() else 0.0
+    if not size > 0 or first.a is None or first.a.layout.numel < 2:  # one element is a multiple of any other
+        return {}
+    found = {}
+    for rank, own in copies.items():
+        factor = 0.0 if own.sketch is None else float(own.sketch @ wanted) / size
+        if own.sketch is None or not factor > 0 or _far(own.sketch, factor * wanted) > _CLOSE:
+            return {}
+        found[rank] = factor
+    return found
+
+
+def _not_done(copies: dict[int, _Copy], wanted: NDArray[np.float64], sound: str) -> str:
     sketches = {rank: own.sketch for rank, own in copies.items() if own.sketch is not None}
     if len(sketches) < 2 or len(sketches) < len(copies) or not wanted.size or not np.linalg.norm(wanted) > 0:
         return _UNKNOWN

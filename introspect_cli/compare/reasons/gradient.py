@@ -25,10 +25,13 @@ from introspect_cli.compare.reasons.module import attribute_changes
 from introspect_cli.compare.reasons.ranks import differing_gradients, reduction_words, summed
 from introspect_cli.compare.reasons.step_view import StepRecords
 from introspect_cli.compare.reasons.words import apart, scaled
-from introspect_cli.records import Kind, Phase
+from introspect_cli.records import Kind, Phase, count
 
 if TYPE_CHECKING:
     from introspect_cli.compare.reasons.facts import Facts
+
+
+_NO_MULTIPLE = 1e-2
 
 
 class Gradient(Reason):
@@ -81,6 +84,14 @@ class Gradient(Reason):
                 factor = f"b is {first.scale:.6g} x a: {words}"
                 return f"{text}; {factor}. The cause is averaging over ranks or batches, clipping or unscaling."
             text += scaled(first)
+            alone = no_multiples(scene)
+            if alone:
+                place = f"its reduction over the ranks, {self.place}" if scene.run_b.world_size > 1 else self.place
+                more = f" and {count(len(alone) - 1, 'more')}" if len(alone) > 1 else ""
+                return (
+                    f"{text}, as clipping by a norm of all gradients makes it where another one changes; that of "
+                    f"{alone[0]}{more} is no such multiple. The likely cause is what is done to that: {place}."
+                )
             last = own or ", or their order"
             return f"{text}. The cause is clipping, unscaling, averaging over accumulated batches{last}."
         place = self.place.replace(" or ", ", ", 1) if own else self.place
@@ -94,6 +105,31 @@ class Gradient(Reason):
         told = [f"{differ} of {recorded} gradients differ in this step."]
         words = reduction_words(scene) if summed(scene) else ""
         return [f"b is {scene.first.scale:.6g} x a: {words}.", *told] if words else told
+
+
+def no_multiples(scene: Scene) -> list[str]:
+    """Parameters whose gradients differ in the step of the first, but not by its factor, in order; few of all, or none.
+
+    One norm clips all gradients by one factor: those changed before it show.
+    """
+    facts, first = scene.facts, scene.first
+    differ, recorded = differing_gradients(scene)
+    if first.scale is None or differ < recorded:
+        return []
+    step = StepRecords(facts.alignment, facts.pair)
+    found, multiples = [], 0
+    for site, union in zip(facts.sites, facts.items.union.tolist(), strict=True):
+        if (site.kind, site.phase, site.call) != (Kind.GRAD, scene.site.phase, scene.site.call):
+            continue
+        a, b = step.sketch(union, "a"), step.sketch(union, "b")
+        if a is None or b is None or not (np.isfinite(a).all() and np.isfinite(b).all()):
+            return []
+        rest = float(np.linalg.norm(b - first.scale * a))
+        if rest > _NO_MULTIPLE * float(np.linalg.norm(b)):
+            found.append(site.fqn)
+        else:
+            multiples += 1
+    return found if len(found) < multiples else []
 
 
 def _own_backward(scene: Scene) -> str:

@@ -42,7 +42,7 @@ class Loss(Reason):
             name, one, two = scene.calls
             text += f"; {name} runs {often(one)} in this step of a and {often(two)} in b"
         targets = "" if seen.known in {Known.EQUAL, Known.WITHIN} else " or the targets"
-        return f"{text}. The cause is in the loss code (reduction, mask, weighting){targets}."
+        return f"{text}. The cause is in the loss code (reduction, mask, weighting, scale){targets}."
 
 
 REASONS = (Loss(),)
