@@ -9,7 +9,9 @@ import re
 from pathlib import Path
 
 import numpy as np
+import opcapture
 import pytest
+import torch
 from synthetic import row, write_run
 
 import introspect_cli
@@ -85,6 +87,22 @@ def test_a_planted_illness_is_named(train, tmp_path, illness):
     assert site in findings[rule].site
     assert findings[rule].evidence
     assert findings[rule].cause
+
+
+def test_a_frozen_parameter_that_an_optimizer_holds_has_no_gradient_and_none_of_zero(tmp_path):
+    net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
+    net[0].requires_grad_(requires_grad=False)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+
+    def work():
+        for _ in range(8):
+            optimizer.zero_grad()
+            net(torch.ones(2, 2)).sum().backward()
+            optimizer.step()
+
+    result = found(opcapture.captured(tmp_path / "run", work))
+    (told,) = [finding.evidence for finding in result.findings if finding.rule == "no-gradient"]
+    assert told == "it has no gradient at each of 8 steps, though an optimizer holds it"
 
 
 @pytest.mark.parametrize("kind", ["none", "two-heads", "batchnorm"])

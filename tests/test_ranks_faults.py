@@ -82,6 +82,7 @@ FOUND = [
     ("ddp-rate", "rank-settings", 0, 1, "SGD[0]['lr']", "(rank 0: 0.01; rank 1: 0.02)"),
     *((f"{layout}-tf32", "rank-settings", 0, 1, "runtime.float32_matmul_precision", TF32) for layout in FLAGS),
     ("hand-dtype", "rank-layout", 0, 1, "param Net.extra.weight", "rank 0: float32 [16, 16]; rank 1: bfloat16"),
+    ("ddp-momentum", "rank-settings", 0, 1, "Net.between.momentum", "is 0.3 on rank 1 and 0.1 on rank 0"),
     ("ddp-autocast", "rank-layout", 0, 1, "output Net.extra", "in dtype (rank 0: float32; rank 1: bfloat16)"),
     (
         "ddp-unreduced-clipped",
@@ -315,6 +316,13 @@ def test_the_first_divergence_is_that_of_the_rank_where_it_began(runs):
     with open_run(runs / "2" / "hand-none") as a, open_run(runs / "2" / "hand-rate") as b:
         result = compare_runs(a, b, DiffOptions())
     assert [(found.rank, found.step) for found in result.candidates] == [(1, 0), (0, 1)]
+
+
+def test_a_layer_that_one_run_alone_has_is_no_other_layout(runs):
+    with open_run(runs / "2" / "ddp-none") as a, open_run(runs / "2" / "ddp-batchnorm") as b:
+        result = compare_runs(a, b, DiffOptions())
+    assert [found.rank for found in result.candidates] == [0, 1]
+    assert not any("layouts differ" in note for note in result.notes), result.notes
 
 
 @pytest.mark.parametrize("grouped", [True, False])

@@ -50,6 +50,8 @@ def _gradients(table: Table) -> dict[str, float]:
     found: dict[str, float] = {}
     for site in table.pick(Kind.GRAD):
         _, size = table.stat(site, "amean")
+        if not len(size):
+            continue  # its optimizer holds it, and never found one
         _, bad = table.stat(site, "bad")
         largest = np.inf if (bad > 0).any() else float(size.max(initial=0.0))
         found[table.fqn[site]] = max(found.get(table.fqn[site], 0.0), largest)
@@ -69,6 +71,8 @@ def find_unchanged(table: Table) -> Answer:
     if not table.pick(Kind.GRAD):
         return Unseen("gradients of parameters")
     sizes = _gradients(table)
+    if not sizes:
+        return []
     # A bias in front of a normalisation gets a gradient that is nothing but rounding.
     noise = ROUNDING * float(np.median(list(sizes.values())))
     dtypes = _dtype_of(table)
@@ -218,7 +222,7 @@ RULES = (
         Level.WARNING,
         "parameters in an optimizer that never get a gradient",
         f"a parameter in an optimizer has no gradient, or one of zero, at each of {LEAST} steps or more",
-        "a layer that is not used or is detached from the loss",
+        "a layer that is frozen, not used or detached from the loss",
         find_no_gradient,
     ),
     Rule(

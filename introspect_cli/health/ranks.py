@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,6 +22,7 @@ _FEW = Unseen("two ranks that recorded the same parameter")
 _MULTIPLE = "is a multiple there, as clipping by a norm that this one is part of makes it"
 _MULTIPLES = "are multiples there, as clipping by a norm that this one is part of makes them"
 _SETTINGS = ("runtime", "hardware", "packages", "sources", "git")
+_PLAIN = re.compile(r"True|False|-?\d+\.\d*(e[+-]?\d+)?|-?\d+e[+-]?\d+")
 _OWN = frozenset({"local_rank", "host", "hostname", "pid", "process_id"})
 
 
@@ -144,6 +146,7 @@ def _settings(replicas: Replicas) -> RankAnswer:
         told = "; ".join(f"rank {rank}: {value}" for rank, value in values.items())
         first = next(rank for rank, value in values.items() if value != next(iter(values.values())))
         hits.append((first, Hit(step, name, f"{name} differs from rank to rank ({told})")))
+    hits += _attributes(replicas)
     if not run.manifests:
         return hits or Unseen("settings of each rank")
     base = replicas.ranks[0]
@@ -155,6 +158,30 @@ def _settings(replicas: Replicas) -> RankAnswer:
                 evidence = f"{name} is {two!r} on rank {rank} and {one!r} on rank {base}"
                 hits.append((rank, Hit(replicas.steps[0] if replicas.steps else 0, name, evidence)))
     return hits
+
+
+def _attributes(replicas: Replicas) -> Iterator[tuple[int, Hit]]:
+    """Flags and fractions of modules that differ between ranks which train one model: not what numbers a rank."""
+    if not replicas.is_data_parallel:
+        return
+    own = {
+        rank: {
+            (module.fqn, module.module_class, name): (value, module.step)
+            for module in replicas.run.rank(rank).modules
+            for name, value in module.attributes
+            if _PLAIN.fullmatch(value)
+        }
+        for rank in replicas.ranks
+    }
+    base = replicas.ranks[0]
+    for rank in replicas.ranks[1:]:
+        if not replicas.share_samples(base, rank):
+            continue
+        for place, (one, _) in own[base].items():
+            two, step = own[rank].get(place, (one, 0))
+            if one != two:
+                name = f"{place[0]}.{place[2]}"
+                yield rank, Hit(step, name, f"{name} is {two} on rank {rank} and {one} on rank {base}")
 
 
 def _flat(settings: object) -> Iterator[tuple[str, object]]:
@@ -238,8 +265,9 @@ RULES: tuple[RankRule, ...] = (
     RankRule(
         "rank-settings",
         Level.WARNING,
-        "versions, flags, hardware, sources or hyper-parameters differ between ranks",
-        f"any value of {', '.join(_SETTINGS)} differs, or a hyper-parameter in any step",
+        "versions, flags, hardware, sources, hyper-parameters or modules' attributes differ between ranks",
+        f"any value of {', '.join(_SETTINGS)} differs, or a hyper-parameter in any step; of data-parallel ranks a "
+        "flag or a fraction that a module begins with",
         "machines that are not set up alike, or a setting that depends on the rank",
         _settings,
     ),

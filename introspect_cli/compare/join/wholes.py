@@ -86,17 +86,28 @@ def _calls(run: Run) -> dict[str, int]:
 
 
 def same_layout(a: Run, b: Run) -> bool:
-    """Whether each rank of one run has its partner in the other, with the same share of every tensor."""
+    """Whether each rank of one run has its partner in the other, with the same share of every tensor.
+
+    What one of the runs has on no rank, such as a layer of its own, tells nothing of how the others are shared out.
+    """
     if a.world_size != b.world_size:
         return False
     common = [rank for rank in a.ranks if rank in b.ranks]
-    return all(_shares(a.rank(rank)) == _shares(b.rank(rank)) for rank in common) or len(a.ranks) == len(b.ranks) == 1
+    if len(a.ranks) == len(b.ranks) == 1:
+        return True
+    if any(_parts(a.rank(rank)) != _parts(b.rank(rank)) for rank in common):
+        return False
+    held = [{rank: _state(run.rank(rank)) for rank in common} for run in (a, b)]
+    both = set.intersection(*(set[tuple[str, str]]().union(*own.values()) for own in held))
+    if not both:  # it shows only where each rank has all
+        return all(len(set(map(frozenset, own.values()))) < 2 for own in held)
+    return all(held[0][rank] & both == held[1][rank] & both for rank in common)
 
 
-def _shares(reader: Reader) -> object:
+def _state(reader: Reader) -> set[tuple[str, str]]:
     sites = reader.sites
     states = {kind.value for kind in (Kind.PARAM, Kind.OPTIMIZER_STATE)}
-    return _parts(reader), {(f, k) for f, k in zip(sites.fqn, sites.kind, strict=True) if k in states}
+    return {(f, k) for f, k in zip(sites.fqn, sites.kind, strict=True) if k in states}
 
 
 def _parts(reader: Reader) -> set[object]:
