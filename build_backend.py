@@ -37,17 +37,31 @@ get_requires_for_build_sdist = build_meta.get_requires_for_build_sdist
 
 FOLDER: Final = "introspect_cli/tensors"
 PROBES: Final = "introspect_cli/capture/probes"
+STORE: Final = "introspect_cli/store"
 _BOTH: Final = ("intake", "large", "team", "tensor", "generators", "columns", "sums", "kernels")
-EXTENSION: Final = Extension(
-    "introspect_cli.tensors._kernels",
-    [
-        *(f"{PROBES}/{name}.cpp" for name in ("contents", "gradients", "modules")),
-        *(f"{FOLDER}/{name}.cpp" for name in ("module", *_BOTH)),
-    ],
-    depends=[f"{PROBES}/probes.h", *(f"{FOLDER}/{name}.h" for name in ("lanes", *_BOTH))],
-    py_limited_api=True,
-    optional=True,
-)
+EXTENSIONS: Final = [
+    Extension(
+        "introspect_cli.tensors._kernels",
+        [
+            *(f"{PROBES}/{name}.cpp" for name in ("contents", "gradients", "modules")),
+            *(f"{FOLDER}/{name}.cpp" for name in ("module", *_BOTH)),
+        ],
+        depends=[f"{PROBES}/probes.h", *(f"{FOLDER}/{name}.h" for name in ("calls", "lanes", *_BOTH))],
+        py_limited_api=True,
+        optional=True,
+    ),
+    Extension(
+        "introspect_cli.store._compiled",
+        [*(f"{STORE}/{name}.cpp" for name in ("compiled", "adding", "room")), f"{FOLDER}/sums.cpp"],
+        depends=[
+            f"{STORE}/adding.h",
+            f"{STORE}/room.h",
+            *(f"{FOLDER}/{name}.h" for name in ("calls", "sums", "kernels")),
+        ],
+        py_limited_api=True,
+        optional=True,
+    ),
+]
 
 _ZIG: Final = "ziglang"
 _ZIG_MACHINES: Final = {"x86_64", "aarch64", "arm64"}
@@ -125,10 +139,10 @@ def get_requires_for_build_editable(config_settings: Any = None) -> list[str]:
 
 
 class BuildKernels(build_ext):
-    """Compiles `kernels.cpp` for each level, and links all of it into one extension."""
+    """Compiles `kernels.cpp` for each level and the other sources once, and links those of an extension together."""
 
     def build_extension(self, ext: Extension) -> None:
-        """Build the one extension there is.
+        """Build an extension.
 
         Raises:
             CompileError: no compiler, or it failed; setuptools prints a warning and goes on, as `optional` says.
@@ -140,12 +154,15 @@ class BuildKernels(build_ext):
         target.parent.mkdir(parents=True, exist_ok=True)
         objects = Path(self.build_temp)
         objects.mkdir(parents=True, exist_ok=True)
-        *python, kernels = ext.sources
         headers = [f"-I{path}" for path in {sysconfig.get_path("include"), sysconfig.get_path("platinclude")}]
-        sources = runpy.run_path(f"{FOLDER}/sources.py")["digest"]()
+        sources = runpy.run_path("introspect_cli/extension.py")["digest"]()
         common = (*headers, f"-I{FOLDER}", f"-I{PROBES}", f'-DSOURCES="{sources}"')
-        jobs = [(source, Path(source).stem, common) for source in python]
-        jobs += [(kernels, level, (f"-DLEVEL={level}", *flags)) for level, flags in levels().items()]
+        jobs = []
+        for source in ext.sources:
+            if Path(source).stem == "kernels":
+                jobs += [(source, level, (f"-DLEVEL={level}", *flags)) for level, flags in levels().items()]
+            else:
+                jobs.append((source, Path(source).stem, common))
         made = [str(objects / f"{name}.o") for _, name, _ in jobs]
         target.unlink(missing_ok=True)  # what an earlier build made of other sources
         commands = [

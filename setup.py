@@ -6,10 +6,10 @@ from pathlib import Path
 from setuptools import setup
 
 sys.path.insert(0, str(Path(__file__).parent))
-from build_backend import EXTENSION, BuildKernels
+from build_backend import EXTENSIONS, BuildKernels
 
 setup(
-    ext_modules=[EXTENSION],
+    ext_modules=EXTENSIONS,
     cmdclass={"build_ext": BuildKernels},
     options={"bdist_wheel": {"py_limited_api": "cp310"}},
 )

@@ -31,6 +31,7 @@ BASE = {
     "conditions",
     "errors",
     "exit_codes",
+    "extension",
     "processors",
     "sums",
 }
@@ -47,6 +48,7 @@ LAYERS = {
     "exit_codes": set(),
     "processors": set(),
     "sums": set(),
+    "extension": set(),
     "clock": BASE,
     "recursion": set(),
     "holding": set(),

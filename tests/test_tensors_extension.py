@@ -16,6 +16,8 @@ import pytest
 import torch
 
 import introspect_cli
+from introspect_cli.extension import DISABLE_VARIABLE
+from introspect_cli.store.compiled import compiled as compiled_store
 from introspect_cli.tensors import cpu, kernels
 from introspect_cli.tensors import rows as r
 
@@ -75,8 +77,8 @@ def test_torch_operations_compute_the_same_where_nothing_is_compiled(compiled, w
 
 
 def test_kernels_can_be_switched_off(compiled):
-    found = json.loads(run("-c", SCRIPT, **{kernels.DISABLE_VARIABLE: "1"}).stdout)
-    assert found["reason"] == f"{kernels.DISABLE_VARIABLE} is set"
+    found = json.loads(run("-c", SCRIPT, **{DISABLE_VARIABLE: "1"}).stdout)
+    assert found["reason"] == f"{DISABLE_VARIABLE} is set"
     assert_same_numbers(found, compiled)
 
 
@@ -153,15 +155,15 @@ def test_an_unknown_level_and_a_wrong_call_are_errors():
 
 
 @pytest.mark.skipif(sys.platform != "linux" or not shutil.which("objdump"), reason="reads the symbols of an ELF file")
-def test_the_extension_needs_no_newer_library_than_a_manylinux_wheel_may():
-    listed = subprocess.run(
-        ["objdump", "-T", "-p", kernels.KERNELS.__file__], capture_output=True, text=True, check=True
-    ).stdout
+@pytest.mark.parametrize("extension", [kernels.KERNELS, compiled_store()], ids=lambda found: found.__name__)
+def test_an_extension_needs_no_newer_library_than_a_manylinux_wheel_may(extension):
+    listed = subprocess.run(["objdump", "-T", "-p", extension.__file__], capture_output=True, text=True, check=True)
+    listed = listed.stdout
     versions = [tuple(map(int, found.split("."))) for found in re.findall(r"GLIBC_([\d.]+)", listed)]
     assert max(versions) <= (2, 17)
     needed = {name for name in re.findall(r"NEEDED +(\S+)", listed) if not name.startswith("ld-linux-")}
     assert needed <= {"libc.so.6", "libm.so.6"}, "beside the loader, which every process has"
-    assert ".abi3." in kernels.KERNELS.__file__
+    assert ".abi3." in extension.__file__
 
 
 @pytest.fixture(scope="module")

@@ -27,6 +27,7 @@ from introspect_cli.capture.run_directory import run_directory
 from introspect_cli.capture.signals import Signals
 from introspect_cli.capture.tracebacks import TracebackFilter
 from introspect_cli.errors import IntrospectError, StoreError
+from introspect_cli.extension import DISABLE_VARIABLE
 from introspect_cli.holding import Held
 from introspect_cli.records import Kind, count
 from introspect_cli.script import Ending, Target, check, leave, run
@@ -204,7 +205,7 @@ class Session:
         """Tell who has no compiled kernels what that costs, and the remedy; who switched them off knows."""
         from introspect_cli.tensors import kernels
 
-        if kernels.REASON and not kernels.REASON.startswith(kernels.DISABLE_VARIABLE):
+        if kernels.REASON and not kernels.REASON.startswith(DISABLE_VARIABLE):
             self._say(
                 f"no compiled kernels ({kernels.REASON}): torch operations compute the same, some 50 times slower; "
                 "with a C++ compiler on this machine, install introspect-cli again"

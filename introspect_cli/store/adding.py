@@ -1,16 +1,14 @@
-"""Records of several ranks added up, rank on rank, as long as a plan holds.
-
-Which row of which rank is added to which sum hardly changes from step to step. Most ranks have the same rows for the
-same sums, so their columns lie on one another as they were read: nothing is sorted, and nothing is put end to end.
-"""
+"""Records of several ranks added up, rank on rank, as long as a plan holds."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from introspect_cli.store.alike import Added, alike_ranks
+from introspect_cli.store.compiled import compiled
+from introspect_cli.store.compiled_adding import CompiledAdding
 from introspect_cli.sums import mix, unmix
 
 if TYPE_CHECKING:
@@ -18,35 +16,13 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from introspect_cli.store.alike import Alike
     from introspect_cli.store.batch import StepBatch
 
     Array = NDArray[Any]
 
 NONFINITE = ("nans", "posinfs", "neginfs")
 EXTREMA = {"min": np.fmin, "max": np.fmax, "absmin": np.fmin}
-
-
-@dataclass(frozen=True)
-class _Alike:
-    """Ranks of which the same rows are added to the same sums.
-
-    Attributes:
-        ranks: positions of ranks.
-        rows: n rows of each.
-        to: the n sums that they are added to, each once.
-        held: float64 (ranks, n), elements of each.
-        heads: uint64 (ranks, n), what each checksum has beside its elements.
-    """
-
-    ranks: tuple[int, ...]
-    rows: Array | slice
-    to: Array | slice
-    held: Array
-    heads: Array
-
-    def stacked(self, columns: Sequence[Array]) -> Array:
-        """Their rows of a column that each rank has, (ranks, n)."""
-        return np.stack([columns[rank][self.rows] for rank in self.ranks])
 
 
 class Adding:
@@ -63,55 +39,48 @@ class Adding:
             heads: uint64 (n,), what the checksum has beside its elements.
         """
         self.size = int(to.max(initial=-1)) + 1
-        found: dict[tuple[bytes, bytes], list[tuple[int, Array]]] = {}
-        for number in np.unique(rank).tolist():
-            own = np.flatnonzero(rank == number)
-            own = own[np.argsort(row[own], kind="stable")]
-            while len(own):
-                _, first = np.unique(to[own], return_index=True)  # a rank may have several rows for one sum
-                once = own[np.sort(first)]
-                found.setdefault((row[once].tobytes(), to[once].tobytes()), []).append((number, once))
-                own = np.delete(own, first)
-        self._alike = [
-            _Alike(
-                tuple(number for number, _ in each),
-                _span(row[each[0][1]]),
-                _span(to[each[0][1]]),
-                np.stack([held[own] for _, own in each]).astype(np.float64),
-                np.stack([heads[own] for _, own in each]),
-            )
-            for each in found.values()
-        ]
+        self._alike = alike_ranks(rank, row, to, held, heads)
         self._head = np.zeros(self.size, np.uint64)
         for alike in self._alike:
             self._head[alike.to] = alike.heads[0]
+        extension = compiled()
+        self._compiled = None if extension is None else CompiledAdding(extension, self._alike, self._head)
 
-    def checksums(self, columns: Sequence[Array]) -> Array:
-        """Of each sum, the checksum of the whole whose parts are added up."""
-        raw = np.zeros(self.size, np.uint64)
-        for alike in self._alike:
-            raw[alike.to] += (unmix(alike.stacked(columns)) - alike.heads).sum(axis=0, dtype=np.uint64)
-        found: Array = mix(raw + self._head)
-        return found
-
-    def sketches(self, columns: Sequence[Array]) -> Array:
-        """The sum of sketches, float64 (sums, numbers)."""
-        out = np.zeros((self.size, columns[0].shape[1]))
-        for alike in self._alike:
-            for rank in alike.ranks:
-                out[alike.to] += columns[rank][alike.rows]
-        return out
-
-    def statistics(
-        self, batches: Sequence[StepBatch], counts: Iterable[str], floats: Iterable[str]
-    ) -> tuple[dict[str, Array], dict[str, Array]]:
-        """Statistics of all elements of each sum together: counts, and others; those that do not add up are left out.
+    def add(self, batches: Sequence[StepBatch], counts: Sequence[str], floats: Sequence[str]) -> Added:
+        """The sums of a step.
 
         Args:
             batches: of the ranks.
             counts: names of the counts that all ranks have.
             floats: names of the other statistics that all have.
         """
+        found = None if self._compiled is None else self._compiled.add(batches, {*counts, *floats})
+        if found is not None:
+            return found
+        sketches = [batch.sketch for batch in batches]
+        return Added(
+            self._checksums([batch.checksum for batch in batches]),
+            None if any(own is None for own in sketches) else self._sketches(sketches),
+            *self._statistics(batches, counts, floats),
+        )
+
+    def _checksums(self, columns: Sequence[Array]) -> Array:
+        raw = np.zeros(self.size, np.uint64)
+        for alike in self._alike:
+            raw[alike.to] += (unmix(alike.stacked(columns)) - alike.heads).sum(axis=0, dtype=np.uint64)
+        found: Array = mix(raw + self._head)
+        return found
+
+    def _sketches(self, columns: Sequence[Any]) -> Array:
+        out = np.zeros((self.size, columns[0].shape[1]))
+        for alike in self._alike:
+            for rank in alike.ranks:
+                out[alike.to] += columns[rank][alike.rows]
+        return out
+
+    def _statistics(
+        self, batches: Sequence[StepBatch], counts: Iterable[str], floats: Iterable[str]
+    ) -> tuple[dict[str, Array], dict[str, Array]]:
         counted = {name: self._count([batch.counts[name] for batch in batches]) for name in counts}
         clean = not any(counted[name].any() for name in NONFINITE if name in counted)
         return counted, _Moments(self._alike, self.size, batches, clean=clean).of(floats)
@@ -129,7 +98,7 @@ class Adding:
 class _Moments:
     """Extrema and moments of finite elements, given those of each row of each rank."""
 
-    def __init__(self, alike: list[_Alike], size: int, batches: Sequence[StepBatch], *, clean: bool) -> None:
+    def __init__(self, alike: list[Alike], size: int, batches: Sequence[StepBatch], *, clean: bool) -> None:
         """Count the elements; where all is `clean`, all are finite."""
         self._alike, self._size, self._batches = alike, size, batches
         self._finite = [own.held if clean else own.held - self._left_out(own) for own in alike]
@@ -152,7 +121,7 @@ class _Moments:
                 )
         return found
 
-    def _left_out(self, own: _Alike) -> Array:
+    def _left_out(self, own: Alike) -> Array:
         names = [name for name in NONFINITE if all(name in batch.counts for batch in self._batches)]
         stacks = (own.stacked([batch.counts[name] for batch in self._batches]) for name in names)
         return np.asarray(sum(np.maximum(values, 0) for values in stacks))
@@ -176,11 +145,5 @@ class _Moments:
     def _added(self, each: Iterable[Array]) -> Array:
         out = np.zeros(self._size)
         for own, values in zip(self._alike, each, strict=True):
-            out[own.to] += values.sum(axis=0)
+            out[own.to] += sum(values)  # rank after rank: numpy's sum takes one column in another order than several
         return out
-
-
-def _span(numbers: Array) -> Array | slice:
-    """Numbers that follow one another, as a slice: nothing is copied to read it."""
-    span = slice(int(numbers[0]), int(numbers[0]) + len(numbers))
-    return span if np.array_equal(numbers, np.arange(span.start, span.stop)) else numbers

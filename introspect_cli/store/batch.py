@@ -190,15 +190,16 @@ def statistics(columns: Mapping[str, Array]) -> tuple[dict[str, NDArray[np.int64
     return counts, floats if _all_possible(floats) else {name: _possible(name, own) for name, own in floats.items()}
 
 
-_NOT_NEGATIVE = frozenset({"absmin", "amean", "var", "kurt"})
+NOT_NEGATIVE = frozenset({"absmin", "amean", "var", "kurt"})
+"""Statistics that are not negative."""
 
 
 def _all_possible(floats: Mapping[str, Array]) -> bool:
     """Whether no column has a number that no capture writes; every step that is read comes by here, so all at once."""
     if not floats:
         return True
-    first = [own for name, own in floats.items() if name in _NOT_NEGATIVE]
-    every = np.concatenate([*first, *(own for name, own in floats.items() if name not in _NOT_NEGATIVE)])
+    first = [own for name, own in floats.items() if name in NOT_NEGATIVE]
+    every = np.concatenate([*first, *(own for name, own in floats.items() if name not in NOT_NEGATIVE)])
     return not np.isinf(every).any() and not (every[: sum(map(len, first))] < 0).any()
 
 
@@ -208,7 +209,7 @@ def _possible(name: str, column: Array) -> Array:
     Counts may be anything: whoever counts asks for 0 and more.
     """
     wrong = np.isinf(column)
-    if name in _NOT_NEGATIVE:
+    if name in NOT_NEGATIVE:
         wrong |= column < 0
     return np.where(wrong, column.dtype.type(np.nan), column)
 

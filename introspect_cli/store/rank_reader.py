@@ -19,6 +19,7 @@ from introspect_cli.store import format1
 from introspect_cli.store.arrow import END_OF_STREAM, Batch, Malformed, Schema, decode_batch, schema_message
 from introspect_cli.store.batch import GivenColumns, StepBatch, has_infinities, record_stats, samples_of, statistics
 from introspect_cli.store.columns import Harmless
+from introspect_cli.store.compiled import ALIKE, OTHER, UNREAD
 from introspect_cli.store.files import (
     INDEX,
     LAYOUTS,
@@ -37,6 +38,7 @@ from introspect_cli.store.index import EMPTY, Entries, Index, StepEntry, parse_i
 from introspect_cli.store.labels import LABELS, LIMIT_LABELS
 from introspect_cli.store.labels import decode as decode_labels
 from introspect_cli.store.names import SiteTable, decode_names, layouts_of, modules_of, no_rows
+from introspect_cli.store.repeated import Repeated, repeated
 from introspect_cli.store.thinned import records_name
 
 if TYPE_CHECKING:
@@ -343,13 +345,13 @@ class RankReader:
             self._records = self._open(self._file_of_records)
         records = self._records
         step, length = int(entry["step"]), int(entry["length"])
-        try:
-            offset = int(entry["offset"])
-            data = records.read(offset, length) if room is None else records.read_into(offset, room.of(length))
-        except OSError as error:
-            raise unreadable(records.path, error) from None
-        if len(data) != length or zlib.crc32(data) != entry["batch_crc"]:
-            raise DamageError(records.path, f"the records of step {step} are not those that were indexed")
+        known = room.known if room is not None else None
+        found = UNREAD
+        if isinstance(known, _Known) and known.repeated is not None:
+            found = known.repeated.read(records.fd, entry)
+            if found == ALIKE:
+                return self._given(known.now())
+        data = room.of(length) if found == OTHER and room is not None else self._bytes(records, entry, room)
         try:
             batch, out = self._decoded(memoryview(data), room)
         except Malformed as error:
@@ -362,11 +364,25 @@ class RankReader:
             or out.status.max() >= _STATUSES
         ):
             raise DamageError(records.path, f"a record of step {step} names a site, layout or status that is not there")
-        if self._index.format == 1:
-            return format1.with_given(out, self.sites)
-        if out.given is not None and not out.given.within(int(entry["n_sites"])):
+        if out.given is not None and self._index.format > 1 and not out.given.within(int(entry["n_sites"])):
             raise DamageError(records.path, f"an operator of step {step} names a site that is not there")
-        return out
+        if isinstance(known, _Known) and known.batch is batch and known.repeated is None and room is not None:
+            room.known = known._replace(step=out, repeated=repeated(data, batch, out, entry))
+        return self._given(out)
+
+    def _given(self, step: StepBatch) -> StepBatch:
+        return format1.with_given(step, self.sites) if self._index.format == 1 else step
+
+    def _bytes(self, records: Handle, entry: Any, room: Room | None) -> bytes | memoryview:
+        """What an index entry vouches for, read and checked."""
+        offset, length = int(entry["offset"]), int(entry["length"])
+        try:
+            data = records.read(offset, length) if room is None else records.read_into(offset, room.of(length))
+        except OSError as error:
+            raise unreadable(records.path, error) from None
+        if len(data) != length or zlib.crc32(data) != entry["batch_crc"]:
+            raise DamageError(records.path, f"the records of step {entry['step']} are not those that were indexed")
+        return data
 
     def _decoded(self, data: memoryview, room: Room | None) -> tuple[Batch, StepBatch]:
         """Bytes as a batch and as columns; those made before where a room has the like of it again.
@@ -376,7 +392,9 @@ class RankReader:
         """
         known = room.known if room is not None else None
         if isinstance(known, _Known) and known.batch.fits(data) and known.step.is_possible():
-            return known.batch, replace(known.step, samples=_samples(known.batch.columns))  # the rest are views
+            return known.batch, replace(
+                known.now(), site=known.step.site.view()
+            )  # sites that are the same array are equal
         batch = decode_batch(self._schema, data)
         out = _step_batch(batch.columns, self._schema)
         if room is not None:
@@ -407,10 +425,17 @@ class RankReader:
 
 
 class _Known(NamedTuple):
-    """A batch as it was read into a room, and the columns that were made of it, all of them views."""
+    """A batch as it was read into a room, the columns that were made of it, all of them views, and what reads more."""
 
     batch: Batch
     step: StepBatch
+    repeated: Repeated | None = None
+
+    def now(self) -> StepBatch:
+        """The columns as they are now: all but the samples are views."""
+        return (
+            replace(self.step, samples=_samples(self.batch.columns)) if "samples" in self.batch.columns else self.step
+        )
 
 
 def _views(step: StepBatch, columns: dict[str, ColumnData]) -> bool:

@@ -77,12 +77,16 @@ class Rows:
         number: int64 (n,), numbers of layouts, as `Places` has them.
         status: uint8 (n,).
         starts: int64, where each rank's rows begin, and where the last ones end.
+        counts: names of the counts that all ranks kept.
+        floats: names of the other statistics that all ranks kept.
     """
 
     def __init__(self, batches: Sequence[StepBatch], numbers: Sequence[Array], places: Sequence[Array]) -> None:
         """Take a batch of each rank, and the whole's numbers of their sites and layouts."""
         sizes = [len(batch) for batch in batches]
+        self._sites = [batch.site for batch in batches]
         self._own = [tuple(np.array(column) for column in _columns(batch)) for batch in batches]
+        self.counts, self.floats = (_common([getattr(own, kept) for own in batches]) for kept in ("counts", "floats"))
         self.starts = np.concatenate([[0], np.cumsum(sizes)])
         self.rank = np.repeat(np.arange(len(batches)), sizes)
         self.site = np.concatenate([own[np.asarray(b.site)] for own, b in zip(numbers, batches, strict=True)])
@@ -90,10 +94,17 @@ class Rows:
         self.status = np.concatenate([np.asarray(batch.status) for batch in batches])
 
     def are_of(self, batches: Sequence[StepBatch]) -> bool:
-        """Whether each rank's batch has the same sites and layouts, and as much was seen of them."""
-        return len(batches) == len(self._own) and all(
-            all(map(np.array_equal, own, _columns(batch))) for own, batch in zip(self._own, batches, strict=True)
+        """Whether each rank's batch has the same sites and layouts, and as much was seen of them.
+
+        What was read again and has the very array of sites is the same in all of it, see `rank_reader`.
+        """
+        same = len(batches) == len(self._own) and all(
+            batch.site is sites or all(map(np.array_equal, own, _columns(batch)))
+            for sites, own, batch in zip(self._sites, self._own, batches, strict=True)
         )
+        if same:
+            self._sites = [batch.site for batch in batches]
+        return same
 
 
 def _columns(batch: StepBatch) -> tuple[Array, Array, Array]:
@@ -153,15 +164,15 @@ class RankedStep:
         """uint64 (n,)."""
         return np.concatenate([np.asarray(batch.checksum, np.uint64) for batch in self.batches])
 
-    @cached_property
+    @property
     def count_names(self) -> list[str]:
-        """Counts that all ranks kept."""
-        return _common([batch.counts for batch in self.batches])
+        """Counts that all ranks kept: each keeps the same in all steps."""
+        return self.rows.counts
 
-    @cached_property
+    @property
     def float_names(self) -> list[str]:
         """Other statistics that all ranks kept."""
-        return _common([batch.floats for batch in self.batches])
+        return self.rows.floats
 
     @cached_property
     def counts(self) -> dict[str, Array]:
@@ -191,7 +202,8 @@ class RankedStep:
         """The texts that are not empty, by row."""
         found: dict[int, str] = {}
         for start, batch in zip(self.rows.starts.tolist(), self.batches, strict=False):
-            found |= {start + row: batch.text[row] for row in filled(batch.text).tolist()}
+            for row in filled(batch.text).tolist():
+                found[start + row] = batch.text[row]
         return found
 
     @cached_property

@@ -156,7 +156,7 @@ class _Putting:
         self.size = len(self.row)
         self.layout = memory.layouts(plan)
         self.status = step.status[self.row].astype(np.uint8)
-        self.checksum = step.checksum[self.row]
+        self.checksum = step.taken(self.row, [batch.checksum for batch in step.batches])
         self.adrift = np.zeros(self.size, np.bool_)
         """Groups of parts of which ranks with the same part have other values: other samples, then."""
         self.how = np.full(self.size, AS_RECORDED, np.uint8)
@@ -198,6 +198,8 @@ class _Putting:
         """Fill in what is known of groups that stayed one of their records."""
         step = self.step
         groups = np.flatnonzero(self.how == AS_RECORDED)
+        if not len(groups):
+            return
         rows = self.row[groups]
         for name, counts in self.counts.items():
             counts[groups] = step.taken(rows, [batch.counts[name] for batch in step.batches])
@@ -264,8 +266,9 @@ class _Putting:
     def _parts(self) -> None:
         """Wholes out of their parts: each once, whoever else has a copy of it."""
         step, plan = self.step, self.plan
-        copies = plan.copies
-        unlike = copies[step.checksum[plan.rows[copies]] != step.checksum[plan.rows[plan.owner[copies]]]]
+        unlike = plan.copies
+        if len(unlike):
+            unlike = unlike[step.checksum[plan.rows[unlike]] != step.checksum[plan.rows[plan.owner[unlike]]]]
         doubled = np.zeros(self.size, np.bool_)
         doubled[plan.group[unlike]] = True
         doubled &= plan.parts
@@ -289,14 +292,13 @@ class _Putting:
         groups = np.flatnonzero(fitting)
         if not len(groups):
             return
-        adding, batches = self.memory.adding(plan, groups), step.batches
+        added = self.memory.adding(plan, groups).add(step.batches, step.count_names, step.float_names)
         self._put(groups, PARTS, int(Status.OBSERVED))
-        self.checksum[groups] = adding.checksums([batch.checksum for batch in batches])
+        self.checksum[groups] = added.checksum
         if self.sketch is not None:
-            self.sketch[groups] = adding.sketches([np.asarray(batch.sketch) for batch in batches])
-        counts, floats = adding.statistics(batches, step.count_names, step.float_names)
-        for name, values in (*counts.items(), *floats.items()):
-            (self.counts if name in counts else self.floats)[name][groups] = values
+            self.sketch[groups] = added.sketch
+        for name, values in (*added.counts.items(), *added.floats.items()):
+            (self.counts if name in added.counts else self.floats)[name][groups] = values
         for group in groups.tolist() if step.texts else ():
             self.text[group] = ""
 

@@ -271,14 +271,20 @@ class WholeReader:
         """
         if not self.numbers:
             _ = self.sites
-        batches = side_by_side(
-            [partial(own.read, step, room) for own, room in zip(self.readers, self._rooms, strict=True)]
-        )
+        rows = self._rows[:, self.row_of(step)].tolist()
+        every = zip(self.readers, rows, self._rooms, strict=True)
+        batches = side_by_side([partial(own.read_row, row, room) for own, row, room in every])
         ranks = [reader.rank for reader in self.readers]
         together = self._together
         found = together.put(RankedStep(batches, ranks, self.numbers, self._places.numbers, together.rows))
         self._sizes[step] = len(found)
         return found
+
+    @cached_property
+    def _rows(self) -> Array:
+        """Where among each rank's entries the steps are that all have; (ranks, steps)."""
+        steps = self.entries["step"]
+        return np.stack([np.searchsorted(reader.entries["step"], steps) for reader in self.readers])
 
     @cached_property
     def _places(self) -> Places:

@@ -32,42 +32,16 @@ Only one thread at a time may be in a call with a team, apart from `take`.
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from introspect_cli.tensors.sources import digest
+from introspect_cli.extension import load
 
 if TYPE_CHECKING:
-    from types import ModuleType
-
     import numpy.typing as npt
 
-DISABLE_VARIABLE: Final = "INTROSPECT_NO_KERNELS"
-"""Environment variable that, set to anything but 0, keeps the compiled kernels from being used."""
-
-
-def disabled() -> bool:
-    """Whether the user wants torch operations only."""
-    return os.environ.get(DISABLE_VARIABLE, "0") not in {"", "0"}
-
-
-def _load() -> tuple[ModuleType | None, str]:
-    """The extension, and why there is none."""
-    if disabled():
-        return None, f"{DISABLE_VARIABLE} is set"
-    try:
-        from introspect_cli.tensors import _kernels
-    except ImportError as error:
-        missing = "_kernels" in str(error) and "cannot import name" in str(error)
-        return None, "they were not compiled when introspect was installed" if missing else str(error)
-    if digest() not in {"", getattr(_kernels, "SOURCES", None)}:
-        return None, "their sources changed after they were compiled"
-    return _kernels, ""
-
-
-KERNELS, REASON = _load()
+KERNELS, REASON = load("introspect_cli.tensors._kernels")
 """The extension, None if it cannot be had; and why, "" if it can."""
 
 

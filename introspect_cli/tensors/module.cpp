@@ -1,10 +1,7 @@
 // The compiled kernels as a Python module, in the limited API: which level of the processor runs, chunks and the
 // threads that share them, strided copies. Everything takes raw addresses, and writes nowhere but to the rows and the
 // team it is given. See kernels.py for what calls mean.
-#define PY_SSIZE_T_CLEAN
-#define Py_LIMITED_API 0x030A0000
-#include <Python.h>
-
+#include "calls.h"
 #include "columns.h"
 #include "generators.h"
 #include "probes.h"
@@ -188,40 +185,6 @@ void transpose(const u64 *rows, i64 count, u64 *columns, i64 stride) {
 
 // ---- the module
 
-constexpr i64 BRIEF = 1 << 13;  // elements up to which a call is over sooner than the interpreter's lock changes hands
-
-// The arguments as integers; false, and an exception set, if they are not as many integers.
-bool integers(PyObject *const *arguments, Py_ssize_t given, int wanted, u64 *out) {
-    if (given != wanted) {
-        PyErr_Format(PyExc_TypeError, "%d integers wanted, %zd arguments given", wanted, given);
-        return false;
-    }
-    for (int i = 0; i < wanted; i++) {
-        out[i] = PyLong_AsUnsignedLongLongMask(arguments[i]);
-        if (out[i] == u64(-1) && PyErr_Occurred()) return false;
-    }
-    return true;
-}
-
-// A Python function of WANTED integers; `call` returns an integer. `counted` is the argument that says how many elements
-// there are: for few of them the lock is kept. RELEASED: never; KEPT: always.
-constexpr int RELEASED = -1, KEPT = -2;
-template <int WANTED, class Call>
-PyObject *function(PyObject *const *arguments, Py_ssize_t given, int counted, Call call) {
-    u64 w[WANTED];
-    if (!integers(arguments, given, WANTED, w)) return nullptr;
-    i64 result;
-    if (counted == KEPT || (counted >= 0 && i64(w[counted]) <= BRIEF)) {
-        result = call(w);
-    } else {
-        Py_BEGIN_ALLOW_THREADS
-        result = call(w);
-        Py_END_ALLOW_THREADS
-    }
-    return PyLong_FromLongLong(result);
-}
-
-using Arguments = PyObject *const *;
 PyObject *py_summarise(PyObject *, Arguments a, Py_ssize_t n) {
     return function<8>(a, n, 1, [](const u64 *w) {
         summarise(w[0], i64(w[1]), i64(w[2]), i64(w[3]), i64(w[4]), (const float *)w[5], (Row *)w[6], (Team *)w[7]);
@@ -330,7 +293,6 @@ PyObject *py_use(PyObject *, PyObject *wanted) {
     return PyErr_Format(PyExc_ValueError, "not a level of this processor: %R", wanted);
 }
 
-#define FAST(name) {#name, (PyCFunction)(void (*)())py_##name, METH_FASTCALL, nullptr}
 PyMethodDef METHODS[] = {
     FAST(summarise), FAST(sum_of_samples), FAST(alike), FAST(again), FAST(summarise_all), FAST(prepare), FAST(take), FAST(finish),
     FAST(merge), FAST(copy), FAST(glance), FAST(transpose), FAST(numbers),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from introspect_cli.extension import disabled
 from introspect_cli.tensors import kernels, reference
 from introspect_cli.tensors import rows as r
 from introspect_cli.tensors.gpu import launch
@@ -81,7 +82,7 @@ class Devices:
     def _unusable(self) -> str:
         if self._sorted:
             return "medians and modes are sorted for"
-        return kernels.REASON if kernels.disabled() else launch.unavailable()
+        return kernels.REASON if disabled() else launch.unavailable()
 
     def _launcher(self, device: torch.device) -> launch.Launcher:
         return launch.TritonLauncher(device)
