@@ -29,6 +29,7 @@ from introspect_cli.tensors.cpu import CODES, TABLE_ADDRESS, Engine
 from introspect_cli.tensors.gpu.devices import CAPTURING, Devices, capturing
 from introspect_cli.tensors.gpu.engine import Item
 from introspect_cli.tensors.handover import Handover
+from introspect_cli.tensors.layouts import KnownLayouts
 from introspect_cli.tensors.reuse import Memory, stand
 from introspect_cli.tensors.special import PLAIN, Parts, is_wrapped, keyed, take_apart, unseen
 from introspect_cli.tensors.table import finalise
@@ -86,20 +87,14 @@ class Summarizer:
         self._engine = Engine(threads)
         self._stand = parallel.Stand()
         self._memory = Memory()
-        self._quick: dict[tuple[torch.dtype, torch.Size], int] = {}
         self._arena = Arena()
         self._layout_of: list[int] = []
         self._lock = threading.RLock()
         self._intake = self._new_intake()
-        self._layouts: list[Layout] = []
-        self._headers: list[int] = []
-        self.sample_headers: list[int] = []
-        """Of each layout, what the checksum of one of a tensor's samples begins with."""
-        self._header_of = np.zeros(0, dtype=np.uint64)
+        self._layouts = KnownLayouts()
         self._kept = [
             name for name, own in STATISTICS.items() if stats and (not own.on_request or name in self._sorted)
         ]
-        self._interned: dict[Layout, int] = {}
         self._devices = Devices(stats=stats, sketch=sketch, sorted_stats=self._sorted)
         self._reset()
         _LIVE.add(self)
@@ -218,6 +213,11 @@ class Summarizer:
         """
         return self._intake
 
+    @property
+    def sample_headers(self) -> list[int]:
+        """Of each layout, what the checksum of one of a tensor's samples begins with; it grows as layouts come."""
+        return self._layouts.sample_headers
+
     def _launch(self, engine: DeviceEngine, entries: list[tuple[int, list[Item]]]) -> None:
         try:
             engine.many(entries)
@@ -261,19 +261,9 @@ class Summarizer:
             self._notes[slot] = (Status.NOT_OBSERVED, values.short(values.masked(reason)))
             return slot
 
-    def _intern(self, layout: Layout) -> int:
-        index = self._interned.get(layout)
-        if index is None:
-            index = len(self._layouts)
-            self._headers[index:] = [checksum.header(layout.dtype, layout.shape)]
-            self.sample_headers[index:] = [checksum.header(layout.dtype, layout.shape[1:])]
-            self._layouts.append(layout)
-            self._interned[layout] = index  # the last: whatever ends this early, no number has another's layout
-        return index
-
     def _new(self, layout: Layout) -> int:
         slot = len(self._layout_of)
-        index = self._intern(layout)
+        index = self._layouts.number(layout)
         self._arena.address(slot)
         self._layout_of.append(index)
         return slot
@@ -306,10 +296,7 @@ class Summarizer:
         ):
             return False
         shape = tensor.shape
-        index = self._quick.get((dtype, shape))
-        if index is None:
-            name = str(dtype).removeprefix("torch.")
-            index = self._quick[dtype, shape] = self._intern(Layout(tuple(shape), name, "cpu", "contiguous"))
+        index = self._layouts.contiguous(dtype, shape)
         address, count = address_of(tensor), tensor.numel()
         size = k.SIZES[code]
         offset = tensor.storage_offset()
@@ -351,7 +338,7 @@ class Summarizer:
             return False
         if prepared.interned < 0:
             name, kind = str(tensor.dtype).removeprefix("torch."), strides_kind(tensor)
-            prepared.interned = self._intern(Layout(tuple(tensor.shape), name, str(tensor.device), kind))
+            prepared.interned = self._layouts.number(Layout(tuple(tensor.shape), name, str(tensor.device), kind))
         self._arena.address(slot)
         self._layout_of.append(prepared.interned)
         if not element.values:
@@ -444,9 +431,7 @@ class Summarizer:
             pending = self._devices.hand_over()
             self._memory.turn()
             layout_index = k.numbers(self._layout_of)
-            if len(self._header_of) != len(self._headers):
-                self._header_of = np.array(self._headers, dtype=np.uint64)
-            headers = self._header_of[layout_index]
+            headers = self._layouts.headers()[layout_index]
             for slot, own in self._own_headers.items():
                 headers[slot] = own
             status, seen = np.zeros(count, dtype=np.uint8), np.zeros(count, dtype=np.uint8)
@@ -461,7 +446,7 @@ class Summarizer:
                 seen[slot] = seen[slot] or BITS_ALONE
             finish = partial(
                 finalise,
-                layouts=list(self._layouts),
+                layouts=list(self._layouts.known),
                 layout_index=layout_index,
                 status=status,
                 fixed=self._fixed,
