@@ -13,6 +13,7 @@ from neutrality import Seen, assert_same, trajectory, watched
 from torch import nn
 
 from introspect_cli.capture.probes import gradients, modules
+from introspect_cli.capture.probes.module_values import ModuleValues
 from introspect_cli.capture.probes.modules import ModuleProbe
 from introspect_cli.records import Kind
 from introspect_cli.store.reader import open_run
@@ -210,7 +211,7 @@ def test_a_mistake_beside_the_extension_is_told_and_training_goes_on(tmp_path, m
     with watched(tmp_path / "run") as session:
         net(x)  # the second call of a step has its sites only in the next step
         session.probes.context.tick()
-        monkeypatch.setattr(ModuleProbe, "_plain_tensor", fails)
+        monkeypatch.setattr(ModuleValues, "plain_tensor", fails)
         assert torch.equal(net(x), bare)
         assert torch.equal(net(x), bare)
     (told,) = session._guard.details

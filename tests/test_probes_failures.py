@@ -14,9 +14,11 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 
+from introspect_cli.capture.backlog import Backlog
 from introspect_cli.capture.context import Context
 from introspect_cli.capture.names import Names
 from introspect_cli.capture.probes.gradients import GradientProbe
+from introspect_cli.capture.probes.module_values import ModuleValues
 from introspect_cli.capture.probes.modules import ModuleProbe
 from introspect_cli.capture.probes.optimizers import OptimizerProbe
 from introspect_cli.capture.probes.separate.data import DataProbe
@@ -33,7 +35,7 @@ ENTRIES = [
     (ModuleProbe, "_enter"),
     (ModuleProbe, "_leave"),
     (ModuleProbe, "_plain_state"),
-    (ModuleProbe, "_plain_inputs"),
+    (ModuleValues, "plain_inputs"),
     (ModuleProbe, "_plain_output"),
     (ModuleProbe, "_phase"),
     (GradientProbe, "watch"),
@@ -67,7 +69,7 @@ ENTRIES = [
     (Recorder, "value"),
     (Recorder, "tick"),
     (Recorder, "flush"),
-    (Recorder, "_append"),
+    (Backlog, "_append"),
     (Summarizer, "add"),
     (Summarizer, "value"),
     (Summarizer, "take"),

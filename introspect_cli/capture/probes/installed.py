@@ -162,7 +162,7 @@ class Probes:
         if self.optimizers.settings_changed:
             self.optimizers.settings_changed = False
             yield "optimizers", self.optimizers.settings
-        nested = self._modules.nested
+        nested = self._modules.values.nested
         if nested.changed:
             nested.changed = False
             yield "nested", nested.found

@@ -5,13 +5,13 @@
 namespace {
 
 enum Held {
-    PROBE, CALLED, LEFT, LEARN, BY_HAND, ORIGINAL, GUARDED, STACK, STATES, RECORDER, DRAWS, FORWARD, TENSOR, GRAPH_TASK, TRACING,
-    MODES, GRAD_MODE, COMPILED_CALL, SEQUENTIAL, SEQUENTIAL_FORWARD, SEQUENTIAL_ITER, INTAKE, GRADIENTS, HELD
+    PROBE, VALUES, CALLED, LEFT, LEARN, BY_HAND, ORIGINAL, GUARDED, STACK, STATES, RECORDER, DRAWS, FORWARD, TENSOR, GRAPH_TASK,
+    TRACING, MODES, GRAD_MODE, COMPILED_CALL, SEQUENTIAL, SEQUENTIAL_FORWARD, SEQUENTIAL_ITER, INTAKE, GRADIENTS, HELD
 };
 using Modules = Holder<HELD>;
 
 Name CALLS{"calls"}, PHASE{"phase"}, WANTED{"wanted"}, STEP{"step"}, REFERENCE{"reference"}, PLAIN{"plain"},
-    COMPILED{"compiled"}, ON_VALUE{"_on_value"}, INPUTS_ON{"_inputs"}, OUTPUTS_ON{"_outputs"}, MOVED{"moved"},
+    COMPILED{"compiled"}, ON_VALUE{"on_value"}, OUTPUTS{"outputs"}, MOVED{"moved"},
     WATCHED{"watched"}, PER_CALL{"forward"}, INPUTS{"inputs"}, OUTPUT{"output"}, NEEDS{"requires_grad"}, ON{"on"},
     ENTRY{"entry"}, CALL{"__call__"}, ITER{"__iter__"}, VERSION{"_version"}, MODULES{"_modules"};
 
@@ -97,7 +97,7 @@ Py_ssize_t next_place(PyObject *modules, const PyObject *one, const PyObject *ot
 
 // Whether nothing but the recorder would notice what we ask tensors, and nothing has been drawn since it last looked.
 bool is_quiet(Modules *self) {
-    if (!attribute_is(self->held[PROBE], ON_VALUE, Py_None) || answered(self->held[MODES])) return false;
+    if (!attribute_is(self->held[VALUES], ON_VALUE, Py_None) || answered(self->held[MODES])) return false;
     PyObject *moved = attribute(self->held[DRAWS], MOVED);
     PyObject *answer = moved && PyCFunction_Check(moved) ? PyObject_CallNoArgs(moved) : nullptr;  // no frame of ours
     int has_moved = answer ? PyObject_IsTrue(answer) : 1;
@@ -143,7 +143,7 @@ PyObject *sites_of(const Call &call) {
 // pairs, a reference of ours, or null where nothing of it is recorded.
 bool is_known(Modules *self, const Call &call, PyObject *&found) {
     if (!attribute_is(call.state, PLAIN, (PyObject *)Py_TYPE(call.module))) return false;
-    if (!attribute_is(self->held[PROBE], INPUTS_ON, Py_True) || !attribute_is(call.state, WATCHED, Py_True)) return true;
+    if (!attribute_is(self->held[VALUES], INPUTS, Py_True) || !attribute_is(call.state, WATCHED, Py_True)) return true;
     PyObject *sites = sites_of(call), *inputs = sites ? attribute(sites, INPUTS) : nullptr;
     const bool known = inputs && PyList_Check(inputs) && PyList_Size(inputs) >= PyTuple_Size(call.arguments);
     if (known) found = inputs;
@@ -245,7 +245,7 @@ PyObject *leave(Modules *self, const Call &call, PyObject *result) {
     if (own) Py_DecRef(own);
     PyErr_Clear();
     bool done = true;
-    if (plain && attribute_is(self->held[PROBE], OUTPUTS_ON, Py_True) && attribute_is(call.state, WATCHED, Py_True)) {
+    if (plain && attribute_is(self->held[VALUES], OUTPUTS, Py_True) && attribute_is(call.state, WATCHED, Py_True)) {
         PyObject *sites = sites_of(call), *pair = sites ? attribute(sites, OUTPUT) : nullptr;
         plain = pair && PyTuple_Check(pair);
         if (plain) {

@@ -18,9 +18,8 @@ from torch.nn.utils.parametrize import ParametrizationList
 
 from introspect_cli.capture import private_api
 from introspect_cli.capture.inside import modules_in, parameters_in, wrapped
-from introspect_cli.capture.named import CallSites, ModuleState
 from introspect_cli.capture.probes.base import Patches, uncounted
-from introspect_cli.capture.probes.nested import NestedClasses
+from introspect_cli.capture.probes.module_values import ModuleValues, may_be_shares
 from introspect_cli.capture.probes.opaque import (
     hides,
     how_hidden,
@@ -30,22 +29,18 @@ from introspect_cli.capture.probes.opaque import (
     sequence_code,
 )
 from introspect_cli.capture.ranks import launchers, tags
-from introspect_cli.records import EVALUATED, GRADIENT_OF, Kind, Phase
-from introspect_cli.tensors.flatten import flatten, is_plain
+from introspect_cli.records import EVALUATED, Kind, Phase
 from introspect_cli.tensors.kernels import KERNELS
 from introspect_cli.tensors.views import unobserved
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from torch.utils.hooks import RemovableHandle
 
     from introspect_cli.capture.context import Context
+    from introspect_cli.capture.named import ModuleState
     from introspect_cli.capture.probes.gradients import GradientProbe
-    from introspect_cli.capture.ranks.tags import Style
-    from introspect_cli.tensors.places import Placed
-
-_POSITIONS = tuple(f"[{number}]" for number in range(32))
 
 
 class _Stack(threading.local):
@@ -71,23 +66,13 @@ class ModuleProbe:
         self._recorder = context.recorder
         self._names = context.names
         self._gradients = gradients
-        kinds = context.kinds
-        self._gradient_of = {of: gradient for of, gradient in GRADIENT_OF.items() if gradient in kinds}
-        self._kinds = frozenset(kind for kind in GRADIENT_OF if kind in kinds)
-        self._inputs = Kind.INPUT in {*self._kinds, *self._gradient_of}
-        self._outputs = Kind.OUTPUT in {*self._kinds, *self._gradient_of}
+        self.values = ModuleValues(context, gradients)
+        """What goes in and comes out."""
         self._stack = _Stack()
-        self._on_value: Callable[[ModuleState, Kind, str, torch.Tensor], None] | None = None
-        self.nested = NestedClasses()
         self._patches = Patches()
         self._registrations: list[RemovableHandle] = []
         self.entry: Callable[..., Any] | None = None
         """What stands in for `nn.Module.__call__`."""
-
-    def listen(self, listener: Callable[[ModuleState, Kind, str, torch.Tensor], None]) -> None:
-        """Tell of every tensor that goes into or comes out of a module, recorded or not."""
-        self._on_value = listener
-        self._inputs = self._outputs = True
 
     @property
     def stack(self) -> _Stack:
@@ -128,6 +113,7 @@ class ModuleProbe:
             return functools.partial(self._called, original)
         made: Any = KERNELS.modules(
             self,
+            self.values,
             self._called,
             self._left,
             self._learn,
@@ -217,8 +203,8 @@ class ModuleProbe:
                 call = state.next_call(self._recorder.step, Phase.FORWARD)
                 if self._context.draws.moved():
                     self._drew(state, call, before=True)
-                if self._inputs and state.watched:
-                    self._plain_inputs(state, call, args)
+                if self.values.inputs and state.watched:
+                    self.values.plain_inputs(state, call, args)
             else:
                 # The script may watch torch's functions itself; it must see its own calls only.
                 with private_api.no_torch_function():
@@ -232,16 +218,6 @@ class ModuleProbe:
         if state is not None and call >= 0 and self._guarded.on:
             self._left(module, state, call, result)
         return result
-
-    def _may_be_shares(self, state: ModuleState, module: nn.Module, args: tuple[Any, ...]) -> bool:
-        """Whether what goes into a module is one rank's share of a DTensor, which is looked at in its first call."""
-        if state.styles is None:
-            state.styles = []
-            if launchers.grouped():  # else there can be no DTensor
-                state.styles, state.gives = private_api.styles_of(module), private_api.styles_of_outputs(module)
-                styled = bool(state.styles or state.gives)
-                state.tagged |= styled or any(tags.from_call(value) is not None for value in args)
-        return state.tagged
 
     def _left(self, module: nn.Module, state: ModuleState, call: int, result: Any) -> None:
         """Record what has come out of a module."""
@@ -261,9 +237,9 @@ class ModuleProbe:
             if state.plain is not type(module):
                 if private_api.DYNAMO_GRAPH_MARK in module.__dict__ or not is_plain_call(module):
                     return False
-                state.plain = None if self._may_be_shares(state, module, args) else type(module)
-            if state.plain is not None and self._inputs and state.watched:
-                self._input_sites(state, state.counted(self._recorder.step, Phase.FORWARD), len(args))
+                state.plain = None if may_be_shares(state, module, args) else type(module)
+            if state.plain is not None and self.values.inputs and state.watched:
+                self.values.input_sites(state, state.counted(self._recorder.step, Phase.FORWARD), len(args))
             return state.plain is not None
         return False
 
@@ -274,7 +250,7 @@ class ModuleProbe:
             the slot of its summary; None where only its gradient is to be watched, or something failed.
         """
         with self._guarded:
-            return self._plain_tensor(value, site, gradient)
+            return self.values.plain_tensor(value, site, gradient)
         return None
 
     def _plain_state(
@@ -292,7 +268,7 @@ class ModuleProbe:
             or kwargs
             or not calls
             or self._stack.phase is not Phase.FORWARD
-            or self._on_value is not None
+            or self.values.on_value is not None
             or private_api.functions_watched()
             or private_api.tracing_state() is not None
         ):
@@ -302,55 +278,22 @@ class ModuleProbe:
                 return None
         return state
 
-    def _plain_inputs(self, state: ModuleState, call: int, args: tuple[torch.Tensor, ...]) -> None:
-        """Record tensors that go into a module."""
-        for value, (site, gradient) in zip(args, self._input_sites(state, call, len(args)), strict=False):
-            self._plain_tensor(value, site, gradient)
-
-    def _input_sites(self, state: ModuleState, call: int, given: int) -> list[tuple[int, int]]:
-        """The sites of so many tensors that go into a call, or more."""
-        while len(state.forward) <= call:
-            state.forward.append(CallSites())
-        sites = state.forward[call].inputs
-        while len(sites) < given:
-            sites.append(self._pair_of_sites(state, Kind.INPUT, call, _position(len(sites))))
-        return sites
-
     def _plain_output(self, module: nn.Module, state: ModuleState, call: int, result: Any) -> bool:
         """Record the tensor that comes out of a module; False, and nothing is done, if it is anything else."""
         if (
             state.plain is not type(module)
             or type(result) is not torch.Tensor
             or self._stack.phase is not Phase.FORWARD
-            or self._on_value is not None
+            or self.values.on_value is not None
             or module.__dict__.get(private_api.MODULE_WRAPPED_CALL) is not None
             or private_api.functions_watched()
         ):
             return False
         if self._context.draws.moved():
             self._drew(state, call, before=False)
-        if self._outputs and state.watched:
-            while len(state.forward) <= call:
-                state.forward.append(CallSites())
-            sites = state.forward[call]
-            if sites.output is None:
-                sites.output = self._pair_of_sites(state, Kind.OUTPUT, call, "")
-            self._plain_tensor(result, *sites.output)
+        if self.values.outputs and state.watched:
+            self.values.plain_output(state, call, result)
         return True
-
-    def _pair_of_sites(self, state: ModuleState, kind: Kind, call: int, path: str) -> tuple[int, int]:
-        """The site of a value in a forward pass, and that of its gradient; -1 for what is not recorded."""
-        gradient = self._gradient_of.get(kind)
-        return (
-            self._context.site(state, Phase.FORWARD, kind, path, call) if kind in self._kinds else -1,
-            -1 if gradient is None else self._context.site(state, Phase.BACKWARD, gradient, path, call),
-        )
-
-    def _plain_tensor(self, value: torch.Tensor, site: int, gradient: int) -> int | None:
-        slot = self._recorder.tensor(site, value) if site >= 0 else None
-        if gradient >= 0 and value.requires_grad and torch.is_grad_enabled():
-            self._gradients.watch(value, gradient)
-        return slot
 
     def _registered(self, parent: nn.Module, name: str, child: nn.Module | None) -> None:
         with self._guarded:
@@ -429,15 +372,12 @@ class ModuleProbe:
         elif caller is state and state.compiled:
             return state, -1  # the compiler gave up and runs the module that its wrapper stands for
         if type(module) is not state.plain and is_plain_call(module) and not is_compiled and not state.compiled:
-            state.plain = None if self._may_be_shares(state, module, args) else type(module)
+            state.plain = None if may_be_shares(state, module, args) else type(module)
         call = state.next_call(self._recorder.step, stack.phase)
         if self._context.draws.moved():
             self._drew(state, call, before=True)
-        if self._inputs and state.watched:
-            for position, value in enumerate(args):
-                self._values(state, Kind.INPUT, call, _position(position), value)
-            for name, value in kwargs.items():
-                self._values(state, Kind.INPUT, call, f"[{name!r}]", value)
+        if self.values.inputs and state.watched:
+            self.values.arguments(state, stack.phase, call, args, kwargs)
         return state, call
 
     def _phase(self) -> Phase:
@@ -454,66 +394,10 @@ class ModuleProbe:
     def _leave(self, module: nn.Module, state: ModuleState, call: int, result: Any) -> None:
         if self._context.draws.moved():
             self._drew(state, call, before=False)
-        if self._outputs and state.watched:
-            self._values(state, Kind.OUTPUT, call, "", result)
+        if self.values.outputs and state.watched:
+            self.values.value(state, self._stack.phase, Kind.OUTPUT, call, "", result)
         if hides(module) or (isinstance(module, nn.TransformerEncoderLayer) and self._was_fused(module)):
             self._hidden(module, state, call)
-
-    def _values(self, state: ModuleState, kind: Kind, call: int, prefix: str, value: Any) -> None:
-        cls = type(value)
-        if cls is torch.Tensor or issubclass(cls, torch.Tensor):
-            self._tensor(state, kind, call, prefix, value)
-            return
-        if value is None:
-            return
-        if is_plain(cls):
-            if kind in self._kinds:
-                self._recorder.value(self._context.site(state, self._stack.phase, kind, prefix, call), value)
-            return
-        try:
-            leaves = flatten(value)
-        except Exception as error:  # looking into an object of the script's runs code of the script's
-            site = self._context.site(state, self._stack.phase, kind, prefix, call)
-            self._recorder.missing(site, f"{type(value).__name__} cannot be looked into: {type(error).__name__}")
-            return
-        self.nested.note(state.fqn, kind, prefix, value)
-        if kind in self._kinds:
-            phase = self._stack.phase
-            shown = [leaf for leaf in leaves if issubclass(type(leaf[1]), torch.Tensor) or is_plain(type(leaf[1]))]
-            sites = [self._context.site(state, phase, kind, prefix + path, call) for path, _ in shown]
-            self._recorder.nested(sites, [value for _, value in shown])
-        for path, leaf in leaves:
-            if issubclass(type(leaf), torch.Tensor):
-                self._follow(state, kind, call, prefix + path, leaf)
-
-    def _tensor(self, state: ModuleState, kind: Kind, call: int, path: str, value: torch.Tensor) -> None:
-        placed = tags.share(value, path, self._styles(state, kind, value)) if state.tagged else None
-        if kind in self._kinds:
-            site = self._context.site(state, self._stack.phase, kind, path, call)
-            self._recorder.tensor(site, value if placed is None else placed)
-        self._follow(state, kind, call, path, value, placed)
-
-    @staticmethod
-    def _styles(state: ModuleState, kind: Kind, value: torch.Tensor) -> Sequence[Style]:
-        """What a style may tell of a tensor: of an input, and of an output that no node of autograd tells of."""
-        if kind is Kind.INPUT:
-            return state.styles or ()
-        return state.gives if not value.requires_grad else ()
-
-    def _follow(
-        self, state: ModuleState, kind: Kind, call: int, path: str, value: torch.Tensor, placed: Placed | None = None
-    ) -> None:
-        """Have a tensor's gradient watched, and tell who listens of the tensor."""
-        gradient = self._gradient_of.get(kind)
-        if gradient is not None and value.requires_grad and torch.is_grad_enabled():
-            site = self._context.site(state, Phase.BACKWARD, gradient, path, call)
-            recomputed = self._stack.phase is Phase.RECOMPUTE
-            if placed is not None and placed.part.source == "tag" and not placed.part.owed and not recomputed:
-                self._gradients.watch_share(value, site, placed.shape, placed.part)
-            else:
-                self._gradients.watch(value, site, recomputed=recomputed)
-        if self._on_value is not None:
-            self._on_value(state, kind, path, value)
 
     def _was_fused(self, layer: nn.TransformerEncoderLayer) -> bool:
         """Whether torch has run a layer as one operation, as it does in evaluation; its parts are not called then."""
@@ -522,7 +406,7 @@ class ModuleProbe:
 
     def _hidden(self, module: nn.Module, state: ModuleState, call: int) -> None:
         """Say of every module inside a compiled or scripted one that it was not seen."""
-        if call or Kind.OUTPUT not in self._kinds:
+        if call or Kind.OUTPUT not in self.values.kinds:
             return
         for child in modules_in(module):
             inner = self._names.find(child)
@@ -531,7 +415,3 @@ class ModuleProbe:
             if wrapped(child) is None:
                 site = self._context.site(inner, self._stack.phase, Kind.OUTPUT)
                 self._recorder.missing(site, f"inside {how_hidden(module)} {state.fqn}")
-
-
-def _position(number: int) -> str:
-    return _POSITIONS[number] if number < len(_POSITIONS) else f"[{number}]"

@@ -120,7 +120,7 @@ class VjpProbe:
 
     def install(self) -> None:
         """Listen for values."""
-        self._modules.listen(self._value)
+        self._modules.values.listen(self._value)
         self._guarded.on = True
         self._context.on_tick.append(self._ticked)
 

@@ -1,0 +1,185 @@
+"""What goes into modules and what comes out of them, at its sites, with the gradients that come back there.
+
+A value may be a tensor, or nested: every tensor in it has a site of its own. A tensor may be one rank's share of a
+larger one, as tensor parallelism hands them around, and is then recorded as such a part.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from introspect_cli.capture import private_api
+from introspect_cli.capture.named import CallSites, ModuleState
+from introspect_cli.capture.probes.nested import NestedClasses
+from introspect_cli.capture.ranks import launchers, tags
+from introspect_cli.records import GRADIENT_OF, Kind, Phase
+from introspect_cli.tensors.flatten import flatten, is_plain
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import nn
+
+    from introspect_cli.capture.context import Context
+    from introspect_cli.capture.probes.gradients import GradientProbe
+    from introspect_cli.capture.ranks.tags import Style
+    from introspect_cli.tensors.places import Placed
+
+_POSITIONS = tuple(f"[{number}]" for number in range(32))
+
+
+class ModuleValues:
+    """Records inputs and outputs.
+
+    Attributes:
+        kinds: of inputs and outputs, those that are recorded.
+        inputs: whether anybody wants to know of inputs.
+        outputs: and of outputs.
+        on_value: hears of every tensor that goes in or comes out; None where nobody does.
+        nested: the classes of nested values.
+    """
+
+    def __init__(self, context: Context, gradients: GradientProbe) -> None:
+        """Start with nothing met; `gradients` watches the gradients of inputs and outputs."""
+        self._context = context
+        self._recorder = context.recorder
+        self._gradients = gradients
+        kinds = context.kinds
+        self._gradient_of = {of: gradient for of, gradient in GRADIENT_OF.items() if gradient in kinds}
+        self.kinds = frozenset(kind for kind in GRADIENT_OF if kind in kinds)
+        self.inputs = Kind.INPUT in {*self.kinds, *self._gradient_of}
+        self.outputs = Kind.OUTPUT in {*self.kinds, *self._gradient_of}
+        self.on_value: Callable[[ModuleState, Kind, str, torch.Tensor], None] | None = None
+        self.nested = NestedClasses()
+
+    def listen(self, listener: Callable[[ModuleState, Kind, str, torch.Tensor], None]) -> None:
+        """Tell of every tensor that goes into or comes out of a module, recorded or not."""
+        self.on_value = listener
+        self.inputs = self.outputs = True
+
+    def plain_inputs(self, state: ModuleState, call: int, args: tuple[torch.Tensor, ...]) -> None:
+        """Record tensors that go into a module."""
+        for value, (site, gradient) in zip(args, self.input_sites(state, call, len(args)), strict=False):
+            self.plain_tensor(value, site, gradient)
+
+    def input_sites(self, state: ModuleState, call: int, given: int) -> list[tuple[int, int]]:
+        """The sites of so many tensors that go into a call, or more."""
+        while len(state.forward) <= call:
+            state.forward.append(CallSites())
+        sites = state.forward[call].inputs
+        while len(sites) < given:
+            sites.append(self._pair_of_sites(state, Kind.INPUT, call, _position(len(sites))))
+        return sites
+
+    def plain_output(self, state: ModuleState, call: int, result: torch.Tensor) -> None:
+        """Record the tensor that comes out of a module."""
+        while len(state.forward) <= call:
+            state.forward.append(CallSites())
+        sites = state.forward[call]
+        if sites.output is None:
+            sites.output = self._pair_of_sites(state, Kind.OUTPUT, call, "")
+        self.plain_tensor(result, *sites.output)
+
+    def _pair_of_sites(self, state: ModuleState, kind: Kind, call: int, path: str) -> tuple[int, int]:
+        """The site of a value in a forward pass, and that of its gradient; -1 for what is not recorded."""
+        gradient = self._gradient_of.get(kind)
+        return (
+            self._context.site(state, Phase.FORWARD, kind, path, call) if kind in self.kinds else -1,
+            -1 if gradient is None else self._context.site(state, Phase.BACKWARD, gradient, path, call),
+        )
+
+    def plain_tensor(self, value: torch.Tensor, site: int, gradient: int) -> int | None:
+        """Record a tensor at a site, and watch its gradient for another, where there is one; its slot."""
+        slot = self._recorder.tensor(site, value) if site >= 0 else None
+        if gradient >= 0 and value.requires_grad and torch.is_grad_enabled():
+            self._gradients.watch(value, gradient)
+        return slot
+
+    def arguments(
+        self, state: ModuleState, phase: Phase, call: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        """Record what a call is given, by position and by name."""
+        for position, value in enumerate(args):
+            self.value(state, phase, Kind.INPUT, call, _position(position), value)
+        for name, value in kwargs.items():
+            self.value(state, phase, Kind.INPUT, call, f"[{name!r}]", value)
+
+    def value(self, state: ModuleState, phase: Phase, kind: Kind, call: int, prefix: str, value: Any) -> None:
+        """Record whatever goes into a call or comes out of it, tensors in it at their paths."""
+        cls = type(value)
+        if cls is torch.Tensor or issubclass(cls, torch.Tensor):
+            self._tensor(state, phase, kind, call, prefix, value)
+            return
+        if value is None:
+            return
+        if is_plain(cls):
+            if kind in self.kinds:
+                self._recorder.value(self._context.site(state, phase, kind, prefix, call), value)
+            return
+        try:
+            leaves = flatten(value)
+        except Exception as error:  # looking into an object of the script's runs code of the script's
+            site = self._context.site(state, phase, kind, prefix, call)
+            self._recorder.missing(site, f"{type(value).__name__} cannot be looked into: {type(error).__name__}")
+            return
+        self.nested.note(state.fqn, kind, prefix, value)
+        if kind in self.kinds:
+            shown = [leaf for leaf in leaves if issubclass(type(leaf[1]), torch.Tensor) or is_plain(type(leaf[1]))]
+            sites = [self._context.site(state, phase, kind, prefix + path, call) for path, _ in shown]
+            self._recorder.nested(sites, [value for _, value in shown])
+        for path, leaf in leaves:
+            if issubclass(type(leaf), torch.Tensor):
+                self._follow(state, phase, kind, call, prefix + path, leaf)
+
+    def _tensor(self, state: ModuleState, phase: Phase, kind: Kind, call: int, path: str, value: torch.Tensor) -> None:
+        placed = tags.share(value, path, self._styles(state, kind, value)) if state.tagged else None
+        if kind in self.kinds:
+            site = self._context.site(state, phase, kind, path, call)
+            self._recorder.tensor(site, value if placed is None else placed)
+        self._follow(state, phase, kind, call, path, value, placed)
+
+    @staticmethod
+    def _styles(state: ModuleState, kind: Kind, value: torch.Tensor) -> Sequence[Style]:
+        """What a style may tell of a tensor: of an input, and of an output that no node of autograd tells of."""
+        if kind is Kind.INPUT:
+            return state.styles or ()
+        return state.gives if not value.requires_grad else ()
+
+    def _follow(
+        self,
+        state: ModuleState,
+        phase: Phase,
+        kind: Kind,
+        call: int,
+        path: str,
+        value: torch.Tensor,
+        placed: Placed | None = None,
+    ) -> None:
+        """Have a tensor's gradient watched, and tell who listens of the tensor."""
+        gradient = self._gradient_of.get(kind)
+        if gradient is not None and value.requires_grad and torch.is_grad_enabled():
+            site = self._context.site(state, Phase.BACKWARD, gradient, path, call)
+            recomputed = phase is Phase.RECOMPUTE
+            if placed is not None and placed.part.source == "tag" and not placed.part.owed and not recomputed:
+                self._gradients.watch_share(value, site, placed.shape, placed.part)
+            else:
+                self._gradients.watch(value, site, recomputed=recomputed)
+        if self.on_value is not None:
+            self.on_value(state, kind, path, value)
+
+
+def may_be_shares(state: ModuleState, module: nn.Module, args: tuple[Any, ...]) -> bool:
+    """Whether what goes into a module is one rank's share of a DTensor, which is looked at in its first call."""
+    if state.styles is None:
+        state.styles = []
+        if launchers.grouped():  # else there can be no DTensor
+            state.styles, state.gives = private_api.styles_of(module), private_api.styles_of_outputs(module)
+            styled = bool(state.styles or state.gives)
+            state.tagged |= styled or any(tags.from_call(value) is not None for value in args)
+    return state.tagged
+
+
+def _position(number: int) -> str:
+    return _POSITIONS[number] if number < len(_POSITIONS) else f"[{number}]"
