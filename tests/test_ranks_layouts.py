@@ -58,12 +58,13 @@ LAYOUTS = {
     "fsdp2tp": (4, "fsdp2tp"),
     "fsdp1-no-sync": (2, "fsdp1", *ACCUMULATED, "--no-sync"),
     "fsdp2-accumulated": (2, "fsdp2", *ACCUMULATED),
+    "fsdp2-unshard": (2, "fsdp2", "--unshard"),
     "fsdp2-checkpoint": (2, "fsdp2", "--checkpoint"),
     "fsdp2-bf16-4": (4, "fsdp2", "--bf16"),
     "tp-checkpoint": (2, "tp", "--checkpoint"),
     **{f"{layout}-3": (3, layout, *SIXES) for layout in THREE},
 }
-FEW = ("fsdp1-flat", "tpsp", "1f1b", "ep", "ddp-no-sync", "fsdp2-3")
+FEW = ("fsdp1-flat", "fsdp2-unshard", "tpsp", "1f1b", "ep", "ddp-no-sync", "fsdp2-3")
 BESIDE = {"ep": "experts", "ep-4": "experts", "ddp-compile": "compiled", **{f"{name}-3": "sixes" for name in THREE}}
 
 
@@ -168,6 +169,20 @@ def test_one_run_alone_shows_that_a_gradient_was_not_reduced(runs):
     assert finding.evidence.startswith("from step 0 on rank 1's parameter GPT.head.bias differs from rank 0's (")
     assert "and its gradient" in finding.evidence
     assert "it was not reduced, or not over these ranks" in finding.evidence
+
+
+def test_what_a_script_gathers_before_a_step_is_recorded_as_this_ranks_shard(runs):
+    """Its optimizer knows the shard alone."""
+    capture_now(runs, "fsdp2-unshard")
+    result = compared(runs, "fsdp2", "fsdp2-unshard")
+    assert result.verdict is Verdict.SAME, result.sentence
+    with open_run(runs / "fsdp2-unshard") as run:
+        found = {(r.site.phase, r.site.fqn): r.summary for r in run.rank(1).records(0) if r.site.kind is Kind.PARAM}
+    assert {fqn for phase, fqn in found if phase is Phase.START} == {
+        fqn for phase, fqn in found if phase is not Phase.START
+    }
+    for phase in (Phase.START, Phase.OPTIMIZER):
+        assert found[phase, "GPT.tok.weight"].layout.part.ranges == (((6, 6),), ((0, 16),))
 
 
 @pytest.mark.parametrize("layout", ["ddp", "fsdp2"])

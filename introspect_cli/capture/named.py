@@ -187,3 +187,17 @@ class Holder:
             and position < len(groups[group]["params"])
             and groups[group]["params"][position] is tensor
         )
+
+
+class Keeper(Holder):
+    """What keeps a rank's shard of a parameter while the module has the whole of it."""
+
+    __slots__ = ()
+
+    def __init__(self, owner: Any) -> None:
+        """Keep no reference to the owner but a weak one."""
+        super().__init__(owner, "sharded_param")
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """Whether the shard is still that tensor."""
+        return getattr(self._owner(), "sharded_param", None) is tensor

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from introspect_cli.capture import private_api
 from introspect_cli.capture.environment.sources import class_source
 from introspect_cli.capture.identity import ById, FreeNames, Keyed, keyed
 from introspect_cli.capture.inside import parameters_in, unwrap, wrapped
-from introspect_cli.capture.named import Holder, ModuleState, ParameterName
+from introspect_cli.capture.named import Holder, Keeper, ModuleState, ParameterName
 from introspect_cli.capture.variables import called, script_frames
 from introspect_cli.records import ModuleInfo, bounded
 from introspect_cli.selection import near_module, selects
@@ -306,6 +307,7 @@ class Names:
 
     def _walk(self, root: nn.Module, fqn: str) -> None:
         wrappers = []
+        gathered: list[private_api.Unsharded] = []
         for module, name, inner in _tree(root, fqn):
             state = self.find(module)
             if state is None:
@@ -313,8 +315,10 @@ class Names:
                 if inner is None:
                     self._trees.append(self.describe(module, state))
             self._name_own(module, state)
+            gathered += private_api.unsharded_of(module)
             if inner is not None:
                 wrappers.append((state, inner))
+        self._name_shards(gathered)
         for state, inner in wrappers:
             state.inner = self.find(inner)
 
@@ -348,6 +352,19 @@ class Names:
                     own = ParameterName(f"{state.fqn}.{name}", state.module_class, watched=state.watched)
                     own.held_by(Holder(module, name))
                     self._parameters[id(tensor)] = state.own[id(tensor)] = own
+
+    def _name_shards(self, gathered: list[private_api.Unsharded]) -> None:
+        """Name the shards of what is gathered now, too: they are the optimizer's, and come back."""
+        for holder, name, _, keeper in gathered:
+            shard, state = keeper.sharded_param, self.find(holder)
+            known = self.parameter(shard)
+            if state is None or not (known is None or known.makeshift):
+                continue
+            self.replaced += known is not None
+            own = ParameterName(f"{state.fqn}.{name}", state.module_class, watched=state.watched)
+            own.held_by(Keeper(keeper))
+            own.held_by(Holder(holder, name))  # once it is there again
+            self._parameters[id(shard)] = state.own[id(shard)] = own
 
     def describe(self, module: nn.Module, state: ModuleState) -> ModuleInfo:
         """A module's row of the tree, without its attributes."""

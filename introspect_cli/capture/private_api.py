@@ -278,6 +278,47 @@ def fsdp_replicas(module: Any) -> Any:
     )
 
 
+class Unsharded(NamedTuple):
+    """A parameter that `fully_shard` has gathered, as for a forward pass.
+
+    Attributes:
+        holder: the module that has the whole of it now.
+        name: under which name.
+        whole: what is there now; nobody's optimizer knows it.
+        keeper: keeps this rank's shard, as `sharded_param`.
+    """
+
+    holder: torch.nn.Module
+    name: str
+    whole: torch.Tensor
+    keeper: Any
+
+
+def is_cut(module: Any) -> bool:
+    """Whether `fully_shard` was called on a module, whose own `__getattr__` is not asked. Without it, as below."""
+    return hasattr(type(module), "_get_fsdp_state")
+
+
+def unsharded_of(module: Any) -> list[Unsharded]:
+    """The parameters that `fully_shard` has gathered in a module it was called on; empty where it was not.
+
+    Without it, parameters that a script gathers before a step are taken for others than its optimizer's.
+    """
+    if not is_cut(module):
+        return []
+    state, found = module._get_fsdp_state(), []  # noqa: SLF001 - told in the docstring
+    for keeper in getattr(getattr(state, "_fsdp_param_group", None), "fsdp_params", ()):
+        info, shard = getattr(keeper, "_module_info", None), getattr(keeper, "sharded_param", None)
+        if info is None or shard is None:
+            continue
+        places = [(info.module, info.param_name), *zip(info.shared_modules, info.shared_param_names, strict=True)]
+        for holder, name in places:
+            whole = holder._parameters.get(name)  # noqa: SLF001 - the public views build strings
+            if whole is not None and whole is not shard:
+                found.append(Unsharded(holder, name, whole, keeper))
+    return found
+
+
 LOADER_ITERATOR: Any = _BaseDataLoaderIter
 """Class of a DataLoader's iterators. Without it, batches are not observed."""
 
