@@ -9,6 +9,7 @@ import pytest
 import torch
 from lit import fit
 from neutrality import watched
+from opcapture import captured, records
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -16,7 +17,7 @@ from introspect_cli.commands.diff import diff
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.result import Verdict
-from introspect_cli.records import Kind
+from introspect_cli.records import Kind, Phase
 from introspect_cli.render.cards import first_screen
 from introspect_cli.store.reader import open_run
 
@@ -217,3 +218,27 @@ def test_lightning_validates_apart(tmp_path):
     assert found.training.verdict is Verdict.SAME
     assert found.first.site.fqn.endswith("criterion")
     assert "; evaluation diverges at step " in found.sentence
+
+
+def test_a_hand_trained_model_that_only_one_capture_saw_evaluated_is_the_same(tmp_path):
+    """An evaluation that is recorded has the parameters looked at once more, which is no change that only it has."""
+
+    def work():
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2))
+        for step in range(6):
+            net.train()
+            net.zero_grad()
+            net(torch.randn(3, 4)).square().mean().backward()
+            with torch.no_grad():
+                for parameter in net.parameters():
+                    parameter.add_(parameter.grad, alpha=-0.1)
+                if step % 3 == 2:
+                    net.eval()
+                    net(torch.ones(2, 4))
+
+    bare, seen = (captured(tmp_path / str(own), work, eval=own) for own in (False, True))
+    assert [own.site for own in records(seen, 2) if own.site.phase is Phase.START and own.site.call]
+    with open_run(bare) as a, open_run(seen) as b:
+        result = compare_runs(a, b, DiffOptions())
+    assert result.verdict is Verdict.SAME, result.sentence

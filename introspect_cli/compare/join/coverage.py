@@ -134,7 +134,11 @@ def _hidden_by(alignment: Alignment, option: str) -> Mask:
     hidden = np.isin(alignment.kind, [kind_code(kind) for kind in kinds])
     if option in _FILTERS:
         hidden &= ~alignment.in_both  # of these modules both captures record
-    return hidden if option != "eval" else alignment.evaluating
+    if option == "eval":
+        # What is recorded of an evaluation has parameters that changed since looked at once more in that step.
+        again = (alignment.phase == phase_code(Phase.START)) & (alignment.call > 0)
+        return np.asarray(alignment.evaluating | again)
+    return hidden
 
 
 def seen(alignment: Alignment, unions: Ids, other: StepBatch, other_unions: Ids) -> Mask:
