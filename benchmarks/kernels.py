@@ -151,6 +151,7 @@ def types(device: torch.device, seconds: float) -> list[Row]:
         "float32 with a NaN in each block": x.masked_fill(torch.arange(2048, device=device) == 7, float("nan")),
         "float32 with half zeros": x.relu(),
         "float32 transposed": x.t(),
+        "float32, channels last": x.view(16, 64, 64, 64).to(memory_format=torch.channels_last),
     }
     summarizer, rows = Summarizer(), []
     for name, tensor in cases.items():

@@ -291,6 +291,30 @@ def two_threads():
     torch.set_num_threads(before)
 
 
+LARGE = {
+    "transposed": lambda x: x.view(640, 500).t(),
+    "channels_last": lambda x: x.view(10, 32, 40, 25).to(memory_format=torch.channels_last),
+    "sliced": lambda x: x.view(40, 80, 100)[:, ::2, 3:97],
+    "long rows": lambda x: x.view(16, 20_000).t().contiguous().t(),
+}
+
+
+@pytest.mark.parametrize("stride", LARGE)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+def test_large_strided_ones_are_the_same_with_several_threads(engine, two_threads, dtype, stride):
+    x = LARGE[stride](example(dtype, (320_000,)))
+    assert not x.is_contiguous()
+    alone = compiled(engine, x)
+    assert_same(alone, by_torch(x.contiguous()))
+    several = cpu.Engine()
+    parallel.note_computation([torch.zeros(parallel.SHARED_OUT)])
+    shared = [compiled(several, x).tobytes() for _ in range(4)]
+    assert set(shared) == {alone.tobytes()}
+    if several._workers and stride != "long rows":
+        assert several._team[kernels.THREADS] == 2
+    several.close()
+
+
 def test_torchs_own_workers_take_part(two_threads):
     made = cpu.Engine()
     if not made._workers:

@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from introspect_cli.records import EXPANDED_TEXT, Layout, Status
 from introspect_cli.tensors import handles, kernels, reuse, rows
+from introspect_cli.tensors import summarizer as summarizer_module
 from introspect_cli.tensors.cpu import Engine
 from introspect_cli.tensors.gpu.buffers import DeviceRows
 from introspect_cli.tensors.summarizer import Summarizer
@@ -183,6 +184,16 @@ def test_every_sort_of_tensor_has_an_answer(summarizer, sort):
     assert found["status"] is status
     assert found["checksum"] != 0
     assert (found["text"] != "") == (sort in {"sparse", "csr", "csc", "bsr", "jagged", "nested", "packed"})
+
+
+@pytest.mark.parametrize("stride", ["transposed", "channels_last"])
+def test_a_strided_tensor_goes_the_short_way(summarizer, monkeypatch, stride):
+    tensor = SEEN[stride][0]()
+    without = one(summarizer, tensor.contiguous())
+    monkeypatch.setattr(summarizer_module, "take_apart", None)  # the long way would fail
+    short = one(summarizer, tensor)
+    assert short["status"] is Status.OBSERVED
+    assert short["checksum"] == without["checksum"]
 
 
 def test_quantized_tensors_by_bits_scale_and_zero_point(summarizer):

@@ -18,6 +18,7 @@ from introspect_cli.processors import processors
 from introspect_cli.tensors import kernels as k
 from introspect_cli.tensors import parallel, reference
 from introspect_cli.tensors import rows as r
+from introspect_cli.tensors.strided import are_short, can_copy, copy_plan, cut_up
 from introspect_cli.tensors.views import address_of, cut, pieces
 
 if TYPE_CHECKING:
@@ -73,38 +74,9 @@ for _name in dir(torch):
 TABLE_ADDRESS: Final[dict[torch.dtype, int]] = {dtype: table.ctypes.data for dtype, table in TABLES.items()}
 
 
-_Words = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
-
-
 def thread_count() -> int:
     """Threads worth using: torch's own number, but no more than this process may run on."""
     return max(1, min(torch.get_num_threads(), processors()))
-
-
-def _copy_plan(shape: tuple[int, ...], strides: tuple[int, ...]) -> _Words:
-    """What `kernels` takes for `copy`, for a copy to contiguous memory; the number of dimensions is in the last word.
-
-    The dimension that is contiguous in the target goes last; or, if another has a smaller stride in the source, last
-    but one, and that one last. The others go by falling strides in the source.
-    """
-    dims, step = [], 1
-    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
-        if size > 1:
-            dims.append((size, stride, step))
-            step *= size
-    row, *others = dims or [(1, 1, 1)]
-    others = [(1, 0, 0), *sorted(others, key=lambda dim: -dim[1])]
-    close = min((dim for dim in others if dim[1]), key=lambda dim: dim[1], default=row)
-    if close[1] < row[1]:
-        others.remove(close)
-        order = [*others, row, close]
-    else:
-        order = [*others, row]
-    plan = np.zeros((3, k.MAX_DIMS), dtype=np.int64)
-    for place, dim in enumerate(order):
-        plan[:, place] = dim
-    plan[0, -1] = len(order)
-    return plan
 
 
 class Engine:
@@ -125,6 +97,7 @@ class Engine:
         self._team_address = self._team.ctypes.data
         self._team_threads = 0
         self._item = np.zeros(k.ITEM_WORDS, dtype=np.int64)
+        self._blocks = np.zeros(0, dtype=np.uint8)
         self._workers = self._found_workers()
         paces = self._team[k.PACES :].reshape((k.STATS | k.SKETCH) + 1, 2)
         self._paces = [parallel.Pace(words) for words in paces]
@@ -164,6 +137,29 @@ class Engine:
         else:
             self._item[:6] = address, count, first, code, out, table
             self._items(self._item.ctypes.data, 1, count, flags)
+
+    def strided(self, out: int, tensor: torch.Tensor, code: int, table: int, flags: int) -> bool:
+        """Summarise a tensor that is not contiguous into the row at address `out`; needs `kernels`.
+
+        Returns:
+            False, and nothing is done, where it has to be copied in another way.
+        """
+        count, size = tensor.numel(), k.SIZES[code]
+        found = cut_up(tuple(tensor.shape), tensor.stride(), size) if count else None
+        if found is None:
+            return False
+        threads = self._torchs_threads() if count >= SHARED else 0
+        if len(self._blocks) < max(1, threads) * k.CHUNK * size:
+            room = np.empty(max(1, threads) * k.CHUNK * size + 64, dtype=np.uint8)
+            self._blocks = room[-room.ctypes.data % 64 :]
+        number, parts = len(found.pieces), r.empty(len(found.pieces))
+        told = (address_of(tensor), found.pieces.ctypes.data, count, number, found.plans.ctypes.data, code, flags)
+        where = (table, parts.ctypes.data, self._blocks.ctypes.data, out)
+        if threads:
+            self._together(threads, "summarise_strided", flags, count, *told, *where)
+        else:
+            self._alone("summarise_strided", count, *told, *where)
+        return True
 
     def again(self, out: int, known: int, address: int, count: int, code: int) -> bool:
         """Copy a known row to address `out` if the elements still have its checksum; False, and nothing, if not."""
@@ -278,7 +274,9 @@ class Engine:
             return
         flags = k.STATS * with_stats | k.SKETCH * with_sketch
         table = TABLE_ADDRESS.get(tensor.dtype, 0)
-        self._runs(out, self._pieces(tensor) if runs is None else runs, code, table, flags)
+        is_strided = runs is None and not (tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg())
+        if not (is_strided and self.strided(out.ctypes.data, tensor, code, table, flags)):
+            self._runs(out, self._pieces(tensor) if runs is None else runs, code, table, flags)
         if sorted_stats and reference.has_values(tensor.dtype) and tensor.numel():
             order = reference.order_words(tensor, sorted_stats)
             out.view(np.float64)[r.MEDIAN : r.MODE + 1] = order.numpy()
@@ -287,11 +285,10 @@ class Engine:
         """As `views.pieces`, and quicker: the kernel copies in the order of the source's memory."""
         limit = max(1, PIECE_BYTES // tensor.element_size())
         lazy = tensor.is_conj() or tensor.is_neg()
-        if lazy or tensor.is_contiguous() or tensor.dim() >= k.MAX_DIMS - 1 or tensor.element_size() > 8:
+        if lazy or tensor.is_contiguous() or not can_copy(tuple(tensor.shape), tensor.element_size()):
             yield from pieces(tensor, limit)
             return
-        # some rows at a time, so that a cache line of a transposed source serves them all
-        if tensor.shape[-1] * 16 <= k.CHUNK:
+        if are_short(tuple(tensor.shape)):
             limit = min(limit, k.CHUNK)
         block = torch.empty(min(limit, tensor.numel()), dtype=tensor.dtype)
         for offset, view in cut(tensor, limit):
@@ -302,7 +299,7 @@ class Engine:
     def _copy(self, view: torch.Tensor, target: int) -> None:
         """Copy a strided view to an address, in row-major order."""
         assert self.kernels is not None
-        plan = _copy_plan(tuple(view.shape), view.stride())
+        plan = copy_plan(tuple(view.shape), view.stride())
         dims = int(plan[0, -1])
         self.kernels.copy(address_of(view), dims, view.element_size(), plan.ctypes.data, target)
 

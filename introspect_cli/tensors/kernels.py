@@ -14,6 +14,9 @@ INTROSPECT_NO_KERNELS is set, there are none, `reason` says why, and torch opera
 - `merge(rows, count, row)`: rows of disjoint parts, added up in order.
 - `copy(source, dims, size, plan, target)`: a strided box of elements of `size` bytes to contiguous memory. `plan`:
   address of sizes, strides in the source and strides in the target, MAX_DIMS words each.
+- `summarise_strided(address, pieces, count, number, plans, code, flags, table, parts, blocks, row, team)`: a strided
+  tensor of `count` elements into a row: so many pieces and their plans, see `strided`; `parts`: address of a row for
+  each piece; `blocks`: of memory for CHUNK elements for each thread.
 - `glance(address, size)`: 64 bits that depend on bytes at places spread over `size` bytes, on all if they are few.
 - `transpose(rows, count, columns, stride)`: rows of 32 words to columns, which begin `stride` words after each other.
 - `numbers(values, count, address)`: a list of so many integers as 32 bits each.

@@ -12,6 +12,7 @@ import numpy as np
 
 from introspect_cli.records import Layout
 from introspect_cli.tensors import checksum
+from introspect_cli.tensors.views import strides_kind
 
 if TYPE_CHECKING:
     import torch
@@ -34,6 +35,7 @@ class KnownLayouts:
         self._array = np.zeros(0, dtype=np.uint64)
         self._numbers: dict[Layout, int] = {}
         self._contiguous: dict[tuple[torch.dtype, torch.Size], int] = {}
+        self._strided: dict[tuple[torch.dtype, torch.Size, tuple[int, ...]], int] = {}
 
     def number(self, layout: Layout) -> int:
         """The number of a layout, a new one if it has not been met."""
@@ -52,6 +54,16 @@ class KnownLayouts:
         if index is None:
             name = str(dtype).removeprefix("torch.")
             index = self._contiguous[dtype, shape] = self.number(Layout(tuple(shape), name, "cpu", "contiguous"))
+        return index
+
+    def strided(self, tensor: torch.Tensor) -> int:
+        """The number of the layout of a strided tensor in CPU memory."""
+        met = tensor.dtype, tensor.shape, tensor.stride()
+        index = self._strided.get(met)
+        if index is None:
+            name = str(tensor.dtype).removeprefix("torch.")
+            index = self.number(Layout(tuple(tensor.shape), name, "cpu", strides_kind(tensor)))
+            self._strided[met] = index
         return index
 
     def headers(self) -> NDArray[np.uint64]:

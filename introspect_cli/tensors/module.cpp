@@ -5,6 +5,7 @@
 #include "columns.h"
 #include "generators.h"
 #include "probes.h"
+#include "strided.h"
 #include "sums.h"
 #include "team.h"
 
@@ -116,61 +117,6 @@ u64 glance(const char *bytes, i64 size) {
 
 namespace {
 
-// ---- strided copies
-//
-// Reading a transposed matrix in logical order touches a cache line for each element. Where some dimension is closer
-// together in the source than the one that is contiguous in the target, both are walked in tiles of 16 by 16, so that
-// lines are read and written whole. cpu.py orders the dimensions: one of the last two is contiguous in the target.
-
-template <class T>
-void copy_matrix(const T *a, T *b, i64 rows, i64 columns, i64 step, i64 within, i64 out, i64 stride) {
-    if (stride == 1 && within == 1) {
-        for (i64 i = 0; i < rows; i++) std::memcpy(b + i * out, a + i * step, size_t(columns) * sizeof(T));
-    } else if (stride == 1) {
-        for (i64 i = 0; i < rows; i++)
-            for (i64 j = 0; j < columns; j++) b[i * out + j] = a[i * step + j * within];
-    } else {
-        for (i64 top = 0; top < rows; top += 16)
-            for (i64 left = 0; left < columns; left += 16) {
-                i64 height = least<i64>(16, rows - top), width = least<i64>(16, columns - left);
-                const T *from = a + top * step + left * within;
-                T *to = b + left * stride + top, tile[16][16];
-                if (height == 16 && width == 16 && within == 1) {
-                    for (int i = 0; i < 16; i++) std::memcpy(tile[i], from + i * step, sizeof tile[i]);
-                    for (int j = 0; j < 16; j++)
-                        for (int i = 0; i < 16; i++) to[j * stride + i] = tile[i][j];
-                } else {
-                    for (i64 j = 0; j < width; j++)
-                        for (i64 i = 0; i < height; i++) to[j * stride + i] = from[i * step + j * within];
-                }
-            }
-    }
-}
-
-constexpr int MAX_DIMS = 16;
-
-void copy(const char *source, i64 dims, i64 size, const i64 *plan, char *target) {
-    const i64 *sizes = plan, *in = plan + MAX_DIMS, *out = plan + 2 * MAX_DIMS;
-    const i64 a = dims - 2, b = dims - 1;
-    i64 at[MAX_DIMS] = {}, boxes = 1;
-    for (i64 d = 0; d < a; d++) boxes *= sizes[d];
-    auto box = [&](auto type) {
-        using T = decltype(type);
-        copy_matrix((const T *)source, (T *)target, sizes[a], sizes[b], in[a], in[b], out[a], out[b]);
-    };
-    while (boxes--) {
-        if (size == 8) box(u64());
-        else if (size == 4) box(u32());
-        else if (size == 2) box(u16());
-        else box(u8());
-        for (i64 d = a - 1; d >= 0; d--) {
-            at[d]++, source += in[d] * size, target += out[d] * size;
-            if (at[d] < sizes[d]) break;
-            source -= sizes[d] * in[d] * size, target -= sizes[d] * out[d] * size, at[d] = 0;
-        }
-    }
-}
-
 // ---- a step's rows as columns
 
 // Rows to columns of `stride` words, eight rows at a time: whole cache lines are read and written.
@@ -226,6 +172,12 @@ PyObject *py_copy(PyObject *, Arguments a, Py_ssize_t n) {
     return function<5>(a, n, RELEASED, [](const u64 *w) {
         copy((const char *)w[0], i64(w[1]), i64(w[2]), (const i64 *)w[3], (char *)w[4]);
         return i64(0);
+    });
+}
+PyObject *py_summarise_strided(PyObject *, Arguments a, Py_ssize_t n) {
+    return function<12>(a, n, 2, [](const u64 *w) {
+        const Strided tensor{w[0], i64(w[5]), i64(w[6]), (const float *)w[7], (const Piece *)w[1], i64(w[3]), (const i64 *)w[4]};
+        return summarise_strided(tensor, (Row *)w[8], (char *)w[9], (Row *)w[10], (Team *)w[11]), i64(0);
     });
 }
 PyObject *py_glance(PyObject *, Arguments a, Py_ssize_t n) {
@@ -295,7 +247,7 @@ PyObject *py_use(PyObject *, PyObject *wanted) {
 
 PyMethodDef METHODS[] = {
     FAST(summarise), FAST(sum_of_samples), FAST(alike), FAST(again), FAST(summarise_all), FAST(prepare), FAST(take), FAST(finish),
-    FAST(merge), FAST(copy), FAST(glance), FAST(transpose), FAST(numbers),
+    FAST(merge), FAST(copy), FAST(summarise_strided), FAST(glance), FAST(transpose), FAST(numbers),
     FAST(columns), FAST(rows), FAST(step_digest), FAST(crc32),
     {"levels", py_levels, METH_NOARGS, nullptr}, {"use", py_use, METH_O, nullptr},
     {"intake", (PyCFunction)(void (*)())new_intake, METH_FASTCALL, nullptr},

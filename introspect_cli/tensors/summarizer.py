@@ -31,9 +31,9 @@ from introspect_cli.tensors.gpu.engine import Item
 from introspect_cli.tensors.handover import Handover
 from introspect_cli.tensors.layouts import KnownLayouts
 from introspect_cli.tensors.reuse import Memory, stand
-from introspect_cli.tensors.special import PLAIN, Parts, is_wrapped, keyed, take_apart, unseen
+from introspect_cli.tensors.special import PLAIN, Parts, has_memory, is_wrapped, keyed, take_apart, unseen
 from introspect_cli.tensors.table import finalise
-from introspect_cli.tensors.views import address_of, strides_kind, unobserved
+from introspect_cli.tensors.views import address_of, in_memory, strides_kind, unobserved
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable
@@ -273,7 +273,7 @@ class Summarizer:
         self._notes[slot] = (parts.status, values.short(values.masked(parts.text)))
 
     def _plain(self, slot: int, tensor: torch.Tensor, batch: _Batch | None = None) -> bool:
-        """The short way of an ordinary tensor: contiguous in CPU memory, or on a GPU. False if it is not one.
+        """The short way of an ordinary tensor in CPU memory or on a GPU. False if it is not one.
 
         With a batch, the work is put there for later instead of done, unless the tensor may be known.
         """
@@ -290,13 +290,13 @@ class Summarizer:
             or engine.kernels is None
             or tensor.layout is not torch.strided
             or tensor.is_nested
-            or not tensor.is_contiguous()
             or tensor.is_neg()
             or tensor.is_conj()
         ):
             return False
-        shape = tensor.shape
-        index = self._layouts.contiguous(dtype, shape)
+        if not tensor.is_contiguous():
+            return self._plain_strided(slot, tensor, code)
+        index = self._layouts.contiguous(dtype, tensor.shape)
         address, count = address_of(tensor), tensor.numel()
         size = k.SIZES[code]
         offset = tensor.storage_offset()
@@ -320,6 +320,18 @@ class Summarizer:
             engine.contiguous(row, address, count, 0, code, table, self._flags)
         else:
             batch.items.append((row, address, count, code, table))
+        return True
+
+    def _plain_strided(self, slot: int, tensor: torch.Tensor, code: int) -> bool:
+        """The short way of a tensor in CPU memory that is not contiguous: a transpose, an image with channels last."""
+        if code >= k.OPAQUE8 or not tensor.numel() or not has_memory(tensor):
+            return False
+        if address_of(tensor) == tensor.storage_offset() * k.SIZES[code] or in_memory(tensor.shape, tensor.stride()):
+            return False  # without memory of its own, or very much larger than its memory; the long way says so
+        row, table = self._arena.address(slot), TABLE_ADDRESS.get(tensor.dtype, 0)
+        if not self._engine.strided(row, tensor, code, table, self._flags):
+            return False
+        self._layout_of.append(self._layouts.strided(tensor))
         return True
 
     def _plain_on_gpu(self, slot: int, tensor: torch.Tensor, batch: _Batch | None) -> bool:
