@@ -145,5 +145,6 @@ class _Moments:
     def _added(self, each: Iterable[Array]) -> Array:
         out = np.zeros(self._size)
         for own, values in zip(self._alike, each, strict=True):
-            out[own.to] += sum(values)  # rank after rank: numpy's sum takes one column in another order than several
+            # Rank after rank: of one column numpy's sum takes another order.
+            out[own.to] += values.sum(axis=0) if values.shape[1] > 1 else np.add.accumulate(values)[-1]
         return out

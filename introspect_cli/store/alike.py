@@ -26,14 +26,14 @@ class Alike:
     Attributes:
         ranks: positions of ranks.
         rows: n rows of each.
-        to: int64 (n,), the sums that they are added to, each once.
+        to: the n sums that they are added to, each once.
         held: float64 (ranks, n), elements of each.
         heads: uint64 (ranks, n), what each checksum has beside its elements.
     """
 
     ranks: tuple[int, ...]
     rows: Array | slice
-    to: Array
+    to: Array | slice
     held: Array
     heads: Array
 
@@ -81,7 +81,7 @@ def alike_ranks(rank: Array, row: Array, to: Array, held: Array, heads: Array) -
         Alike(
             tuple(number for number, _ in each),
             _span(row[each[0][1]]),
-            np.ascontiguousarray(to[each[0][1]], np.int64),
+            _span(to[each[0][1]]),
             np.stack([held[own] for _, own in each]).astype(np.float64),
             np.stack([heads[own] for _, own in each]),
         )

@@ -124,13 +124,12 @@ class CompiledAdding:
                 table[rank, _COLUMNS.index(name)] = address(own)
         self._kept, self._work = [], []
         for alike in self._alike:
-            rows = None if isinstance(alike.rows, slice) else np.ascontiguousarray(alike.rows, np.int64)
-            first = alike.rows.start if isinstance(alike.rows, slice) else 0
-            taken = table[list(alike.ranks)]
-            at = [0 if rows is None else address(rows), first, *map(address, (alike.to, alike.held, taken))]
-            words = np.array([len(alike.ranks), len(alike.to), *at], np.uint64)
-            self._kept += [rows, taken, words]
-            self._work.append((address(words), len(alike.to)))
+            rows, first = (None, alike.rows.start) if isinstance(alike.rows, slice) else (_numbers(alike.rows), 0)
+            to, taken = _numbers(alike.to), table[list(alike.ranks)]
+            at = [0 if rows is None else address(rows), first, *map(address, (to, alike.held, taken))]
+            words = np.array([len(alike.ranks), len(to), *at], np.uint64)
+            self._kept += [rows, to, taken, words]
+            self._work.append((address(words), len(to)))
         return wanted
 
 
@@ -141,6 +140,11 @@ def _empty(name: str, size: int) -> Array:
     if name == "sketch":
         return np.zeros((size, SKETCH_SIZE))
     return np.zeros(size, np.int64) if name in _COUNTS else np.full(size, np.nan if name in _EXTREMA else 0.0)
+
+
+def _numbers(span: Array | slice) -> Array:
+    own = np.arange(span.start, span.stop) if isinstance(span, slice) else span
+    return np.ascontiguousarray(own, np.int64)
 
 
 def _same(one: Sequence[tuple[Any, ...]], two: Sequence[tuple[Any, ...]]) -> bool:
