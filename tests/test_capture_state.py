@@ -147,3 +147,13 @@ def test_spawned_ranks_are_told_of_by_their_function(tmp_path):
 
     with open_run(captured(tmp_path / "run", work)) as run:
         assert run.manifest["children"] == ["idle"]
+
+
+def test_what_an_engine_of_deepspeed_wraps_keeps_the_names_of_the_model(tmp_path):
+    """So that a run under it is compared with one without."""
+    wrapper = type("DeepSpeedEngine", (nn.Module,), {"forward": lambda self, x: self.module(x)})
+    engine = wrapper()
+    engine.module = nn.Sequential(nn.Linear(2, 2))
+    found = captured(tmp_path / "run", lambda: engine(torch.ones(1, 2)).sum().backward())
+    names = {record.site.fqn for record in records(found) if record.site.kind is Kind.OUTPUT}
+    assert names == {"Sequential", "Sequential.0"}

@@ -19,6 +19,7 @@ WRAPPED_BY = {
     "OptimizedModule": "_orig_mod",
     "DistributedDataParallel": "module",
     "DataParallel": "module",
+    "DeepSpeedEngine": "module",
     "FullyShardedDataParallel": "_fsdp_wrapped_module",
     "CheckpointWrapper": "_checkpoint_wrapped_module",
     "OffloadWrapper": "_checkpoint_wrapped_module",

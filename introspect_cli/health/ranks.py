@@ -22,6 +22,7 @@ _FEW = Unseen("two ranks that recorded the same parameter")
 _MULTIPLE = "is a multiple there, as clipping by a norm that this one is part of makes it"
 _MULTIPLES = "are multiples there, as clipping by a norm that this one is part of makes them"
 _SETTINGS = ("runtime", "hardware", "packages", "sources", "git")
+_TORCHS = "torch/nn/modules/"
 _PLAIN = re.compile(r"True|False|-?\d+\.\d*(e[+-]?\d+)?|-?\d+e[+-]?\d+")
 _OWN = frozenset({"local_rank", "host", "hostname", "pid", "process_id"})
 
@@ -161,7 +162,10 @@ def _settings(replicas: Replicas) -> RankAnswer:
 
 
 def _attributes(replicas: Replicas) -> Iterator[tuple[int, Hit]]:
-    """Flags and fractions of modules that differ between ranks which train one model: not what numbers a rank."""
+    """Flags and fractions of torch's own modules that differ between ranks which train one model.
+
+    A script's modules may know which rank they are on, such as the one that prints.
+    """
     if not replicas.is_data_parallel:
         return
     own = {
@@ -169,7 +173,7 @@ def _attributes(replicas: Replicas) -> Iterator[tuple[int, Hit]]:
             (module.fqn, module.module_class, name): (value, module.step)
             for module in replicas.run.rank(rank).modules
             for name, value in module.attributes
-            if _PLAIN.fullmatch(value)
+            if _PLAIN.fullmatch(value) and (name == "training" or module.source.startswith(_TORCHS))
         }
         for rank in replicas.ranks
     }
@@ -267,7 +271,7 @@ RULES: tuple[RankRule, ...] = (
         Level.WARNING,
         "versions, flags, hardware, sources, hyper-parameters or modules' attributes differ between ranks",
         f"any value of {', '.join(_SETTINGS)} differs, or a hyper-parameter in any step; of data-parallel ranks a "
-        "flag or a fraction that a module begins with",
+        "flag or a fraction that a module of torch's begins with, or any module's mode",
         "machines that are not set up alike, or a setting that depends on the rank",
         _settings,
     ),
