@@ -334,13 +334,13 @@ class Scene:
         return tuple(change for change in self.settings if rounds_differently(change))
 
     def rounding_words(self) -> str:
-        """A sentence on a distance that is as small as rounding; "" where it is not."""
+        """A sentence on a distance that rounding alone can make; "" where it cannot."""
         if not self.rounding:
             return ""
         if not self.numerics:
-            return " The difference is as small as rounding."
+            return " Rounding alone can make such a difference."
         told = "; ".join(describe(change) for change in self.numerics[:3])
-        return f" The difference is as small as rounding, which these settings can change: {told}."
+        return f" Rounding alone can make such a difference, and these settings can change it: {told}."
 
     @cached_property
     def blamed(self) -> tuple[ModuleInfo, ...]:
