@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import shutil
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -159,6 +160,9 @@ PLUGIN = (
 
 
 def test_the_pytest_plugin_saves_checks_and_says_what_diverged(pytester):
+    # an optimizer's first step loads a compiler, which ends a process that loads it twice: each run forgets its modules
+    importlib.import_module("torch._dynamo")
+
     def run(lr, *words):
         pytester.makepyfile(test_it=f"LR = {lr}\n{TESTS}")
         done = pytester.runpytest_inprocess("-q", *PLUGIN, *words)
