@@ -359,7 +359,7 @@ def test_a_launch_that_fails_leaves_records_that_say_so(monkeypatch):
 
     def plain(slot, tensor, batch=None):
         summarizer._arena.address(slot)
-        summarizer._layout_of.append(summarizer._intern(devices_layout(tensor)))
+        summarizer._layout_of.append(summarizer._layouts.number(devices_layout(tensor)))
         batch.entries.setdefault(engine, []).append((slot, [Item(engine.prepare(tensor), tensor.data_ptr())]))
         return True
 
@@ -386,7 +386,7 @@ def test_the_tensors_of_a_nested_input_go_in_one_launch(monkeypatch):
 
     def plain(slot, tensor, batch=None):
         summarizer._arena.address(slot)
-        summarizer._layout_of.append(summarizer._intern(devices_layout(tensor)))
+        summarizer._layout_of.append(summarizer._layouts.number(devices_layout(tensor)))
         item = Item(engine.prepare(tensor), tensor.data_ptr())
         if batch is None:
             engine.one(slot, item.prepared, item.address)
