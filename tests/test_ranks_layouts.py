@@ -34,6 +34,7 @@ ALONE = {
     "compiled": (1, "single", "--compile"),
     "accumulated": (1, "single", *ACCUMULATED),
     "sixes": (1, "single", *SIXES),
+    "groups": (1, "single", "--groups"),
 }
 LAYOUTS = {
     "fsdp1": (2, "fsdp1"),
@@ -41,6 +42,9 @@ LAYOUTS = {
     "tp": (2, "tp"),
     "tpsp": (2, "tpsp"),
     "zero1": (2, "zero1"),
+    "zero2": (2, "zero2"),
+    "zero2-groups": (2, "zero2", "--groups"),
+    "zero2-4": (4, "zero2"),
     "gpipe": (2, "gpipe"),
     "1f1b": (2, "1f1b"),
     "ep": (2, "ep", "--experts"),
@@ -64,8 +68,14 @@ LAYOUTS = {
     "tp-checkpoint": (2, "tp", "--checkpoint"),
     **{f"{layout}-3": (3, layout, *SIXES) for layout in THREE},
 }
-FEW = ("fsdp1-flat", "fsdp2-unshard", "tpsp", "1f1b", "ep", "ddp-no-sync", "fsdp2-3")
-BESIDE = {"ep": "experts", "ep-4": "experts", "ddp-compile": "compiled", **{f"{name}-3": "sixes" for name in THREE}}
+FEW = ("fsdp1-flat", "zero2-groups", "fsdp2-unshard", "tpsp", "1f1b", "ep", "ddp-no-sync", "fsdp2-3")
+BESIDE = {
+    "ep": "experts",
+    "ep-4": "experts",
+    "ddp-compile": "compiled",
+    "zero2-groups": "groups",
+    **{f"{name}-3": "sixes" for name in THREE},
+}
 
 
 def captured(folder, runs):

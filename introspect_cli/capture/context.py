@@ -110,7 +110,7 @@ class Context:
         self.evaluation = Evaluation(recorder)
         self.labels = StepLabels(guard)
         recorder.labels = self.labels.take
-        self.parts = FlatParts(names)
+        self.parts = FlatParts(names, guard.note)
         self.data_parallel = DataParallel()
         self.pipelines = Pipelines(names)
         self.on_evaluation: list[Callable[[list[tuple[int, int]]], None]] = []

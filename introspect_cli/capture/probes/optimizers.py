@@ -23,6 +23,7 @@ from introspect_cli.capture.identity import ById, FreeNames
 from introspect_cli.capture.named import Holder
 from introspect_cli.capture.probes.base import Patches
 from introspect_cli.capture.probes.held import Held, Plan, parameters_of, with_gradients
+from introspect_cli.capture.ranks.flat import ALL
 from introspect_cli.records import Kind, Phase, Site, SiteInfo
 from introspect_cli.tensors import parallel
 from introspect_cli.tensors.flatten import flatten
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from introspect_cli.capture.context import Context
     from introspect_cli.capture.named import ParameterName
     from introspect_cli.capture.probes.state import StateProbe
+    from introspect_cli.capture.ranks.flat import Turn
 
 _PLAIN = (bool, int, float, str)
 _gradient_of = attrgetter("grad")
@@ -170,7 +172,7 @@ class OptimizerProbe:
         return (args[0], evaluate, *args[2:]), kwargs
 
     def _evaluated(self, optimizer: Optimizer) -> None:
-        if self._parameters.get(optimizer) is None:
+        if self._known_of(optimizer) is None:
             self._note(optimizer)
         self._gradients(optimizer, self._held(optimizer), self._closures)
         self._closures += 1
@@ -185,14 +187,25 @@ class OptimizerProbe:
             return
         self._stepped += 1
         with self._guarded, unobserved():
-            if self._parameters.get(optimizer) is None:
+            if self._known_of(optimizer) is None:
                 self._note(optimizer)
             if self._recorder.wanted:
                 self._record_after(optimizer, has_closure=_has_closure(args, kwargs))
-            self._context.auto_tick()
+            if self._turn(optimizer).is_last:
+                self._context.auto_tick()
 
     def _held(self, optimizer: Optimizer) -> Held:
-        return self._parameters.get(optimizer) or Held([])
+        return self._known_of(optimizer) or Held([])
+
+    def _known_of(self, optimizer: Optimizer) -> Held | None:
+        return self._parameters.get(self._stepping(optimizer))
+
+    def _turn(self, optimizer: Optimizer) -> Turn:
+        return self._context.parts.turn(parameters_of(optimizer)) if self._context.parts.active else ALL
+
+    def _stepping(self, optimizer: Optimizer) -> Any:
+        """What stands for all that an optimizer steps now: itself, or one of the tensors that it steps in turn."""
+        return optimizer if self._turn(optimizer) == ALL else parameters_of(optimizer)[0]
 
     def _skipped(self, optimizer: Optimizer) -> None:
         """A gradient scaler found infinities and left the optimizer alone: the step ends all the same."""
@@ -205,14 +218,14 @@ class OptimizerProbe:
     def _is_ahead(self, optimizer: Optimizer) -> bool:
         """Whether the optimizer steps before any model that holds its parameters was called, as with a closure."""
         names = self._context.names
-        return self._parameters.get(optimizer) is None and any(
+        return self._known_of(optimizer) is None and any(
             names.parameter(parameter) is None for parameter in parameters_of(optimizer)
         )
 
     def _note(self, optimizer: Optimizer) -> None:
         """Learn the optimizer's name and those of its parameters; both may grow while it lives."""
         parameters = parameters_of(optimizer)
-        known = self._parameters.get(optimizer)
+        known, turn, parts = self._known_of(optimizer), self._turn(optimizer), self._context.parts
         all_names = self._context.names
         if known is not None and len(known.names) == len(parameters) and known.replaced == all_names.replaced:
             return
@@ -221,32 +234,35 @@ class OptimizerProbe:
         if unnamed:
             all_names.seek(unnamed)
         name = self._names.name(optimizer, type(optimizer).__name__)
-        names = []
+        names, told = [], []
         for number, group in enumerate(optimizer.param_groups):
             for position, parameter in enumerate(group["params"]):
                 known_name = all_names.parameter(parameter)
                 if known_name is None:
                     known_name = all_names.name_parameter(
-                        parameter, self._leaf(parameter) or f"{name}.group{number}.{position}", type(optimizer).__name__
+                        parameter,
+                        self._leaf(parameter) or f"{name}.group{turn.first + number}.{position}",
+                        type(optimizer).__name__,
                     )
                 known_name.held_by(Holder(optimizer, (number, position)))
+                inside = parts.inside(parameter)
+                known_name.watched |= any(own.watched for own in inside or ())
                 names.append(known_name)
-        self._parameters.set(optimizer, Held(names, all_names.replaced))
+                told.append([own.fqn for own in ([known_name] if inside is None else inside)])
+        self._parameters.set(self._stepping(optimizer), Held(names, all_names.replaced))
         all_names.forget_with(optimizer, list(map(id, parameters)))
-        remaining = iter(names)
+        remaining = iter(told)
+        groups = [
+            {
+                **{key: _setting(value) for key, value in group.items() if key != "params"},
+                "params": [fqn for _ in group["params"] for fqn in next(remaining)],
+            }
+            for group in optimizer.param_groups
+        ]
+        before = [group for entry in self.settings if entry["name"] == name for group in entry["groups"]]
         self.settings = [entry for entry in self.settings if entry["name"] != name]
         self.settings.append(
-            {
-                "name": name,
-                "class": type(optimizer).__name__,
-                "groups": [
-                    {
-                        **{key: _setting(value) for key, value in group.items() if key != "params"},
-                        "params": [next(remaining).fqn for _ in group["params"]],
-                    }
-                    for group in optimizer.param_groups
-                ],
-            }
+            {"name": name, "class": type(optimizer).__name__, "groups": [*before[: turn.first], *groups]}
         )
         self.settings_changed = True
 
@@ -257,11 +273,11 @@ class OptimizerProbe:
     def _record_before(self, optimizer: Optimizer, *, has_closure: bool) -> None:
         name = self._names.name(optimizer, type(optimizer).__name__)
         held = self._held(optimizer)
-        kinds = self._context.kinds
+        kinds, own = self._context.kinds, f"{name}[{self._turn(optimizer).first}]"
         if Kind.HYPERPARAMETER in kinds:
             self._hyperparameters(optimizer, name)
-        if held.names and Kind.OPTIMIZER_STATE in kinds and (self._recorder.resumed or name not in self._state_seen):
-            self._state_seen.add(name)
+        if held.names and Kind.OPTIMIZER_STATE in kinds and (self._recorder.resumed or own not in self._state_seen):
+            self._state_seen.add(own)
             self._optimizer_state(optimizer, held, Phase.START)
         if not has_closure:
             self._gradients(optimizer, held)
@@ -276,8 +292,9 @@ class OptimizerProbe:
         self._state.parameters_after(optimizer)
         if Kind.OPTIMIZER_STATE in self._context.kinds:
             self._optimizer_state(optimizer, held, Phase.OPTIMIZER)
-        for listener in self._context.on_after_optimizer:
-            listener()
+        if self._turn(optimizer).is_last:
+            for listener in self._context.on_after_optimizer:
+                listener()
 
     def _gradients(self, optimizer: Optimizer, held: Held, call: int = 0) -> None:
         if Kind.GRAD not in self._context.kinds:
@@ -372,7 +389,7 @@ class OptimizerProbe:
     def _hyperparameters(self, optimizer: Optimizer, name: str) -> None:
         """Record the learning rate each step, and everything else where it is new or has changed."""
         known = self._known.setdefault(name, {})
-        for number, group in enumerate(optimizer.param_groups):
+        for number, group in enumerate(optimizer.param_groups, self._turn(optimizer).first):
             for key, value in group.items():
                 if key == "params":
                     continue

@@ -18,7 +18,7 @@ from introspect_cli.capture import private_api
 from introspect_cli.capture.identity import ById
 from introspect_cli.capture.inside import modules_in
 from introspect_cli.capture.probes.base import drop
-from introspect_cli.capture.ranks import launchers
+from introspect_cli.capture.ranks import launchers, zero
 from introspect_cli.records import Kind, Phase
 from introspect_cli.tensors.kernels import KERNELS
 
@@ -220,7 +220,7 @@ class StateProbe:
 
     def _name(self, tensor: torch.Tensor) -> ParameterName | None:
         """What a tensor is called; None if it has no values yet or nobody knows it."""
-        if is_lazy(tensor):
+        if is_lazy(tensor) or (zero.is_loaded() and zero.is_away(tensor)):
             return None
         name = self._context.names.parameter(tensor)
         if name is None:

@@ -1,9 +1,9 @@
-"""Parameters that FSDP's first version keeps as stretches of one flat tensor: where each lies in its own whole.
+"""Parameters that FSDP's first version or DeepSpeed keeps as stretches of a flat tensor: where each lies in its whole.
 
 With `use_orig_params` a parameter is, outside a forward pass, a flat piece of itself, or empty, and looks like any
 other tensor. Without it the flat tensor is the only parameter there is, and what it is made of is nobody's parameter.
 The flat parameter knows for each of its parameters which of its elements this rank holds, so both are recorded as
-those parameters.
+those parameters. So is what DeepSpeed's optimizers step, whose model keeps whole parameters beside it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from introspect_cli.capture.inside import instances_in
 from introspect_cli.capture.named import ParameterName
+from introspect_cli.capture.ranks import zero
 from introspect_cli.records import Part
 from introspect_cli.tensors.places import Placed
 
@@ -24,6 +25,11 @@ if TYPE_CHECKING:
     from introspect_cli.capture.names import Names
 
 _HOME = "torch.distributed.fsdp.fully_sharded_data_parallel"
+
+_FLAT = (
+    "what a DeepSpeed optimizer keeps (gradients, parameters in full precision, its state) is recorded flat: which "
+    "parameters it belongs to is not told"
+)
 
 
 class _Piece(NamedTuple):
@@ -42,18 +48,37 @@ class _Piece(NamedTuple):
     part: Part
 
 
+class Turn(NamedTuple):
+    """Which groups an optimizer steps, that another has step one after the other.
+
+    Attributes:
+        first: the number of the first of them, where it is given no others meanwhile.
+        is_last: whether no group comes after them.
+    """
+
+    first: int
+    is_last: bool
+
+
+ALL = Turn(0, is_last=True)
+"""All of its groups: no other has it step some."""
+
+
 class FlatParts:
     """Tells which part of a whole a flat piece is."""
 
-    def __init__(self, names: Names) -> None:
+    def __init__(self, names: Names, note: Callable[[str], None]) -> None:
         """Start with nothing known.
 
         Args:
             names: knows the models.
+            note: is told what is recorded flat.
         """
         self._names = names
+        self._note = note
         self._known: dict[int, tuple[tuple[int, ...], Part]] = {}
         self._pieces: dict[int, list[_Piece]] = {}
+        self._turns: dict[int, Turn] = {}
         self._named: dict[str, ParameterName] = {}
         self._looked = False
 
@@ -61,17 +86,34 @@ class FlatParts:
         """Look again: a step has ended, and a model may have been wrapped since."""
         self._known.clear()
         self._pieces.clear()
+        self._turns.clear()
         self._looked = False
 
     @property
     def active(self) -> bool:
-        """Whether any model keeps its parameters so."""
-        if _HOME not in sys.modules:
+        """Whether any model keeps its parameters so, or an optimizer what it steps."""
+        if _HOME not in sys.modules and not zero.is_loaded():
             return False
         if not self._looked:
             self._looked = True
-            self._look()
-        return bool(self._known or self._pieces)
+            if _HOME in sys.modules:
+                self._look()
+            if zero.is_loaded():
+                self._look_for_zero()
+        return bool(self._known or self._pieces or self._turns)
+
+    def turn(self, parameters: Sequence[torch.Tensor]) -> Turn:
+        """Which groups an optimizer steps that has these parameters now: all of them, but for those of DeepSpeed's."""
+        turns = [self._turns[id(own)] for own in parameters if id(own) in self._turns] if self.active else []
+        if not turns:
+            return ALL
+        return Turn(turns[0].first, turns[-1].is_last)
+
+    def inside(self, parameter: torch.Tensor) -> list[ParameterName] | None:
+        """The parameters that a flat one has elements of on some rank, as far as they are known; else None."""
+        if not self.active or not (id(parameter) in self._pieces or id(parameter) in self._turns):
+            return None
+        return [piece.name for piece in self._pieces.get(id(parameter), ())]
 
     def each(
         self,
@@ -149,6 +191,22 @@ class FlatParts:
                         for *told, shape, piece in zip(infos, fqns, shapes, pieces, strict=True)
                     ]
                     name.watched |= any(piece.name.watched for piece in self._pieces[id(flat)])
+
+    def _look_for_zero(self) -> None:
+        for root in self._names.roots():
+            for flats in zero.optimizers_in(root):
+                for number, (flat, fragments) in enumerate(flats):
+                    self._turns[id(flat)] = Turn(0 if fragments is None else number, number == len(flats) - 1)
+                    named = [(own, self._names.parameter(own.parameter)) for own in fragments or ()]
+                    pieces = [
+                        _Piece(name, own.first, tuple(own.parameter.shape), own.part)
+                        for own, name in named
+                        if name is not None
+                    ]
+                    if pieces and len(pieces) == len(named):
+                        self._pieces[id(flat)] = pieces
+                    else:
+                        self._note(_FLAT)
 
     def _name(self, flat: ParameterName, info: Any, fqn: str) -> ParameterName:
         """What a parameter inside a flat one is called: as if nobody had put it there."""
