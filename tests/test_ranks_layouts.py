@@ -45,6 +45,8 @@ LAYOUTS = {
     "zero2": (2, "zero2"),
     "zero2-groups": (2, "zero2", "--groups"),
     "zero2-4": (4, "zero2"),
+    "zero3": (2, "zero3"),
+    "zero3-4": (4, "zero3"),
     "gpipe": (2, "gpipe"),
     "1f1b": (2, "1f1b"),
     "ep": (2, "ep", "--experts"),

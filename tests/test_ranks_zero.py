@@ -21,8 +21,14 @@ RUNS = {
     "single": (1, "single", "--groups"),
     "zero2": (2, "zero2", "--groups"),
     "fault": (2, "zero2", "--groups", "--fault", "partition"),
+    "zero3": (2, "zero3", "--groups"),
+    "zero3-fault": (2, "zero3", "--groups", "--fault", "partition"),
+    "evaluated": (2, "zero2", "--groups", "--evaluate"),
     "unmapped": (2, "zero2", "--groups", "--fault", "unmapped"),
 }
+
+
+FAULTS = [("zero2", "fault", "GPT.blocks.1.up.weight"), ("zero3", "zero3-fault", "GPT.blocks.0.up.weight")]
 
 
 @pytest.fixture(scope="module")
@@ -43,10 +49,32 @@ def by_parameter(found, kind):
     return {(site.fqn, site.path): summary for site, summary in found.items() if site.kind is kind}
 
 
-def test_gradients_parameters_and_state_are_those_of_one_process(runs):
+@pytest.mark.parametrize("layout", ["zero2", "zero3"])
+def test_a_run_is_that_of_one_process(runs, layout):
+    result = opcapture.compared(runs / "single", runs / layout)
+    assert result.verdict is Verdict.SAME, result.sentence
+    assert not [note for note in result.notes if "could not see" in note]
+
+
+@pytest.mark.parametrize("layout", ["zero2", "zero3"])
+def test_parameters_begin_with_the_bits_of_one_process(runs, layout):
+    found = [
+        {site.fqn: own.checksum for site, own in whole(runs, name, 0).items() if is_start(site)}
+        for name in ("single", layout)
+    ]
+    assert len(found[0]) == 17
+    assert found[0] == found[1]
+
+
+def is_start(site):
+    return (site.phase, site.kind, site.call) == (Phase.START, Kind.PARAM, 0)
+
+
+@pytest.mark.parametrize("layout", ["zero2", "zero3"])
+def test_gradients_parameters_and_state_are_those_of_one_process(runs, layout):
     """Each is as many numbers as there, and they add up to nearly the same."""
     for step in range(3):
-        one, two = (whole(runs, name, step) for name in ("single", "zero2"))
+        one, two = (whole(runs, name, step) for name in ("single", layout))
         for kind in (Kind.GRAD, Kind.OPTIMIZER_STATE):
             expected, got = by_parameter(one, kind), by_parameter(two, kind)
             assert set(got) == set(expected)
@@ -62,8 +90,9 @@ def test_gradients_parameters_and_state_are_those_of_one_process(runs):
             assert summary.stats["l2"] == pytest.approx(left[0][fqn].stats["l2"], rel=1e-5)
 
 
-def test_groups_that_step_in_turn_are_one_step(runs):
-    with open_run(runs / "zero2") as run:
+@pytest.mark.parametrize("layout", ["zero2", "zero3"])
+def test_groups_that_step_in_turn_are_one_step(runs, layout):
+    with open_run(runs / layout) as run:
         assert len(run.rank(0).steps) == 3
         (optimizer,) = run.settings["optimizers"]
         names = [group["params"] for group in optimizer["groups"]]
@@ -72,13 +101,22 @@ def test_groups_that_step_in_turn_are_one_step(runs):
     assert [len(own) for own in names] == [6, 11]
 
 
-def test_a_fault_of_one_rank_is_named_by_parameter(runs):
-    for other in ("single", "zero2"):
-        result = opcapture.compared(runs / other, runs / "fault")
+@pytest.mark.parametrize(("sound", "fault", "named"), FAULTS)
+def test_a_fault_of_one_rank_is_named_by_parameter(runs, sound, fault, named):
+    for other in ("single", sound):
+        result = opcapture.compared(runs / other, runs / fault)
         assert result.verdict is Verdict.DIVERGED
         assert (result.first.step, result.first.site.kind) == (0, Kind.GRAD)
-        assert result.first.site.fqn == "GPT.blocks.1.up.weight"
+        assert result.first.site.fqn == named
     assert "rank 1" in result.sentence
+
+
+def test_an_evaluation_is_none_of_training(runs):
+    """Though no optimizer has the model's own parameters."""
+    result = opcapture.compared(runs / "single", runs / "evaluated")
+    assert result.verdict is Verdict.SAME, result.sentence
+    with open_run(runs / "evaluated") as run:
+        assert any("evaluation ran" in sentence for sentence in run.manifest["not_observed"])
 
 
 def test_what_does_not_say_where_it_lies_is_said_to_be_flat(runs):

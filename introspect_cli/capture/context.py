@@ -20,6 +20,7 @@ from introspect_cli.capture.evaluation import Evaluation
 from introspect_cli.capture.identity import ById
 from introspect_cli.capture.inside import parameters_in
 from introspect_cli.capture.labels.steps import StepLabels
+from introspect_cli.capture.ranks import zero
 from introspect_cli.capture.ranks.data_parallel import DataParallel
 from introspect_cli.capture.ranks.flat import FlatParts
 from introspect_cli.capture.ranks.pipelines import Pipelines
@@ -359,7 +360,10 @@ class Context:
         """
         known = self._trained_roots.get(module) or self._by_hand.get(module)
         if known is None:
-            known = any(id(parameter) in self._trained_parameters() for parameter in parameters_in(module))
+            known = any(
+                id(parameter) in self._trained_parameters() or (zero.is_loaded() and zero.is_stepped(parameter))
+                for parameter in parameters_in(module)
+            )
             self._trained_roots.set(module, known)
         return known
 

@@ -260,10 +260,11 @@ class OptimizerProbe:
             for group in optimizer.param_groups
         ]
         before = [group for entry in self.settings if entry["name"] == name for group in entry["groups"]]
+        groups = [*before[: turn.first], *groups]
+        if parts.active:  # groups that step in turn may have nothing where it is not theirs
+            groups = [own if own["params"] else [*before[at : at + 1], own][0] for at, own in enumerate(groups)]
         self.settings = [entry for entry in self.settings if entry["name"] != name]
-        self.settings.append(
-            {"name": name, "class": type(optimizer).__name__, "groups": [*before[: turn.first], *groups]}
-        )
+        self.settings.append({"name": name, "class": type(optimizer).__name__, "groups": groups})
         self.settings_changed = True
 
     def _leaf(self, parameter: torch.Tensor) -> str:

@@ -220,7 +220,10 @@ class StateProbe:
 
     def _name(self, tensor: torch.Tensor) -> ParameterName | None:
         """What a tensor is called; None if it has no values yet or nobody knows it."""
-        if is_lazy(tensor) or (zero.is_loaded() and zero.is_away(tensor)):
+        parts = self._context.parts
+        if is_lazy(tensor) or (
+            zero.is_loaded() and zero.is_away(tensor) and not (parts.active and parts.shard(tensor))
+        ):
             return None
         name = self._context.names.parameter(tensor)
         if name is None:

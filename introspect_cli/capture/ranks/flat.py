@@ -160,6 +160,8 @@ class FlatParts:
 
     def of(self, parameter: torch.Tensor, value: Any) -> Any:
         """A parameter's value, gradient or state, with its place where it is a flat piece."""
+        if value is parameter and (shard := self.shard(parameter)) is not None:
+            return shard
         found = self._known.get(id(parameter)) if self.active else None
         if found is None or not isinstance(value, sys.modules["torch"].Tensor):
             return value
@@ -167,6 +169,10 @@ class FlatParts:
         if value.dim() != 1 or value.numel() != part.numel or tuple(value.shape) == shape:
             return value
         return Placed(value, shape, part)
+
+    def shard(self, parameter: torch.Tensor) -> Placed | None:
+        """What this rank has of a parameter that is empty now, and where that is; None for any other."""
+        return zero.shard_of(parameter) if self._turns and zero.is_away(parameter) else None
 
     def _look(self) -> None:
         wrapper = sys.modules[_HOME].FullyShardedDataParallel
@@ -195,14 +201,10 @@ class FlatParts:
     def _look_for_zero(self) -> None:
         for root in self._names.roots():
             for flats in zero.optimizers_in(root):
-                for number, (flat, fragments) in enumerate(flats):
-                    self._turns[id(flat)] = Turn(0 if fragments is None else number, number == len(flats) - 1)
+                for number, (flat, fragments, alone) in enumerate(flats):
+                    self._turns[id(flat)] = Turn(number if alone else 0, number == len(flats) - 1)
                     named = [(own, self._names.parameter(own.parameter)) for own in fragments or ()]
-                    pieces = [
-                        _Piece(name, own.first, tuple(own.parameter.shape), own.part)
-                        for own, name in named
-                        if name is not None
-                    ]
+                    pieces = [_Piece(name, own.first, own.shape, own.part) for own, name in named if name is not None]
                     if pieces and len(pieces) == len(named):
                         self._pieces[id(flat)] = pieces
                     else:

@@ -3,17 +3,23 @@
 The inner optimizer knows these tensors alone. A parameter knows which of its elements lie where in its group's one, as
 DeepSpeed's own functions for the whole of a gradient or of a state ask it. Nothing here imports DeepSpeed.
 
-The names are DeepSpeed's own, looked up here alone (seen in 0.19.8). Without `_hp_mapping`, its addresses, or the lists
-of groups, what the optimizer keeps is recorded flat, as under ZeRO-3, and that is said.
+ZeRO-3 has cut the parameters too: outside of the calls that need one, a parameter is empty, and its shard beside it.
+
+The names are DeepSpeed's own, looked up here alone (seen in 0.19.8). Without `_hp_mapping`, its addresses, `ds_tensor`,
+or the lists of groups, what the optimizer keeps is recorded flat, and that is said; without `ds_numel`, empty
+parameters are recorded as such.
 """
 
 from __future__ import annotations
 
+import math
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from introspect_cli.capture import private_api
 from introspect_cli.capture.inside import instances_in
 from introspect_cli.records import Part
+from introspect_cli.tensors.places import Placed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,26 +29,28 @@ if TYPE_CHECKING:
 
 _HOME = "deepspeed"
 
+_CUT = ("fp16_groups", "fp32_partitioned_groups_flat")  # of ZeRO-3
+
 _LISTS = (
     ("bit16_groups", "single_partition_of_fp32_groups"),  # of ZeRO-1 and ZeRO-2
     ("bf16_groups", "fp32_groups_flat_partition"),  # of the optimizer for bfloat16
+    _CUT,
 )
 """Where an optimizer keeps the parameters of each group, and the flat tensor of each."""
-
-_CUT = ("", "fp32_partitioned_groups_flat")
-"""The same of ZeRO-3, which has cut the parameters themselves."""
 
 
 class Fragment(NamedTuple):
     """One parameter's stretch of a flat tensor.
 
     Attributes:
-        parameter: it, whole.
+        parameter: it.
+        shape: of the whole of it.
         first: where the stretch begins in the flat tensor.
         part: which of the parameter's elements it has.
     """
 
     parameter: torch.Tensor
+    shape: tuple[int, ...]
     first: int
     part: Part
 
@@ -53,10 +61,12 @@ class Flat(NamedTuple):
     Attributes:
         tensor: it.
         fragments: of all parameters of the group, none of which may have an element here; None where nothing says.
+        alone: whether the inner optimizer is given no other group while it steps this one.
     """
 
     tensor: torch.Tensor
     fragments: list[Fragment] | None
+    alone: bool
 
 
 def is_loaded() -> bool:
@@ -69,6 +79,26 @@ def is_away(parameter: torch.Tensor) -> bool:
     return parameter.numel() == 0 and bool(vars(parameter).get("ds_numel"))
 
 
+def shard_of(parameter: torch.Tensor) -> Placed | None:
+    """What this rank has of a parameter that ZeRO-3 has cut, with its place; None where that is not known."""
+    told = vars(parameter)
+    shard, group, shape = (told.get(name) for name in ("ds_tensor", "ds_process_group", "ds_shape"))
+    size = getattr(shard, "ds_numel", None)
+    if shard is None or group is None or shape is None or size is None:
+        return None
+    begin = size * private_api.rank_in(group)
+    count = max(0, min(size, math.prod(shape) - begin))
+    if shard.dim() != 1 or shard.numel() < count or size * group.size() < math.prod(shape):
+        return None  # it lies on a disk, or is cut otherwise
+    return Placed(shard.detach()[:count], tuple(shape), _part(begin, count))
+
+
+def is_stepped(parameter: torch.Tensor) -> bool:
+    """Whether a parameter of a model is one whose elements an optimizer of DeepSpeed's has."""
+    told = vars(parameter)
+    return "_hp_mapping" in told or ("ds_tensor" in told and parameter.requires_grad)
+
+
 def optimizers_in(root: nn.Module) -> list[list[Flat]]:
     """For each engine in a model that has a ZeRO optimizer, the flat tensors of all its groups."""
     engine = getattr(sys.modules.get(_HOME), "DeepSpeedEngine", None)
@@ -78,15 +108,30 @@ def optimizers_in(root: nn.Module) -> list[list[Flat]]:
 
 def _flats(optimizer: Any) -> list[Flat]:
     kept: dict[str, Any] = getattr(optimizer, "__dict__", {})
-    for groups, flats in (*_LISTS, _CUT):
+    for groups, flats in _LISTS:
         if kept.get(flats):
-            every = kept.get(groups) or [None] * len(kept[flats])
-            return [Flat(flat, _fragments(group)) for flat, group in zip(kept[flats], every, strict=False)]
+            is_cut = flats == _CUT[1]
+            find = _shards if is_cut else _fragments
+            every = kept.get(groups) or [()] * len(kept[flats])
+            return [Flat(flat, find(group), not is_cut) for flat, group in zip(kept[flats], every, strict=False)]
     return []
 
 
-def _fragments(group: Sequence[torch.Tensor] | None) -> list[Fragment] | None:
-    found = [_fragment(parameter) for parameter in group or ()]
+def _shards(group: Sequence[torch.Tensor]) -> list[Fragment] | None:
+    """Those of a group whose flat tensor has one shard after the other."""
+    found: list[Fragment] = []
+    first = 0
+    for parameter in group:
+        own = shard_of(parameter)
+        if own is None:
+            return None
+        found.append(Fragment(parameter, own.shape, first, own.part))
+        first += vars(parameter)["ds_tensor"].ds_numel
+    return found or None
+
+
+def _fragments(group: Sequence[torch.Tensor]) -> list[Fragment] | None:
+    found = [_fragment(parameter) for parameter in group]
     every = [own for own in found if own is not None]
     return every if found and len(every) == len(found) else None
 
@@ -96,10 +141,15 @@ def _fragment(parameter: torch.Tensor) -> Fragment | None:
     told = vars(parameter)
     if "_hp_mapping" not in told:
         return None
+    shape = tuple(parameter.shape)
     if told["_hp_mapping"] is None:
-        return Fragment(parameter, 0, Part(((),), source="flat"))
+        return Fragment(parameter, shape, 0, _part(0, 0))
     own = getattr(told["_hp_mapping"], "lp_fragment_address", None)
     kept = getattr(told["_hp_mapping"], "hp_fragment_address", None)
     if own is None or kept is None or own.numel != kept.numel:
         return None
-    return Fragment(parameter, int(kept.start), Part((((int(own.start), int(own.numel)),),), source="flat"))
+    return Fragment(parameter, shape, int(kept.start), _part(int(own.start), int(own.numel)))
+
+
+def _part(first: int, count: int) -> Part:
+    return Part((((first, count),) if count else (),), source="flat")
