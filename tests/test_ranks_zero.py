@@ -24,6 +24,8 @@ RUNS = {
     "zero3": (2, "zero3", "--groups"),
     "zero3-fault": (2, "zero3", "--groups", "--fault", "partition"),
     "evaluated": (2, "zero2", "--groups", "--evaluate"),
+    "single-bf16": (1, "single", "--groups", "--bf16"),
+    "bf16": (2, "zero2", "--groups", "--bf16"),
     "unmapped": (2, "zero2", "--groups", "--fault", "unmapped"),
 }
 
@@ -117,6 +119,21 @@ def test_an_evaluation_is_none_of_training(runs):
     assert result.verdict is Verdict.SAME, result.sentence
     with open_run(runs / "evaluated") as run:
         assert any("evaluation ran" in sentence for sentence in run.manifest["not_observed"])
+
+
+def test_parameters_that_are_rounded_after_a_step_are_not_told_as_changed(runs):
+    """The optimizer has them in full precision, and what it has is recorded."""
+    with open_run(runs / "bf16") as run:
+        for rank in run.ranks:
+            assert not [
+                r.site for r in run.rank(rank).records(1) if (r.site.phase, r.site.kind) == (Phase.START, Kind.PARAM)
+            ]
+            left = [
+                r for r in run.rank(rank).records(1) if (r.site.phase, r.site.kind) == (Phase.OPTIMIZER, Kind.PARAM)
+            ]
+            assert {record.summary.layout.dtype for record in left} == {"float32"}
+    result = opcapture.compared(runs / "single-bf16", runs / "bf16")
+    assert not result.first or result.first.site.phase is not Phase.START
 
 
 def test_what_does_not_say_where_it_lies_is_said_to_be_flat(runs):

@@ -118,7 +118,8 @@ class StateProbe:
         Modules write to their own buffers when they are called, so of these only the first call of a step tells.
         """
         found = self._tensors_of(root, _BOTH if with_buffers else _PARAMETERS)
-        changed = {id(tensor) for tensor in self._written.since(found[1])}
+        # What a step leaves is on record in full precision: what a model has of it, rounded, is no change.
+        changed = {id(own) for own in self._written.since(found[1]) if not self._context.parts.is_rounded(own)}
         if not changed:
             return
         phase = Phase.OPTIMIZER if self._context.running.optimizers else Phase.START

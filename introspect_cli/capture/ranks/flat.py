@@ -28,7 +28,7 @@ _HOME = "torch.distributed.fsdp.fully_sharded_data_parallel"
 
 _FLAT = (
     "what a DeepSpeed optimizer keeps (gradients, parameters in full precision, its state) is recorded flat: which "
-    "parameters it belongs to is not told"
+    "parameters it belongs to is not told; parameters without values outside of calls are not recorded"
 )
 
 
@@ -79,6 +79,7 @@ class FlatParts:
         self._known: dict[int, tuple[tuple[int, ...], Part]] = {}
         self._pieces: dict[int, list[_Piece]] = {}
         self._turns: dict[int, Turn] = {}
+        self._rounded: set[int] = set()
         self._named: dict[str, ParameterName] = {}
         self._looked = False
 
@@ -87,6 +88,7 @@ class FlatParts:
         self._known.clear()
         self._pieces.clear()
         self._turns.clear()
+        self._rounded.clear()
         self._looked = False
 
     @property
@@ -170,6 +172,10 @@ class FlatParts:
             return value
         return Placed(value, shape, part)
 
+    def is_rounded(self, parameter: torch.Tensor) -> bool:
+        """Whether a parameter is set after each step to what the optimizer has of it, in another dtype."""
+        return self.active and id(parameter) in self._rounded
+
     def shard(self, parameter: torch.Tensor) -> Placed | None:
         """What this rank has of a parameter that is empty now, and where that is; None for any other."""
         return zero.shard_of(parameter) if self._turns and zero.is_away(parameter) else None
@@ -207,6 +213,8 @@ class FlatParts:
                     pieces = [_Piece(name, own.first, own.shape, own.part) for own, name in named if name is not None]
                     if pieces and len(pieces) == len(named):
                         self._pieces[id(flat)] = pieces
+                        every = (own.parameter for own in fragments or ())
+                        self._rounded |= {id(own) for own in every if own.dtype is not flat.dtype}
                     else:
                         self._note(_FLAT)
 

@@ -113,8 +113,17 @@ def _flats(optimizer: Any) -> list[Flat]:
             is_cut = flats == _CUT[1]
             find = _shards if is_cut else _fragments
             every = kept.get(groups) or [()] * len(kept[flats])
-            return [Flat(flat, find(group), not is_cut) for flat, group in zip(kept[flats], every, strict=False)]
+            return [
+                Flat(flat, _within(flat, find(group)), not is_cut)
+                for flat, group in zip(kept[flats], every, strict=False)
+            ]
     return []
+
+
+def _within(flat: torch.Tensor, found: list[Fragment] | None) -> list[Fragment] | None:
+    """Fragments that a flat tensor has room for; None where it has not for all: they are elsewhere for a while."""
+    needed = max((own.first + own.part.numel for own in found or ()), default=0)
+    return found if needed <= flat.numel() else None
 
 
 def _shards(group: Sequence[torch.Tensor]) -> list[Fragment] | None:
