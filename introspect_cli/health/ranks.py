@@ -144,8 +144,7 @@ def _settings(replicas: Replicas) -> RankAnswer:
     run = replicas.run
     hits: list[tuple[int, Hit]] = []
     for name, (step, values) in replicas.learning.items():
-        told = "; ".join(f"rank {rank}: {value}" for rank, value in values.items())
-        first = next(rank for rank, value in values.items() if value != next(iter(values.values())))
+        first, told = _unlike(values)
         hits.append((first, Hit(step, name, f"{name} differs from rank to rank ({told})")))
     hits += _attributes(replicas)
     if not run.manifests:
@@ -206,14 +205,19 @@ def _layouts(replicas: Replicas) -> RankAnswer:
         return _FEW
     hits = []
     for fqn, told in replicas.layouts.items():
-        values = "; ".join(f"rank {rank}: {value}" for rank, value in told.items())
-        first = next(rank for rank, value in told.items() if value != next(iter(told.values())))
+        first, values = _unlike(told)
         hits.append((first, Hit(replicas.steps[0], f"param {fqn}", f"{fqn} differs in dtype or shape ({values})")))
     for fqn, (step, told) in replicas.dtypes.items():
-        values = "; ".join(f"rank {rank}: {value}" for rank, value in told.items())
-        first = next(rank for rank, value in told.items() if value != next(iter(told.values())))
+        first, values = _unlike(told)
         hits.append((first, Hit(step, f"output {fqn}", f"the output of {fqn} differs in dtype ({values})")))
     return hits
+
+
+def _unlike(values: Mapping[int, str]) -> tuple[int, str]:
+    """The first rank whose value is not that of the first one, and all values in words."""
+    one = next(iter(values.values()))
+    told = "; ".join(f"rank {rank}: {value}" for rank, value in values.items())
+    return next(rank for rank, value in values.items() if value != one), told
 
 
 def _lost(replicas: Replicas) -> RankAnswer:

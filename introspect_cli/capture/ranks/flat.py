@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from introspect_cli.capture.inside import instances_in
 from introspect_cli.capture.named import ParameterName
 from introspect_cli.capture.ranks import zero
-from introspect_cli.records import Part
 from introspect_cli.tensors.places import Placed
 
 if TYPE_CHECKING:
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     import torch
 
     from introspect_cli.capture.names import Names
+    from introspect_cli.records import Part
 
 _HOME = "torch.distributed.fsdp.fully_sharded_data_parallel"
 
@@ -239,6 +239,6 @@ def _stretch(parameter: torch.Tensor, value: Any, piece: _Piece) -> Any:
 
 def _part(piece: Any) -> Part:
     if not piece.in_shard:
-        return Part(((),), source="flat")
+        return zero.stretch(0, 0)
     first, last = int(piece.intra_param_start_idx), int(piece.intra_param_end_idx)
-    return Part((((first, last - first + 1),),), source="flat")
+    return zero.stretch(first, last - first + 1)

@@ -29,14 +29,12 @@ if TYPE_CHECKING:
 
 _HOME = "deepspeed"
 
-_CUT = ("fp16_groups", "fp32_partitioned_groups_flat")  # of ZeRO-3
-
 _LISTS = (
-    ("bit16_groups", "single_partition_of_fp32_groups"),  # of ZeRO-1 and ZeRO-2
-    ("bf16_groups", "fp32_groups_flat_partition"),  # of the optimizer for bfloat16
-    _CUT,
+    ("bit16_groups", "single_partition_of_fp32_groups", False),  # of ZeRO-1 and ZeRO-2
+    ("bf16_groups", "fp32_groups_flat_partition", False),  # of the optimizer for bfloat16
+    ("fp16_groups", "fp32_partitioned_groups_flat", True),  # of ZeRO-3
 )
-"""Where an optimizer keeps the parameters of each group, and the flat tensor of each."""
+"""Where an optimizer keeps the parameters of each group, and the flat tensor of each; whether it has cut the former."""
 
 
 class Fragment(NamedTuple):
@@ -90,7 +88,7 @@ def shard_of(parameter: torch.Tensor) -> Placed | None:
     count = max(0, min(size, math.prod(shape) - begin))
     if shard.dim() != 1 or shard.numel() < count or size * group.size() < math.prod(shape):
         return None  # it lies on a disk, or is cut otherwise
-    return Placed(shard.detach()[:count], tuple(shape), _part(begin, count))
+    return Placed(shard.detach()[:count], tuple(shape), stretch(begin, count))
 
 
 def is_stepped(parameter: torch.Tensor) -> bool:
@@ -108,9 +106,8 @@ def optimizers_in(root: nn.Module) -> list[list[Flat]]:
 
 def _flats(optimizer: Any) -> list[Flat]:
     kept: dict[str, Any] = getattr(optimizer, "__dict__", {})
-    for groups, flats in _LISTS:
+    for groups, flats, is_cut in _LISTS:
         if kept.get(flats):
-            is_cut = flats == _CUT[1]
             find = _shards if is_cut else _fragments
             every = kept.get(groups) or [()] * len(kept[flats])
             return [
@@ -152,13 +149,14 @@ def _fragment(parameter: torch.Tensor) -> Fragment | None:
         return None
     shape = tuple(parameter.shape)
     if told["_hp_mapping"] is None:
-        return Fragment(parameter, shape, 0, _part(0, 0))
+        return Fragment(parameter, shape, 0, stretch(0, 0))
     own = getattr(told["_hp_mapping"], "lp_fragment_address", None)
     kept = getattr(told["_hp_mapping"], "hp_fragment_address", None)
     if own is None or kept is None or own.numel != kept.numel:
         return None
-    return Fragment(parameter, shape, int(kept.start), _part(int(own.start), int(own.numel)))
+    return Fragment(parameter, shape, int(kept.start), stretch(int(own.start), int(own.numel)))
 
 
-def _part(first: int, count: int) -> Part:
+def stretch(first: int, count: int) -> Part:
+    """So many elements of a flattened parameter, from one on."""
     return Part((((first, count),) if count else (),), source="flat")
