@@ -74,31 +74,36 @@ def test_workers_that_the_script_has_called_are_used(monkeypatch, tmp_path):
     """After an optimizer's step over a large parameter the summaries are shared among torch's own workers."""
     from neutrality import watched
 
-    from introspect_cli.tensors import cpu
+    from introspect_cli.tensors import cpu, kernels
 
-    shared = []
+    teams = []
+    start, threads = cpu.Engine.__init__, torch.get_num_threads()
+
+    def started(self, count=None):
+        start(self, count)
+        teams.append(self.team)
+        self.team[kernels.PACES : kernels.TEAM_WORDS].reshape(-1, kernels.PACE_WORDS)[:, :2] = 1 << 40, 1  # it pays
+
+    def shared():
+        """Threads that took part in any engine's last call, since this was last asked."""
+        found = {int(team[kernels.TAKING]) for team in teams} - {0, 1}
+        for team in teams:
+            team[kernels.TAKING] = 0
+        return found
+
     monkeypatch.setattr(parallel, "SCRIPT", type(parallel.SCRIPT)())
-    set_threads, threads = cpu.Engine._set_threads, torch.get_num_threads()
-
-    def noted(self, count):
-        if count > 1:
-            shared.append(count)
-        set_threads(self, count)
-
-    monkeypatch.setattr(cpu.Engine, "_set_threads", noted)
-    monkeypatch.setattr(parallel.Pace, "pays", lambda self: True)
+    monkeypatch.setattr(cpu.Engine, "__init__", started)
     torch.set_num_threads(2)
     try:
         net = nn.Linear(1024, 1024)
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
         with watched(tmp_path / "run"):
             net(torch.ones(1, 1024)).sum().backward()
-            assert shared == []
+            assert shared() == set()
             optimizer.step()
-            assert set(shared) == {2}
+            assert shared() == {2}
             torch.set_num_threads(3)
-            shared.clear()
             net(torch.ones(1, 1024)).sum().backward()
-            assert shared == []
+            assert shared() == set()
     finally:
         torch.set_num_threads(threads)

@@ -251,34 +251,39 @@ def test_a_large_strided_tensor_costs_little_memory(engine):
         assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 12_000  # kilobytes
 
 
-def paced(paces, seconds):
-    """Whether one call is shared, as the engine asks; `seconds` says what a call takes, shared or not."""
-    if paces.untimed:
-        paces.untimed -= 1
-        return paces.shares
-    shared = paces.pays()
-    paces.note(seconds(shared), shared=shared)
-    return shared
+@pytest.fixture
+def paced():
+    """Whether one call is shared, as the kernels ask; told how many nanoseconds an element takes, shared or not."""
+    words = np.zeros(kernels.PACE_WORDS, np.int64)
+
+    def call(took):
+        if words[0]:
+            words[0] -= 1
+            return bool(words[1])
+        shared = bool(kernels.KERNELS.pays(words.ctypes.data))
+        kernels.KERNELS.note(words.ctypes.data, int(100 * took(shared)), 100, shared)
+        return shared
+
+    return call
 
 
-def test_sharing_that_does_not_pay_is_given_up_for_a_while():
-    paces = parallel.Pace()
-    slow = [paced(paces, lambda shared: 5e-9 if shared else 1e-9) for _ in range(500)]
+def test_sharing_that_does_not_pay_is_given_up_for_a_while(paced):
+    slow = [paced(lambda shared: 5 if shared else 1) for _ in range(500)]
     assert not slow[0]
     assert sum(slow) < 30
-    quick = [paced(paces, lambda shared: 5e-10 if shared else 1e-9) for _ in range(500)]
+    quick = [paced(lambda shared: 0.5 if shared else 1) for _ in range(500)]
     assert sum(quick) > 350
     assert sum(quick[200:]) > 290
 
 
-def test_sharing_that_pays_goes_on():
-    paces, calls = parallel.Pace(), iter(range(10_000))
+def test_sharing_that_pays_goes_on(paced):
+    calls = iter(range(10_000))
 
-    def seconds(shared):
+    def took(shared):
         interrupted = next(calls) % 10 == 0
-        return (5e-10 if shared else 1e-9) * (50 if interrupted else 1)
+        return (0.5 if shared else 1) * (50 if interrupted else 1)
 
-    assert sum(paced(paces, seconds) for _ in range(2000)) > 1800
+    assert sum(paced(took) for _ in range(2000)) > 1800
 
 
 @pytest.fixture
@@ -311,7 +316,7 @@ def test_large_strided_ones_are_the_same_with_several_threads(engine, two_thread
     shared = [compiled(several, x).tobytes() for _ in range(4)]
     assert set(shared) == {alone.tobytes()}
     if several._workers and stride != "long rows":
-        assert several._team[kernels.THREADS] == 2
+        assert several._team[kernels.TAKING] == 2
     several.close()
 
 
@@ -322,14 +327,15 @@ def test_torchs_own_workers_take_part(two_threads):
     threads = []
 
     def summarise(*arguments):
-        threads.append(int(made._team[kernels.THREADS]))
-        return kernels.KERNELS.summarise(*arguments)
+        done = kernels.KERNELS.summarise(*arguments)
+        threads.append(int(made._team[kernels.TAKING]))
+        return done
 
     made.kernels = SimpleNamespace(**{**vars(kernels.KERNELS), "summarise": summarise})
     x = example(torch.float32, (1 << 20,))
     unasked = compiled(made, x)
     assert threads == []  # the script has not called them yet; helpers of ours did it
-    made._paces = [parallel.Pace() for _ in made._paces]
+    made._team[kernels.PACES :] = 0
     parallel.note_computation([x])
     alone = compiled(made, x)
     assert alone.tobytes() == unasked.tobytes()

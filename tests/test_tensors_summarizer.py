@@ -520,7 +520,7 @@ def test_what_did_not_change_is_not_summarised_again_in_a_batch(summarizer):
     engine.batch = lambda items, flags: batches.append(len(items)) or batch(items, flags)
     frozen = [torch.randn(20_000), torch.randn(300_000)]
     for _ in range(2):
-        slots = summarizer.add_all([*frozen, torch.randn(20_000)])
+        slots = summarizer.add_all([*frozen, torch.randn(200_000)])
         table = summarizer.take()
         assert [read(table, slot) for slot in slots[:2]] == [fresh(tensor) for tensor in frozen]
     assert batches == [3, 1]

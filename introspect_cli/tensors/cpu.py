@@ -99,8 +99,6 @@ class Engine:
         self._item = np.zeros(k.ITEM_WORDS, dtype=np.int64)
         self._blocks = np.zeros(0, dtype=np.uint8)
         self._workers = self._found_workers()
-        paces = self._team[k.PACES :].reshape((k.STATS | k.SKETCH) + 1, 2)
-        self._paces = [parallel.Pace(words) for words in paces]
         self._make_room(1 << 22)
 
     @property
@@ -128,12 +126,8 @@ class Engine:
 
     def contiguous(self, out: int, address: int, count: int, first: int, code: int, table: int, flags: int) -> None:
         """Summarise contiguous elements into the row at address `out`; needs `kernels`."""
-        if count < SHARED:
-            assert self.kernels is not None
-            self._set_threads(1)
-            self.kernels.summarise(address, count, first, code, flags, table, out, self._team_address)
-        elif threads := self._torchs_threads():
-            self._together(threads, "summarise", flags, count, address, count, first, code, flags, table, out)
+        if threads := self._torchs_threads(count):
+            self._call("summarise", threads, count, address, count, first, code, flags, table, out)
         else:
             self._item[:6] = address, count, first, code, out, table
             self._items(self._item.ctypes.data, 1, count, flags)
@@ -148,17 +142,14 @@ class Engine:
         found = cut_up(tuple(tensor.shape), tensor.stride(), size) if count else None
         if found is None:
             return False
-        threads = self._torchs_threads() if count >= SHARED else 0
-        if len(self._blocks) < max(1, threads) * k.CHUNK * size:
-            room = np.empty(max(1, threads) * k.CHUNK * size + 64, dtype=np.uint8)
+        threads = self._torchs_threads(count) or 1
+        if len(self._blocks) < threads * k.CHUNK * size:
+            room = np.empty(threads * k.CHUNK * size + 64, dtype=np.uint8)
             self._blocks = room[-room.ctypes.data % 64 :]
         number, parts = len(found.pieces), r.empty(len(found.pieces))
         told = (address_of(tensor), found.pieces.ctypes.data, count, number, found.plans.ctypes.data, code, flags)
         where = (table, parts.ctypes.data, self._blocks.ctypes.data, out)
-        if threads:
-            self._together(threads, "summarise_strided", flags, count, *told, *where)
-        else:
-            self._alone("summarise_strided", count, *told, *where)
+        self._call("summarise_strided", threads, count, *told, *where)
         return True
 
     def again(self, out: int, known: int, address: int, count: int, code: int) -> bool:
@@ -166,9 +157,7 @@ class Engine:
         assert self.kernels is not None
         if not self.kernels.alike(address, count, known, code):
             return False
-        if count >= SHARED and (threads := self._torchs_threads()):
-            return bool(self._together(threads, "again", 0, count, address, count, known, code, out))
-        return bool(self._alone("again", count, address, count, known, code, out))
+        return bool(self._call("again", self._torchs_threads(count) or 1, count, address, count, known, code, out))
 
     def batch(self, items: Sequence[tuple[int, int, int, int, int]], flags: int) -> None:
         """Summarise many contiguous tensors at once, so that threads are woken once; needs `kernels`.
@@ -187,40 +176,25 @@ class Engine:
         """Summarise items, `count` elements in all, with as many threads as pays."""
         team = self._team
         team[k.ITEMS], team[k.COUNT], team[k.FLAGS] = address, number, flags
-        if count < SHARED:
-            self._alone("summarise_all", count)
-        elif threads := self._torchs_threads():
-            self._together(threads, "summarise_all", flags, count)
+        if threads := self._torchs_threads(count):
+            self._call("summarise_all", threads, count)
         else:
             self._with_helpers(count, flags)
 
-    def _alone(self, function: str, count: int, *arguments: int) -> int:
-        """Call a kernel for `count` elements in all, without other threads."""
-        if count > self._room:
-            self._make_room(count)
-        self._set_threads(1)
-        result: int = getattr(self.kernels, function)(*arguments, self._team_address)
-        return result
-
-    def _torchs_threads(self) -> int:
-        """How many of torch's own threads may be called now, this one included; 0 if ours must do."""
+    def _torchs_threads(self, count: int) -> int:
+        """Threads that may take part in a call for `count` elements, the others torch's own; 0 if ours must do."""
+        if count < SHARED:
+            return 1
         threads = torch.get_num_threads() if self._workers else 1
         return threads if threads > 1 and parallel.may_call_workers(threads) else 0
 
-    def _together(self, threads: int, function: str, flags: int, count: int, *arguments: int) -> int:
-        """Call a kernel for `count` elements in all, with so many of torch's own threads if that pays."""
+    def _call(self, function: str, threads: int, count: int, *arguments: int) -> int:
+        """Call a kernel for `count` elements in all, in which so many threads take part if that pays."""
         if count > self._room:
             self._make_room(count)
-        kernel, pace = getattr(self.kernels, function), self._paces[flags]
-        if pace.untimed:
-            pace.untimed -= 1
-            self._set_threads(threads if pace.shares else 1)
-            result: int = kernel(*arguments, self._team_address)
-            return result
-        shared, start = pace.pays(), time.perf_counter()
-        self._set_threads(threads if shared else 1)
-        result = kernel(*arguments, self._team_address)
-        pace.note((time.perf_counter() - start) / count, shared=shared)
+        if threads != self._team_threads:
+            self._team[k.THREADS] = self._team_threads = threads
+        result: int = getattr(self.kernels, function)(*arguments, self._team_address)
         return result
 
     def _with_helpers(self, count: int, flags: int) -> None:
@@ -229,8 +203,8 @@ class Engine:
         assert kernels is not None
         if count > self._room:
             self._make_room(count)
-        threads, pace = self._threads or thread_count(), self._paces[flags]
-        shared, start = threads > 1 and pace.pays(), time.perf_counter()
+        threads, pace = self._threads or thread_count(), team + 8 * (k.PACES + flags * k.PACE_WORDS)
+        shared, start = threads > 1 and bool(kernels.pays(pace)), time.perf_counter_ns()
         kernels.prepare(team)
         if shared:
             if self._helpers is None:
@@ -239,11 +213,7 @@ class Engine:
         else:
             kernels.take(team)
         kernels.finish(team)
-        pace.note((time.perf_counter() - start) / count, shared=shared)
-
-    def _set_threads(self, threads: int) -> None:
-        if threads != self._team_threads:
-            self._team[k.THREADS] = self._team_threads = threads
+        kernels.note(pace, time.perf_counter_ns() - start, count, shared)
 
     def fill(
         self,

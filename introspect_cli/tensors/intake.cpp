@@ -122,19 +122,22 @@ bool is_there(Intake *self, PyObject *tensor, Look &found) {
     return (found.offset + found.count) * size <= found.bytes && !((nowhere || !found.address) && found.count);
 }
 
-// Puts what `Engine.batch` wants to know of a tensor into a list of such; false with an exception.
-bool put_off(PyObject *items, const Look &found, u64 row) {
-    PyObject *item = Py_BuildValue("(KKLiL)", (unsigned long long)row, (unsigned long long)found.address, (long long)found.count,
-                                   found.code, (long long)0);
-    const bool done = item && PyList_Append(items, item) == 0;
-    if (item) Py_DecRef(item);
+// Puts what `Engine.batch` wants to know of tensors that were put off into a list; false with an exception.
+bool hand_over(const Later &later, PyObject *items) {
+    bool done = true;
+    for (const Item *it = later.items; done && it < later.items + later.count; it++) {
+        PyObject *item = Py_BuildValue("(KKLLL)", (unsigned long long)it->row, (unsigned long long)it->address,
+                                       (long long)it->count, (long long)it->code, (long long)0);
+        done = item && PyList_Append(items, item) == 0;
+        if (item) Py_DecRef(item);
+    }
     return done;
 }
 
 // The slot that a tensor's summary is in; -1 if it goes the long way, -2 with an exception. `unseen` has been asked.
-// With a list of items, large tensors that have to be summarised are put there, for their slots. `seen` is what a look at the
-// tensor told, where it was looked at before.
-i64 add_one(Intake *self, PyObject *tensor, PyObject *items = nullptr, const Look *seen = nullptr) {
+// With `later`, large tensors that have to be summarised are put there, for their slots. `seen` is what a look at the tensor told,
+// where it was looked at before.
+i64 add_one(Intake *self, PyObject *tensor, Later *later = nullptr, const Look *seen = nullptr) {
     Look found;
     Py_ssize_t slot = PyList_Size(self->held[LAYOUTS]);
     if (slot >= PyList_Size(self->held[ADDRESSES]) || !self->shapes.used) return -1;
@@ -146,9 +149,7 @@ i64 add_one(Intake *self, PyObject *tensor, PyObject *items = nullptr, const Loo
     if (found.count < self->limit) {
         RUN((const void *)found.address, found.count, 0, found.code, int(self->flags), nullptr, (Row *)row);
     } else {
-        Outcome outcome = summarise_large(self->large, found, self->flags, (Row *)row, items);
-        if (outcome == LONG_WAY) return -1;
-        if (outcome == LATER && !put_off(items, found, row)) return -2;
+        if (summarise_large(self->large, found, self->flags, (Row *)row, later) == LONG_WAY) return -1;
     }
     PyObject *layout = PyLong_FromLongLong(number);
     int failed = !layout || PyList_Append(self->held[LAYOUTS], layout);
@@ -290,14 +291,23 @@ template <class One> PyObject *of_each(Intake *self, PyObject *tensors, One one)
     return all;
 }
 
-PyObject *add_all(PyObject *object, PyObject *const *arguments, Py_ssize_t given) {
-    Intake *self = (Intake *)object;
-    if (given != 2 || !PyList_Check(arguments[1])) return PyErr_Format(PyExc_TypeError, "tensors and a list of items wanted");
-    bool may = unseen(self);
-    return of_each(self, arguments[0], [=](PyObject *tensor, const Look *seen) {
-        i64 slot = may ? add_one(self, tensor, arguments[1], seen) : -1;
+// The slot of each tensor of a list; null with an exception. Where the short way cannot summarise large ones together, what is
+// known of them goes into a list of items.
+PyObject *slots_of(Intake *self, PyObject *tensors, PyObject *items) {
+    Later later;
+    const bool may = unseen(self);
+    PyObject *slots = of_each(self, tensors, [&](PyObject *tensor, const Look *seen) {
+        const i64 slot = may ? add_one(self, tensor, &later, seen) : -1;
         return slot == -2 ? nullptr : PyLong_FromLongLong(slot);
     });
+    if (slots && later.count && !summarise_later(self->large, later, self->flags) && !hand_over(later, items))
+        return Py_DecRef(slots), nullptr;
+    return slots;
+}
+
+PyObject *add_all(PyObject *object, PyObject *const *arguments, Py_ssize_t given) {
+    if (given != 2 || !PyList_Check(arguments[1])) return PyErr_Format(PyExc_TypeError, "tensors and a list of items wanted");
+    return slots_of((Intake *)object, arguments[0], arguments[1]);
 }
 
 PyObject *VERSION = nullptr;  // a name

@@ -11,6 +11,8 @@ INTROSPECT_NO_KERNELS is set, there are none, `reason` says why, and torch opera
 - `alike(address, count, known, code)`: whether a few bytes are those that the row `known` was filled from.
 - `again(address, count, known, code, row, team)`: copy the known row if the elements still have its checksum: 1, or 0.
 - `summarise_all(team)`: all items of the team; or, with threads of ours, `prepare`, `take` in each, and `finish`.
+- `pays(pace)`: whether to share the next call, of which `note(pace, nanoseconds, count, shared)` wants to hear what it
+  took for so many elements. What is shared with torch's own threads asks by itself.
 - `merge(rows, count, row)`: rows of disjoint parts, added up in order.
 - `copy(source, dims, size, plan, target)`: a strided box of elements of `size` bytes to contiguous memory. `plan`:
   address of sizes, strides in the source and strides in the target, MAX_DIMS words each.
@@ -98,16 +100,19 @@ FLAGS: Final = 6
 PARTS: Final = 7
 """Address of room for the chunks' rows."""
 THREADS: Final = 8
-"""Threads that take part; 1 for the caller alone."""
+"""Threads that may take part if that pays; 1 for the caller alone."""
 PARALLEL: Final = 9
 """Address of the runtime's function that runs another in several threads."""
 NUMBER: Final = 10
 """Address of the runtime's function that returns a thread's number, 0 for the first; 0 if there is none."""
 ROOM: Final = 11
 """Elements that there is room for."""
-PACES: Final = 12
-"""Two words for each sum of flags, see `parallel.Pace`."""
-TEAM_WORDS: Final = 20
+TAKING: Final = 12
+"""Threads that took part in the last call."""
+PACES: Final = 13
+"""For each sum of flags, what is known of calls of that kind."""
+PACE_WORDS: Final = 6
+TEAM_WORDS: Final = PACES + 4 * PACE_WORDS
 
 # Type codes. Up to I16 a block is summarised as float32, up to I64 as float64; then come complex elements, and
 # those that have bits and no values.

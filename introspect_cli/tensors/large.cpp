@@ -4,6 +4,7 @@
 // The interpreter's lock is given away while the kernels run, the summarizer's is not.
 #include "large.h"
 
+#include <cstdlib>
 #include <initializer_list>
 #include <unistd.h>
 
@@ -23,21 +24,17 @@ i64 integer(PyObject *number) {
     return value;
 }
 
-// Threads that take part in a call for so many elements; 0 where Python has to decide, which, if it is asked to, takes a look
-// at the clock.
-i64 threads_for(const Large &own, i64 count, i64 flags, bool may_ask) {
+// Threads that may take part in a call for so many elements; 0 where Python has to decide.
+i64 threads_for(const Large &own, i64 count) {
     if (count < SHARED) return 1;
-    if (count > own.team->room || !own.team->parallel) return 0;
+    if (!own.team->parallel) return 0;
     const i64 threads = integer(PyObject_CallNoArgs(own.threads));
     if (threads == 1) return 1;
     if (threads < 1 || getpid() != START || integer(PyObject_GetAttr(own.script, named(THREADS, "threads"))) != threads) return 0;
-    Pace &pace = own.team->paces[flags];
-    if (pace.untimed > 0) pace.untimed--;
-    else if (may_ask) return 0;
-    return pace.shares ? threads : 1;
+    return threads;
 }
 
-// Makes a call with so many threads, and without the interpreter's lock.
+// Makes a call in which so many threads may take part, without the interpreter's lock.
 template <class Call> bool with_threads(Team *team, i64 threads, Call call) {
     const i64 before = team->threads;
     bool result;
@@ -74,24 +71,32 @@ bool note(PyObject *now, PyObject *address, const Look &found, const Row *row) {
     return done;
 }
 
-Outcome summarise_known(const Large &own, PyObject *now, PyObject *before, const Look &found, i64 flags, Row *row,
-                        bool may_wait) {
+bool put_off(Later &later, const Item &item) {  // false without memory
+    if (later.count == later.places) {
+        const i64 places = later.places ? 2 * later.places : 64;
+        Item *items = (Item *)std::realloc(later.items, size_t(places) * sizeof(Item));
+        if (!items) return false;
+        later.items = items, later.places = places;
+    }
+    later.items[later.count++] = item;
+    return true;
+}
+
+Outcome summarise_known(const Large &own, PyObject *now, PyObject *before, const Look &found, i64 flags, Row *row, Later *later) {
     Team *team = own.team;
     PyObject *address = flags ? PyLong_FromUnsignedLongLong(found.address) : nullptr;
     const Row *known = address ? row_at(now, before, address, found) : nullptr;
     PyErr_Clear();
-    Outcome outcome = flags && !address ? LONG_WAY : DONE;
-    bool is_done = false;
     const bool seems_known = known && known->sample == sample(found.address, found.count, found.code);
-    if (outcome == DONE && seems_known) {
-        if (i64 threads = threads_for(own, found.count, 0, true))
-            is_done = with_threads(team, threads, [&] { return again(found.address, found.count, known, found.code, row, team); });
-        else outcome = LONG_WAY;
-    }
+    const i64 threads = later && !seems_known ? 1 : threads_for(own, found.count);
+    Outcome outcome = threads && (address || !flags) ? DONE : LONG_WAY;
+    bool is_done = false;
+    if (outcome == DONE && seems_known)
+        is_done = with_threads(team, threads, [&] { return again(found.address, found.count, known, found.code, row, team); });
     if (outcome == DONE && !is_done) {
-        const i64 threads = may_wait ? 1 : threads_for(own, found.count, flags, !seems_known);
-        if (!threads || (address && !note(now, address, found, row))) outcome = LONG_WAY;
-        else if (may_wait) outcome = LATER;
+        const Item item{found.address, found.count, 0, found.code, row, nullptr, 0, 0};
+        if (address && !note(now, address, found, row)) outcome = LONG_WAY;
+        else if (later) outcome = put_off(*later, item) ? LATER : LONG_WAY;
         else with_threads(team, threads, [&] {
             return summarise(found.address, found.count, 0, found.code, flags, nullptr, row, team), true;
         });
@@ -103,7 +108,24 @@ Outcome summarise_known(const Large &own, PyObject *now, PyObject *before, const
 
 }  // namespace
 
-Outcome summarise_large(const Large &own, const Look &found, i64 flags, Row *row, bool may_wait) {
+bool summarise_later(const Large &own, const Later &later, i64 flags) {
+    Team *team = own.team;
+    i64 total = 0;
+    for (const Item *it = later.items; it < later.items + later.count; it++) total += it->count;
+    const i64 threads = threads_for(own, total);
+    if (!threads) return false;
+    return with_threads(team, threads, [&] {
+        for (i64 first = 0, next = 0; first < later.count; first = next) {  // as many at once as there is room for
+            for (i64 room = team->room; next < later.count && later.items[next].count <= room; next++)
+                room -= later.items[next].count;
+            team->items = later.items + first, team->count = next - first, team->flags = flags;
+            summarise_all(team);
+        }
+        return true;
+    });
+}
+
+Outcome summarise_large(const Large &own, const Look &found, i64 flags, Row *row, Later *later) {
     if (found.count > own.team->room) return LONG_WAY;
     // Waiting for a lock, a thread may be interrupted by a handler of the script's: not here, where nothing guards.
     PyObject *held = PyObject_CallFunctionObjArgs(own.acquire, Py_False, nullptr);
@@ -112,7 +134,7 @@ Outcome summarise_large(const Large &own, const Look &found, i64 flags, Row *row
     PyErr_Clear();
     if (!is_held) return LONG_WAY;
     PyObject *now = entries(own, named(NOW, "now")), *before = entries(own, named(BEFORE, "before"));
-    Outcome outcome = now && before ? summarise_known(own, now, before, found, flags, row, may_wait) : LONG_WAY;
+    Outcome outcome = now && before ? summarise_known(own, now, before, found, flags, row, later) : LONG_WAY;
     for (PyObject *one : {now, before, PyObject_CallNoArgs(own.release)})
         if (one) Py_DecRef(one);
     PyErr_Clear();

@@ -3,6 +3,8 @@
 #include "team.h"
 #include "tensor.h"
 
+#include <cstdlib>
+
 struct Large {  // of a summarizer, borrowed
     Team *team;
     PyObject *memory;             // of reuse.py
@@ -10,8 +12,16 @@ struct Large {  // of a summarizer, borrowed
     PyObject *acquire, *release;  // the summarizer's lock
 };
 
+struct Later {  // tensors that are summarised together, so that threads are woken once
+    Item *items = nullptr;
+    i64 count = 0, places = 0;
+    ~Later() { std::free(items); }
+};
+
 enum Outcome { LONG_WAY, DONE, LATER };
 
 // Fills a row with the summary of a large tensor. LONG_WAY, and nothing is done: Python has to decide which threads
-// take part. With `may_wait`, what has to be summarised is left to others: LATER. Never an exception.
-HIDDEN Outcome summarise_large(const Large &own, const Look &found, i64 flags, Row *row, bool may_wait);
+// take part. With `later`, what has to be summarised is put there: LATER. Never an exception.
+HIDDEN Outcome summarise_large(const Large &own, const Look &found, i64 flags, Row *row, Later *later);
+// Summarises those put off; false, and nothing is done, where Python has to decide which threads take part.
+HIDDEN bool summarise_later(const Large &own, const Later &later, i64 flags);

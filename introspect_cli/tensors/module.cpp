@@ -159,6 +159,15 @@ PyObject *py_summarise_all(PyObject *, Arguments a, Py_ssize_t n) {
 PyObject *py_prepare(PyObject *, Arguments a, Py_ssize_t n) {
     return function<1>(a, n, RELEASED, [](const u64 *w) { return prepare((Team *)w[0]), i64(0); });
 }
+PyObject *py_pays(PyObject *, Arguments a, Py_ssize_t n) {
+    return function<1>(a, n, KEPT, [](const u64 *w) { return i64(pays(*(Pace *)w[0])); });
+}
+// Nanoseconds that a call for so many elements took, shared or not.
+PyObject *py_note(PyObject *, Arguments a, Py_ssize_t n) {
+    return function<4>(a, n, KEPT, [](const u64 *w) {
+        return note(*(Pace *)w[0], double(w[1]) / double(i64(w[2])), w[3] != 0), i64(0);
+    });
+}
 PyObject *py_take(PyObject *, Arguments a, Py_ssize_t n) {
     return function<1>(a, n, RELEASED, [](const u64 *w) { return take((Team *)w[0]), i64(0); });
 }
@@ -247,7 +256,7 @@ PyObject *py_use(PyObject *, PyObject *wanted) {
 
 PyMethodDef METHODS[] = {
     FAST(summarise), FAST(sum_of_samples), FAST(alike), FAST(again), FAST(summarise_all), FAST(prepare), FAST(take), FAST(finish),
-    FAST(merge), FAST(copy), FAST(summarise_strided), FAST(glance), FAST(transpose), FAST(numbers),
+    FAST(pays), FAST(note), FAST(merge), FAST(copy), FAST(summarise_strided), FAST(glance), FAST(transpose), FAST(numbers),
     FAST(columns), FAST(rows), FAST(step_digest), FAST(crc32),
     {"levels", py_levels, METH_NOARGS, nullptr}, {"use", py_use, METH_O, nullptr},
     {"intake", (PyCFunction)(void (*)())new_intake, METH_FASTCALL, nullptr},

@@ -17,10 +17,7 @@ needed, so that they do not show in the script's `threading.enumerate()`, hold u
 forked child. A call is shared by tickets: whoever is free takes part until the work runs out, the caller included, and
 a helper that the system has not scheduled by then is not waited for.
 
-`Pace` tells whether sharing pays at the moment. With more work than cores, or in a container with fewer cores than it
-shows, threads that share a call wait for each other until the system has given all of them a turn: milliseconds
-instead of microseconds. It times what is done alone and what is shared; after a few shared calls that took longer than
-the same would have taken alone, nothing is shared for a while.
+Whether sharing pays at the moment, the kernels know (`pace.cpp`).
 """
 
 from __future__ import annotations
@@ -32,15 +29,12 @@ import threading
 from _queue import SimpleQueue
 from pathlib import Path
 from types import BuiltinFunctionType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-
-    import numpy.typing as npt
 
 _START = os.getpid()
 """The process that imported this module: any other is a fork of it."""
@@ -256,69 +250,3 @@ class Stand:
             self._calls.put(None)
             self._answers.get()
             self._on = False
-
-
-_SLACK: Final = 1.5
-"""What was done alone may have been in the cache, and what is shared not."""
-_STRIKES: Final = 3
-"""Slow shared calls, less the quick ones since, before a pause."""
-_PAUSE: Final = 100
-"""Calls done alone then."""
-_CALIBRATION: Final = 200
-"""One in so many calls is done alone in any case, to know what that takes."""
-_UNTIMED: Final = 9
-"""Calls after a timed one that are done without a look at the clock."""
-
-
-class Pace:
-    """What calls of one kind took, in seconds per element.
-
-    Args:
-        words: two, where the compiled kernels read what is said here: calls that may still be shared, or not, as `pays`
-            last said, before it must be asked again; and what that is.
-    """
-
-    def __init__(self, words: npt.NDArray[np.int64] | None = None) -> None:
-        self._words = np.zeros(2, np.int64) if words is None else words
-        self._alone = 0.0
-        self._strikes = 0
-        self._pause = 0
-        self._calls = 0
-
-    @property
-    def untimed(self) -> int:
-        """Calls that may still be shared, or not, as `pays` last said, before it must be asked again."""
-        return int(self._words[0])
-
-    @untimed.setter
-    def untimed(self, calls: int) -> None:
-        self._words[0] = calls
-
-    @property
-    def shares(self) -> bool:
-        """What `pays` last said."""
-        return bool(self._words[1])
-
-    def pays(self) -> bool:
-        """Whether to share the next call, of which `note` wants to hear."""
-        self._calls += 1
-        if self._pause:
-            self._pause -= 1
-            return False
-        return self._calls % (_CALIBRATION // (1 + _UNTIMED)) != 1
-
-    def note(self, seconds: float, *, shared: bool) -> None:
-        """What a call took, per element."""
-        if not shared:
-            # a call may be interrupted, none is quicker than it can be: forget slow ones sooner than quick ones
-            self._alone = seconds if not self._alone else min(seconds, 0.9 * self._alone + 0.1 * seconds)
-        elif seconds <= _SLACK * self._alone:
-            self._strikes = max(0, self._strikes - 1)
-        else:
-            self._strikes += 1
-            if self._strikes == _STRIKES:
-                self._strikes, self._pause = 0, _PAUSE // (1 + _UNTIMED)
-        self._words[1] = self._alone > 0 and not self._pause
-        # in doubt, every call is timed
-        certain = self._pause or (shared and not self._strikes)
-        self.untimed = _UNTIMED if certain else 0

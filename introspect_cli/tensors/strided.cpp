@@ -81,7 +81,7 @@ struct Work {  // what threads that share a tensor know of it
 void take_pieces(void *data) {
     Work *work = (Work *)data;
     const Strided &own = *work->tensor;
-    const i64 size = SIZES[own.code], thread = work->team->threads > 1 && work->team->number ? work->team->number() : 0;
+    const i64 size = SIZES[own.code], thread = work->team->taking > 1 && work->team->number ? work->team->number() : 0;
     char *block = work->blocks + thread * CHUNK * size;
     for (i64 i; (i = __atomic_fetch_add(&work->next, 1, __ATOMIC_ACQ_REL)) < own.number;) {
         const Piece &piece = own.pieces[i];
@@ -94,8 +94,9 @@ void take_pieces(void *data) {
 
 void summarise_strided(const Strided &tensor, Row *parts, char *blocks, Row *row, Team *team) {
     Work work{&tensor, parts, blocks, team, 0};
-    if (team->threads > 1 && tensor.number > 1) team->parallel(take_pieces, &work, unsigned(team->threads), 0);
-    else take_pieces(&work);
+    i64 count = 0;
+    for (const Piece *piece = tensor.pieces; piece < tensor.pieces + tensor.number; piece++) count += piece->count;
+    share(team, take_pieces, &work, count, tensor.flags);
     if (tensor.number == 1) *row = *parts;
     else merge(parts, tensor.number, row);
 }

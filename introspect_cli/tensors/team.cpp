@@ -74,10 +74,22 @@ void finish(Team *team) {
     }
 }
 
+void share(Team *team, void (*function)(void *), void *data, i64 count, i64 flags) {
+    Pace &pace = team->paces[flags];
+    const bool may = team->threads > 1 && count >= SHARED, timed = may && pace.untimed <= 0;
+    const bool shared = may && (timed ? pays(pace) : (pace.untimed--, pace.shares != 0));
+    const double start = timed ? clock_now() : 0;
+    team->taking = shared ? team->threads : 1;
+    if (shared) team->parallel(function, data, unsigned(team->threads), 0);
+    else function(data);
+    if (timed) note(pace, (clock_now() - start) / double(count), shared);
+}
+
 void summarise_all(Team *team) {
+    i64 count = 0;
+    for (const Item *it = team->items; it < team->items + team->count; it++) count += it->count;
     prepare(team);
-    if (team->threads > 1 && team->chunks > 1) team->parallel(take, team, unsigned(team->threads), 0);
-    else take(team);
+    share(team, take, team, count, team->flags);
     finish(team);
 }
 
