@@ -10,8 +10,7 @@ import torch
 from launches import SCRIPT, launch, needs, recorded
 from opcapture import compared
 
-from introspect_cli.capture import private_api
-from introspect_cli.capture.ranks import tags
+from introspect_cli.capture.ranks import tags, torch_distributed
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.reasons.words import far
@@ -113,7 +112,11 @@ def test_a_tensor_that_no_call_made_has_no_place():
     x = torch.ones(2, 3, requires_grad=True)
     assert tags.from_call(x) is None
     assert tags.from_call(x * 2) is None
-    assert private_api.styles_of(torch.nn.Linear(3, 2)) == private_api.styles_of_outputs(torch.nn.Linear(3, 2)) == []
+    assert (
+        torch_distributed.styles_of(torch.nn.Linear(3, 2))
+        == torch_distributed.styles_of_outputs(torch.nn.Linear(3, 2))
+        == []
+    )
 
 
 def nested(folder, *words, options=(), **runs):
@@ -185,13 +188,13 @@ def test_a_style_does_not_tell_of_what_a_later_hook_made(tmp_path):
     def hooked(output_fn, device_mesh):
         return lambda module, inputs, outputs: output_fn(module, outputs, device_mesh)
 
-    assert private_api.styles_of_outputs(layer) == []
+    assert torch_distributed.styles_of_outputs(layer) == []
     layer.register_forward_hook(hooked(partial(_prepare_output_fn, ("cut",), False), mesh))
-    assert private_api.styles_of_outputs(layer) == []
+    assert torch_distributed.styles_of_outputs(layer) == []
     layer.register_forward_hook(hooked(partial(_prepare_output_fn, ("cut",), True), mesh))
-    assert private_api.styles_of_outputs(layer) == [("", mesh, ("cut",))]
+    assert torch_distributed.styles_of_outputs(layer) == [("", mesh, ("cut",))]
     layer.register_forward_hook(lambda module, inputs, outputs: torch.cat([outputs, outputs]))
-    assert private_api.styles_of_outputs(layer) == []
+    assert torch_distributed.styles_of_outputs(layer) == []
 
 
 def test_of_what_has_no_place_no_shape_is_told(begun):

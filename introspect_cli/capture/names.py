@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from introspect_cli.capture import private_api
 from introspect_cli.capture.environment.sources import class_source
 from introspect_cli.capture.identity import ById, FreeNames, Keyed, keyed
 from introspect_cli.capture.inside import parameters_in, unwrap, wrapped
 from introspect_cli.capture.named import Holder, Keeper, ModuleState, ParameterName
+from introspect_cli.capture.ranks import torch_distributed
 from introspect_cli.capture.variables import called, script_frames
 from introspect_cli.records import ModuleInfo, bounded
 from introspect_cli.selection import near_module, selects
@@ -307,7 +307,7 @@ class Names:
 
     def _walk(self, root: nn.Module, fqn: str) -> None:
         wrappers = []
-        gathered: list[private_api.Unsharded] = []
+        gathered: list[torch_distributed.Unsharded] = []
         for module, name, inner in _tree(root, fqn):
             state = self.find(module)
             if state is None:
@@ -315,7 +315,7 @@ class Names:
                 if inner is None:
                     self._trees.append(self.describe(module, state))
             self._name_own(module, state)
-            gathered += private_api.unsharded_of(module)
+            gathered += torch_distributed.unsharded_of(module)
             if inner is not None:
                 wrappers.append((state, inner))
         self._name_shards(gathered)
@@ -353,7 +353,7 @@ class Names:
                     own.held_by(Holder(module, name))
                     self._parameters[id(tensor)] = state.own[id(tensor)] = own
 
-    def _name_shards(self, gathered: list[private_api.Unsharded]) -> None:
+    def _name_shards(self, gathered: list[torch_distributed.Unsharded]) -> None:
         """Name the shards of what is gathered now, too: they are the optimizer's, and come back."""
         for holder, name, _, keeper in gathered:
             shard, state = keeper.sharded_param, self.find(holder)

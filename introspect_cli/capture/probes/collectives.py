@@ -32,6 +32,7 @@ import torch
 from introspect_cli.capture import private_api
 from introspect_cli.capture.ops.places import Places
 from introspect_cli.capture.probes.base import Patches
+from introspect_cli.capture.ranks import torch_distributed
 from introspect_cli.records import Kind, Phase, Site, SiteInfo
 from introspect_cli.store.launched import IN_FLIGHT, group_label
 from introspect_cli.tensors.views import unobserved
@@ -225,7 +226,7 @@ class CollectiveProbe:
                 return original(*args, **kwargs)
             mine = self._asked
             outer, mine.results = mine.results, []
-            mine.reduction = private_api.reduction_asked((*args, *kwargs.values()))
+            mine.reduction = torch_distributed.reduction_asked((*args, *kwargs.values()))
             try:
                 work = original(*args, **kwargs)
                 results = mine.results
@@ -258,7 +259,7 @@ class CollectiveProbe:
             frame = sys._getframe(1)  # noqa: SLF001 - as python documents it
             with self._guarded, unobserved():
                 given = signature.bind(*args, **kwargs).arguments
-                group = private_api.group_named(given["group"])
+                group = torch_distributed.group_named(given["group"])
                 reduction = str(given.get("reduceOp", given.get("reduce_op", ""))).lower()
                 peer = f" from rank {given['src']}" if "src" in given else ""
                 tensors = list(_tensors((given[first],), 0))
@@ -276,14 +277,14 @@ class CollectiveProbe:
         """Record that one begins and what goes in; the sites and tensors of what will come out."""
         given = list(_tensors(args, facts.given))
         results = list(_tensors(args, facts.gives))
-        group = private_api.group_of(args[facts.group])
+        group = torch_distributed.group_of(args[facts.group])
         peer = ""
         if facts.peer >= 0:
             number = int(args[facts.peer])
-            ranks = private_api.ranks_of_group(group)
+            ranks = torch_distributed.ranks_of_group(group)
             whole = ranks[number] if number < len(ranks) else number
             peer = f" {'to' if facts.word == 'send' else 'from'} rank {whole}"
-            is_root = private_api.rank_in(group) == number
+            is_root = torch_distributed.rank_in(group) == number
             if facts.word in ("broadcast", "scatter"):
                 given = given if is_root else []
                 results = [] if is_root and facts.word == "broadcast" else results
@@ -331,7 +332,7 @@ class CollectiveProbe:
         for number, value in enumerate(given):
             suffix = f"{path}.in[{number}]"
             place = self._recorder.site(Site(phase, Kind.COLLECTIVE, fqn, call, suffix), info)
-            if private_api.on_its_way(value):
+            if torch_distributed.on_its_way(value):
                 self._recorder.missing(place, "it is itself the result of a collective that nobody has waited for")
             else:
                 self._recorder.tensor(place, value)
@@ -343,7 +344,7 @@ class CollectiveProbe:
     def _reduction(self, args: tuple[Any, ...], facts: _Facts) -> str:
         if facts.reduces < 0:
             return ""
-        word = private_api.reduction_of(args[facts.reduces]) or self._asked.reduction
+        word = torch_distributed.reduction_of(args[facts.reduces]) or self._asked.reduction
         return f" {word}" if word else ""
 
     def _label(self, group: Any) -> str:
@@ -351,7 +352,7 @@ class CollectiveProbe:
         name = str(group.group_name)
         known = self._labels.get(name)
         if known is None:
-            label = group_label(private_api.ranks_of_group(group))
+            label = group_label(torch_distributed.ranks_of_group(group))
             taken = sum(own.partition(" #")[0] == label for own in self._labels.values())
             known = self._labels[name] = f"{label} #{taken + 1}" if taken else label
         return known

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from introspect_cli.capture import private_api
 from introspect_cli.capture.named import CallSites, ModuleState
 from introspect_cli.capture.probes.nested import NestedClasses
-from introspect_cli.capture.ranks import launchers, tags
+from introspect_cli.capture.ranks import launchers, tags, torch_distributed
 from introspect_cli.records import GRADIENT_OF, Kind, Phase
 from introspect_cli.tensors.flatten import flatten, is_plain
 
@@ -175,7 +174,7 @@ def may_be_shares(state: ModuleState, module: nn.Module, args: tuple[Any, ...]) 
     if state.styles is None:
         state.styles = []
         if launchers.grouped():  # else there can be no DTensor
-            state.styles, state.gives = private_api.styles_of(module), private_api.styles_of_outputs(module)
+            state.styles, state.gives = torch_distributed.styles_of(module), torch_distributed.styles_of_outputs(module)
             styled = bool(state.styles or state.gives)
             state.tagged |= styled or any(tags.from_call(value) is not None for value in args)
     return state.tagged

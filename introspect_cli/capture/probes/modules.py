@@ -28,7 +28,7 @@ from introspect_cli.capture.probes.opaque import (
     is_unfinished,
     sequence_code,
 )
-from introspect_cli.capture.ranks import launchers, tags
+from introspect_cli.capture.ranks import launchers, tags, torch_distributed
 from introspect_cli.records import EVALUATED, Kind, Phase
 from introspect_cli.tensors.kernels import KERNELS
 from introspect_cli.tensors.views import unobserved
@@ -149,7 +149,7 @@ class ModuleProbe:
         if not calls and not in_backward:
             if is_unfinished(module):
                 return original(module, *args, **kwargs)
-            stage = private_api.in_stage()
+            stage = torch_distributed.in_stage()
             if stage is not None and stage.what == "inference":
                 self._context.pipelines.meets(stage.stage, module)
                 return self._passed(original, module, args, kwargs)
@@ -314,7 +314,7 @@ class ModuleProbe:
         with unobserved():
             self._stack.outer = self._context.outermost_forward(module)
 
-    def _of_microbatch(self, found: private_api.InStage, module: nn.Module) -> None:
+    def _of_microbatch(self, found: torch_distributed.InStage, module: nn.Module) -> None:
         """Have the calls in a stage of a pipeline numbered by the schedule's own microbatches."""
         pipelines, trains = self._context.pipelines, self._stack.outer is not Phase.EVAL
         if trains and self._recorder.wanted:

@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING
 
 from torch.nn.parameter import is_lazy
 
-from introspect_cli.capture import private_api
 from introspect_cli.capture.identity import ById
 from introspect_cli.capture.inside import modules_in
 from introspect_cli.capture.probes.base import drop
-from introspect_cli.capture.ranks import launchers, zero
+from introspect_cli.capture.ranks import launchers, torch_distributed, zero
 from introspect_cli.records import Kind, Phase
 from introspect_cli.tensors.kernels import KERNELS
 
@@ -155,13 +154,13 @@ class StateProbe:
             holders = [module for module in modules_in(root) if module._parameters or module._buffers]  # noqa: SLF001 - the public views build strings
         self._holders.set(root, list(map(weakref.ref, holders)))
         if launchers.grouped():
-            self._cutting.set(root, list(map(weakref.ref, filter(private_api.is_cut, modules_in(root)))))
+            self._cutting.set(root, list(map(weakref.ref, filter(torch_distributed.is_cut, modules_in(root)))))
 
     def _tensors_of(self, root: nn.Module, kinds: frozenset[Kind] = _BOTH) -> Found:
         """A model's parameters and buffers, each once, as far as they are wanted; of gathered ones the shard."""
         of, tensors = self._held_by(root, kinds)
         cutting = [module for reference in self._cutting.get(root) or () if (module := reference()) is not None]
-        every = (own for module in cutting for own in private_api.unsharded_of(module))
+        every = (own for module in cutting for own in torch_distributed.unsharded_of(module))
         shards = {id(whole): keeper.sharded_param for _, _, whole, keeper in every}
         return of, [shards.get(id(tensor), tensor) for tensor in tensors] if shards else tensors
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from introspect_cli.capture import private_api
 from introspect_cli.capture.identity import ById
 from introspect_cli.capture.inside import modules_in
+from introspect_cli.capture.ranks import torch_distributed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -44,7 +44,7 @@ class DataParallel:
         for module in modules_in(root):
             groups = _groups(module)
             if groups:
-                self.ranks = sorted({rank for group in groups for rank in private_api.ranks_of(group)})
+                self.ranks = sorted({rank for group in groups for rank in torch_distributed.ranks_of(group)})
                 break
         if self.ranks:
             self.copies = _copies(modules_in(root))
@@ -55,19 +55,18 @@ def _copies(modules: Iterable[nn.Module]) -> list[int]:
     found: set[tuple[int, ...]] = set()
     for module in modules:
         name = type(module).__name__
-        group: Any = None
+        groups: list[Any] = []
         if name == "DistributedDataParallel":
             if getattr(module, "parameters_to_ignore", None):
                 return []
-            group = getattr(module, "process_group", None)
+            groups = [getattr(module, "process_group", None)]
         elif name == "FullyShardedDataParallel":
             strategy = getattr(getattr(module, "sharding_strategy", None), "name", "")
-            group = getattr(module, "process_group" if strategy == "NO_SHARD" else "_inter_node_pg", None)
-        elif not (name.startswith("FSDP") and private_api.fsdp_groups(module)):
-            continue
-        else:
-            group = private_api.fsdp_replicas(module)
-        found.add(tuple(private_api.ranks_of(group)) if group is not None else (torch.distributed.get_rank(),))
+            groups = [getattr(module, "process_group" if strategy == "NO_SHARD" else "_inter_node_pg", None)]
+        elif name.startswith("FSDP"):
+            groups = torch_distributed.fsdp_replicas(module)
+        alone = [torch.distributed.get_rank()]
+        found |= {tuple(alone if group is None else torch_distributed.ranks_of(group)) for group in groups}
     return list(found.pop()) if len(found) == 1 else []
 
 
@@ -76,4 +75,4 @@ def _groups(module: nn.Module) -> list[Any]:
     if name in ("DistributedDataParallel", "FullyShardedDataParallel"):
         group = getattr(module, "process_group", None)
         return [] if group is None else [group]
-    return private_api.fsdp_groups(module) if name.startswith("FSDP") else []
+    return torch_distributed.fsdp_groups(module) if name.startswith("FSDP") else []

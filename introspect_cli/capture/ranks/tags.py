@@ -13,7 +13,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from introspect_cli.capture import private_api
+from introspect_cli.capture.ranks import torch_distributed
 from introspect_cli.tensors.places import Placed, is_whole, part_of
 
 if TYPE_CHECKING:
@@ -32,14 +32,14 @@ def share(value: torch.Tensor, path: str, styles: Sequence[Style]) -> Placed | N
     Args:
         value: it.
         path: where among the inputs or outputs it is, `[0]`.
-        styles: what the module takes its inputs for, or makes its outputs, see `private_api.styles_of`.
+        styles: what the module takes its inputs for, or makes its outputs, see `torch_distributed.styles_of`.
     """
     return from_call(value) or next((_styled(value, *own[1:]) for own in styles if path == own[0]), None)
 
 
 def from_call(value: Any) -> Placed | None:
     """A tensor that `to_local` returned, with its place in the whole; None for all else, or one that is the whole."""
-    spec = private_api.local_of(value)
+    spec = torch_distributed.local_of(value)
     if spec is None or spec.tensor_meta is None:
         return None
     return _placed(value, tuple(spec.tensor_meta.shape), spec.mesh, spec.placements, "tag")

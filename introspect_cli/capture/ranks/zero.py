@@ -16,8 +16,8 @@ import math
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from introspect_cli.capture import private_api
 from introspect_cli.capture.inside import instances_in
+from introspect_cli.capture.ranks import torch_distributed
 from introspect_cli.records import Part
 from introspect_cli.tensors.places import Placed
 
@@ -84,7 +84,7 @@ def shard_of(parameter: torch.Tensor) -> Placed | None:
     size = getattr(shard, "ds_numel", None)
     if shard is None or group is None or shape is None or size is None:
         return None
-    begin = size * private_api.rank_in(group)
+    begin = size * torch_distributed.rank_in(group)
     count = max(0, min(size, math.prod(shape) - begin))
     if shard.dim() != 1 or shard.numel() < count or size * group.size() < math.prod(shape):
         return None  # it lies on a disk, or is cut otherwise

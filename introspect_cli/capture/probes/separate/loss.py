@@ -10,6 +10,7 @@ import torch
 from introspect_cli.capture import private_api
 from introspect_cli.capture.probes.base import Patches
 from introspect_cli.capture.probes.leaves import Leaves
+from introspect_cli.capture.ranks import torch_distributed
 from introspect_cli.records import Kind, Phase, Site
 from introspect_cli.tensors.views import unobserved
 
@@ -70,7 +71,7 @@ class LossProbe:
             return None  # a backward inside a backward: checkpointing, not the script
         if private_api.compiling():
             return None  # a compiler that traces one
-        stage = private_api.in_stage()
+        stage = torch_distributed.in_stage()
         if stage is not None and (stage.what != "backward" or stage.stage.stage_index < stage.stage.num_stages - 1):
             return None  # what a stage goes back from is what it gave to the next
         roots = args[0] if args else kwargs.get("tensors", kwargs.get("outputs"))

@@ -1,0 +1,275 @@
+"""What capture asks of `torch.distributed` by names that are private, or that not every torch has.
+
+Process groups and what collectives are given; what DTensor, the tensor parallel styles, `fully_shard` and the stages of
+pipelines know of a rank's share. Each is asked once, here, with what is lost without it, as in `private_api`;
+`tests/test_private_distributed.py` notices when one moves.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from introspect_cli.capture.private_api import no_torch_function
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from types import FrameType
+
+
+def ranks_of(group: Any) -> list[int]:
+    """The ranks of a process group, as this process knows them; nobody is asked."""
+    return list(torch.distributed.get_process_group_ranks(group))
+
+
+def ranks_of_group(group: Any) -> list[int]:
+    """Its ranks, as this process knows them; numbers within the group where it does not."""
+    try:
+        return ranks_of(group)
+    except (KeyError, RuntimeError, ValueError):
+        return list(range(group.size()))
+
+
+def rank_in(group: Any) -> int:
+    """This process's number within a group."""
+    return int(group.rank())
+
+
+def group_of(boxed: Any) -> Any:
+    """The process group that an operator was given. Without it, collectives are not recorded."""
+    return torch.distributed.ProcessGroup.unbox(boxed)
+
+
+def group_named(group: Any) -> Any:
+    """The process group that a functional collective was given, in most of the ways it takes one; None for others.
+
+    Without it, functional collectives are not recorded.
+    """
+    if isinstance(group, torch.distributed.ProcessGroup):
+        return group
+    if isinstance(group, str):
+        resolve: Any = getattr(sys.modules["torch.distributed.distributed_c10d"], "_resolve_process_group", None)
+        return resolve and resolve(group)
+    mesh, *dimension = group if isinstance(group, tuple) else (group,)
+    return mesh.get_group(*dimension) if hasattr(mesh, "get_group") else None
+
+
+def reduction_of(boxed: Any) -> str:
+    """`sum`, `avg`, `max`; "" where it cannot be told."""
+    try:
+        return str(torch.distributed.ReduceOp.RedOpType(boxed.op()).name).lower()
+    except (AttributeError, RuntimeError, TypeError, ValueError):
+        return ""
+
+
+def reduction_asked(given: Iterable[Any]) -> str:
+    """The same from what a method of a group was given, itself or in its options; "" where it has none.
+
+    torch 2.4 gives its operators a reduction that python cannot read.
+    """
+    for own in given:
+        if type(own).__module__.endswith("distributed_c10d"):  # nobody else's is asked
+            reduction = getattr(own, "reduceOp", own)
+            kind = getattr(reduction, "op", reduction)
+            if isinstance(kind, torch.distributed.ReduceOp.RedOpType):
+                return str(kind.name).lower()
+    return ""
+
+
+def on_its_way(value: Any) -> bool:
+    """Whether a tensor is the result of a functional collective that nobody has waited for: it must not be read.
+
+    Without it, what goes on into another collective may be recorded before it is there.
+    """
+    found = sys.modules.get("torch.distributed._functional_collectives")
+    return isinstance(value, getattr(found, "AsyncCollectiveTensor", ()))
+
+
+def local_of(value: Any) -> Any:
+    """What is known of the DTensor of which `to_local` gave a tensor: its mesh, placements and shape; None for others.
+
+    Without it, such tensors are compared by extrema and means.
+    """
+    kind = type(value)
+    if not issubclass(kind, torch.Tensor) or not kind.__module__.startswith("torch"):  # the script's own is not asked
+        return None
+    try:
+        with no_torch_function():  # a mode of the script's would see the question
+            node = value.grad_fn
+    except RuntimeError:  # a view that autograd has given up on
+        return None
+    return getattr(node, "dtensor_spec", None) if type(node).__name__ == "_ToTorchTensorBackward" else None
+
+
+def styles_of(module: torch.nn.Module) -> list[tuple[str, Any, tuple[Any, ...]]]:
+    """What tensor parallel styles take a module's inputs for: path, mesh, a placement for each of its dimensions.
+
+    They are in the closures of the hooks that `parallelize_module` leaves. Without it, as above.
+    """
+    found: list[tuple[str, Any, tuple[Any, ...]]] = []
+    for hook in module._forward_pre_hooks.values():  # noqa: SLF001 - there is no public way to ask for them
+        held = _style_in(hook)
+        if held is None:
+            continue
+        mesh, prepare = held["device_mesh"], held.get("input_fn")
+        called = getattr(getattr(prepare, "func", None), "__name__", "")
+        if prepare is not None and called == "_prepare_input_fn":
+            found.append(("[0]", mesh, tuple(prepare.args[0])))
+        layouts = getattr(held.get("self"), "input_layouts", None) or ()
+        found += [(f"[{at}]", mesh, (own,)) for at, own in enumerate(layouts) if own is not None]
+    return found
+
+
+def styles_of_outputs(module: torch.nn.Module) -> list[tuple[str, Any, tuple[Any, ...]]]:
+    """What plain tensors come out of a module by its tensor parallel style, as above.
+
+    Only its last hook is asked: what another made of them afterwards, no style knows. Without it, outputs without
+    gradients are compared by extrema and means.
+    """
+    held = _style_in(next(reversed(module._forward_hooks.values()), None))  # noqa: SLF001 - as above
+    if held is None:
+        return []
+    mesh: Any = held["device_mesh"]
+    prepare: Any = held.get("output_fn")
+    if getattr(getattr(prepare, "func", None), "__name__", "") == "_prepare_output_fn":
+        is_cut = len(prepare.args) == 2 and prepare.args[1]  # else it gives a DTensor, or that of another style
+        return [("", mesh, tuple(prepare.args[0]))] if is_cut else []
+    style = held.get("self")
+    if not getattr(style, "use_local_output", False):
+        return []
+    both = list(zip(getattr(style, "output_layouts", ()), getattr(style, "desired_output_layouts", ()), strict=False))
+    return [
+        ("" if len(both) == 1 else f"[{at}]", mesh, (wanted,))
+        for at, (own, wanted) in enumerate(both)
+        if own is not None and wanted is not None
+    ]
+
+
+def _style_in(hook: Any) -> dict[str, Any] | None:
+    """What a hook of a tensor parallel style has in its closure; None for others, and for meshes of several axes."""
+    code = getattr(hook, "__code__", None)
+    if code is None or "device_mesh" not in code.co_freevars:
+        return None
+    held = dict(zip(code.co_freevars, [cell.cell_contents for cell in hook.__closure__], strict=True))
+    return held if held["device_mesh"].ndim == 1 else None
+
+
+def is_cut(module: Any) -> bool:
+    """Whether `fully_shard` was called on a module, whose own `__getattr__` is not asked. Without it, as below."""
+    return hasattr(type(module), "_get_fsdp_state")
+
+
+def _cut_together(module: Any) -> list[Any]:
+    """The sets of parameters that `fully_shard` cuts together: one for each mesh; none where it was not called.
+
+    Older torch has one set at most. Newer torch has a list, and raises where the one is asked for and there are more.
+    """
+    state = module._get_fsdp_state() if is_cut(module) else None  # noqa: SLF001 - told in the docstring
+    many = getattr(state, "_fsdp_param_groups", None)
+    if many is not None:
+        return list(many)
+    one = getattr(state, "_fsdp_param_group", None)
+    return [] if one is None else [one]
+
+
+def fsdp_groups(module: Any) -> list[Any]:
+    """The process groups over which `fully_shard` has cut and copied a module; empty where it has not.
+
+    Without it, `check` does not tell data-parallel ranks that are given the same samples.
+    """
+    names = ("shard_process_group", "replicate_process_group")
+    meshes = [getattr(own, "mesh_info", None) for own in _cut_together(module)]
+    return [group for mesh in meshes for name in names if (group := getattr(mesh, name, None)) is not None]
+
+
+def fsdp_replicas(module: Any) -> list[Any]:
+    """The process groups over which `fully_shard` keeps copies of a module's shards, None where it keeps none.
+
+    One for each set of parameters that are cut together. Without it, `--ranks one-per-replica` records every rank.
+    """
+    meshes = [getattr(own, "mesh_info", None) for own in _cut_together(module)]
+    return [getattr(mesh, "replicate_process_group", None) for mesh in meshes]
+
+
+class Unsharded(NamedTuple):
+    """A parameter that `fully_shard` has gathered, as for a forward pass.
+
+    Attributes:
+        holder: the module that has the whole of it now.
+        name: under which name.
+        whole: what is there now; nobody's optimizer knows it.
+        keeper: keeps this rank's shard, as `sharded_param`.
+    """
+
+    holder: torch.nn.Module
+    name: str
+    whole: torch.Tensor
+    keeper: Any
+
+
+def unsharded_of(module: Any) -> list[Unsharded]:
+    """The parameters that `fully_shard` has gathered in a module it was called on; empty where it was not.
+
+    Without it, parameters that a script gathers before a step are taken for others than its optimizer's.
+    """
+    found = []
+    for keeper in (own for together in _cut_together(module) for own in getattr(together, "fsdp_params", ())):
+        info, shard = getattr(keeper, "_module_info", None), getattr(keeper, "sharded_param", None)
+        if info is None or shard is None:
+            continue
+        places = [(info.module, info.param_name), *zip(info.shared_modules, info.shared_param_names, strict=True)]
+        for holder, name in places:
+            whole = holder._parameters.get(name)  # noqa: SLF001 - the public views build strings
+            if whole is not None and whole is not shard:
+                found.append(Unsharded(holder, name, whole, keeper))
+    return found
+
+
+_PIPELINES = "torch.distributed.pipelining."
+_STAGE, _SCHEDULES = f"{_PIPELINES}stage", f"{_PIPELINES}schedules"
+_IN_STAGE = {
+    "_forward_metadata_inference": ("inference", _STAGE, "self", ""),
+    "_backward_metadata_inference": ("inference", _STAGE, "self", ""),
+    "_shape_inference": ("inference", _STAGE, "self", ""),
+    "forward_one_chunk": ("forward", _STAGE, "self", "fwd_chunk_id"),
+    "backward_one_chunk": ("backward", _STAGE, "self", "bwd_chunk_id"),
+    "backward_weight_one_chunk": ("weight", _STAGE, "self", "bwd_chunk_id"),
+    "_maybe_compute_loss": ("loss", _SCHEDULES, "stage", "mb_index"),
+}
+"""By functions of torch's: what a stage does in them, where they are, and what holds it and its microbatch."""
+
+
+class InStage(NamedTuple):
+    """What a stage of a pipeline is doing.
+
+    Attributes:
+        what: `inference` of the shapes of what it passes on, on memory without values; `forward`, `backward`, or
+            `weight`, the part of a backward pass that is left for later; `loss`.
+        stage: the stage.
+        chunk: the number of the microbatch; -1 where that is not known.
+    """
+
+    what: str
+    stage: Any
+    chunk: int
+
+
+def in_stage() -> InStage | None:
+    """What a stage of a pipeline is doing in this thread; None where none is running.
+
+    Without it, two equal runs of a pipeline differ in step 0, and calls are counted instead of microbatches.
+    """
+    if _STAGE not in sys.modules:
+        return None
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - the documented way to a frame
+    while frame is not None:
+        what, home, stage, number = _IN_STAGE.get(frame.f_code.co_name, ("", "", "", ""))
+        if what and frame.f_code.co_filename == getattr(sys.modules.get(home), "__file__", None):
+            held = frame.f_locals
+            chunk = held.get(number, -1)
+            if held.get(stage) is not None:
+                return InStage(what, held[stage], chunk if type(chunk) is int else -1)
+        frame = frame.f_back
+    return None
