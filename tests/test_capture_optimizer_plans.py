@@ -154,3 +154,33 @@ def test_what_a_container_and_its_optimizers_were_given_alike_is_told_once(tmp_p
     assert [change.name for change in result.settings if change.source == "hyperparameter"] == ["weight_decay"]
     before = next(line for line in result.evidence if "before it" in line)
     assert re.fullmatch(r"\d+ records before it in step 0 are equal\.", before), before
+
+
+def test_hyperparameters_are_recorded_where_they_change_and_the_rate_always(tmp_path):
+    odd = float("nan")
+    settings = [{}, {"weight_decay": 0.1}, {"weight_decay": 0.1}, {"lr": 0.5}, {"own": odd}, {}, {"betas": (0.5, 0.9)}]
+
+    def work():
+        torch.manual_seed(0)
+        net = nn.Linear(3, 2)
+        optimizer = torch.optim.AdamW(net.parameters(), lr=0.1, foreach=False)
+        for changed in settings:
+            optimizer.param_groups[0].update(changed)
+            net(torch.randn(5, 3)).square().mean().backward()
+            optimizer.step()
+
+    captured(tmp_path / "run", work)
+    with open_run(tmp_path / "run") as run:
+        found = [
+            {
+                r.site.path[3:]: r.summary.text
+                for r in run.rank(0).records(step)
+                if r.site.kind.value == "hyperparameter"
+            }
+            for step in range(len(settings))
+        ]
+    assert len(found[0]) > 5
+    rate = [{"['lr']": "0.1"}] * 3 + [{"['lr']": "0.5"}] * 4
+    more = {1: {"['weight_decay']": "0.1"}, 4: {}, 5: {}, 6: {"['betas']": "[0.5, 0.9]"}}
+    nan = {"['own']": "nan"}  # equal to nothing, itself included
+    assert found[1:] == [rate[step] | more.get(step, {}) | (nan if step >= 4 else {}) for step in range(1, 7)]

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from introspect_cli.capture.environment.randomness import PYTHON, numpy_owner
 from introspect_cli.tensors import kernels
 from introspect_cli.tensors.generators import Generators
 
@@ -100,3 +101,59 @@ def test_accelerators_are_asked_for_seed_and_offset_and_left_alone_while_a_graph
 def test_a_generator_that_cannot_be_asked_is_said_not_to_be_watched(watching):
     watching.look([("mps", object())])
     assert not watching.complete
+
+
+def swap_words():
+    version, words, spare = random.getstate()
+    random.setstate((version, (*words[:100], words[101], words[100], *words[102:]), spare))
+
+
+def swap_numpy_words():
+    kind, words, *rest = np.random.get_state()  # noqa: NPY002 - as above
+    np.random.set_state((kind, np.concatenate([words[:9], words[10:8:-1], words[11:]]), *rest))  # noqa: NPY002 - as above
+
+
+CHANGES = {
+    "python": {
+        "a draw": random.random,
+        "a normal number, of which one stays to spare": lambda: random.gauss(0, 1),
+        "the one to spare": lambda: random.gauss(0, 1),
+        "words in the middle": swap_words,
+        "a seed": lambda: random.seed(5),
+    },
+    "numpy": {
+        "a draw": lambda: np.random.rand(2),  # noqa: NPY002 - as above
+        "a normal number, of which one stays to spare": lambda: np.random.randn(1),  # noqa: NPY002 - as above
+        "the one to spare": lambda: np.random.randn(1),  # noqa: NPY002 - as above
+        "words in the middle": swap_numpy_words,
+        "a seed": lambda: np.random.seed(5),  # noqa: NPY002 - as above
+    },
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_whatever_changes_a_state_makes_it_stand_otherwise_and_nothing_else_does(watching, name):
+    owner = {"python": PYTHON, "numpy": numpy_owner()}[name]
+    seen = [watching.stand(name, owner)]
+    assert seen[0] is not None
+    for what, change in CHANGES[name].items():
+        change()
+        watching.look([])
+        seen.append(watching.stand(name, owner))
+        assert seen[-1] not in seen[:-1], what
+        torch.rand(1)
+        watching.look([])
+        assert watching.stand(name, owner) == seen[-1], what
+
+
+def test_a_generator_that_was_replaced_or_is_not_the_watched_one_does_not_stand(watching):
+    assert watching.stand("python", random.Random()) is None
+    assert watching.stand("numpy", np.random.RandomState(1)) is None
+    assert watching.stand("torch", torch.default_generator) is None
+    before = np.random.get_bit_generator()
+    try:
+        np.random.set_bit_generator(np.random.MT19937(3))
+        assert watching.stand("numpy", numpy_owner()) is None
+    finally:
+        np.random.set_bit_generator(before)
+    assert watching.stand("numpy", numpy_owner()) is not None

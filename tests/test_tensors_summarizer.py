@@ -652,6 +652,21 @@ def test_plain_values(summarizer):
     assert "0x" not in table.text[9].replace("0x...", "")
 
 
+def test_values_that_come_again_are_told_from_what_equals_them(summarizer):
+    values = [0.0, -0.0, 0, False, 1, True, 1.0, np.float64(1), math.nan, -math.nan, 10**30, "1", "x" * 300]
+    for _ in range(2):
+        for value in values:
+            summarizer.value(value)
+    table = summarizer.take()
+    count = len(values)
+    for column in (table.checksum, table.text, table.layout_index):
+        assert list(column[:count]) == list(column[count:])
+    texts = ["0.0", "-0.0", "0", "False", "1", "True", "1.0", "np.float64(1.0)", "nan", "nan", str(10**30), "'1'"]
+    shown = [text.replace("np.float64(1.0)", "1.0") for text in texts]  # as numpy 1 has it
+    assert [text.replace("np.float64(1.0)", "1.0") for text in table.text[: count - 1]] == shown
+    assert len(set(table.checksum[:count])) == count - 1
+
+
 def test_values_that_cannot_be_shown(summarizer):
     class Bad:
         def __repr__(self):

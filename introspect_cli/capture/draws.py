@@ -19,7 +19,7 @@ from introspect_cli.tensors.generators import NEVER, Generators
 from introspect_cli.tensors.views import unobserved
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Hashable, Sequence
 
     from introspect_cli.capture.recorder import Recorder
 
@@ -44,17 +44,29 @@ class Draws:
         """Whether every draw from a default generator was noticed, and by the right module."""
         return self._generators.complete and not self._shared
 
-    def begin(self, devices: Sequence[tuple[str, torch.Generator]], untouched: Collection[str]) -> None:
-        """A step begins: the states are on record.
+    def begin(self, devices: Sequence[tuple[str, torch.Generator]]) -> None:
+        """A step begins: the states go on record.
 
         Args:
             devices: names and default generators of accelerators in use.
-            untouched: generators that are as the process found them, whose state means nothing.
         """
         self._generators.look(devices)
-        self._untouched = set(untouched)
+        self._untouched.clear()
         self._thread = threading.get_ident()
         self.moved = self._generators.moved
+
+    def stand(self, name: str, owner: object) -> Hashable:
+        """What tells whether a generator has the state that it had when an earlier step began; None where nothing does.
+
+        Args:
+            name: of the generator.
+            owner: what is asked for its state.
+        """
+        return self._generators.stand(name, owner)
+
+    def leave_untouched(self, name: str) -> None:
+        """A generator is as the process found it: its state means nothing."""
+        self._untouched.add(name)
 
     def note(self, phase: Phase, fqn: str, call: int, *, before: bool = False) -> None:
         """Record the states of the generators that have moved.

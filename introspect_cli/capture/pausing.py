@@ -18,35 +18,35 @@ if TYPE_CHECKING:
 class Pause:
     """Switches Dynamo off for the sections of each thread."""
 
-    __slots__ = ("_asked", "_set", "_taken")
+    __slots__ = ("_set", "asked", "taken")
 
     def __init__(self) -> None:
         """There is no Dynamo before torch has been imported."""
-        self._asked: Callable[[], Any] = lambda: None
+        self.asked: Callable[[], Any] = lambda: None
+        """This thread's callback."""
         self._set: Callable[[Any], Any] = lambda _callback: None
-        self._taken: dict[int, list[Any]] = {}
+        self.taken: dict[int, list[Any]] = {}
+        """By thread, callbacks that are to be put back."""
 
     def learn(self, asked: Callable[[], Any], put: Callable[[Any], Any]) -> None:
         """Take how to ask for this thread's callback, and how to exchange it."""
-        self._asked, self._set = asked, put
+        self.asked, self._set = asked, put
 
     def begin(self) -> None:
-        """A section begins in this thread."""
-        if self._taken or self._asked() is not None:
-            own = self._taken.get(threading.get_ident())
-            if own is not None:
-                own.append(self._set(None))
-            elif self._asked() is not None:
-                self._taken[threading.get_ident()] = [self._set(None)]
+        """A section begins in this thread; to be called where any thread has one taken, or this one has a callback."""
+        own = self.taken.get(threading.get_ident())
+        if own is not None:
+            own.append(self._set(None))
+        elif self.asked() is not None:
+            self.taken[threading.get_ident()] = [self._set(None)]
 
     def end(self) -> None:
-        """The section ends."""
-        if self._taken:
-            own = self._taken.get(threading.get_ident())
-            if own is not None:
-                self._set(own.pop())
-                if not own:
-                    del self._taken[threading.get_ident()]
+        """The section ends; to be called where any thread has one taken."""
+        own = self.taken.get(threading.get_ident())
+        if own is not None:
+            self._set(own.pop())
+            if not own:
+                del self.taken[threading.get_ident()]
 
 
 PAUSE = Pause()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import random
+import struct
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,7 +19,7 @@ import torch
 from introspect_cli.tensors import kernels
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Hashable, Sequence
 
 _WORDS = 624
 _BYTES = 4 * _WORDS
@@ -53,6 +54,8 @@ class Generators:
         self._compiled: Any = kernels.KERNELS
         self.unwatched: list[str] = []
         self.moved = NEVER
+        self._kept: dict[str, Callable[[object], Hashable]] = {}
+        """Of generators: what they keep beside words and position; None where the owner is not the one watched."""
         # Found before the script runs: inside its function transforms, no state can be read.
         self._places = {"torch": _torch(), "python": _python()} if self._compiled is not None else {}
 
@@ -73,11 +76,24 @@ class Generators:
                 self._compiled.watch_generator(len(self.names), *place)
                 self.names.append(name)
                 self._states.append(0)
+                if name != "torch":
+                    self._kept[name] = _python_spare() if name == "python" else _numpy_spare()
         self._states = [self._compiled.generator_state(number) for number in range(len(self.names))]
         self._devices = {name: generator for name, generator in devices if hasattr(generator, "get_offset")}
         self.unwatched += [name for name, _ in devices if name not in self._devices and name not in self.unwatched]
         self._device_states = {name: state for name in self._devices if (state := self._device(name)) is not None}
         self.moved = self._any_moved if self._devices else self._compiled.generators_moved
+
+    def stand(self, name: str, owner: object) -> Hashable:
+        """Something that is another when a generator's state is, as it was at the last look; None where nothing tells.
+
+        Args:
+            name: of the generator.
+            owner: python's `Random` or numpy's `RandomState`, whose `getstate` would tell the state.
+        """
+        kept = self._kept.get(name)
+        beside = None if kept is None else kept(owner)
+        return None if beside is None else (self._states[self.names.index(name)], beside)
 
     @property
     def complete(self) -> bool:
@@ -166,6 +182,41 @@ def _python() -> Place | None:
     told = b"".join(word.to_bytes(4, sys.byteorder) for word in words)
     start = ctypes.string_at(id(own), size).find(told)
     return Place(id(own) + start, id(own) + start - 4) if start >= 4 and _u4(id(own) + start - 4) == position else None
+
+
+def _python_spare() -> Callable[[object], Hashable]:
+    watched = random._inst  # noqa: SLF001  # the one whose words were found
+
+    def kept(owner: Any) -> Hashable:
+        spare = watched.gauss_next if owner is watched else 0
+        return repr(spare) if spare is None or type(spare) is float else None
+
+    return kept
+
+
+def _numpy_spare() -> Callable[[object], Hashable]:
+    """Where numpy's generator has a normal number to spare: by what one of our own looks like before and after."""
+    import numpy as np
+
+    home: Any = np.random
+    own = home.RandomState(1)
+    size = type(own).__basicsize__
+    before = ctypes.string_at(id(own), size)
+    own.standard_normal()
+    after, told = ctypes.string_at(id(own), size), own.get_state(legacy=False)
+    at = after.find(struct.pack("=d", told.get("gauss", 0.0)))
+    flag = slice(at - 8, at - 4)
+    found = at >= 8 and at % 8 == 0 and (before[flag], after[flag]) == (struct.pack("=i", 0), struct.pack("=i", 1))
+    watched: Any = getattr(home.get_state, "__self__", None)
+    bits: Any = getattr(watched, "_bit_generator", None)
+    if not found or type(watched) is not type(own) or bits is not home.get_bit_generator():
+        return lambda _owner: None
+    spare = (ctypes.c_char * 16).from_address(id(watched) + at - 8)
+
+    def kept(owner: Any) -> Hashable:
+        return spare.raw if owner is watched and owner._bit_generator is bits else None  # noqa: SLF001  # it can be replaced
+
+    return kept
 
 
 def _u4(address: int) -> int:

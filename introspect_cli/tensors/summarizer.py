@@ -243,15 +243,15 @@ class Summarizer:
             else:
                 return self.add(tensor)
         try:
-            dtype, text = values.describe(obj)
+            layout, fixed, text = values.summarised(obj)
         except Exception as error:
             if belongs_to_script(error):
                 raise
             return self.missing(f"{type(obj).__name__}.__repr__ raised {type(error).__name__}")
         with self._lock:
-            slot = self._new(Layout((), dtype))
-            self._fixed[slot] = checksum.of_text(f"{dtype} {text}")
-            self._notes[slot] = (Status.VALUE, values.short(text))
+            slot = self._new(layout)
+            self._fixed[slot] = fixed
+            self._notes[slot] = (Status.VALUE, text)
             return slot
 
     def missing(self, reason: str) -> int:

@@ -7,9 +7,13 @@ in its first 200 characters.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import re
 from typing import Final
+
+from introspect_cli.records import Layout
+from introspect_cli.tensors import checksum
 
 TEXT_LIMIT: Final = 200
 """Characters of a value's text that are kept."""
@@ -25,6 +29,30 @@ def masked(text: str) -> str:
 def short(text: str) -> str:
     """Text cut to what a record keeps."""
     return text if len(text) <= TEXT_LIMIT else text[: TEXT_LIMIT - 3] + "..."
+
+
+def summarised(value: object) -> tuple[Layout, int, str]:
+    """What is recorded of a value: layout, checksum, and the beginning of its text.
+
+    Raises:
+        Exception: whatever the value's own `__repr__` raises.
+    """
+    if type(value) is float:
+        return _same_again(value) if value else _summarised(value)
+    if type(value) is int or type(value) is bool or (type(value) is str and len(value) <= TEXT_LIMIT):
+        return _same_again(value)
+    return _summarised(value)
+
+
+def _summarised(value: object) -> tuple[Layout, int, str]:
+    dtype, text = describe(value)
+    return Layout((), dtype), checksum.of_text(f"{dtype} {text}"), short(text)
+
+
+@functools.lru_cache(maxsize=256, typed=True)
+def _same_again(value: float | str) -> tuple[Layout, int, str]:
+    """The same few come every step: learning rates. Equal values of one type have one repr, but for zeros of floats."""
+    return _summarised(value)
 
 
 def describe(value: object) -> tuple[str, str]:

@@ -9,8 +9,7 @@ of ours runs inside `unobserved`, so that no mode of the script sees it.
 from __future__ import annotations
 
 import math
-from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
@@ -46,13 +45,30 @@ def address_of(tensor: torch.Tensor) -> int:
     return _begin(tensor) + int(tensor.storage_offset()) * tensor.element_size()
 
 
-@contextmanager
-def unobserved() -> Iterator[None]:
+class unobserved:  # noqa: N801 - stands in a `with` like the guards that it is made of
     """Run torch operations past the script's torch-function modes, dispatch modes and autocast."""
-    with ExitStack() as stack:
-        for guard in _GUARDS:
-            stack.enter_context(guard())
-        yield
+
+    __slots__ = ("_entered",)
+
+    def __init__(self) -> None:
+        """Nothing is off before `with` enters it; each instance is for one `with`."""
+        self._entered: list[Any] = []
+
+    def __enter__(self) -> None:
+        entered = self._entered
+        try:
+            for new in _GUARDS:
+                guard = new()
+                guard.__enter__()
+                entered.append(guard)
+        except BaseException:  # an interrupt
+            self.__exit__()
+            raise
+
+    def __exit__(self, *raised: object) -> None:
+        entered = self._entered
+        while entered:
+            entered.pop().__exit__(*raised)
 
 
 def pieces(tensor: torch.Tensor, limit: int) -> Iterator[tuple[int, torch.Tensor]]:

@@ -13,6 +13,8 @@ import sys
 from array import array
 
 _getstate = random.getstate  # a script may put its own generator in the place of python's, with code of its own
+PYTHON: object = getattr(_getstate, "__self__", None)
+"""Python's global generator."""
 
 
 def python_state() -> bytes:
@@ -31,6 +33,11 @@ def numpy_state() -> bytes | None:
     inner = state["state"]
     rest = (state["bit_generator"], inner.get("pos"), state.get("has_gauss"), state.get("gauss"))
     return bytes(inner["key"].tobytes()) + repr(rest).encode()
+
+
+def numpy_owner() -> object:
+    """Numpy's global generator, None while the script has not loaded it or where it has put in something else."""
+    return getattr(getattr(sys.modules.get("numpy.random"), "get_state", None), "__self__", None)
 
 
 def seed_python(seed: int) -> None:

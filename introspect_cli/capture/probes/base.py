@@ -13,6 +13,7 @@ import os
 import sys
 import threading
 import traceback
+from threading import get_ident
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -162,22 +163,16 @@ class Guard:
 class Sections:
     """Which sections of ours the main thread is in, and what waits for their end: signal handlers of the script."""
 
+    __slots__ = ("depth", "main", "waiting")
+
     def __init__(self) -> None:
         """Start outside."""
         self.depth = 0
         self.waiting: list[Callable[[], None]] = []
-        self._main = threading.main_thread().ident
+        self.main = threading.main_thread().ident
 
-    def enter(self) -> None:
-        """A section begins."""
-        if threading.get_ident() == self._main:
-            self.depth += 1
-
-    def leave(self) -> None:
-        """A section ends; at the end of the last one, run what waits."""
-        if threading.get_ident() != self._main:
-            return
-        self.depth -= 1
+    def run(self) -> None:
+        """The last section has ended: run what waits."""
         while not self.depth and self.waiting:
             self.waiting.pop(0)()
 
@@ -185,26 +180,33 @@ class Sections:
 class Guarded:
     """The code of one probe: `with guarded: ...` raises no mistake of ours, and `on` says whether to go on watching."""
 
-    __slots__ = ("_guard", "_lost", "_probe", "_then", "on")
+    # A step has a dozen sections, each after what empties the caches: so what all of them do stands here, and calls
+    # little of ours.
+    __slots__ = ("_guard", "_lost", "_probe", "_sections", "_then", "on")
 
     def __init__(self, guard: Guard, probe: str, lost: str, then: Callable[[], None] | None) -> None:
         """Off until the probe is installed."""
         self._guard = guard
+        self._sections = guard.sections
         self._probe = probe
         self._lost = lost
         self._then = then
         self.on = False
 
     def __enter__(self) -> None:
-        self._guard.sections.enter()
-        PAUSE.begin()
+        sections = self._sections
+        if get_ident() == sections.main:
+            sections.depth += 1
+        if PAUSE.taken or PAUSE.asked() is not None:
+            PAUSE.begin()
 
     def __exit__(
         self, _class: type[BaseException] | None, error: BaseException | None, _traceback: TracebackType | None
     ) -> bool:
-        PAUSE.end()
+        if PAUSE.taken:
+            PAUSE.end()
         if error is None:
-            self._guard.sections.leave()
+            self._leave()
             return False
         swallowed = not self._guard.passes(error)
         try:
@@ -214,8 +216,15 @@ class Guarded:
                     self._then()
                 self._guard.failure(self._probe, self._lost, error)
         finally:
-            self._guard.sections.leave()
+            self._leave()
         return swallowed
+
+    def _leave(self) -> None:
+        sections = self._sections
+        if get_ident() == sections.main:
+            sections.depth -= 1
+            if sections.waiting:
+                sections.run()
 
 
 def is_ours(frame: FrameType) -> bool:

@@ -18,6 +18,7 @@ from introspect_cli.tensors import parallel
 if TYPE_CHECKING:
     from introspect_cli.capture.context import Context
     from introspect_cli.capture.named import ParameterName
+    from introspect_cli.capture.ranks.flat import Turn
 
 
 class Held:
@@ -68,6 +69,30 @@ class Held:
     def known_state(self, phase: Phase) -> dict[int, tuple[tuple[str, ...], list[int]]]:
         """By position the keys of a parameter's state, where all are of tensors, and their sites."""
         return self._state.setdefault(phase, {})
+
+
+class Stepping:
+    """An optimizer as it steps now.
+
+    Attributes:
+        optimizer: it.
+        parameters: what it was given, group after group.
+        turn: which of its groups these are.
+        stands: what stands for them all: the optimizer, or one of the tensors that it steps in turn.
+        held: what is known of them; None before they were looked at.
+    """
+
+    __slots__ = ("held", "optimizer", "parameters", "stands", "turn")
+
+    def __init__(
+        self, optimizer: Optimizer, parameters: list[torch.Tensor], turn: Turn, stands: Any, held: Held | None
+    ) -> None:
+        """Take what was found."""
+        self.optimizer = optimizer
+        self.parameters = parameters
+        self.turn = turn
+        self.stands = stands
+        self.held = held
 
 
 class Plan:

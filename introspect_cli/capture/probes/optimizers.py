@@ -22,9 +22,10 @@ from torch.optim.optimizer import (
 from introspect_cli.capture.identity import ById, FreeNames
 from introspect_cli.capture.named import Holder
 from introspect_cli.capture.probes.base import Patches
-from introspect_cli.capture.probes.held import Held, Plan, parameters_of, with_gradients
+from introspect_cli.capture.probes.held import Held, Plan, Stepping, parameters_of, with_gradients
+from introspect_cli.capture.probes.hyperparameters import PLAIN, Hyperparameters, setting
 from introspect_cli.capture.ranks.flat import ALL
-from introspect_cli.records import Kind, Phase, Site, SiteInfo
+from introspect_cli.records import Kind, Phase
 from introspect_cli.tensors import parallel
 from introspect_cli.tensors.flatten import flatten
 from introspect_cli.tensors.places import Placed
@@ -38,9 +39,7 @@ if TYPE_CHECKING:
     from introspect_cli.capture.context import Context
     from introspect_cli.capture.named import ParameterName
     from introspect_cli.capture.probes.state import StateProbe
-    from introspect_cli.capture.ranks.flat import Turn
 
-_PLAIN = (bool, int, float, str)
 _gradient_of = attrgetter("grad")
 
 
@@ -59,8 +58,8 @@ class OptimizerProbe:
         self._state = state
         self._names = FreeNames()
         self._parameters: ById[Held] = ById()
-        self._state_seen: set[str] = set()
-        self._known: dict[str, dict[str, Any]] = {}
+        self._state_seen: set[tuple[str, int]] = set()
+        self._hyperparameters = Hyperparameters(context.recorder)
         self._patches = Patches()
         self._handles: list[RemovableHandle] = []
         self._stepped = 0
@@ -121,7 +120,7 @@ class OptimizerProbe:
         context.stepped = context.names.settled = True
         context.unseen_steps = False
         context.evaluation.trained()
-        running = self._context.running.optimizers
+        running = context.running.optimizers
         if running and not _inside_step(sys._getframe(1)):  # noqa: SLF001 - the documented way to a frame
             running.clear()  # the last step never returned: a closure raised and the script caught it
         running.append(id(optimizer))
@@ -132,11 +131,12 @@ class OptimizerProbe:
         with self._guarded, unobserved():
             self._groups = frozenset(map(id, optimizer.param_groups))
             has_closure = _has_closure(args, kwargs)
-            if not (has_closure and self._is_ahead(optimizer)):
-                self._note(optimizer)
-            self._context.begin()
+            own = self._stepping(optimizer)
+            if not (has_closure and self._is_ahead(own)):
+                self._note(own)
+            context.begin()
             if self._recorder.wanted:
-                self._record_before(optimizer, has_closure=has_closure)
+                self._record_before(own, has_closure=has_closure)
             if has_closure:
                 return self._watched_closure(optimizer, args, kwargs)
         return None
@@ -150,7 +150,8 @@ class OptimizerProbe:
             own = set(map(id, optimizer.param_groups))
             if own <= self._groups or Kind.HYPERPARAMETER not in self._context.kinds or not self._recorder.wanted:
                 return
-            self._hyperparameters(optimizer, self._names.name(optimizer, type(optimizer).__name__))
+            name = self._names.name(optimizer, type(optimizer).__name__)
+            self._hyperparameters.record(optimizer, name, self._stepping(optimizer).turn.first)
 
     def _watched_closure(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -172,9 +173,10 @@ class OptimizerProbe:
         return (args[0], evaluate, *args[2:]), kwargs
 
     def _evaluated(self, optimizer: Optimizer) -> None:
-        if self._known_of(optimizer) is None:
-            self._note(optimizer)
-        self._gradients(optimizer, self._held(optimizer), self._closures)
+        own = self._stepping(optimizer)
+        if own.held is None:
+            self._note(own)
+        self._gradients(own, self._closures)
         self._closures += 1
 
     def _after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -187,46 +189,40 @@ class OptimizerProbe:
             return
         self._stepped += 1
         with self._guarded, unobserved():
-            if self._known_of(optimizer) is None:
-                self._note(optimizer)
+            own = self._stepping(optimizer)
+            if own.held is None:
+                self._note(own)
             if self._recorder.wanted:
-                self._record_after(optimizer, has_closure=_has_closure(args, kwargs))
-            if self._turn(optimizer).is_last:
+                self._record_after(own, has_closure=_has_closure(args, kwargs))
+            if own.turn.is_last:
                 self._context.auto_tick()
 
-    def _held(self, optimizer: Optimizer) -> Held:
-        return self._known_of(optimizer) or Held([])
-
-    def _known_of(self, optimizer: Optimizer) -> Held | None:
-        return self._parameters.get(self._stepping(optimizer))
-
-    def _turn(self, optimizer: Optimizer) -> Turn:
-        return self._context.parts.turn(parameters_of(optimizer)) if self._context.parts.active else ALL
-
-    def _stepping(self, optimizer: Optimizer) -> Any:
-        """What stands for all that an optimizer steps now: itself, or one of the tensors that it steps in turn."""
-        return optimizer if self._turn(optimizer) == ALL else parameters_of(optimizer)[0]
+    def _stepping(self, optimizer: Optimizer) -> Stepping:
+        """An optimizer with all that it steps now, and what is known of that."""
+        parameters, parts = parameters_of(optimizer), self._context.parts
+        turn = parts.turn(parameters) if parts.active else ALL
+        # What stands for all that it steps is itself, or one of the tensors that it steps in turn.
+        stands = optimizer if turn == ALL else parameters[0]
+        return Stepping(optimizer, parameters, turn, stands, self._parameters.get(stands))
 
     def _skipped(self, optimizer: Optimizer) -> None:
         """A gradient scaler found infinities and left the optimizer alone: the step ends all the same."""
-        self._note(optimizer)
+        own = self._stepping(optimizer)
+        self._note(own)
         if self._recorder.wanted:
-            self._record_before(optimizer, has_closure=False)
-            self._record_after(optimizer, has_closure=True, gradients=False)
+            self._record_before(own, has_closure=False)
+            self._record_after(own, has_closure=True, gradients=False)
         self._context.auto_tick()
 
-    def _is_ahead(self, optimizer: Optimizer) -> bool:
+    def _is_ahead(self, own: Stepping) -> bool:
         """Whether the optimizer steps before any model that holds its parameters was called, as with a closure."""
         names = self._context.names
-        return self._known_of(optimizer) is None and any(
-            names.parameter(parameter) is None for parameter in parameters_of(optimizer)
-        )
+        return own.held is None and any(names.parameter(parameter) is None for parameter in own.parameters)
 
-    def _note(self, optimizer: Optimizer) -> None:
+    def _note(self, own: Stepping) -> None:
         """Learn the optimizer's name and those of its parameters; both may grow while it lives."""
-        parameters = parameters_of(optimizer)
-        known, turn, parts = self._known_of(optimizer), self._turn(optimizer), self._context.parts
-        all_names = self._context.names
+        optimizer, parameters, turn, known = own.optimizer, own.parameters, own.turn, own.held
+        parts, all_names = self._context.parts, self._context.names
         if known is not None and len(known.names) == len(parameters) and known.replaced == all_names.replaced:
             return
         self._context.trains(optimizer)
@@ -249,12 +245,13 @@ class OptimizerProbe:
                 known_name.watched |= any(own.watched for own in inside or ())
                 names.append(known_name)
                 told.append([own.fqn for own in ([known_name] if inside is None else inside)])
-        self._parameters.set(self._stepping(optimizer), Held(names, all_names.replaced))
+        own.held = Held(names, all_names.replaced)
+        self._parameters.set(own.stands, own.held)
         all_names.forget_with(optimizer, list(map(id, parameters)))
         remaining = iter(told)
         groups = [
             {
-                **{key: _setting(value) for key, value in group.items() if key != "params"},
+                **{key: setting(value) for key, value in group.items() if key != "params"},
                 "params": [fqn for _ in group["params"] for fqn in next(remaining)],
             }
             for group in optimizer.param_groups
@@ -271,46 +268,49 @@ class OptimizerProbe:
         """What the script calls a tensor that no module holds; "" where that is not known."""
         return self._context.leaf_names.get(id(parameter), "")
 
-    def _record_before(self, optimizer: Optimizer, *, has_closure: bool) -> None:
-        name = self._names.name(optimizer, type(optimizer).__name__)
-        held = self._held(optimizer)
-        kinds, own = self._context.kinds, f"{name}[{self._turn(optimizer).first}]"
+    def _record_before(self, own: Stepping, *, has_closure: bool) -> None:
+        name = self._names.name(own.optimizer, type(own.optimizer).__name__)
+        kinds = self._context.kinds
         if Kind.HYPERPARAMETER in kinds:
-            self._hyperparameters(optimizer, name)
-        if held.names and Kind.OPTIMIZER_STATE in kinds and (self._recorder.resumed or own not in self._state_seen):
-            self._state_seen.add(own)
-            self._optimizer_state(optimizer, held, Phase.START)
+            self._hyperparameters.record(own.optimizer, name, own.turn.first)
+        if own.held is not None and own.held.names and Kind.OPTIMIZER_STATE in kinds:
+            place = name, own.turn.first
+            if self._recorder.resumed or place not in self._state_seen:
+                self._state_seen.add(place)
+                self._optimizer_state(own, Phase.START)
         if not has_closure:
-            self._gradients(optimizer, held)
+            self._gradients(own)
 
-    def _record_after(self, optimizer: Optimizer, *, has_closure: bool, gradients: bool = True) -> None:
-        held = self._held(optimizer)
+    def _record_after(self, own: Stepping, *, has_closure: bool, gradients: bool = True) -> None:
         if has_closure and gradients and not self._closures:
-            self._gradients(optimizer, held)
+            self._gradients(own)
         if gradients:
-            large = held.large(parameters_of(optimizer))
+            large = own.held.large(own.parameters) if own.held is not None else []
             parallel.note_computation(tensor.grad for tensor in large if tensor.grad is not None)
-        self._state.parameters_after(optimizer)
+        self._state.parameters_after(own.optimizer)
         if Kind.OPTIMIZER_STATE in self._context.kinds:
-            self._optimizer_state(optimizer, held, Phase.OPTIMIZER)
-        if self._turn(optimizer).is_last:
+            self._optimizer_state(own, Phase.OPTIMIZER)
+        if own.turn.is_last:
             for listener in self._context.on_after_optimizer:
                 listener()
 
-    def _gradients(self, optimizer: Optimizer, held: Held, call: int = 0) -> None:
-        if Kind.GRAD not in self._context.kinds:
+    def _gradients(self, own: Stepping, call: int = 0) -> None:
+        context, held = self._context, own.held
+        if held is None or Kind.GRAD not in context.kinds:
             return
-        sites, parameters = held.gradient_sites(self._context, call), parameters_of(optimizer)
+        sites, parameters = held.gradient_sites(context, call), own.parameters
         gradients: list[torch.Tensor] = list(map(_gradient_of, parameters)) if held.all_watched else []
         if len(sites) != len(gradients) or type(None) in set(map(type, gradients)):
             sites, parameters, gradients = with_gradients(sites, parameters)
-        context = self._context
         placed = context.parts.each(
             sites, parameters, gradients, lambda name: context.site(name, Phase.OPTIMIZER, Kind.GRAD, call=call)
         )
         self._recorder.tensors(*placed)
 
-    def _optimizer_state(self, optimizer: Optimizer, held: Held, phase: Phase) -> None:
+    def _optimizer_state(self, own: Stepping, phase: Phase) -> None:
+        optimizer, held = own.optimizer, own.held
+        if held is None:
+            return
         if not self._context.parts.active and (plan := held.plans.get(phase)) is not None:
             values = plan.values(held.all_states(optimizer))
             if values is not None:
@@ -325,10 +325,10 @@ class OptimizerProbe:
         sites: list[int] = []
         tensors: list[torch.Tensor] = []
         for position, state in states:
-            keys, own = known.get(position, _NOTHING_KNOWN)
+            keys, known_sites = known.get(position, _NOTHING_KNOWN)
             if keys != tuple(state):
                 break
-            sites.extend(own)
+            sites.extend(known_sites)
             tensors.extend(state.values())
         else:
             if all(issubclass(cls, torch.Tensor) for cls in set(map(type, tensors))):
@@ -383,29 +383,9 @@ class OptimizerProbe:
                 if isinstance(leaf, torch.Tensor):
                     sites.append(site)
                     tensors.append(leaf)
-                elif isinstance(leaf, _PLAIN):
+                elif isinstance(leaf, PLAIN):
                     self._recorder.value(site, leaf)
         return sites, tensors
-
-    def _hyperparameters(self, optimizer: Optimizer, name: str) -> None:
-        """Record the learning rate each step, and everything else where it is new or has changed."""
-        known = self._known.setdefault(name, {})
-        for number, group in enumerate(optimizer.param_groups, self._turn(optimizer).first):
-            for key, value in group.items():
-                if key == "params":
-                    continue
-                path = f"[{number}][{key!r}]"
-                plain = _setting(value)
-                if key == "lr" or self._recorder.resumed or known.get(path, known) != plain:
-                    known[path] = plain
-                    site = self._recorder.site(
-                        Site(Phase.OPTIMIZER, Kind.HYPERPARAMETER, name, 0, path),
-                        SiteInfo(type(optimizer).__name__),
-                    )
-                    if isinstance(value, torch.Tensor) and value.device.type != "cpu":
-                        self._recorder.tensor(site, value)
-                    else:
-                        self._recorder.value(site, plain)
 
 
 _NOTHING_KNOWN: tuple[tuple[str, ...], list[int]] = ((), [])
@@ -424,14 +404,3 @@ def _inside_step(frame: FrameType) -> bool:
 def _has_closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether `step` was given a closure; `args` begins with the optimizer itself."""
     return kwargs.get("closure") is not None or (len(args) > 1 and callable(args[1]))
-
-
-def _setting(value: object) -> Any:
-    """A hyper-parameter as plain data."""
-    if value is None or isinstance(value, _PLAIN):
-        return value
-    if isinstance(value, torch.Tensor):
-        return value.tolist() if value.device.type == "cpu" and value.numel() <= 16 else f"tensor on {value.device}"
-    if isinstance(value, (tuple, list)):
-        return [_setting(item) for item in value]
-    return type(value).__name__

@@ -6,17 +6,27 @@ processes without anything depending on it. As long as nothing has been drawn fr
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from introspect_cli.capture.draws import UNTOUCHED
-from introspect_cli.capture.environment.randomness import numpy_state, python_state
+from introspect_cli.capture.environment.randomness import PYTHON, numpy_owner, numpy_state, python_state
 from introspect_cli.capture.probes.base import drop
 from introspect_cli.records import Kind, Phase, Site
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable
+
     from introspect_cli.capture.context import Context
+
+
+class _Known(NamedTuple):
+    """A generator's state when it was last recorded, and what tells that it is the same."""
+
+    stand: Hashable
+    state: bytes
+    tensor: torch.Tensor
 
 
 class RngProbe:
@@ -30,6 +40,8 @@ class RngProbe:
         self._guarded = context.guard.around(self.name, "states of random generators are", self.remove)
         self._recorder = context.recorder
         self._began = began
+        self._known: dict[str, _Known] = {}
+        self._sites: dict[str, int] = {}
 
     def install(self) -> None:
         """Listen for the start of steps."""
@@ -43,23 +55,39 @@ class RngProbe:
 
     def _record(self) -> None:
         with self._guarded:
-            untouched = []
-            for name, state in (("python", python_state()), ("numpy", numpy_state())):
-                if state is None:
+            draws, devices = self._context.draws, _accelerators()
+            draws.begin(devices)
+            for name, owner, ask in (("python", PYTHON, python_state), ("numpy", numpy_owner(), numpy_state)):
+                known = self._state(name, owner, ask)
+                if known is None:
                     continue
-                if state == self._began.get(name):
-                    untouched.append(name)
+                if known.state == self._began.get(name):
+                    draws.leave_untouched(name)
                     self._recorder.value(self._site(name), UNTOUCHED)
                 else:
-                    self._recorder.tensor(self._site(name), torch.frombuffer(bytearray(state), dtype=torch.uint8))
+                    self._recorder.tensor(self._site(name), known.tensor)
             self._recorder.tensor(self._site("torch"), torch.default_generator.get_state())
-            devices = _accelerators()
             for device, generator in devices:
                 self._recorder.tensor(self._site(device), generator.get_state())
-            self._context.draws.begin(devices, untouched)
+
+    def _state(self, name: str, owner: object, ask: Callable[[], bytes | None]) -> _Known | None:
+        """A generator's state, as bytes: asked for only where it is another than the last time, as that takes long."""
+        draws, known = self._context.draws, self._known.get(name)
+        stand = draws.stand(name, owner)
+        if known is None or stand is None or known.stand != stand:
+            state = ask()
+            if state is None:
+                return None
+            known = _Known(stand, state, torch.frombuffer(bytearray(state), dtype=torch.uint8))
+            if not draws.moved():  # else another thread draws, and nobody knows before or after
+                self._known[name] = known
+        return known
 
     def _site(self, name: str) -> int:
-        return self._recorder.site(Site(Phase.START, Kind.RNG, name))
+        site = self._sites.get(name)
+        if site is None:
+            site = self._sites[name] = self._recorder.site(Site(Phase.START, Kind.RNG, name))
+        return site
 
 
 def _accelerators() -> list[tuple[str, torch.Generator]]:

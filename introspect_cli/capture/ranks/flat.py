@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from introspect_cli.capture.inside import instances_in
 from introspect_cli.capture.named import ParameterName
-from introspect_cli.capture.ranks import zero
+from introspect_cli.capture.ranks import launchers, zero
 from introspect_cli.tensors.places import Placed
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class FlatParts:
         self._turns: dict[int, Turn] = {}
         self._rounded: set[int] = set()
         self._named: dict[str, ParameterName] = {}
-        self._looked = False
+        self._looked = self._was_grouped = False
 
     def forget(self) -> None:
         """Look again: a step has ended, and a model may have been wrapped since."""
@@ -94,11 +94,13 @@ class FlatParts:
     @property
     def active(self) -> bool:
         """Whether any model keeps its parameters so, or an optimizer what it steps."""
-        if _HOME not in sys.modules and not zero.is_loaded():
-            return False
         if not self._looked:
-            self._looked = True
-            if _HOME in sys.modules:
+            # torch itself loads FSDP, in a script with an optimizer: without a group, there can be no such wrapper.
+            is_flat = _HOME in sys.modules and (self._was_grouped or launchers.grouped())
+            if not is_flat and not zero.is_loaded():
+                return False
+            self._looked, self._was_grouped = True, self._was_grouped or is_flat
+            if is_flat:
                 self._look()
             if zero.is_loaded():
                 self._look_for_zero()

@@ -1,0 +1,77 @@
+"""What an optimizer steps with: learning rates each step, everything else where it is new or has changed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from introspect_cli.records import Kind, Phase, Site, SiteInfo
+
+if TYPE_CHECKING:
+    from torch.optim.optimizer import Optimizer
+
+    from introspect_cli.capture.recorder import Recorder
+
+PLAIN = (bool, int, float, str)
+_KEPT = frozenset({*PLAIN, type(None)})
+_OTHER = object()
+
+
+class _Known(NamedTuple):
+    """A value as it was recorded the last time: itself, where it is plain and equal to itself; as plain data; where."""
+
+    value: object
+    plain: Any
+    site: int
+
+
+class Hyperparameters:
+    """Records what is in an optimizer's groups beside parameters."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        """Start with nothing recorded."""
+        self._recorder = recorder
+        self._known: dict[tuple[str, int], dict[str, _Known]] = {}
+
+    def record(self, optimizer: Optimizer, name: str, first: int) -> None:
+        """Record the learning rate of each group, and everything else where it is new or has changed.
+
+        Args:
+            optimizer: the one that steps.
+            name: its name.
+            first: the number of its first group.
+        """
+        resumed = self._recorder.resumed
+        for number, group in enumerate(optimizer.param_groups, first):
+            known = self._known.setdefault((name, number), {})
+            for key, value in group.items():
+                before = known.get(key)
+                is_rate = key == "lr"
+                if key == "params" or (before is not None and before.value is value and not is_rate and not resumed):
+                    continue
+                plain = setting(value)
+                if is_rate or resumed or before is None or before.plain != plain:
+                    if before is None:
+                        path = f"[{number}][{key!r}]"
+                        found = Site(Phase.OPTIMIZER, Kind.HYPERPARAMETER, name, 0, path)
+                        site = self._recorder.site(found, SiteInfo(type(optimizer).__name__))
+                    else:
+                        site = before.site
+                    is_same = type(value) in _KEPT and value == value  # noqa: PLR0124 - not a number is not
+                    known[key] = _Known(value if is_same else _OTHER, plain, site)
+                    if isinstance(value, torch.Tensor) and value.device.type != "cpu":
+                        self._recorder.tensor(site, value)
+                    else:
+                        self._recorder.value(site, plain)
+
+
+def setting(value: object) -> Any:
+    """A hyper-parameter as plain data."""
+    if value is None or isinstance(value, PLAIN):
+        return value
+    if isinstance(value, torch.Tensor):
+        return value.tolist() if value.device.type == "cpu" and value.numel() <= 16 else f"tensor on {value.device}"
+    if isinstance(value, (tuple, list)):
+        return [setting(item) for item in value]
+    return type(value).__name__
