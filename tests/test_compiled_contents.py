@@ -37,16 +37,21 @@ def test_the_same_modules_and_tensors_in_the_same_order():
     assert list(map(id, found)) == list(map(id, holding))
     assert len(found) == 4  # the root, the norm, the shared layer once, the last
     references = list(map(weakref.ref, found))
-    kinds, tensors = KERNELS.tensors_of(references, Kind.PARAM, Kind.BUFFER)
+    kinds, tensors, stand = KERNELS.tensors_of(references, Kind.PARAM, Kind.BUFFER)
     named = {id(tensor) for tensor in [*root[0].parameters(), *root[0].buffers(), *root[2].parameters(), root.own]}
     assert {*map(id, tensors)} == named
     assert len(tensors) == len(named)
     assert [kind is Kind.BUFFER for kind in kinds] == [not isinstance(own, nn.Parameter) for own in tensors]
     assert KERNELS.tensors_of(references, None, Kind.BUFFER)[0] == [Kind.BUFFER] * 3
-    assert KERNELS.tensors_of(references, None, None) == ([], [])
-    del root, holding, found, tensors
+    assert KERNELS.tensors_of(references, None, None)[:2] == ([], [])
+    assert KERNELS.tensors_of(references, Kind.PARAM, Kind.BUFFER) == (kinds, tensors, stand)
+    root[0]._buffers["renamed"] = root[0]._buffers.pop("num_batches_tracked")  # the last: the same tensors, as many
+    renamed = KERNELS.tensors_of(references, Kind.PARAM, Kind.BUFFER)
+    assert list(map(id, renamed[1])) == list(map(id, tensors))
+    assert renamed[2] != stand
+    del root, holding, found, tensors, renamed
     gc.collect()
-    assert KERNELS.tensors_of(references, Kind.PARAM, Kind.BUFFER) == ([], [])
+    assert KERNELS.tensors_of(references, Kind.PARAM, Kind.BUFFER) == ([], [], 0)
 
 
 def test_what_is_kept_in_no_dictionary_is_left_to_python():

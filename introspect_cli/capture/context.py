@@ -66,21 +66,17 @@ class Running(threading.local):
 
 def _call_all(listeners: list[Callable[[], None]]) -> None:
     """Call each, whatever another raises; then raise the first of that."""
-    raised = [error for error in map(_raised_by, listeners) if error is not None]
+    raised: list[BaseException] = []
+    for listener in listeners:
+        try:
+            listener()
+        except KeyboardInterrupt as error:  # noqa: PERF203 - a call of a function of ours would cost more
+            raised.append(error)
+            listener()  # which it stopped
+        except BaseException as error:
+            raised.append(error)
     if raised:
         raise raised.pop(0)
-
-
-def _raised_by(listener: Callable[[], None]) -> BaseException | None:
-    """Call it, and once more where an interrupt stopped it; what it raised."""
-    try:
-        listener()
-    except KeyboardInterrupt as error:
-        listener()
-        return error
-    except BaseException as error:
-        return error
-    return None
 
 
 class Context:

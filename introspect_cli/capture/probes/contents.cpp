@@ -47,12 +47,13 @@ bool walk(PyObject *waiting, PyObject *seen, PyObject *found, PyObject *cls) {
     return done && fresh >= 0;
 }
 
-// Appends those values of a dictionary that are not None and new, and `kind` for each.
-bool collect(PyObject *group, PyObject *kind, PyObject *seen, PyObject *kinds, PyObject *tensors) {
+// Appends those values of a dictionary that are not None and new, and `kind` for each; mixes them and their keys into `stand`.
+bool collect(PyObject *group, PyObject *kind, PyObject *seen, PyObject *kinds, PyObject *tensors, u64 &stand) {
     Py_ssize_t at = 0;
     PyObject *key, *value;
     while (PyDict_Next(group, &at, &key, &value)) {
         if (value == Py_None) continue;
+        stand = mix(stand ^ u64(PyObject_Hash(key))) ^ u64(value);
         const int fresh = is_new(seen, value);
         if (fresh < 0 || (fresh && (PyList_Append(kinds, kind) || PyList_Append(tensors, value)))) return false;
     }
@@ -108,23 +109,26 @@ PyObject *instances(PyObject *, PyObject *const *arguments, Py_ssize_t given) {
 PyObject *tensors_of(PyObject *, PyObject *const *arguments, Py_ssize_t given) {
     if (given != 3 || !PyList_Check(arguments[0])) return PyErr_Format(PyExc_TypeError, "a list and two kinds wanted");
     PyObject *kinds = PyList_New(0), *tensors = PyList_New(0), *seen = PySet_New(nullptr);
+    u64 stand = 0;
     bool done = kinds && tensors && seen;
     for (Py_ssize_t i = 0; done && i < PyList_Size(arguments[0]); i++) {
         PyObject *module = PyWeakref_GetObject(PyList_GetItem(arguments[0], i));
         if (!module || module == Py_None) continue;
         Py_NewRef(module);
+        stand = mix(stand ^ u64(module));
         for (int which = 0; done && which < 2; which++) {
             if (arguments[1 + which] == Py_None) continue;
             PyObject *group = kept(module, which ? BUFFERS : PARAMETERS);
-            done = group && collect(group, arguments[1 + which], seen, kinds, tensors);
+            done = group && collect(group, arguments[1 + which], seen, kinds, tensors, stand);
             if (group) Py_DecRef(group);
         }
         Py_DecRef(module);
     }
-    PyObject *both = done ? PyTuple_Pack(2, kinds, tensors) : nullptr;
-    for (PyObject *one : {kinds, tensors, seen})
+    PyObject *number = done ? PyLong_FromUnsignedLongLong(mix(stand)) : nullptr;
+    PyObject *all = number ? PyTuple_Pack(3, kinds, tensors, number) : nullptr;
+    for (PyObject *one : {kinds, tensors, seen, number})
         if (one) Py_DecRef(one);
-    return both || PyErr_Occurred() ? both : Py_NewRef(Py_None);
+    return all || PyErr_Occurred() ? all : Py_NewRef(Py_None);
 }
 
 PyObject *unchanged(PyObject *, PyObject *const *arguments, Py_ssize_t given) {

@@ -6,7 +6,7 @@ processes without anything depending on it. As long as nothing has been drawn fr
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -42,6 +42,7 @@ class RngProbe:
         self._began = began
         self._known: dict[str, _Known] = {}
         self._sites: dict[str, int] = {}
+        self._backends = _backends()
 
     def install(self) -> None:
         """Listen for the start of steps."""
@@ -55,7 +56,7 @@ class RngProbe:
 
     def _record(self) -> None:
         with self._guarded:
-            draws, devices = self._context.draws, _accelerators()
+            draws, devices = self._context.draws, [found for default in self._backends for found in default()]
             draws.begin(devices)
             for name, owner, ask in (("python", PYTHON, python_state), ("numpy", numpy_owner(), numpy_state)):
                 known = self._state(name, owner, ask)
@@ -90,15 +91,25 @@ class RngProbe:
         return site
 
 
-def _accelerators() -> list[tuple[str, torch.Generator]]:
-    """Default generators of accelerators that the script has begun to use; asking must not begin it."""
-    found = []
-    if torch.cuda.is_initialized():
-        found += [(f"cuda:{number}", generator) for number, generator in enumerate(torch.cuda.default_generators)]
-    xpu = getattr(torch, "xpu", None)
-    if xpu is not None and xpu.is_initialized():
-        found += [(f"xpu:{number}", generator) for number, generator in enumerate(xpu.default_generators)]
-    mps = getattr(torch, "mps", None)
-    if mps is not None and torch.backends.mps.is_available():
-        found.append(("mps", torch.mps._get_default_mps_generator()))  # noqa: SLF001 - mps has no public name for it
-    return found
+def _backends() -> list[Callable[[], list[tuple[str, torch.Generator]]]]:
+    """What finds default generators of accelerators that this torch is built for; asking must not begin their use."""
+    xpu: Any = getattr(torch, "xpu", None)
+    built = [(_cuda, torch.backends.cuda.is_built()), (_xpu, xpu is not None), (_mps, torch.backends.mps.is_built())]
+    return [default for default, is_built in built if is_built]
+
+
+def _cuda() -> list[tuple[str, torch.Generator]]:
+    if not torch.cuda.is_initialized():
+        return []
+    return [(f"cuda:{number}", generator) for number, generator in enumerate(torch.cuda.default_generators)]
+
+
+def _xpu() -> list[tuple[str, torch.Generator]]:
+    if not torch.xpu.is_initialized():
+        return []
+    return [(f"xpu:{number}", generator) for number, generator in enumerate(torch.xpu.default_generators)]
+
+
+def _mps() -> list[tuple[str, torch.Generator]]:
+    # there is no public name for it
+    return [("mps", torch.mps._get_default_mps_generator())] if torch.backends.mps.is_available() else []  # noqa: SLF001

@@ -31,8 +31,9 @@ if TYPE_CHECKING:
     from introspect_cli.capture.named import ParameterName
     from introspect_cli.tensors.summarizer import Summarizer
 
-Found = tuple[list[Kind], list["torch.Tensor"]]
-"""Tensors, and the kind of each; no pairs, since every few hundred of those cost a round of the garbage collector."""
+Found = tuple[list[Kind], list["torch.Tensor"], "int | None"]
+"""Tensors, and the kind of each (no pairs, since every few hundred of those cost a round of the garbage collector); and
+a number that is another where another module holds one of them, or under another name, None where that is not known."""
 _PARAMETERS, _BUFFERS = frozenset({Kind.PARAM}), frozenset({Kind.BUFFER})
 _BOTH = _PARAMETERS | _BUFFERS
 
@@ -51,6 +52,7 @@ class StateProbe:
         self._holders: ById[list[weakref.ref[nn.Module]]] = ById()
         self._cutting: ById[list[weakref.ref[nn.Module]]] = ById()
         self._after: ById[tuple[tuple[list[list[int]], int], list[int]]] = ById()
+        self._buffers: ById[tuple[tuple[int | None, int], list[int]]] = ById()
         self._written = Written(context.recorder.summarizer)
         self._fresh: set[str] = set()
         self._again: dict[tuple[str, Phase], int] = {}
@@ -126,8 +128,16 @@ class StateProbe:
 
     def buffers_after(self) -> None:
         """Record every buffer after an optimizer step."""
-        for root in self._context.names.roots():
-            self._record(self._tensors_of(root, _BUFFERS), Phase.OPTIMIZER)
+        names = self._context.names
+        for root in names.roots():
+            found = self._tensors_of(root, _BUFFERS)
+            stand, sites = self._buffers.get(root) or (None, [])
+            if found[2] is None or zero.is_loaded() or stand != (found[2], names.parameter_changes):
+                sites = self._record(found, Phase.OPTIMIZER)
+                if len(sites) == len(found[1]):  # else one has no name yet, or is not wanted yet
+                    self._buffers.set(root, ((found[2], names.parameter_changes), sites))
+            else:
+                self._write(sites, found[1], lambda name: self._place(name, Phase.OPTIMIZER, Kind.PARAM, again=False))
 
     def parameters_after(self, optimizer: torch.optim.Optimizer) -> None:
         """Record the parameters that an optimizer has just stepped."""
@@ -141,7 +151,7 @@ class StateProbe:
         if known is None or known[0] != held:
             sites = [self._site(parameter, Phase.OPTIMIZER, Kind.PARAM, again=False) for parameter in parameters]
             if None in sites:
-                self._record(([Kind.PARAM] * len(parameters), parameters), Phase.OPTIMIZER)
+                self._record(([Kind.PARAM] * len(parameters), parameters, None), Phase.OPTIMIZER)
                 return
             known = (held, [site for site in sites if site is not None])
             self._after.set(optimizer, known)
@@ -153,16 +163,20 @@ class StateProbe:
         if holders is None:
             holders = [module for module in modules_in(root) if module._parameters or module._buffers]  # noqa: SLF001 - the public views build strings
         self._holders.set(root, list(map(weakref.ref, holders)))
+        self._context.parts.ask_again()
         if launchers.grouped():
             self._cutting.set(root, list(map(weakref.ref, filter(torch_distributed.is_cut, modules_in(root)))))
 
     def _tensors_of(self, root: nn.Module, kinds: frozenset[Kind] = _BOTH) -> Found:
         """A model's parameters and buffers, each once, as far as they are wanted; of gathered ones the shard."""
-        of, tensors = self._held_by(root, kinds)
-        cutting = [module for reference in self._cutting.get(root) or () if (module := reference()) is not None]
+        of, tensors, stand = self._held_by(root, kinds)
+        references = self._cutting.get(root)
+        if not references:
+            return of, tensors, stand
+        cutting = [module for reference in references if (module := reference()) is not None]
         every = (own for module in cutting for own in torch_distributed.unsharded_of(module))
         shards = {id(whole): keeper.sharded_param for _, _, whole, keeper in every}
-        return of, [shards.get(id(tensor), tensor) for tensor in tensors] if shards else tensors
+        return of, [shards.get(id(tensor), tensor) for tensor in tensors] if shards else tensors, None
 
     def _held_by(self, root: nn.Module, kinds: frozenset[Kind]) -> Found:
         if self._holders.get(root) is None:
@@ -189,16 +203,18 @@ class StateProbe:
                         seen.add(id(tensor))
                         of.append(kind)
                         tensors.append(tensor)
-        return of, tensors
+        return of, tensors, None
 
-    def _record(self, found: Found, phase: Phase, *, again: bool = False) -> None:
+    def _record(self, found: Found, phase: Phase, *, again: bool = False) -> list[int]:
+        """Record what has a name and is wanted; at which sites."""
         sites, tensors = [], []
-        for kind, tensor in zip(*found, strict=True):
+        for kind, tensor in zip(found[0], found[1], strict=True):
             site = self._site(tensor, phase, kind, again=again)
             if site is not None:
                 sites.append(site)
                 tensors.append(tensor)
         self._write(sites, tensors, lambda name: self._place(name, phase, Kind.PARAM, again=again))
+        return sites
 
     def _write(self, sites: list[int], tensors: list[torch.Tensor], site_of: Callable[[ParameterName], int]) -> None:
         self._recorder.tensors(*self._context.parts.each(sites, tensors, tensors, site_of))
@@ -237,7 +253,7 @@ class StateProbe:
 def _those(found: Found, are: Callable[[torch.Tensor], bool]) -> Found:
     """The tensors of which something is true."""
     at = [position for position, tensor in enumerate(found[1]) if are(tensor)]
-    return [found[0][position] for position in at], [found[1][position] for position in at]
+    return [found[0][position] for position in at], [found[1][position] for position in at], None
 
 
 class Written:

@@ -81,7 +81,7 @@ class FlatParts:
         self._turns: dict[int, Turn] = {}
         self._rounded: set[int] = set()
         self._named: dict[str, ParameterName] = {}
-        self._looked = self._was_grouped = False
+        self._looked = self._has_none = self._was_grouped = False
 
     def forget(self) -> None:
         """Look again: a step has ended, and a model may have been wrapped since."""
@@ -89,15 +89,20 @@ class FlatParts:
         self._pieces.clear()
         self._turns.clear()
         self._rounded.clear()
-        self._looked = False
+        self._looked = self._has_none = False
+
+    def ask_again(self) -> None:
+        """A model is called for the first time in a step: it may be the first that is wrapped."""
+        self._has_none = False
 
     @property
     def active(self) -> bool:
         """Whether any model keeps its parameters so, or an optimizer what it steps."""
-        if not self._looked:
+        if not self._looked and not self._has_none:
             # torch itself loads FSDP, in a script with an optimizer: without a group, there can be no such wrapper.
             is_flat = _HOME in sys.modules and (self._was_grouped or launchers.grouped())
             if not is_flat and not zero.is_loaded():
+                self._has_none = True
                 return False
             self._looked, self._was_grouped = True, self._was_grouped or is_flat
             if is_flat:
