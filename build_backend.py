@@ -38,7 +38,20 @@ get_requires_for_build_sdist = build_meta.get_requires_for_build_sdist
 FOLDER: Final = "introspect_cli/tensors"
 PROBES: Final = "introspect_cli/capture/probes"
 STORE: Final = "introspect_cli/store"
-_BOTH: Final = ("intake", "large", "team", "pace", "strided", "tensor", "generators", "columns", "sums", "kernels")
+_BOTH: Final = (
+    "intake",
+    "memory",
+    "large",
+    "team",
+    "pace",
+    "strided",
+    "tensor",
+    "shapes",
+    "generators",
+    "columns",
+    "sums",
+    "kernels",
+)
 EXTENSIONS: Final = [
     Extension(
         "introspect_cli.tensors._kernels",

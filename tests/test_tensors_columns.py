@@ -9,7 +9,7 @@ import pytest
 
 from introspect_cli.records import STATISTICS
 from introspect_cli.store.index import Sums
-from introspect_cli.tensors import columns, kernels, reuse
+from introspect_cli.tensors import columns, kernels
 from introspect_cli.tensors import rows as r
 
 pytestmark = pytest.mark.skipif(kernels.KERNELS is None, reason="no compiled kernels")
@@ -95,10 +95,12 @@ def test_a_step_has_the_digest_that_the_store_computes(count):
 
 
 def test_rows_used_in_a_step_are_kept_for_the_next():
-    memory, rows = reuse.Memory(), blocks_of_anything((3,))[0]
+    memory, rows = kernels.KERNELS.memory(2), blocks_of_anything((4,))[0]
     base = rows.ctypes.data
-    memory.note(1000, (kernels.F32, 10, base + 2 * r.ROW_BYTES))
-    memory.note(2000, (kernels.F64, 20, base))
+    memory.note(1000, kernels.F32, 10, base + 2 * r.ROW_BYTES)
+    memory.note(2000, kernels.F64, 20, base)
+    memory.note(3000, kernels.F64, 20, base + r.ROW_BYTES)  # one too many
+    assert memory.find(3000, kernels.F64, 20) == base + r.ROW_BYTES
     before = rows.copy()
     memory.turn()
     rows[:] = 0
@@ -106,9 +108,12 @@ def test_rows_used_in_a_step_are_kept_for_the_next():
     kept = [memory.find(1000, kernels.F32, 10), memory.find(2000, kernels.F64, 20)]
     kernels.KERNELS.rows(kept, again.ctypes.data)
     assert again.tobytes() == before[[2, 0]].tobytes()
+    assert memory.find(3000, kernels.F64, 20) == 0
     assert memory.find(1000, kernels.F32, 11) == 0
     memory.turn()  # both were found, so both are kept on
-    assert all(memory.before.values())
-    assert len(memory.before) == 2
+    kept = [memory.find(1000, kernels.F32, 10), memory.find(2000, kernels.F64, 20)]
+    kernels.KERNELS.rows(kept, again.ctypes.data)
+    assert again.tobytes() == before[[2, 0]].tobytes()
     memory.turn()
-    assert memory.before == {}
+    memory.turn()
+    assert [memory.find(1000, kernels.F32, 10), memory.find(2000, kernels.F64, 20)] == [0, 0]

@@ -41,6 +41,10 @@ def _no_short_way(_site: int, _tensor: torch.Tensor) -> int:
     return -1
 
 
+def _none_at_once(_sites: Sequence[int], _tensors: Sequence[torch.Tensor]) -> bool | list[int]:
+    return False
+
+
 class Recorder:
     """Collects the records of one step at a time and appends them to one rank's streams."""
 
@@ -96,6 +100,7 @@ class Recorder:
         self.intake = None if save_tensors or per_sample else summarizer.intake
         """Records small plain tensors in one call; None where nothing does."""
         self._short: Callable[[int, torch.Tensor], int] = _no_short_way
+        self._all_short: Callable[[Sequence[int], Sequence[torch.Tensor]], bool | list[int]] = _none_at_once
         self._go_the_short_way(on=True)
 
     def _go_the_short_way(self, *, on: bool) -> None:
@@ -109,10 +114,10 @@ class Recorder:
             sums = self._samples.step.sums if self._samples.first else None
             own = (self._rows, self._slots, self._times, self._lock.acquire, self._lock.release)
             self.intake.into(*own, sums, self.summarizer.sample_headers)
-            self._short = self.intake.record
+            self._short, self._all_short = self.intake.record, self.intake.record_all
         else:
             self.intake.into()
-            self._short = _no_short_way
+            self._short, self._all_short = _no_short_way, _none_at_once
 
     @property
     def only(self) -> frozenset[Site] | None:
@@ -171,12 +176,16 @@ class Recorder:
     def tensors(self, sites: Sequence[int], values: Sequence[torch.Tensor]) -> None:
         """Record many tensors, each at its site: the kernels' threads share them out."""
         with self._lock:
-            slots = self.summarizer.add_all(values)
+            looks = self._samples.looks_at(sites)
+            short = not looks and self._all_short(sites, values)
+            if short is True:
+                return
+            slots = self.summarizer.add_all(values, short or None)
             if self._save_tensors:
                 for site, slot, value in zip(sites, slots, values, strict=True):
                     if site in self._saved_whole:
                         self._save(slot, value)
-            if self._samples.looks_at(sites):
+            if looks:
                 for site, slot, value in zip(sites, slots, values, strict=True):
                     self._samples.note(site, self._sites[site].kind, slot, value)
             times = dict.fromkeys(sites, 1)

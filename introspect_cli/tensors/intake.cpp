@@ -11,54 +11,16 @@
 
 #include "intake.h"
 #include "large.h"
+#include "memory.h"
+#include "shapes.h"
 #include "team.h"
 #include "tensor.h"
 
-#include <cstddef>
 #include <cstdlib>
 #include <cstring>
 #include <initializer_list>
 
 namespace {
-
-// ---- the layouts of tensors met before
-
-struct Shapes {  // a hash table of open places, at most half full
-    Shape *table = nullptr;
-    size_t places = 0, used = 0;
-};
-
-u64 hash(const Shape &shape) {
-    u64 h = shape.type * G + shape.ndim;
-    for (i64 size : shape.sizes) h = (h ^ u64(size)) * 0xBF58476D1CE4E5B9, h ^= h >> 32;
-    return h;
-}
-Shape *find(const Shapes &shapes, const Shape &shape) {  // where it is or could be
-    for (size_t at = hash(shape);; at++) {
-        Shape *place = shapes.table + at % shapes.places;
-        if (place->layout < 0 || std::memcmp(place, &shape, offsetof(Shape, layout)) == 0) return place;
-    }
-}
-bool put(Shapes &shapes, const Shape &shape) {  // false without memory
-    if (2 * shapes.used >= shapes.places) {
-        Shapes more;
-        more.places = shapes.places ? 2 * shapes.places : 64;
-        more.table = (Shape *)std::malloc(more.places * sizeof(Shape));
-        if (!more.table) return false;
-        for (size_t i = 0; i < more.places; i++) more.table[i].layout = -1;
-        for (size_t i = 0; i < shapes.places; i++)
-            if (shapes.table[i].layout >= 0) *find(more, shapes.table[i]) = shapes.table[i];
-        more.used = shapes.used;
-        std::free(shapes.table);
-        shapes = more;
-    }
-    Shape *place = find(shapes, shape);
-    shapes.used += place->layout < 0;
-    *place = shape;
-    return true;
-}
-
-// ---- the object
 
 enum Held {
     TENSOR, PARAMETER, MODES, IS_LAZY, IS_NEG, STORAGE, OFFSET, LAYOUTS, ADDRESSES, FUNCTIONS, TEAM, MEMORY, THREADS, SCRIPT,
@@ -148,8 +110,8 @@ i64 add_one(Intake *self, PyObject *tensor, Later *later = nullptr, const Look *
     u64 row = PyLong_AsUnsignedLongLongMask(PyList_GetItem(self->held[ADDRESSES], slot));
     if (found.count < self->limit) {
         RUN((const void *)found.address, found.count, 0, found.code, int(self->flags), nullptr, (Row *)row);
-    } else {
-        if (summarise_large(self->large, found, self->flags, (Row *)row, later) == LONG_WAY) return -1;
+    } else if (!summarise_large(self->large, found, self->flags, (Row *)row, later)) {
+        return -1;
     }
     PyObject *layout = PyLong_FromLongLong(number);
     int failed = !layout || PyList_Append(self->held[LAYOUTS], layout);
@@ -272,7 +234,7 @@ struct Ahead {
 
 // A list of what `one` makes of each tensor of a list, in order, and of what a look at it told, if there was one.
 template <class One> PyObject *of_each(Intake *self, PyObject *tensors, One one) {
-    constexpr Py_ssize_t AHEAD = 6;
+    constexpr Py_ssize_t AHEAD = 6, AT_ONCE = 1024;  // small tensors without giving the interpreter's lock away: a millisecond
     if (!PyList_Check(tensors)) return PyErr_Format(PyExc_TypeError, "a list wanted");
     Py_ssize_t count = PyList_Size(tensors);
     PyObject *all = PyList_New(count);
@@ -286,28 +248,86 @@ template <class One> PyObject *of_each(Intake *self, PyObject *tensors, One one)
         PyObject *made = one(PyList_GetItem(tensors, i), seen);
         if (!made) return Py_DecRef(all), nullptr;
         PyList_SetItem(all, i, made);
-        if (!is_small) ahead.forget();
+        const bool pauses = i % AT_ONCE == AT_ONCE - 1;
+        if (!is_small || pauses) ahead.forget();
+        if (pauses) {
+            Py_BEGIN_ALLOW_THREADS
+            Py_END_ALLOW_THREADS
+        }
     }
     return all;
 }
 
-// The slot of each tensor of a list; null with an exception. Where the short way cannot summarise large ones together, what is
-// known of them goes into a list of items.
-PyObject *slots_of(Intake *self, PyObject *tensors, PyObject *items) {
-    Later later;
+// The slot of each tensor of a list, -1 for those that go the long way; null with an exception. What cannot be summarised
+// together here goes into a list of items. It needs the summarizer's lock.
+PyObject *slots_of(Intake *self, PyObject *tensors, i64 threads, PyObject *items) {
+    Later later{threads};
     const bool may = unseen(self);
     PyObject *slots = of_each(self, tensors, [&](PyObject *tensor, const Look *seen) {
         const i64 slot = may ? add_one(self, tensor, &later, seen) : -1;
         return slot == -2 ? nullptr : PyLong_FromLongLong(slot);
     });
-    if (slots && later.count && !summarise_later(self->large, later, self->flags) && !hand_over(later, items))
-        return Py_DecRef(slots), nullptr;
+    if (!slots || !later.count) return slots;
+    summarise_later(self->large, later, self->flags);
+    if (!threads && !hand_over(later, items)) return Py_DecRef(slots), nullptr;
     return slots;
 }
 
 PyObject *add_all(PyObject *object, PyObject *const *arguments, Py_ssize_t given) {
+    Intake *self = (Intake *)object;
     if (given != 2 || !PyList_Check(arguments[1])) return PyErr_Format(PyExc_TypeError, "tensors and a list of items wanted");
-    return slots_of((Intake *)object, arguments[0], arguments[1]);
+    return slots_of(self, arguments[0], threads_of(self->large), arguments[1]);
+}
+
+// Whether none of the sites has been recorded in this step.
+bool are_new(PyObject *times, PyObject *sites) {
+    for (Py_ssize_t i = 0; i < PyList_Size(sites); i++)
+        if (PyDict_GetItemWithError(times, PyList_GetItem(sites, i)) || PyErr_Occurred()) return PyErr_Clear(), false;
+    return true;
+}
+
+// Notes slots at new sites, as the recorder does: 1; 0, and nothing is done, where one of the sites or slots is not like the
+// others; -1 with an exception.
+int note_all(Intake *self, PyObject *sites, PyObject *slots) {
+    PyObject *times = self->into[OWN_TIMES], *rows = self->into[OWN_ROWS], *own = self->into[OWN_SLOTS];
+    const Py_ssize_t count = PyList_Size(sites), before = PyDict_Size(times);
+    for (Py_ssize_t i = 0; i < count; i++)
+        if (PyLong_AsLongLong(PyList_GetItem(slots, i)) < 0) return PyErr_Occurred() ? -1 : 0;
+    PyObject *once = PyLong_FromLong(1);
+    bool done = once != nullptr;
+    for (Py_ssize_t i = 0; done && i < count; i++) done = PyDict_SetItem(times, PyList_GetItem(sites, i), once) == 0;
+    if (once) Py_DecRef(once);
+    if (!done) return -1;
+    if (PyDict_Size(times) != before + count) {  // a site comes twice
+        for (Py_ssize_t i = 0; i < count; i++)
+            if (PyDict_DelItem(times, PyList_GetItem(sites, i))) PyErr_Clear();
+        return 0;
+    }
+    const Py_ssize_t end = PyList_Size(rows), last = PyList_Size(own);
+    return PyList_SetSlice(rows, end, end, sites) || PyList_SetSlice(own, last, last, slots) ? -1 : 1;
+}
+
+// Summarises tensors and notes them at their sites. True: done. False: nothing is. A list of slots, -1 for those that go the long
+// way: the rest, and the noting, are not. It needs the recorder's lock.
+PyObject *record_all(PyObject *object, PyObject *const *arguments, Py_ssize_t given) {
+    Intake *self = (Intake *)object;
+    if (given != 2) return PyErr_Format(PyExc_TypeError, "sites and tensors wanted");
+    PyObject *sites = arguments[0], *tensors = arguments[1];
+    if (!self->into[OWN_ROWS] || self->into[OWN_SUMS] != Py_None || !PyList_Check(sites) || !PyList_Check(tensors))
+        return Py_NewRef(Py_False);
+    const Py_ssize_t count = PyList_Size(sites);
+    if (count != PyList_Size(tensors) ||
+        PyList_Size(self->held[LAYOUTS]) + count > PyList_Size(self->held[ADDRESSES]) ||
+        !are_new(self->into[OWN_TIMES], sites))
+        return Py_NewRef(Py_False);
+    const i64 threads = threads_of(self->large);
+    if (!threads || !acquire(self->large)) return Py_NewRef(Py_False);
+    PyObject *slots = slots_of(self, tensors, threads, nullptr);
+    const int noted = slots && PyList_Size(slots) == count ? note_all(self, sites, slots) : -1;
+    release(self->large);
+    if (slots && !noted) return slots;
+    if (slots) Py_DecRef(slots);
+    return noted < 0 ? nullptr : Py_NewRef(Py_True);
 }
 
 PyObject *VERSION = nullptr;  // a name
@@ -368,6 +388,7 @@ PyMethodDef METHODS[] = {
     {"add_all", (PyCFunction)(void (*)())add_all, METH_FASTCALL, nullptr},
     {"stands", stands, METH_O, nullptr},
     {"turn", turn, METH_NOARGS, nullptr},
+    {"record_all", (PyCFunction)(void (*)())record_all, METH_FASTCALL, nullptr},
     {"into", (PyCFunction)(void (*)())set_into, METH_FASTCALL, nullptr},
     {"record", (PyCFunction)(void (*)())record, METH_FASTCALL, nullptr},
     {"learn", (PyCFunction)(void (*)())learn, METH_FASTCALL, nullptr},
@@ -410,8 +431,9 @@ PyObject *new_intake(PyObject *, PyObject *const *arguments, Py_ssize_t given) {
     i64 flags = PyLong_AsLongLong(arguments[1]), limit = PyLong_AsLongLong(arguments[2]);
     Team *team = (Team *)PyLong_AsUnsignedLongLongMask(arguments[3]);
     if (PyErr_Occurred()) return nullptr;
-    if (!PyList_Check(arguments[NUMBERS + LAYOUTS]) || !PyList_Check(arguments[NUMBERS + ADDRESSES]))
-        return PyErr_Format(PyExc_TypeError, "two lists wanted");
+    if (!PyList_Check(arguments[NUMBERS + LAYOUTS]) || !PyList_Check(arguments[NUMBERS + ADDRESSES]) ||
+        !is_memory(arguments[NUMBERS + MEMORY]))
+        return PyErr_Format(PyExc_TypeError, "two lists and a memory wanted");
     const Functions *functions = nullptr;
     if (!by_dlpack) {
         char *bytes = PyBytes_AsString(arguments[NUMBERS + FUNCTIONS]);

@@ -7,21 +7,26 @@
 
 struct Large {  // of a summarizer, borrowed
     Team *team;
-    PyObject *memory;             // of reuse.py
+    PyObject *memory;             // what new_memory of reuse.py made
     PyObject *threads, *script;   // torch.get_num_threads; what parallel.py knows of the script's threads
     PyObject *acquire, *release;  // the summarizer's lock
 };
 
-struct Later {  // tensors that are summarised together, so that threads are woken once
+// Threads that may take part where there is work for several; 0 where Python has to decide.
+HIDDEN i64 threads_of(const Large &own);
+// Acquires the summarizer's lock; false, and never an exception, where another thread has it.
+HIDDEN bool acquire(const Large &own);
+HIDDEN void release(const Large &own);
+
+struct Later {  // tensors that are summarised together, so that threads are woken once; for who has the lock
+    i64 threads;
     Item *items = nullptr;
     i64 count = 0, places = 0;
     ~Later() { std::free(items); }
 };
 
-enum Outcome { LONG_WAY, DONE, LATER };
-
-// Fills a row with the summary of a large tensor. LONG_WAY, and nothing is done: Python has to decide which threads
-// take part. With `later`, what has to be summarised is put there: LATER. Never an exception.
-HIDDEN Outcome summarise_large(const Large &own, const Look &found, i64 flags, Row *row, Later *later);
-// Summarises those put off; false, and nothing is done, where Python has to decide which threads take part.
-HIDDEN bool summarise_later(const Large &own, const Later &later, i64 flags);
+// Fills a row with the summary of a large tensor, or has that done later, together with others. False, and nothing is done, where
+// Python has to decide which threads take part. Never an exception.
+HIDDEN bool summarise_large(const Large &own, const Look &found, i64 flags, Row *row, Later *later);
+// Summarises those put off; where there are no threads to say so, they are noted alone, and Python has to.
+HIDDEN void summarise_later(const Large &own, const Later &later, i64 flags);

@@ -4,6 +4,7 @@
 #include "calls.h"
 #include "columns.h"
 #include "generators.h"
+#include "memory.h"
 #include "probes.h"
 #include "strided.h"
 #include "sums.h"
@@ -260,6 +261,7 @@ PyMethodDef METHODS[] = {
     FAST(columns), FAST(rows), FAST(step_digest), FAST(crc32),
     {"levels", py_levels, METH_NOARGS, nullptr}, {"use", py_use, METH_O, nullptr},
     {"intake", (PyCFunction)(void (*)())new_intake, METH_FASTCALL, nullptr},
+    {"memory", new_memory, METH_O, nullptr},
     {"gradients", (PyCFunction)(void (*)())new_gradients, METH_FASTCALL, nullptr},
     {"modules", (PyCFunction)(void (*)())new_modules, METH_FASTCALL, nullptr},
     {"holders", holders, METH_O, nullptr}, {"instances", (PyCFunction)(void (*)())instances, METH_FASTCALL, nullptr},

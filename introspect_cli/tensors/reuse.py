@@ -12,66 +12,26 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-from typing import Final
+from typing import Any, Final
 
-import numpy as np
 import torch
 
 from introspect_cli.tensors import kernels
-from introspect_cli.tensors import rows as r
 from introspect_cli.tensors.views import address_of
 
-_LIMIT: Final = 8192
+LIMIT: Final = 8192
 """Rows kept from one step to the next, at most: 2 MB."""
 
-_NONE: Final = np.empty((0, r.WORDS), np.uint64)
 
-Known = tuple[int, int, int]
-"""What was at an address: a number for the element type, elements, and the address of the row until the next take."""
+def new_memory() -> Any:
+    """Rows of this step and the last, by the address of the elements they are of; None where nothing is compiled.
 
-
-class Memory:
-    """Rows of this step and the last, by the address of the elements they are of.
-
-    Attributes:
-        now: what this step has; the compiled intake reads and writes it.
-        before: what the last step had.
+    `note(address, kind, count, row)` remembers the address of a row: `kind` is a number for the element type.
+    `find(address, kind, count)` is the address of the row of what may still be there, 0 if there is none; the kernel
+    compares. `turn()` keeps what this step used for the next one, when its rows are about to be given away; `clear()`
+    forgets everything.
     """
-
-    def __init__(self) -> None:
-        self.now: dict[int, Known] = {}
-        self.before: dict[int, Known] = {}
-        self._kept = _NONE
-
-    def find(self, address: int, kind: int, count: int) -> int:
-        """Address of the row of what may still be at an address, 0 if there is none; the kernel compares."""
-        known = self.now.get(address) or self.before.get(address)
-        if known is None or known[1] != count or known[0] != kind:
-            return 0
-        self.now[address] = known
-        return known[2]
-
-    def note(self, address: int, known: Known) -> None:
-        """Remember a row."""
-        self.now[address] = known
-
-    def turn(self) -> None:
-        """Keep what this step used for the next one; its rows are about to be given away."""
-        if not self.now:
-            self.before, self._kept = {}, _NONE
-            return
-        used = list(self.now.items())[:_LIMIT]
-        kept = np.empty((len(used), r.WORDS), np.uint64)
-        base = kept.ctypes.data
-        kernels.KERNELS.rows([row for _, (_, _, row) in used], base)  # type: ignore[union-attr]  # who else notes rows?
-        self.before = {
-            address: (kind, count, base + index * r.ROW_BYTES) for index, (address, (kind, count, _)) in enumerate(used)
-        }
-        self.now, self._kept = {}, kept
-
-    def clear(self) -> None:
-        """Forget everything."""
-        self.now, self.before, self._kept = {}, {}, _NONE
+    return None if kernels.KERNELS is None else kernels.KERNELS.memory(LIMIT)
 
 
 def stand(tensor: torch.Tensor) -> tuple[int, int, int] | None:

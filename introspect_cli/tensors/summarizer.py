@@ -20,7 +20,7 @@ import torch
 
 from introspect_cli.errors import belongs_to_script
 from introspect_cli.records import STATISTICS, Layout, Status
-from introspect_cli.tensors import checksum, handles, parallel, reference, values
+from introspect_cli.tensors import checksum, parallel, reference, values
 from introspect_cli.tensors import kernels as k
 from introspect_cli.tensors import rows as r
 from introspect_cli.tensors.arena import Arena
@@ -29,8 +29,9 @@ from introspect_cli.tensors.cpu import CODES, TABLE_ADDRESS, Engine
 from introspect_cli.tensors.gpu.devices import CAPTURING, Devices, capturing
 from introspect_cli.tensors.gpu.engine import Item
 from introspect_cli.tensors.handover import Handover
+from introspect_cli.tensors.intake import new_intake
 from introspect_cli.tensors.layouts import KnownLayouts
-from introspect_cli.tensors.reuse import Memory, stand
+from introspect_cli.tensors.reuse import new_memory, stand
 from introspect_cli.tensors.special import PLAIN, Parts, has_memory, is_wrapped, keyed, take_apart, unseen
 from introspect_cli.tensors.table import finalise
 from introspect_cli.tensors.views import address_of, in_memory, strides_kind, unobserved
@@ -58,8 +59,6 @@ _Item = tuple[int, int, int, int, int]
 
 _WITHOUT_ROW = frozenset({Status.NOT_OBSERVED, Status.VALUE})
 """What has nothing in its row."""
-_AT_ONCE = 1024
-"""Tensors in one call of the extension, which keeps the interpreter's lock for small ones: a millisecond, not more."""
 
 
 class Summarizer:
@@ -86,11 +85,12 @@ class Summarizer:
         self._flags = k.STATS * stats | k.SKETCH * sketch
         self._engine = Engine(threads)
         self._stand = parallel.Stand()
-        self._memory = Memory()
+        self._memory = new_memory()
         self._arena = Arena()
         self._layout_of: list[int] = []
         self._lock = threading.RLock()
-        self._intake = self._new_intake()
+        held = (self._layout_of, self._arena.addresses, self._engine.team, self._memory, self._lock)
+        self._intake = None if self._sorted else new_intake(self._flags, *held)
         self._layouts = KnownLayouts()
         self._kept = [
             name for name, own in STATISTICS.items() if stats and (not own.on_request or name in self._sorted)
@@ -98,35 +98,6 @@ class Summarizer:
         self._devices = Devices(stats=stats, sketch=sketch, sorted_stats=self._sorted)
         self._reset()
         _LIVE.add(self)
-
-    def _new_intake(self) -> Any:
-        """What summarises plain tensors in one call; None where torch, or we, cannot."""
-        functions = handles.functions()
-        api = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None) if functions is None else None
-        if k.KERNELS is None or self._sorted or (functions is None and api is None):
-            return None
-        return k.KERNELS.intake(
-            api,
-            self._flags,
-            k.WORTHWHILE,
-            self._engine.team.ctypes.data,
-            torch.Tensor,
-            torch.nn.Parameter,
-            torch._C._len_torch_function_stack,  # noqa: SLF001  # no public one
-            getattr(torch._C, "_is_cow_tensor", None),  # noqa: SLF001  # no public one
-            torch.Tensor.is_neg,
-            torch.Tensor.untyped_storage,
-            torch.Tensor.storage_offset,
-            self._layout_of,
-            self._arena.addresses,
-            functions,
-            self._engine.team,
-            self._memory,
-            torch.get_num_threads,
-            parallel.SCRIPT,
-            self._lock.acquire,
-            self._lock.release,
-        )
 
     def _reset(self) -> None:
         self._layout_of.clear()  # the intake has it too
@@ -155,10 +126,14 @@ class Summarizer:
                 self._failed(slot, tensor, error)
             return slot
 
-    def add_all(self, tensors: Iterable[torch.Tensor]) -> list[int]:
+    def add_all(self, tensors: Iterable[torch.Tensor], slots: list[int] | None = None) -> list[int]:
         """Summarise tensors now, large ones and small ones shared out among the threads together.
 
         The same as `add` for each in turn, and quicker for many: all parameters after an optimizer step.
+
+        Args:
+            tensors: any.
+            slots: what `record_all` of the intake returned of them, where it has been asked: -1 for those still to do.
 
         Returns:
             The row number of each.
@@ -166,7 +141,11 @@ class Summarizer:
         batch = _Batch()
         with self._lock:
             tensors = list(tensors)
-            slots = self._add_short(tensors, batch)
+            if slots is None:
+                slots = [-1] * len(tensors)
+                if self._intake is not None:
+                    self._arena.hold(len(self._layout_of) + len(tensors))
+                    slots = self._intake.add_all(tensors, batch.items)
             for place, tensor in enumerate(tensors):
                 if slots[place] >= 0:
                     continue
@@ -183,17 +162,6 @@ class Summarizer:
                 self._launch(engine, entries)
         return slots
 
-    def _add_short(self, tensors: list[torch.Tensor], batch: _Batch) -> list[int]:
-        """Summarise those of many tensors that are plain, large ones later; the slot of each, -1 for the others."""
-        if self._intake is None:
-            return [-1] * len(tensors)
-        slots: list[int] = []
-        for start in range(0, len(tensors), _AT_ONCE):
-            some = tensors[start : start + _AT_ONCE]
-            self._arena.hold(len(self._layout_of) + len(some))
-            slots += self._intake.add_all(some, batch.items)
-        return slots
-
     def stands(self, tensors: list[torch.Tensor]) -> list[Hashable]:
         """Of each tensor something that is another when it has been written to or moved; None if it has no memory."""
         with self._lock:
@@ -204,13 +172,7 @@ class Summarizer:
 
     @property
     def intake(self) -> Any:
-        """What summarises a plain tensor and notes its site in one call, once told into what; None without one.
-
-        `into` takes the list of rows, that of slots and the dictionary of times of a recorder, how to acquire and to
-        release its lock, which nobody who uses the summarizer does without, a dictionary for the sums of samples by
-        slot, or None, and `sample_headers`. `record` takes a site and a tensor and returns the slot; or -1, and nothing
-        is done, where the tensor has to go the long way or the site has been recorded in this step.
-        """
+        """What summarises plain tensors and notes their sites, see `intake.py`; None without one."""
         return self._intake
 
     @property
@@ -315,7 +277,7 @@ class Summarizer:
             known = memory.find(address, kind, count)
             if known and engine.again(row, known, address, count, code):
                 return True
-            memory.note(address, (kind, count, row))
+            memory.note(address, kind, count, row)
         if batch is None:
             engine.contiguous(row, address, count, 0, code, table, self._flags)
         else:
@@ -441,7 +403,8 @@ class Summarizer:
         with self._lock:
             count = len(self._layout_of)
             pending = self._devices.hand_over()
-            self._memory.turn()
+            if self._memory is not None:
+                self._memory.turn()
             layout_index = k.numbers(self._layout_of)
             headers = self._layouts.headers()[layout_index]
             for slot, own in self._own_headers.items():
@@ -486,7 +449,8 @@ class Summarizer:
         with self._lock:
             self._engine.close()
             self._stand.close()
-            self._memory.clear()
+            if self._memory is not None:
+                self._memory.clear()
             self._arena.clear()
             self._devices.clear()
             self._reset()
