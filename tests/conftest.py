@@ -20,9 +20,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 
 # The models here are tiny; on a busy machine, torch's threads wait for each other instead of computing.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# Where inductor compiles: no trial of vector extensions, no header compiled before. They take longer than the rest.
+# Where inductor compiles: no trial of vector extensions, which takes longer than the rest. Its header is compiled once
+# for all tests; each of their kernels takes a fraction of the time then. That asks openssl for a checksum.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")
-os.environ.setdefault("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "0")
+os.environ.setdefault("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "01"[shutil.which("openssl") is not None])
 # As those set it who want the same order twice: one python, already started, then serves them and all others.
 os.environ.setdefault("PYTHONHASHSEED", "0")
 

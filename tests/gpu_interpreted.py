@@ -56,6 +56,32 @@ class Made:
         return Item(self.engine.prepare(tensor), tensor.data_ptr(), first)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _language_patched_once_a_launch():
+    """Triton looks through its language for what to interpret at each call of a function: a third of the time."""
+    interpreter = pytest.importorskip("triton.runtime.interpreter")
+    look = getattr(interpreter, "_patch_lang", None)
+    homes, seen = {}, set()
+
+    def look_once(fn):
+        """Beyond the kernel itself, only where a function has the language under a module not looked at yet."""
+        if fn.__name__ == kernels.summarise.__name__:
+            seen.clear()
+            return look(fn)
+        if fn not in homes:
+            language = interpreter.tl, interpreter.tl.core
+            homes[fn] = tuple(any(own is home for own in fn.__globals__.values()) for home in language)
+        if homes[fn] in seen:
+            return None
+        seen.add(homes[fn])
+        return look(fn)
+
+    with pytest.MonkeyPatch.context() as patch:
+        if look is not None:
+            patch.setattr(interpreter, "_patch_lang", look_once)
+        yield
+
+
 @pytest.fixture(scope="module")
 def made():
     return Made()

@@ -41,6 +41,7 @@ def mesh(group):
 
 
 def test_stages_of_pipelines_have_the_functions_whose_frames_are_asked():
+    needs("gpipe")
     schedules = pytest.importorskip("torch.distributed.pipelining.schedules")
     stage = pytest.importorskip("torch.distributed.pipelining.stage")
     seen = set()
