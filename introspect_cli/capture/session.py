@@ -88,6 +88,7 @@ class Session:
         self.path = run_directory(target, options.output, self.launch)
         self._store = StoreWriter.create(self.path, force=options.force, durable=options.durable, launch=self.launch)
         self._guard = Guard(self._warn)
+        self._settings = self._guard.around("settings", "settings are")
         self._progress = Progress(wanted=options.progress and not options.quiet)
         self._probes: Probes | None = None
         self._closed = False
@@ -215,12 +216,15 @@ class Session:
         probes = self._probes
         if probes is None:
             return
-        with self._store_errors("settings", "settings are"):
-            self._documents.write(probes)
-            if probes.context.ticks == 1:
-                self._documents.write_all()
-                self._tell_of_others()
-            self._progress.update(probes.recorder.step, probes.rank.rows_written, probes.rank.bytes_written)
+        with self._settings:
+            try:
+                self._documents.write(probes)
+                if probes.context.ticks == 1:
+                    self._documents.write_all()
+                    self._tell_of_others()
+                self._progress.update(probes.recorder.step, probes.rank.rows_written, probes.rank.bytes_written)
+            except (IntrospectError, OSError) as error:
+                self._store_failed(error)
         if probes.context.ticks == 1 and LOGGER in self.options.publish:
             with self._guard.around("publishing", "the run is"):
                 found = loggers.places()
@@ -362,15 +366,18 @@ class Session:
             self._guard.note(f"{error}; the script goes on, the run ends here")
 
     @contextlib.contextmanager
-    def _store_errors(self, what: str = "session", lost: str = "the end of the run is") -> Iterator[None]:
+    def _store_errors(self) -> Iterator[None]:
         """Go on without a store that can no longer be written; anything else is a failure of ours."""
-        with self._guard.around(what, lost):
+        with self._guard.around("session", "the end of the run is"):
             try:
                 yield
             except (IntrospectError, OSError) as error:
-                if self._guard.passes(error):
-                    raise
-                self._lost(StoreError(str(error)))
+                self._store_failed(error)
+
+    def _store_failed(self, error: Exception) -> None:
+        if self._guard.passes(error):
+            raise error
+        self._lost(StoreError(str(error)))
 
     def _warn(self, sentence: str) -> None:
         self._progress.clear()

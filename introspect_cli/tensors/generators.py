@@ -78,10 +78,11 @@ class Generators:
                 self._states.append(0)
                 if name != "torch":
                     self._kept[name] = _python_spare() if name == "python" else _numpy_spare()
-        self._states = [self._compiled.generator_state(number) for number in range(len(self.names))]
-        self._devices = {name: generator for name, generator in devices if hasattr(generator, "get_offset")}
-        self.unwatched += [name for name, _ in devices if name not in self._devices and name not in self.unwatched]
-        self._device_states = {name: state for name in self._devices if (state := self._device(name)) is not None}
+        self._states = list(map(self._compiled.generator_state, range(len(self.names))))
+        if devices or self._devices:
+            self._devices = {name: generator for name, generator in devices if hasattr(generator, "get_offset")}
+            self.unwatched += [name for name, _ in devices if name not in self._devices and name not in self.unwatched]
+            self._device_states = {name: state for name in self._devices if (state := self._device(name)) is not None}
         self.moved = self._any_moved if self._devices else self._compiled.generators_moved
 
     def stand(self, name: str, owner: object) -> Hashable:

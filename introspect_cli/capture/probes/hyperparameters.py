@@ -58,12 +58,18 @@ class Hyperparameters:
                         site = self._recorder.site(found, SiteInfo(type(optimizer).__name__))
                     else:
                         site = before.site
-                    is_same = type(value) in _KEPT and value == value  # noqa: PLR0124 - not a number is not
-                    known[key] = _Known(value if is_same else _OTHER, plain, site)
+                    known[key] = _Known(value if _is_fixed(value) else _OTHER, plain, site)
                     if isinstance(value, torch.Tensor) and value.device.type != "cpu":
                         self._recorder.tensor(site, value)
                     else:
                         self._recorder.value(site, plain)
+
+
+def _is_fixed(value: object) -> bool:
+    """Whether what is this very object stays equal to what it was: plain, and no number that equals nothing."""
+    if type(value) is tuple:
+        return all(type(item) in _KEPT for item in value)
+    return type(value) in _KEPT and value == value  # noqa: PLR0124 - see above
 
 
 def setting(value: object) -> Any:

@@ -28,7 +28,7 @@ from introspect_cli.capture.probes.opaque import (
     is_unfinished,
     sequence_code,
 )
-from introspect_cli.capture.ranks import launchers, tags, torch_distributed
+from introspect_cli.capture.ranks import tags, torch_distributed
 from introspect_cli.records import EVALUATED, Kind, Phase
 from introspect_cli.tensors.kernels import KERNELS
 from introspect_cli.tensors.views import unobserved
@@ -222,7 +222,7 @@ class ModuleProbe:
     def _left(self, module: nn.Module, state: ModuleState, call: int, result: Any) -> None:
         """Record what has come out of a module."""
         with self._guarded:
-            if launchers.grouped() and tags.from_call(result) is not None:
+            if self._context.parts.is_grouped and tags.from_call(result) is not None:
                 state.tagged, state.plain = True, None
             if not self._plain_output(module, state, call, result):
                 with private_api.no_torch_function():

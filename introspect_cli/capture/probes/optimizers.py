@@ -287,7 +287,7 @@ class OptimizerProbe:
         if gradients:
             large = own.held.large(own.parameters) if own.held is not None else []
             parallel.note_computation(tensor.grad for tensor in large if tensor.grad is not None)
-        self._state.parameters_after(own.optimizer)
+        self._state.parameters_after(own)
         if Kind.OPTIMIZER_STATE in self._context.kinds:
             self._optimizer_state(own, Phase.OPTIMIZER)
         if own.turn.is_last:

@@ -17,7 +17,7 @@ from torch.nn.parameter import is_lazy
 from introspect_cli.capture.identity import ById
 from introspect_cli.capture.inside import modules_in
 from introspect_cli.capture.probes.base import drop
-from introspect_cli.capture.ranks import launchers, torch_distributed, zero
+from introspect_cli.capture.ranks import torch_distributed, zero
 from introspect_cli.records import Kind, Phase
 from introspect_cli.tensors.kernels import KERNELS
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from introspect_cli.capture.context import Context
     from introspect_cli.capture.named import ParameterName
+    from introspect_cli.capture.probes.held import Stepping
     from introspect_cli.tensors.summarizer import Summarizer
 
 Found = tuple[list[Kind], list["torch.Tensor"], "int | None"]
@@ -51,7 +52,7 @@ class StateProbe:
         self._recorded: set[str] = set()
         self._holders: ById[list[weakref.ref[nn.Module]]] = ById()
         self._cutting: ById[list[weakref.ref[nn.Module]]] = ById()
-        self._after: ById[tuple[tuple[list[list[int]], int], list[int]]] = ById()
+        self._after: ById[tuple[tuple[list[int], list[int], int], list[int]]] = ById()
         self._buffers: ById[tuple[tuple[int | None, int], list[int]]] = ById()
         self._written = Written(context.recorder.summarizer)
         self._fresh: set[str] = set()
@@ -139,22 +140,21 @@ class StateProbe:
             else:
                 self._write(sites, found[1], lambda name: self._place(name, Phase.OPTIMIZER, Kind.PARAM, again=False))
 
-    def parameters_after(self, optimizer: torch.optim.Optimizer) -> None:
+    def parameters_after(self, own: Stepping) -> None:
         """Record the parameters that an optimizer has just stepped."""
         if Kind.PARAM not in self._context.kinds:
             return
-        groups = [group["params"] for group in optimizer.param_groups]
-        parameters = [parameter for group in groups for parameter in group]
+        parameters, lengths = own.parameters, [len(group["params"]) for group in own.optimizer.param_groups]
         # What is at the same place of the same optimizer under the same identity has the name it had.
-        held = ([list(map(id, group)) for group in groups], self._context.names.parameter_changes)
-        known = self._after.get(optimizer)
+        held = (list(map(id, parameters)), lengths, self._context.names.parameter_changes)
+        known = self._after.get(own.optimizer)
         if known is None or known[0] != held:
             sites = [self._site(parameter, Phase.OPTIMIZER, Kind.PARAM, again=False) for parameter in parameters]
             if None in sites:
                 self._record(([Kind.PARAM] * len(parameters), parameters, None), Phase.OPTIMIZER)
                 return
             known = (held, [site for site in sites if site is not None])
-            self._after.set(optimizer, known)
+            self._after.set(own.optimizer, known)
         self._write(known[1], parameters, lambda name: self._place(name, Phase.OPTIMIZER, Kind.PARAM, again=False))
 
     def _look(self, root: nn.Module) -> None:
@@ -164,7 +164,7 @@ class StateProbe:
             holders = [module for module in modules_in(root) if module._parameters or module._buffers]  # noqa: SLF001 - the public views build strings
         self._holders.set(root, list(map(weakref.ref, holders)))
         self._context.parts.ask_again()
-        if launchers.grouped():
+        if self._context.parts.is_grouped:
             self._cutting.set(root, list(map(weakref.ref, filter(torch_distributed.is_cut, modules_in(root)))))
 
     def _tensors_of(self, root: nn.Module, kinds: frozenset[Kind] = _BOTH) -> Found:

@@ -82,6 +82,7 @@ class FlatParts:
         self._rounded: set[int] = set()
         self._named: dict[str, ParameterName] = {}
         self._looked = self._has_none = self._was_grouped = False
+        self._is_grouped: bool | None = None
 
     def forget(self) -> None:
         """Look again: a step has ended, and a model may have been wrapped since."""
@@ -89,18 +90,26 @@ class FlatParts:
         self._pieces.clear()
         self._turns.clear()
         self._rounded.clear()
-        self._looked = self._has_none = False
+        self._looked = False
+        self.ask_again()
 
     def ask_again(self) -> None:
         """A model is called for the first time in a step: it may be the first that is wrapped."""
-        self._has_none = False
+        self._has_none, self._is_grouped = False, None
+
+    @property
+    def is_grouped(self) -> bool:
+        """Whether this process is in a process group, asked anew with each step and each model that is called in it."""
+        if self._is_grouped is None:
+            self._is_grouped = launchers.grouped()
+        return self._is_grouped
 
     @property
     def active(self) -> bool:
         """Whether any model keeps its parameters so, or an optimizer what it steps."""
         if not self._looked and not self._has_none:
             # torch itself loads FSDP, in a script with an optimizer: without a group, there can be no such wrapper.
-            is_flat = _HOME in sys.modules and (self._was_grouped or launchers.grouped())
+            is_flat = _HOME in sys.modules and (self._was_grouped or self.is_grouped)
             if not is_flat and not zero.is_loaded():
                 self._has_none = True
                 return False
