@@ -88,3 +88,45 @@ def test_steps_that_are_dropped_meanwhile_are_those_that_were_asked_for(trained,
     assert sent == came > STEPS / 2
     assert list(found) == list(range(STEPS))[-5:]
     assert found.items() <= undisturbed.items()
+
+
+@pytest.mark.parametrize("name", ["tick", "_end"])
+def test_an_interrupt_before_anything_of_a_step_is_set_aside_mixes_no_steps(tmp_path, monkeypatch, name):
+    import torch
+    from neutrality import watched
+
+    from introspect_cli.capture.recorder import Recorder
+
+    def train():
+        torch.manual_seed(0)
+        net = torch.nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for _ in range(4):
+            net(torch.randn(2, 4)).square().mean().backward()
+            try:
+                optimizer.step()
+            except KeyboardInterrupt:
+                came.append(True)
+            optimizer.zero_grad()
+
+    def digests(place):
+        with open_run(place) as run:
+            return {entry.step: bytes(entry.digest) for entry in run.rank(0).steps}
+
+    came: list[bool] = []
+    with watched(tmp_path / "undisturbed"):
+        train()
+    own, calls = getattr(Recorder, name), []
+
+    def interrupted(self):
+        calls.append(True)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        own(self)
+
+    monkeypatch.setattr(Recorder, name, interrupted)
+    with watched(tmp_path / "interrupted"):
+        train()
+    found, wanted = digests(tmp_path / "interrupted"), digests(tmp_path / "undisturbed")
+    assert len(came) == 1
+    assert found == {step: digest for step, digest in wanted.items() if name == "tick" or step != 1}

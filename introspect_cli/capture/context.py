@@ -336,8 +336,13 @@ class Context:
         self._ran_with_gradients.clear()
         self.evaluation.ticked()
         self.parts.forget()
+        step = self.recorder.step
         try:
             self.recorder.tick()
+        except KeyboardInterrupt:
+            if self.recorder.step == step:  # it came before the step could end
+                self.recorder.tick()
+            raise
         finally:  # also where an interrupt comes for the second time: the next step begins
             _call_all(self.on_tick)
 

@@ -341,6 +341,8 @@ class Recorder:
                 self._end()
                 self._backlog.write(keep=1)
             finally:
+                if self._rows:
+                    self._empty()  # an interrupt came before anything was set aside
                 self.step += 1
                 self.wanted = self.alive and self._schedule.wants(self.step)
                 self.resumed = self.wanted and not was_wanted
@@ -377,13 +379,17 @@ class Recorder:
             summaries = self.summarizer.hand_over()
             self._backlog.add(EndedStep(self.step, rows, slots, kinds, saved, samples, given, summaries, labels))
         finally:  # whatever comes in between: slots are numbered anew, and what stayed would be the next step's
-            for own in (self._rows, self._slots, self._times):
-                own.clear()  # the short way holds them too
-            self._saved, self._given = [], {}
-            self._samples.forget_step()
-            if self._samples.first:
-                self._samples.first_is_over()
-                self._go_the_short_way(on=True)
+            self._empty()
+
+    def _empty(self) -> None:
+        """Begin a step with nothing recorded."""
+        for own in (self._rows, self._slots, self._times):
+            own.clear()  # the short way holds them too
+        self._saved, self._given = [], {}
+        self._samples.forget_step()
+        if self._samples.first:
+            self._samples.first_is_over()
+            self._go_the_short_way(on=True)
 
     def _lose(self, error: StoreError) -> None:
         self.stop()

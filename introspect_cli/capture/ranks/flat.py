@@ -90,8 +90,8 @@ class FlatParts:
         self._pieces.clear()
         self._turns.clear()
         self._rounded.clear()
-        self._looked = False
-        self.ask_again()
+        self._looked = self._has_none = False
+        self._is_grouped = None
 
     def ask_again(self) -> None:
         """A model is called for the first time in a step: it may be the first that is wrapped."""
