@@ -97,13 +97,18 @@ TRAINERS: tuple[tuple[tuple[str, ...], str, Callable[[Any], Found]], ...] = (
 )
 """Frameworks with a trainer: the method that all of a training runs in, and what reads the labels of its object."""
 
+_ACCELERATE = "accelerate.state"
+_HOMES = (_ACCELERATE, *(name for modules, _, _ in TRAINERS for name in modules))
+
 
 def ask() -> Found:
     """The labels of the step that this thread runs; none where no known framework trains."""
+    if sys.modules.keys().isdisjoint(_HOMES):
+        return {}
     for modules, function, read in TRAINERS:
         trainer = running(modules, function)
         if trainer is not None:
             return read(trainer)
-    module = sys.modules.get("accelerate.state")
+    module = sys.modules.get(_ACCELERATE)
     shared = getattr(getattr(module, "GradientState", None), "_shared_state", None)
     return accelerate(shared) if isinstance(shared, dict) and shared else {}

@@ -157,15 +157,17 @@ class StateProbe:
             self._after.set(own.optimizer, known)
         self._write(known[1], parameters, lambda name: self._place(name, Phase.OPTIMIZER, Kind.PARAM, again=False))
 
-    def _look(self, root: nn.Module) -> None:
+    def _look(self, root: nn.Module) -> list[weakref.ref[nn.Module]]:
         """Find out once a step which modules hold tensors of their own: a walk over a large model is not free."""
         holders = None if KERNELS is None else KERNELS.holders(root)
         if holders is None:
             holders = [module for module in modules_in(root) if module._parameters or module._buffers]  # noqa: SLF001 - the public views build strings
-        self._holders.set(root, list(map(weakref.ref, holders)))
+        references = list(map(weakref.ref, holders))
+        self._holders.set(root, references)
         self._context.parts.ask_again()
         if self._context.parts.is_grouped:
             self._cutting.set(root, list(map(weakref.ref, filter(torch_distributed.is_cut, modules_in(root)))))
+        return references
 
     def _tensors_of(self, root: nn.Module, kinds: frozenset[Kind] = _BOTH) -> Found:
         """A model's parameters and buffers, each once, as far as they are wanted; of gathered ones the shard."""
@@ -179,13 +181,14 @@ class StateProbe:
         return of, [shards.get(id(tensor), tensor) for tensor in tensors] if shards else tensors, None
 
     def _held_by(self, root: nn.Module, kinds: frozenset[Kind]) -> Found:
-        if self._holders.get(root) is None:
-            self._look(root)
+        holders = self._holders.get(root)
+        if holders is None:
+            holders = self._look(root)
         kinds = kinds & self._context.kinds
-        holders = self._holders.get(root) or []
         if KERNELS is not None:
-            wanted = (kind if kind in kinds else None for kind in (Kind.PARAM, Kind.BUFFER))
-            found: Found | None = KERNELS.tensors_of(holders, *wanted)
+            parameters = Kind.PARAM if Kind.PARAM in kinds else None
+            buffers = Kind.BUFFER if Kind.BUFFER in kinds else None
+            found: Found | None = KERNELS.tensors_of(holders, parameters, buffers)
             if found is not None:
                 return found
         seen: set[int] = set()
