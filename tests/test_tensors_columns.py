@@ -95,12 +95,10 @@ def test_a_step_has_the_digest_that_the_store_computes(count):
 
 
 def test_rows_used_in_a_step_are_kept_for_the_next():
-    memory, rows = kernels.KERNELS.memory(2), blocks_of_anything((4,))[0]
+    memory, rows = kernels.KERNELS.memory(100), blocks_of_anything((3,))[0]
     base = rows.ctypes.data
     memory.note(1000, kernels.F32, 10, base + 2 * r.ROW_BYTES)
     memory.note(2000, kernels.F64, 20, base)
-    memory.note(3000, kernels.F64, 20, base + r.ROW_BYTES)  # one too many
-    assert memory.find(3000, kernels.F64, 20) == base + r.ROW_BYTES
     before = rows.copy()
     memory.turn()
     rows[:] = 0
@@ -109,6 +107,7 @@ def test_rows_used_in_a_step_are_kept_for_the_next():
     kernels.KERNELS.rows(kept, again.ctypes.data)
     assert again.tobytes() == before[[2, 0]].tobytes()
     assert memory.find(3000, kernels.F64, 20) == 0
+    assert memory.find(1000, kernels.F16, 10) == 0
     assert memory.find(1000, kernels.F32, 11) == 0
     memory.turn()  # both were found, so both are kept on
     kept = [memory.find(1000, kernels.F32, 10), memory.find(2000, kernels.F64, 20)]
@@ -117,3 +116,19 @@ def test_rows_used_in_a_step_are_kept_for_the_next():
     memory.turn()
     memory.turn()
     assert [memory.find(1000, kernels.F32, 10), memory.find(2000, kernels.F64, 20)] == [0, 0]
+
+
+def test_a_thousand_addresses_are_told_apart():
+    memory, rows = kernels.KERNELS.memory(5000), np.zeros((1000, r.WORDS), np.uint64)
+    rows[:, 0] = np.arange(1000)
+    where = range(1 << 20, (1 << 20) + 64 * 1000, 64)
+    for step in range(3):
+        for at, place in enumerate(where):
+            if step == 0:
+                memory.note(place, kernels.F32, at, rows[at].ctypes.data)
+            found = np.empty((1, r.WORDS), np.uint64)
+            kernels.KERNELS.rows([memory.find(place, kernels.F32, at)], found.ctypes.data)
+            assert found[0, 0] == at
+        memory.turn()
+    memory.clear()
+    assert not any(memory.find(place, kernels.F32, at) for at, place in enumerate(where))
