@@ -25,6 +25,7 @@ from introspect_cli.capture.probes.separate.data import DataProbe
 from introspect_cli.capture.probes.separate.loss import LossProbe
 from introspect_cli.capture.probes.state import StateProbe
 from introspect_cli.capture.recorder import Recorder
+from introspect_cli.capture.sheet import Sheet
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.result import Verdict
@@ -72,7 +73,8 @@ ENTRIES = [
     (Backlog, "_append"),
     (Summarizer, "add"),
     (Summarizer, "value"),
-    (Summarizer, "take"),
+    (Summarizer, "put_into"),
+    (Sheet, "complete"),
 ]
 
 

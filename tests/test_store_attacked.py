@@ -14,7 +14,7 @@ from store_attacks import answer, build, clumsy_problem, forged, forged_problem
 from synthetic import row, write_run
 
 from introspect_cli.errors import StoreError
-from introspect_cli.store.arrow import Column, Malformed, _frame, decode_batch, encode_batch, schema_message
+from introspect_cli.store.arrow import Column, Malformed, decode_batch, encode_batch, frame, schema_message
 from introspect_cli.store.columns import integer_lists, text_lists, texts
 from introspect_cli.store.reader import open_run
 
@@ -71,7 +71,7 @@ def test_a_forged_store_reaches_the_deepest_code(tmp_path):
     records = bytearray(files["rank0/records.arrow"])
     with open_run(tmp_path / "run") as run:
         entry = run.rank(0).entry(1)
-        header = len(_frame(run.rank(0)._schema).template)
+        header = len(frame(run.rank(0)._schema).template)
     at = entry.offset + header  # the first column is the site
     records[at : at + 4] = b"\xff\xff\xff\x7f"
     changed = forged({**files, "rank0/records.arrow": bytes(records)})

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import ctypes
 import zlib
 
 import numpy as np
 import pytest
 
-from introspect_cli.records import STATISTICS
+from introspect_cli.records import STATISTICS, Layout, Status
 from introspect_cli.store.index import Sums
 from introspect_cli.tensors import columns, kernels
 from introspect_cli.tensors import rows as r
+from introspect_cli.tensors.arena import ROWS, Arena
+from introspect_cli.tensors.layouts import KnownLayouts
+from introspect_cli.tensors.row_notes import ALL_OF_IT, BITS_ALONE, NOTHING, RowNotes
+from introspect_cli.tensors.table import finalise
+from introspect_cli.tensors.target import Target
 
 pytestmark = pytest.mark.skipif(kernels.KERNELS is None, reason="no compiled kernels")
 
@@ -35,16 +41,39 @@ def blocks_of_anything(sizes):
     return blocks
 
 
-@pytest.mark.parametrize("count", [0, 1, 63, 64, 65, 150])
+def arena_of(count):
+    """An arena whose first rows hold anything, with what is known of them beside, and their notes."""
+    arena, random = Arena(), np.random.default_rng(1)
+    arena.hold(count)
+    for block, anything in zip(arena.blocks, blocks_of_anything([ROWS] * len(arena.blocks)), strict=True):
+        block[:] = anything
+    layouts, notes = KnownLayouts(), RowNotes()
+    for number in range(5):
+        layouts.number(Layout((number,), "float32", "cpu", "contiguous"))
+    sorts = ["", "bits", "text", "header", Status.NOT_OBSERVED, Status.VALUE]
+    for slot, kind in enumerate([sorts[number] for number in random.integers(0, len(sorts), count)]):
+        if kind == "bits":
+            notes.unmeasured.append(slot)
+        elif kind == "header":
+            notes.own_headers[slot] = slot << 40
+        elif kind:
+            notes.note(
+                slot, Status.PARTIAL if kind == "text" else Status(int(kind)), f"text {slot}" if slot % 3 else ""
+            )
+        if kind == str(Status.VALUE):
+            notes.fixed[slot] = slot + 1
+    return arena, notes, notes.facts(random.integers(0, 5, count).tolist(), layouts)
+
+
+COUNTS = pytest.mark.parametrize("count", [0, 1, 150, ROWS, ROWS + 1, 3 * ROWS - 1])
+
+
+@COUNTS
 def test_columns_are_bit_by_bit_those_of_numpy(count):
-    blocks = blocks_of_anything((64, 64, 64))
-    random = np.random.default_rng(1)
-    headers = random.integers(0, 2**64, count, np.uint64)
-    seen = random.choice([columns.ALL_OF_IT, columns.BITS_ALONE, columns.NOTHING], count, p=[0.8, 0.1, 0.1]).astype(
-        "u1"
-    )
-    found = columns.of_blocks(blocks, headers, seen, NAMES, with_sketch=True)
-    wanted = columns.of_rows(r.gathered(blocks, count), headers, seen, NAMES, with_sketch=True)
+    arena, _, facts = arena_of(count)
+    assert count <= 1 or set(facts.seen.tolist()) == {ALL_OF_IT, BITS_ALONE, NOTHING}
+    found = columns.of_blocks(arena, facts, NAMES, with_sketch=True)
+    wanted = columns.of_rows(r.gathered(arena.blocks, count), facts, NAMES, with_sketch=True)
     assert found.checksum.tobytes() == wanted.checksum.tobytes()
     assert list(found.statistics) == list(wanted.statistics) == NAMES
     for name, column in wanted.statistics.items():
@@ -56,20 +85,94 @@ def test_columns_are_bit_by_bit_those_of_numpy(count):
 
 
 def test_columns_that_nobody_wants_are_left_out():
-    blocks, headers, seen = blocks_of_anything((8,)), np.zeros(8, np.uint64), np.zeros(8, np.uint8)
-    found = columns.of_blocks(blocks, headers, seen, ["max"], with_sketch=False)
+    arena, _, facts = arena_of(8)
+    found = columns.of_blocks(arena, facts, ["max"], with_sketch=False)
     assert list(found.statistics) == ["max"]
     assert found.sketch is None
-    assert columns.of_blocks(blocks, headers, seen, [], with_sketch=False).statistics == {}
+    assert columns.of_blocks(arena, facts, [], with_sketch=False).statistics == {}
 
 
 def test_a_statistic_that_the_kernels_do_not_know_is_left_to_numpy():
-    assert (
-        columns.of_blocks(
-            blocks_of_anything((8,)), np.zeros(8, np.uint64), np.zeros(8, np.uint8), [*NAMES, "med"], with_sketch=True
-        )
-        is None
-    )
+    arena, _, facts = arena_of(8)
+    assert columns.of_blocks(arena, facts, [*NAMES, "med"], with_sketch=True) is None
+
+
+def arrays_of(count, names, *, with_sketch):
+    arrays = {"site": np.zeros(count, "<u4"), "status": np.full(count, 9, "u1"), "checksum": np.full(count, 9, "<u8")}
+    arrays |= {name: np.full(count, 9, STATISTICS[name].type) for name in names}
+    return arrays | ({"sketch": np.full((count, 16), 9, "<f4")} if with_sketch else {})
+
+
+@COUNTS
+@pytest.mark.parametrize(("names", "with_sketch"), [(NAMES, True), ([], False)], ids=["everything", "checksums"])
+def test_a_target_gets_what_a_table_has_of_each_records_slot(count, names, with_sketch):
+    """In three steps: the second has the slots of the first and other values, the third has others."""
+    arena, notes, facts = arena_of(count)
+    random = np.random.default_rng(2)
+    records = count + 7 if count else 0  # some slots are of several records
+    slots = random.integers(0, max(count, 1), records).tolist()
+    arrays = arrays_of(records, names, with_sketch=with_sketch)
+    target = Target.over(arrays, names, with_sketch=with_sketch)
+    for step in range(3):
+        if step == 1:
+            notes.fixed.update({slot: value + 1 for slot, value in notes.fixed.items()})
+            notes.texts.update({slot: text + "!" for slot, text in notes.texts.items()})
+        elif step == 2:
+            slots = slots[::-1]
+        for block in arena.blocks:
+            block[:, r.RAW] += np.uint64(1)
+        target.fill(arena, facts, notes, list(slots))
+        rows = columns.of_rows(r.gathered(arena.blocks, count), facts, names, with_sketch=with_sketch)
+        table = finalise(rows, layouts=[], facts=facts, fixed=notes.fixed, texts=notes.texts)
+        wanted = {"status": table.status, "checksum": table.checksum, **table.counts, **table.floats}
+        for name, column in (wanted | ({"sketch": table.sketch} if with_sketch else {})).items():
+            assert arrays[name].tobytes() == column[slots].tobytes(), (step, name)
+        assert target.layout_index.tolist() == table.layout_index[slots].tolist()
+        texts = table.text
+        assert target.texts == {record: texts[slot] for record, slot in enumerate(slots) if texts[slot]}
+        assert not arrays["site"].any()
+
+
+def test_a_target_is_of_what_the_kernels_compute_and_nothing_else():
+    arrays = arrays_of(3, NAMES, with_sketch=True)
+    assert Target.over(arrays, NAMES, with_sketch=True) is not None
+    assert Target.over(arrays, NAMES, with_sketch=False) is None
+    assert Target.over(arrays, NAMES[1:], with_sketch=True) is None
+    assert Target.over(arrays, [*NAMES, "med"], with_sketch=True) is None
+    assert Target.over(arrays | {"med": np.zeros(3)}, [*NAMES, "med"], with_sketch=True) is None
+    assert Target.over(arrays | {"checksum": np.zeros(6, "<u8")[::2]}, NAMES, with_sketch=True) is None
+    assert Target.over(arrays | {"checksum": np.zeros(3, ">u8")}, NAMES, with_sketch=True) is None
+
+
+def test_facts_are_the_same_object_until_they_change():
+    layouts, notes = KnownLayouts(), RowNotes()
+    for number in range(2):
+        layouts.number(Layout((number,), "float32", "cpu", "contiguous"))
+
+    def of(layout_of, change=None):
+        notes.clear()
+        notes.note(1, Status.PARTIAL, str(layout_of))
+        notes.own_headers[0] = 5
+        notes.unmeasured.append(1)
+        if change is not None:
+            change()
+        return notes.facts(layout_of, layouts)
+
+    first = of([0, 1])
+    assert of([0, 1]) is first
+    assert of([0, 1], lambda: notes.texts.update({1: "another"})) is first
+    changes = [
+        lambda: notes.note(1, Status.VALUE, ""),
+        lambda: notes.note(0, Status.PARTIAL, ""),
+        lambda: notes.own_headers.update({0: 6}),
+        lambda: notes.unmeasured.append(0),
+    ]
+    found = [of([0, 1], change) for change in changes]
+    assert len({id(own) for own in (first, *found)}) == 5
+    assert found[0].status.tolist() == [0, Status.VALUE]
+    assert found[2].headers.tolist()[0] == 6
+    assert found[3].seen.tolist() == [BITS_ALONE] * 2
+    assert of([0, 0]).layout_index.tolist() == [0, 0]
 
 
 @pytest.mark.parametrize("size", [*range(150), 1000, 4095, 100_003])
@@ -91,7 +194,16 @@ def test_a_step_has_the_digest_that_the_store_computes(count):
     checksums = random.integers(0, 2**64, count, np.uint64)
     statuses = random.integers(0, 4, count).astype(np.uint8)
     records = (keys, left_out, sites, checksums, statuses)
-    assert kernels.step_digest(*records) == Sums().digest(*records)
+    digest, right = kernels.StepDigest(), Sums().digest
+    assert digest(*records) == right(*records)
+    checksums += np.uint64(1)  # where they were
+    assert digest(*records) == right(*records)
+    others = (keys.copy(), left_out, sites, checksums[::-1], statuses)
+    keys += np.uint64(1)
+    for _ in range(2):
+        assert digest(*others) == right(*others)
+    others[3][:] = 7  # a view that was copied
+    assert digest(*others) == right(*others)
 
 
 def test_rows_used_in_a_step_are_kept_for_the_next():
@@ -102,17 +214,14 @@ def test_rows_used_in_a_step_are_kept_for_the_next():
     before = rows.copy()
     memory.turn()
     rows[:] = 0
-    again = np.empty((2, r.WORDS), np.uint64)
     kept = [memory.find(1000, kernels.F32, 10), memory.find(2000, kernels.F64, 20)]
-    kernels.KERNELS.rows(kept, again.ctypes.data)
-    assert again.tobytes() == before[[2, 0]].tobytes()
+    assert b"".join(ctypes.string_at(row, r.ROW_BYTES) for row in kept) == before[[2, 0]].tobytes()
     assert memory.find(3000, kernels.F64, 20) == 0
     assert memory.find(1000, kernels.F16, 10) == 0
     assert memory.find(1000, kernels.F32, 11) == 0
     memory.turn()  # both were found, so both are kept on
     kept = [memory.find(1000, kernels.F32, 10), memory.find(2000, kernels.F64, 20)]
-    kernels.KERNELS.rows(kept, again.ctypes.data)
-    assert again.tobytes() == before[[2, 0]].tobytes()
+    assert b"".join(ctypes.string_at(row, r.ROW_BYTES) for row in kept) == before[[2, 0]].tobytes()
     memory.turn()
     memory.turn()
     assert [memory.find(1000, kernels.F32, 10), memory.find(2000, kernels.F64, 20)] == [0, 0]

@@ -9,15 +9,18 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 
+from introspect_cli.capture.sheet import Sheet
 from introspect_cli.errors import StoreError
 from introspect_cli.schedules import ALWAYS, NEVER
 from introspect_cli.store.batch import StepBatch, given_columns
 from introspect_cli.store.columns import sparse_texts
+from introspect_cli.tensors.handover import Handover
 from introspect_cli.tensors.kernels import numbers
 
 if TYPE_CHECKING:
@@ -26,11 +29,11 @@ if TYPE_CHECKING:
     from introspect_cli.capture.keeping import Keeping
     from introspect_cli.capture.samples import StepSamples
     from introspect_cli.labels import Labels
-    from introspect_cli.records import Given, Kind
+    from introspect_cli.records import Given, Kind, Layout
     from introspect_cli.store.batch import Array
     from introspect_cli.store.rank_writer import RankWriter
     from introspect_cli.store.writer import StoreWriter
-    from introspect_cli.tensors.handover import Handover
+    from introspect_cli.tensors.summarizer import Summarizer
     from introspect_cli.tensors.table import SummaryTable
 
 
@@ -42,8 +45,7 @@ class SavedTensor:
     value: torch.Tensor
 
 
-@dataclass(frozen=True)
-class EndedStep:
+class EndedStep(NamedTuple):
     """What a step has recorded, until it is written.
 
     Attributes:
@@ -54,7 +56,7 @@ class EndedStep:
         saved: values to be stored whole.
         samples: what is kept of the samples of batches and activations.
         given: what operators were given, by record.
-        summaries: the summaries, of which devices may still compute some.
+        summaries: the summaries, of which devices may still compute some; or the sheet that has them.
         labels: what the script's framework calls it.
     """
 
@@ -65,7 +67,7 @@ class EndedStep:
     saved: list[SavedTensor]
     samples: StepSamples
     given: dict[int, Given]
-    summaries: Handover
+    summaries: Handover | Sheet
     labels: Labels
 
 
@@ -78,13 +80,19 @@ class Backlog:
     """
 
     def __init__(
-        self, rank: RankWriter, store: StoreWriter, keeping: Keeping | None, lost: Callable[[StoreError], None]
+        self,
+        rank: RankWriter,
+        store: StoreWriter,
+        summarizer: Summarizer,
+        keeping: Keeping | None,
+        lost: Callable[[StoreError], None],
     ) -> None:
         """Start with none.
 
         Args:
             rank: where steps go.
             store: where whole tensors go.
+            summarizer: gives the summaries.
             keeping: decides which steps are kept, and how long; all, for ever, where None.
             lost: told when the store can no longer be written.
         """
@@ -94,9 +102,20 @@ class Backlog:
         self._store = store
         self._keeping = keeping
         self._lost = lost
+        self._summarizer = summarizer
         self._layouts: list[int] = []
+        self._spare: Sheet | None = None  # of a step that is done with
         self._steps: deque[EndedStep] = deque()
         self._begun: EndedStep | None = None  # whose writing has begun and not ended
+
+    def sheet(self, records: int) -> Sheet | None:
+        """A sheet for a step of so many records; None where the kernels cannot fill one."""
+        spare, self._spare = self._spare, None
+        if spare is not None and spare.form.rows == records:
+            return spare
+        form = self._rank.form(records)
+        target = self._summarizer.target(form.columns)
+        return None if target is None else Sheet(form, target)
 
     def add(self, step: EndedStep) -> None:
         """Set a step aside."""
@@ -115,10 +134,11 @@ class Backlog:
         """
         while self._steps:
             first = self._steps[0]
-            if len(self._steps) <= keep and first.summaries.waits:
-                return
-            if keep and not first.summaries.ready():
-                return
+            if isinstance(first.summaries, Handover):
+                if len(self._steps) <= keep and first.summaries.waits:
+                    return
+                if keep and not first.summaries.ready():
+                    return
             if first is self._begun:
                 self._steps.popleft()
             self._begun = first
@@ -126,9 +146,11 @@ class Backlog:
             if self._steps and self._steps[0] is first:
                 self._steps.popleft()
             self._begun = None
+            if isinstance(first.summaries, Sheet):
+                self._spare = first.summaries
 
     def _write_one(self, first: EndedStep) -> None:
-        table = first.summaries.table()
+        table = first.summaries.table() if isinstance(first.summaries, Handover) else None
         if not self.open:
             return
         expiry = ALWAYS
@@ -136,48 +158,54 @@ class Backlog:
             expiry = self._keeping.expiry(first.step, first.kinds, first.slots, table, first.labels)
         if expiry == NEVER:
             return
+        keeping = self._keeping if self._keeping is not None and self._keeping.drops else None
         try:
-            before = self._rank.bytes_written if self._keeping is not None else 0
+            before = self._rank.bytes_written if keeping is not None else 0
             last = self._rank.last_step
             if last is None or last < first.step:
                 self._append(first, table)
             self.written += 1
-            if self._keeping is not None:
-                saved = {int(table.checksum[item.slot]) for item in first.saved}
-                saved |= {item.key(table) for item in first.samples.each}
-                self._keeping.written(first.step, expiry, self._rank.bytes_written - before, frozenset(saved))
+            if keeping is not None:
+                saved: set[int] = set()
+                if table is not None:
+                    saved |= {int(table.checksum[item.slot]) for item in first.saved}
+                    saved |= {item.key(table) for item in first.samples.each}
+                keeping.written(first.step, expiry, self._rank.bytes_written - before, frozenset(saved))
         except StoreError as error:
             self._lost(error)
 
-    def _append(self, ended: EndedStep, table: SummaryTable) -> None:
-        pick = numbers(ended.slots)
-        # The summarizer only ever appends to its layouts.
-        self._layouts.extend(self._rank.layout(layout) for layout in table.layouts[len(self._layouts) :])
-        layouts = np.asarray(self._layouts, dtype=np.uint32)
-        in_order = len(pick) == len(table) and bool((pick[1:] > pick[:-1]).all())  # each slot once: nothing to pick
+    def _append(self, ended: EndedStep, table: SummaryTable | None) -> None:
+        if isinstance(ended.summaries, Sheet):
+            known = self._summarizer.layouts
+            form = ended.summaries.complete(ended.rows, ended.samples.sums, ended.given, partial(self._numbers, known))
+            self._rank.append(ended.step, form, ended.labels)
+        elif table is not None:
+            for item in ended.saved:
+                save_whole(self._store, int(table.checksum[item.slot]), item.value)
+            for samples in ended.samples.each:
+                samples.save(self._store, table)
+            self._rank.append(ended.step, self._batch(ended, table), ended.labels)
 
-        def picked(column: Array) -> Array:
-            return column if in_order else column[pick]
+    def _numbers(self, layouts: list[Layout]) -> Array:
+        """The store's numbers of the summarizer's layouts, which are only ever appended to."""
+        self._layouts.extend(self._rank.layout(layout) for layout in layouts[len(self._layouts) :])
+        return np.asarray(self._layouts, dtype=np.uint32)
 
-        noted = np.flatnonzero(picked(table.noted)).tolist()
-        batch = StepBatch(
+    def _batch(self, ended: EndedStep, table: SummaryTable) -> StepBatch:
+        pick, texts = numbers(ended.slots), table.texts
+        return StepBatch(
             site=numbers(ended.rows),
             sequence=np.arange(len(ended.rows), dtype=np.uint32),
-            layout=layouts[picked(table.layout_index)],
-            status=picked(table.status),
-            checksum=picked(table.checksum),
-            counts={name: picked(column) for name, column in table.counts.items()},
-            floats={name: picked(column) for name, column in table.floats.items()},
-            sketch=None if table.sketch is None else picked(table.sketch),
-            text=sparse_texts(len(pick), {row: table.text[ended.slots[row]] for row in noted}),
+            layout=self._numbers(table.layouts)[table.layout_index[pick]],
+            status=table.status[pick],
+            checksum=table.checksum[pick],
+            counts={name: column[pick] for name, column in table.counts.items()},
+            floats={name: column[pick] for name, column in table.floats.items()},
+            sketch=None if table.sketch is None else table.sketch[pick],
+            text=sparse_texts(len(pick), {row: texts[slot] for row, slot in enumerate(ended.slots) if slot in texts}),
             given=given_columns(ended.given, len(ended.rows)) if ended.given else None,
             samples=ended.samples.sums_by_row(pick),
         )
-        for item in ended.saved:
-            save_whole(self._store, int(table.checksum[item.slot]), item.value)
-        for samples in ended.samples.each:
-            samples.save(self._store, table)
-        self._rank.append(ended.step, batch, ended.labels)
 
 
 def save_whole(store: StoreWriter, checksum: int, value: torch.Tensor) -> None:

@@ -62,7 +62,11 @@ class Kept:
 
 
 class Keeping:
-    """Asks a rule about each step, and drops steps that have expired or for which there is no room."""
+    """Asks a rule about each step, and drops steps that have expired or for which there is no room.
+
+    Attributes:
+        drops: whether it may ever drop one that was written.
+    """
 
     def __init__(
         self,
@@ -103,7 +107,7 @@ class Keeping:
         self._number = number
         self._wanted = False
         self._plain = rule if isinstance(rule, Steps) else None
-        self._drops = max_size is not None or any(isinstance(part, Last) for part in rule.parts)
+        self.drops = max_size is not None or any(isinstance(part, Last) for part in rule.parts)
         self._epochs = any(isinstance(part, Epochs) for part in rule.parts)
         self._conditions = any(isinstance(part, When) for part in rule.parts)
         self._memory: dict[object, int] = {}
@@ -171,7 +175,7 @@ class Keeping:
         self.nan_at = None
 
     def expiry(
-        self, step: int, kinds: Sequence[Kind], slots: Sequence[int], table: SummaryTable, labels: Labels
+        self, step: int, kinds: Sequence[Kind], slots: Sequence[int], table: SummaryTable | None, labels: Labels
     ) -> int:
         """Until which step one that has ended is kept; `NEVER` where it is not to be written at all.
 
@@ -179,13 +183,13 @@ class Keeping:
             step: its number.
             kinds: of its records.
             slots: of its records, rows of the table.
-            table: the summaries.
+            table: the summaries; they need not be there where nothing `looks` at them.
             labels: what its framework calls it.
         """
         if self._plain is not None and not self._until_nan:
             return ALWAYS
         epoch = labels.get("epoch")
-        values = self._values(step, kinds, slots, table) if self._conditions else {}
+        values = self._values(step, kinds, slots, table) if table is not None and self._conditions else {}
         moment = Moment(
             step,
             math.floor(epoch) if isinstance(epoch, (int, float)) else None,
@@ -196,7 +200,7 @@ class Keeping:
             self.copy,
         )
         expiry = self.rule.bounds(moment)[1]
-        if self._until_nan and self.nan_at is None and _has_nan(kinds, slots, table):
+        if table is not None and self._until_nan and self.nan_at is None and _has_nan(kinds, slots, table):
             self.nan_at, expiry = step, ALWAYS
         return expiry if expiry > step else NEVER
 
@@ -230,7 +234,7 @@ class Keeping:
             size: bytes of its records.
             tensors: checksums of what was stored whole in it.
         """
-        if not self._drops:
+        if not self.drops:
             return
         self._kept[step] = Kept(step, expiry, size, tensors)
         if expiry < ALWAYS:

@@ -96,7 +96,7 @@ class Recorder:
         self._given: dict[int, Given] = {}
         self._saved: list[SavedTensor] = []
         self._samples = SampleKeeper(summarizer, each=per_sample)
-        self._backlog = Backlog(rank, store, self._keeping, self._lose)
+        self._backlog = Backlog(rank, store, summarizer, self._keeping, self._lose)
         self.intake = None if save_tensors or per_sample else summarizer.intake
         """Records small plain tensors in one call; None where nothing does."""
         self._short: Callable[[int, torch.Tensor], int] = _no_short_way
@@ -376,7 +376,11 @@ class Recorder:
             saved, samples, given = self._saved, self._samples.step, self._given
             looks = self._keeping is not None and self._keeping.looks
             kinds = [self._sites[site].kind for site in rows] if looks else []
-            summaries = self.summarizer.hand_over()
+            # A table is looked at, or comes later.
+            tabled = looks or saved or samples.each or self.summarizer.waits
+            sheet = None if tabled else self._backlog.sheet(len(rows))
+            filled = sheet is not None and self.summarizer.put_into(sheet.target, slots)
+            summaries = sheet if sheet is not None and filled else self.summarizer.hand_over()
             self._backlog.add(EndedStep(self.step, rows, slots, kinds, saved, samples, given, summaries, labels))
         finally:  # whatever comes in between: slots are numbered anew, and what stayed would be the next step's
             self._empty()

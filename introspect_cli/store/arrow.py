@@ -226,7 +226,7 @@ def schema_message(schema: Schema) -> bytes:
 
 
 @dataclass(frozen=True)
-class _Frame:
+class Frame:
     """A record batch's message with the numbers left out: where each goes, and how many there are."""
 
     template: bytes
@@ -265,7 +265,8 @@ def _shape(kind: str) -> tuple[int, int]:
 
 
 @lru_cache(maxsize=64)
-def _frame(schema: Schema) -> _Frame:
+def frame(schema: Schema) -> Frame:
+    """The message of a batch of `schema` without its numbers."""
     shapes = [_shape(column.type) for column in schema]
     node_count, buffer_count = (sum(part) for part in zip(*shapes, strict=True))
     marks = iter(range(_MARK, _MARK + 4))
@@ -274,7 +275,7 @@ def _frame(schema: Schema) -> _Frame:
     buffers = Pairs(((buffer, 0),) + ((0, 0),) * (buffer_count - 1))
     message = _message(_RECORD_BATCH, Table((Scalar("q", rows), nodes, buffers)), body_length)
     where = [message.index(struct.pack("<q", mark)) for mark in (body_length, rows, node, buffer)]
-    return _Frame(message, where[0], where[1], where[2], node_count, where[3], buffer_count)
+    return Frame(message, where[0], where[1], where[2], node_count, where[3], buffer_count)
 
 
 def encode_batch(schema: Schema, columns: Mapping[str, ColumnData], rows: int) -> list[bytes | memoryview]:
@@ -284,11 +285,11 @@ def encode_batch(schema: Schema, columns: Mapping[str, ColumnData], rows: int) -
     (rows, width)), `Texts`, or `Lists`.
     """
     nodes: list[int] = []
-    body: list[_Piece] = []
+    body: list[Piece] = []
     for column in schema:
-        _encode(column, columns[column.name], rows, nodes, body)
+        encode_column(column, columns[column.name], rows, nodes, body)
     lengths = [piece.nbytes if isinstance(piece, np.ndarray) else len(piece) for piece in body]
-    message, _ = _frame(schema).filled(rows, nodes, lengths)
+    message, _ = frame(schema).filled(rows, nodes, lengths)
     pieces: list[bytes | memoryview] = [message]
     for piece, length in zip(body, lengths, strict=True):
         if length:
@@ -298,17 +299,19 @@ def encode_batch(schema: Schema, columns: Mapping[str, ColumnData], rows: int) -
     return pieces
 
 
-_Piece = bytes | memoryview | np.ndarray[Any, Any]
+Piece = bytes | memoryview | np.ndarray[Any, Any]
+"""A buffer."""
 
 
-def _encode(column: Column, data: ColumnData, rows: int, nodes: list[int], body: list[_Piece]) -> None:
+def encode_column(column: Column, data: ColumnData, rows: int, nodes: list[int], body: list[Piece]) -> None:
+    """Append a column's rows by node, and its buffers."""
     nodes.append(rows)
     body.append(b"")  # no validity bitmap: nothing is null
     if isinstance(data, Texts):
         body += (data.offsets, data.data)
     elif isinstance(data, Lists):
         body.append(data.offsets)
-        _encode(Column("item", column.type[5:-1]), data.values, len(data.values), nodes, body)
+        encode_column(Column("item", column.type[5:-1]), data.values, len(data.values), nodes, body)
     else:
         if column.type == "vector":
             nodes.append(rows * column.width)
@@ -344,17 +347,17 @@ def decode_batch(schema: Schema, data: memoryview) -> Batch:
     Raises:
         Malformed: the bytes are not what `encode_batch` would have written, or are too few.
     """
-    frame = _frame(schema)
-    size = len(frame.template)
+    own = frame(schema)
+    size = len(own.template)
     if len(data) < size:
         raise Malformed("a batch is cut short")
-    (rows,) = struct.unpack_from("<q", data, frame.rows)
-    nodes = struct.unpack_from(f"<{2 * frame.node_count}q", data, frame.nodes)[::2]
-    buffers = struct.unpack_from(f"<{2 * frame.buffer_count}q", data, frame.buffers)
+    (rows,) = struct.unpack_from("<q", data, own.rows)
+    nodes = struct.unpack_from(f"<{2 * own.node_count}q", data, own.nodes)[::2]
+    buffers = struct.unpack_from(f"<{2 * own.buffer_count}q", data, own.buffers)
     offsets, lengths = buffers[::2], buffers[1::2]
     if min(rows, *nodes, *lengths) < 0 or max(rows, *nodes, *lengths) > len(data):
         raise Malformed("a batch claims more than its bytes hold")
-    message, body_length = frame.filled(rows, nodes, lengths)
+    message, body_length = own.filled(rows, nodes, lengths)
     if bytes(data[:size]) != message:
         raise Malformed("a batch's header is not in the canonical form")
     if len(data) < size + body_length:

@@ -77,13 +77,18 @@ class DamageError(StoreError):
         super().__init__(f"{path} is damaged: {what}; `introspect verify` on the run tells what is still sound")
 
 
-def _identity(fd: int) -> tuple[int, int] | None:
-    """The file behind a descriptor; None where there is none."""
+def _found(fd: int) -> os.stat_result | None:
+    """What is behind a descriptor; None where nothing is."""
     try:
-        found = os.fstat(fd)
+        return os.fstat(fd)
     except OSError:
         return None
-    return found.st_dev, found.st_ino
+
+
+def _identity(fd: int) -> tuple[int, int] | None:
+    """The file behind a descriptor; None where there is none."""
+    found = _found(fd)
+    return None if found is None else (found.st_dev, found.st_ino)
 
 
 def _away(fd: int) -> int:
@@ -209,6 +214,7 @@ class Appended(Handle):
         """Write at the end of what was written, wherever the descriptor stands.
 
         Raises:
+            StoreError: the file was removed.
             OSError: it cannot be written.
         """
         self.secure()
@@ -219,16 +225,25 @@ class Appended(Handle):
         self.length = end
 
     def secure(self) -> None:
-        """Make sure that the descriptor is ours, opening the file again where the script closed it."""
-        if not self.is_ours():
+        """Make sure that the descriptor is ours, opening the file again where the script closed it.
+
+        Raises:
+            StoreError: the file was removed.
+            OSError: it cannot be opened again.
+        """
+        found = _found(self.fd)
+        if found is None or (found.st_dev, found.st_ino) != self._own:
             self.open_again(os.O_WRONLY)
             if self._locked:
                 take_lock(self.fd)
+        elif found.st_nlink == 0:
+            raise StoreError("its files were removed")
 
     def shorten(self, length: int) -> None:
         """Take back what was written from a place on.
 
         Raises:
+            StoreError: the file was removed.
             OSError: it cannot be done.
         """
         self.secure()

@@ -99,6 +99,11 @@ class Interner(Generic[Row]):
                 self._numbers[key] = known
             return known
 
+    @property
+    def waits(self) -> bool:
+        """Whether any row may have to be written yet."""
+        return bool(self._waiting)
+
     def rest(self, written: Stream) -> tuple[bytes, Stream]:
         """A batch of the rows that come after `written`, empty where there are none, and the stream with it.
 

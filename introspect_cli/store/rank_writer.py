@@ -20,9 +20,8 @@ import numpy as np
 
 from introspect_cli.errors import StoreError
 from introspect_cli.records import SETTING_KINDS, Kind, Layout, ModuleInfo, Site, SiteInfo
-from introspect_cli.store.arrow import END_OF_STREAM, Schema, encode_batch, schema_message
+from introspect_cli.store.arrow import END_OF_STREAM, Schema, schema_message
 from introspect_cli.store.batch import absent, given_columns, sample_lists
-from introspect_cli.store.columns import ColumnData, Texts, sparse_texts, texts
 from introspect_cli.store.files import (
     INDEX,
     LAYOUTS,
@@ -34,6 +33,7 @@ from introspect_cli.store.files import (
     Folder,
     reason,
 )
+from introspect_cli.store.form import Form, short_texts
 from introspect_cli.store.format import (
     END_ENTRY,
     ENTRY,
@@ -41,7 +41,6 @@ from introspect_cli.store.format import (
     FIRST_CHAIN,
     LIMIT_BATCH,
     LIMIT_INDEX,
-    LIMIT_TEXT,
     SAMPLES,
     STATISTIC,
     STEP_ENTRY,
@@ -58,6 +57,7 @@ if TYPE_CHECKING:
 
     from introspect_cli.labels import Labels
     from introspect_cli.store.batch import StepBatch
+    from introspect_cli.store.columns import ColumnData
     from introspect_cli.store.thinning import Written as Anew
 
 
@@ -119,6 +119,7 @@ class RankWriter:
         self._torn = False  # whether the files may hold what does not count as written
         self._dropping = False  # whether other files may be the store, or left over of that
         self._anew: Anew | None = None
+        self._spare: Form | None = None  # of a step that was written
         self._generation = 0  # how often that has happened
         self._written = _Written(-1, FIRST_CHAIN, 0, 0, {}, {})
         try:
@@ -170,7 +171,11 @@ class RankWriter:
         for module in modules:
             self._modules.intern(module, module)
 
-    def append(self, step: int, batch: StepBatch, labels: Labels | None = None) -> None:
+    def form(self, rows: int) -> Form:
+        """A form for a step of so many records; it may be filled in anew for the next step."""
+        return Form(self._schema, rows)
+
+    def append(self, step: int, batch: StepBatch | Form, labels: Labels | None = None) -> None:
         """Write one step, with what its framework calls it; after a failure, nothing.
 
         Raises:
@@ -193,19 +198,21 @@ class RankWriter:
                     self._append(step, batch, labels)
             raise
 
-    def _append(self, step: int, batch: StepBatch, labels: Labels | None) -> None:
+    def _append(self, step: int, batch: StepBatch | Form, labels: Labels | None) -> None:
         self._guard()
         before = self._written
         names, streams = self._take_names()
-        rows = len(batch)
-        if rows and (batch.site.max() >= streams[SITES].rows or batch.layout.max() >= streams[LAYOUTS].rows):
+        form = batch if isinstance(batch, Form) else self._filled(batch)
+        rows, columns = form.rows, form.columns
+        site, layout = form.names()
+        if site >= streams[SITES].rows or layout >= streams[LAYOUTS].rows:
             raise ValueError("a record names a site or a layout that was never given a number")
-        data = b"".join(encode_batch(self._schema, self._columns(batch), rows))
+        data = form.message()
         if len(data) > LIMIT_BATCH:
             raise StoreError(f"one step has more records than a store holds ({LIMIT_BATCH >> 20} MB of them)")
         if before.lengths[INDEX] + 2 * ENTRY.itemsize > LIMIT_INDEX:  # the end mark needs room, too
             raise StoreError(f"more steps than a store holds ({LIMIT_INDEX // ENTRY.itemsize:,})")
-        digest = self._sums.digest(self._keys, self._setting, batch.site, batch.checksum, batch.status)
+        digest = self._sums.digest(self._keys, self._setting, columns["site"], columns["checksum"], columns["status"])
         chain = chained(before.chain, step, digest)
         entry, crc = self._entry(STEP_ENTRY, step, streams, data, rows, digest, chain)
         self._torn = True
@@ -219,6 +226,8 @@ class RankWriter:
         self._sync(INDEX)
         self._written = _Written(step, chain, before.rows + rows, crc, streams, self._lengths())
         self._torn = False
+        if form is not batch:
+            self._spare = form
 
     def _lengths(self) -> dict[str, int]:
         return {name: file.length for name, file in self._files.items()}
@@ -286,6 +295,7 @@ class RankWriter:
             return
         try:
             self._guard()
+            self._files[INDEX].secure()
             self._torn = self._dropping = True
             folder = self._folder.secure()
             self._anew = write_without(folder, self._rank, self._run_id, dropped, why, durable=self._durable)
@@ -293,7 +303,7 @@ class RankWriter:
                 exchange(folder, self._anew, durable=self._durable)
             self._take_back()
         except (OSError, StoreError) as error:
-            with suppress(OSError):  # else before the next step
+            with suppress(OSError, StoreError):  # else before the next step
                 self._take_back()
             told = reason(error) if isinstance(error, OSError) else str(error)
             raise StoreError(f"cannot drop steps from {self._folder.path}: {told}") from None
@@ -320,7 +330,9 @@ class RankWriter:
         self._dropping = False
 
     def _guard(self) -> None:
-        """Make sure that the files are ours, and hold what counts as written.
+        """Make sure that the files are ours to write, and hold what counts as written.
+
+        Each is looked at once more when it is written to: whether its descriptor is still ours, and it still there.
 
         Raises:
             StoreError: they are another process's, or were removed.
@@ -329,17 +341,24 @@ class RankWriter:
         if os.getpid() != self._pid:
             raise StoreError("a forked child does not write its parent's store")
         self._take_back()
-        index = self._files[INDEX]
-        index.secure()
-        if os.fstat(index.fd).st_nlink == 0:
-            raise StoreError("its files were removed")
 
-    def _take_names(self) -> tuple[dict[str, bytes], dict[str, Stream]]:
+    def _take_names(self) -> tuple[dict[str, bytes], Mapping[str, Stream]]:
         """By file name, what new names add, and the streams with them."""
-        taken = {name: interner.rest(self._written.names[name]) for name, interner in self._interners}
+        written = self._written.names
+        if not any(interner.waits for _, interner in self._interners):
+            return {}, written
+        taken = {name: interner.rest(written[name]) for name, interner in self._interners}
         return {name: data for name, (data, _) in taken.items() if data}, {
             name: own for name, (_, own) in taken.items()
         }
+
+    def _filled(self, batch: StepBatch) -> Form:
+        form, self._spare = self._spare, None
+        if form is None or form.rows != len(batch):
+            form = self.form(len(batch))
+        for name, column in self._columns(batch).items():
+            form.put(name, column)
+        return form
 
     def _columns(self, batch: StepBatch) -> dict[str, ColumnData]:
         rows = len(batch)
@@ -349,7 +368,7 @@ class RankWriter:
             "layout": batch.layout,
             "status": batch.status,
             "checksum": batch.checksum,
-            "text": _short(batch.text, rows),
+            "text": short_texts(batch.text, rows),
         }
         given = batch.given
         for column in self._schema:
@@ -364,17 +383,21 @@ class RankWriter:
                 columns[name] = sample_lists(batch.samples, rows)
             elif name == "given":
                 given = given_columns({}, rows) if given is None else given
-                columns |= {"given": given.inputs, "forward": given.forward, "node": _short(given.node, rows)}
+                columns |= {"given": given.inputs, "forward": given.forward, "node": short_texts(given.node, rows)}
         return columns
 
     def _entry(
         self, kind: int, step: int, streams: Mapping[str, Stream], data: bytes, rows: int, digest: bytes, chain: bytes
     ) -> tuple[bytes, int]:
         """The next entry of the index, and the CRC-32 of the index with it."""
-        counts, lengths, crcs = zip(*(streams[name] for name in (SITES, LAYOUTS, MODULES)), strict=True)
-        place = (step, self._written.lengths[RECORDS], len(data), rows)
-        sums = (*crcs, self._sums.crc32(data), digest, chain)
-        entry = ENTRY_VALUES.pack(*place, *counts, *lengths, *sums, kind, 0)[:-4]
+        sites, layouts, modules = streams[SITES], streams[LAYOUTS], streams[MODULES]
+        entry = ENTRY_VALUES.pack(
+            *(step, self._written.lengths[RECORDS], len(data), rows),
+            *(sites.rows, layouts.rows, modules.rows),
+            *(sites.length, layouts.length, modules.length),
+            *(sites.crc, layouts.crc, modules.crc, self._sums.crc32(data)),
+            *(digest, chain, kind, 0),
+        )[:-4]
         covered = zlib.crc32(entry, self._written.crc)
         own = covered.to_bytes(4, "little")
         return entry + own, zlib.crc32(own, covered)
@@ -441,11 +464,3 @@ class RankWriter:
         self._keys = np.concatenate([self._keys[:known], np.asarray(encoded["key"])])
         self._setting = np.concatenate([self._setting[:known], setting])
         return encoded
-
-
-def _short(values: Sequence[str], rows: int) -> Texts:
-    if isinstance(values, Texts) and (not values.data or int(np.diff(values.offsets).max()) <= LIMIT_TEXT):
-        return values  # no text has more characters than bytes
-    if not values or not any(values):
-        return sparse_texts(rows, {})
-    return texts([value and value[:LIMIT_TEXT] for value in values])

@@ -10,12 +10,15 @@ template <class T> INLINE void put(void *const *columns, Column column, i64 at, 
 
 }  // namespace
 
-void columns_of(const Row *rows, const u64 *headers, const u8 *seen, i64 count, i64 first, void *const *columns) {
+void columns_of(const Row *const *blocks, i64 each, const u32 *slots, const u64 *headers, const u8 *seen, i64 count,
+                void *const *columns) {
     constexpr Row NONE = {0, -1, -1, -1, -1, -1, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING,
                           {NOTHING}, NOTHING,
                           {NOTHING, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING,
                            NOTHING, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING}};
-    for (i64 at = first; at < first + count; at++, rows++) {
+    for (i64 at = 0; at < count; at++) {
+        const i64 slot = slots ? i64(slots[at]) : at;
+        const Row *rows = blocks[slot / each] + slot % each;
         const Row &r = seen[at] == ALL_OF_IT ? *rows : NONE;
         const double n = double(r.finite), var = r.m2 / n;
         const bool some = n > 0;

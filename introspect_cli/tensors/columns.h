@@ -10,6 +10,7 @@ enum Column {
 // How much of a row counts.
 enum Seen { ALL_OF_IT, BITS_ALONE, NOTHING_OF_IT };
 
-// Fills the columns that have an address, from place `first` on, with what follows from `count` rows. `headers` and `seen` are
-// of all rows.
-HIDDEN void columns_of(const Row *rows, const u64 *headers, const u8 *seen, i64 count, i64 first, void *const *columns);
+// Fills the columns that have an address with what follows from `count` rows: those of `slots`, or the first ones where that
+// is null. A block has `each` rows. `headers` and `seen` are of the rows that are taken, in their order.
+HIDDEN void columns_of(const Row *const *blocks, i64 each, const u32 *slots, const u64 *headers, const u8 *seen, i64 count,
+                       void *const *columns);

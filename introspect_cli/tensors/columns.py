@@ -16,21 +16,19 @@ import numpy.typing as npt
 from introspect_cli.records import SKETCH_SIZE, STATISTICS
 from introspect_cli.tensors import checksum, kernels, sketch, statistics
 from introspect_cli.tensors import rows as r
+from introspect_cli.tensors.arena import ROWS
+from introspect_cli.tensors.row_notes import NOTHING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_COMPILED: Final = (
+    from introspect_cli.tensors.arena import Arena
+    from introspect_cli.tensors.row_notes import Facts
+
+COMPILED: Final = (
     *("nans", "posinfs", "neginfs", "zeros", "min", "max", "absmin", "mean", "amean", "var", "skew", "kurt"),
 )
 """Statistics that the compiled kernels know, in their order: after the checksum, before the sketch."""
-
-
-ALL_OF_IT, BITS_ALONE, NOTHING = range(3)
-"""How much of a row counts: checksum and values, the checksum alone, or neither."""
-
-Headers = npt.NDArray[np.uint64]
-Seen = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
@@ -42,17 +40,17 @@ class Columns:
     sketch: npt.NDArray[np.float32] | None
 
 
-def of_rows(rows: r.Rows, headers: Headers, seen: Seen, names: Sequence[str], *, with_sketch: bool) -> Columns:
+def of_rows(rows: r.Rows, facts: Facts, names: Sequence[str], *, with_sketch: bool) -> Columns:
     """The columns of rows, by numpy.
 
     Args:
         rows: shape (n, 32).
-        headers: checksum header of each row.
-        seen: how much of each counts.
+        facts: what is known of them beside.
         names: statistics that are wanted.
         with_sketch: whether sketches are.
     """
-    sums, found = checksum.finalise(rows[:, r.RAW], headers), statistics.finalise(rows, names)
+    seen = facts.seen
+    sums, found = checksum.finalise(rows[:, r.RAW], facts.headers), statistics.finalise(rows, names)
     sketches = sketch.finalise(rows) if with_sketch else None
     sums[seen == NOTHING] = 0
     absent = np.flatnonzero(seen)  # few, as a rule
@@ -63,13 +61,11 @@ def of_rows(rows: r.Rows, headers: Headers, seen: Seen, names: Sequence[str], *,
     return Columns(sums, found, sketches)
 
 
-def of_blocks(
-    blocks: Sequence[r.Rows], headers: Headers, seen: Seen, names: Sequence[str], *, with_sketch: bool
-) -> Columns | None:
-    """The same of the first rows of blocks, as many as there are headers; None where numpy has to compute it."""
-    if kernels.KERNELS is None or not set(names).issubset(_COMPILED):
+def of_blocks(arena: Arena, facts: Facts, names: Sequence[str], *, with_sketch: bool) -> Columns | None:
+    """The same of the first rows of an arena; None where numpy has to compute it."""
+    if kernels.KERNELS is None or not set(names).issubset(COMPILED):
         return None
-    count = len(headers)
+    count = len(facts.headers)
     # Few arrays, and the columns are rows of them: asking one for its address takes longer than filling a column.
     sums = np.empty(count, np.uint64)
     sketches = np.empty((count, SKETCH_SIZE), np.float32) if with_sketch else None
@@ -81,15 +77,9 @@ def of_blocks(
         for place, name in enumerate(own):
             found[name], addresses[name] = array[place], base + place * step
     last = 0 if sketches is None else sketches.ctypes.data
-    targets = np.array([sums.ctypes.data, *(addresses.get(name, 0) for name in _COMPILED), last], np.uint64)
-    to, of, how = targets.ctypes.data, headers.ctypes.data, seen.ctypes.data
-    first = 0
-    for block in blocks:
-        some = min(len(block), count - first)
-        if some <= 0:
-            break
-        kernels.KERNELS.columns(block.ctypes.data, of, how, some, first, to)
-        first += some
+    targets = np.array([sums.ctypes.data, *(addresses.get(name, 0) for name in COMPILED), last], np.uint64)
+    of, how = facts.headers.ctypes.data, facts.seen.ctypes.data
+    kernels.KERNELS.columns(arena.place, ROWS, 0, of, how, count, targets.ctypes.data)
     return Columns(sums, {name: found[name] for name in names}, sketches)
 
 

@@ -22,10 +22,10 @@ INTROSPECT_NO_KERNELS is set, there are none, `reason` says why, and torch opera
 - `glance(address, size)`: 64 bits that depend on bytes at places spread over `size` bytes, on all if they are few.
 - `transpose(rows, count, columns, stride)`: rows of 32 words to columns, which begin `stride` words after each other.
 - `numbers(values, count, address)`: a list of so many integers as 32 bits each.
-- `columns(rows, headers, seen, count, first, columns)`: what follows from `count` rows, into columns from their place
-  `first` on, where theirs of `headers` and `seen` are, too; `columns`: address of the columns' addresses, in the order
-  of `columns.py`, 0 for what is not wanted.
-- `rows(addresses, target)`: copy the rows at a list of addresses, one after the other.
+- `columns(blocks, each, slots, headers, seen, count, columns)`: what follows from `count` rows, into columns. `blocks`:
+  address of the addresses of blocks of `each` rows. `slots`: address of the rows' numbers, 32 bits each; 0 for the
+  first ones. `headers` and `seen`: of the rows that are taken. `columns`: address of the columns' addresses, in the
+  order of `columns.py`, 0 for what is not wanted.
 - `crc32(data)`: of bytes, as zlib computes it.
 - `step_digest(keys, left_out, sites, checksums, statuses, count, target)`: 16 bytes, see the store's `index.py`.
 - `watch_generator(number, words, position, spare, flag)`: where a Mersenne twister lies (see `generators`).
@@ -37,13 +37,16 @@ Only one thread at a time may be in a call with a team, apart from `take`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from operator import is_not
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from introspect_cli.extension import load
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy.typing as npt
 
 KERNELS, REASON = load("introspect_cli.tensors._kernels")
@@ -59,22 +62,38 @@ def numbers(values: list[int]) -> npt.NDArray[np.uint32]:
     return found
 
 
-def step_digest(
-    keys: npt.NDArray[np.uint64],
-    left_out: npt.NDArray[np.bool_],
-    sites: npt.NDArray[np.uint32],
-    checksums: npt.NDArray[np.uint64],
-    statuses: npt.NDArray[np.uint8],
-) -> bytes:
-    """The store's digest of a step; every site must have a key. For who has the extension."""
-    found = np.empty(2, dtype="<u8")
-    arrays = [
-        np.ascontiguousarray(array, kind)
-        for array, kind in zip((keys, left_out, sites, checksums, statuses), ("u8", "?", "u4", "u8", "u1"), strict=True)
-    ]
-    assert KERNELS is not None
-    KERNELS.step_digest(*(array.ctypes.data for array in arrays), len(sites), found.ctypes.data)
-    return found.tobytes()
+class StepDigest:
+    """The store's digest of a step, for who has the extension.
+
+    A step's columns lie where those of the step before lay, as a rule: arrays that come again are not asked for their
+    addresses again, which takes longer than the digest.
+    """
+
+    def __init__(self) -> None:
+        """Begin with no array known."""
+        self._found = np.empty(2, "<u8")
+        self._target = self._found.ctypes.data
+        self._known: tuple[Sequence[npt.NDArray[Any]], Sequence[int]] = ((), ())
+
+    def __call__(
+        self,
+        keys: npt.NDArray[np.uint64],
+        left_out: npt.NDArray[np.bool_],
+        sites: npt.NDArray[np.uint32],
+        checksums: npt.NDArray[np.uint64],
+        statuses: npt.NDArray[np.uint8],
+    ) -> bytes:
+        """The 16 bytes, see the store's `index.py`; every site must have a key."""
+        given = (keys, left_out, sites, checksums, statuses)
+        known, addresses = self._known
+        if len(known) != len(given) or any(map(is_not, given, known)):
+            arrays = list(map(np.ascontiguousarray, given, ("u8", "?", "u4", "u8", "u1")))
+            addresses = [array.ctypes.data for array in arrays]
+            if not any(map(is_not, given, arrays)):
+                self._known = given, addresses
+        assert KERNELS is not None
+        KERNELS.step_digest(*addresses, len(sites), self._target)
+        return self._found.tobytes()
 
 
 CHUNK: Final = 1 << 16

@@ -199,8 +199,9 @@ PyObject *py_transpose(PyObject *, Arguments a, Py_ssize_t n) {
     });
 }
 PyObject *py_columns(PyObject *, Arguments a, Py_ssize_t n) {
-    return function<6>(a, n, KEPT, [](const u64 *w) {
-        return columns_of((const Row *)w[0], (const u64 *)w[1], (const u8 *)w[2], i64(w[3]), i64(w[4]), (void *const *)w[5]), i64(0);
+    return function<7>(a, n, KEPT, [](const u64 *w) {
+        columns_of((const Row *const *)w[0], i64(w[1]), (const u32 *)w[2], (const u64 *)w[3], (const u8 *)w[4], i64(w[5]), (void *const *)w[6]);
+        return i64(0);
     });
 }
 PyObject *py_step_digest(PyObject *, Arguments a, Py_ssize_t n) {
@@ -214,16 +215,6 @@ PyObject *py_crc32(PyObject *, Arguments a, Py_ssize_t n) {
     Py_ssize_t size;
     if (n != 1 || PyBytes_AsStringAndSize(a[0], &data, &size)) return PyErr_Format(PyExc_TypeError, "bytes wanted");
     return PyLong_FromUnsignedLong(crc32((const u8 *)data, size, 0));
-}
-// Copies the rows at a list of addresses to one address, one after the other.
-PyObject *py_rows(PyObject *, Arguments a, Py_ssize_t n) {
-    if (n != 2 || !PyList_Check(a[0])) return PyErr_Format(PyExc_TypeError, "a list and an address wanted");
-    auto *out = (Row *)PyLong_AsUnsignedLongLongMask(a[1]);
-    for (Py_ssize_t i = 0; i < PyList_Size(a[0]) && !PyErr_Occurred(); i++) {
-        const u64 row = PyLong_AsUnsignedLongLongMask(PyList_GetItem(a[0], i));
-        if (!PyErr_Occurred()) out[i] = *(const Row *)row;
-    }
-    return PyErr_Occurred() ? nullptr : Py_NewRef(Py_None);
 }
 // Puts a list's numbers into 32 bits each, at an address with room for them.
 PyObject *py_numbers(PyObject *, Arguments a, Py_ssize_t n) {
@@ -258,7 +249,7 @@ PyObject *py_use(PyObject *, PyObject *wanted) {
 PyMethodDef METHODS[] = {
     FAST(summarise), FAST(sum_of_samples), FAST(alike), FAST(again), FAST(summarise_all), FAST(prepare), FAST(take), FAST(finish),
     FAST(pays), FAST(note), FAST(merge), FAST(copy), FAST(summarise_strided), FAST(glance), FAST(transpose), FAST(numbers),
-    FAST(columns), FAST(rows), FAST(step_digest), FAST(crc32),
+    FAST(columns), FAST(step_digest), FAST(crc32),
     {"levels", py_levels, METH_NOARGS, nullptr}, {"use", py_use, METH_O, nullptr},
     {"intake", (PyCFunction)(void (*)())new_intake, METH_FASTCALL, nullptr},
     {"memory", new_memory, METH_O, nullptr},

@@ -24,7 +24,7 @@ from introspect_cli.tensors import checksum, parallel, reference, values
 from introspect_cli.tensors import kernels as k
 from introspect_cli.tensors import rows as r
 from introspect_cli.tensors.arena import Arena
-from introspect_cli.tensors.columns import BITS_ALONE, NOTHING, of_blocks, of_rows
+from introspect_cli.tensors.columns import of_blocks, of_rows
 from introspect_cli.tensors.cpu import CODES, TABLE_ADDRESS, Engine
 from introspect_cli.tensors.gpu.devices import CAPTURING, Devices, capturing
 from introspect_cli.tensors.gpu.engine import Item
@@ -32,12 +32,16 @@ from introspect_cli.tensors.handover import Handover
 from introspect_cli.tensors.intake import new_intake
 from introspect_cli.tensors.layouts import KnownLayouts
 from introspect_cli.tensors.reuse import new_memory, stand
+from introspect_cli.tensors.row_notes import RowNotes
 from introspect_cli.tensors.special import PLAIN, Parts, has_memory, is_wrapped, keyed, take_apart, unseen
 from introspect_cli.tensors.table import finalise
+from introspect_cli.tensors.target import Target
 from introspect_cli.tensors.views import address_of, in_memory, strides_kind, unobserved
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable
+    from collections.abc import Callable, Hashable, Iterable, Mapping
+
+    from numpy.typing import NDArray
 
     from introspect_cli.tensors.gpu.engine import DeviceEngine
     from introspect_cli.tensors.table import SummaryTable
@@ -56,9 +60,6 @@ if hasattr(os, "register_at_fork"):
 
 _Item = tuple[int, int, int, int, int]
 """Of a tensor in a batch: address of its row, its address, elements, type code, table address."""
-
-_WITHOUT_ROW = frozenset({Status.NOT_OBSERVED, Status.VALUE})
-"""What has nothing in its row."""
 
 
 class Summarizer:
@@ -92,6 +93,7 @@ class Summarizer:
         held = (self._layout_of, self._arena.addresses, self._engine.team, self._memory, self._lock)
         self._intake = None if self._sorted else new_intake(self._flags, *held)
         self._layouts = KnownLayouts()
+        self._notes = RowNotes()
         self._kept = [
             name for name, own in STATISTICS.items() if stats and (not own.on_request or name in self._sorted)
         ]
@@ -103,10 +105,7 @@ class Summarizer:
         self._layout_of.clear()  # the intake has it too
         if self._intake is not None:
             self._intake.turn()
-        self._notes: dict[int, tuple[Status, str]] = {}
-        self._fixed: dict[int, int] = {}
-        self._own_headers: dict[int, int] = {}
-        self._unmeasured: list[int] = []
+        self._notes.clear()
 
     def add(self, tensor: Any) -> int:
         """Summarise a tensor, or a part of one, now.
@@ -185,7 +184,7 @@ class Summarizer:
             engine.many(entries)
         except Exception as error:
             for slot, _ in entries:
-                self._notes[slot] = (Status.NOT_OBSERVED, values.short(f"{type(error).__name__}: {error}"))
+                self._notes.note(slot, Status.NOT_OBSERVED, values.short(f"{type(error).__name__}: {error}"))
 
     def _failed(self, slot: int, tensor: torch.Tensor, error: Exception) -> None:
         del self._layout_of[slot:]
@@ -212,15 +211,15 @@ class Summarizer:
             return self.missing(f"{type(obj).__name__}.__repr__ raised {type(error).__name__}")
         with self._lock:
             slot = self._new(layout)
-            self._fixed[slot] = fixed
-            self._notes[slot] = (Status.VALUE, text)
+            self._notes.fixed[slot] = fixed
+            self._notes.note(slot, Status.VALUE, text)
             return slot
 
     def missing(self, reason: str) -> int:
         """A row for something that could not be observed."""
         with self._lock:
             slot = self._new(Layout((), ""))
-            self._notes[slot] = (Status.NOT_OBSERVED, values.short(values.masked(reason)))
+            self._notes.note(slot, Status.NOT_OBSERVED, values.short(values.masked(reason)))
             return slot
 
     def _new(self, layout: Layout) -> int:
@@ -232,7 +231,7 @@ class Summarizer:
 
     def _unseen(self, parts: Parts) -> None:
         slot = self._new(Layout(parts.shape, parts.dtype, parts.device, parts.strides))
-        self._notes[slot] = (parts.status, values.short(values.masked(parts.text)))
+        self._notes.note(slot, parts.status, values.short(values.masked(parts.text)))
 
     def _plain(self, slot: int, tensor: torch.Tensor, batch: _Batch | None = None) -> bool:
         """The short way of an ordinary tensor in CPU memory or on a GPU. False if it is not one.
@@ -325,9 +324,9 @@ class Summarizer:
         return True
 
     def _bits_only(self, slot: int, dtype: torch.dtype) -> None:
-        self._unmeasured.append(slot)
+        self._notes.unmeasured.append(slot)
         if self._stats or self._sketch:
-            self._notes[slot] = (Status.PARTIAL, f"no values of {dtype}, only bits")
+            self._notes.note(slot, Status.PARTIAL, f"no values of {dtype}, only bits")
 
     def copied(self, tensor: torch.Tensor) -> torch.Tensor:
         """A copy in host memory."""
@@ -363,14 +362,14 @@ class Summarizer:
             return
         slot = self._new(Layout(parts.shape, parts.dtype, parts.device, parts.strides, parts.part))
         if parts.extra:
-            self._own_headers[slot] = checksum.header(parts.dtype, parts.shape, parts.extra)
+            self._notes.own_headers[slot] = checksum.header(parts.dtype, parts.shape, parts.extra)
         if parts.text or parts.status is not Status.OBSERVED:
-            self._notes[slot] = (parts.status, values.short(parts.text))
+            self._notes.note(slot, parts.status, values.short(parts.text))
         if not reference.has_values(parts.values.dtype):
             self._bits_only(slot, parts.values.dtype)
         device = parts.values.device
         if device.type == "cuda" and capturing():
-            self._notes[slot] = (Status.NOT_OBSERVED, CAPTURING)
+            self._notes.note(slot, Status.NOT_OBSERVED, CAPTURING)
         elif device.type == "cpu":
             self._on_cpu(self._arena.row(slot), parts)
         else:
@@ -405,38 +404,48 @@ class Summarizer:
             pending = self._devices.hand_over()
             if self._memory is not None:
                 self._memory.turn()
-            layout_index = k.numbers(self._layout_of)
-            headers = self._layouts.headers()[layout_index]
-            for slot, own in self._own_headers.items():
-                headers[slot] = own
-            status, seen = np.zeros(count, dtype=np.uint8), np.zeros(count, dtype=np.uint8)
-            text, noted = [""] * count, np.zeros(count, dtype=np.bool_)
-            for slot, (kind, note) in self._notes.items():
-                status[slot] = kind
-                text[slot] = note
-                noted[slot] = note != ""
-                if kind in _WITHOUT_ROW:
-                    seen[slot] = NOTHING
-            for slot in self._unmeasured:
-                seen[slot] = seen[slot] or BITS_ALONE
-            finish = partial(
-                finalise,
-                layouts=list(self._layouts.known),
-                layout_index=layout_index,
-                status=status,
-                fixed=self._fixed,
-                text=text,
-                noted=noted,
-            )
-            columns = None
-            if not pending:
-                columns = of_blocks(self._arena.blocks, headers, seen, self._kept, with_sketch=self._sketch)
+            notes, names, with_sketch = self._notes, self._kept, self._sketch
+            facts, fixed, texts = notes.facts(self._layout_of, self._layouts), notes.fixed, notes.texts
+            finish = partial(finalise, layouts=list(self._layouts.known), facts=facts, fixed=fixed, texts=texts)
+            columns = None if pending else of_blocks(self._arena, facts, names, with_sketch=with_sketch)
             rows = r.gathered(self._arena.blocks, count if columns is None else 0)
-            names, with_sketch = self._kept, self._sketch
             self._reset()
             if columns is not None:
                 return Handover(rows, pending, partial(finish, columns))
-            return Handover(rows, pending, lambda: finish(of_rows(rows, headers, seen, names, with_sketch=with_sketch)))
+            return Handover(rows, pending, lambda: finish(of_rows(rows, facts, names, with_sketch=with_sketch)))
+
+    @property
+    def waits(self) -> bool:
+        """Whether devices compute some rows of the current step, which have to be waited for."""
+        return self._devices.compute
+
+    def target(self, arrays: Mapping[str, NDArray[Any]]) -> Target | None:
+        """What the columns of a step can be put into; None where that takes a table, see `Target.over`."""
+        return Target.over(arrays, self._kept, with_sketch=self._sketch)
+
+    def put_into(self, target: Target, slots: list[int]) -> bool:
+        """Give away all rows since the last time, as columns of records; empties.
+
+        Args:
+            target: where they go.
+            slots: the slot of each record.
+
+        Returns:
+            False, and nothing is done, where devices still compute some rows.
+        """
+        with self._lock:
+            if self._devices.compute:
+                return False
+            if self._memory is not None:
+                self._memory.turn()
+            target.fill(self._arena, self._notes.facts(self._layout_of, self._layouts), self._notes, slots)
+            self._reset()
+            return True
+
+    @property
+    def layouts(self) -> list[Layout]:
+        """All layouts so far, by number; it grows."""
+        return self._layouts.known
 
     def abandon(self) -> None:
         """In a forked child: forget what the parent's threads hold."""

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from introspect_cli.records import Layout
     from introspect_cli.tensors.columns import Columns
+    from introspect_cli.tensors.row_notes import Facts
 
 
 @dataclass(frozen=True)
@@ -29,8 +30,7 @@ class SummaryTable:
         counts: int64 columns by name, shape (n,); -1 where absent.
         floats: columns by name, shape (n,), float64, or float32 for `skew` and `kurt`; NaN where absent.
         sketch: float32, shape (n, 16), or None; NaN where absent.
-        text: a plain value's repr, or why something was not observed; "" otherwise.
-        noted: bool, shape (n,): whether there is such a text.
+        texts: a plain value's repr, or why something was not observed, by row; of few rows, as a rule.
     """
 
     layouts: list[Layout]
@@ -40,34 +40,29 @@ class SummaryTable:
     counts: dict[str, npt.NDArray[np.int64]]
     floats: dict[str, npt.NDArray[np.float64] | npt.NDArray[np.float32]]
     sketch: npt.NDArray[np.float32] | None
-    text: list[str]
-    noted: npt.NDArray[np.bool_]
+    texts: dict[int, str]
 
     def __len__(self) -> int:
         """Number of rows."""
         return len(self.layout_index)
 
+    @property
+    def text(self) -> list[str]:
+        """The text of each row, "" where there is none."""
+        return [self.texts.get(row, "") for row in range(len(self))]
+
 
 def finalise(
-    columns: Columns,
-    *,
-    layouts: list[Layout],
-    layout_index: npt.NDArray[np.uint32],
-    status: npt.NDArray[np.uint8],
-    fixed: dict[int, int],
-    text: list[str],
-    noted: npt.NDArray[np.bool_],
+    columns: Columns, *, layouts: list[Layout], facts: Facts, fixed: dict[int, int], texts: dict[int, str]
 ) -> SummaryTable:
     """A step's table, out of what follows from its rows.
 
     Args:
         columns: taken over, and written to.
         layouts: distinct layouts.
-        layout_index: position of each row's layout.
-        status: of each row.
+        facts: what is known of the rows beside.
         fixed: checksums that are not sums (plain values), by row.
-        text: of each row.
-        noted: whether it has one.
+        texts: of rows that have one.
     """
     for slot, value in fixed.items():
         columns.checksum[slot] = value
@@ -75,4 +70,5 @@ def finalise(
     floats: dict[str, npt.NDArray[np.float64] | npt.NDArray[np.float32]] = {}
     for name, column in columns.statistics.items():
         (counts if column.dtype.kind == "i" else floats)[name] = column
-    return SummaryTable(layouts, layout_index, columns.checksum, status, counts, floats, columns.sketch, text, noted)
+    index, status = facts.layout_index, facts.status
+    return SummaryTable(layouts, index, columns.checksum, status, counts, floats, columns.sketch, texts)

@@ -75,7 +75,7 @@ class Probes:
             sorted_stats=options.sorted_stats,
             operators=options.level == "op",
             samples=not SAMPLED.isdisjoint(options.record),
-            sums=None if kernels.KERNELS is None else Sums(kernels.KERNELS.crc32, kernels.step_digest),
+            sums=None if kernels.KERNELS is None else Sums(kernels.KERNELS.crc32, kernels.StepDigest()),
         )
         self._guard = guard
         self.names = Names(NameFilter(options.modules, options.exclude, options.max_depth))

@@ -1,0 +1,111 @@
+"""What is noted of a step's rows beside their numbers: layouts, what was not seen of them, texts.
+
+In a steady training all but the texts is the same in each step. So what follows from it is computed once and kept
+until it changes: an equal step gets the same object, and whoever has that object knows that nothing has changed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from introspect_cli.records import Status
+from introspect_cli.tensors.kernels import numbers
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from introspect_cli.tensors.layouts import KnownLayouts
+
+ALL_OF_IT, BITS_ALONE, NOTHING = range(3)
+"""How much of a row counts: checksum and values, the checksum alone, or neither."""
+
+_WITHOUT_ROW: Final = frozenset({Status.NOT_OBSERVED, Status.VALUE})
+"""What has nothing in its row."""
+
+
+@dataclass(frozen=True, eq=False)
+class Facts:
+    """What is known of n rows before their numbers are; nothing of it is written to.
+
+    Attributes:
+        layout_of: the number of each row's layout.
+        kinds: the status of rows that were not seen as usual.
+        own_headers: what checksums begin with where their layout does not tell.
+        unmeasured: rows of which the checksum alone counts.
+        layout_index: `layout_of` as uint32 (n,).
+        headers: what the checksum of each begins with, uint64 (n,).
+        status: `records.Status` of each, uint8 (n,).
+        seen: how much of each row counts, uint8 (n,).
+    """
+
+    layout_of: list[int]
+    kinds: dict[int, Status]
+    own_headers: dict[int, int]
+    unmeasured: list[int]
+    layout_index: npt.NDArray[np.uint32]
+    headers: npt.NDArray[np.uint64]
+    status: npt.NDArray[np.uint8]
+    seen: npt.NDArray[np.uint8]
+
+
+class RowNotes:
+    """The notes of the current step, by slot; the summarizer's lock is held.
+
+    Attributes:
+        texts: a plain value's repr, or why something was not observed.
+        fixed: checksums that are not sums: of plain values.
+        own_headers: what checksums begin with where their layout does not tell.
+        unmeasured: slots of which the checksum alone counts.
+    """
+
+    def __init__(self) -> None:
+        """Start with none."""
+        self._facts: Facts | None = None
+        self.clear()
+
+    def clear(self) -> None:
+        """Begin the next step."""
+        self._kinds: dict[int, Status] = {}
+        self.texts: dict[int, str] = {}
+        self.fixed: dict[int, int] = {}
+        self.own_headers: dict[int, int] = {}
+        self.unmeasured: list[int] = []
+
+    def note(self, slot: int, status: Status, text: str) -> None:
+        """Note how much of a value was seen, and why, or what it is."""
+        self._kinds[slot] = status
+        self.texts[slot] = text
+
+    def facts(self, layout_of: list[int], layouts: KnownLayouts) -> Facts:
+        """What is known of the step's rows: the last step's object where it is the same.
+
+        Args:
+            layout_of: the number of each row's layout.
+            layouts: them.
+        """
+        last = self._facts
+        if (
+            last is None
+            or layout_of != last.layout_of
+            or self._kinds != last.kinds
+            or self.own_headers != last.own_headers
+            or self.unmeasured != last.unmeasured
+        ):
+            self._facts = last = self._made(layout_of.copy(), layouts)
+        return last
+
+    def _made(self, layout_of: list[int], layouts: KnownLayouts) -> Facts:
+        count, layout_index = len(layout_of), numbers(layout_of)
+        headers = layouts.headers()[layout_index]
+        for slot, own in self.own_headers.items():
+            headers[slot] = own
+        status, seen = np.zeros(count, np.uint8), np.zeros(count, np.uint8)
+        seen[self.unmeasured] = BITS_ALONE
+        for slot, kind in self._kinds.items():
+            status[slot] = kind
+            if kind in _WITHOUT_ROW:
+                seen[slot] = NOTHING
+        return Facts(layout_of, self._kinds, self.own_headers, self.unmeasured, layout_index, headers, status, seen)
