@@ -8,7 +8,7 @@ from introspect_cli.store.reader import open_run
 from introspect_cli.store.verify import verify_run
 
 STEPS = 40
-EACH = 5  # instants further from step to step; the end of one has some 190
+EACH = 5  # instants further from step to step; the end of one has some 170
 SCRIPT = f"""
 import os, signal, sys
 import torch
