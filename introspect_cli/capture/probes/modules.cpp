@@ -305,7 +305,7 @@ PyObject *plain_call(Modules *self, Call &call, PyObject *keywords, PyObject *in
 // Whether a call within another is none of the recorder's business: in a step that it does not want, or in a module that it
 // leaves out. 1 if so, 0 if not, -1 with an exception that came while Python made a thread's stack, and is the script's.
 int is_passed(Modules *self) {
-    PyObject *calls = attribute(self->held[STACK], CALLS);
+    PyObject *calls = PyObject_GetAttr(self->held[STACK], CALLS.get());
     if (!calls) return -1;
     PyObject *caller = PyList_Check(calls) ? innermost(calls) : nullptr;
     const bool passed = caller && (caller == Py_None || attribute_is(self->held[RECORDER], WANTED, Py_False));
