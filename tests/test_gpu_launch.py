@@ -405,9 +405,9 @@ def test_the_tensors_of_a_nested_input_go_in_one_launch(monkeypatch):
 def test_modules_and_loaders_hand_over_nested_values_whole(tmp_path, monkeypatch):
     """Leaves keep their order, plain values between tensors included."""
     together = []
-    original = Summarizer.add_all
+    original = Recorder.tensors
     monkeypatch.setattr(
-        Summarizer, "add_all", lambda self, tensors: together.append(len(tensors)) or original(self, tensors)
+        Recorder, "tensors", lambda self, sites, values: together.append(len(values)) or original(self, sites, values)
     )
 
     class Net(torch.nn.Module):
