@@ -12,7 +12,7 @@ EACH = 5  # instants further from step to step; the end of one has some 170
 SCRIPT = f"""
 import os, signal, sys
 import torch
-times, stride = int(sys.argv[1]), int(sys.argv[2])
+times, stride, gap = map(int, sys.argv[1:])
 torch.manual_seed(0)
 net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
 optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -29,7 +29,7 @@ def watch(frame, event, arg):
             os.kill(os.getpid(), signal.SIGINT)
 for step in range({STEPS}):
     net(torch.randn(2, 4)).square().mean().backward()
-    inside, seen, wanted = 0, 0, [1 + step * stride + 11 * again for again in range(times)]
+    inside, seen, wanted = 0, 0, [1 + step * stride + gap * again for again in range(times)]
     if times > 1 and step % 4:
         wanted = []
     try:
@@ -49,10 +49,9 @@ def trained(forks, tmp_path_factory):
     folder = tmp_path_factory.mktemp("interrupted")
     (folder / "train.py").write_text(SCRIPT)
 
-    def run(times, stride=0, *options):
-        done = forks(
-            "capture", "--force", "-o", f"run{times}", *options, "train.py", str(times), str(stride), cwd=folder
-        )
+    def run(times, stride=0, *options, gap=0):
+        own = map(str, (times, stride, gap))
+        done = forks("capture", "--force", "-o", f"run{times}", *options, "train.py", *own, cwd=folder)
         assert done.returncode == 0, done.stderr
         assert verify_run(folder / f"run{times}").sound
         with open_run(folder / f"run{times}") as opened:
@@ -76,8 +75,9 @@ def test_an_interrupt_in_the_end_of_a_step_arrives_and_loses_nothing(trained, un
     assert found == undisturbed
 
 
-def test_of_interrupts_that_come_twice_no_step_is_mixed_with_another(trained, undisturbed):
-    found, (sent, came, _) = trained(2, EACH)
+@pytest.mark.parametrize("gap", [2, 7, 11])
+def test_of_interrupts_that_come_twice_no_step_is_mixed_with_another(trained, undisturbed, gap):
+    found, (sent, came, _) = trained(2, EACH, gap=gap)
     assert sent > came > STEPS / 8
     assert found.items() <= undisturbed.items()
     assert len(found) >= STEPS - STEPS / 4

@@ -11,13 +11,13 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from introspect_cli.capture.probes import modules
+from introspect_cli.capture.ranks import flat
 
 
 @pytest.fixture(autouse=True)
 def _as_of_many_ranks(monkeypatch):
     """Shares of tensors are looked for, as where there is a process group."""
-    monkeypatch.setattr(modules, "launchers", SimpleNamespace(grouped=lambda: True))
+    monkeypatch.setattr(flat, "launchers", SimpleNamespace(grouped=lambda: True))
 
 
 def sgd(model, lr=0.1):

@@ -330,21 +330,23 @@ class Context:
 
     def tick(self) -> None:
         """End the step."""
-        self.ticks += 1
-        self._forwards = self._backwards = 0
-        self._model_ran = False
-        self._ran_with_gradients.clear()
-        self.evaluation.ticked()
-        self.parts.forget()
-        step = self.recorder.step
         try:
-            self.recorder.tick()
-        except KeyboardInterrupt:
-            if self.recorder.step == step:  # it came before the step could end
-                self.recorder.tick()
-            raise
+            self.ticks += 1
+            self._forwards = self._backwards = 0
+            self._model_ran = False
+            self._ran_with_gradients.clear()
+            self.evaluation.ticked()
+            self.parts.clear()
         finally:  # also where an interrupt comes for the second time: the next step begins
-            _call_all(self.on_tick)
+            step = self.recorder.step
+            try:
+                self.recorder.tick()
+            except KeyboardInterrupt:
+                if self.recorder.step == step:  # it came before the step could end
+                    self.recorder.tick()
+                raise
+            finally:
+                _call_all(self.on_tick)
 
     def trains(self, optimizer: torch.optim.Optimizer) -> None:
         """Hear of the parameters of an optimizer."""

@@ -341,8 +341,8 @@ class Recorder:
                 self._end()
                 self._backlog.write(keep=1)
             finally:
-                if self._rows:
-                    self._empty()  # an interrupt came before anything was set aside
+                if self._rows or self._slots or self._times:
+                    self._empty()  # an interrupt came before anything was set aside, or while this was done
                 self.step += 1
                 self.wanted = self.alive and self._schedule.wants(self.step)
                 self.resumed = self.wanted and not was_wanted

@@ -38,22 +38,26 @@ class _Waiting:
     def __init__(self, handler: Any, sections: Sections) -> None:
         self.handler = handler
         self._sections = sections
-        self._waits = False
+        self._waiting: functools.partial[None] | None = None
 
     def __call__(self, number: int, frame: FrameType | None) -> Any:
         sections = self._sections
-        again = self._waits and self.handler is signal.default_int_handler
+        again = self._waiting is not None and self.handler is signal.default_int_handler
         if sections.depth and not again:
-            self._waits = True
-            sections.waiting.append(functools.partial(self._run, number))
+            self._waiting = functools.partial(self._run, number)
+            sections.waiting.append(self._waiting)
             return None
         if _is_unheard(frame):
             start_new_thread(_again, (number,))
             return None
+        if again:  # both arrive now: the script may have gone on by the time the first would
+            if self._waiting in sections.waiting:
+                sections.waiting.remove(self._waiting)
+            self._waiting = None
         return self.handler(number, frame)
 
     def _run(self, number: int) -> None:
-        self._waits = False
+        self._waiting = None
         frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - the documented way to a frame
         while frame is not None and is_ours(frame):
             frame = frame.f_back

@@ -102,10 +102,11 @@ class Summarizer:
         _LIVE.add(self)
 
     def _reset(self) -> None:
-        self._layout_of.clear()  # the intake has it too
+        self._notes.clear()
         if self._intake is not None:
             self._intake.turn()
-        self._notes.clear()
+        # The last: where an interrupt comes before, the next slots are beyond those that anything is still known of.
+        self._layout_of.clear()  # the intake has it too
 
     def add(self, tensor: Any) -> int:
         """Summarise a tensor, or a part of one, now.

@@ -109,7 +109,7 @@ class Calls:
         self._latest = Scope(Phase.DATA, "", "", watched=False)
         self._by_node: dict[int, OpCall | None] = {}
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Let go of the step's nodes."""
         self._by_node.clear()
 

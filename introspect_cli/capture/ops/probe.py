@@ -165,8 +165,8 @@ class OpProbe:
         self._calls.between = Phase.LOSS
 
     def _ticked(self) -> None:
-        self._calls.forget()
-        self._writers.forget()
+        self._calls.clear()
+        self._writers.clear()
         self.live = False  # until the next step begins
         if not self._recorder.wanted:
             self._pop()

@@ -75,7 +75,7 @@ class Writers:
         self._context = context
         self._sites: dict[int, int] = {}
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Let go of the step's."""
         self._sites.clear()
 

@@ -171,11 +171,6 @@ class Sections:
         self.waiting: list[Callable[[], None]] = []
         self.main = threading.main_thread().ident
 
-    def run(self) -> None:
-        """The last section has ended: run what waits."""
-        while not self.depth and self.waiting:
-            self.waiting.pop(0)()
-
 
 class Guarded:
     """The code of one probe: `with guarded: ...` raises no mistake of ours, and `on` says whether to go on watching."""
@@ -223,8 +218,8 @@ class Guarded:
         sections = self._sections
         if get_ident() == sections.main:
             sections.depth -= 1
-            if sections.waiting:
-                sections.run()
+            while sections.waiting and not sections.depth:  # here: a call of ours would let another signal come between
+                sections.waiting.pop(0)()
 
 
 def is_ours(frame: FrameType) -> bool:

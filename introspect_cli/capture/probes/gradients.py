@@ -91,7 +91,7 @@ class GradientProbe:
     def remove(self) -> None:
         """Stop. Hooks on tensors that still live stay and do nothing."""
         self._guarded.on = False
-        self.forget()
+        self.clear()
         self._spare.clear()
 
     def watch(self, tensor: torch.Tensor, site: int, *, recomputed: bool = False) -> None:
@@ -171,7 +171,7 @@ class GradientProbe:
         """Watch a tensor no longer: its whole gradient cannot be seen."""
         self._elsewhere.set(tensor, reason)
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Let go of the step's tensors; graphs that are still alive keep their hooks."""
         self._watched.clear()
         self._elsewhere.clear()

@@ -99,7 +99,7 @@ class Probes:
         gradients = GradientProbe(self.recorder, guard)
         state = StateProbe(self.context)
         self.optimizers = OptimizerProbe(self.context, state)
-        self.context.on_tick.append(gradients.forget)
+        self.context.on_tick.append(gradients.clear)
         self.context.on_tick.append(self._modules_named)
         self.context.on_tick.append(self.names.step_over)
         self._modules = modules = ModuleProbe(self.context, gradients)

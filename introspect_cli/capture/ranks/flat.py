@@ -84,7 +84,7 @@ class FlatParts:
         self._looked = self._has_none = self._was_grouped = False
         self._is_grouped: bool | None = None
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Look again: a step has ended, and a model may have been wrapped since."""
         self._known.clear()
         self._pieces.clear()
