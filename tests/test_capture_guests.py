@@ -39,6 +39,7 @@ def records(path, kind):
     return found
 
 
+@pytest.mark.usefixtures("no_gc_callbacks")
 def test_every_timeout_of_the_script_reaches_it(tmp_path):
     arrived = []
     net = nn.Sequential(*[nn.Linear(4, 4) for _ in range(40)])

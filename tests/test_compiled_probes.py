@@ -220,6 +220,7 @@ def test_a_mistake_beside_the_extension_is_told_and_training_goes_on(tmp_path, m
     assert "broken by the test" in told
 
 
+@pytest.mark.usefixtures("no_gc_callbacks")
 def test_timeouts_of_the_script_reach_it_wherever_they_fall(tmp_path):
     class Timeout(Exception):
         pass
@@ -229,8 +230,6 @@ def test_timeouts_of_the_script_reach_it_wherever_they_fall(tmp_path):
 
     net = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(8)))
     with watched(tmp_path / "run") as session:
-        gc.collect()
-        gc.freeze()  # ends of other tests' objects may drop what is raised in them
         before, caught = signal.signal(signal.SIGALRM, handler), 0
         try:
             for number in range(60):
@@ -243,7 +242,6 @@ def test_timeouts_of_the_script_reach_it_wherever_they_fall(tmp_path):
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, before)
-            gc.unfreeze()
         assert caught == 60
         assert session._guard.details == []
         assert session.probes._modules.stack.calls == []

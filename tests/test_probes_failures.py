@@ -40,7 +40,7 @@ ENTRIES = [
     (ModuleProbe, "_plain_output"),
     (ModuleProbe, "_phase"),
     (GradientProbe, "watch"),
-    (GradientProbe, "forget"),
+    (GradientProbe, "clear"),
     (OptimizerProbe, "_note"),
     (OptimizerProbe, "_record_before"),
     (OptimizerProbe, "_record_after"),
