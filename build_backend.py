@@ -37,7 +37,6 @@ get_requires_for_build_sdist = build_meta.get_requires_for_build_sdist
 
 FOLDER: Final = "introspect_cli/tensors"
 PROBES: Final = "introspect_cli/capture/probes"
-STORE: Final = "introspect_cli/store"
 _BOTH: Final = (
     "intake",
     "memory",
@@ -60,17 +59,6 @@ EXTENSIONS: Final = [
             *(f"{FOLDER}/{name}.cpp" for name in ("module", *_BOTH)),
         ],
         depends=[f"{PROBES}/probes.h", *(f"{FOLDER}/{name}.h" for name in ("calls", "lanes", *_BOTH))],
-        py_limited_api=True,
-        optional=True,
-    ),
-    Extension(
-        "introspect_cli.store._compiled",
-        [*(f"{STORE}/{name}.cpp" for name in ("compiled", "adding", "room")), f"{FOLDER}/sums.cpp"],
-        depends=[
-            f"{STORE}/adding.h",
-            f"{STORE}/room.h",
-            *(f"{FOLDER}/{name}.h" for name in ("calls", "sums", "kernels")),
-        ],
         py_limited_api=True,
         optional=True,
     ),
@@ -168,7 +156,7 @@ class BuildKernels(build_ext):
         objects = Path(self.build_temp)
         objects.mkdir(parents=True, exist_ok=True)
         headers = [f"-I{path}" for path in {sysconfig.get_path("include"), sysconfig.get_path("platinclude")}]
-        sources = runpy.run_path("introspect_cli/extension.py")["digest"]()
+        sources = runpy.run_path("introspect_cli/machine.py")["digest"]()
         common = (*headers, f"-I{FOLDER}", f"-I{PROBES}", f'-DSOURCES="{sources}"')
         jobs = []
         for source in ext.sources:

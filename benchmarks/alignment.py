@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from introspect_cli.compare.join.by_value import Correspondence, correspond
+from introspect_cli.compare.match.correspondence import Correspondence, known_by_value
 from introspect_cli.records import Status
 from introspect_cli.store.batch import StepBatch
 
@@ -24,7 +24,7 @@ PHASES = ("start", "forward", "forward", "optimizer", "backward")
 
 
 def made(sites: int, renamed: str, every: int = 1) -> Any:
-    """One step of a rank with so many sites, as `correspond` reads it; in one layer of `every`, a module is renamed."""
+    """One step of a rank with so many sites, as the matcher reads it; in one layer of `every`, a module is renamed."""
     fqn = []
     for number in range(sites // len(KINDS)):
         layer, slot = divmod(number, 10)
@@ -52,7 +52,7 @@ def timed(sites: int, *, other: str = "mlp", every: int = 1) -> tuple[Correspond
     """What was found, and seconds of CPU time."""
     runs = made(sites, "body", every), made(sites, other, every)
     start = time.process_time()
-    return correspond(*runs, None), time.process_time() - start
+    return known_by_value(*runs), time.process_time() - start
 
 
 if __name__ == "__main__":
@@ -63,4 +63,4 @@ if __name__ == "__main__":
             "none": {"other": "body"},
         }.items():
             found, seconds = timed(asked, **options)
-            print(f"{asked:,} sites, {share}: {len(found.names):,} names found in {seconds:.2f} s")
+            print(f"{asked:,} sites, {share}: {len(found.renamed):,} names found in {seconds:.2f} s")

@@ -37,7 +37,7 @@ from introspect_cli.capture.options import CaptureOptions
 from introspect_cli.capture.session import Session
 from introspect_cli.records import Kind, Status
 from introspect_cli.schedule import Schedule
-from introspect_cli.script import Ending
+from introspect_cli.script.ending import Ending
 from introspect_cli.store.reader import open_run
 from introspect_cli.tensors import reference
 from introspect_cli.tensors import rows as r
@@ -54,7 +54,7 @@ MODES: dict[str, CaptureOptions] = {
     "checksums only": CaptureOptions(stats=(), sketch=False),
     "state": CaptureOptions(record=frozenset({Kind.PARAM, Kind.GRAD, Kind.OPTIMIZER_STATE})),
     "op level": CaptureOptions(level="op", record=CaptureOptions().record | OPERATORS),
-    "off schedule": CaptureOptions(schedule=Schedule.parse("1000000")),
+    "off schedule": CaptureOptions(steps=Schedule.parse("1000000")),
 }
 TARGETS = {
     ("GPT 124M", "everything"): 1.05,
@@ -478,7 +478,7 @@ sys.path.insert(0, sys.argv[1])
 import gpu_ways
 from introspect_cli.capture.options import CaptureOptions
 from introspect_cli.capture.session import Session
-from introspect_cli.script import Ending
+from introspect_cli.script.ending import Ending
 with tempfile.TemporaryDirectory() as scratch:
     session = Session(None, CaptureOptions(output=pathlib.Path(scratch) / "run", quiet=True))
     session.attach()

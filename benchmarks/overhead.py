@@ -29,7 +29,7 @@ from introspect_cli.capture.options import CaptureOptions
 from introspect_cli.capture.session import Session
 from introspect_cli.records import Kind
 from introspect_cli.schedule import Schedule
-from introspect_cli.script import Ending
+from introspect_cli.script.ending import Ending
 from introspect_cli.store.reader import open_run
 from introspect_cli.tensors import kernels, parallel, rows
 from introspect_cli.tensors.cpu import Engine
@@ -61,7 +61,7 @@ FOURTEEN = (
 MODES: dict[str, tuple[CaptureOptions, float]] = {
     "everything": (CaptureOptions(), 1.10),
     "checksums only": (CaptureOptions(stats=(), sketch=False), 1.05),
-    "outside schedule": (CaptureOptions(schedule=Schedule.parse("1000000")), 1.005),
+    "outside schedule": (CaptureOptions(steps=Schedule.parse("1000000")), 1.005),
     "state, 14 statistics": (CaptureOptions(record=STATE, stats=FOURTEEN, sketch=False), 1.06),
     # Every operator's results with checksum and statistics: alone, and beside what is recorded of modules.
     "op level, no modules": (CaptureOptions(level="op", record=OPERATORS, sketch=False), 1.5),

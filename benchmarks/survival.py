@@ -26,7 +26,7 @@ from typing import NoReturn
 from introspect_cli.capture.options import CaptureOptions
 from introspect_cli.capture.session import run_capture
 from introspect_cli.errors import StoreError
-from introspect_cli.script import Target
+from introspect_cli.script.target import Target
 from introspect_cli.store.reader import RunState, open_run
 from introspect_cli.store.verify import verify_run
 

@@ -5,20 +5,19 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from introspect_cli.clock import phase, record, step
+from introspect_cli.script.calls import phase, record, step
 from introspect_cli.version import __version__
 
 if TYPE_CHECKING:
-    from introspect_cli.api import diff, open_run, recording
-    from introspect_cli.transformed import compare_transformed
+    from introspect_cli.api import compare_transformed, diff, open_run, recording
 
 __all__ = ["__version__", "compare_transformed", "diff", "open_run", "phase", "record", "recording", "step"]
 
-_HOMES = {"compare_transformed": "transformed", "diff": "api", "open_run": "api", "recording": "api"}
+_FROM_API = ("compare_transformed", "diff", "open_run", "recording")
 
 
 def __getattr__(name: str) -> Any:
     """What needs more than this file is imported when it is first asked for: `import introspect_cli` stays cheap."""
-    if name in _HOMES:
-        return getattr(import_module(f"introspect_cli.{_HOMES[name]}"), name)
+    if name in _FROM_API:
+        return getattr(import_module("introspect_cli.api"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""The tool for notebooks and scripts: capture a block, open a run, compare two.
+"""The tool for notebooks and scripts: capture a block, open a run, compare two, or a model with a transformed one.
 
 The command line runs a whole script as its author wrote it. A notebook has no script, only cells, and wants what
 comes out as tables and pictures rather than as text. The names here are also had from the package itself
@@ -11,20 +11,26 @@ name cannot be both without replacing a module by something else. `introspect_cl
 
 from __future__ import annotations
 
+import tempfile
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
+    from introspect_cli.compare.result import DiffResult
     from introspect_cli.notebook import Comparison, RunView
-    from introspect_cli.script import Target
+    from introspect_cli.records import Site
+    from introspect_cli.script.target import Target
     from introspect_cli.store.launch import Launch
 
 _active: list[Path] = []
+_SHOWN = 6
+_LEVELS = ("module", "op")
 
 
 @contextmanager
@@ -67,7 +73,7 @@ def capturing(
     """
     from introspect_cli.capture.parse_options import options_of
     from introspect_cli.capture.session import Session
-    from introspect_cli.script import Ending
+    from introspect_cli.script.ending import Ending
 
     if _active:
         raise UsageError(f"a capture is under way already, into {_active[0]}: end it before the next")
@@ -121,3 +127,96 @@ def diff(a: str | Path, b: str | Path, **options: Any) -> Comparison:
     from introspect_cli.notebook import compare
 
     return compare(a, b, options)
+
+
+def compare_transformed(
+    model: Any,
+    transformed: Any,
+    *inputs: Any,
+    kwargs: dict[str, Any] | None = None,
+    loss: Callable[[Any], Any] | None = None,
+    backward: bool = True,
+    level: str = "module",
+    **options: Any,
+) -> DiffResult:
+    """Run a model and its transformed self on the same inputs and find where they first diverge.
+
+    Both get copies of the inputs, the same random state and, where they share them, the same buffers; gradients,
+    buffers and random states are left as they were. Modules are compared by FQN, the transformed model's root bearing
+    the original's name; what only one of the two has is left out, and a note says so. A transformation that leaves no
+    modules is compared at its boundary, unless
+    `introspect_cli.capture.regions.attach.attach` was called on the model before it was transformed. A model compiled
+    by `torch.compile` that has not run yet is tapped inside; the taps stay in what is compiled and do nothing after.
+
+    Args:
+        model: the reference, a module.
+        transformed: a module or callable that takes the same inputs.
+        inputs: positional inputs of both.
+        kwargs: keyword inputs of both.
+        loss: makes a scalar of what a model gives; the sum over all floating point outputs where None.
+        backward: whether gradients are compared, too.
+        level: `module`, or `op` for every operator's results as well.
+        options: fields of `introspect_cli.compare.options.DiffOptions` by name, such as `rtol`, `atol` and `limit`.
+
+    Returns:
+        what `introspect_cli.diff` gives for two runs: `verdict`, `sentence`, `first`, `divergences`, ...
+
+    Raises:
+        UsageError: the level is unknown, or nothing can be called.
+        Exception: whatever either model raises.
+    """
+    if level not in _LEVELS:
+        raise UsageError(f'no level is called "{level}": give one of {", ".join(_LEVELS)}')
+    for what in (model, transformed):
+        if not callable(what):
+            raise UsageError(f"a {type(what).__name__} cannot be called: give a module or a function")
+    from introspect_cli.capture.options import CaptureOptions
+    from introspect_cli.capture.run_once import run_once
+    from introspect_cli.compare.diff import compare_runs
+    from introspect_cli.compare.options import DiffOptions
+    from introspect_cli.records import Kind, Status
+    from introspect_cli.store.reader import open_run as opened
+
+    counted = DiffOptions(**options)
+    record = CaptureOptions().record
+
+    def run(what: Any, path: Path, only: frozenset[Site] | None = None) -> frozenset[Site]:
+        asked = CaptureOptions(
+            output=path,
+            record=record | {Kind.OP_OUTPUT} if level == "op" else record,
+            level=level,
+            compile="keep",
+            eval=True,
+            env=False,
+            packages=False,
+            source=False,
+            quiet=True,
+        )
+        run_once(what, name, inputs, kwargs or {}, asked, loss, backward=backward, only=only)
+        with opened(path) as run:
+            records = list(run.rank(0).records(0)) if 0 in run.rank(0) else []
+        return frozenset(record.site for record in records if record.summary.status is not Status.NOT_OBSERVED)
+
+    name = str(getattr(model, "original_name", None) or type(model).__name__)
+    with tempfile.TemporaryDirectory(prefix="introspect-") as place:
+        one, two = Path(place) / "model", Path(place) / "transformed"
+        all_sites = run(model, one)
+        sites = run(transformed, two, all_sites)
+        lost = all_sites - sites
+        if lost:
+            # What the first run could not know: which sites the other has. Both again, with those alone.
+            one, two = Path(place) / "model again", Path(place) / "transformed again"
+            run(model, one, sites)
+            run(transformed, two, sites)
+        with opened(one) as a, opened(two) as b:
+            result = compare_runs(a, b, counted)
+    return replace(result, a="model", b="transformed", notes=(*result.notes, *_lost(lost)))
+
+
+def _lost(lost: frozenset[Site]) -> tuple[str, ...]:
+    """A sentence on what the transformation left nothing of that could be watched."""
+    if not lost:
+        return ()
+    names = sorted({site.fqn for site in lost})
+    shown = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+    return (f"Not compared, since the transformed model does not show them: {len(lost)} values of {shown}.",)

@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 
 import click
 
-from introspect_cli.errors import IntrospectError, abridged, scarcity
+from introspect_cli.errors import IntrospectError, abridged, did_you_mean, scarcity
 from introspect_cli.exit_codes import UNDECIDED
 from introspect_cli.version import __version__
 
@@ -106,8 +106,6 @@ class _Verbs(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
         if name not in VERBS and not name.startswith("-"):
-            from introspect_cli.selection import did_you_mean
-
             near = f"; did you mean {_MEANT[name]}?" if name in _MEANT else did_you_mean(name, VERBS, cutoff=0.7)
             hint = near or f": there are {', '.join(VERBS)}"
             raise click.UsageError(f"no verb is called {name!r}{hint}", ctx)
@@ -163,9 +161,9 @@ def main() -> NoReturn:
     if callable(outcome):
         outcome = _told(outcome)
     if outcome == -signal.SIGINT:
-        from introspect_cli import script
+        from introspect_cli.script.ending import leave
 
-        script.leave(outcome)
+        leave(outcome)
     sys.exit(outcome)
 
 

@@ -3,12 +3,18 @@
 `cli.main` prints the sentence and exits with the error's code; nothing else turns an error into text.
 """
 
+from __future__ import annotations
+
 import errno
 import os
 import re
 import sys
+from typing import TYPE_CHECKING
 
 from introspect_cli.exit_codes import UNDECIDED
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 class IntrospectError(Exception):
@@ -45,6 +51,14 @@ def abridged(sentence: str) -> str:
 def _cut(text: str, most: int) -> str:
     left = len(text) - most
     return text if left <= 0 else f"{text[: most // 2]}...({left:,} characters)...{text[-most // 2 :]}"
+
+
+def did_you_mean(name: str, names: Iterable[str], cutoff: float = 0.6) -> str:
+    """`; did you mean x?` where one of the names is close to `name`, else nothing."""
+    import difflib  # only for who mistypes
+
+    close = difflib.get_close_matches(name, list(names), n=1, cutoff=cutoff)
+    return f"; did you mean {close[0]}?" if close else ""
 
 
 _SCARCE = {

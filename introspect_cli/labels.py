@@ -7,8 +7,16 @@ never compared: two runs do not diverge because one counts from a checkpoint on.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from typing import TypeAlias
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+from introspect_cli.errors import UsageError, did_you_mean
+from introspect_cli.schedule import span_of
+
+if TYPE_CHECKING:
+    from introspect_cli.schedule import Span
 
 Label: TypeAlias = "int | float | str | tuple[int, int]"
 """A number, a word, or the first and last of a range (the batches of an accumulated step)."""
@@ -21,23 +29,25 @@ NAMES: tuple[str, ...] = ("framework", "stage", "global_step", "epoch", "batch",
 NUMBERED: tuple[str, ...] = ("global_step", "epoch", "batch", "accumulation")
 """Those that are numbers."""
 
+LABELS_HELP = "give names of a framework for steps, such as epoch=3,batch=12 or epoch=2:5"
+
 
 def step_words(step: int, labels: Labels) -> str:
     """A step with what its framework calls it: `step 412 (epoch 3, batch 12)`."""
-    told = label_words(step, labels)
-    return f"step {step} ({told})" if told else f"step {step}"
+    words = label_words(step, labels)
+    return f"step {step} ({words})" if words else f"step {step}"
 
 
 def both_words(step: int, labels: Labels, step_b: int, labels_b: Labels) -> str:
     """The step of a and that of b which it is compared with: `step 412 of a (epoch 3, batch 12) (step 0 of b)`."""
     if step != step_b:
-        told, told_b = label_words(step, labels), label_words(step_b, labels_b)
-        own = f"step {step} of a ({told}; step {step_b} of b" if told else f"step {step} of a (step {step_b} of b"
-        return f"{own}: {told_b})" if told_b and told_b != told else f"{own})"
-    told, told_b = label_words(step, labels), label_words(step, labels_b)
-    if not told or not told_b or told == told_b:
+        words, words_b = label_words(step, labels), label_words(step_b, labels_b)
+        start = f"step {step} of a ({words}; step {step_b} of b" if words else f"step {step} of a (step {step_b} of b"
+        return f"{start}: {words_b})" if words_b and words_b != words else f"{start})"
+    words, words_b = label_words(step, labels), label_words(step, labels_b)
+    if not words or not words_b or words == words_b:
         return step_words(step, labels or labels_b)
-    return f"step {step} ({told}; in b {told_b})"
+    return f"step {step} ({words}; in b {words_b})"
 
 
 def label_words(step: int, labels: Labels) -> str:
@@ -60,3 +70,57 @@ def shown(label: Label) -> str:
     if isinstance(label, tuple):
         return f"{label[0]}-{label[1]}"
     return f"{label:.4g}" if isinstance(label, float) else str(label)
+
+
+# Steps asked for by their labels.
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """Steps by their labels (`epoch=3,batch=12`): which they are, only a run can tell.
+
+    Attributes:
+        text: as it was written.
+        spans: by label, the numbers that count; a range of batches is meant by each number in it.
+        words: by label, the word that counts.
+    """
+
+    text: str
+    spans: tuple[tuple[str, Span], ...] = ()
+    words: tuple[tuple[str, str], ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> Labelled:
+        """Conditions with commas between, all of which must hold.
+
+        Raises:
+            UsageError: one is none, or names no label.
+        """
+        spans, named = [], []
+        for part in text.split(","):
+            name, equals, value = (word.strip() for word in part.partition("="))
+            if not equals or not value:
+                raise UsageError(f"{part.strip()!r} names no step: {LABELS_HELP}")
+            if name not in NAMES:
+                hint = did_you_mean(name, NAMES) or f"; known are {', '.join(NAMES)}"
+                raise UsageError(f"steps have no label {name!r}{hint}: {LABELS_HELP}")
+            if name in NUMBERED:
+                spans.append((name, span_of(value, text)))
+            else:
+                named.append((name, value))
+        return cls(text, tuple(spans), tuple(named))
+
+    def means(self, labels: Labels) -> bool:
+        """Whether a step with these labels is meant."""
+        return all(_within(labels.get(name), span) for name, span in self.spans) and all(
+            labels.get(name) == word for name, word in self.words
+        )
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def _within(label: Label | None, span: Span) -> bool:
+    if isinstance(label, tuple):
+        return label[1] - label[0] < 1 << 20 and any(map(span.wants, range(label[0], label[1] + 1)))
+    return isinstance(label, (int, float)) and span.wants(math.floor(label))

@@ -6,9 +6,9 @@ from contextlib import ExitStack
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from introspect_cli.errors import UsageError
+from introspect_cli.errors import UsageError, did_you_mean
 from introspect_cli.records import count
-from introspect_cli.selection import Selection, check_selection, did_you_mean, one_step, read_selection
+from introspect_cli.selection import Selection, check_selection, one_step, read_selection
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -137,13 +137,9 @@ class _Shown:
         raise NotImplementedError
 
     def __str__(self) -> str:
-        from introspect_cli.render.blocks import Table, table_lines
+        from introspect_cli.render.blocks import lines_of
 
-        lines: list[str] = []
-        for block in self._blocks():
-            own = table_lines(block, 120) if isinstance(block, Table) else (block,)
-            lines += [(" " * line.indent + line.text).rstrip() for line in own]
-        return "\n".join(lines)
+        return "\n".join((" " * line.indent + line.text).rstrip() for line in lines_of(self._blocks(), 120))
 
     def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
         from introspect_cli.render.console import rich_lines
@@ -267,15 +263,15 @@ def compare(a: str | Path, b: str | Path, options: Mapping[str, Any]) -> Compari
     from introspect_cli.compare.options import DiffOptions
     from introspect_cli.store.reader import open_run
 
-    own = dict(options)
-    noise = own.pop("noise", ())
-    known = {field.name for field in fields(DiffOptions)}
-    for name in own:
-        if name not in known:
-            hint = did_you_mean(name, known) or f": there are {', '.join(sorted(known | {'noise'}))}"
+    fields_given = dict(options)
+    noise = fields_given.pop("noise", ())
+    names = {field.name for field in fields(DiffOptions)}
+    for name in fields_given:
+        if name not in names:
+            hint = did_you_mean(name, names) or f": there are {', '.join(sorted(names | {'noise'}))}"
             raise UsageError(f"diff takes no option {name!r}{hint}")
-    given = {name: own.pop(name) for name in ("steps", "kinds", "modules", "ranks") if name in own}
-    own |= vars(_selection(**given))
+    given = {name: fields_given.pop(name) for name in ("steps", "kinds", "modules", "ranks") if name in fields_given}
+    fields_given |= vars(_selection(**given))
     with ExitStack() as stack:
         one, two, *others = (stack.enter_context(open_run(path)) for path in (a, b, *noise))
-        return Comparison(compare_runs(one, two, DiffOptions(**own), others))
+        return Comparison(compare_runs(one, two, DiffOptions(**fields_given), others))

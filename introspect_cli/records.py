@@ -142,6 +142,25 @@ class Status(int, Enum):
     VALUE = 3
 
 
+class Joined(int, Enum):
+    """How the records of several ranks became one."""
+
+    AS_RECORDED = 0
+    """One rank's record, or one of equal copies."""
+    PARTS = 1
+    """Parts, added up."""
+    GATHERED = 2
+    """Different values together: no tensor has its shape."""
+    OWED = 3
+    """Sums that are still owed, added up."""
+    COPIES = 4
+    """Copies that ought to be equal and are not."""
+    ALIKE = 5
+    """Equal values of several ranks: copies, or parts that happen to be equal."""
+    INCOMPLETE = 6
+    """Parts that leave some of the whole out, or overlap, though all ranks were recorded."""
+
+
 @dataclass(frozen=True, order=True, slots=True)
 class Site:
     """What two runs are aligned by, within one step of one rank.
@@ -260,6 +279,8 @@ class Summary:
         stats: statistics by name, stored and derived; a name is missing where the statistic is absent.
         sketch: count-sketch values, empty where none was kept.
         text: a plain value's repr, or why something was not observed.
+        joined: how several ranks' records became this one.
+        ranks: how many ranks have this one value, where it is `ALIKE`.
     """
 
     status: Status
@@ -268,6 +289,8 @@ class Summary:
     stats: dict[str, float] = field(default_factory=dict)
     sketch: tuple[float, ...] = ()
     text: str = ""
+    joined: Joined = Joined.AS_RECORDED
+    ranks: int = 0
 
 
 class Given(NamedTuple):

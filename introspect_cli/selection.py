@@ -8,36 +8,22 @@ here whether each part of a selection has something in the runs to select.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, TypeVar
 
-from introspect_cli.errors import UsageError
-from introspect_cli.labels import NAMES, NUMBERED, shown
+from introspect_cli.errors import UsageError, did_you_mean
+from introspect_cli.labels import LABELS_HELP, Labelled, shown
 from introspect_cli.records import Kind
-from introspect_cli.schedule import STEPS_HELP, Schedule, span_of, whole_number
+from introspect_cli.schedule import STEPS_HELP, Schedule, whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from introspect_cli.labels import Label, Labels
-    from introspect_cli.schedule import Span
+    from introspect_cli.labels import Labels
     from introspect_cli.store.reader import Run
 
-_LABELS_HELP = "give names of a framework for steps, such as epoch=3,batch=12 or epoch=2:5"
 _RANKS_HELP = "give numbers with commas between, such as 0,3, or one-per-replica, or all"
-
-
-# What people mistype.
-
-
-def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """`; did you mean x?` where a known name is close to `name`, else nothing."""
-    import difflib  # only for who mistypes
-
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)
-    return f"; did you mean {close[0]}?" if close else ""
 
 
 def words(texts: Iterable[str]) -> tuple[str, ...]:
@@ -129,68 +115,17 @@ def selects(fqn: str, globs: Sequence[str]) -> bool:
 
 def near_module(glob: str, names: Iterable[str]) -> str:
     """A hint at the module that was meant: whole names, names without the root, and `*.` before a last word."""
-    known = set()
+    candidates = set()
     for name in names:
         _, dot, short = name.partition(".")
-        known |= {name, short} if dot else {name}
+        candidates |= {name, short} if dot else {name}
         if glob.startswith("*."):
-            known.add(f"*.{name.rpartition('.')[2]}")
-    found = did_you_mean(glob, sorted(known))
-    return found if found or "." not in glob else did_you_mean(glob.partition(".")[2], sorted(known))
+            candidates.add(f"*.{name.rpartition('.')[2]}")
+    hint = did_you_mean(glob, sorted(candidates))
+    return hint if hint or "." not in glob else did_you_mean(glob.partition(".")[2], sorted(candidates))
 
 
-# Steps by the names that a training framework has for them.
-
-
-@dataclass(frozen=True)
-class Labelled:
-    """Steps by their labels (`epoch=3,batch=12`): which they are, only a run can tell.
-
-    Attributes:
-        text: as it was written.
-        spans: by label, the numbers that count; a range of batches is meant by each number in it.
-        words: by label, the word that counts.
-    """
-
-    text: str
-    spans: tuple[tuple[str, Span], ...] = ()
-    words: tuple[tuple[str, str], ...] = ()
-
-    @classmethod
-    def parse(cls, text: str) -> Labelled:
-        """Conditions with commas between, all of which must hold.
-
-        Raises:
-            UsageError: one is none, or names no label.
-        """
-        spans, named = [], []
-        for part in text.split(","):
-            name, equals, value = (word.strip() for word in part.partition("="))
-            if not equals or not value:
-                raise UsageError(f"{part.strip()!r} names no step: {_LABELS_HELP}")
-            if name not in NAMES:
-                hint = did_you_mean(name, NAMES) or f"; known are {', '.join(NAMES)}"
-                raise UsageError(f"steps have no label {name!r}{hint}: {_LABELS_HELP}")
-            if name in NUMBERED:
-                spans.append((name, span_of(value, text)))
-            else:
-                named.append((name, value))
-        return cls(text, tuple(spans), tuple(named))
-
-    def means(self, labels: Labels) -> bool:
-        """Whether a step with these labels is meant."""
-        return all(_within(labels.get(name), span) for name, span in self.spans) and all(
-            labels.get(name) == word for name, word in self.words
-        )
-
-    def __str__(self) -> str:
-        return self.text
-
-
-def _within(label: Label | None, span: Span) -> bool:
-    if isinstance(label, tuple):
-        return label[1] - label[0] < 1 << 20 and any(map(span.wants, range(label[0], label[1] + 1)))
-    return isinstance(label, (int, float)) and span.wants(math.floor(label))
+# Steps.
 
 
 def parse_steps(text: str) -> Schedule | Labelled:
@@ -216,7 +151,7 @@ def one_step(text: str, run: Run, rank: int | None = None) -> int:
     if "=" not in text:
         number = whole_number(text)
         if number is None:
-            raise UsageError(f"{text.strip()!r} is not a step: give its number, or {_LABELS_HELP.partition(' ')[2]}")
+            raise UsageError(f"{text.strip()!r} is not a step: give its number, or {LABELS_HELP.partition(' ')[2]}")
         return number
     steps = _labelled(Labelled.parse(text), [run], [run.ranks[0] if rank is None else rank] if run.ranks else [])
     if len(steps) > 1:
@@ -226,26 +161,26 @@ def one_step(text: str, run: Run, rank: int | None = None) -> int:
 
 def _labelled(asked: Labelled, runs: Sequence[Run], ranks: Sequence[int]) -> list[int]:
     """Numbers of the steps that labels mean in the first of the runs that has any of them."""
-    known: list[Labels] = []
+    all_labels: list[Labels] = []
     for run in runs:
         labels: dict[int, Labels] = {}
         for rank in reversed([rank for rank in ranks if rank in run.ranks]):
             labels |= run.rank(rank).labels
-        found = sorted(step for step, own in labels.items() if asked.means(own))
-        if found:
-            return found
-        known += [labels[step] for step in sorted(labels)]
+        numbers = sorted(step for step, label in labels.items() if asked.means(label))
+        if numbers:
+            return numbers
+        all_labels += [labels[step] for step in sorted(labels)]
     where = f"{runs[0].path}" if len(runs) == 1 else "either run"
-    if not known:
+    if not all_labels:
         raise UsageError(
             f"no step of {where} has a label: only steps of Lightning, transformers and accelerate have; {STEPS_HELP}"
         )
-    first, last = known[0], known[-1]
+    first, last = all_labels[0], all_labels[-1]
     names = dict.fromkeys(name for name, _ in (*asked.spans, *asked.words))
-    told = [
+    ranges = [
         f"{name} is {shown(first[name])} to {shown(last[name])}" for name in names if name in first and name in last
     ]
-    raise UsageError(f"no step of {where} is {asked}: {', '.join(told) or f'its labels are {list(first)}'}")
+    raise UsageError(f"no step of {where} is {asked}: {', '.join(ranges) or f'its labels are {list(first)}'}")
 
 
 # All of it together.
@@ -343,15 +278,15 @@ def check_selection(selection: Chosen, runs: Sequence[Run], rename: Callable[[st
         if not any(span.wants(step) for step in steps):
             raise UsageError(f"no step of {span} is in {where}: {has} {_counted(steps, 'step')}")
     if selection.kinds:
-        found = {kind for _, reader in readers for kind in reader.sites.kind}
+        recorded = {kind for _, reader in readers for kind in reader.sites.kind}
         for kind in Kind:
-            if kind in selection.kinds and kind.value not in found:
-                raise UsageError(f"no {kind.value} was recorded in {where}{_how(kind, sorted(found))}")
+            if kind in selection.kinds and kind.value not in recorded:
+                raise UsageError(f"no {kind.value} was recorded in {where}{_how(kind, sorted(recorded))}")
     if selection.modules:
         names = set()
         for run, reader in readers:
-            own = {*reader.sites.fqn, *(module.fqn for module in reader.modules)}
-            names |= {rename(name) for name in own} if rename is not None and run is runs[0] else own
+            in_run = {*reader.sites.fqn, *(module.fqn for module in reader.modules)}
+            names |= {rename(name) for name in in_run} if rename is not None and run is runs[0] else in_run
         for glob in selection.modules:
             if not any(selects(name, (glob,)) for name in names):
                 hint = near_module(glob, names) or ": `introspect show --tree` lists the modules of a run"
@@ -361,12 +296,12 @@ def check_selection(selection: Chosen, runs: Sequence[Run], rename: Callable[[st
 
 def _one_per_replica(runs: Sequence[Run], where: str) -> tuple[int, ...]:
     """Ranks that are the lowest of those with the same parts of everything, in each run that says so."""
-    known = {rank: run.manifests.get(rank, {}).get("copies") for run in runs for rank in run.ranks}
-    listed = {rank: told for rank, told in known.items() if isinstance(told, list) and told}
-    copies = {rank: told for rank, told in listed.items() if all(type(own) is int for own in told)}
+    by_rank = {rank: run.manifests.get(rank, {}).get("copies") for run in runs for rank in run.ranks}
+    listed = {rank: ranks for rank, ranks in by_rank.items() if isinstance(ranks, list) and ranks}
+    copies = {rank: ranks for rank, ranks in listed.items() if all(type(group) is int for group in ranks)}
     if not copies:
         raise UsageError(f"which ranks are copies of one another is not known in {where}: name ranks by number")
-    return tuple(sorted(rank for rank, own in copies.items() if rank == min(own)))
+    return tuple(sorted(rank for rank, group in copies.items() if rank == min(group)))
 
 
 def _counted(numbers: Sequence[int], what: str) -> str:
@@ -375,7 +310,7 @@ def _counted(numbers: Sequence[int], what: str) -> str:
     return f"{len(numbers)} {what}s from {numbers[0]} to {numbers[-1]}"
 
 
-def _how(kind: Kind, found: Sequence[str]) -> str:
+def _how(kind: Kind, recorded: Sequence[str]) -> str:
     if kind is Kind.OP_OUTPUT:
         return ": capture with --level op"
-    return f": capture with --record {kind.value}, or ask for {', '.join(found)}"
+    return f": capture with --record {kind.value}, or ask for {', '.join(recorded)}"

@@ -7,10 +7,18 @@ checksums of all parts can take that back, add the sums up, and have the checksu
 from __future__ import annotations
 
 import hashlib
+import zlib
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+
+from introspect_cli.machine import load
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from types import ModuleType
+
+    import numpy as np
+    from numpy.typing import NDArray
 
 Number = TypeVar("Number", bound=Any)
 """An integer, or a numpy array of uint64."""
@@ -23,21 +31,24 @@ _UNMIX_1: Final = pow(MIX_1, -1, 1 << 64)
 _UNMIX_2: Final = pow(MIX_2, -1, 1 << 64)
 
 
+def _wrapped(value: Number) -> Number:
+    """A product modulo 2**64: numpy's are that already."""
+    return cast("Number", value & MASK) if isinstance(value, int) else value
+
+
 def mix(raw: Number) -> Number:
     """Finalise a sum: a bijection of 64-bit integers (the finaliser of splitmix64); of an integer, or of each one."""
-    raw = raw & MASK  # an array that is given stays as it is
-    raw = ((raw ^ (raw >> 30)) * MIX_1) & MASK
-    raw = ((raw ^ (raw >> 27)) * MIX_2) & MASK
+    raw = _wrapped(raw)
+    raw = _wrapped((raw ^ (raw >> 30)) * MIX_1)
+    raw = _wrapped((raw ^ (raw >> 27)) * MIX_2)
     return cast("Number", raw ^ (raw >> 31))
 
 
 def unmix(checksum: Number) -> Number:
     """Undo `mix`."""
-    value = checksum & MASK
-    value ^= (value >> 31) ^ (value >> 62)
-    value = (value * _UNMIX_2) & MASK
-    value ^= (value >> 27) ^ (value >> 54)
-    value = (value * _UNMIX_1) & MASK
+    value = _wrapped(checksum)
+    value = _wrapped((value ^ (value >> 31) ^ (value >> 62)) * _UNMIX_2)
+    value = _wrapped((value ^ (value >> 27) ^ (value >> 54)) * _UNMIX_1)
     return cast("Number", value ^ (value >> 30) ^ (value >> 60))
 
 
@@ -64,3 +75,18 @@ def header(dtype: str, shape: Sequence[int], extra: bytes = b"") -> int:
 def source_digest(data: bytes) -> str:
     """16 hex digits of what a source file held, as the settings of a run name it."""
     return hashlib.blake2b(data, digest_size=8).hexdigest()
+
+
+def crc32(data: bytes | NDArray[np.uint8]) -> int:
+    """CRC-32 of bytes, as zlib computes it: by the compiled kernels, ten times as fast, where they can be had."""
+    kernels = _kernels()
+    if isinstance(data, bytes):
+        return zlib.crc32(data) if kernels is None else cast("int", kernels.crc32(data))
+    if kernels is None:
+        return zlib.crc32(data.data)
+    return cast("int", kernels.crc32(data.__array_interface__["data"][0], data.nbytes))
+
+
+@cache
+def _kernels() -> ModuleType | None:
+    return load("introspect_cli.tensors._kernels")[0]

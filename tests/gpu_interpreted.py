@@ -13,7 +13,7 @@ from sweeps import sliced
 from test_tensors_kernels import EIGHTS, EVERY, STRIDED, assert_same, by_torch, example
 
 from introspect_cli.records import Part
-from introspect_cli.tensors import checksum, shards
+from introspect_cli.tensors import checksum, places
 from introspect_cli.tensors import rows as r
 from introspect_cli.tensors.gpu import engine as engines
 from introspect_cli.tensors.gpu import kernels, plan
@@ -246,7 +246,7 @@ def test_shards_are_summarised_in_one_launch(made, box):
     whole = example(torch.float32, (9, 40))
     (top, left), (height, width) = box
     shard = whole[top : top + height, left : left + width].contiguous()
-    runs = list(shards.runs(shard, whole.shape, Part((((top, height),), ((left, width),)))))
+    runs = list(places.runs(shard, whole.shape, Part((((top, height),), ((left, width),)))))
     made.launcher.launched.clear()
     made.engine.many([(0, [made.item(run, offset) for offset, run in runs])])
     assert_same(made.rows.hand_over().rows(), by_torch(shard, runs=runs))

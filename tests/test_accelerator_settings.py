@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from introspect_cli.capture.environment import accelerators, settings
+from introspect_cli.capture.environment import settings
 from introspect_cli.compare.reasons.settings import describe
 from introspect_cli.compare.result import SettingChange
 
@@ -29,15 +29,15 @@ def test_tf32_is_told_whichever_way_it_was_set():
     before = matmul.allow_tf32
     try:
         matmul.allow_tf32 = True
-        assert accelerators.switches()["matmul_allow_tf32"] is True
+        assert settings.switches()["matmul_allow_tf32"] is True
     finally:
         matmul.allow_tf32 = before
 
 
 def test_nothing_wakes_a_device():
-    accelerators.switches()
-    accelerators.libraries()
-    assert accelerators.devices() == []
+    settings.switches()
+    settings.libraries()
+    assert settings.devices() == []
     assert not torch.cuda.is_initialized()
 
 
@@ -46,8 +46,8 @@ def test_the_drivers_version_is_read_from_its_module(tmp_path):
     said.write_text(
         "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.10  Release Build\nGCC version: 12.3.0\n"
     )
-    assert accelerators.driver(said) == "570.86.10"
-    assert accelerators.driver(tmp_path / "none") is None
+    assert settings.driver(said) == "570.86.10"
+    assert settings.driver(tmp_path / "none") is None
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from synthetic import row, write_run
 from torch import nn
 from torch.nn import functional as F
 
-from introspect_cli.compare.join.near import in_one_order
+from introspect_cli.compare.match.score import in_one_order
 from introspect_cli.compare.result import Verdict
 from introspect_cli.records import Kind
 from introspect_cli.schedule import Schedule
@@ -81,10 +81,10 @@ def run(tmp_path_factory):
     directory = tmp_path_factory.mktemp("runs")
     known = {}
 
-    def find(*names, steps=4, rate=0.05, validate=False, nudge=0.0, **options):
-        key = repr((names, steps, rate, validate, nudge, sorted(options.items(), key=repr)))
+    def find(*names, rate=0.05, validate=False, nudge=0.0, **options):
+        key = repr((names, rate, validate, nudge, sorted(options.items(), key=repr)))
         if key not in known:
-            work = fit(lambda: Net(*names, nudge=nudge), steps=steps, rate=rate, validate=validate)
+            work = fit(lambda: Net(*names, nudge=nudge), rate=rate, validate=validate)
             known[key] = captured(directory / str(len(known)), work, **options)
         return known[key]
 
@@ -141,7 +141,7 @@ def test_a_rename_stands_where_the_numbers_part_later(run):
 def test_other_names_are_found_in_what_both_runs_hold(run, record, every):
     """One run holds every step, or those of a schedule; with or without evaluation in between."""
     kinds = {} if record is None else {"record": frozenset(map(Kind, record))}
-    sampled = {} if every == "::" else {"schedule": Schedule.parse(every)}
+    sampled = {} if every == "::" else {"steps": Schedule.parse(every)}
     result = compared(run(**kinds, **sampled), run(*NEW, validate=record is None, **kinds))
     found = renames(result)
     if record != ("output", "loss"):

@@ -17,9 +17,9 @@ from torch import nn
 
 from introspect_cli import capture as package
 from introspect_cli.capture.environment.sources import file_of, imported_sources
+from introspect_cli.capture.frames import is_ours
 from introspect_cli.capture.identity import ById
 from introspect_cli.capture.names import NameFilter, Names
-from introspect_cli.capture.probes.base import is_ours
 from introspect_cli.store.reader import open_run
 from introspect_cli.store.verify import verify_run
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 
 import click
 import pytest
@@ -15,11 +14,12 @@ from torch.utils.data import DataLoader
 from introspect_cli.capture.option import WHAT, Option
 from introspect_cli.capture.options import CaptureOptions, described
 from introspect_cli.capture.probes import installed
+from introspect_cli.capture.probes.base import Patches
 from introspect_cli.commands.capture_options import from_field
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.result import Verdict
-from introspect_cli.records import Kind
+from introspect_cli.records import Kind, Phase, Site
 from introspect_cli.schedule import Schedule
 from introspect_cli.store.reader import open_run
 
@@ -38,7 +38,7 @@ ALTERED = {
     "probes": {"probes": 3},
     "exclude": {"exclude": ("*.1",)},
     "max_depth": {"max_depth": 0},
-    "schedule": {"schedule": Schedule.parse("1:")},
+    "steps": {"steps": Schedule.parse("1:")},
     "until_step": {"until_step": 5},
     "every_seconds": {"every_seconds": 600},
     "epochs": {"epochs": "0"},
@@ -46,7 +46,7 @@ ALTERED = {
     "first": {"first": 1},
     "last": {"last": 1},
     "when": {"when": "step == 1"},
-    "rule": {"rule": "first(1) | last(1)"},
+    "schedule": {"schedule": "first(1) | last(1)"},
     "max_size": {"max_size": 100_000},
     "until_nan": {"until_nan": True},
     "eval": {"eval": True},
@@ -99,7 +99,7 @@ def test_a_narrowing_option_is_no_divergence(tmp_path, name, side):
 
 
 def test_the_manifest_says_what_each_narrowing_option_was(tmp_path):
-    with watched(tmp_path / "run", modules=("*.0",), schedule=Schedule.parse("0:2")):
+    with watched(tmp_path / "run", modules=("*.0",), steps=Schedule.parse("0:2")):
         train()
     with open_run(tmp_path / "run") as run:
         narrowing = run.manifest["narrowing"]
@@ -129,12 +129,6 @@ def test_an_option_is_a_field():
     assert MoreOptions().narrowing() == {**CaptureOptions().narrowing(), "thrice": False}
 
 
-NEW_PROBE = '''"""How many elements a loss has been made of."""
-import torch
-from introspect_cli.capture.probes.base import Patches
-from introspect_cli.records import Kind, Phase, Site
-
-
 class SizeProbe:
     name = "size"
 
@@ -161,21 +155,13 @@ class SizeProbe:
         self._patches.remove()
 
 
-PROBE = SizeProbe
-'''
-
-
-def test_a_new_probe_is_one_new_file(tmp_path, monkeypatch):
-    (tmp_path / "throw_away.py").write_text(NEW_PROBE)
-    monkeypatch.setattr(installed.separate, "__path__", [*installed.separate.__path__, str(tmp_path)])
+def test_a_new_probe_is_one_class(tmp_path, monkeypatch):
+    monkeypatch.setattr(installed, "STANDALONE", (*installed.STANDALONE, SizeProbe))
     original = torch.Tensor.square
-    try:
-        with watched(tmp_path / "run") as session:
-            train()
-            torch.ones(1).square()
-            torch.ones(2).square()
-    finally:
-        sys.modules.pop(f"{installed.separate.__name__}.throw_away", None)
+    with watched(tmp_path / "run") as session:
+        train()
+        torch.ones(1).square()
+        torch.ones(2).square()
     assert torch.Tensor.square is original
     with open_run(tmp_path / "run") as run:
         found = [record.summary.text for record in run.rank(0).records(1) if record.site.fqn == "size"]

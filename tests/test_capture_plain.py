@@ -157,7 +157,7 @@ def test_looking_for_names_keeps_no_tensor_alive(tmp_path):
 
 
 def test_steps_outside_the_schedule_are_counted_too(tmp_path):
-    with watched(tmp_path / "run", schedule=Schedule.parse("::2")):
+    with watched(tmp_path / "run", steps=Schedule.parse("::2")):
         train()
     with open_run(tmp_path / "run") as run:
         assert [entry.step for entry in run.rank(0).steps] == [0, 2, 4]

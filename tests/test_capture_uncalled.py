@@ -10,7 +10,7 @@ from opcapture import QUICK
 from torch import nn
 
 from introspect_cli.capture.session import Session
-from introspect_cli.script import Ending
+from introspect_cli.script.ending import Ending
 from introspect_cli.store.reader import open_run
 
 

@@ -17,9 +17,8 @@ from synthetic import row, write_run
 import introspect_cli
 from introspect_cli.errors import UsageError
 from introspect_cli.health.check import RULES, check, choose
-from introspect_cli.health.findings import Level
+from introspect_cli.health.findings import Hit, Level, Rule, observed
 from introspect_cli.health.reading import read_table
-from introspect_cli.health.rule import Hit, Rule, Unseen
 from introspect_cli.records import Kind
 from introspect_cli.store.reader import open_run
 
@@ -272,12 +271,9 @@ def test_the_operator_that_made_the_first_nan_is_named_with_its_line(tmp_path):
 
 def test_a_rule_is_a_function_and_a_line_in_its_table(tmp_path):
     def wide(table):
-        hits = [
-            Hit(int(table.many.steps[0]), table.name(site), f"{table.layout(site).numel} elements")
-            for site in table.pick(Kind.OUTPUT)
-            if table.layout(site).numel > 4
-        ]
-        return hits if table.pick(Kind.OUTPUT) else Unseen("outputs")
+        for site in observed(table.pick(Kind.OUTPUT), "outputs"):
+            if table.layout(site).numel > 4:
+                yield Hit(int(table.many.steps[0]), table.name(site), f"{table.layout(site).numel} elements")
 
     rule = Rule("wide-output", Level.INFO, "outputs of many elements", "more than four", "a wide layer", wide)
     for name, size in (("small", 3), ("large", 9)):

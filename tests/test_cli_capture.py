@@ -8,13 +8,14 @@ from pathlib import Path
 import click
 import pytest
 
-from introspect_cli.capture.option import DEFAULT_KINDS, DEFAULT_STATS, KINDS, STATS, parse_kinds, parse_stats
+from introspect_cli.capture.option import DEFAULT_KINDS, DEFAULT_STATS, KINDS, STATS
 from introspect_cli.capture.options import CaptureOptions
+from introspect_cli.capture.parse_options import parse_kinds, parse_stats
 from introspect_cli.commands.capture import capture
 from introspect_cli.errors import UsageError
 from introspect_cli.records import Kind
 from introspect_cli.schedule import Schedule
-from introspect_cli.script import Target
+from introspect_cli.script.target import Target
 
 
 @pytest.fixture
@@ -72,8 +73,8 @@ OPTIONS = [
     (("--modules", "*.attn", "--modules", "a,b"), {"modules": ("*.attn", "a", "b")}),
     (("--exclude", "x"), {"exclude": ("x",)}),
     (("--max-depth", "0"), {"max_depth": 0}),
-    (("--steps", "0,5:9"), {"schedule": Schedule.parse("0,5:9")}),
-    (("--steps", "10:40", "--every", "10"), {"schedule": Schedule.parse("10:40", 10)}),
+    (("--steps", "0,5:9"), {"steps": Schedule.parse("0,5:9")}),
+    (("--steps", "10:40", "--every", "10"), {"steps": Schedule.parse("10:40", 10)}),
     (("--eval",), {"eval": True}),
     (("--no-eval",), {"eval": False}),
     (("--seed", "0", "--deterministic"), {"seed": 0, "deterministic": True}),
@@ -133,7 +134,7 @@ def test_a_file_may_hold_any_option(asked):
         modules=("*.attn",),
         exclude=("a", "b"),
         max_depth=2,
-        schedule=Schedule.parse("10:20:5"),
+        steps=Schedule.parse("10:20:5"),
         eval=False,
         seed=7,
         deterministic=True,
@@ -150,9 +151,7 @@ def test_the_command_line_wins_over_the_file(asked):
     Path("capture.yaml").write_text("seed: 7\nsketch: no\nmodules: [a, b]\nsteps: 0:5\nrecord: grad\n")
     words = ("--seed", "1", "--sketch", "--modules", "c", "--record", "loss", "--config", "capture.yaml")
     options = asked(*words, "train.py")[1]
-    assert options == CaptureOptions(
-        seed=1, modules=("c",), schedule=Schedule.parse("0:5"), record=frozenset({Kind.LOSS})
-    )
+    assert options == CaptureOptions(seed=1, modules=("c",), steps=Schedule.parse("0:5"), record=frozenset({Kind.LOSS}))
 
 
 @pytest.mark.parametrize("text", ["", "# nothing\n", "seed:\nmodules: []\nmax-depth: null\n"])
@@ -163,7 +162,7 @@ def test_a_file_without_options_changes_nothing(asked, text):
 
 def test_a_schedule_in_a_file_may_be_a_list_or_unquoted(asked):
     Path("capture.yaml").write_text("steps: [0, 5, 10:20, 100::50]\n")
-    assert asked("--config", "capture.yaml", "train.py")[1].schedule == Schedule.parse("0,5,10:20,100::50")
+    assert asked("--config", "capture.yaml", "train.py")[1].steps == Schedule.parse("0,5,10:20,100::50")
 
 
 @pytest.mark.parametrize(

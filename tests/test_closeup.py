@@ -10,10 +10,10 @@ torch = pytest.importorskip("torch")
 from opcapture import captured  # noqa: E402 - torch first: without it there is nothing to test
 from torch import nn  # noqa: E402
 
-from introspect_cli.compare.closeup import closeup, worth_a_look  # noqa: E402
 from introspect_cli.compare.diff import compare_runs  # noqa: E402
+from introspect_cli.compare.element.closeup import closeup, worth_a_look  # noqa: E402
 from introspect_cli.compare.options import DiffOptions  # noqa: E402
-from introspect_cli.render.zoom_text import closeup_blocks  # noqa: E402
+from introspect_cli.render.values_text import closeup_blocks  # noqa: E402
 from introspect_cli.store.reader import open_run  # noqa: E402
 
 LENGTHS = (12, 9, 5, 10)

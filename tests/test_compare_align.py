@@ -6,12 +6,12 @@ from synthetic import row, write_run
 from test_compare_reasons import train
 
 from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.join.coverage import option_notes
-from introspect_cli.compare.join.renames import parse_rename, renamer, strip_wrappers
 from introspect_cli.compare.join.sites import align, columns
 from introspect_cli.compare.join.steps import differing, pair_steps
+from introspect_cli.compare.match.names import parse_rename, renamer, strip_wrappers
 from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.result import Verdict
+from introspect_cli.compare.watched import option_notes
 from introspect_cli.errors import UsageError
 from introspect_cli.records import Kind, ModuleInfo
 from introspect_cli.selection import Schedule, selects
@@ -182,9 +182,7 @@ class TestSteps:
             opened = []
             reader = type(a.rank(0))
             read_row = reader.read_row
-            monkeypatch.setattr(
-                reader, "read_row", lambda self, row, room=None: (opened.append(row), read_row(self, row, room))[1]
-            )
+            monkeypatch.setattr(reader, "read_row", lambda self, row: (opened.append(row), read_row(self, row))[1])
             compare_runs(a, b, DiffOptions())
         assert set(opened) <= {0, 29, 30, 49}
 

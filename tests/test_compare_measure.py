@@ -9,7 +9,7 @@ from introspect_cli.compare.items import proportion
 from introspect_cli.compare.join.distance import Tensors, distance_of, rounding
 from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.reasons.base import reason_named
-from introspect_cli.compare.reasons.hyperparameters import changes_for, has_parameter, optimizer_changes
+from introspect_cli.compare.reasons.hyperparameters import Label, changes_for, has_parameter, optimizer_changes
 from introspect_cli.compare.reasons.settings import command_options, describe, setting_changes
 from introspect_cli.compare.reasons.words import amount
 from introspect_cli.store.reader import open_run
@@ -164,7 +164,7 @@ def test_the_setting_that_can_explain_a_divergence_comes_first(tmp_path, reason,
     for path, own, neutral in (("a", a, NEUTRAL[0]), ("b", b, NEUTRAL[1])):
         shared = {name: {**value, **own.get(name, {})} for name, value in neutral.items()}
         write_run(tmp_path / path, [], settings={**own, **shared})
-    told = {"lr": ("0.1", "0.2")} if reason == "optimizer" else {}
+    told = {Label("lr", "lr"): ("0.1", "0.2")} if reason == "optimizer" else {}
     with open_run(tmp_path / "a") as one, open_run(tmp_path / "b") as two:
         found = setting_changes(one, two, reason_named(reason), told, rounding=rounding)
     assert found[0].name == strongest

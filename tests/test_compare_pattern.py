@@ -8,9 +8,9 @@ import re
 import numpy as np
 import pytest
 
-from introspect_cli.compare.pattern import About, difference
-from introspect_cli.compare.picture import picture_of, smaller, tile_of
-from introspect_cli.compare.ulps import rounded, ulp_bins, ulp_words
+from introspect_cli.compare.element.elements import rounded, ulp_bins, ulp_words
+from introspect_cli.compare.element.grid import picture_of, smaller, tile_of
+from introspect_cli.compare.element.pattern import About, difference
 
 FLOAT32 = ("float32", "float32")
 

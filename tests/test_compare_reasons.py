@@ -569,7 +569,7 @@ def test_memory_that_nobody_wrote_to_is_suspected(compare):
 NEW_REASON = '''
 """Two tensors that start with each other's values."""
 from introspect_cli.compare.reasons.base import Reason
-from introspect_cli.compare.reasons.evidence import random_state
+from introspect_cli.compare.rests_on import Place, random_at_start
 from introspect_cli.records import Kind, Phase
 
 
@@ -579,8 +579,9 @@ class Exchanged(Reason):
     priority = 1
     weights = {"command": 0.99}
 
-    def applies(self, facts, position):
-        return self.cause(random_state(facts)) if facts.sites[position].phase is Phase.START else None
+    def applies(self, step, position):
+        place = Place(step.sites[position], step.order_at(position))
+        return self.cause(*random_at_start(step, place)) if place.site.phase is Phase.START else None
 
     def sentence(self, scene):
         return f"{scene.site.fqn} was found by a new file."

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from introspect_cli.capture.inside import modules_in
+from introspect_cli.capture.contents import modules_in
 from introspect_cli.capture.probes import attributes
 from introspect_cli.capture.probes.attributes import _Watched
 from introspect_cli.records import Kind

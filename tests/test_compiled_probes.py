@@ -13,8 +13,8 @@ from neutrality import Seen, assert_same, trajectory, watched
 from torch import nn
 
 from introspect_cli.capture.probes import gradients, modules
+from introspect_cli.capture.probes.module_calls import ModuleCalls
 from introspect_cli.capture.probes.module_values import ModuleValues
-from introspect_cli.capture.probes.modules import ModuleProbe
 from introspect_cli.records import Kind
 from introspect_cli.store.reader import open_run
 from introspect_cli.tensors.kernels import KERNELS
@@ -97,7 +97,7 @@ def run(path, monkeypatch, *, compiled, train=train, **options):
         if not compiled:
             patched.setattr(modules, "KERNELS", None)
             patched.setattr(gradients, "KERNELS", None)
-        long_calls = count(patched, ModuleProbe, "_recorded")
+        long_calls = count(patched, ModuleCalls, "recorded")
         torch.manual_seed(3)
         with watched(path, **options):
             seen = trajectory(train)
@@ -212,8 +212,9 @@ def test_a_mistake_beside_the_extension_is_told_and_training_goes_on(tmp_path, m
     bare = net(x)
     with watched(tmp_path / "run") as session:
         net(x)  # the second call of a step has its sites only in the next step
-        session.probes.context.tick()
+        session.probes.context.clock.tick()
         monkeypatch.setattr(ModuleValues, "plain_tensor", fails)
+        monkeypatch.setattr(ModuleValues, "value", fails)
         assert torch.equal(net(x), bare)
         assert torch.equal(net(x), bare)
     (told,) = session._guard.details
@@ -258,7 +259,7 @@ def test_threads_record_each_its_own_calls(tmp_path):
         torch.optim.SGD([parameter for net in nets for parameter in net.parameters()])  # it alone would end steps
         for net in nets:
             work(net)  # the sites of each call are known from here on
-        session.probes.context.tick()
+        session.probes.context.clock.tick()
         threads = [threading.Thread(target=work, args=(net,)) for net in nets]
         for thread in threads:
             thread.start()

@@ -11,9 +11,9 @@ import pytest
 import torch
 from opcapture import captured
 
-from introspect_cli import golden
 from introspect_cli.errors import StoreError, UsageError
-from introspect_cli.golden import Golden, compared, keep, tolerance_of
+from introspect_cli.rerun import golden
+from introspect_cli.rerun.golden import Golden, compared, keep, tolerance_of
 
 pytestmark = pytest.mark.usefixtures("quick_python")
 

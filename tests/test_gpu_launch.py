@@ -10,6 +10,7 @@ import pytest
 import torch
 from opcapture import captured, records
 
+from introspect_cli.capture.keeping import Keeping
 from introspect_cli.capture.recorder import Recorder
 from introspect_cli.records import Kind, Phase, Site, Status
 from introspect_cli.schedule import Schedule
@@ -246,7 +247,7 @@ def on_a_device(summarizer, monkeypatch, cuda):
     """Have a summarizer treat tensors in CPU memory as those of a device with streams."""
     rows = DeviceRows(CPU, cuda)
     summarizer._devices._rows[CPU] = rows
-    monkeypatch.setattr(summarizer, "_plain", lambda *_: False)
+    monkeypatch.setattr(summarizer._plain, "add", lambda *_: False)
     monkeypatch.setattr(
         summarizer, "_on_cpu", lambda _row, parts: summarizer._devices.add(len(summarizer._layout_of) - 1, parts)
     )
@@ -274,7 +275,7 @@ class Rank:
 def recording(monkeypatch):
     cuda, rank, summarizer = Cuda(), Rank(), Summarizer()
     on_a_device(summarizer, monkeypatch, cuda)
-    recorder = Recorder(summarizer, rank, None, Schedule.parse("0:99"))
+    recorder = Recorder(summarizer, rank, None, Keeping(Schedule.parse("0:99"), rank, None))
     yield cuda, rank, recorder
     summarizer.close()
 
@@ -292,7 +293,7 @@ def test_a_step_is_written_when_the_next_has_ended(recording):
         recorder.tick()
         assert [number for number, _ in rank.steps] == list(range(step))
         assert cuda.log.count(("host waits",)) == (step > 0)
-    recorder.settle()
+    recorder.flush(current=False)
     assert [number for number, _ in rank.steps] == [0, 1, 2, 3]
     assert [batch.floats["mean"].tolist() for _, batch in rank.steps] == [[0.0], [1.0], [2.0], [3.0]]
 
@@ -311,7 +312,7 @@ def test_steps_queue_up_while_a_graph_is_captured(recording):
     recorder.tick()
     assert [number for number, _ in rank.steps] == [0, 1, 2]
     record(recorder, 4)
-    recorder.flush()
+    recorder.flush(current=True)
     assert [batch.floats["mean"].tolist() for _, batch in rank.steps] == [[float(n)] for n in range(5)]
 
 
@@ -357,13 +358,13 @@ def test_a_launch_that_fails_leaves_records_that_say_so(monkeypatch):
     engine._launch = fails
     x = torch.randn(4)
 
-    def plain(slot, tensor, batch=None):
+    def plain(slot, tensor, _intake, batch=None):
         summarizer._arena.address(slot)
         summarizer._layout_of.append(summarizer._layouts.number(devices_layout(tensor)))
         batch.entries.setdefault(engine, []).append((slot, [Item(engine.prepare(tensor), tensor.data_ptr())]))
         return True
 
-    monkeypatch.setattr(summarizer, "_plain", plain)
+    monkeypatch.setattr(summarizer._plain, "add", plain)
     summarizer.add_all([x, x])
     table = summarizer.take()
     assert table.status.tolist() == [Status.NOT_OBSERVED] * 2
@@ -384,7 +385,7 @@ def test_the_tensors_of_a_nested_input_go_in_one_launch(monkeypatch):
     summarizer, rank = Summarizer(), Rank()
     monkeypatch.setattr(summarizer, "_intake", None)
 
-    def plain(slot, tensor, batch=None):
+    def plain(slot, tensor, _intake, batch=None):
         summarizer._arena.address(slot)
         summarizer._layout_of.append(summarizer._layouts.number(devices_layout(tensor)))
         item = Item(engine.prepare(tensor), tensor.data_ptr())
@@ -394,8 +395,8 @@ def test_the_tensors_of_a_nested_input_go_in_one_launch(monkeypatch):
             batch.entries.setdefault(engine, []).append((slot, [item]))
         return True
 
-    monkeypatch.setattr(summarizer, "_plain", plain)
-    recorder = Recorder(summarizer, rank, None, Schedule.parse("0:99"))
+    monkeypatch.setattr(summarizer._plain, "add", plain)
+    recorder = Recorder(summarizer, rank, None, Keeping(Schedule.parse("0:99"), rank, None))
     sites = [recorder.site(Site(Phase.FORWARD, Kind.INPUT, "Net", 0, f"[{n}]")) for n in range(3)]
     recorder.nested(sites, [torch.ones(4), torch.ones(5), torch.ones(4)])
     assert [launch.variant.many for launch in launcher.launched] == [True]

@@ -15,7 +15,7 @@ from synthetic import row, write_run
 from introspect_cli.commands.import_ import import_
 from introspect_cli.compare.result import Verdict
 from introspect_cli.errors import IntrospectError
-from introspect_cli.exchange.arrays_import import SORTED, parsed
+from introspect_cli.exchange.arrays import SORTED, parsed
 from introspect_cli.records import Kind, Phase, Site
 from introspect_cli.schedule import Schedule
 from introspect_cli.store.reader import open_run
@@ -34,12 +34,15 @@ def imported(source, output, *words):
 
 
 def forward(weights, tokens, *, scale=1.0):
-    """A small model in numpy: arrays by site, in the order in which they are computed."""
+    """A small model in numpy: arrays by site, in the order in which they are computed.
+
+    Its output is a rounding beside torch's, as another order of a sum may make it, whatever processor this is.
+    """
     found = {f"param/{name}": value for name, value in weights.items()}
     x = found["output/Net.embed"] = weights["Net.embed.weight"][tokens]
     x = found["output/Net.up"] = x @ weights["Net.up.weight"].T + weights["Net.up.bias"]
     x = found["output/Net.act"] = np.maximum(x, 0) * np.float32(scale)
-    found["output/Net"] = x @ weights["Net.down.weight"].T
+    found["output/Net"] = np.nextafter(x @ weights["Net.down.weight"].T, np.float32(np.inf))
     return found
 
 
@@ -265,7 +268,7 @@ def sampled(tmp_path_factory):
 
     path = tmp_path_factory.mktemp("sampled")
     runs = {
-        name: captured(path / name, work, schedule=Schedule.parse(text), eval=name == "every")
+        name: captured(path / name, work, steps=Schedule.parse(text), eval=name == "every")
         for name, text in (("every", "::"), ("even", "::2"), ("odd", "1::2"))
     }
     return runs, list(weights)

@@ -18,15 +18,13 @@ from synthetic import batch, row
 from torch import nn
 
 import introspect_cli
-from introspect_cli.capture.option import parse_size
 from introspect_cli.capture.options import CaptureOptions
-from introspect_cli.capture.parse_options import options_of, rule_of
-from introspect_cli.conditions import Condition
+from introspect_cli.capture.parse_options import options_of, parse_size, rule_of
 from introspect_cli.errors import StoreError, UsageError
-from introspect_cli.schedules import ALWAYS, Epochs, Every, EverySeconds, First, Last, Moment, Steps, When, parse_rule
+from introspect_cli.schedule import ALWAYS, Epochs, Every, EverySeconds, First, Last, Moment, Schedule, When, parse_rule
+from introspect_cli.store.index import Thinned, added, parse_thinned
 from introspect_cli.store.pack import pack
 from introspect_cli.store.reader import RunState, open_run
-from introspect_cli.store.thinned import Thinned, added, parse
 from introspect_cli.store.verify import verify_run
 from introspect_cli.store.writer import StoreWriter
 
@@ -50,7 +48,7 @@ rules = st.recursive(
         st.builds(First, st.integers(1, 9)),
         st.builds(Last, st.integers(1, 9)),
         st.builds(Every, st.integers(1, 9)),
-        st.sampled_from([Steps("3:11:2"), When("step > 5 and step < 9"), EverySeconds(7)]),
+        st.sampled_from([Schedule("3:11:2"), When("step > 5 and step < 9"), EverySeconds(7)]),
     ),
     lambda inner: st.one_of(st.builds(lambda a, b: a | b, inner, inner), st.builds(lambda a, b: a & b, inner, inner)),
     max_leaves=5,
@@ -59,7 +57,7 @@ ALONE = {
     "First": lambda own, steps: range(min(own.steps, steps)),
     "Last": lambda own, steps: range(max(steps - own.steps, 0), steps),
     "Every": lambda own, steps: range(0, steps, own.steps),
-    "Steps": lambda _, steps: range(steps)[3:11:2],
+    "Schedule": lambda _, steps: range(steps)[3:11:2],
     "When": lambda _, steps: range(steps)[6:9],
     "EverySeconds": lambda own, steps: range(0, steps, own.seconds),
 }
@@ -76,9 +74,9 @@ def meant(rule, steps):
 @given(rules, st.integers(1, 25))
 def test_a_composed_rule_keeps_the_union_or_intersection_and_its_text_means_it_again(rule, steps):
     assert set(kept(rule, steps)) == meant(rule, steps)
-    again = parse_rule(str(rule))
+    again = parse_rule(rule.expression)
     assert set(kept(again, steps)) == meant(rule, steps)
-    assert str(again) == str(rule)
+    assert again.expression == rule.expression
 
 
 def test_epochs_are_those_of_the_framework():
@@ -98,7 +96,7 @@ def test_what_is_no_rule_is_told(text):
 
 def test_options_are_put_together():
     def kept_by(**given):
-        return str(rule_of(options_of(given)))
+        return rule_of(options_of(given)).expression
 
     assert kept_by() == "steps(':')"
     assert kept_by(first=10) == "first(10)"
@@ -116,14 +114,14 @@ def test_options_are_put_together():
 
 def test_conditions_are_arithmetic_and_nothing_else():
     usual = {"loss": 4.0, "median": 1.0, "step": 3.0}
-    assert Condition.parse("loss > 3 * median").holds(usual)
-    assert not Condition.parse("loss > 5 * median or not step == 3").holds(usual)
-    assert Condition.parse("loss > 3 * median").holds(usual | {"loss": float("nan")}), "a NaN counts as infinite"
-    assert not Condition.parse("loss > 3 * median").holds({"loss": 4.0}), "nothing is said of what is usual"
-    assert not Condition.parse("1 / 0 < 3").holds(usual)
+    assert When("loss > 3 * median").holds(usual)
+    assert not When("loss > 5 * median or not step == 3").holds(usual)
+    assert When("loss > 3 * median").holds(usual | {"loss": float("nan")}), "a NaN counts as infinite"
+    assert not When("loss > 3 * median").holds({"loss": 4.0}), "nothing is said of what is usual"
+    assert not When("1 / 0 < 3").holds(usual)
     for text in ("__import__('os')", "loss.real > 1", "[loss]", "lambda: 1", "los > 3", "loss > 'a'", "loss >", "max"):
         with pytest.raises(UsageError):
-            Condition.parse(text)
+            When(text)
 
 
 def test_sizes():
@@ -259,10 +257,10 @@ def test_what_a_strangers_index_says_of_dropped_steps_is_checked():
     from introspect_cli.store.arrow import Malformed
 
     fine = b'{"generation":2,"thinned":[["last",3,1,9,1]]}'
-    assert parse(fine) == (2, (Thinned("last", 3, 1, 9, 1),))
+    assert parse_thinned(fine) == (2, (Thinned("last", 3, 1, 9, 1),))
     for bad in (fine.replace(b"2", b"-1"), fine.replace(b'"last"', b'"../x"'), fine.replace(b"9", b"0"), fine[:-1]):
         with pytest.raises((Malformed, IntrospectError)):
-            parse(bad)
+            parse_thinned(bad)
     assert added((Thinned("last", 3, 1, 9, 1),), "last", [12, 11]) == (Thinned("last", 5, 1, 12, 2),)
 
 

@@ -27,12 +27,9 @@ BASE = {
     "records",
     "labels",
     "schedule",
-    "schedules",
-    "conditions",
     "errors",
     "exit_codes",
-    "extension",
-    "processors",
+    "machine",
     "sums",
 }
 EVERYTHING = {path.stem if path.parent == PACKAGE else path.parent.name for path in FILES}
@@ -40,23 +37,16 @@ EVERYTHING = {path.stem if path.parent == PACKAGE else path.parent.name for path
 LAYERS = {
     "version": set(),
     "records": set(),
-    "labels": set(),
+    "labels": {"errors", "schedule"},
     "schedule": {"errors"},
-    "conditions": {"errors"},
-    "schedules": {"conditions", "errors", "schedule"},
     "errors": {"exit_codes"},
     "exit_codes": set(),
-    "processors": set(),
-    "sums": set(),
-    "extension": set(),
-    "clock": BASE,
-    "recursion": set(),
-    "holding": set(),
-    "script": BASE | {"recursion", "holding"},
-    "config": BASE | {"selection"},
+    "sums": {"machine"},
+    "machine": set(),
+    "script": BASE,
     "tensors": BASE,
     "store": BASE,
-    "capture": BASE | {"clock", "tensors", "store", "script", "holding", "selection"},
+    "capture": BASE | {"tensors", "store", "script", "selection"},
     "selection": BASE | {"store"},
     "compare": BASE | {"store", "selection"},
     "inspect": BASE | {"store", "selection"},
@@ -64,16 +54,14 @@ LAYERS = {
     "exchange": BASE | {"store", "inspect", "health", "selection", "tensors"},
     "publish": BASE | {"store", "exchange", "selection"},
     "rerun": BASE | {"store", "compare", "selection"},
-    "golden": BASE | {"store", "compare"},
     "render": BASE | {"compare", "inspect", "health", "rerun"},
     "notebook": BASE | {"store", "compare", "health", "render", "exchange", "selection"},
     "api": BASE | {"store", "compare", "capture", "script", "notebook", "selection"},
-    "transformed": BASE | {"store", "compare", "capture"},
-    "integrations": BASE | {"api", "capture", "tensors", "store", "script", "golden", "compare"},
+    "integrations": BASE | {"api", "capture", "tensors", "store", "script", "rerun", "compare"},
     "commands": EVERYTHING - {"cli", "__main__", "__init__"},
     "cli": BASE | {"commands", "script", "selection"},
     "__main__": {"cli"},
-    "__init__": {"version", "clock", "api", "transformed"},
+    "__init__": {"version", "script", "api"},
 }
 """What each part may import beside itself."""
 
@@ -287,14 +275,11 @@ def test_nothing_that_runs_beside_the_script_enters_catch_warnings():
         "store",
         "capture",
         "script",
-        "recursion",
-        "holding",
-        "clock",
         "records",
         "errors",
         "integrations",
     }
-    allowed = {"capture/environment/sources.py", "capture/neutrality/self_check.py", "capture/follow/launcher.py"}
+    allowed = {"capture/environment/sources.py", "capture/neutrality.py", "capture/follow/launcher.py"}
     found = set()
     for path in FILES:
         text = path.read_text(encoding="utf-8")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from introspect_cli.capture.neutrality.self_check import Outcome, differing, judge
+from introspect_cli.capture.neutrality import Outcome, differing, judge
 from introspect_cli.exit_codes import DIVERGED, SAME, UNDECIDED
 
 pytestmark = pytest.mark.usefixtures("quick_python")

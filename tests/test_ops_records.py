@@ -212,7 +212,7 @@ def test_globs_choose_operators_and_modules(tmp_path):
 
 
 def test_only_scheduled_steps(tmp_path):
-    path = run_op(tmp_path / "run", training(Two(), steps=3), schedule=Schedule.parse("1"))
+    path = run_op(tmp_path / "run", training(Two(), steps=3), steps=Schedule.parse("1"))
     assert len(operators(path, 1)) > 10
     with pytest.raises(KeyError):
         operators(path, 0)

@@ -96,7 +96,7 @@ def test_lean_records_sampled_steps_filters_evaluation_and_tolerance(told):
     assert (first.site.kind, "2 (" in line) == (Kind.OUTPUT, True)
     (line,) = told([2], sketch=False)[1]
     assert line == "Of 4 samples, 1 sample differs: 2; the other 3 are equal."
-    (line,) = told([2], schedule=Schedule.parse("1::2"))[1]
+    (line,) = told([2], steps=Schedule.parse("1::2"))[1]
     assert "1 sample differs: 2" in line
     (line,) = told([2], more={"evaluated": True}, eval=True)[1]
     assert "1 sample differs: 2" in line

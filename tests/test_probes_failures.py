@@ -17,15 +17,19 @@ from torch.utils.data import DataLoader
 from introspect_cli.capture.backlog import Backlog
 from introspect_cli.capture.context import Context
 from introspect_cli.capture.names import Names
+from introspect_cli.capture.parameter_names import ParameterNames
+from introspect_cli.capture.probes.data import DataProbe
 from introspect_cli.capture.probes.gradients import GradientProbe
+from introspect_cli.capture.probes.loss import LossProbe
+from introspect_cli.capture.probes.module_calls import ModuleCalls
 from introspect_cli.capture.probes.module_values import ModuleValues
-from introspect_cli.capture.probes.modules import ModuleProbe
 from introspect_cli.capture.probes.optimizers import OptimizerProbe
-from introspect_cli.capture.probes.separate.data import DataProbe
-from introspect_cli.capture.probes.separate.loss import LossProbe
 from introspect_cli.capture.probes.state import StateProbe
 from introspect_cli.capture.recorder import Recorder
 from introspect_cli.capture.sheet import Sheet
+from introspect_cli.capture.sites import Sites
+from introspect_cli.capture.step_clock import StepClock
+from introspect_cli.capture.trained import Trained
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.result import Verdict
@@ -33,12 +37,12 @@ from introspect_cli.store.reader import open_run
 from introspect_cli.tensors.summarizer import Summarizer
 
 ENTRIES = [
-    (ModuleProbe, "_enter"),
-    (ModuleProbe, "_leave"),
-    (ModuleProbe, "_plain_state"),
-    (ModuleValues, "plain_inputs"),
-    (ModuleProbe, "_plain_output"),
-    (ModuleProbe, "_phase"),
+    (ModuleCalls, "_enter"),
+    (ModuleCalls, "_leave"),
+    (ModuleValues, "input_sites"),
+    (ModuleValues, "arguments"),
+    (ModuleValues, "output_sites"),
+    (ModuleCalls, "_phase"),
     (GradientProbe, "watch"),
     (GradientProbe, "clear"),
     (OptimizerProbe, "_note"),
@@ -55,16 +59,16 @@ ENTRIES = [
     (Names, "state"),
     (Names, "registered"),
     (Names, "refresh"),
-    (Names, "parameter"),
+    (ParameterNames, "of"),
     (Names, "new_modules"),
-    (Context, "begin"),
-    (Context, "tick"),
-    (Context, "built"),
-    (Context, "outermost_forward"),
-    (Context, "look_for_unseen_step"),
-    (Context, "is_trained"),
+    (StepClock, "begin"),
+    (StepClock, "tick"),
+    (StepClock, "built"),
+    (StepClock, "outermost_forward"),
+    (StepClock, "look_for_unseen_step"),
+    (Trained, "is_trained"),
     (Context, "site"),
-    (Recorder, "site"),
+    (Sites, "number"),
     (Recorder, "tensor"),
     (Recorder, "tensor_at"),
     (Recorder, "value"),
@@ -175,14 +179,14 @@ def test_mistake_anywhere(tmp_path, monkeypatch, capsys, whole, owner, name, aft
 
 
 def test_steps_before_the_mistake_are_kept(tmp_path, monkeypatch):
-    original = ModuleProbe._plain_output
+    original = ModuleCalls._leave
 
     def fails(self, *args):
         if self._recorder.step >= 1:
             raise Mistake
         return original(self, *args)
 
-    monkeypatch.setattr(ModuleProbe, "_plain_output", fails)
+    monkeypatch.setattr(ModuleCalls, "_leave", fails)
     with watched(tmp_path / "run"):
         trajectory(train)
     monkeypatch.undo()
@@ -275,9 +279,9 @@ def test_whole_command_with_a_broken_probe(tmp_path):
         "for _ in range(2):\n    net(torch.ones(2)).sum().backward()\n    opt.step()\n    print('step')\nsys.exit(3)\n"
     )
     (tmp_path / "broken.py").write_text(
-        "import sys\nfrom introspect_cli.capture.probes import modules\n"
+        "import sys\nfrom introspect_cli.capture.probes import module_calls\n"
         "def fails(*args):\n    raise ZeroDivisionError('planted')\n"
-        "modules.ModuleProbe._plain_output = fails\n"
+        "module_calls.ModuleCalls._leave = fails\n"
         "from introspect_cli.cli import main\nsys.argv = ['introspect', 'capture', '-o', 'run', 'train.py']\nmain()\n"
     )
     out = subprocess.run([sys.executable, "broken.py"], cwd=tmp_path, capture_output=True, text=True, check=False)

@@ -12,10 +12,11 @@ from launches import SCRIPT, finish, lacks, launch, needs, together
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.result import Verdict
+from introspect_cli.health.aligned import Ranks
 from introspect_cli.health.check import check
-from introspect_cli.health.collectives import CollectiveWalk
+from introspect_cli.health.collectives import Collectives
 from introspect_cli.records import Kind
-from introspect_cli.store.launched import IN_FLIGHT, group_label, group_size
+from introspect_cli.store.launch import IN_FLIGHT, group_label, group_size
 from introspect_cli.store.reader import open_run
 from introspect_cli.store.verify import verify_run
 
@@ -165,10 +166,10 @@ def test_a_result_that_is_not_what_must_come_out_is_found(runs, kind):
 def test_a_sum_over_ranks_that_are_not_on_record_proves_nothing(runs):
     """A result of two ranks, of which one recorded nothing, is no sum of the other's values."""
     with open_run(runs / "right-sum~collectives") as run:
-        readers = [run.rank(0)]
-        walk = CollectiveWalk(readers)
-        walk.step(0, [readers[0].read(0)])
-    assert (walk.found.seen, walk.found.wrong) == (True, {})
+        ranks = Ranks(run, numbers=(0,), steps=[0])
+        found = ranks.of(Collectives)
+        ranks.take(0, {0: run.rank(0).read(0)})
+    assert (found.seen, found.wrong) == (True, {})
 
 
 def test_diff_names_the_collective_that_moved(runs):

@@ -16,8 +16,8 @@ from launches import SCRIPT, finish, lacks, needs, together
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.result import Verdict
+from introspect_cli.health.aligned import Ranks
 from introspect_cli.health.check import RULES, check
-from introspect_cli.health.replicas import Replicas
 from introspect_cli.render.blocks import Table
 from introspect_cli.render.diff_text import diff_blocks
 from introspect_cli.store.reader import open_run
@@ -363,8 +363,8 @@ def test_packages_and_sources_that_differ_between_ranks_are_named():
 
     run = SimpleNamespace(manifests={0: {}, 1: {}}, settings_of=settings_of)
     rule = next(rule for rule in RULES if rule.id == "rank-settings")
-    hits = rule.find(Replicas(run, ranks=(0, 1), steps=[3], names=[]))
-    assert [(rank, hit.step, hit.evidence) for rank, hit in hits] == [
+    hits = rule.find(Ranks(run, numbers=(0, 1), steps=[3]))
+    assert [(hit.rank, hit.step, hit.evidence) for hit in hits] == [
         (1, 3, "packages.numpy is '2.1' on rank 1 and '2.0' on rank 0"),
         (1, 3, "sources.lib.py is 'hash 1' on rank 1 and 'hash 0' on rank 0"),
     ]

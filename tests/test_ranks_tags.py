@@ -15,11 +15,9 @@ from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.reasons.words import far
 from introspect_cli.compare.result import Verdict
-from introspect_cli.records import Kind, Phase
-from introspect_cli.render.diff_text import glance, statistics_words
-from introspect_cli.store.batch import AS_RECORDED, GATHERED, PARTS
+from introspect_cli.records import Joined, Kind, Phase
+from introspect_cli.render.divergence_text import glance, statistics_words
 from introspect_cli.store.reader import open_run
-from introspect_cli.store.together import VALUES_OF
 from introspect_cli.store.whole import WholeReader
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
@@ -81,7 +79,7 @@ def test_shares_add_up_to_what_one_process_has(runs):
     """Within another order of summation, and not by extrema and means alone."""
     with open_run(runs / "single") as one, open_run(runs / "tpsp") as two:
         alone, parts = whole_of(one), whole_of(two)
-    added = {site for site, (_, how) in parts.items() if how == PARTS and site.kind in FLOWING}
+    added = {site for site, (_, how) in parts.items() if how == Joined.PARTS and site.kind in FLOWING}
     assert len(added) >= 20
     for site in added:
         sketches = [torch.tensor(own[site][0].summary.sketch) for own in (alone, parts)]
@@ -103,7 +101,7 @@ def test_where_ranks_have_other_samples_too_nothing_is_added_up(runs):
         assert compare_runs(one, two, DiffOptions()).verdict is Verdict.SAME
         found = whole_of(two)
     hows = {how for site, (_, how) in found.items() if site.kind in FLOWING}
-    assert hows == {GATHERED}
+    assert hows == {Joined.GATHERED}
     up = next(record for site, (record, _) in found.items() if site.kind is Kind.OUTPUT and site.fqn.endswith("0.up"))
     assert up.summary.layout.shape == (8, 4, 32)
 
@@ -148,7 +146,7 @@ def test_shares_that_happen_to_be_equal_are_not_taken_for_copies_of_another_shap
             site.fqn: (record, how) for site, (record, how) in whole_of(run).items() if site.kind is Kind.GRAD_OUTPUT
         }
     record, how = hows["Net.blocks.2.act"]
-    assert (record.summary.layout.shape, record.summary.text, how) == ((8, 6, 16), "equal on 2 ranks", AS_RECORDED)
+    assert (record.summary.layout.shape, record.summary.text, how) == ((8, 6, 16), "equal on 2 ranks", Joined.ALIKE)
 
 
 def test_an_evaluation_without_gradients_is_compared_too(begun):
@@ -202,7 +200,7 @@ def test_of_what_has_no_place_no_shape_is_told(begun):
     result = compared(begun / "plain", begun / "fault")
     assert result.verdict is Verdict.DIVERGED
     assert result.first.site.fqn == "Net.blocks.1.up.weight"
-    unplaced = [own for own in result.divergences if own.b is not None and own.b.text.startswith(VALUES_OF)]
+    unplaced = [own for own in result.divergences if own.b is not None and own.b.text.startswith("values of")]
     assert {"Net.blocks.1.act", "Net.sums.1", "Net.blocks.2"} <= {own.site.fqn for own in unplaced}
     for own in unplaced:
         told = " ".join((*glance(own), statistics_words(own), far(own)))

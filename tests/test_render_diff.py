@@ -16,7 +16,8 @@ from introspect_cli.compare.result import (
 )
 from introspect_cli.records import Kind, Layout, Phase, Site, Status, Summary
 from introspect_cli.render.blocks import Table, table_lines
-from introspect_cli.render.diff_text import diff_blocks, divergence_table, glance
+from introspect_cli.render.diff_text import diff_blocks
+from introspect_cli.render.divergence_text import divergence_table, glance
 from introspect_cli.render.map_text import map_blocks
 
 

@@ -10,7 +10,7 @@ from synthetic import row, write_run
 from introspect_cli.errors import UsageError
 from introspect_cli.inspect import runs as listing
 from introspect_cli.inspect.runs import RunRow, find_runs, parse_age, prunable
-from introspect_cli.render.runs_text import unseen_told
+from introspect_cli.render.runs_text import unseen_sentences
 
 NOW = dt.datetime(2026, 6, 15, 12, tzinfo=dt.timezone.utc)
 
@@ -48,7 +48,7 @@ def test_a_search_says_where_it_did_not_look(runs, monkeypatch, introspect):
     whole = find_runs([runs])
     assert {found.path.name for found in whole.rows} == {"first", "second", "broken", "run"}
     assert (whole.unread, whole.deeper, whole.left) == ([], 1, 0)
-    assert unseen_told(whole) == ["Not searched, more than 4 levels down: 1 directory."]
+    assert unseen_sentences(whole) == ["Not searched, more than 4 levels down: 1 directory."]
     assert "more than 4 levels down" in introspect("runs", str(runs)).stdout
     document = json.loads(introspect("runs", str(runs), "--format", "json").stdout)
     assert document["not_searched"] == {"unreadable": [], "too_deep": 1, "too_many": 0}
@@ -66,12 +66,12 @@ def test_a_search_says_where_it_did_not_look(runs, monkeypatch, introspect):
     found = find_runs([runs])
     assert found.unread == [runs / "closed"]
     assert {own.path for own in found.rows} == {own.path for own in whole.rows}
-    assert unseen_told(found)[0].endswith(f": {runs / 'closed'}.")
+    assert unseen_sentences(found)[0].endswith(f": {runs / 'closed'}.")
 
     near = find_runs([runs], most=8)  # the root and what is in it: a, closed, far, first, gone, nested, second
     assert {own.path.name for own in near.rows} == {"first", "second"}
     assert near.left == 3
-    assert "3 directories" in unseen_told(near)[-1]
+    assert "3 directories" in unseen_sentences(near)[-1]
 
 
 def test_nothing_is_said_to_be_absent_where_nobody_looked(tmp_path, introspect):

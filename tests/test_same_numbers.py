@@ -316,7 +316,7 @@ def test_a_rename_is_found_in_a_run_of_sampled_steps(tmp_path):
 
     every = Schedule.parse("1::2")
     runs = [
-        captured(tmp_path / name, fit(build, steps=4), schedule=every)
+        captured(tmp_path / name, fit(build, steps=4), steps=every)
         for name, build in (("a", Net), ("b", lambda: Net(Renamed)))
     ]
     with open_run(runs[0]) as a, open_run(runs[1]) as b:
@@ -341,21 +341,44 @@ def test_many_sites_are_known_under_other_names_in_about_linear_time(monkeypatch
     from alignment import timed
 
     found, seconds = timed(50_000)
-    assert len(found.names) == 1000
-    assert found.names["Net.blocks.7.body"] == "Net.blocks.7.mlp"
+    assert len(found.renamed) == 1000
+    assert found.renamed["Net.blocks.7.body"].name == "Net.blocks.7.mlp"
     assert seconds < 1.5  # 0.2 s; it was 1 s, and grew with the square
 
 
-def test_a_divergence_that_changes_no_result_says_so(diff):
+def test_runs_whose_results_are_all_equal_are_the_same_and_what_differs_is_told(diff):
     result = diff("adds outside", "adds inside")
-    assert result.verdict is Verdict.DIVERGED  # a value that both have differs, whatever follows from it
+    assert (result.verdict, result.first) == (Verdict.SAME, None)
+    told = (
+        "the losses, gradients of the parameters, parameters and optimizer states are equal up to and including step 2"
+    )
+    assert result.sentence.startswith(
+        f"The runs have the same results: {told}. What differs changed none of them, first"
+    )
+    assert "at step 0: the output of Sum.body (Body) differs" in result.sentence
+
+
+@pytest.mark.parametrize("options", [{"kinds": ("param", "output")}, {"record": ("param", "grad", "loss", "output")}])
+def test_results_decide_only_where_all_of_them_are_on_record_and_selected(tmp_path, options):
+    """Neither a selection nor a lean capture shows that nothing else differs."""
+    kinds = frozenset(map(Kind, options.get("kinds", ())))
+    lean = {"record": frozenset(map(Kind, options["record"]))} if "record" in options else {}
+    runs = [captured(tmp_path / name, RUNS[name], **lean) for name in ("adds outside", "adds inside")]
+    with open_run(runs[0]) as a, open_run(runs[1]) as b:
+        result = compare_runs(a, b, DiffOptions(kinds=kinds))
+    assert result.verdict is Verdict.DIVERGED, result.sentence
+
+
+def test_strict_counts_what_changed_no_result(diff):
+    result = diff("adds outside", "adds inside", strict=True)
+    assert result.verdict is Verdict.DIVERGED
     assert result.sentence.startswith("First divergence at step 0: the output of Sum.body (Body) differs")
     told = "The losses, gradients of the parameters, parameters and optimizer states of all 3 steps compared agree"
     assert result.evidence[-1] == f"{told}: what differs changed none of them."
 
 
 def test_of_what_one_run_alone_has_it_says_which_value_of_both_differs(diff):
-    """As where a library makes a mask of another shape, and has tables in other places."""
+    """As where a library has tables in other places: a buffer that one run alone has is no equal result."""
     result = diff("mask", "wide mask")
     assert result.verdict is Verdict.DIVERGED
     assert result.evidence[-1] == (

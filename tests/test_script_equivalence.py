@@ -1,4 +1,4 @@
-"""A script under python, under `script.run` and under `introspect capture`: the same bytes come out.
+"""A script under python, under `script.run.run` and under `introspect capture`: the same bytes come out.
 
 Each case is run three times in one directory; stdout, stderr and the exit code must not differ.
 """
@@ -14,13 +14,15 @@ import pytest
 
 DRIVER = """
 import sys
-from introspect_cli import script
+from introspect_cli.script.ending import leave
+from introspect_cli.script.run import run
+from introspect_cli.script.target import Target, check
 words = sys.argv[1:]
 modular = words[0] == "-m"
 args = tuple(words[1 + modular :])
-target = script.Target(module=words[1], args=args) if modular else script.Target(script=words[0], args=args)
-script.check(target)
-script.leave(script.run(target, started=lambda: None, ended=lambda ending: None).exit_code)
+target = Target(module=words[1], args=args) if modular else Target(script=words[0], args=args)
+check(target)
+leave(run(target, started=lambda: None, ended=lambda ending: None).exit_code)
 """
 
 SCRIPTS = {

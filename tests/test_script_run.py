@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from introspect_cli import script
+import introspect_cli
 from introspect_cli.errors import UsageError
+from introspect_cli.script.ending import strip_frames
+from introspect_cli.script.target import Target, check
 
-PACKAGE = Path(script.__file__).parent
+PACKAGE = Path(introspect_cli.__file__).parent
 
 
 @pytest.mark.parametrize(
@@ -35,7 +37,7 @@ def test_what_cannot_be_run_is_told_in_a_sentence(tmp_path, monkeypatch, name, c
     elif content is not None:
         Path(name).write_bytes(content)
     with pytest.raises(UsageError, match=sentence):
-        script.check(script.Target(script=name))
+        check(Target(script=name))
 
 
 @pytest.mark.parametrize("name", ["train.py", "folder", "archive.zip", "marked.py", "latin.py"])
@@ -50,14 +52,14 @@ def test_what_can_be_run_passes(tmp_path, monkeypatch, name):
     Path("folder/__main__.py").touch()
     with zipfile.ZipFile("archive.zip", "w") as archive:
         archive.writestr("__main__.py", "")
-    script.check(script.Target(script=name))
+    check(Target(script=name))
 
 
 @pytest.mark.parametrize("module", ["nosuchmodule", "nosuch.module", ".relative", "train.py"])
 def test_unknown_modules_are_told_in_a_sentence(tmp_path, monkeypatch, module):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match="no module named"):
-        script.check(script.Target(module=module))
+        check(Target(module=module))
 
 
 def test_a_module_in_this_directory_is_found_without_running_it(tmp_path, monkeypatch):
@@ -65,14 +67,16 @@ def test_a_module_in_this_directory_is_found_without_running_it(tmp_path, monkey
     (tmp_path / "onlyhere").mkdir()
     (tmp_path / "onlyhere" / "__init__.py").write_text("raise SystemExit('was run')")
     path = list(sys.path)
-    script.check(script.Target(module="onlyhere.train"))
+    check(Target(module="onlyhere.train"))
     assert "onlyhere" not in sys.modules
     assert sys.path == path
 
 
 DRIVER = """
 import sys
-from introspect_cli import script
+from introspect_cli.script.ending import leave
+from introspect_cli.script.run import run
+from introspect_cli.script.target import Target
 words = []
 def started():
     words.append("started")
@@ -82,8 +86,8 @@ def ended(ending):
     {ended}
 import atexit
 atexit.register(lambda: print(*words, sep="\\n"))
-target = script.Target(script=sys.argv[1])
-script.leave(script.run(target, started=started, ended=ended).exit_code)
+target = Target(script=sys.argv[1])
+leave(run(target, started=started, ended=ended).exit_code)
 """
 
 
@@ -168,7 +172,7 @@ def test_frames_of_ours_are_taken_out_of_the_middle():
     error = caught(lambda: passing(lambda: passing(fail)))
     assert files(error).count("pretended.py") == 2
     lines = [entry.lineno for entry in traceback.extract_tb(error.__traceback__) if "pretended" not in entry.filename]
-    script.strip_frames(error)
+    strip_frames(error)
     assert "pretended.py" not in files(error)
     assert [entry.lineno for entry in traceback.extract_tb(error.__traceback__)] == lines
 
@@ -192,26 +196,26 @@ def test_frames_of_ours_are_taken_out_of_causes_contexts_and_groups():
     error = caught(lambda: passing(third))
     chain = [error, error.__context__, error.__context__.__cause__]
     assert all("pretended.py" in files(link) for link in chain)
-    script.strip_frames(error)
+    strip_frames(error)
     assert not any("pretended.py" in files(link) for link in chain)
 
     class Several(Exception):
         exceptions = (caught(lambda: passing(first)), "no exception")
 
-    script.strip_frames(Several())
+    strip_frames(Several())
     assert "pretended.py" not in files(Several.exceptions[0])
 
 
 def test_exceptions_that_lead_back_to_themselves_end():
     one, two = ValueError("one"), ValueError("two")
     one.__context__, two.__context__ = two, one
-    script.strip_frames(one)
+    strip_frames(one)
 
 
 def test_a_traceback_without_our_frames_is_left_as_it_is():
     error = caught(lambda: 1 / 0)
     before = error.__traceback__
-    script.strip_frames(error)
+    strip_frames(error)
     assert error.__traceback__ is before
 
 

@@ -21,11 +21,11 @@ from introspect_cli.cli import introspect
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.options import DiffOptions
 from introspect_cli.errors import StoreError
-from introspect_cli.inspect.data_flow import graph_of
-from introspect_cli.records import STATISTICS, Given, Kind, ModuleInfo, Statistic
+from introspect_cli.records import STATISTICS, Kind, ModuleInfo, Statistic
 from introspect_cli.render.cards import first_table
 from introspect_cli.store import format as store_format
 from introspect_cli.store.arrow import Column, Malformed
+from introspect_cli.store.batch import StepBatch
 from introspect_cli.store.format import HEADER, STATISTIC, Columns, parse_columns, record_columns
 from introspect_cli.store.reader import open_run
 from introspect_cli.store.verify import verify_run
@@ -157,15 +157,12 @@ def written_with(monkeypatch, path, *columns):
     """A run whose records have more columns than this version writes."""
     schema = (*record_columns(), *columns)
     monkeypatch.setattr(store_format, "record_columns", lambda **_: schema)
-    from introspect_cli.store import rank_writer
+    own = StepBatch.columns
 
-    own = rank_writer.RankWriter._columns
+    def more(self, schema):
+        return {column.name: np.zeros(len(self), column.type) for column in columns} | own(self, schema)
 
-    def more(self, batch):
-        extra = {column.name: np.zeros(len(batch), column.type) for column in columns}
-        return extra | own(self, batch)
-
-    monkeypatch.setattr(rank_writer.RankWriter, "_columns", more)
+    monkeypatch.setattr(StepBatch, "columns", more)
     write_run(path, [[row("forward", "output", "A", 1.5)]])
     monkeypatch.undo()
     return path
@@ -236,20 +233,6 @@ def test_what_operators_were_given_is_data(tmp_path):
     assert all(record.given is None for record in records if record.site.kind is not Kind.OP_OUTPUT)
     backward = [record for record in records if record.given and record.given.forward >= 0]
     assert {numbers[record.given.forward][0].path for record in backward} >= {"aten.addmm.default"}
-
-
-def test_operators_of_format_1_are_read_as_columns(tmp_path):
-    """Written when what an operator was given was text."""
-    assert verify_run(STORES / "format1_ops").sound
-    with open_run(STORES / "format1_ops") as run:
-        records = {record.site.path: record for record in run.rank(0).records(0) if record.given}
-        graph = graph_of(run, 0)
-        assert run.manifest["format"] == 1
-    assert records["aten.addmm.default"].given == Given((6, 14, 5))
-    assert records["aten.gelu_backward.default"].given == Given((32, 9), 14)
-    assert all(record.summary.text == "" for record in records.values())
-    assert len(graph.nodes) == 16
-    assert (31, 32) in graph.edges
 
 
 def test_attributes_of_modules_and_their_changes(tmp_path):

@@ -74,7 +74,7 @@ def store(tmp_path):
 def taken(store, tmp_path):
     """Every descriptor of the store closed, and its number given to a file of the script."""
     rank = store._ranks[0]
-    own = [store._folder, store._lock, rank._folder, *rank._files.values()]
+    own = [store._folder, store._lock, rank._files.folder, *rank._files._files.values()]
     numbers = sorted(handle.fd for handle in own)
     found = {}
     for number in numbers:

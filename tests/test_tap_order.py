@@ -7,7 +7,7 @@ import torch
 from opcapture import captured, records
 from torch import nn
 
-from introspect_cli.capture.regions.numbering import number_calls
+from introspect_cli.capture.regions.graph import number_calls
 from introspect_cli.capture.regions.taps import parsed, text_of
 from introspect_cli.records import Kind, Phase
 

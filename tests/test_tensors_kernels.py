@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 
 from introspect_cli.records import Part
-from introspect_cli.tensors import cpu, kernels, parallel, reference, shards, statistics, views
+from introspect_cli.tensors import cpu, kernels, parallel, places, reference, statistics, views
 from introspect_cli.tensors import rows as r
 
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
@@ -183,7 +183,7 @@ def test_shards_add_up_whatever_the_split(engine, split, with_kernels):
         box = tensor[tuple(slice(at, at + size) for at, size in zip(start, sizes, strict=True))]
         assert box.shape == sizes
         part = Part(tuple(((at, size),) for at, size in zip(start, sizes, strict=True)))
-        total = statistics.merge(total, summarise(box, runs=list(shards.runs(box, tensor.shape, part))))
+        total = statistics.merge(total, summarise(box, runs=list(places.runs(box, tensor.shape, part))))
     assert_same(total, by_torch(tensor))
 
 

@@ -10,7 +10,7 @@ import torch
 from introspect_cli.capture.options import CaptureOptions
 from introspect_cli.capture.samples import KINDS
 from introspect_cli.capture.session import Session
-from introspect_cli.script import Ending
+from introspect_cli.script.ending import Ending
 from introspect_cli.store.batch import sample_lists, samples_of
 from introspect_cli.store.reader import open_run
 from introspect_cli.sums import MASK

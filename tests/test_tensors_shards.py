@@ -11,7 +11,7 @@ import torch
 from torch import distributed
 
 from introspect_cli.records import Part, Status
-from introspect_cli.tensors import checksum, places, shards
+from introspect_cli.tensors import checksum, places
 from introspect_cli.tensors.summarizer import Summarizer
 
 HAS_DTENSOR = distributed.is_available() and hasattr(importlib.import_module("torch.distributed.tensor"), "DTensor")
@@ -36,19 +36,19 @@ def box(local, start):
     ],
 )
 def test_runs_of_a_part(part, wanted):
-    assert shards.run_offsets(part, (4, 6)) == wanted
+    assert places.run_offsets(part, (4, 6)) == wanted
 
 
 def test_runs_hold_the_elements_at_their_indices():
     whole = torch.arange(5 * 6 * 7).view(5, 6, 7)
-    runs = list(shards.runs(whole[1:4, 2:5, :], whole.shape, box((3, 3, 7), (1, 2, 0))))
+    runs = list(places.runs(whole[1:4, 2:5, :], whole.shape, box((3, 3, 7), (1, 2, 0))))
     assert len(runs) == 3
     for offset, flat in runs:
         assert flat.tolist() == list(range(offset, offset + 21))
 
 
 def test_a_scalar_is_one_run():
-    assert shards.run_offsets(Part(()), ()) == [(0, 1)]
+    assert places.run_offsets(Part(()), ()) == [(0, 1)]
 
 
 def as_rank(rank, call):
@@ -138,7 +138,7 @@ def test_parts_of_a_mesh_are_those_that_torch_cuts(shape):
                 tensor = distribute_tensor(whole, mesh, own, src_data_rank=None)
                 part, local = places.part_of(tensor), tensor._local_tensor
                 assert part.numel == local.numel(), (own, rank)
-                for offset, flat in shards.runs(local, shape, part):
+                for offset, flat in places.runs(local, shape, part):
                     assert flat.tolist() == whole.flatten()[offset : offset + len(flat)].tolist(), (own, rank)
         finally:
             distributed.destroy_process_group()

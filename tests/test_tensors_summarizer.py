@@ -437,7 +437,7 @@ def test_what_did_not_change_is_summarised_once_by_the_intake(one_thread, monkey
         pytest.skip("no compiled kernels, or no threads that they can call")
     x, other = torch.randn(count), torch.randn(count)
     summarizer.add_all([x, other])  # their shape is learnt
-    monkeypatch.setattr(summarizer, "_plain", lambda *_: pytest.fail("the long way"))
+    monkeypatch.setattr(summarizer._plain, "add", lambda *_: pytest.fail("the long way"))
     for _ in range(3):
         slot = summarizer.add_all([x, other])[0] if together else summarizer.add(x)
         assert read(summarizer.take(), slot) == fresh(x)
@@ -716,7 +716,7 @@ def test_the_way_of_an_accelerator_gives_the_same(summarizer, monkeypatch):
     def on_device(_row, parts):
         summarizer._devices.add(len(summarizer._layout_of) - 1, parts)
 
-    monkeypatch.setattr(summarizer, "_plain", lambda *_: False)
+    monkeypatch.setattr(summarizer._plain, "add", lambda *_: False)
     monkeypatch.setattr(summarizer, "_on_cpu", on_device)
     for _ in range(2):
         copies = []

@@ -208,10 +208,10 @@ def test_variables_are_to_be_as_they_were(pair, monkeypatch):
     assert found[1].environment["SOME_SWITCH"] is None
     assert found[1].words == ("train.py",)
     with placed(found[1], place / "tree") as here:
-        assert here.told == "where it ran, its source files unchanged"
+        assert here.note == "where it ran, its source files unchanged"
     (place / "model.py").write_text(FAULTY)
     with placed(found[1], place / "tree") as here:
-        assert here.told == "where it ran, although model.py has changed since and it ran outside of git"
+        assert here.note == "where it ran, although model.py has changed since and it ran outside of git"
 
 
 @pytest.mark.parametrize(

@@ -17,11 +17,11 @@ import torch
 
 from introspect_cli.capture.sheet import Sheet
 from introspect_cli.errors import StoreError
-from introspect_cli.schedules import ALWAYS, NEVER
+from introspect_cli.schedule import NEVER
 from introspect_cli.store.batch import StepBatch, given_columns
 from introspect_cli.store.columns import sparse_texts
-from introspect_cli.tensors.handover import Handover
 from introspect_cli.tensors.kernels import numbers
+from introspect_cli.tensors.table import Handover
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -84,7 +84,7 @@ class Backlog:
         rank: RankWriter,
         store: StoreWriter,
         summarizer: Summarizer,
-        keeping: Keeping | None,
+        keeping: Keeping,
         lost: Callable[[StoreError], None],
     ) -> None:
         """Start with none.
@@ -93,7 +93,7 @@ class Backlog:
             rank: where steps go.
             store: where whole tensors go.
             summarizer: gives the summaries.
-            keeping: decides which steps are kept, and how long; all, for ever, where None.
+            keeping: decides which steps are kept, and how long.
             lost: told when the store can no longer be written.
         """
         self.open = True
@@ -108,7 +108,19 @@ class Backlog:
         self._steps: deque[EndedStep] = deque()
         self._begun: EndedStep | None = None  # whose writing has begun and not ended
 
-    def sheet(self, records: int) -> Sheet | None:
+    def summaries(self, slots: list[int], *, tabled: bool) -> Handover | Sheet:
+        """Take the summaries of the step that ends: on a sheet where the kernels fill one at once, else as a table.
+
+        Args:
+            slots: the summarizer's slot of each record.
+            tabled: whether the table is looked at.
+        """
+        sheet = None if tabled or self._summarizer.waits else self._sheet(len(slots))
+        if sheet is not None and self._summarizer.put_into(sheet.target, slots):
+            return sheet
+        return self._summarizer.hand_over()
+
+    def _sheet(self, records: int) -> Sheet | None:
         """A sheet for a step of so many records; None where the kernels cannot fill one."""
         spare, self._spare = self._spare, None
         if spare is not None and spare.form.rows == records:
@@ -153,24 +165,21 @@ class Backlog:
         table = first.summaries.table() if isinstance(first.summaries, Handover) else None
         if not self.open:
             return
-        expiry = ALWAYS
-        if self._keeping is not None:
-            expiry = self._keeping.expiry(first.step, first.kinds, first.slots, table, first.labels)
+        expiry = self._keeping.expiry(first.step, first.kinds, first.slots, table, first.labels)
         if expiry == NEVER:
             return
-        keeping = self._keeping if self._keeping is not None and self._keeping.drops else None
         try:
-            before = self._rank.bytes_written if keeping is not None else 0
+            before = self._rank.bytes_written if self._keeping.drops else 0
             last = self._rank.last_step
             if last is None or last < first.step:
                 self._append(first, table)
             self.written += 1
-            if keeping is not None:
+            if self._keeping.drops:
                 saved: set[int] = set()
                 if table is not None:
                     saved |= {int(table.checksum[item.slot]) for item in first.saved}
                     saved |= {item.key(table) for item in first.samples.each}
-                keeping.written(first.step, expiry, self._rank.bytes_written - before, frozenset(saved))
+                self._keeping.written(first.step, expiry, self._rank.bytes_written - before, frozenset(saved))
         except StoreError as error:
             self._lost(error)
 

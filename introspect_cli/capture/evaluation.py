@@ -52,9 +52,10 @@ class Draw:
 class Evaluation:
     """Tells the phase of outermost calls, and keeps batches of an evaluation out of training."""
 
-    def __init__(self, recorder: Recorder) -> None:
-        """Start in training, without loaders."""
+    def __init__(self, recorder: Recorder, *, wanted: bool) -> None:
+        """Start in training, without loaders; `wanted` says whether evaluation is recorded."""
         self._recorder = recorder
+        self.wanted = wanted
         self._training: set[int] = set()
         self._fed: set[int] = set()
         self._feeder = -1
@@ -154,7 +155,7 @@ class Evaluation:
             if draw.loader != self._feeder:
                 break
             if draw.rows is None:
-                draw.rows = self._recorder.take_back(draw.start)
+                draw.rows = self._recorder.step_rows.take_back(draw.start)
                 taken = draw.rows + taken
                 began |= draw.began
         return taken, began
@@ -164,7 +165,7 @@ class Evaluation:
         began = False
         if all(draw.rows is not None for draw in self._draws):  # else another batch is the one in use
             for draw in self._draws:
-                self._recorder.give_back(draw.rows or [])
+                self._recorder.step_rows.give_back(draw.rows or [])
                 self._fed.add(draw.loader)
                 began |= draw.began
         self._draws.clear()

@@ -2,7 +2,7 @@
 
 Some steps are known to be unwanted before they begin and cost next to nothing; of others it shows when they are over
 (the loss jumped), and those are summarised and then not written; of others again much later (only the last hundred
-count, or the disk is to hold two gigabytes), and those are dropped from the store. Rules say which (`schedules`); this
+count, or the disk is to hold two gigabytes), and those are dropped from the store. Rules say which (`schedule`); this
 asks them at the right moments, and drops steps in batches, so that each byte is copied about once.
 """
 
@@ -20,7 +20,7 @@ import numpy as np
 
 from introspect_cli.errors import StoreError
 from introspect_cli.records import Kind
-from introspect_cli.schedules import ALWAYS, NEVER, Epochs, Last, Moment, OnePerReplica, Ranks, Rule, Steps, When
+from introspect_cli.schedule import ALWAYS, NEVER, Epochs, Last, Moment, OnePerReplica, Ranks, Rule, Schedule, When
 from introspect_cli.store.batch import l2_norm
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class Keeping:
         self._why = why
         self._number = number
         self._wanted = False
-        self._plain = rule if isinstance(rule, Steps) else None
+        self._plain = rule if isinstance(rule, Schedule) else None
         self.drops = max_size is not None or any(isinstance(part, Last) for part in rule.parts)
         self._epochs = any(isinstance(part, Epochs) for part in rule.parts)
         self._conditions = any(isinstance(part, When) for part in rule.parts)
@@ -164,6 +164,18 @@ class Keeping:
         self._wanted |= wanted
         return wanted
 
+    def unmatched(self, *, launched: bool) -> list[str]:
+        """What to say of options that nothing in the run answered to; `launched` says whether there are other ranks."""
+        found = []
+        if self.undecided and not self.epoch_seen:
+            found.append("--epochs keeps no step: only Lightning, transformers and accelerate count epochs")
+        if self.asks_for_copies and launched and not self.copies():
+            found.append(
+                "--ranks one-per-replica: no wrapper (DDP, FSDP) said which ranks are copies of one another, so all "
+                "are recorded (name them, as in --ranks 0,4)"
+            )
+        return found
+
     def restart(self) -> None:
         """All steps so far are taken back."""
         self._memory.clear()
@@ -206,14 +218,14 @@ class Keeping:
 
     def _values(self, step: int, kinds: Sequence[Kind], slots: Sequence[int], table: SummaryTable) -> dict[str, float]:
         """What conditions may ask for; what is not known is left out."""
-        own = np.asarray(slots)
+        rows = np.asarray(slots)
         of = np.array([kind.value for kind in kinds])
         found = {"step": float(step)}
         for name, columns in (("nans", ("nans",)), ("infs", ("posinfs", "neginfs"))):
-            known = [table.counts[column][own] for column in columns if column in table.counts]
+            known = [table.counts[column][rows] for column in columns if column in table.counts]
             if known:
                 found[name] = float(sum(np.maximum(column, 0).sum() for column in known))
-        losses = _losses(table, own[of == Kind.LOSS.value])
+        losses = _losses(table, rows[of == Kind.LOSS.value])
         usual = [loss for loss in self._losses if math.isfinite(loss)]
         if len(usual) >= _FEW:
             found |= {"median": statistics.median(usual), "mean": statistics.fmean(usual)}
@@ -222,7 +234,7 @@ class Keeping:
         if losses:
             found["loss"] = statistics.fmean(losses)
             self._losses.append(found["loss"])
-        norm = _norm(table, own[of == Kind.GRAD.value])
+        norm = _norm(table, rows[of == Kind.GRAD.value])
         return found if norm is None else found | {"grad_norm": norm}
 
     def written(self, step: int, expiry: int, size: int, tensors: frozenset[int]) -> None:
@@ -269,32 +281,32 @@ class Keeping:
         rest, dropped = list(self._kept.values()), []
         while len(rest) > 2 and spare > 0:
             middle = rest[1 : max(len(rest) * 3 // 4, 2)]
-            going = [own for at, own in enumerate(middle) if at % 2 == 0]
-            for own in going:
+            going = [kept for at, kept in enumerate(middle) if at % 2 == 0]
+            for kept in going:
                 if spare <= 0:
                     break
-                dropped.append(own)
-                rest.remove(own)
-                spare -= own.size
-        if len(rest) <= 2 and spare > 0 and self._size() - sum(own.size for own in dropped) > self._max_size:
+                dropped.append(kept)
+                rest.remove(kept)
+                spare -= kept.size
+        if len(rest) <= 2 and spare > 0 and self._size() - sum(kept.size for kept in dropped) > self._max_size:
             self._note("two steps and the names take more than --max-size: the run grows beyond it")
         return dropped
 
     def _drop(self, steps: list[Kept], why: str) -> None:
         latest = next(reversed(self._kept), None)
-        gone = [own for own in steps if own.step != latest]
+        gone = [kept for kept in steps if kept.step != latest]
         if not gone or self._gave_up:
             return
         try:
-            self._rank.thin([own.step for own in gone], why)
+            self._rank.thin([kept.step for kept in gone], why)
         except StoreError as error:
             self._gave_up = True
             self._note(f"{error}; no step is dropped from here on")
             return
-        numbers = {own.step for own in gone}
-        lost = {checksum for own in gone for checksum in own.tensors}
+        numbers = {kept.step for kept in gone}
+        lost = {checksum for kept in gone for checksum in kept.tensors}
         if lost:
-            named = {checksum for own in self._kept.values() if own.step not in numbers for checksum in own.tensors}
+            named = {checksum for kept in self._kept.values() if kept.step not in numbers for checksum in kept.tensors}
             self._store.drop_tensors(lost - named)
         self.dropped += len(numbers)
         for step in numbers:  # last: an exception before leaves them to the next time

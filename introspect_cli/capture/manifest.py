@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from introspect_cli.capture.options import CaptureOptions
     from introspect_cli.capture.probes.base import Guard
     from introspect_cli.capture.probes.installed import Probes
-    from introspect_cli.script import Ending, Target
+    from introspect_cli.script.ending import Ending
+    from introspect_cli.script.target import Target
     from introspect_cli.store.launch import Launch
     from introspect_cli.store.writer import StoreWriter
 
@@ -86,11 +87,11 @@ def never_seen(options: CaptureOptions, probes: Probes | None, steps: int) -> li
     if probes is None or not steps:
         return []
     found = []
-    if probes.context.left_out:
+    if probes.context.clock.left_out:
         found.append(
             "what ran before training began, without gradients or for nothing, was an evaluation and is not recorded"
         )
-    if probes.context.passed_over:
+    if probes.context.clock.passed_over:
         found.append("evaluation ran and is not recorded (--eval records it)")
     if not probes.names.any_module and options.level != "op":
         found.append(

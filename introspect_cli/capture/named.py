@@ -84,6 +84,12 @@ class ModuleState(Named):
         self.calls: dict[Phase, int] = {}
         self.own: dict[int, ParameterName] = {}
 
+    def sites_of_call(self, call: int) -> CallSites:
+        """The sites of a call in an ordinary forward pass."""
+        while len(self.forward) <= call:
+            self.forward.append(CallSites())
+        return self.forward[call]
+
     def next_call(self, step: int, phase: Phase) -> int:
         """Count a call; the count starts anew with each step."""
         self._be_in(step)
@@ -175,11 +181,11 @@ class Holder:
         place = self._place
         if isinstance(place, str):
             # The public views build strings; a scripted module's own have no get().
-            own = owner._parameters  # noqa: SLF001 - see above
-            if place in own and own[place] is tensor:
+            kept = owner._parameters  # noqa: SLF001 - see above
+            if place in kept and kept[place] is tensor:
                 return True
-            own = owner._buffers  # noqa: SLF001 - as above
-            return place in own and own[place] is tensor
+            kept = owner._buffers  # noqa: SLF001 - as above
+            return place in kept and kept[place] is tensor
         group, position = place
         groups = owner.param_groups
         return (

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from introspect_cli.capture.contents import parameters_in, unwrap, wrapped
 from introspect_cli.capture.environment.sources import class_source
 from introspect_cli.capture.identity import ById, FreeNames, Keyed, keyed
-from introspect_cli.capture.inside import parameters_in, unwrap, wrapped
-from introspect_cli.capture.named import Holder, Keeper, ModuleState, ParameterName
+from introspect_cli.capture.named import ModuleState
+from introspect_cli.capture.parameter_names import ParameterNames
 from introspect_cli.capture.ranks import torch_distributed
 from introspect_cli.capture.variables import called, script_frames
 from introspect_cli.records import ModuleInfo, bounded
@@ -71,20 +72,6 @@ class NameFilter:
         return [f"no module that ran matches {glob}{near_module(glob, names)}" for glob in idle] if names else []
 
 
-class _ParameterNames(dict[int, ParameterName]):
-    """Names of parameters and buffers by the tensor's identity; `changes` counts those given and taken back."""
-
-    changes = 0
-
-    def __setitem__(self, tensor: int, name: ParameterName) -> None:
-        self.changes += 1
-        super().__setitem__(tensor, name)
-
-    def __delitem__(self, tensor: int) -> None:
-        self.changes += 1
-        super().__delitem__(tensor)
-
-
 class Names:
     """Gives every module and parameter its name, once."""
 
@@ -96,15 +83,13 @@ class Names:
         self._parents: ById[weakref.ref[nn.Module]] = ById()
         self._holders: ById[bool] = ById()
         self._free = FreeNames()
-        self._parameters = _ParameterNames()
-        self._optimizers: dict[int, weakref.ref[torch.optim.Optimizer]] = {}
+        self.parameters = ParameterNames(wanted)
+        """Names of parameters and buffers."""
         self._roots: list[weakref.ref[nn.Module]] = []
         self._trees: list[ModuleInfo] = []
         self._variables: dict[str, str] = {}
         self._lock = threading.RLock()
         self.settled = False
-        self.replaced = 0
-        """How many parameters that no module was known to hold have got a name from one since."""
         self._any_module = False
         self._walked = 0  # `id` of the root in which everything has just been named
         self._module_gone = self._forgetting()
@@ -113,7 +98,7 @@ class Names:
         """Refer to nothing of the script's any more: what it holds must go when python ends, as without a capture."""
         with self._lock:
             self.states.clear()
-            self._parameters.clear()
+            self.parameters.clear()
 
     def wanted(self, fqn: str) -> bool:
         """Whether what has that name is to be recorded."""
@@ -190,22 +175,6 @@ class Names:
         """The live roots, in the order in which they were first called."""
         return [root for reference in self._roots if (root := reference()) is not None]
 
-    @property
-    def parameter_changes(self) -> int:
-        """Another number whenever a parameter or buffer has got or lost a name."""
-        return self._parameters.changes
-
-    def parameter(self, tensor: torch.Tensor) -> ParameterName | None:
-        """The name of a parameter or buffer, None if no module seen so far holds it."""
-        name = self._parameters.get(id(tensor))
-        return name if name is not None and name.is_of(tensor) else None
-
-    def name_parameter(self, tensor: torch.Tensor, fqn: str, module_class: str) -> ParameterName:
-        """Give a name to a tensor that no module holds (an optimizer may be given any); say then who holds it."""
-        name = ParameterName(fqn, module_class, watched=self._wanted(fqn), makeshift=True)
-        self._parameters[id(tensor)] = name
-        return name
-
     def seek(self, tensors: list[torch.Tensor]) -> None:
         """Name the models that hold tensors, before they are first called, as far as one heard of them being built.
 
@@ -224,20 +193,6 @@ class Names:
     def was_called(self) -> None:
         """Hear that a module was called: one may have its name from before."""
         self._any_module = True
-
-    def forget_with(self, optimizer: torch.optim.Optimizer, tensors: list[int]) -> None:
-        """Forget the names of tensors, given by identity, when this optimizer goes and nobody else holds them."""
-        key, names, watched = id(optimizer), self._parameters, self._optimizers
-
-        def forget(reference: weakref.ref[torch.optim.Optimizer]) -> None:
-            if watched.get(key) is reference:
-                del watched[key]
-            for tensor in tensors:
-                name = names.get(tensor)
-                if name is not None and not name.is_alive:
-                    del names[tensor]
-
-        watched[key] = weakref.ref(optimizer, forget)
 
     def new_modules(self) -> list[ModuleInfo]:
         """The modules named since this was last asked."""
@@ -298,11 +253,7 @@ class Names:
         for module, fqn, _ in _tree(root, self.states[id(root)].fqn):
             gone.add(fqn)
             self.states.pop(id(module), None)
-            for group in (module._parameters, module._buffers):  # noqa: SLF001 - the public views build strings
-                for name, tensor in group.items():
-                    known = None if tensor is None else self.parameter(tensor)
-                    if known is not None and known.fqn == f"{fqn}.{name}":
-                        del self._parameters[id(tensor)]
+            self.parameters.take_back(module, fqn)
         self._trees = [info for info in self._trees if info.fqn not in gone]
 
     def _walk(self, root: nn.Module, fqn: str) -> None:
@@ -314,11 +265,11 @@ class Names:
                 state = self._new_state(module, name)
                 if inner is None:
                     self._trees.append(self.describe(module, state))
-            self._name_own(module, state)
+            self.parameters.name_in(module, state)
             gathered += torch_distributed.unsharded_of(module)
             if inner is not None:
                 wrappers.append((state, inner))
-        self._name_shards(gathered)
+        self.parameters.name_shards(gathered, self.find)
         for state, inner in wrappers:
             state.inner = self.find(inner)
 
@@ -331,7 +282,7 @@ class Names:
 
     def _forgetting(self) -> Callable[[Keyed[nn.Module]], None]:
         """What forgets a module that goes: one function for all, which refers to no more than it needs."""
-        states, names = self.states, self._parameters
+        states, names = self.states, self.parameters
 
         def forget(reference: Keyed[nn.Module]) -> None:
             state = states.get(reference.key)
@@ -343,43 +294,15 @@ class Names:
 
         return forget
 
-    def _name_own(self, module: nn.Module, state: ModuleState) -> None:
-        for group in (module._parameters, module._buffers):  # noqa: SLF001 - the public views build strings
-            for name, tensor in group.items():
-                known = None if tensor is None else self.parameter(tensor)
-                if tensor is not None and (known is None or known.makeshift):
-                    self.replaced += known is not None
-                    own = ParameterName(f"{state.fqn}.{name}", state.module_class, watched=state.watched)
-                    own.held_by(Holder(module, name))
-                    self._parameters[id(tensor)] = state.own[id(tensor)] = own
-
-    def _name_shards(self, gathered: list[torch_distributed.Unsharded]) -> None:
-        """Name the shards of what is gathered now, too: they are the optimizer's, and come back."""
-        for holder, name, _, keeper in gathered:
-            shard, state = keeper.sharded_param, self.find(holder)
-            known = self.parameter(shard)
-            if state is None or not (known is None or known.makeshift):
-                continue
-            self.replaced += known is not None
-            own = ParameterName(f"{state.fqn}.{name}", state.module_class, watched=state.watched)
-            own.held_by(Keeper(keeper))
-            own.held_by(Holder(holder, name))  # once it is there again
-            self._parameters[id(shard)] = state.own[id(shard)] = own
-
     def describe(self, module: nn.Module, state: ModuleState) -> ModuleInfo:
         """A module's row of the tree, without its attributes."""
-        aliases = []
-        for name, tensor in module._parameters.items():  # noqa: SLF001 - as above
-            known = None if tensor is None else self.parameter(tensor)
-            if known is not None and not known.makeshift and known.fqn != f"{state.fqn}.{name}":
-                aliases.append(f"{name}={known.fqn}")
         return ModuleInfo(
             fqn=state.fqn,
             module_class=state.module_class,
             source=class_source(type(module)),
             parameters=tuple(name for name, value in module._parameters.items() if value is not None),  # noqa: SLF001
             buffers=tuple(name for name, value in module._buffers.items() if value is not None),  # noqa: SLF001
-            aliases=tuple(aliases),
+            aliases=tuple(self.parameters.aliases(module, state.fqn)),
             variable=self._variables.get(state.fqn, ""),
         )
 

@@ -1,20 +1,11 @@
-"""What one option of a capture is: how it is written, what it means for a comparison, which values it may have.
-
-Names of kinds and statistics, sizes and pairs of values are checked here: nothing downstream meets an unknown one.
-"""
+"""What one option of a capture is: how it is written, what it means for a comparison, which values it may have."""
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import Any
 
-from introspect_cli.errors import UsageError
 from introspect_cli.records import DERIVED_STATS, STATISTICS, Kind
-from introspect_cli.selection import choose
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 KINDS: tuple[str, ...] = tuple(kind.value for kind in Kind if kind not in {Kind.OP_OUTPUT, Kind.VALUE})
 """Kinds that can be asked for; values that a script records itself always are."""
@@ -90,62 +81,6 @@ class Option:
     most: int | None = None
 
 
-def written(heading: str, text: str, *flags: str, **details: Any) -> dict[str, Option]:
-    """What a field of `CaptureOptions` carries as its metadata."""
-    return {"option": Option(heading, flags, text, **details)}
-
-
-def parse_kinds(names: Iterable[str]) -> frozenset[Kind]:
-    """Kinds by name.
-
-    Args:
-        names: names of kinds, or `default`, `all` or `none`.
-
-    Raises:
-        UsageError: a name is unknown.
-    """
-    return frozenset(Kind(name) for name in choose(names, KINDS, "kind", default=DEFAULT_KINDS))
-
-
-_SIZES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
-
-
-def parse_size(text: object) -> int:
-    """Bytes, from `2GB`, `500 MB`, `1.5GiB` or a number.
-
-    Raises:
-        UsageError: it is no size, or none that holds a step.
-    """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?", str(text).strip().lower())
-    if found is None or found[2] not in _SIZES:
-        raise UsageError(f"{str(text)!r} is no size: give one such as 500MB or 2GB")
-    size = int(float(found[1]) * _SIZES[found[2]])
-    if size < 10**5:
-        raise UsageError(f"--max-size {text} holds no run: give 100kB at least")
-    return size
-
-
-def check_pairs(texts: Iterable[str]) -> None:
-    """Make sure that each text names two values.
-
-    Raises:
-        UsageError: one does not.
-    """
-    for text in texts:
-        later, colon, earlier = (part.strip() for part in text.partition(":"))
-        if not (colon and later and earlier):
-            raise UsageError(
-                f"{text!r} does not name two values: write OUTPUT:INPUT, such as lm_head:blocks.0/input[0]"
-            )
-
-
-def parse_stats(names: Iterable[str]) -> tuple[str, ...]:
-    """Names of statistics, in the order of `STATS`.
-
-    Args:
-        names: names of statistics, or `default`, `all` or `none`.
-
-    Raises:
-        UsageError: a name is unknown.
-    """
-    return choose(names, STATS, "statistic", default=DEFAULT_STATS)
+def option(default: object, heading: str, text: str, *flags: str, **details: Any) -> Any:
+    """A field of `CaptureOptions`: its default, and an `Option` as its metadata."""
+    return field(default=default, metadata={"option": Option(heading, flags, text, **details)})

@@ -6,7 +6,7 @@ Each is one field here: its flags, its help, its default, and whether it narrows
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.capture.option import (
@@ -24,11 +24,10 @@ from introspect_cli.capture.option import (
     WHAT,
     WHEN,
     Option,
-    written,
+    option,
 )
-from introspect_cli.conditions import NAMES
 from introspect_cli.records import STATISTICS, Kind
-from introspect_cli.schedule import Schedule
+from introspect_cli.schedule import NAMES, Schedule
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,372 +40,294 @@ class CaptureOptions:
     The command line, the check of what two captures observed, and the manifest are made from these fields.
     """
 
-    output: Path | None = field(
-        default=None,
-        metadata=written(
-            RUN,
-            "Directory of the run [default: a fresh one under introspect-runs/, named at the end].",
-            "-o",
-            "--output",
-            metavar="DIR",
-            in_manifest=False,
-        ),
+    output: Path | None = option(
+        None,
+        RUN,
+        "Directory of the run [default: a fresh one under introspect-runs/, named at the end].",
+        "-o",
+        "--output",
+        metavar="DIR",
+        in_manifest=False,
     )
-    force: bool = field(default=False, metadata=written(RUN, "Replace an existing run.", "--force", in_manifest=False))
-    durable: bool = field(
-        default=False,
-        metadata=written(
-            RUN,
-            "Force each step to disk (fsync), so that a power cut loses none [default: a kill loses none].",
-            "--durable",
-            in_manifest=False,
-        ),
+    force: bool = option(False, RUN, "Replace an existing run.", "--force", in_manifest=False)
+    durable: bool = option(
+        False,
+        RUN,
+        "Force each step to disk (fsync), so that a power cut loses none [default: a kill loses none].",
+        "--durable",
+        in_manifest=False,
     )
-    progress: bool = field(
-        default=False,
-        metadata=written(RUN, "Show on the terminal how far the run is.", "--progress", in_manifest=False),
+    progress: bool = option(False, RUN, "Show on the terminal how far the run is.", "--progress", in_manifest=False)
+    publish: tuple[str, ...] = option(
+        (),
+        RUN,
+        "Show the run while it goes on: tensorboard, mlflow, wandb, logger (what the framework logs to), a "
+        "directory or a URL; may be repeated.",
+        "--publish",
+        metavar="PLACE",
+        repeated=True,
+        commas=False,
+        in_manifest=False,
     )
-    publish: tuple[str, ...] = field(
-        default=(),
-        metadata=written(
-            RUN,
-            "Show the run while it goes on: tensorboard, mlflow, wandb, logger (what the framework logs to), a "
-            "directory or a URL; may be repeated.",
-            "--publish",
-            metavar="PLACE",
-            repeated=True,
-            commas=False,
-            in_manifest=False,
-        ),
+    quiet: bool = option(False, RUN, "Print errors only.", "-q", "--quiet", in_manifest=False)
+    record: frozenset[Kind] = option(
+        frozenset(Kind(name) for name in DEFAULT_KINDS),
+        WHAT,
+        f"Kinds of values, with commas between: {', '.join(KINDS)}; or default (all but collective), all, none.",
+        "--record",
+        "--kinds",
+        metavar="KINDS",
+        repeated=True,
+        narrows=True,
     )
-    quiet: bool = field(default=False, metadata=written(RUN, "Print errors only.", "-q", "--quiet", in_manifest=False))
-    record: frozenset[Kind] = field(
-        default=frozenset(Kind(name) for name in DEFAULT_KINDS),
-        metadata=written(
-            WHAT,
-            f"Kinds of values, with commas between: {', '.join(KINDS)}; or default (all but collective), all, none.",
-            "--record",
-            "--kinds",
-            metavar="KINDS",
-            repeated=True,
-            narrows=True,
-        ),
+    stats: tuple[str, ...] = option(
+        DEFAULT_STATS,
+        WHAT,
+        f"Statistics of each tensor, with commas between: {', '.join(STATS)}; or default "
+        f"(all but {' and '.join(name for name in STATS if name not in DEFAULT_STATS)}), all, none.",
+        "--stats",
+        metavar="NAMES",
+        repeated=True,
+        narrows=True,
     )
-    stats: tuple[str, ...] = field(
-        default=DEFAULT_STATS,
-        metadata=written(
-            WHAT,
-            f"Statistics of each tensor, with commas between: {', '.join(STATS)}; or default "
-            f"(all but {' and '.join(name for name in STATS if name not in DEFAULT_STATS)}), all, none.",
-            "--stats",
-            metavar="NAMES",
-            repeated=True,
-            narrows=True,
-        ),
+    sketch: bool = option(
+        True,
+        WHAT,
+        "Keep 16 numbers a tensor that tell how far two tensors are apart [default: yes].",
+        "--sketch/--no-sketch",
+        narrows=True,
     )
-    sketch: bool = field(
-        default=True,
-        metadata=written(
-            WHAT,
-            "Keep 16 numbers a tensor that tell how far two tensors are apart [default: yes].",
-            "--sketch/--no-sketch",
-            narrows=True,
-        ),
+    modules: tuple[str, ...] = option(
+        (),
+        WHAT,
+        "Record only modules whose name matches, such as '*.attn'; may be repeated.",
+        "--modules",
+        metavar="GLOB",
+        repeated=True,
+        narrows=True,
     )
-    modules: tuple[str, ...] = field(
-        default=(),
-        metadata=written(
-            WHAT,
-            "Record only modules whose name matches, such as '*.attn'; may be repeated.",
-            "--modules",
-            metavar="GLOB",
-            repeated=True,
-            narrows=True,
-        ),
+    level: str = option(
+        "module",
+        WHAT,
+        "What is looked at: each module, or also the result of each operator in it, forward and backward "
+        "[default: module].",
+        "--level",
+        choices=LEVELS,
+        narrows=True,
     )
-    level: str = field(
-        default="module",
-        metadata=written(
-            WHAT,
-            "What is looked at: each module, or also the result of each operator in it, forward and backward "
-            "[default: module].",
-            "--level",
-            choices=LEVELS,
-            narrows=True,
-        ),
+    ops: tuple[str, ...] = option(
+        (),
+        WHAT,
+        "With --level op, record only operators whose name matches, such as mm or 'aten.*norm*'; may be repeated.",
+        "--ops",
+        metavar="GLOB",
+        repeated=True,
+        commas=False,
+        narrows=True,
     )
-    ops: tuple[str, ...] = field(
-        default=(),
-        metadata=written(
-            WHAT,
-            "With --level op, record only operators whose name matches, such as mm or 'aten.*norm*'; may be repeated.",
-            "--ops",
-            metavar="GLOB",
-            repeated=True,
-            commas=False,
-            narrows=True,
-        ),
+    views: bool = option(
+        False,
+        WHAT,
+        "With --level op, also record results that are views of what went in [default: no].",
+        "--views/--no-views",
+        narrows=True,
     )
-    views: bool = field(
-        default=False,
-        metadata=written(
-            WHAT,
-            "With --level op, also record results that are views of what went in [default: no].",
-            "--views/--no-views",
-            narrows=True,
-        ),
+    all_dtypes: bool = option(
+        False,
+        WHAT,
+        "With --level op, also record results that are no floating point numbers [default: no].",
+        "--all-dtypes/--float-dtypes",
+        narrows=True,
     )
-    all_dtypes: bool = field(
-        default=False,
-        metadata=written(
-            WHAT,
-            "With --level op, also record results that are no floating point numbers [default: no].",
-            "--all-dtypes/--float-dtypes",
-            narrows=True,
-        ),
+    vjp: tuple[str, ...] = option(
+        (),
+        WHAT,
+        "Record how one value depends on another: the vector-Jacobian product with ones, such as "
+        "lm_head:blocks.0/input[0]; may be repeated.",
+        "--vjp",
+        metavar="OUTPUT:INPUT",
+        repeated=True,
+        commas=False,
+        narrows=True,
     )
-    vjp: tuple[str, ...] = field(
-        default=(),
-        metadata=written(
-            WHAT,
-            "Record how one value depends on another: the vector-Jacobian product with ones, such as "
-            "lm_head:blocks.0/input[0]; may be repeated.",
-            "--vjp",
-            metavar="OUTPUT:INPUT",
-            repeated=True,
-            commas=False,
-            narrows=True,
-        ),
+    jacobian_norm: tuple[str, ...] = option(
+        (),
+        WHAT,
+        "Estimate the Frobenius norm of such a Jacobian, with its standard error; may be repeated.",
+        "--jacobian-norm",
+        metavar="OUTPUT:INPUT",
+        repeated=True,
+        commas=False,
+        narrows=True,
     )
-    jacobian_norm: tuple[str, ...] = field(
-        default=(),
-        metadata=written(
-            WHAT,
-            "Estimate the Frobenius norm of such a Jacobian, with its standard error; may be repeated.",
-            "--jacobian-norm",
-            metavar="OUTPUT:INPUT",
-            repeated=True,
-            commas=False,
-            narrows=True,
-        ),
+    probes: int = option(
+        8, WHAT, "Random vectors for an estimated norm [default: 8].", "--probes", metavar="K", least=2, narrows=True
     )
-    probes: int = field(
-        default=8,
-        metadata=written(
-            WHAT, "Random vectors for an estimated norm [default: 8].", "--probes", metavar="K", least=2, narrows=True
-        ),
+    exclude: tuple[str, ...] = option(
+        (),
+        WHAT,
+        "Leave out modules whose name matches; may be repeated.",
+        "--exclude",
+        metavar="GLOB",
+        repeated=True,
+        narrows=True,
     )
-    exclude: tuple[str, ...] = field(
-        default=(),
-        metadata=written(
-            WHAT,
-            "Leave out modules whose name matches; may be repeated.",
-            "--exclude",
-            metavar="GLOB",
-            repeated=True,
-            narrows=True,
-        ),
+    max_depth: int | None = option(
+        None,
+        WHAT,
+        "Record no module more than N levels below its root.",
+        "--max-depth",
+        metavar="N",
+        least=0,
+        narrows=True,
     )
-    max_depth: int | None = field(
-        default=None,
-        metadata=written(
-            WHAT,
-            "Record no module more than N levels below its root.",
-            "--max-depth",
-            metavar="N",
-            least=0,
-            narrows=True,
-        ),
+    save_tensors: tuple[str, ...] = option(
+        (),
+        WHAT,
+        "Keep whole tensors of what matches by name; may be repeated.",
+        "--save-tensors",
+        metavar="GLOB",
+        repeated=True,
     )
-    save_tensors: tuple[str, ...] = field(
-        default=(),
-        metadata=written(
-            WHAT,
-            "Keep whole tensors of what matches by name; may be repeated.",
-            "--save-tensors",
-            metavar="GLOB",
-            repeated=True,
-        ),
+    per_sample: bool = option(
+        False,
+        WHAT,
+        "Summarise each sample of a batch, too, so that diff tells which differs; best with --steps.",
+        "--per-sample",
     )
-    per_sample: bool = field(
-        default=False,
-        metadata=written(
-            WHAT,
-            "Summarise each sample of a batch, too, so that diff tells which differs; best with --steps.",
-            "--per-sample",
-        ),
+    steps: Schedule = option(
+        Schedule(),
+        WHEN,
+        "Steps and python slices, such as 0,5,10:20,100::50.",
+        "--steps",
+        metavar="STEPS",
+        narrows=True,
     )
-    schedule: Schedule = field(
-        default_factory=Schedule,
-        metadata=written(
-            WHEN, "Steps and python slices, such as 0,5,10:20,100::50.", "--steps", metavar="STEPS", narrows=True
-        ),
+    every_seconds: int | None = option(
+        None, WHEN, "Of these, one step every N seconds.", "--every-seconds", metavar="N", least=1, narrows=True
     )
-    every_seconds: int | None = field(
-        default=None,
-        metadata=written(
-            WHEN, "Of these, one step every N seconds.", "--every-seconds", metavar="N", least=1, narrows=True
-        ),
+    epochs: str | None = option(
+        None,
+        WHEN,
+        "Of these, only epochs such as 0,10:12, as Lightning, transformers and accelerate count them.",
+        "--epochs",
+        metavar="EPOCHS",
+        narrows=True,
     )
-    epochs: str | None = field(
-        default=None,
-        metadata=written(
-            WHEN,
-            "Of these, only epochs such as 0,10:12, as Lightning, transformers and accelerate count them.",
-            "--epochs",
-            metavar="EPOCHS",
-            narrows=True,
-        ),
+    ranks: str | None = option(
+        None,
+        WHEN,
+        "Of all of them, only those of some ranks: 0,8:16, or one-per-replica (of copies the lowest).",
+        "--ranks",
+        metavar="RANKS",
+        narrows=True,
     )
-    ranks: str | None = field(
-        default=None,
-        metadata=written(
-            WHEN,
-            "Of all of them, only those of some ranks: 0,8:16, or one-per-replica (of copies the lowest).",
-            "--ranks",
-            metavar="RANKS",
-            narrows=True,
-        ),
+    first: int | None = option(
+        None,
+        WHEN,
+        "Also the first N steps; only these where no other steps are asked for.",
+        "--first",
+        metavar="N",
+        least=1,
+        narrows=True,
     )
-    first: int | None = field(
-        default=None,
-        metadata=written(
-            WHEN,
-            "Also the first N steps; only these where no other steps are asked for.",
-            "--first",
-            metavar="N",
-            least=1,
-            narrows=True,
-        ),
+    last: int | None = option(
+        None,
+        WHEN,
+        "Also the last N steps, or only these: older ones are dropped from the run as it goes on.",
+        "--last",
+        metavar="N",
+        least=1,
+        narrows=True,
     )
-    last: int | None = field(
-        default=None,
-        metadata=written(
-            WHEN,
-            "Also the last N steps, or only these: older ones are dropped from the run as it goes on.",
-            "--last",
-            metavar="N",
-            least=1,
-            narrows=True,
-        ),
+    when: str | None = option(
+        None,
+        WHEN,
+        f"Also each step of which a condition holds, such as 'loss > 3 * median'; known are {', '.join(NAMES)}.",
+        "--when",
+        metavar="CONDITION",
+        narrows=True,
     )
-    when: str | None = field(
-        default=None,
-        metadata=written(
-            WHEN,
-            f"Also each step of which a condition holds, such as 'loss > 3 * median'; known are {', '.join(NAMES)}.",
-            "--when",
-            metavar="CONDITION",
-            narrows=True,
-        ),
+    schedule: str | None = option(
+        None,
+        WHEN,
+        "All of that as one expression, such as 'first(10) | every(100) & epochs(\"0:3\") | last(50)'.",
+        "--schedule",
+        metavar="RULES",
+        narrows=True,
     )
-    rule: str | None = field(
-        default=None,
-        metadata=written(
-            WHEN,
-            "All of that as one expression, such as 'first(10) | every(100) & epochs(\"0:3\") | last(50)'.",
-            "--schedule",
-            metavar="RULES",
-            narrows=True,
-        ),
+    max_size: int | None = option(
+        None,
+        WHEN,
+        "Keep the run below a size such as 2GB: older steps are thinned, the first and the latest stay.",
+        "--max-size",
+        metavar="SIZE",
+        narrows=True,
     )
-    max_size: int | None = field(
-        default=None,
-        metadata=written(
-            WHEN,
-            "Keep the run below a size such as 2GB: older steps are thinned, the first and the latest stay.",
-            "--max-size",
-            metavar="SIZE",
-            narrows=True,
-        ),
+    until_nan: bool = option(
+        False,
+        WHEN,
+        "End the script after the first step with a NaN in a loss, an output or a parameter.",
+        "--until-nan",
+        narrows=True,
     )
-    until_nan: bool = field(
-        default=False,
-        metadata=written(
-            WHEN,
-            "End the script after the first step with a NaN in a loss, an output or a parameter.",
-            "--until-nan",
-            narrows=True,
-        ),
+    until_step: int | None = option(
+        None, WHEN, "End the script when step N is complete.", "--until-step", metavar="N", least=0, narrows=True
     )
-    until_step: int | None = field(
-        default=None,
-        metadata=written(
-            WHEN, "End the script when step N is complete.", "--until-step", metavar="N", least=0, narrows=True
-        ),
+    eval: bool | None = option(
+        None,
+        WHEN,
+        "Record forward passes outside training [default: if the script has no optimizer].",
+        "--eval/--no-eval",
+        narrows=True,
     )
-    eval: bool | None = field(
-        default=None,
-        metadata=written(
-            WHEN,
-            "Record forward passes outside training [default: if the script has no optimizer].",
-            "--eval/--no-eval",
-            narrows=True,
-        ),
+    compile: str = option(
+        "boundary",
+        HOW,
+        "What torch.compile compiles: recorded at its boundary; kept compiled and tapped inside, which limits "
+        "fusion; or run as python [default: boundary].",
+        "--compile",
+        choices=COMPILE_MODES,
+        narrows=True,
     )
-    compile: str = field(
-        default="boundary",
-        metadata=written(
-            HOW,
-            "What torch.compile compiles: recorded at its boundary; kept compiled and tapped inside, which limits "
-            "fusion; or run as python [default: boundary].",
-            "--compile",
-            choices=COMPILE_MODES,
-            narrows=True,
-        ),
+    children: str = option(
+        "script",
+        HOW,
+        "Which processes are recorded below a launcher, a shell script or a test runner: none, those that run a "
+        "script, or all python processes that train, below a script too [default: script].",
+        "--children",
+        choices=CHILDREN,
+        in_manifest=False,
     )
-    children: str = field(
-        default="script",
-        metadata=written(
-            HOW,
-            "Which processes are recorded below a launcher, a shell script or a test runner: none, those that run a "
-            "script, or all python processes that train, below a script too [default: script].",
-            "--children",
-            choices=CHILDREN,
-            in_manifest=False,
-        ),
+    seed: int | None = option(
+        None,
+        HOW,
+        "Seed python, numpy and torch before the script starts.",
+        "--seed",
+        metavar="N",
+        least=0,
+        most=2**32 - 1,
     )
-    seed: int | None = field(
-        default=None,
-        metadata=written(
-            HOW,
-            "Seed python, numpy and torch before the script starts.",
-            "--seed",
-            metavar="N",
-            least=0,
-            most=2**32 - 1,
-        ),
+    deterministic: bool = option(
+        False, HOW, "Ask torch and its libraries for deterministic algorithms.", "--deterministic"
     )
-    deterministic: bool = field(
-        default=False,
-        metadata=written(HOW, "Ask torch and its libraries for deterministic algorithms.", "--deterministic"),
+    env: bool = option(
+        True, SETTINGS, "Environment variables, secrets redacted [default: yes].", "--env/--no-env", narrows=True
     )
-    env: bool = field(
-        default=True,
-        metadata=written(
-            SETTINGS, "Environment variables, secrets redacted [default: yes].", "--env/--no-env", narrows=True
-        ),
+    packages: bool = option(
+        True, SETTINGS, "Installed packages [default: yes].", "--packages/--no-packages", narrows=True
     )
-    packages: bool = field(
-        default=True,
-        metadata=written(SETTINGS, "Installed packages [default: yes].", "--packages/--no-packages", narrows=True),
+    source: bool = option(
+        True, SETTINGS, "Hashes of the script's own source files [default: yes].", "--source/--no-source", narrows=True
     )
-    source: bool = field(
-        default=True,
-        metadata=written(
-            SETTINGS, "Hashes of the script's own source files [default: yes].", "--source/--no-source", narrows=True
-        ),
-    )
-    redact: tuple[str, ...] = field(
-        default=(),
-        metadata=written(
-            SETTINGS,
-            "Redact more environment variables, by name, such as 'WANDB_*'; may be repeated.",
-            "--redact",
-            metavar="PATTERN",
-            repeated=True,
-            in_manifest=False,
-        ),
+    redact: tuple[str, ...] = option(
+        (),
+        SETTINGS,
+        "Redact more environment variables, by name, such as 'WANDB_*'; may be repeated.",
+        "--redact",
+        metavar="PATTERN",
+        repeated=True,
+        in_manifest=False,
     )
 
     @property
@@ -417,28 +338,23 @@ class CaptureOptions:
     @property
     def sorted_stats(self) -> tuple[str, ...]:
         """The statistics asked for that need a sort, in column order."""
-        return tuple(name for name, own in STATISTICS.items() if own.on_request and name in self.stats)
+        return tuple(name for name, statistic in STATISTICS.items() if statistic.on_request and name in self.stats)
 
     def to_dict(self) -> dict[str, Any]:
         """The options as plain values for the manifest, all but those that only steer this command.
 
         `output`, `force` and `quiet` say nothing about what is in the run; names of secrets stay out too.
         """
-        return {key(name): _plain(getattr(self, name)) for name, option in described(self) if option.in_manifest}
+        return {name: _plain(getattr(self, name)) for name, facts in described(self) if facts.in_manifest}
 
     def narrowing(self) -> dict[str, Any]:
         """What the manifest says apart: the options that decide how much of a training is observed, all of them."""
-        return {key(name): _plain(getattr(self, name)) for name, option in described(self) if option.narrows}
+        return {name: _plain(getattr(self, name)) for name, facts in described(self) if facts.narrows}
 
 
 def described(options: CaptureOptions | type[CaptureOptions] = CaptureOptions) -> list[tuple[str, Option]]:
     """Every option with the name of its field, in the order of the help."""
     return [(item.name, item.metadata["option"]) for item in fields(options)]
-
-
-def key(name: str) -> str:
-    """What people call a field: in the manifest, a configuration file, a call."""
-    return {"schedule": "steps", "rule": "schedule"}.get(name, name)
 
 
 def _plain(value: object) -> Any:

@@ -1,17 +1,20 @@
-"""Options of a capture as people write them: by name, as text, with what they ask of one another checked."""
+"""Options of a capture as people write them: by name, as text, with what they ask of one another checked.
+
+Names of kinds and statistics, sizes and pairs of values are checked here: nothing downstream meets an unknown one.
+"""
 
 from __future__ import annotations
 
 import functools
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from introspect_cli.capture.option import check_pairs, parse_kinds, parse_size, parse_stats
-from introspect_cli.capture.options import CaptureOptions, described, key
-from introspect_cli.errors import UsageError
+from introspect_cli.capture.option import DEFAULT_KINDS, DEFAULT_STATS, KINDS, STATS
+from introspect_cli.capture.options import CaptureOptions, described
+from introspect_cli.errors import UsageError, did_you_mean
 from introspect_cli.records import Kind
-from introspect_cli.schedule import Schedule
-from introspect_cli.schedules import (
+from introspect_cli.schedule import (
     Epochs,
     EverySeconds,
     First,
@@ -19,27 +22,27 @@ from introspect_cli.schedules import (
     OnePerReplica,
     Ranks,
     Rule,
-    Steps,
+    Schedule,
     When,
     parse_rule,
 )
-from introspect_cli.selection import ALL_RANKS, ONE_PER_REPLICA, did_you_mean, words
+from introspect_cli.selection import ALL_RANKS, ONE_PER_REPLICA, choose, words
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 
 def options_of(given: Mapping[str, Any]) -> CaptureOptions:
     """Options by name, checked: those of the command line, of a configuration file, of a call.
 
     Args:
-        given: `steps` is the schedule's text and `every` its stride; what may be given several times is a text with
+        given: `steps` is a schedule's text and `every` its stride; what may be given several times is a text with
             commas or several texts; what is missing or empty has its default.
 
     Raises:
         UsageError: an option, a kind or a statistic is unknown, a bad schedule.
     """
-    known = [*(key(name) for name, _ in described()), "every"]
+    known = [*(name for name, _ in described()), "every"]
     for name in given:
         if name not in known:
             hint = did_you_mean(name, known) or ":"
@@ -50,10 +53,10 @@ def options_of(given: Mapping[str, Any]) -> CaptureOptions:
         if name in values and option.repeated:
             texts = [values[name]] if isinstance(values[name], str) else values[name]
             values[name] = words(texts) if option.commas else tuple(texts)
-    rule = values.pop("schedule", None)
-    values["schedule"] = Schedule.parse(values.pop("steps", None), values.pop("every", None))
-    if rule is not None:
-        values["rule"] = str(parse_rule(str(rule)))
+    values["steps"] = Schedule.parse(values.get("steps"), values.pop("every", None))
+    if values.get("schedule") is not None:
+        rule = values["schedule"]
+        values["schedule"] = (rule if isinstance(rule, Rule) else parse_rule(str(rule))).expression
     if values.get("max_size") is not None:
         values["max_size"] = parse_size(values["max_size"])
     if record:
@@ -70,14 +73,17 @@ def options_of(given: Mapping[str, Any]) -> CaptureOptions:
 
 
 def rule_of(options: CaptureOptions) -> Rule:
-    """Which steps a capture keeps: those of its schedule, and what `first`, `last` and `when` add to them.
+    """Which steps a capture keeps: the one rule that all options about steps stand for.
+
+    `steps`, `every_seconds` and `epochs` narrow each other, `first`, `last` and `when` add to them, and `ranks` narrows
+    it all; or `schedule` says all of it.
 
     Raises:
         UsageError: a rule cannot be read.
     """
-    if options.rule is not None:
-        return parse_rule(options.rule)
-    base: list[Rule] = [Steps(str(options.schedule))] if options.schedule != Schedule() else []
+    if options.schedule is not None:
+        return parse_rule(options.schedule)
+    base: list[Rule] = [options.steps] if options.steps != Schedule() else []
     base += [EverySeconds(options.every_seconds)] if options.every_seconds is not None else []
     base += [Epochs(options.epochs)] if options.epochs is not None else []
     more: list[Rule] = [First(options.first)] if options.first is not None else []
@@ -87,7 +93,7 @@ def rule_of(options: CaptureOptions) -> Rule:
         more.insert(0, functools.reduce(Rule.__and__, base))
     rule = functools.reduce(Rule.__or__, more) if more else None
     if options.ranks is None or options.ranks == ALL_RANKS:
-        return rule or Steps()
+        return rule or Schedule()
     ranks = OnePerReplica() if options.ranks == ONE_PER_REPLICA else Ranks(options.ranks)
     return ranks if rule is None else ranks & rule
 
@@ -98,15 +104,12 @@ def _check_rule(options: CaptureOptions) -> None:
     Raises:
         UsageError: it cannot, or two options contradict each other.
     """
-    own = [
-        name
-        for name in ("every_seconds", "epochs", "ranks", "first", "last", "when")
-        if getattr(options, name) is not None
-    ]
-    own += ["steps"] if options.schedule != Schedule() else []
-    if options.rule is not None and own:
+    narrow = ("every_seconds", "epochs", "ranks", "first", "last", "when")
+    given = [name for name in narrow if getattr(options, name) is not None]
+    given += ["steps"] if options.steps != Schedule() else []
+    if options.schedule is not None and given:
         raise UsageError(
-            f"--schedule says all of it: put --{own[0].replace('_', '-')} into it, or leave one of them out"
+            f"--schedule says all of it: put --{given[0].replace('_', '-')} into it, or leave one of them out"
         )
     asked = {name for part in rule_of(options).parts if isinstance(part, When) for name in part.names}
     needed = {"loss": Kind.LOSS, "median": Kind.LOSS, "mean": Kind.LOSS, "previous": Kind.LOSS, "grad_norm": Kind.GRAD}
@@ -117,3 +120,59 @@ def _check_rule(options: CaptureOptions) -> None:
             )
     if (asked - {"step"} or options.until_nan) and not options.measures:
         raise UsageError("--when and --until-nan look at statistics: leave out --stats none")
+
+
+def parse_kinds(names: Iterable[str]) -> frozenset[Kind]:
+    """Kinds by name.
+
+    Args:
+        names: names of kinds, or `default`, `all` or `none`.
+
+    Raises:
+        UsageError: a name is unknown.
+    """
+    return frozenset(Kind(name) for name in choose(names, KINDS, "kind", default=DEFAULT_KINDS))
+
+
+_SIZES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+
+
+def parse_size(text: object) -> int:
+    """Bytes, from `2GB`, `500 MB`, `1.5GiB` or a number.
+
+    Raises:
+        UsageError: it is no size, or none that holds a step.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?", str(text).strip().lower())
+    if found is None or found[2] not in _SIZES:
+        raise UsageError(f"{str(text)!r} is no size: give one such as 500MB or 2GB")
+    size = int(float(found[1]) * _SIZES[found[2]])
+    if size < 10**5:
+        raise UsageError(f"--max-size {text} holds no run: give 100kB at least")
+    return size
+
+
+def check_pairs(texts: Iterable[str]) -> None:
+    """Make sure that each text names two values.
+
+    Raises:
+        UsageError: one does not.
+    """
+    for text in texts:
+        later, colon, earlier = (part.strip() for part in text.partition(":"))
+        if not (colon and later and earlier):
+            raise UsageError(
+                f"{text!r} does not name two values: write OUTPUT:INPUT, such as lm_head:blocks.0/input[0]"
+            )
+
+
+def parse_stats(names: Iterable[str]) -> tuple[str, ...]:
+    """Names of statistics, in the order of `STATS`.
+
+    Args:
+        names: names of statistics, or `default`, `all` or `none`.
+
+    Raises:
+        UsageError: a name is unknown.
+    """
+    return choose(names, STATS, "statistic", default=DEFAULT_STATS)

@@ -166,12 +166,12 @@ def add_hook(tensor: torch.Tensor, node: Any, hook: Callable[..., Any]) -> None:
     if give is None:
         tensor.register_hook(hook)
         return
-    own: Any = tensor._backward_hooks  # noqa: SLF001 - as above
+    hooks: Any = tensor._backward_hooks  # noqa: SLF001 - as above
     tensor._backward_hooks = {0: hook}  # noqa: SLF001 - as above
     try:
         give(tensor)
     finally:
-        tensor._backward_hooks = own  # noqa: SLF001 - as above
+        tensor._backward_hooks = hooks  # noqa: SLF001 - as above
 
 
 _frames: Any = getattr(getattr(_C, "_dynamo", None), "eval_frame", None)

@@ -13,13 +13,15 @@ import select
 import sys
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from introspect_cli.capture.labels import TRAINERS, running
 from introspect_cli.store.files import Handle
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
+
 
 PATIENCE = 30.0
 """Seconds to wait at the end of a script for what is not published yet."""
@@ -89,3 +91,41 @@ class Publishing:
     def abandon(self) -> None:
         """Forget it, in a forked child."""
         self._answer.close()
+
+
+def logger_places() -> list[str]:
+    """Where the trainer of a script logs to, as places to publish to; none where no trainer runs, or none is known.
+
+    What is published joins the run that the framework's own logger has begun: another event file in TensorBoard's
+    directory, more metrics in MLflow's run. A run of Weights & Biases is written by one process, so there it is a run
+    beside, in the same project and grouped with the other.
+    """
+    found: list[str] = []
+    for modules, function, _ in TRAINERS:
+        trainer = running(modules, function)
+        if trainer is not None:
+            handler = getattr(trainer, "callback_handler", None)
+            for logger in getattr(trainer, "loggers", None) or getattr(handler, "callbacks", None) or ():
+                place = _place(logger)
+                if place and place not in found:
+                    found.append(place)
+    return found
+
+
+def _place(logger: Any) -> str:
+    """The place that a logger of Lightning's, or a callback of the Trainer's, logs to; "" for any other."""
+    names = {cls.__name__ for cls in type(logger).__mro__}
+    if "TensorBoardLogger" in names:
+        return f"tensorboard:{logger.log_dir}"
+    if "TensorBoardCallback" in names and getattr(logger, "tb_writer", None) is not None:
+        return f"tensorboard:{logger.tb_writer.log_dir}"
+    if "MLFlowLogger" in names and logger.run_id:
+        return f"mlflow:{logger.run_id}@{getattr(logger, '_tracking_uri', None) or ''}"
+    if "MLflowCallback" in names:
+        mlflow = sys.modules.get("mlflow")
+        run = mlflow.active_run() if mlflow is not None else None
+        return f"mlflow:{run.info.run_id}@{mlflow.get_tracking_uri()}" if mlflow is not None and run is not None else ""
+    if "WandbLogger" in names or "WandbCallback" in names:
+        run = getattr(sys.modules.get("wandb"), "run", None)
+        return f"wandb:{run.project}@{run.id}" if run is not None else "wandb"
+    return ""

@@ -9,32 +9,29 @@ summariser's slots together when threads meet.
 from __future__ import annotations
 
 import threading
-from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING
 
 import torch
 
 from introspect_cli.capture.backlog import Backlog, EndedStep, SavedTensor
-from introspect_cli.capture.environment.redact import is_secret_path, plain
-from introspect_cli.capture.keeping import Keeping
+from introspect_cli.capture.environment.redact import plain
 from introspect_cli.capture.samples import SampleKeeper
+from introspect_cli.capture.sites import Sites
+from introspect_cli.capture.step_rows import StepRows
 from introspect_cli.errors import StoreError
-from introspect_cli.records import Given, Kind, Phase, Site, SiteInfo
-from introspect_cli.selection import selects
 from introspect_cli.tensors.places import Placed
 from introspect_cli.tensors.views import in_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from introspect_cli.capture.keeping import Keeping
     from introspect_cli.labels import Labels
-    from introspect_cli.schedule import Schedule
+    from introspect_cli.records import Given, Site
     from introspect_cli.store.rank_writer import RankWriter
     from introspect_cli.store.writer import StoreWriter
     from introspect_cli.tensors.summarizer import Summarizer
-
-NO_INFO = SiteInfo()
 
 
 def _no_short_way(_site: int, _tensor: torch.Tensor) -> int:
@@ -53,7 +50,7 @@ class Recorder:
         summarizer: Summarizer,
         rank: RankWriter,
         store: StoreWriter,
-        schedule: Schedule | Keeping,
+        keeping: Keeping,
         save_tensors: tuple[str, ...] = (),
         store_lost: Callable[[StoreError], None] = lambda _error: None,
         *,
@@ -65,7 +62,7 @@ class Recorder:
             summarizer: turns values into slots.
             rank: where finished steps go.
             store: where whole tensors go.
-            schedule: which steps are wanted, and kept.
+            keeping: which steps are wanted, and kept.
             save_tensors: globs over FQNs of values that are stored whole.
             store_lost: told once when the store can no longer be written.
             per_sample: summarise the samples of batches and activations one by one, too.
@@ -73,30 +70,24 @@ class Recorder:
         self.summarizer = summarizer
         self.step = 0
         self.alive = True
-        self.wanted = schedule.wants(0)
+        self.wanted = keeping.wants(0)
         self.resumed = True
         self.labels: Callable[[], Labels] = dict
         """What the script's framework calls the step that ends."""
         self._rank = rank
-        self._schedule = schedule
-        self._keeping = schedule if isinstance(schedule, Keeping) else None
-        self.undecided = self._keeping is not None and self._keeping.undecided
+        self._lock = threading.RLock()
+        self._keeping = keeping
+        self.undecided = keeping.undecided
         self._save_tensors = save_tensors
         self._store_lost = store_lost
-        self._lock = threading.RLock()
-        self._only: frozenset[Site] | None = None
-        self._ids: dict[Site, int] = {}
-        self._sites: dict[int, Site] = {}
-        self._infos: dict[int, SiteInfo] = {}
-        self._saved_whole: set[int] = set()
-        self._secret: set[int] = set()  # sites whose path says that their values are nobody's business
-        self._rows: list[int] = []
-        self._slots: list[int] = []
-        self._times: dict[int, int] = {}
-        self._given: dict[int, Given] = {}
         self._saved: list[SavedTensor] = []
         self._samples = SampleKeeper(summarizer, each=per_sample)
-        self._backlog = Backlog(rank, store, summarizer, self._keeping, self._lose)
+        self._sites = Sites(rank, self._lock, save_tensors, self._samples.known)
+        self.site = self._sites.number
+        """Gives a site its number, the same for the whole run."""
+        self.step_rows = StepRows(self._sites, self._lock)
+        """The rows of the current step."""
+        self._backlog = Backlog(rank, store, summarizer, keeping, self._lose)
         self.intake = None if save_tensors or per_sample else summarizer.intake
         """Records small plain tensors in one call; None where nothing does."""
         self._short: Callable[[int, torch.Tensor], int] = _no_short_way
@@ -110,23 +101,19 @@ class Recorder:
         """
         if self.intake is None:
             return
-        if on and self._only is None:
+        if on and self.step_rows.only is None:
             sums = self._samples.step.sums if self._samples.first else None
-            own = (self._rows, self._slots, self._times, self._lock.acquire, self._lock.release)
-            self.intake.into(*own, sums, self.summarizer.sample_headers)
+            rows = self.step_rows
+            held = (rows.sites, rows.slots, rows.times, self._lock.acquire, self._lock.release)
+            self.intake.into(*held, sums, self.summarizer.sample_headers)
             self._short, self._all_short = self.intake.record, self.intake.record_all
         else:
             self.intake.into()
             self._short, self._all_short = _no_short_way, _none_at_once
 
-    @property
-    def only(self) -> frozenset[Site] | None:
-        """Sites that may be recorded; all where None."""
-        return self._only
-
-    @only.setter
-    def only(self, sites: frozenset[Site] | None) -> None:
-        self._only = sites
+    def record_only(self, sites: frozenset[Site] | None) -> None:
+        """Record nothing but some sites; all where None."""
+        self.step_rows.only = sites
         if sites is not None:
             self._go_the_short_way(on=False)
 
@@ -138,39 +125,24 @@ class Recorder:
     @property
     def rows(self) -> int:
         """Rows recorded in the current step so far."""
-        return len(self._rows)
-
-    def site(self, site: Site, info: SiteInfo = NO_INFO) -> int:
-        """The number of a site, the same for the whole run."""
-        known = self._ids.get(site)
-        if known is not None:
-            return known
-        with self._lock:
-            number = self._rank.site(site, info)
-            self._sites[number] = site
-            self._infos[number] = info
-            if self._save_tensors and selects(site.fqn, self._save_tensors):
-                self._saved_whole.add(number)
-            self._ids[site] = number  # the last: whatever ends this early, no number has another's name
-            if site.path and is_secret_path(site.path):
-                self._secret.add(number)
-            self._samples.known(number, site.kind)
-            return number
+        return len(self.step_rows.sites)
 
     def tensor(self, site: int, value: torch.Tensor | Placed, given: Given | None = None) -> int:
         """Record a tensor, and what its operator was given; returns its slot, good until the end of the step."""
-        if given is None and not isinstance(value, Placed) and self._samples.go_the_short_way(site):
-            slot = self._short(site, value)
+        if given is None and not isinstance(value, Placed):
+            samples = self._samples  # what the short way does with the samples of each tensor has to be right for it
+            is_short = site in samples.activations if samples.first else site not in samples.batches
+            slot = self._short(site, value) if is_short else -1
             if slot >= 0:
                 return slot
         with self._lock:
             slot = self.summarizer.add(value)
             if given is not None:
-                self._given[len(self._rows)] = given
-            self._note(site, slot)
-            if site in self._saved_whole:
+                self.step_rows.given[self.rows] = given
+            self.step_rows.note(site, slot)
+            if site in self._sites.whole:
                 self._save(slot, value)
-            self._samples.note(site, self._sites[site].kind, slot, value)
+            self._samples.note(site, self._sites.of[site].kind, slot, value)
             return slot
 
     def tensors(self, sites: Sequence[int], values: Sequence[torch.Tensor]) -> None:
@@ -183,19 +155,20 @@ class Recorder:
             slots = self.summarizer.add_all(values, short or None)
             if self._save_tensors:
                 for site, slot, value in zip(sites, slots, values, strict=True):
-                    if site in self._saved_whole:
+                    if site in self._sites.whole:
                         self._save(slot, value)
             if looks:
                 for site, slot, value in zip(sites, slots, values, strict=True):
-                    self._samples.note(site, self._sites[site].kind, slot, value)
+                    self._samples.note(site, self._sites.of[site].kind, slot, value)
             times = dict.fromkeys(sites, 1)
-            if self._only is None and len(times) == len(sites) and self._times.keys().isdisjoint(times):
-                self._times.update(times)
-                self._rows.extend(sites)
-                self._slots.extend(slots)
+            rows = self.step_rows
+            if rows.only is None and len(times) == len(sites) and rows.times.keys().isdisjoint(times):
+                rows.times.update(times)
+                rows.sites.extend(sites)
+                rows.slots.extend(slots)
             else:
                 for site, slot in zip(sites, slots, strict=True):
-                    self._note(site, slot)
+                    self.step_rows.note(site, slot)
 
     def nested(self, sites: Sequence[int], values: Sequence[object]) -> None:
         """Record the leaves of a nested value in their order; tensors that follow each other are summarised together.
@@ -222,87 +195,20 @@ class Recorder:
 
     def tensor_at(self, sites: Sequence[int], value: torch.Tensor) -> None:
         """Record a tensor that is several sites' value; another thread may end the step before or after, not within."""
-        if len(sites) == 1:
-            self.tensor(sites[0], value)
-            return
         with self._lock:
             slot = self.tensor(sites[0], value)
             for site in sites[1:]:
-                self._note(site, slot)
+                self.step_rows.note(site, slot)
 
     def value(self, site: int, value: object) -> None:
         """Record a plain value: a number, a string, a flag."""
         with self._lock:
-            self._note(site, self.summarizer.value(plain(value, secret=site in self._secret)))
+            self.step_rows.note(site, self.summarizer.value(plain(value, secret=site in self._sites.secret)))
 
     def missing(self, site: int, reason: str) -> None:
         """Record that a site is there and could not be seen."""
         with self._lock:
-            self._note(site, self.summarizer.missing(reason))
-
-    def _note(self, site: int, slot: int) -> None:
-        if self._only is not None and self._sites[site] not in self._only:
-            return
-        times = self._times.get(site, 0)
-        self._times[site] = times + 1
-        if times:
-            # A site names one value a step. Whatever comes again (a second backward through one graph) is
-            # told apart by its count, so that no two records share a site.
-            first = self._sites[site]
-            site = self.site(replace(first, path=f"{first.path}@{times}"), self._infos[site])
-            self._times[site] = self._times.get(site, 0) + 1
-        self._rows.append(site)
-        self._slots.append(slot)
-
-    def take_back(self, start: int) -> list[tuple[int, int]]:
-        """Take all rows from one on out of the step; their sites and slots."""
-        with self._lock:
-            taken = list(zip(self._rows[start:], self._slots[start:], strict=True))
-            del self._rows[start:], self._slots[start:]
-            for row in [row for row in self._given if row >= start]:
-                del self._given[row]
-            for site, _ in taken:
-                self._times[site] -= 1
-            return taken
-
-    def give_back(self, taken: list[tuple[int, int]]) -> None:
-        """Put rows that were taken out into the step again."""
-        with self._lock:
-            for site, slot in taken:
-                self._note(site, slot)
-
-    def put_elsewhere(self, taken: list[tuple[int, int]], phase: Phase, kind: Kind, fqn: str, call: int) -> None:
-        """Put those of the rows that are of a kind into the step again, at another place."""
-        with self._lock:
-            for number, slot in taken:
-                site = self._sites[number]
-                if site.kind is kind:
-                    moved = replace(site, phase=phase, fqn=fqn, call=call)
-                    self._note(self.site(moved, self._infos[number]), slot)
-
-    def rename(self, kind: Kind, names: dict[str, str]) -> None:
-        """Give rows of a kind in the current step other names: old FQN to new."""
-        with self._lock:
-            for row, number in enumerate(self._rows):
-                site = self._sites[number]
-                if site.kind is kind and names.get(site.fqn, site.fqn) != site.fqn:
-                    self._rows[row] = self.site(replace(site, fqn=names[site.fqn]), self._infos[number])
-                    self._times[number] -= 1
-                    self._times[self._rows[row]] = self._times.get(self._rows[row], 0) + 1
-
-    def rearrange(self, places: Sequence[tuple[int, int]]) -> None:
-        """Put some rows of the current step in another order among themselves.
-
-        Args:
-            places: numbers of rows, rising, each with what to sort them by.
-        """
-        with self._lock:
-            ranked = [row for row, _ in sorted(places, key=lambda entry: entry[1])]
-            taken = [(self._rows[row], self._slots[row], self._given.pop(row, None)) for row in ranked]
-            for (row, _), (site, slot, given) in zip(places, taken, strict=True):
-                self._rows[row], self._slots[row] = site, slot
-                if given is not None:
-                    self._given[row] = given
+            self.step_rows.note(site, self.summarizer.missing(reason))
 
     def restart(self, *, keep: bool) -> None:
         """Take back all steps so far, as if recording began now.
@@ -311,18 +217,17 @@ class Recorder:
             keep: whether the current step stays, as the first.
         """
         with self._lock:
-            wanted = self._schedule.wants(0) and (self.wanted or not keep)
+            wanted = self._keeping.wants(0) and (self.wanted or not keep)
             if not (keep and wanted):
-                self.take_back(0)
-                self._times.clear()
+                self.step_rows.take_back(0)
+                self.step_rows.times.clear()
                 self._saved.clear()
                 self._samples.forget_step()
             self._backlog.clear()
             self._samples.first = True
             self._go_the_short_way(on=False)
             self.step = 0
-            if self._keeping is not None:
-                self._keeping.restart()
+            self._keeping.restart()
             self.wanted = self.alive and wanted
             self.resumed = True
             try:
@@ -341,55 +246,46 @@ class Recorder:
                 self._end()
                 self._backlog.write(keep=1)
             finally:
-                if self._rows or self._slots or self._times:
+                if self.step_rows.sites or self.step_rows.slots or self.step_rows.times:
                     self._empty()  # an interrupt came before anything was set aside, or while this was done
                 self.step += 1
-                self.wanted = self.alive and self._schedule.wants(self.step)
+                self.wanted = self.alive and self._keeping.wants(self.step)
                 self.resumed = self.wanted and not was_wanted
 
     def decide(self) -> None:
         """The step begins: where that tells more of it (its epoch), decide again whether it is wanted."""
-        if self.wanted and self._keeping is not None:
+        if self.wanted:
             self.wanted = self._keeping.wants(self.step, begins=True)
             self.resumed &= self.wanted
 
-    def flush(self) -> None:
-        """Append what the current step has recorded, if anything, as that step; nothing is left behind.
+    def flush(self, *, current: bool) -> None:
+        """Write all steps that have ended, and what the `current` one has recorded, if anything, as that step.
 
         At the end of a run this is what came after the last optimizer step: a batch nobody used, an evaluation.
         """
         with self._lock:
-            self._end()
-            self._backlog.write(keep=0)
-
-    def settle(self) -> None:
-        """Write the steps that have ended, and leave alone what the current one has recorded."""
-        with self._lock:
+            if current:
+                self._end()
             self._backlog.write(keep=0)
 
     def _end(self) -> None:
         """Set aside what the current step has recorded, if anything."""
-        if not self._rows:
+        if not self.step_rows.sites:
             return
         try:
-            labels, rows, slots = self.labels(), self._rows.copy(), self._slots.copy()
-            saved, samples, given = self._saved, self._samples.step, self._given
-            looks = self._keeping is not None and self._keeping.looks
-            kinds = [self._sites[site].kind for site in rows] if looks else []
-            # A table is looked at, or comes later.
-            tabled = looks or saved or samples.each or self.summarizer.waits
-            sheet = None if tabled else self._backlog.sheet(len(rows))
-            filled = sheet is not None and self.summarizer.put_into(sheet.target, slots)
-            summaries = sheet if sheet is not None and filled else self.summarizer.hand_over()
+            labels, rows, slots = self.labels(), self.step_rows.sites.copy(), self.step_rows.slots.copy()
+            saved, samples, given = self._saved, self._samples.step, self.step_rows.given
+            looks = self._keeping.looks
+            kinds = [self._sites.of[site].kind for site in rows] if looks else []
+            summaries = self._backlog.summaries(slots, tabled=bool(looks or saved or samples.each))
             self._backlog.add(EndedStep(self.step, rows, slots, kinds, saved, samples, given, summaries, labels))
         finally:  # whatever comes in between: slots are numbered anew, and what stayed would be the next step's
             self._empty()
 
     def _empty(self) -> None:
         """Begin a step with nothing recorded."""
-        for own in (self._rows, self._slots, self._times):
-            own.clear()  # the short way holds them too
-        self._saved, self._given = [], {}
+        self.step_rows.clear()
+        self._saved = []
         self._samples.forget_step()
         if self._samples.first:
             self._samples.first_is_over()

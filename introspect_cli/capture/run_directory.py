@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from introspect_cli.store.files import RUNS
 
 if TYPE_CHECKING:
-    from introspect_cli.script import Target
+    from introspect_cli.script.target import Target
     from introspect_cli.store.launch import Launch
 
 
@@ -37,8 +37,8 @@ def _common_run(target: Target | None, launch: Launch) -> Path:
             path = runs / _written_once(marker, fresh_run(target).name)
         except OSError:
             return fresh_run(target)  # whoever opens the store says what stands in the way
-        own = path / f"attempt{launch.attempt}" if launch.attempt else path
-        if not (own / f"rank{launch.rank}").exists():
+        attempt = path / f"attempt{launch.attempt}" if launch.attempt else path
+        if not (attempt / f"rank{launch.rank}").exists():
             return path
         number += 1  # this rank has captured a script under this launcher before
 

@@ -15,7 +15,7 @@ from torch import nn
 
 from introspect_cli.capture.session import Session
 from introspect_cli.records import Kind, Phase
-from introspect_cli.script import Ending
+from introspect_cli.script.ending import Ending
 from introspect_cli.tensors.flatten import flatten
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def run_once(
         session.attach()
         probes = session.probes
         assert probes is not None, "torch is there, so are the probes"
-        probes.recorder.only = only
+        probes.recorder.record_only(only)
         if isinstance(model, nn.Module):
             probes.names.name_root(model, name)
             probes.tap_compiled(model)
@@ -69,7 +69,7 @@ def run_once(
                 if total.requires_grad:
                     total.backward()
                     _gradients(probes, model)
-            probes.context.tick()
+            probes.context.clock.tick()
     except BaseException as error:
         ending = Ending(1, "exception", f"{type(error).__name__}: {error}")
         raise
@@ -102,7 +102,7 @@ def _gradients(probes: Any, model: Any) -> None:
     if not isinstance(model, nn.Module) or Kind.GRAD not in probes.context.kinds:
         return
     for parameter in model.parameters():
-        name = probes.names.parameter(parameter)
+        name = probes.names.parameters.of(parameter)
         if name is not None and name.watched and parameter.grad is not None:
             site = probes.context.site(name, Phase.OPTIMIZER, Kind.GRAD)
             probes.recorder.tensor(site, parameter.grad)

@@ -102,6 +102,7 @@ class SampleKeeper:
 
     Attributes:
         batches: numbers of the sites of batches.
+        activations: those of activations, in the first step.
         first: whether this is the first step.
         step: what is kept of the current step so far.
     """
@@ -117,7 +118,7 @@ class SampleKeeper:
         self._each = each
         self.step = StepSamples()
         self.batches: set[int] = set()
-        self._activations: set[int] = set()  # sites of the first step
+        self.activations: set[int] = set()
         self.first = True
 
     def known(self, site: int, kind: Kind) -> None:
@@ -125,16 +126,12 @@ class SampleKeeper:
         if kind is Kind.BATCH:
             self.batches.add(site)
         elif self.first and kind in KINDS:
-            self._activations.add(site)
-
-    def go_the_short_way(self, site: int) -> bool:
-        """Whether what the short way does with the samples of each tensor is right for those at a site."""
-        return site in self._activations if self.first else site not in self.batches
+            self.activations.add(site)
 
     def first_is_over(self) -> None:
         """From the next step on, batches alone count."""
         self.first = False
-        self._activations.clear()
+        self.activations.clear()
 
     def looks_at(self, sites: Iterable[int]) -> bool:
         """Whether anything may be kept of tensors at these sites."""

@@ -14,24 +14,22 @@ import sys
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from introspect_cli.capture.environment import randomness
-from introspect_cli.capture.environment.randomness import numpy_state, python_state
-from introspect_cli.capture.imports import ImportWatch
-from introspect_cli.capture.labels import loggers
+from introspect_cli.capture.environment.start import Start, numpy_state, prepare_torch, python_state
 from introspect_cli.capture.manifest import Documents, closing, opening
 from introspect_cli.capture.probes.base import Guard
-from introspect_cli.capture.progress import Progress, human_size
-from introspect_cli.capture.publishing import LOGGER, Publishing
+from introspect_cli.capture.publishing import LOGGER, Publishing, logger_places
 from introspect_cli.capture.ranks.launchers import find_launch, unlaunched
 from introspect_cli.capture.run_directory import run_directory
 from introspect_cli.capture.signals import Signals
+from introspect_cli.capture.terminal import Terminal, summary
 from introspect_cli.capture.tracebacks import TracebackFilter
 from introspect_cli.errors import IntrospectError, StoreError
-from introspect_cli.extension import DISABLE_VARIABLE
-from introspect_cli.holding import Held
-from introspect_cli.records import Kind, count
-from introspect_cli.script import Ending, Target, check, leave, run
-from introspect_cli.store.files import CHILDREN
+from introspect_cli.machine import DISABLE_VARIABLE
+from introspect_cli.records import Kind
+from introspect_cli.script.ending import Ending, leave
+from introspect_cli.script.run import run
+from introspect_cli.script.signals import Held
+from introspect_cli.script.target import Target, check
 from introspect_cli.store.writer import StoreWriter
 
 if TYPE_CHECKING:
@@ -87,18 +85,24 @@ class Session:
         self.rank = self.launch.rank if self.launch is not None else 0
         self.path = run_directory(target, options.output, self.launch)
         self._store = StoreWriter.create(self.path, force=options.force, durable=options.durable, launch=self.launch)
-        self._guard = Guard(self._warn)
+        self._terminal = Terminal(self.launch, quiet=options.quiet, progress=options.progress)
+        self._guard = Guard(self._terminal.say)
         self._settings = self._guard.around("settings", "settings are")
-        self._progress = Progress(wanted=options.progress and not options.quiet)
-        self._probes: Probes | None = None
+        self.probes: Probes | None = None
+        """What watches; None before torch is there."""
         self._closed = False
         self._store_lost = ""
         self._tracebacks = TracebackFilter()
         self._signals = Signals(self._guard.sections)
         self._words: list[str] = []
-        self._began: dict[str, bytes | None] = {}
         self._documents = Documents(target, options, self._store, self._guard)
-        self._imports = ImportWatch({"numpy": self._numpy_imported, "torch": self._torch_imported})
+        self._start = Start(
+            self._torch_imported,
+            seed=options.seed,
+            deterministic=options.deterministic,
+            guarded=self._guard.around("session", "the state of numpy's generator is"),
+        )
+        self._began = self._start.states
         self._manifest = opening(target, options, self.launch)
         with self._store_errors():
             self._store.write_manifest(self._manifest)
@@ -111,34 +115,17 @@ class Session:
             with self._guard.around("publishing", "the run is"):
                 self._publishing.append(Publishing(self.path, places))
 
-    def _numpy_imported(self) -> None:
-        """Note what numpy's generator starts from, before the script can seed it."""
-        with self._guard.around("session", "the state of numpy's generator is"):
-            self._began["numpy"] = numpy_state()
-            if self.options.seed is not None:
-                randomness.seed_numpy(self.options.seed)
-
-    @property
-    def probes(self) -> Probes | None:
-        """What watches; None before torch is there."""
-        return self._probes
-
     @property
     def rows(self) -> int:
         """Records written so far."""
-        return self._probes.rank.rows_written if self._probes is not None else 0
+        return self.probes.rank.rows_written if self.probes is not None else 0
 
     def start(self) -> None:
         """Be ready for the script's first line."""
-        self._forget_in_forks()
-        self._began["python"] = python_state()
-        if self.options.seed is not None:
-            randomness.seed_python(self.options.seed)
-        if self.options.deterministic:
-            randomness.environment()
+        _forget_in_forks(self)
         self._tracebacks.install()
         self._signals.install()
-        self._imports.install()
+        self._start.install()
 
     def join(self, began: dict[str, bytes | None]) -> None:
         """Begin in a process of somebody else's, whose script has just imported torch.
@@ -146,7 +133,7 @@ class Session:
         Args:
             began: states of random generators as the process found them, by library; more may be put in later.
         """
-        self._forget_in_forks()
+        _forget_in_forks(self)
         self._began = began
         self._tracebacks.install()
         self._signals.install()
@@ -157,16 +144,6 @@ class Session:
         """What there is to say at the end."""
         return list(self._words)
 
-    def _forget_in_forks(self) -> None:
-        ref = weakref.ref(self)
-
-        def in_child() -> None:
-            session = ref()
-            if session is not None:
-                session.forked()
-
-        os.register_at_fork(after_in_child=in_child)
-
     def attach(self) -> None:
         """Install the probes into a process that has torch already (notebooks, tests, benchmarks)."""
         self._began = {"python": python_state(), "numpy": numpy_state()}
@@ -174,7 +151,7 @@ class Session:
 
     def adopt(self, model: Any) -> None:
         """Name a model that exists already, and hear of optimizers that were built before this capture."""
-        probes = self._probes
+        probes = self.probes
         if probes is None:
             return
         import gc
@@ -182,57 +159,46 @@ class Session:
         from torch.optim import Optimizer
 
         if any(issubclass(type(thing), Optimizer) for thing in gc.get_objects()):
-            probes.context.expect_optimizers()
+            probes.context.clock.expect_optimizers()
         if model is not None:
             probes.names.state(model, None)
 
     def _torch_imported(self) -> None:
         """Install the probes; called inside the script's `import torch`."""
         with self._guard.around("session", "the script's values are"):
-            if self.options.seed is not None:
-                randomness.seed_torch(self.options.seed)
-            if self.options.deterministic:
-                randomness.torch_flags()
+            prepare_torch(self.options.seed, deterministic=self.options.deterministic)
             from introspect_cli.capture.probes.installed import Probes
 
-            self._tell_if_slow()
+            _warn_if_slow(self._terminal)
             ranks = self.launch.world_size if self.launch is not None else 1
             probes = Probes(self.options, self._store, self._guard, self._lost, self._began, self.rank, ranks)
-            probes.context.on_tick.append(self._ticked)
+            probes.context.clock.on_tick.append(self._ticked)
             probes.install()
-            self._probes = probes
-
-    def _tell_if_slow(self) -> None:
-        """Tell who has no compiled kernels what that costs, and the remedy; who switched them off knows."""
-        from introspect_cli.tensors import kernels
-
-        if kernels.REASON and not kernels.REASON.startswith(DISABLE_VARIABLE):
-            self._say(
-                f"no compiled kernels ({kernels.REASON}): torch operations compute the same, some 50 times slower; "
-                "with a C++ compiler on this machine, install introspect-cli again"
-            )
+            self.probes = probes
 
     def _ticked(self) -> None:
-        probes = self._probes
+        probes = self.probes
         if probes is None:
             return
         with self._settings:
             try:
                 self._documents.write(probes)
-                if probes.context.ticks == 1:
+                if probes.context.clock.ticks == 1:
                     self._documents.write_all()
                     self._tell_of_others()
-                self._progress.update(probes.recorder.step, probes.rank.rows_written, probes.rank.bytes_written)
+                self._terminal.progress(probes.recorder.step, probes.rank.rows_written, probes.rank.bytes_written)
             except (IntrospectError, OSError) as error:
                 self._store_failed(error)
-        if probes.context.ticks == 1 and LOGGER in self.options.publish:
+        if probes.context.clock.ticks == 1 and LOGGER in self.options.publish:
             with self._guard.around("publishing", "the run is"):
-                found = loggers.places()
+                found = logger_places()
                 self._publish(found)
                 if not found:
-                    self._warn("--publish logger: neither Lightning nor transformers' Trainer logs to anything known")
+                    self._terminal.say(
+                        "--publish logger: neither Lightning nor transformers' Trainer logs to anything known"
+                    )
         if probes.keeping.nan_at is not None:
-            self._warn(f"step {probes.keeping.nan_at} made a NaN; the script is ended (--until-nan)")
+            self._terminal.say(f"step {probes.keeping.nan_at} made a NaN; the script is ended (--until-nan)")
             raise SystemExit(0)
         last = self.options.until_step
         if last is not None and probes.recorder.step > last:
@@ -265,28 +231,23 @@ class Session:
     def _finish(self, ending: Ending) -> None:
         self._closed = True
         self._guard.script_is_over = True
-        self._imports.remove()
+        self._start.remove()
         self._signals.remove()
         self._tracebacks.remove()
-        self._progress.clear()
-        probes = self._probes
+        self._terminal.clear()
+        probes = self.probes
         steps = 0
         if probes is not None:
             probes.remove()
             steps = probes.recorder.steps_written
         with self._store_errors():
             if probes is not None:
-                probes.context.finish()
-                if not probes.context.has_optimizer:
+                probes.context.clock.finish()
+                if not probes.context.clock.has_optimizer:
                     steps = probes.recorder.steps_written
                 probes.keeping.finish(probes.recorder.step - 1)
-                if probes.keeping.undecided and not probes.keeping.epoch_seen:
-                    self._guard.note("--epochs keeps no step: only Lightning, transformers and accelerate count epochs")
-                if probes.keeping.asks_for_copies and self.launch is not None and not probes.context.copies():
-                    self._guard.note(
-                        "--ranks one-per-replica: no wrapper (DDP, FSDP) said which ranks are copies of one another, "
-                        "so all are recorded (name them, as in --ranks 0,4)"
-                    )
+                for sentence in probes.keeping.unmatched(launched=self.launch is not None):
+                    self._guard.note(sentence)
         if probes is not None:
             for sentence in probes.names.unmatched():
                 self._guard.note(sentence)
@@ -307,57 +268,31 @@ class Session:
             self._store.close()
         self._words.append(self._summary())
         with self._guard.around("publishing", "the end of the run is"):
-            self._words += [sentence for own in self._publishing for sentence in own.finish()]
-
-    def _uncalled(self, probes: Probes) -> str:
-        """What to say where tensors were trained, but no module was seen at work."""
-        kinds, options = probes.rank.kinds(), self.options
-        wanted = {Kind.INPUT, Kind.OUTPUT} & options.record
-        narrowed = bool(options.modules or options.exclude) or options.max_depth is not None
-        if not wanted or narrowed or kinds & {Kind.INPUT, Kind.OUTPUT} or not kinds & {Kind.GRAD, Kind.PARAM}:
-            return ""
-        return "; no module was called, so no inputs and outputs are in it (.forward() alone calls none)"
+            self._words += [sentence for publishing in self._publishing for sentence in publishing.finish()]
 
     def _summary(self) -> str:
-        probes = self._probes
+        probes = self.probes
         if probes is None and "session" in self._guard.failed:
             return f"the probes could not be installed, so nothing was recorded; {self.path} holds its settings only"
         if probes is None:
             return f"the script never imported torch, so nothing was recorded; {self.path} holds its settings only"
-        if self._store_lost:
-            written, last = probes.recorder.steps_written, probes.rank.last_step
-            if last is None or not self.path.exists():
-                return f"recorded {count(written, 'step')} in {self.path}, then the store was lost"
-            return f"{count(written, 'step')} up to step {last} can be read in {self.path}; then the store was lost"
-        steps, rows = self._manifest.get("steps", 0), probes.rank.rows_written
-        if not rows and (self.path / CHILDREN).is_dir():
-            return f"recorded what the processes that the script started trained in {self.path}"
-        if not rows:
-            return f"no module was called and no optimizer stepped while recording; {self.path} has no records"
-        size = human_size(probes.rank.bytes_written)
-        if self.launch is not None:
-            size += f"; this is rank {self.rank} of {self.launch.world_size}"
-        rest = " and what came after" if self._manifest.get("remainder") else ""
-        if probes.keeping.dropped:
-            rest += f" and dropped {probes.keeping.dropped:,} of them again"
-        told = f"recorded {count(steps, 'step')}{rest}, {count(rows, 'record')} ({size}) in {self.path}"
-        return told + self._uncalled(probes)
+        return summary(self.path, self.options, self.launch, probes, self._manifest, lost=bool(self._store_lost))
 
     def last_word(self) -> None:
         """Say where the run is, after the script has said everything it had to say."""
         if not self.rank or self._store_lost:  # of many ranks, one says where the run is
             for words in self._words:
-                self._say(words)
+                self._terminal.say(words)
         self._words = []
 
     def forked(self) -> None:
         """In a child that the script forked: record nothing, write nothing, say nothing."""
         self._closed = True
         self._words = []
-        for own in self._publishing:
-            own.abandon()
-        if self._probes is not None:
-            self._probes.forked()
+        for publishing in self._publishing:
+            publishing.abandon()
+        if self.probes is not None:
+            self.probes.forked()
         self._store.abandon()
 
     def _lost(self, error: StoreError) -> None:
@@ -379,14 +314,25 @@ class Session:
             raise error
         self._lost(StoreError(str(error)))
 
-    def _warn(self, sentence: str) -> None:
-        self._progress.clear()
-        self._say(sentence)
 
-    def _say(self, sentence: str) -> None:
-        if self.options.quiet:
-            return
-        with contextlib.suppress(OSError, ValueError, UnicodeError):
-            who = f"introspect, rank {self.rank}" if self.launch is not None else "introspect"
-            sys.stderr.write(f"{who}: {sentence}\n")
-            sys.stderr.flush()
+def _forget_in_forks(session: Session) -> None:
+    """Have a session know when it is in a forked child, as long as it lives."""
+    reference = weakref.ref(session)
+
+    def in_child() -> None:
+        found = reference()
+        if found is not None:
+            found.forked()
+
+    os.register_at_fork(after_in_child=in_child)
+
+
+def _warn_if_slow(terminal: Terminal) -> None:
+    """Tell who has no compiled kernels what that costs, and the remedy; who switched them off knows."""
+    from introspect_cli.tensors import kernels
+
+    if kernels.REASON and not kernels.REASON.startswith(DISABLE_VARIABLE):
+        terminal.say(
+            f"no compiled kernels ({kernels.REASON}): torch operations compute the same, some 50 times slower; "
+            "with a C++ compiler on this machine, install introspect-cli again"
+        )

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from introspect_cli.store.batch import given_columns, sample_lists
+from introspect_cli.store.batch import given_columns, sample_lists, short_texts
 from introspect_cli.store.columns import Lists, sparse_texts
-from introspect_cli.store.form import short_texts
 from introspect_cli.store.format import SAMPLES
 from introspect_cli.tensors.kernels import numbers
 
@@ -21,9 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
     from introspect_cli.records import Given
+    from introspect_cli.store.arrow import Message
     from introspect_cli.store.batch import Array
-    from introspect_cli.store.form import Form
-    from introspect_cli.tensors.target import Target
+    from introspect_cli.tensors.columns import Target
 
 
 class Sheet:
@@ -34,7 +33,7 @@ class Sheet:
         target: what the summarizer fills.
     """
 
-    def __init__(self, form: Form, target: Target) -> None:
+    def __init__(self, form: Message, target: Target) -> None:
         """Take over a form, and a target over its columns."""
         self.form = form
         self.target = target
@@ -48,7 +47,7 @@ class Sheet:
 
     def complete(
         self, sites: list[int], sums: dict[int, int], given: Mapping[int, Given], layouts: Callable[[], Array]
-    ) -> Form:
+    ) -> Message:
         """Put the rest of a step into its form.
 
         Args:

@@ -20,8 +20,9 @@ import time
 from _thread import start_new_thread
 from typing import TYPE_CHECKING, Any
 
-from introspect_cli.capture.probes.base import Patches, Sections, is_ours
-from introspect_cli.holding import Later
+from introspect_cli.capture.frames import is_ours
+from introspect_cli.capture.probes.base import Patches, Sections
+from introspect_cli.script.signals import Later
 
 if TYPE_CHECKING:
     from types import FrameType

@@ -8,18 +8,17 @@ leaves them out. An exception of our own, whose last frame is ours, is shown who
 from __future__ import annotations
 
 import itertools
-import os
 import traceback
 from typing import TYPE_CHECKING, Any
 
+from introspect_cli.capture.frames import PACKAGE, is_ours
 from introspect_cli.capture.probes.base import Patches
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import FrameType
 
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep  # noqa: PTH100, PTH120 - compared with co_filename text
-_RUNNER = _PACKAGE + "script.py"
+_RUNNER = PACKAGE + "script/run.py"
 """Where the script's first frame is called from; python alone has nothing below it."""
 _WALKS = ("walk_tb", "_walk_tb_with_full_positions")
 """Functions that walk a traceback; the second is new in Python 3.11, and what the module itself uses from then on."""
@@ -45,16 +44,12 @@ class TracebackFilter:
         self._patches.remove()
 
 
-def _is_ours(frame: FrameType) -> bool:
-    return frame.f_code.co_filename.startswith(_PACKAGE)
-
-
 def _walks_traceback(walk: Callable[[Any], Iterator[tuple[FrameType, Any]]]) -> Callable[[Any], Any]:
     def walked(tb: Any) -> Iterator[tuple[FrameType, Any]]:
         entries = list(walk(tb))
-        if entries and _is_ours(entries[-1][0]):
+        if entries and is_ours(entries[-1][0]):
             return iter(entries)
-        return iter([entry for entry in entries if not _is_ours(entry[0])])
+        return iter([entry for entry in entries if not is_ours(entry[0])])
 
     return walked
 
@@ -64,6 +59,6 @@ def _walks_stack(walk: Callable[[FrameType | None], Iterator[tuple[FrameType, in
         if f is None:
             return walk(None)  # it counts frames to find its caller
         entries = itertools.takewhile(lambda entry: entry[0].f_code.co_filename != _RUNNER, walk(f))
-        return iter([entry for entry in entries if not _is_ours(entry[0])])
+        return iter([entry for entry in entries if not is_ours(entry[0])])
 
     return walked

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from introspect_cli.commands.shared import tell
 from introspect_cli.exit_codes import DIVERGED, UNDECIDED
 
 _EPILOG = """\b
@@ -45,8 +46,8 @@ def bisect(words: tuple[str, ...], good: str | None, settings: tuple[str, str] |
     from introspect_cli.commands.capture import capture
     from introspect_cli.commands.capture_options import split_words
     from introspect_cli.errors import UsageError
-    from introspect_cli.render.bisect_text import culprit_blocks, smallest_blocks
     from introspect_cli.render.console import Screen
+    from introspect_cli.render.rerun_text import culprit_blocks, smallest_blocks
 
     if (good is None) == (settings is None):
         raise UsageError("say what to bisect: commits with --good REV, or two runs with --settings RUN_A RUN_B")
@@ -55,19 +56,13 @@ def bisect(words: tuple[str, ...], good: str | None, settings: tuple[str, str] |
         from introspect_cli.rerun.minimise import minimise
 
         smallest = minimise(
-            Path(settings[0]), Path(settings[1]), options, rest, given["output"], given["until_step"], _tell
+            Path(settings[0]), Path(settings[1]), options, rest, given["output"], given["until_step"], tell
         )
         Screen().draw(smallest_blocks(smallest))
-        return DIVERGED if smallest.verified else UNDECIDED
+        return DIVERGED if smallest.settings else UNDECIDED
     from introspect_cli.rerun.bisect import Plan
     from introspect_cli.rerun.bisect import bisect as find
 
-    culprit = find(Plan(good=str(good), options=options, words=rest, **given), _tell)
+    culprit = find(Plan(good=str(good), options=options, words=rest, **given), tell)
     Screen().draw(culprit_blocks(culprit))
     return DIVERGED if culprit.commit else UNDECIDED
-
-
-def _tell(line: str) -> None:
-    from introspect_cli.render.text import clean
-
-    click.echo(clean(line), err=True)

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from introspect_cli import script
 from introspect_cli.capture.follow.processes import command_of
 from introspect_cli.capture.parse_options import options_of
 from introspect_cli.commands.capture_options import CaptureCommand, capture_options
 from introspect_cli.errors import UsageError
+from introspect_cli.script.target import Target, check
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,10 +55,10 @@ def capture(
         raise UsageError("nothing to run: give a script, or -m and a module (`introspect capture --help`)")
     options = options_of(values)
     first, args = words[0], words[1:]
-    target = script.Target(module=first, args=args) if module else script.Target(script=first, args=args)
+    target = Target(module=first, args=args) if module else Target(script=first, args=args)
     command = command_of(words, module=module, interpreter=sys.executable)
     if command is None:
-        script.check(target)
+        check(target)
     if find_spec("torch") is None:
         raise UsageError("capture needs torch: `pip install torch`, in the environment of the script")
     if verify_neutral and command is not None:
@@ -68,16 +68,16 @@ def capture(
     if verify_neutral or repeat > 1:
         from introspect_cli.commands import capture_again
 
-        own = ctx.meta["own"]
+        before_script = ctx.meta["before script"]
         if verify_neutral:
-            return partial(capture_again.verify_neutral, target, options, own, words)
-        return partial(capture_again.repeat, target, options, own, words, repeat)
+            return partial(capture_again.verify_neutral, target, options, before_script, words)
+        return partial(capture_again.repeat, target, options, before_script, words, repeat)
     if command is not None:
         from introspect_cli.capture.follow.launcher import run_followed
 
         return partial(run_followed, command, target, options, words)
     if last_look is not None:
-        from introspect_cli.capture.neutrality.final_state import install, run_bare
+        from introspect_cli.capture.last_look import install, run_bare
 
         mode, _, report = last_look.partition(":")
         install(Path(report))

@@ -14,26 +14,28 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from introspect_cli.capture.options import CaptureOptions
-    from introspect_cli.script import Target
+    from introspect_cli.script.target import Target
 
 
-def verify_neutral(target: Target, options: CaptureOptions, own: Sequence[str], words: Sequence[str]) -> int:
+def verify_neutral(target: Target, options: CaptureOptions, before_script: Sequence[str], words: Sequence[str]) -> int:
     """Run the script watched and bare, say whether they agree; 0 neutral, 1 not, 2 could not tell."""
-    from introspect_cli.capture.neutrality import self_check as verify
+    from introspect_cli.capture import neutrality
     from introspect_cli.capture.run_directory import own_run
 
     output = options.output or own_run(target)
     _refuse_existing([output], options)
-    finding = verify.verify_neutral(own, words, output)
+    finding = neutrality.verify_neutral(before_script, words, output)
     say(f"introspect: {finding.sentence}", err=True)
     if output.exists():
         say(f"introspect: the watched run is in {output}", err=True)
     return finding.exit_code
 
 
-def repeat(target: Target, options: CaptureOptions, own: Sequence[str], words: Sequence[str], times: int) -> int:
+def repeat(
+    target: Target, options: CaptureOptions, before_script: Sequence[str], words: Sequence[str], times: int
+) -> int:
     """Capture the script several times; 0 if all runs are the same, 1 if two differ, 2 if that could not be told."""
-    from introspect_cli.capture.neutrality.self_check import run_child
+    from introspect_cli.capture.neutrality import run_child
     from introspect_cli.capture.run_directory import fresh_run
 
     base = options.output or fresh_run(target)
@@ -41,7 +43,7 @@ def repeat(target: Target, options: CaptureOptions, own: Sequence[str], words: S
     _refuse_existing(outputs, options)
     codes = []
     for number, output in enumerate(outputs):
-        outcome = run_child(own, words, output=output, show=number == 0)
+        outcome = run_child(before_script, words, output=output, show=number == 0)
         codes.append(outcome.aspects["exit code"])
         if not (output / "manifest.yaml").exists():
             raise StoreError(f"run {number + 1} of {times} left nothing at {output}; it ended with code {codes[-1]}")
@@ -68,7 +70,7 @@ def _compared(outputs: Sequence[Path]) -> tuple[int, str]:
             with open_run(output) as other:
                 result = compare_runs(first, other, replace(DiffOptions(), limit=1), [])
             results.append(result)
-            if result.verdict is Verdict.DIVERGED:
+            if result.verdict is Verdict.DIVERGED or result.counts.diverged:
                 differs = differs or f"not deterministic: run {number} differs from run 1. {result.sentence}"
             if result.verdict is Verdict.UNDECIDED:
                 undecided = undecided or f"cannot tell: {result.sentence}"

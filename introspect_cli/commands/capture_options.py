@@ -1,4 +1,9 @@
-"""The options of `capture` on the command line, made from the fields of `CaptureOptions`; their help in groups."""
+"""The options of `capture` on the command line, made from the fields of `CaptureOptions`, and in a file.
+
+A project's options are the same every time, so the YAML file of `--config` may hold any of them by its long name. Every
+scalar in it is read as the text it was written as: YAML would take the schedule `10:20` for the number 620, and `no`
+for false in a list of globs. The command line's types make numbers and switches of it.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +15,16 @@ import click
 from click.core import ParameterSource
 
 from introspect_cli.capture.option import AGAIN, HEADINGS, HOW, RUN, WHEN, Option
-from introspect_cli.capture.options import CaptureOptions, key
-from introspect_cli.config import read_config
+from introspect_cli.capture.options import CaptureOptions
+from introspect_cli.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Collection, Iterable
 
 _NOT_IN_FILE = {"config", "module", "words", "help", "repeat", "verify_neutral", "last_look"}
+_LONGEST = 1 << 16
+"""Characters that options take at most: a device has no end."""
+_UNSET = ("", "~", "null", "Null", "NULL")
 
 
 class GroupedOption(click.Option):
@@ -52,8 +60,8 @@ class CaptureCommand(click.Command):
                 message = f"{error.message} (in {ctx.meta['config']})"
                 raise click.BadParameter(message, ctx, error.param) from error
             raise
-        own = given[: len(given) - len(ctx.params.get("words") or ())]
-        ctx.meta["own"] = own[:-1] if own[-1:] == ["--"] else own
+        before_script = given[: len(given) - len(ctx.params.get("words") or ())]
+        ctx.meta["before script"] = before_script[:-1] if before_script[-1:] == ["--"] else before_script
         return rest
 
 
@@ -92,9 +100,8 @@ def from_field(name: str, option: Option, default: object) -> Callable[[Any], An
 def _declarations() -> Iterable[Callable[[Any], Any]]:
     """All options: those that are fields, and those that steer this command only."""
     for field in fields(CaptureOptions):
-        name = key(field.name)
-        yield from_field(name, field.metadata["option"], field.default)
-        if name == "steps":
+        yield from_field(field.name, field.metadata["option"], field.default)
+        if field.name == "steps":
             yield _declared(WHEN, "Of these, only the multiples of N.", "--every", metavar="N", type=int)
     yield _declared(
         RUN,
@@ -139,3 +146,58 @@ def split_words(command: click.Command, line: tuple[str, ...]) -> tuple[tuple[st
     if context.params["module"]:
         return tuple(word for word in options if word != "-m"), ("-m", *rest)
     return options, rest
+
+
+def read_config(file: Path, *, known: Collection[str], lists: Collection[str]) -> dict[str, str | list[str]]:
+    """The options in a YAML file, by parameter name.
+
+    Args:
+        file: a YAML mapping of long option names, with `-` or `_`, to values.
+        known: parameter names of the options that may be given.
+        lists: those among them that take several values.
+
+    Raises:
+        UsageError: no such file, not YAML, not a mapping, an unknown option, a value of the wrong form.
+    """
+    options: dict[str, str | list[str]] = {}
+    for written, value in _mapping(file).items():
+        name = str(written).replace("-", "_")
+        if name not in known:
+            names = [option.replace("_", "-") for option in known]
+            hint = did_you_mean(str(written).replace("_", "-"), names) or ":"
+            raise UsageError(f"{file} has an unknown option {written!r}{hint} known are {', '.join(names)}")
+        values: list[Any] = value if isinstance(value, list) else [value]
+        if not all(isinstance(item, str) for item in values):
+            raise UsageError(f"{file}: {written!r} takes a value or a list of values, not a mapping")
+        if name in lists:
+            options[name] = [item for item in values if item not in _UNSET]
+        elif name == "steps":
+            options[name] = ",".join(values)
+        elif isinstance(value, list):
+            raise UsageError(f"{file}: {written!r} takes one value, not a list")
+        elif value not in _UNSET:
+            options[name] = value
+    return options
+
+
+def _mapping(file: Path) -> dict[Any, Any]:
+    import yaml
+
+    try:
+        with file.open(encoding="utf-8") as opened:
+            text = opened.read(_LONGEST + 1)
+        if len(text) > _LONGEST:
+            raise UsageError(f"{file} is longer than {_LONGEST:,} characters: write one `option: value` a line")
+        # BaseLoader makes nothing but text, lists and mappings: less than SafeLoader does
+        content = yaml.load(text, Loader=yaml.BaseLoader)  # noqa: S506 - see above
+    except OSError as error:
+        raise UsageError(f"the options in {str(file)!r} cannot be read: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        where = getattr(error, "problem_mark", None)
+        line = f" (line {where.line + 1})" if where is not None else ""
+        raise UsageError(f"{file} is not YAML{line}: write one `option: value` a line") from error
+    if content in (None, ""):
+        return {}
+    if not isinstance(content, dict):
+        raise UsageError(f"{file} is not a mapping of options: write one `option: value` a line")
+    return content

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from introspect_cli.commands.shared import answer, formats
 from introspect_cli.exit_codes import DIVERGED, SAME, UNDECIDED
 
 _WIDEST = 80  # of the list of rules, which is read as help is
@@ -31,7 +32,7 @@ Examples:
     show_default=True,
     help="Exit with 1 when something this bad or worse is found.",
 )
-@click.option("--format", "format_", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@formats()
 @click.option("--list", "listed", is_flag=True, help="List the rules: when each finds something.")
 def check(
     run: str | None, rules: tuple[str, ...], ignore: tuple[str, ...], fail_on: str, format_: str, *, listed: bool
@@ -44,27 +45,23 @@ def check(
     from introspect_cli.health.check import check as check_run
     from introspect_cli.health.check import choose
     from introspect_cli.health.findings import Level
-    from introspect_cli.render.check_text import check_blocks, check_document, rules_blocks, rules_document
-    from introspect_cli.render.console import Screen
-    from introspect_cli.render.json import to_json
+    from introspect_cli.render.check_text import check_blocks, rules_blocks
+    from introspect_cli.render.json import check_document, rules_document
     from introspect_cli.store.reader import open_run
 
     chosen = choose(rules, ignore)
     if listed:
-        if format_ == "json":
-            click.echo(to_json(rules_document(chosen)))
-        else:
-            screen = Screen()
-            screen.draw(rules_blocks(chosen, min(screen.width, _WIDEST)))
+        answer(
+            format_,
+            lambda: rules_document(chosen),
+            lambda screen: rules_blocks(chosen, min(screen.width, _WIDEST)),
+        )
         return SAME
     if run is None:
         raise click.UsageError("name a run to check")
     with open_run(run) as opened:
         result = check_run(opened, chosen)
-    if format_ == "json":
-        click.echo(to_json(check_document(result)))
-    else:
-        Screen().draw(check_blocks(result))
+    answer(format_, lambda: check_document(result), lambda _: check_blocks(result))
     if result.found(Level(fail_on)):
         return DIVERGED
     return SAME if result.checked else UNDECIDED

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from introspect_cli.commands.shared import echo_document, selecting, selection_of
-from introspect_cli.exit_codes import CANNOT_TEST, DIVERGED, SAME, UNDECIDED
+from introspect_cli.commands.shared import answer, atol, exit_code, formats, rtol, selecting, selection_of
+from introspect_cli.exit_codes import CANNOT_TEST, UNDECIDED
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 @click.command(
@@ -25,7 +28,7 @@ Exit status: 0 the same, 1 diverged, 2 could not tell (with --bisect: 125).""",
 @click.argument("a", type=click.Path())
 @click.argument("b", type=click.Path())
 @click.argument("more", type=click.Path(), nargs=-1)
-@click.option("--format", "format_", type=click.Choice(["table", "json", "yaml"]), default="table", show_default=True)
+@formats("yaml")
 @click.option("--all", "everything", is_flag=True, help="List every divergence and every setting that differs.")
 @click.option(
     "--limit",
@@ -35,8 +38,8 @@ Exit status: 0 the same, 1 diverged, 2 could not tell (with --bisect: 125).""",
 )
 @click.option("--settings", "settings_only", is_flag=True, help="Show what differs besides numbers, and nothing else.")
 @selecting("steps", "kinds", "modules", "ranks")
-@click.option("--rtol", type=click.FloatRange(min=0), default=0.0, help="Tolerated relative RMS difference.")
-@click.option("--atol", type=click.FloatRange(min=0), default=0.0, help="Tolerated absolute RMS difference.")
+@rtol
+@atol
 @click.option(
     "--noise", multiple=True, type=click.Path(), help="A repeated run of A; differences as small as its own pass."
 )
@@ -73,7 +76,6 @@ def diff(a: str, b: str, more: tuple[str, ...], format_: str, *, bisect: bool, z
         raise UsageError("-o draws operators: give --level op with it.")
     if zoom and (format_ != "table" or more):
         raise UsageError("--zoom shows two runs as a table: name two, without --format.")
-    codes = {Verdict.SAME: SAME, Verdict.DIVERGED: DIVERGED, Verdict.UNDECIDED: CANNOT_TEST if bisect else UNDECIDED}
     try:
         verdict = _group((a, b, *more), format_, **asked) if more else _compare(a, b, format_, **asked)
     except IntrospectError as error:
@@ -85,7 +87,8 @@ def diff(a: str, b: str, more: tuple[str, ...], format_: str, *, bisect: bool, z
 
         click.echo()
         show_zoom(Path(a), Path(b), _options(grouped=False, **asked), noise=tuple(map(Path, asked["noise"])))
-    return codes[verdict]
+    code = exit_code(verdict)
+    return CANNOT_TEST if bisect and code == UNDECIDED else code
 
 
 def _group(paths: tuple[str, ...], format_: str, **asked: Any) -> Any:
@@ -94,8 +97,8 @@ def _group(paths: tuple[str, ...], format_: str, **asked: Any) -> Any:
 
     from introspect_cli.compare.groups import group_runs
     from introspect_cli.errors import UsageError
-    from introspect_cli.render.console import Screen
-    from introspect_cli.render.groups_text import groups_blocks, groups_document
+    from introspect_cli.render.diff_text import groups_blocks
+    from introspect_cli.render.json import groups_document
     from introspect_cli.store.reader import open_run
 
     given = {name: asked[name] for name in ("values", "settings_only", "want_map", "output")}
@@ -104,12 +107,9 @@ def _group(paths: tuple[str, ...], format_: str, **asked: Any) -> Any:
     options = _options(grouped=False, **asked)
     with ExitStack() as stack:
         noise = [stack.enter_context(open_run(path)) for path in asked["noise"]]
-        found = group_runs([stack.enter_context(open_run(path)) for path in paths], options, noise)
-    if format_ == "table":
-        Screen().draw(groups_blocks(found))
-    else:
-        echo_document(groups_document(found), format_)
-    return found.verdict
+        groups = group_runs([stack.enter_context(open_run(path)) for path in paths], options, noise)
+    answer(format_, lambda: groups_document(groups), lambda _: groups_blocks(groups))
+    return groups.verdict
 
 
 def _compare(a: str, b: str, format_: str, *, level: str, output: str | None, settings_only: bool, **asked: Any) -> Any:
@@ -117,11 +117,11 @@ def _compare(a: str, b: str, format_: str, *, level: str, output: str | None, se
 
     from introspect_cli.compare.diff import compare_runs
     from introspect_cli.records import Kind
-    from introspect_cli.render.console import Screen
+    from introspect_cli.render.diff_text import diff_blocks, settings_blocks
+    from introspect_cli.render.json import diff_document
     from introspect_cli.selection import Selection, check_selection
     from introspect_cli.store.reader import open_run
 
-    screen = Screen()
     grouped = format_ == "table" and asked["limit"] is None and not (asked["everything"] or asked["verbose"])
     options = _options(grouped=grouped, **asked)
     with ExitStack() as stack:
@@ -130,42 +130,38 @@ def _compare(a: str, b: str, format_: str, *, level: str, output: str | None, se
             check_selection(Selection(kinds=frozenset({Kind.OP_OUTPUT})), (one, two))
         result = compare_runs(one, two, options, noise)
         graph = _graph(one, two, result, options) if level == "op" else None
-        values = _values(one, two, result, screen.width) if asked["values"] and format_ == "table" else []
+        first = result.first if asked["values"] else None
+        stored = (_stored(one, first.a), _stored(two, first.b)) if first is not None else None
     if graph is not None and output:
         from introspect_cli.render.graph import draw
 
         draw(graph, output, f"{a} against {b}: operators")
-    if format_ == "table":
-        from introspect_cli.render.diff_text import diff_blocks, settings_blocks
-        from introspect_cli.render.map_text import map_blocks
 
+    def blocks(screen: Any) -> Iterator[Any]:
         if settings_only:
-            screen.draw(settings_blocks(result))
-            return result.verdict
-        screen.draw(diff_blocks(result, everything=asked["everything"], verbose=asked["verbose"], grouped=grouped))
-        screen.draw(values)
+            yield from settings_blocks(result)
+            return
+        yield from diff_blocks(result, everything=asked["everything"], verbose=asked["verbose"], grouped=grouped)
+        if first is not None and stored is not None:
+            from introspect_cli.render.values_text import side_by_side
+
+            yield from side_by_side(first, *stored, screen.width)
         if asked["want_map"]:
-            screen.draw(map_blocks(result, screen.width))
+            from introspect_cli.render.map_text import map_blocks
+
+            yield from map_blocks(result, screen.width)
         if graph is not None and not output:
             from introspect_cli.render.graph import graph_blocks
 
-            screen.draw(graph_blocks(graph))
-        return result.verdict
-    from introspect_cli.render.json import diff_document
+            yield from graph_blocks(graph)
 
-    echo_document(diff_document(result), format_)
+    answer(format_, lambda: diff_document(result), blocks)
     return result.verdict
 
 
-def _values(a: Any, b: Any, result: Any, width: int) -> Any:
-    """The stored values of the first divergence, side by side; nothing where the runs do not diverge."""
-    from introspect_cli.render.values_text import side_by_side
-
-    first = result.first
-    if first is None:
-        return []
-    stored = (run.tensor(own.checksum) if own and own.checksum else None for run, own in ((a, first.a), (b, first.b)))
-    return side_by_side(first, next(stored), next(stored), width)
+def _stored(run: Any, summary: Any) -> Any:
+    """The tensor that a run has stored of a record; None without one."""
+    return run.tensor(summary.checksum) if summary is not None and summary.checksum else None
 
 
 def _graph(a: Any, b: Any, result: Any, options: Any) -> Any:
@@ -186,7 +182,7 @@ def _graph(a: Any, b: Any, result: Any, options: Any) -> Any:
 
 def _options(*, grouped: bool, **asked: Any) -> Any:
     """The options of the comparison, checked."""
-    from introspect_cli.compare.join.renames import parse_rename
+    from introspect_cli.compare.match.names import parse_rename
     from introspect_cli.compare.options import DiffOptions
 
     return DiffOptions(

@@ -36,8 +36,8 @@ def save(
     """Run a script for some steps and keep checksums and sketches of what it computes."""
     from introspect_cli.commands.capture import capture
     from introspect_cli.commands.capture_options import split_words
-    from introspect_cli.golden import Golden, tolerance_of
-    from introspect_cli.golden import save as keep
+    from introspect_cli.rerun.golden import Golden, tolerance_of
+    from introspect_cli.rerun.golden import save as keep
 
     options, rest = split_words(capture, words)
     made = Golden(tuple(rest), tuple(options), steps, tolerance_of(tolerance, rtol, atol))
@@ -52,9 +52,9 @@ def save(
 @click.option("--keep", "keep_run", type=click.Path(path_type=Path), metavar="RUN", help="Leave the new run here.")
 def check(path: Path, *, noise: bool, keep_run: Path | None) -> int:
     """Run the script of a golden run again: 0 if it trains the same, 1 if not, 2 if that could not be told."""
-    from introspect_cli.golden import check as checked
     from introspect_cli.render.console import Screen
     from introspect_cli.render.diff_text import diff_blocks
+    from introspect_cli.rerun.golden import check as checked
 
     result = checked(path, noise=noise, keep_run=keep_run)
     Screen().draw(diff_blocks(result))

@@ -38,36 +38,37 @@ def import_(
     has what the files say and no more: `diff` and `check` take it like any other.
     """
     from introspect_cli.errors import UsageError
-    from introspect_cli.exchange import arrays_import, tree_import, yaml_import
+    from introspect_cli.exchange import arrays, trees, yaml_reports
     from introspect_cli.exchange.incoming import write_run
     from introspect_cli.store.files import MANIFEST
 
     if (source / MANIFEST).exists():
         raise UsageError(f"{source} is a run already: `introspect diff` takes it as it is")
-    arrays = arrays_import.find(source)
-    if not source.is_dir() and not arrays:
+    files = arrays.find(source)
+    if not source.is_dir() and not files:
         raise UsageError(f"{source} is no directory, and no .npy, .npz or .safetensors file: name one of these")
-    reports, trees = yaml_import.find_reports(source), tree_import.find_trees(source)
-    found = {"arrays": arrays, "YAML reports": reports, "JSON debug trees": trees}
+    reports, debug_trees = yaml_reports.find_reports(source), trees.find_trees(source)
+    found = {"arrays": files, "YAML reports": reports, "JSON debug trees": debug_trees}
     there = [name for name, own in found.items() if own]
     if len(there) != 1:
         neither = "neither .npy, .npz or .safetensors files nor step=<n>/rank<n>.yaml nor *_debug_tree_*"
         raise UsageError(f"{source} has {' and '.join(there) or neither} below it: name a directory that has one kind")
-    if not arrays and (kind or save_tensors):
+    if not files and (kind or save_tensors):
         raise UsageError(f"{'--kind' if kind else '--save-tensors'} is for arrays, of which {source} has none")
-    if arrays:
-        dump = arrays_import.Dump(arrays, Kind(kind) if kind else None, root or "", save_tensors)
+    if files:
+        dump = arrays.Dump(files, Kind(kind) if kind else None, root or "", save_tensors)
         rows = list(dump.read())
-        notes = [arrays_import.SORTED] if dump.sorted else []
-        about = {"listed": True, "ordered": not dump.sorted}
+        notes = [arrays.SORTED] if dump.sorted else []
+        about = {"not_observed": notes, "listed": True, "ordered": not dump.sorted}
         made = write_run(
-            output, rows, source=str(source), settings={}, notes=notes, sketch=True, about=about, stored=dump.kept,
-            force=force,
-        )  # fmt: skip
+            output, rows, source=str(source), settings={}, about=about, sketch=True, stored=dump.kept, force=force
+        )
     else:
-        rows = list(yaml_import.read_reports(source, root or "Model") if reports else tree_import.read_trees(source))
-        notes = ["sketches are not observed: the files had statistics only, so distances cannot be told"]
-        settings = yaml_import.read_settings(source) if reports else {}
-        made = write_run(output, rows, source=str(source), settings=settings, notes=notes, force=force)
+        rows = list(yaml_reports.read_reports(source, root or "Model") if reports else trees.read_trees(source))
+        about = {
+            "not_observed": ["sketches are not observed: the files had statistics only, so distances cannot be told"]
+        }
+        settings = yaml_reports.read_settings(source) if reports else {}
+        made = write_run(output, rows, source=str(source), settings=settings, about=about, force=force)
     say(f"made {output} of {count(made[0], 'step')} with {count(made[1], 'record')}")
     return SAME

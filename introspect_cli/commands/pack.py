@@ -29,8 +29,8 @@ def pack(run: str, output: str | None) -> int:
     from introspect_cli.inspect.overview import size_on_disk
     from introspect_cli.render.text import size
     from introspect_cli.store import pack as packing
+    from introspect_cli.store.pack import is_remote, sent
     from introspect_cli.store.reader import RunState, open_run
-    from introspect_cli.store.remote import is_remote, sent
 
     if not Path(run).is_dir():
         raise UsageError(f"{run} is no directory of a run: name one that `introspect capture -o` made.")

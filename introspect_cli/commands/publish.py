@@ -98,8 +98,8 @@ class _Places:
         try:
             yield
         except Exception as error:
-            own = str(error) if isinstance(error, IntrospectError) else f"{type(error).__name__}: {error}"
-            self._failed[text] = " ".join(own.split())[:300]
+            why = str(error) if isinstance(error, IntrospectError) else f"{type(error).__name__}: {error}"
+            self._failed[text] = " ".join(why.split())[:300]
             self._open.pop(text, None)
 
     def close(self, count: int, name: str) -> int:

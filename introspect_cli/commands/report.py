@@ -11,7 +11,7 @@ from introspect_cli.commands.shared import say, selecting, selection_of
 from introspect_cli.exit_codes import SAME
 
 if TYPE_CHECKING:
-    from introspect_cli.compare.closeup import Closeup
+    from introspect_cli.compare.element.closeup import Closeup
     from introspect_cli.compare.options import DiffOptions
     from introspect_cli.compare.result import DiffResult
     from introspect_cli.inspect.data_flow import Graph
@@ -85,8 +85,8 @@ def _page(runs: list[Run], noise: list[Run], options: DiffOptions) -> Page:
     from introspect_cli.compare.diff import compare_runs
     from introspect_cli.compare.options import DiffOptions
     from introspect_cli.health.check import check_tables
-    from introspect_cli.health.curves import curves
-    from introspect_cli.health.history import depth, pack
+    from introspect_cli.health.curves import curves, depth
+    from introspect_cli.health.history import pack
     from introspect_cli.health.reading import read_table
     from introspect_cli.records import Kind
     from introspect_cli.render.page_data import Page
@@ -96,15 +96,15 @@ def _page(runs: list[Run], noise: list[Run], options: DiffOptions) -> Page:
     common = [rank for rank in runs[0].ranks if all(rank in run.ranks for run in (*runs, *noise))]
     rank = first.rank if first is not None else common[0] if common else 0
     tables = [{number: read_table(run.rank(number)) for number in run.ranks} for run in runs]
-    drawn = [own[rank] for own in tables if rank in own]
+    drawn = [by_rank[rank] for by_rank in tables if rank in by_rank]
     drawn += [read_table(run.rank(rank)) for run in noise if rank in run.ranks]
     shifts = [0, first.step - first.step_b] if first is not None else []
     depths: list[tuple[str, Any]] = []
-    for letter, own in zip("ab", tables, strict=False):
+    for letter, by_rank in zip("ab", tables, strict=False):
         for direction, kind in (("forward", Kind.OUTPUT), ("gradient", Kind.GRAD_OUTPUT)):
-            found = depth(own[rank], kind) if rank in own else None
-            if found is not None and found.names:
-                depths.append((f"{letter} {direction}", found))
+            scales = depth(by_rank[rank], kind) if rank in by_rank else None
+            if scales is not None and scales.names:
+                depths.append((f"{letter} {direction}", scales))
     step = first.step if first is not None else runs[0].last_step
     ops = _ops(runs, rank, step, step - shifts[1] if shifts and step is not None else step)
     bare = DiffOptions(**{**vars(options), "limit": 0})
@@ -112,9 +112,12 @@ def _page(runs: list[Run], noise: list[Run], options: DiffOptions) -> Page:
         paths=tuple(str(run.path) for run in runs),
         facts=tuple(_facts(run) for run in runs),
         result=result,
-        checks=tuple(check_tables(str(run.path), list(own.values())) for run, own in zip(runs, tables, strict=True)),
+        checks=tuple(
+            check_tables(str(run.path), list(by_rank.values())) for run, by_rank in zip(runs, tables, strict=True)
+        ),
         curves=tuple(
-            curves(own[rank], shift) if rank in own else () for own, shift in zip(tables, [*shifts, 0, 0], strict=False)
+            curves(by_rank[rank], shift) if rank in by_rank else ()
+            for by_rank, shift in zip(tables, [*shifts, 0, 0], strict=False)
         ),
         history=pack(drawn, first.step if first is not None else None, shifts, compared=len(runs) > 1),
         depths=tuple(depths),
@@ -130,15 +133,17 @@ def _closeups(runs: list[Run], result: DiffResult, options: DiffOptions) -> tupl
     """The first divergences element by element, where one of them was stored whole."""
     from dataclasses import replace
 
-    from introspect_cli.compare.closeup import closeup, worth_a_look
     from introspect_cli.compare.diff import compare_runs
+    from introspect_cli.compare.element.closeup import closeup, worth_a_look
     from introspect_cli.schedule import Schedule
 
     first = result.first
     if first is None or not any(first.step in run.rank(first.rank) for run in runs[:1]):
         return ()
     only = replace(options, steps=Schedule.only(first.step), limit=None, want_map=False)
-    return tuple(closeup(runs[0], runs[1], own) for own in worth_a_look(compare_runs(runs[0], runs[1], only)))
+    return tuple(
+        closeup(runs[0], runs[1], divergence) for divergence in worth_a_look(compare_runs(runs[0], runs[1], only))
+    )
 
 
 def _graph(runs: list[Run], rank: int, step: int) -> Graph | None:
@@ -166,10 +171,10 @@ def _ops(runs: list[Run], rank: int, step: int | None, step_b: int | None) -> tu
     from introspect_cli.render.html_parts import OpRow
 
     sides: list[dict[Any, Any]] = []
-    for run, own in zip(runs, (step, step_b), strict=False):
-        known = own is not None and rank in run.ranks and own in run.rank(rank)
-        found = run.rank(rank).records(own) if known and own is not None else ()
-        sides.append({record.site: record for record in found if record.site.kind is Kind.OP_OUTPUT})
+    for run, number in zip(runs, (step, step_b), strict=False):
+        recorded = number is not None and rank in run.ranks and number in run.rank(rank)
+        records = run.rank(rank).records(number) if recorded and number is not None else ()
+        sides.append({record.site: record for record in records if record.site.kind is Kind.OP_OUTPUT})
     a, b = sides[0], sides[1] if len(sides) > 1 else {}
     rows = []
     for site in dict.fromkeys([*a, *b]):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from introspect_cli.commands.shared import say
+from introspect_cli.commands.shared import answer, formats, say
 from introspect_cli.exit_codes import SAME
 
 
@@ -37,21 +37,16 @@ def runs() -> None:
 
 @runs.command("list")
 @click.argument("directories", metavar="[DIR]...", nargs=-1, type=click.Path(path_type=Path))
-@click.option("--format", "format_", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@formats()
 def list_(directories: tuple[Path, ...], format_: str) -> int:
     """List runs, the latest first: what ran, when, how many steps, how large, how it ended."""
     from introspect_cli.inspect.runs import find_runs
-    from introspect_cli.render.runs_text import runs_blocks, runs_document
+    from introspect_cli.render.json import runs_document
+    from introspect_cli.render.runs_text import runs_blocks
 
-    found = find_runs(_places(directories))
-    if format_ == "json":
-        from introspect_cli.render.json import to_json
-
-        click.echo(to_json(runs_document(found)))
-    else:
-        from introspect_cli.render.console import Screen
-
-        Screen().draw(runs_blocks(found, [str(place) for place in _places(directories)]))
+    places = _places(directories)
+    search = find_runs(places)
+    answer(format_, lambda: runs_document(search), lambda _: runs_blocks(search, [str(place) for place in places]))
     return SAME
 
 
@@ -63,12 +58,12 @@ def label(run: Path, text: str) -> int:
     from introspect_cli.errors import UsageError
     from introspect_cli.records import clean
     from introspect_cli.store.files import LONGEST_LABEL
-    from introspect_cli.store.label import write_label
+    from introspect_cli.store.labels import write_label
 
-    told = clean(text.strip())
-    if len(told) > LONGEST_LABEL:
-        raise UsageError(f"a label has at most {LONGEST_LABEL} characters, this one {len(told)}.")
-    write_label(run, told)
+    cleaned = clean(text.strip())
+    if len(cleaned) > LONGEST_LABEL:
+        raise UsageError(f"a label has at most {LONGEST_LABEL} characters, this one {len(cleaned)}.")
+    write_label(run, cleaned)
     return SAME
 
 
@@ -82,21 +77,21 @@ def prune(directories: tuple[Path, ...], keep: int, older_than: str | None, *, d
     from introspect_cli.errors import UsageError
     from introspect_cli.inspect.runs import find_runs, parse_age, prunable
     from introspect_cli.records import count
-    from introspect_cli.render.runs_text import unseen_told
+    from introspect_cli.render.runs_text import unseen_sentences
     from introspect_cli.render.text import size
     from introspect_cli.store.writer import remove_run
 
     if not keep and older_than is None:
         raise UsageError("say which runs to remove: --keep N keeps the N latest, --older-than 7d spares recent ones.")
     age = parse_age(older_than) if older_than is not None else None
-    found = find_runs(_places(directories))
-    going = prunable(found.rows, keep=keep, older_than=age, now=dt.datetime.now(dt.timezone.utc))
+    search = find_runs(_places(directories))
+    going = prunable(search.rows, keep=keep, older_than=age, now=dt.datetime.now(dt.timezone.utc))
     for row in going:
         if not dry_run:
             remove_run(row.path)
         say(f"{'would remove' if dry_run else 'removed'} {row.path} ({size(row.size)})")
-    for told in unseen_told(found):
-        say(told, err=True)
+    for sentence in unseen_sentences(search):
+        say(sentence, err=True)
     freed = size(sum(row.size for row in going))
     click.echo(f"{count(len(going), 'run')}, {freed}{' would be freed' if dry_run else ' freed'}")
     return SAME

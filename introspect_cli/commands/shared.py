@@ -1,4 +1,4 @@
-"""What several verbs have in common: options that select a part of a run, and documents written to stdout."""
+"""What several verbs have in common: options, and answers written as they were asked for."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ import click
 from introspect_cli.exit_codes import DIVERGED, SAME, UNDECIDED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from introspect_cli.compare.result import Verdict
+    from introspect_cli.render.blocks import Block
+    from introspect_cli.render.console import Screen
     from introspect_cli.selection import Selection
 
 _SELECTING: dict[str, Callable[[Any], Any]] = {
@@ -38,6 +40,16 @@ _SELECTING: dict[str, Callable[[Any], Any]] = {
 }
 
 
+rtol = click.option("--rtol", type=click.FloatRange(min=0), default=0.0, help="Tolerated relative RMS difference.")
+atol = click.option("--atol", type=click.FloatRange(min=0), default=0.0, help="Tolerated absolute RMS difference.")
+
+
+def formats(*more: str) -> Callable[[Any], Any]:
+    """Declare `--format`: a table, JSON, and more."""
+    choice = click.Choice(["table", "json", *more])
+    return click.option("--format", "format_", type=choice, default="table", show_default=True)
+
+
 def selecting(*names: str) -> Callable[[Any], Any]:
     """Declare options that select a part of a run: of `steps`, `kinds`, `modules` and `ranks`."""
 
@@ -60,11 +72,17 @@ def selection_of(asked: dict[str, Any]) -> Selection:
     return read_selection(**{name: asked.pop(name) for name in _SELECTING if name in asked})
 
 
-def echo_document(document: Any, format_: str = "json") -> None:
-    """Write a document to stdout as JSON or YAML."""
+def answer(format_: str, document: Callable[[], Any], blocks: Callable[[Screen], Iterable[Block]]) -> None:
+    """Write an answer to stdout: drawn, or as a document in JSON or YAML; only what was asked for is made."""
+    if format_ == "table":
+        from introspect_cli.render.console import Screen
+
+        screen = Screen()
+        screen.draw(blocks(screen))
+        return
     from introspect_cli.render.json import to_json, to_yaml
 
-    click.echo(to_yaml(document) if format_ == "yaml" else to_json(document))
+    click.echo(to_yaml(document()) if format_ == "yaml" else to_json(document()))
 
 
 def say(sentence: str, *, err: bool = False) -> None:
@@ -72,6 +90,13 @@ def say(sentence: str, *, err: bool = False) -> None:
     from introspect_cli.records import clean
 
     click.echo("\n".join(map(clean, sentence.split("\n"))), err=err)
+
+
+def tell(line: str) -> None:
+    """Write to stderr, on one line, how far something is that takes a while."""
+    from introspect_cli.records import clean
+
+    click.echo(clean(line), err=True)
 
 
 def exit_code(verdict: Verdict) -> int:

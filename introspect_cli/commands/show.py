@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from introspect_cli.commands.shared import echo_document, selecting, selection_of
+from introspect_cli.commands.shared import answer, formats, selecting, selection_of
 from introspect_cli.exit_codes import SAME
 
 
@@ -41,7 +41,7 @@ Examples:
 @selecting("kinds", "modules")
 @click.option("--settings", is_flag=True, help="Everything that is not a tensor: versions, flags, environment.")
 @click.option("--rank", type=click.IntRange(min=0), help="Which rank; the first by default.")
-@click.option("--format", "format_", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@formats()
 def show(run: str, run_b: str | None, format_: str, **asked: Any) -> int:
     """Tell what ran, on what, how it ended, and what was recorded; with --history, of RUN and RUN_B."""
     from contextlib import ExitStack
@@ -70,20 +70,15 @@ def show(run: str, run_b: str | None, format_: str, **asked: Any) -> int:
     with ExitStack() as stack:
         opened = [stack.enter_context(open_run(path)) for path in (run, run_b) if path is not None]
         document, blocks = _two(opened, asked) if len(opened) > 1 else _view(opened[0], view, asked)
-    if format_ == "json":
-        echo_document(document())
-    else:
-        from introspect_cli.render.console import Screen
-
-        screen = Screen()
-        screen.draw(blocks(screen))
+    answer(format_, document, blocks)
     return SAME
 
 
 def _graph(run: str, format_: str, asked: dict[str, Any]) -> int:
     """Operators of a step as a table, or drawn into a file."""
     from introspect_cli.inspect.data_flow import graph_of, prune
-    from introspect_cli.render.graph import draw, graph_blocks, graph_document
+    from introspect_cli.render.graph import draw, graph_blocks
+    from introspect_cli.render.json import graph_document
     from introspect_cli.selection import one_step
     from introspect_cli.store.reader import open_run
 
@@ -94,67 +89,62 @@ def _graph(run: str, format_: str, asked: dict[str, Any]) -> int:
         graph = prune(graph, tuple(asked["target"]), scales=asked["prune"], layers=asked["prune"])
     if asked["output"]:
         draw(graph, asked["output"], f"{run}: operators")
-    elif format_ == "json":
-        echo_document(graph_document(graph))
     else:
-        from introspect_cli.render.console import Screen
-
-        Screen().draw(graph_blocks(graph))
+        answer(format_, lambda: graph_document(graph), lambda _: graph_blocks(graph))
     return SAME
 
 
 def _view(run: Any, view: str, asked: dict[str, Any]) -> tuple[Any, Any]:
     """What was asked for, read from the run: one function makes its document, the other its blocks."""
     from introspect_cli.inspect import history, module_tree, overview
-    from introspect_cli.render import show_json, show_text
+    from introspect_cli.render import history_text, json, show_text
     from introspect_cli.selection import check_selection, one_step
 
     rank = asked["rank"]
     step = None if asked["step"] is None else one_step(asked["step"], run, rank)
-    chosen = selection_of(asked)
-    chosen = check_selection(chosen, [run])
+    chosen = check_selection(selection_of(asked), [run])
     if view == "tree":
         rows = module_tree.module_tree(run, fold=not asked["unfold"], rank=rank, depth=asked["depth"])
-        return lambda: show_json.tree_document(rows), lambda _: show_text.tree_blocks(rows)
+        return lambda: json.tree_document(rows), lambda _: show_text.tree_blocks(rows)
     if view == "step" and step is not None:
         records = history.step_records(run, step, chosen, rank=rank)
         labels = overview.reader_of(run, rank).labels.get(step, {})
         return (
-            lambda: show_json.records_document(records, step, labels),
+            lambda: json.records_document(records, step, labels),
             lambda _: show_text.records_blocks(records, step, labels),
         )
     if view == "history":
         stat = asked["stat"]
-        found = history.histories(run, asked["history"], stat, chosen.kinds, rank=rank)
+        series = history.histories(run, asked["history"], stat, chosen.kinds, rank=rank)
         return (
-            lambda: show_json.history_document(found, stat),
-            lambda screen: show_text.history_blocks(found, stat, screen.width, ascii_only=not screen.unicode),
+            lambda: json.history_document(series, stat),
+            lambda screen: history_text.history_blocks(series, stat, screen.width, ascii_only=not screen.unicode),
         )
     if view == "values":
-        from introspect_cli.inspect.values import stored_values
         from introspect_cli.render.values_text import values_blocks
 
-        stored = stored_values(run, asked["values"], chosen, step=step, rank=rank)
-        return lambda: show_json.values_document(stored), lambda screen: values_blocks(stored, screen.width)
+        stored = history.stored_values(run, asked["values"], chosen, step=step, rank=rank)
+        return lambda: json.values_document(stored), lambda screen: values_blocks(stored, screen.width)
     if view == "settings":
         settings = dict(run.settings)
-        return lambda: {"format": 1, "settings": settings}, lambda _: show_text.settings_blocks(settings)
+        return lambda: {"format": json.FORMAT, "settings": settings}, lambda _: show_text.settings_blocks(settings)
     about = overview.overview(run)
-    return lambda: show_json.overview_document(about), lambda _: show_text.overview_blocks(about)
+    return lambda: json.overview_document(about), lambda _: show_text.overview_blocks(about)
 
 
 def _two(runs: list[Any], asked: dict[str, Any]) -> tuple[Any, Any]:
     """Histories of two runs side by side."""
     from introspect_cli.inspect.history import histories, paired
     from introspect_cli.render.history_text import pair_blocks
-    from introspect_cli.render.show_json import history_document
+    from introspect_cli.render.json import history_document
     from introspect_cli.selection import check_selection
 
     stat, rank = asked["stat"], asked["rank"]
-    chosen = selection_of(asked)
-    chosen = check_selection(chosen, runs)
-    found = [histories(run, asked["history"], stat, chosen.kinds, rank=rank) for run in runs]
+    chosen = check_selection(selection_of(asked), runs)
+    series = [histories(run, asked["history"], stat, chosen.kinds, rank=rank) for run in runs]
     return (
-        lambda: {name: history_document(own, stat) for name, own in zip("ab", found, strict=True)},
-        lambda screen: pair_blocks(paired(*found), stat, screen.width, ascii_only=not screen.unicode),
+        lambda: {
+            name: history_document(histories_of_run, stat) for name, histories_of_run in zip("ab", series, strict=True)
+        },
+        lambda screen: pair_blocks(paired(*series), stat, screen.width, ascii_only=not screen.unicode),
     )

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from introspect_cli.commands.shared import exit_code, selecting, selection_of
+from introspect_cli.commands.shared import atol, exit_code, rtol, selecting, selection_of, tell
 
 
 @click.command(
@@ -23,8 +23,8 @@ Exit status: as of `introspect diff`: 0 the same, 1 diverged, 2 could not tell."
 @click.argument("a", type=click.Path(path_type=Path))
 @click.argument("b", type=click.Path(path_type=Path))
 @selecting("steps", "kinds", "modules", "ranks")
-@click.option("--rtol", type=click.FloatRange(min=0), default=0.0, help="Tolerated relative RMS difference.")
-@click.option("--atol", type=click.FloatRange(min=0), default=0.0, help="Tolerated absolute RMS difference.")
+@rtol
+@atol
 @click.option("--noise", multiple=True, type=click.Path(path_type=Path), help="A repeated run of A, as for diff.")
 @click.option("--link", "links", multiple=True, metavar="PATH", help="Data outside of git that a commit's files need.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Where the new captures are kept.")
@@ -51,16 +51,10 @@ def show_zoom(
 ) -> int:
     """Zoom and draw what is seen; the exit code."""
     from introspect_cli.render.console import Screen
-    from introspect_cli.render.zoom_text import zoom_blocks
+    from introspect_cli.render.rerun_text import zoom_blocks
     from introspect_cli.rerun.zoom import zoom as look
 
-    zoomed = look(a, b, options, output, links, _tell, noise)
+    zoomed = look(a, b, options, output, links, tell, noise)
     screen = Screen()
     screen.draw(zoom_blocks(zoomed, screen.width))
     return exit_code(zoomed.verdict)
-
-
-def _tell(text: str) -> None:
-    from introspect_cli.render.text import clean
-
-    click.echo(clean(text), err=True)

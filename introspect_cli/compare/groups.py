@@ -75,13 +75,13 @@ def group_runs(runs: Sequence[Run], options: DiffOptions, noise: Sequence[Run] =
     if twice is not None:
         raise UsageError(f"{twice} is named twice: give each run once.")
     groups: list[list[Run]] = []
-    known: dict[tuple[str, str], DiffResult] = {}
+    results: dict[tuple[str, str], DiffResult] = {}
 
     def compared(a: Run, b: Run) -> DiffResult:
         key = str(a.path), str(b.path)
-        if key not in known:
-            known[key] = compare_runs(a, b, options, noise)
-        return known[key]
+        if key not in results:
+            results[key] = compare_runs(a, b, options, noise)
+        return results[key]
 
     for run in runs:
         home = next((group for group in groups if compared(group[0], run).verdict is Verdict.SAME), None)
@@ -117,5 +117,5 @@ def _sentence(groups: Sequence[Sequence[str]], differences: Sequence[GroupDiffer
         if difference.verdict is Verdict.UNDECIDED:
             return f"{total - 1} of {total} runs have the same numbers; of {odd} it could not be told."
         return f"{odd} is the odd one out: it diverges at step {difference.step}; the other {total - 1} runs agree."
-    told = [f"{len(group)} run{'s' * (len(group) > 1)}" for group in groups]
-    return f"{total} runs fall into {len(groups)} groups, of {', '.join(told[:-1])} and {told[-1]}."
+    sizes = [f"{len(group)} run{'s' * (len(group) > 1)}" for group in groups]
+    return f"{total} runs fall into {len(groups)} groups, of {', '.join(sizes[:-1])} and {sizes[-1]}."

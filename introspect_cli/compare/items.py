@@ -7,17 +7,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from introspect_cli.compare.elements import Elements, elements
-from introspect_cli.compare.join.distance import Layouts, distance_of, distances, relative
+from introspect_cli.compare.element.elements import Elements, elements
+from introspect_cli.compare.join.distance import distance_of, distances, relative
 from introspect_cli.compare.result import RESOLUTION, Divergence
 from introspect_cli.records import Kind, Status, Summary
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from introspect_cli.compare.join.steps import Sides
-    from introspect_cli.compare.reasons.base import Cause
-    from introspect_cli.compare.reasons.facts import Facts
+    from introspect_cli.compare.evidence import Cause
+    from introspect_cli.compare.step import Step
 
 _UNMEASURED = frozenset({Kind.RNG})
 
@@ -55,22 +52,15 @@ def _not_finite(summary: Summary) -> bool:
     return not summary.stats or any(summary.stats.get(name, 0) for name in ("nans", "posinfs", "neginfs"))
 
 
-def materialise(
-    ranks: Sides,
-    facts: Facts,
-    position: int,
-    cause: Cause,
-    layouts_a: Layouts,
-    layouts_b: Layouts,
-    floors: Sequence[npt.NDArray[np.float64]],
-) -> Divergence:
-    """The divergence at a position of a step's items."""
-    items, pair = facts.items, facts.pair
-    row_a, row_b = int(items.row_a[position]), int(items.row_b[position])
-    union = int(items.union[position])
-    site = facts.sites[position]
-    record_a = ranks.a.record(pair.a, row_a, pair.step) if row_a >= 0 else None
-    record_b = ranks.b.record(pair.b, row_b, pair.step_b) if row_b >= 0 else None
+def materialise(step: Step, position: int, cause: Cause) -> Divergence:
+    """The divergence at a position of a step."""
+    comparison, table, divergences = step.comparison, step.table, step.divergences
+    sides, (layouts_a, layouts_b) = comparison.sides, comparison.layouts
+    row_a, row_b = int(divergences.row_a[position]), int(divergences.row_b[position])
+    number = int(divergences.site[position])
+    site = step.sites[position]
+    record_a = sides.a.record(table.a, row_a, table.step) if row_a >= 0 else None
+    record_b = sides.b.record(table.b, row_b, table.step_b) if row_b >= 0 else None
     a = None if record_a is None else record_a.summary
     b = None if record_b is None else record_b.summary
     info = next((record.info for record in (record_a, record_b) if record is not None), None)
@@ -81,27 +71,27 @@ def materialise(
     if a is not None and b is not None and site.kind not in _UNMEASURED:
         if Status.VALUE in (a.status, b.status):
             rel, exact = _plain_relative(a, b), True
-        elif pair.a.sketch is not None and pair.b.sketch is not None:
+        elif table.a.sketch is not None and table.b.sketch is not None:
             one_a, one_b = np.array([row_a]), np.array([row_b])
-            found = relative(*distances(pair.a, pair.b, one_a, one_b, layouts_a, layouts_b))[0]
+            found = relative(*distances(table.a, table.b, one_a, one_b, layouts_a, layouts_b))[0]
             rel = float(found) if np.isfinite(found) else None
             if rel == 0 and _not_finite(a):
                 rel = None  # sketches leave infinities out, and where these are differs
             if a.layout.shape == b.layout.shape and a.layout.numel > 16 and not _not_finite(a):
-                fit = proportion(pair.a.sketch[row_a], pair.b.sketch[row_b])
+                fit = proportion(table.a.sketch[row_a], table.b.sketch[row_b])
             if fit is not None:
                 rel = abs(fit[0] - 1) / max(1.0, abs(fit[0]))  # what follows from the factor is no estimate
         same_shape = a.layout.shape == b.layout.shape
-        stored = ranks.tensors.both(a.checksum, b.checksum, a.layout.shape) if same_shape else None
+        stored = sides.tensors.both(a.checksum, b.checksum, a.layout.shape) if same_shape else None
         if stored is not None:
             rel, exact, apart = distance_of(*stored), True, elements(*stored)
     return Divergence(
-        step=pair.step,
-        step_b=pair.step_b,
-        rank=ranks.rank,
-        sequence=float(items.order[position]),
+        step=table.step,
+        step_b=table.step_b,
+        rank=sides.rank,
+        sequence=step.order_at(position),
         site=site,
-        module_class=facts.alignment.module_class[union],
+        module_class=step.alignment.module_class[number],
         role=cause.role,
         reason=cause.reason,
         a=a,
@@ -110,10 +100,10 @@ def materialise(
         exact=exact and rel is not None,
         scale=None if fit is None else fit[0],
         residual=None if fit is None else fit[1],
-        floor=max((float(floor[union]) for floor in floors if union < len(floor)), default=None),
+        floor=max((float(own.floor[number]) for own in comparison.floors if number < len(own.floor)), default=None),
         coarse=layouts_a.coarse or layouts_b.coarse,
         source=info.source if info is not None and site.kind is Kind.OP_OUTPUT else "",
         elements=apart,
-        labels=ranks.a.labels.get(pair.step, {}),
-        labels_b=ranks.b.labels.get(pair.step_b, {}),
+        labels=sides.a.labels.get(table.step, {}),
+        labels_b=sides.b.labels.get(table.step_b, {}),
     )

@@ -5,17 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from introspect_cli.compare.match.correspondence import Correspondence
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from introspect_cli.compare.divergence_map import Heat
-    from introspect_cli.compare.join.by_value import Correspondence
+    from introspect_cli.compare.evidence import Cause
     from introspect_cli.compare.join.steps import Paired
     from introspect_cli.compare.join.wholes import Gathered
-    from introspect_cli.compare.reasons.base import Cause
-    from introspect_cli.compare.reasons.facts import Facts
+    from introspect_cli.compare.overview import Heat
     from introspect_cli.compare.result import Divergence
-    from introspect_cli.compare.structure import Apart
+    from introspect_cli.compare.step import Step
+    from introspect_cli.compare.structure import Structure
     from introspect_cli.records import Kind
 
 
@@ -54,16 +55,18 @@ class RankOutcome:
         first: the first divergence, also where the limit is 0.
         shared: where one run alone has the first, the first of its step that both have; None where there is none.
         cause: why the first one is what it is.
-        facts: the first diverging step.
+        step: the first diverging step.
         blind_site: a site that only one side could see, as an example.
         tolerated: the first difference that tolerance or noise let pass, in words.
         heat: the divergence map in the making.
-        apart: what differs in structure, and random states; None where no step had to be opened.
+        structure: what differs in structure, and random states; None where no step had to be opened.
         lonely: a step in which structure differs and no result is common to both runs.
         unrecorded: a step in which structure differs and neither run recorded results.
-        found: names of a that are other names of b.
+        match: which name of a is which of b.
         gathered: compares what was gathered from ranks; None where ranks are compared one by one.
         agreed: the kinds of results that agree in every step that diverges; None where no step does.
+        results: the kinds of results that agree in every step that was opened; None where none was.
+        results_differ: whether in any of these steps a result diverges, or was not seen.
         evaluated: the compared steps in which both runs recorded an evaluation that was selected.
         later: records of steps after the first divergence that were opened.
         unopened: common steps after those, which were not compared.
@@ -78,16 +81,18 @@ class RankOutcome:
     first: Divergence | None = None
     shared: Divergence | None = None
     cause: Cause | None = None
-    facts: Facts | None = None
+    step: Step | None = None
     blind_site: str = ""
     tolerated: str = ""
     heat: Heat | None = None
-    apart: Apart | None = None
+    structure: Structure | None = None
     lonely: int | None = None
     unrecorded: int | None = None
-    found: Correspondence | None = None
+    match: Correspondence = field(default_factory=Correspondence)
     gathered: Gathered | None = None
     agreed: frozenset[Kind] | None = None
+    results: frozenset[Kind] | None = None
+    results_differ: bool = False
     evaluated: tuple[int, ...] = ()
     later: int = 0
     unopened: int = 0

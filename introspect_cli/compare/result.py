@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from introspect_cli.labels import both_words
 
 if TYPE_CHECKING:
-    from introspect_cli.compare.elements import Elements
+    from introspect_cli.compare.element.elements import Elements
     from introspect_cli.labels import Labels
     from introspect_cli.records import Site, Summary
 

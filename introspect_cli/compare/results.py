@@ -1,26 +1,40 @@
-"""What a divergence did not change: the results of the steps.
+"""The results of the steps: what training is for, and what decides.
 
-A layer that gives half as much where the next one takes it twice has another output and trains to the same bits. The
-runs diverge, as one value of both differs. Somebody who bisects a change of the numbers wants to know that the losses,
-gradients and parameters do not.
+A layer that gives half as much where the next one takes it twice has another output and trains to the same bits. An
+attention mask in another form, a batch that is read and thrown away, or the inside of a compiled region change nothing
+that follows. So where all results of both runs are on record and agree, the runs are the same, and what else differs is
+told beside it. Nothing unseen becomes equal by that: it rests on results that both runs recorded.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from introspect_cli.compare.effects import RESULTS, matched_sites
-from introspect_cli.compare.join.sites import KINDS, phase_code
-from introspect_cli.compare.reasons.evidence import listed
-from introspect_cli.compare.reasons.words import what
+from introspect_cli.compare.join.sites import KINDS, kind_code, phase_code
+from introspect_cli.compare.reasons.words import listed, what
+from introspect_cli.compare.table import DIFFERENT, EQUAL, NOT_SEEN, ONLY_A, ONLY_B, WITHIN
+from introspect_cli.compare.watched import chooses_modules, failed, observed_kinds
 from introspect_cli.records import Kind, Phase
 
 if TYPE_CHECKING:
-    from introspect_cli.compare.join.rows import StepPair
-    from introspect_cli.compare.join.sites import Alignment, Ids
+    from collections.abc import Sequence
+
+    from introspect_cli.compare.join.sites import Alignment, Ids, Mask
+    from introspect_cli.compare.options import DiffOptions
     from introspect_cli.compare.outcome import RankOutcome
+    from introspect_cli.compare.table import Table
+    from introspect_cli.store.reader import Run
+
+RESULTS = (Kind.LOSS, Kind.GRAD, Kind.PARAM, Kind.BUFFER, Kind.OPTIMIZER_STATE)
+"""What a step gives: where these are on record and agree, nothing that one run only has has changed a number."""
+
+TRAINED = frozenset({Kind.LOSS, Kind.GRAD, Kind.PARAM})
+"""What a step that trains has of these."""
+
+_COUNTED = (*RESULTS, Kind.VALUE, Kind.COLLECTIVE)
+"""Of these, a difference counts whatever follows from it: somebody asked to have the last two recorded."""
 
 _NAMES = {
     Kind.LOSS: "losses",
@@ -31,21 +45,91 @@ _NAMES = {
 }
 
 
+def watches_results(*manifests: dict[str, Any]) -> bool:
+    """Whether both captures were told to record results, so that a script without any has none."""
+    wanted = {kind.value for kind in (Kind.LOSS, Kind.GRAD, Kind.PARAM)}
+    return all(wanted & observed_kinds(manifest) for manifest in manifests)
+
+
+def results_agree(table: Table) -> bool:
+    """Whether both runs recorded results of the step under one name, and these are equal or let pass.
+
+    A loss alone tells nothing of what an update made of the parameters: where either run recorded tensors of the
+    model, some of these have to be among them.
+    """
+    alignment, sites = table.alignment, agreeing_sites(table)
+    results = sites[_is_result(alignment, sites)]
+    recorded = table.sites_a, table.sites_b
+    tensors = any((_is_result(alignment, own) & ~_is_loss(alignment, own)).any() for own in recorded)
+    return bool(len(results)) and not (tensors and _is_loss(alignment, results).all())
+
+
+def _is_loss(alignment: Alignment, unions: Ids) -> Mask:
+    return np.asarray(alignment.kind[unions] == kind_code(Kind.LOSS))
+
+
+def records_results(table: Table) -> bool:
+    """Whether either run recorded results of the step at all."""
+    return any(_is_result(table.alignment, sites).any() for sites in (table.sites_a, table.sites_b))
+
+
+def _is_result(alignment: Alignment, unions: Ids) -> Mask:
+    found = np.isin(alignment.kind[unions], [kind_code(kind) for kind in RESULTS])
+    found &= alignment.phase[unions] != phase_code(Phase.START)
+    if not found.any():  # a script that trains nothing: what its models give is all there is
+        roots = [union for union in unions.tolist() if "." not in alignment.fqn[union]]
+        found = np.isin(unions, roots) & (alignment.kind[unions] == kind_code(Kind.OUTPUT))
+    return np.asarray(found)
+
+
+def agreeing_sites(table: Table) -> Ids:
+    """Sites that both runs have in the step and that are equal, or differ by no more than was let pass."""
+    return np.asarray(table.site[(table.state == EQUAL) | (table.state == WITHIN)])
+
+
 def _kinds(alignment: Alignment, unions: Ids) -> frozenset[Kind]:
     """The kinds of those of the sites that are results."""
     return frozenset(KINDS[code] for code in set(alignment.kind[unions].tolist())) & frozenset(RESULTS)
 
 
-def agreed_kinds(alignment: Alignment, pair: StepPair) -> frozenset[Kind]:
+def agreed_kinds(table: Table) -> frozenset[Kind]:
     """The kinds of results of which all that either run recorded in a step agrees.
 
     Initial values count too: a parameter that differs before a step is one that differs.
     """
-    site_a, site_b = pair.sites(alignment)
-    rows = [site_a[pair.rows_a], site_a[pair.unseen_a], site_a[pair.only_a], site_b[pair.only_b], pair.alone]
-    apart = _kinds(alignment, np.concatenate(rows))
-    unions, _, agree = matched_sites(alignment, pair)
-    return _kinds(alignment, unions[agree & (alignment.phase[unions] != phase_code(Phase.START))]) - apart
+    alignment, agree = table.alignment, agreeing_sites(table)
+    disagree = table.site[np.isin(table.state, (DIFFERENT, NOT_SEEN, ONLY_A, ONLY_B))]
+    agree = agree[alignment.phase[agree] != phase_code(Phase.START)]
+    return _kinds(alignment, agree) - _kinds(alignment, disagree)
+
+
+def results_differ(table: Table) -> bool:
+    """Whether any result of a step, or anything of an evaluation, is not known to be equal."""
+    counted = np.isin(table.alignment.kind, [kind_code(kind) for kind in _COUNTED]) | table.alignment.evaluating
+    return bool((counted[table.site] & np.isin(table.state, (WITHIN, DIFFERENT, NOT_SEEN, ONLY_A, ONLY_B))).any())
+
+
+def same_results(a: Run, b: Run, options: DiffOptions, outcomes: Sequence[RankOutcome]) -> bool:
+    """Whether all results of all compared steps are on record in both runs, and equal.
+
+    Steps that were not opened agree in everything.
+    """
+    if options.strict or options.narrowed or options.evaluation is not None:
+        return False
+    wanted = {kind.value for kind in RESULTS}
+    for run in (a, b):
+        if failed(run.manifest) or chooses_modules(run.manifest) or not wanted <= observed_kinds(run.manifest):
+            return False
+    if any(outcome.results_differ or outcome.unopened for outcome in outcomes):
+        return False
+    opened = [outcome.results for outcome in outcomes if outcome.results is not None]
+    return bool(opened) and all(kinds >= TRAINED for kinds in opened)
+
+
+def names_of(outcomes: Sequence[RankOutcome]) -> str:
+    """The results that agree in every opened step, as a list in a sentence."""
+    kinds = frozenset.intersection(*(outcome.results for outcome in outcomes if outcome.results is not None))
+    return listed([name for kind, name in _NAMES.items() if kind in kinds])
 
 
 def unchanged(outcome: RankOutcome) -> str:

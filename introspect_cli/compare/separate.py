@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from introspect_cli.compare.join.sites import columns, evaluating, phase_code, selected
-from introspect_cli.compare.reasons.sentence import sentence
-from introspect_cli.compare.reasons.words import apart, what
+from introspect_cli.compare.reasons.words import what_diverges
 from introspect_cli.compare.result import Separate, Verdict
+from introspect_cli.compare.sentence import sentence
 from introspect_cli.compare.verdict import counts_of, doubted, extent, first_of, undiverged
 from introspect_cli.compare.walk import compare_rank
 from introspect_cli.records import Phase
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from introspect_cli.compare.join.steps import Paired, Sides
     from introspect_cli.compare.options import DiffOptions
     from introspect_cli.compare.outcome import RankOutcome
-    from introspect_cli.compare.reasons.base import Scene
+    from introspect_cli.compare.reasons.scene import Scene
+    from introspect_cli.compare.result import Divergence
     from introspect_cli.store.reader import Run
     from introspect_cli.store.whole import Reader
 
@@ -108,7 +109,7 @@ def _adopt(outcome: RankOutcome, parts: Sequence[RankOutcome], options: DiffOpti
     first = part.first
     assert first is not None  # of those that were found
     listed = [own for own in outcome.listed if (own.step, own.site) != (first.step, first.site)]
-    outcome.first, outcome.cause, outcome.facts, outcome.tolerated = first, part.cause, part.facts, part.tolerated
+    outcome.first, outcome.cause, outcome.step, outcome.tolerated = first, part.cause, part.step, part.tolerated
     room = len(outcome.listed) if options.whole_step else options.limit
     outcome.listed = [first, *listed][:room]
 
@@ -133,18 +134,24 @@ def _answer(a: Run, b: Run, options: DiffOptions, outcomes: Sequence[RankOutcome
     best = first_of(outcomes)
     if best is not None and best.first is not None:
         first = best.first
-        place = f"{what(first.site, first.module_class)} differs{apart(first)}"
-        if first.a is None or first.b is None:
-            place = f"only {'b' if first.a is None else 'a'} has {what(first.site, first.module_class)}"
-        return Separate(Verdict.DIVERGED, f"{name} diverges at {first.step_words}: {place}.", first)
+        return Separate(Verdict.DIVERGED, _diverges(name, first), first)
     counts = counts_of(a, b, outcomes)
     if options.evaluation:
         counts = replace(counts, steps_compared=sum(len(outcome.evaluated) for outcome in outcomes))
-    subject = f"What was selected of {name.lower()} is" if options.narrowed else f"{name} is"
-    verdict, text = undiverged(options, counts, outcomes, subject)
+    verdict, text = undiverged(options, counts, outcomes, _subject(name, narrowed=options.narrowed))
     if verdict is Verdict.SAME:
         verdict, text = doubted(a, b) or (verdict, text)
     return Separate(verdict, text, extent=extent(counts, outcomes) if verdict is Verdict.SAME else "")
+
+
+def _subject(name: str, *, narrowed: bool) -> str:
+    """What a sentence calls the same: `Training is`."""
+    return f"What was selected of {name.lower()} is" if narrowed else f"{name} is"
+
+
+def _diverges(name: str, first: Divergence, *, too: bool = False) -> str:
+    """Where training or evaluation diverges; `too` where the other does as well."""
+    return f"{name} diverges at {first.step_words}{', too' if too else ''}: {what_diverges(first)}."
 
 
 def told_separately(scene: Scene, training: Separate | None, evaluation: Separate | None) -> str:
@@ -154,7 +161,7 @@ def told_separately(scene: Scene, training: Separate | None, evaluation: Separat
     if not scene.site.evaluates:
         return f"{sentence(scene)} {_beside(evaluation, 'Evaluation')}"
     if training.verdict is Verdict.SAME:
-        subject = training.sentence.partition(" the same")[0]
+        subject = _subject("Training", narrowed=scene.narrowed)
         return sentence(scene, f"{subject} the same ({training.extent}); evaluation diverges at")
     return f"{sentence(scene)} {_beside(training, 'Training')}"
 
@@ -163,6 +170,6 @@ def _beside(found: Separate, name: str) -> str:
     """The answer for one of the two, after that for the other."""
     if found.verdict is Verdict.UNDECIDED:
         return f"{name}: {found.sentence[0].lower()}{found.sentence[1:]}"
-    if found.verdict is Verdict.DIVERGED:
-        return found.sentence.replace(": ", ", too: ", 1)
+    if found.first is not None:
+        return _diverges(name, found.first, too=True)
     return found.sentence

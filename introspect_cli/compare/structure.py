@@ -12,108 +12,108 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.compare.join.merged import merge_words, merges_of
-from introspect_cli.compare.join.roots import ambiguous, base_of
-from introspect_cli.compare.reasons.evidence import listed
-from introspect_cli.compare.reasons.facts import owner_of, with_ancestors
-from introspect_cli.compare.reasons.words import often, what
+from introspect_cli.compare.join.sites import kind_code
+from introspect_cli.compare.match.evicted import EVICTED
+from introspect_cli.compare.match.merged import merge_words, merges_of
+from introspect_cli.compare.match.names import Source, ambiguous, class_of_root
+from introspect_cli.compare.names import owner_of, with_ancestors
+from introspect_cli.compare.reasons.words import listed, often, what
 from introspect_cli.compare.result import StructureChange
 from introspect_cli.records import Kind, Phase, Site, count
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
-    from introspect_cli.compare.join.by_value import Correspondence
     from introspect_cli.compare.join.distance import Layouts
-    from introspect_cli.compare.join.merged import Merge
-    from introspect_cli.compare.join.rows import StepPair
     from introspect_cli.compare.join.sites import Alignment
+    from introspect_cli.compare.match.correspondence import Correspondence
+    from introspect_cli.compare.match.merged import Merge
+    from introspect_cli.compare.match.names import Renamed
+    from introspect_cli.compare.table import Table
 
 SHOWN = 3
 """Changes that the sentence of a comparison names."""
 
+_SHOWN_SOURCES = (Source.ROOT, Source.VALUE, Source.NEAR)
+
 
 @dataclass
-class Apart:
+class Structure:
     """What one run only had, and which random states differed, over the steps that were walked.
 
     Attributes:
         alignment: the runs' sites.
-        only: by side, the sites that it alone had, each with its first step.
+        only: by side, the sites that it alone had, in the order in which they were seen.
         random: random states that differed, each with its first step.
-        passes: modules that one side only has, and that always gave back what they were given.
+        giving: modules that one side only has, and that gave back what they were given.
+        changing: those that gave something else.
         merges: parameters that are one in one run and several in the other.
         evaluations: steps in which one run alone evaluates, each with its side.
     """
 
     alignment: Alignment
-    only: tuple[dict[int, int], dict[int, int]] = field(default_factory=lambda: ({}, {}))
+    only: tuple[dict[int, None], dict[int, None]] = field(default_factory=lambda: ({}, {}))
     random: dict[str, int] = field(default_factory=dict)
-    changing: set[str] = field(default_factory=set)
     giving: set[str] = field(default_factory=set)
+    changing: set[str] = field(default_factory=set)
     merges: list[Merge] = field(default_factory=list)
     evaluations: dict[int, str] = field(default_factory=dict)
     _looked: bool = False
 
-    def see(self, pair: StepPair, layouts: tuple[Layouts, Layouts]) -> None:
+    def see(self, causes: Table, layouts: tuple[Layouts, Layouts]) -> None:
         """Take in the causes of a step."""
-        alignment = self.alignment
-        site_a, site_b = pair.sites(alignment)
-        for found, sites in zip(self.only, (site_a[pair.only_a], site_b[pair.only_b]), strict=True):
-            for union in sites.tolist():
-                found.setdefault(union, pair.step)
-        for union in site_a[pair.rows_a].tolist():
-            self.random.setdefault(alignment.fqn[union], pair.step)
-        for batch, sites, rows in ((pair.a, site_a, pair.only_a), (pair.b, site_b, pair.only_b)):
+        sides = (causes.a, causes.sites_a, causes.only_a), (causes.b, causes.sites_b, causes.only_b)
+        for only, (batch, sites, rows) in zip(self.only, sides, strict=True):
+            only.update(dict.fromkeys(sites[rows].tolist()))
             self._see_passing(np.asarray(batch.checksum), sites, rows)
-        if not self._looked and len(pair.only_a) and len(pair.only_b):
+        for union in causes.sites_a[causes.rows_a].tolist():
+            self.random.setdefault(self.alignment.fqn[union], causes.step)
+        if not self._looked and len(causes.only_a) and len(causes.only_b):
             self._looked = True
-            self.merges = merges_of(alignment, pair, layouts)
+            self.merges = merges_of(self.alignment, causes, layouts)
 
     def sites(self) -> list[Site]:
         """Sites of what was seen so far."""
         states = [Site(Phase.START, Kind.RNG, name) for name in self.random]
-        return [*states, *(self.alignment.site(union) for found in self.only for union in found)]
+        return [*states, *(self.alignment.site(union) for only in self.only for union in only)]
 
     def _see_passing(self, checksums: np.ndarray, sites: np.ndarray, rows: np.ndarray) -> None:
         """Which modules of one side gave back what they were given: one input, one output, one checksum."""
-        given: dict[tuple[str, int], dict[Kind, list[int]]] = {}
+        calls: dict[tuple[str, int], dict[Kind, list[int]]] = {}
         for row in rows.tolist():
             site = self.alignment.site(int(sites[row]))
             if site.kind in {Kind.INPUT, Kind.OUTPUT} and site.phase is Phase.FORWARD:
-                own = given.setdefault((site.fqn, site.call), {Kind.INPUT: [], Kind.OUTPUT: []})
-                own[site.kind].append(int(checksums[row]))
-        for (fqn, _), own in given.items():
-            known = self.giving if own[Kind.INPUT] and own[Kind.INPUT] == own[Kind.OUTPUT] else self.changing
-            known.add(fqn)
-
-    @property
-    def differs(self) -> bool:
-        """Whether anything was seen."""
-        return bool(self.only[0] or self.only[1] or self.random or self.evaluations)
+                call = calls.setdefault((site.fqn, site.call), {Kind.INPUT: [], Kind.OUTPUT: []})
+                call[site.kind].append(int(checksums[row]))
+        for (fqn, _), call in calls.items():
+            gives_back = call[Kind.INPUT] and call[Kind.INPUT] == call[Kind.OUTPUT]
+            (self.giving if gives_back else self.changing).add(fqn)
 
 
-def changes_of(apart: Apart, found: Correspondence | None, *, same: bool) -> tuple[StructureChange, ...]:
+def changes_of(structure: Structure, match: Correspondence, *, same: bool) -> tuple[StructureChange, ...]:
     """All that differs in structure on a rank, the names first.
 
     Args:
-        apart: what was seen of it.
-        found: names of a that are other names of b.
+        structure: what was seen of it.
+        match: which name of a is which of b.
         same: whether no number differs, so that none of it has changed one.
     """
-    told = [*_renames(found), *_merged(apart), *_lonely(apart, found, same=same)]
-    note = "and nothing recorded depends on it" if same else ""
+    changes = [*_renames(match), *_merged(structure), *_one_sided(structure, match, same=same)]
     for side in "ab":
-        steps = [step for step, own in apart.evaluations.items() if own == side]
+        steps = [step for step, which in structure.evaluations.items() if which == side]
         if steps:
             more = f" and in {count(len(steps) - 1, 'more step')}" if len(steps) > 1 else ""
-            text = f"only {side} evaluates in step {steps[0]}{more}"
-            both = ("evaluation", None) if side == "a" else (None, "evaluation")
-            told.append(StructureChange("calls", both[0], both[1], text))
-    for name, step in apart.random.items():
+            changes.append(_only(side, "evaluation", f"only {side} evaluates in step {steps[0]}{more}", change="calls"))
+    note = "and nothing recorded depends on it" if same else ""
+    for name, step in structure.random.items():
         text = f"the random state of {name} differs from step {step} on"
-        told.append(StructureChange("random", name, name, text, note))
-    return tuple(told)
+        changes.append(StructureChange("random", name, name, text, note))
+    return tuple(changes)
+
+
+def _only(side: str, name: str, text: str, note: str = "", change: str = "only") -> StructureChange:
+    in_a, in_b = (name, None) if side == "a" else (None, name)
+    return StructureChange(change, in_a, in_b, text, note)
 
 
 def sentence_of(changes: Sequence[StructureChange]) -> str:
@@ -123,9 +123,9 @@ def sentence_of(changes: Sequence[StructureChange]) -> str:
     only_random = all(change.change == "random" for change in changes)
     only_names = all(change.change in {"renamed", "random"} for change in changes)
     head = "" if only_random else "Names differ: " if only_names else "The structure differs: "
-    told = [clause_of(change) for change in changes[:SHOWN]]
+    clauses = "; ".join(clause_of(change) for change in changes[:SHOWN])
     more = f"; and {count(len(changes) - SHOWN, 'more change')}" if len(changes) > SHOWN else ""
-    text = f"{head}{'; '.join(told)}{more}."
+    text = f"{head}{clauses}{more}."
     return f" {text[0].upper()}{text[1:]}"
 
 
@@ -133,50 +133,39 @@ def clause_of(change: StructureChange) -> str:
     """A change as a clause, with what else is known of it."""
     if not change.note:
         return change.text
-    return f"{change.text}{' ' if change.note.startswith('and ') else ', '}{change.note}"
+    return f"{change.text}{' ' if change.change == 'random' else ', '}{change.note}"
 
 
 # --- names
 
 
-def _renames(found: Correspondence | None) -> list[StructureChange]:
-    if found is None:
-        return []
-    groups: dict[tuple[str, str], list[tuple[str, str]]] = defaultdict(list)
-    for old, new in found.names.items():
-        if old != new and not new.endswith("(a)"):
-            groups[starred(old, new)].append((old, new))
-    told = []
+def _renames(match: Correspondence) -> list[StructureChange]:
+    groups: dict[tuple[str, str], list[tuple[str, Renamed]]] = defaultdict(list)
+    for name, renamed in match.renamed.items():
+        if renamed.source in _SHOWN_SOURCES:
+            groups[starred(name, renamed.name)].append((name, renamed))
+    changes = []
     for pattern, members in groups.items():
-        old, new = pattern if len(members) > 1 else members[0]
-        votes = sum(found.votes.get(name, 0) for name, _ in members)
-        steps = sorted(frozenset.intersection(*(found.steps.get(name, frozenset()) for name, _ in members)))
-        near = any(name in found.near for name, _ in members)
+        old, new = pattern if len(members) > 1 else (members[0][0], members[0][1].name)
+        votes = sum(member.votes for _, member in members)
+        steps = sorted(frozenset.intersection(*(member.steps for _, member in members)))
+        near = any(member.source is Source.NEAR for _, member in members)
         step = f" in step{'s' * (len(steps) > 1)} {listed(list(map(str, steps)))}" if steps else ""
         if near:
-            how = f"{'differs' if votes == 1 else 'differ'} by at most {found.close:g}, relative L2{',' * bool(step)}"
+            how = f"{'differs' if votes == 1 else 'differ'} by at most {match.close:g}, relative L2{',' * bool(step)}"
         else:
             how = f"{'is' if votes == 1 else 'are'} equal"
         evidence = f"{count(votes, 'value')} under the two names {how}{step}"
-        text = f"{_glossed(old, found.variables[0])} is {_glossed(new, found.variables[1])} in b"
-        told.append(StructureChange("renamed", old, new, text, evidence=evidence if votes else ""))
-    return told
+        text = f"{_glossed(old, match.variables[0])} is {_glossed(new, match.variables[1])} in b"
+        changes.append(StructureChange("renamed", old, new, text, evidence=evidence if votes else ""))
+    return changes
 
 
 def _glossed(name: str, variables: Mapping[str, str]) -> str:
     """A name, with what the script calls it where its class alone says nothing."""
-    return f"{name} ({variables[name]})" if name in variables and ambiguous(variables) & {base_of(name)} else name
-
-
-def roots_told(name: str, found: Correspondence, rename: Callable[[str], str] | None) -> str:
-    """Which of several models of one class the root of a name is, as the scripts call it; "" where nobody asks."""
-    root = name.partition(".")[0]
-    a, b = ({rename(own) if rename else own: text for own, text in found.variables[0].items()}, found.variables[1])
-    if base_of(root) not in ambiguous(a, b) or root not in a or root not in b:
-        return ""
-    if a[root] == b[root]:
-        return f"{root} is {a[root]} of the script."
-    return f"{root} is {a[root]} of the script in a, {b[root]} in b."
+    if name in variables and class_of_root(name) in ambiguous(variables):
+        return f"{name} ({variables[name]})"
+    return name
 
 
 def starred(old: str, new: str) -> tuple[str, str]:
@@ -199,45 +188,43 @@ def star(parts: Sequence[str], rest: Sequence[str] = ()) -> str:
 # --- what one run only has
 
 
-def _merged(apart: Apart) -> list[StructureChange]:
+def _merged(structure: Structure) -> list[StructureChange]:
     groups: dict[tuple[str, tuple[str, ...], str], list[Merge]] = defaultdict(list)
-    for merge in apart.merges:
+    for merge in structure.merges:
         owners = tuple(star(owner_of(name).split(".")) for name in merge.parts)
         groups[star(owner_of(merge.whole).split(".")), owners, merge.side].append(merge)
-    told: list[StructureChange] = []
+    changes: list[StructureChange] = []
     for (whole, parts, side), members in groups.items():
         several = len({owner_of(merge.whole) for merge in members}) > 1
         one = whole if several else owner_of(members[0].whole)
-        many = parts if several else tuple(owner_of(name) for name in members[0].parts)
-        parts_told = listed(many)
-        text = merge_words(parts_told, one, side)
-        names = (parts_told, one) if side == "b" else (one, parts_told)
-        told.append(StructureChange("merged" if side == "b" else "split", *names, text))
-    return told
+        many = listed(parts if several else tuple(owner_of(name) for name in members[0].parts))
+        names = (many, one) if side == "b" else (one, many)
+        changes.append(StructureChange("merged" if side == "b" else "split", *names, merge_words(many, one, side)))
+    return changes
 
 
-def _lonely(apart: Apart, found: Correspondence | None, *, same: bool) -> list[StructureChange]:
-    alignment = apart.alignment
-    explained = {name for merge in apart.merges for name in (*map(owner_of, merge.parts), owner_of(merge.whole))}
-    told = []
-    held = (alignment.names_a, alignment.names_b)
+def _one_sided(structure: Structure, match: Correspondence, *, same: bool) -> list[StructureChange]:
+    alignment = structure.alignment
+    merged = {name for merge in structure.merges for name in (*map(owner_of, merge.parts), owner_of(merge.whole))}
+    changes = []
+    names = (alignment.names_a, alignment.names_b)
     for place, side in enumerate("ab"):
-        other = with_ancestors(held[1 - place])
+        other = with_ancestors(names[1 - place])
         subjects: dict[str, set[int]] = defaultdict(set)
         calls: dict[str, set[int]] = defaultdict(set)
-        for union in apart.only[place]:
+        for union in structure.only[place]:
             name = alignment.fqn[union]
-            if name in held[1 - place]:
+            if name in names[1 - place]:
                 calls[name].add(union)
                 continue
             while owner_of(name) and owner_of(name) not in other:
                 name = owner_of(name)
             subjects[name].add(union)
-        left = {name: own for name, own in subjects.items() if name not in explained}
-        variables = found.variables[place] if found is not None else {}
-        told += _subjects(apart, side, left, other, variables, same=same)
-        told += _calls(apart, side, {name: own for name, own in calls.items() if owner_of(name) not in calls})
-    return _two_of_one_name(told)
+        subjects = {name: unions for name, unions in subjects.items() if name not in merged}
+        changes += _subjects(structure, side, subjects, other, match.variables[place], same=same)
+        outermost = {name: unions for name, unions in calls.items() if owner_of(name) not in calls}
+        changes += _calls(alignment, side, outermost)
+    return _two_of_one_name(changes)
 
 
 def _two_of_one_name(changes: Sequence[StructureChange]) -> list[StructureChange]:
@@ -246,20 +233,20 @@ def _two_of_one_name(changes: Sequence[StructureChange]) -> list[StructureChange
     The one of a was compared under a name that b does not have, which is nobody's outside of a comparison.
     """
     in_b = {change.b for change in changes if change.change == "only" and change.a is None}
-    told, both = [], set[str]()
+    kept, both = [], set[str]()
     for change in changes:
-        name = (change.a or "").removesuffix("(a)")
+        name = (change.a or "").removesuffix(EVICTED)
         if change.change == "only" and change.a != name and name in in_b:
             both.add(name)
             text = f"{name} is one module in a and another in b, with something else inside it"
-            told.append(StructureChange("only", name, name, text))
+            kept.append(StructureChange("only", name, name, text))
         elif not (change.change == "only" and change.a is None and change.b in both):
-            told.append(change)
-    return told
+            kept.append(change)
+    return kept
 
 
 def _subjects(
-    apart: Apart,
+    structure: Structure,
     side: str,
     subjects: Mapping[str, set[int]],
     other: set[str],
@@ -268,62 +255,57 @@ def _subjects(
     same: bool,
 ) -> list[StructureChange]:
     """Modules and tensors that one run only has, those that are alike in every layer told once."""
+    alignment = structure.alignment
     groups: dict[tuple[str, str, str], list[str]] = defaultdict(list)
     for name, unions in subjects.items():
-        own = [apart.alignment.site(union) for union in unions]
-        kinds = {site.kind for site in own if site.fqn == name}
+        itself = [union for union in unions if alignment.fqn[union] == name]
+        kinds = {alignment.site(union).kind for union in itself}
         tensor = "parameter " if Kind.PARAM in kinds else "buffer " if Kind.BUFFER in kinds else ""
-        classes = {apart.alignment.module_class[union] for union in unions if apart.alignment.fqn[union] == name}
-        told = f" ({next(iter(classes))})" if len(classes) == 1 and not tensor and classes != {name} else ""
-        groups[star(name.split(".")), tensor, told].append(name)
+        classes = {alignment.module_class[union] for union in itself}
+        of_class = f" ({next(iter(classes))})" if len(classes) == 1 and not tensor and classes != {name} else ""
+        groups[star(name.split(".")), tensor, of_class].append(name)
     changes = []
-    for (pattern, tensor, told), members in groups.items():
+    for (pattern, tensor, of_class), members in groups.items():
         name = pattern if len(members) > 1 else members[0]
         if all(member in other for member in members):
-            held = any(f"{members[0]}.{leaf}" in other for leaf in _own_tensors(apart.alignment, members[0]))
-            text = f"only {side} {'runs' if held else 'has'} {name}{told}{'' if held else ' around what is inside it'}"
+            runs = _has_tensors(alignment, members[0], other)
+            around = "" if runs else " around what is inside it"
+            text = f"only {side} {'runs' if runs else 'has'} {name}{of_class}{around}"
         elif tensor or "." in name:
-            text = f"only {side} has {'the ' + tensor if tensor else ''}{name}{told}"
+            text = f"only {side} has {'the ' + tensor if tensor else ''}{name}{of_class}"
         else:
-            again = any(base_of(head) == base_of(name) for head in other if "." not in head)
+            again = any(class_of_root(head) == class_of_root(name) for head in other if "." not in head)
             called = f" ({variables[name]})" if again and name in variables else ""
-            text = f"only {side} also runs {'another ' + base_of(name) + called if again else name}{told}"
-        passes = all(member in apart.giving and member not in apart.changing for member in members)
+            text = f"only {side} also runs {'another ' + class_of_root(name) + called if again else name}{of_class}"
+        passes = all(member in structure.giving and member not in structure.changing for member in members)
         nothing = "which changes nothing: it" if same else "which"
-        note = f"{nothing} gives back what it is given" if passes else ""
-        in_a, in_b = (name, None) if side == "a" else (None, name)
-        changes.append(StructureChange("only", in_a, in_b, text, note))
+        changes.append(_only(side, name, text, f"{nothing} gives back what it is given" if passes else ""))
     return changes
 
 
-def _own_tensors(alignment: Alignment, name: str) -> set[str]:
-    """Names, within their module, of the tensors that either run recorded of a module itself."""
-    tensors = [union for union in range(alignment.size) if owner_of(alignment.fqn[union]) == name]
-    return {
-        alignment.fqn[union].rpartition(".")[2]
-        for union in tensors
-        if alignment.site(union).kind in {Kind.PARAM, Kind.BUFFER}
-    }
+def _has_tensors(alignment: Alignment, module: str, names: set[str]) -> bool:
+    """Whether a parameter or buffer of a module itself is among the names."""
+    tensors = np.isin(alignment.kind, [kind_code(kind) for kind in (Kind.PARAM, Kind.BUFFER)])
+    of_tensors = {alignment.fqn[union] for union in np.flatnonzero(tensors).tolist()}
+    return any(owner_of(name) == module and name in names for name in of_tensors)
 
 
-def _calls(apart: Apart, side: str, names: Mapping[str, set[int]]) -> list[StructureChange]:
+def _calls(alignment: Alignment, side: str, names: Mapping[str, set[int]]) -> list[StructureChange]:
     """Modules that both have, of which one run recorded more: further calls, or other paths."""
-    alignment = apart.alignment
     groups: dict[tuple[str, str], list[str]] = defaultdict(list)
     for name, unions in names.items():
         sites = [alignment.site(union) for union in unions]
-        first = min(sites, key=lambda site: (site.call, site.path))
         forward = {site.call for site in sites if site.kind in {Kind.INPUT, Kind.OUTPUT}}
         both = [alignment.site(union) for union in alignment.by_fqn[name]]
         shared = {site.call for site in both if site.kind is Kind.OUTPUT} - forward
         if forward and shared:
-            much = f"{often(len(shared | forward))} in a step of {side}, {often(len(shared))} in the other run"
-            groups["runs", much].append(name)
+            most, fewer = often(len(shared | forward)), often(len(shared))
+            groups["runs", f"{most} in a step of {side}, {fewer} in the other run"].append(name)
         else:
-            groups["record", what(first)].append(name)
+            groups["has", what(min(sites, key=lambda site: (site.call, site.path)))].append(name)
     changes = []
-    for (sort, told), members in groups.items():
+    for (verb, much), members in groups.items():
         name = star(members[0].split(".")) if len(members) > 1 else members[0]
-        text = f"{name} runs {told}" if sort == "runs" else f"only {side} has {told}"
+        text = f"{name} runs {much}" if verb == "runs" else f"only {side} has {much}"
         changes.append(StructureChange("calls", name, name, text))
     return changes

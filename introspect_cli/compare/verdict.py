@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.compare.join.coverage import failed
 from introspect_cli.compare.join.distance import Layouts
 from introspect_cli.compare.reasons.ranks import upstream
-from introspect_cli.compare.reasons.words import what
+from introspect_cli.compare.reasons.words import what, what_diverges
 from introspect_cli.compare.result import Counts, Verdict
+from introspect_cli.compare.results import names_of
 from introspect_cli.compare.structure import changes_of, sentence_of
+from introspect_cli.compare.watched import failed
 from introspect_cli.labels import step_words
 from introspect_cli.records import count
 
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 def structure_of(outcomes: Sequence[RankOutcome], *, same: bool) -> tuple[StructureChange, ...]:
     """What differs in structure, of the first rank on which anything does."""
     for outcome in outcomes:
-        if outcome.apart is not None and (changes := changes_of(outcome.apart, outcome.found, same=same)):
+        if outcome.structure is not None and (changes := changes_of(outcome.structure, outcome.match, same=same)):
             return changes
     return ()
 
@@ -75,9 +76,22 @@ def extent(counts: Counts, outcomes: Sequence[RankOutcome]) -> str:
 
 
 def undiverged(
-    options: DiffOptions, counts: Counts, outcomes: Sequence[RankOutcome], subject: str = "The runs are"
+    options: DiffOptions,
+    counts: Counts,
+    outcomes: Sequence[RankOutcome],
+    subject: str = "The runs are",
+    *,
+    results: bool = False,
 ) -> tuple[Verdict, str]:
-    """Verdict and sentence where nothing diverged; `subject` is what the sentence calls the same."""
+    """Verdict and sentence where nothing diverged, or nothing that a result rests on.
+
+    Args:
+        options: what counted.
+        counts: how much was compared.
+        outcomes: of each rank.
+        subject: what the sentence calls the same.
+        results: whether all results are on record and equal, so that they decide.
+    """
     if not counts.steps_compared:
         if options.steps:
             return Verdict.UNDECIDED, "Could not tell: no selected step is in both runs."
@@ -94,7 +108,7 @@ def undiverged(
     last, reader = max(((int(paired.steps[-1]), paired.a) for paired in ends), key=lambda end: end[0])
     until = f"up to and including {step_words(last, reader.labels.get(last, {}))}"
     blind = next((outcome for outcome in outcomes if outcome.tally.blind), None)
-    if blind is not None:
+    if blind is not None and not results:
         number = sum(outcome.tally.blind for outcome in outcomes)
         return (
             Verdict.UNDECIDED,
@@ -115,6 +129,8 @@ def undiverged(
                     f"{tail} more step{'s' * (tail > 1)}."
                 ),
             )
+    if results and (blind is not None or first_of(outcomes) is not None):
+        return Verdict.SAME, _by_results(outcomes, until)
     told = extent(counts, outcomes) + ("," if counts.within else "")
     agree = f"{told} agree{'s' * (counts.equal == 1)} {until}"
     changes = sentence_of(structure_of(outcomes, same=True))
@@ -129,6 +145,21 @@ def undiverged(
             ),
         )
     return Verdict.SAME, f"The runs have the same numbers: {agree}.{changes}{emptied(outcomes)}"
+
+
+def _by_results(outcomes: Sequence[RankOutcome], until: str) -> str:
+    """The sentence where all results are equal, with what else differs or was not seen."""
+    text = f"The runs have the same results: the {names_of(outcomes)} are equal {until}."
+    best = first_of(outcomes)
+    if best is not None and best.first is not None:
+        first = best.first
+        text += f" What differs changed none of them, first at {first.step_words}: {what_diverges(first)}."
+    blind = next((outcome for outcome in outcomes if outcome.tally.blind), None)
+    if blind is not None:
+        number = sum(outcome.tally.blind for outcome in outcomes)
+        unseen = f"{count(number, 'record')} that only one run could see (the first: {blind.blind_site})"
+        text += f" Nothing is said of {unseen}."
+    return f"{text}{sentence_of(structure_of(outcomes, same=False))}{emptied(outcomes)}"
 
 
 def emptied(outcomes: Sequence[RankOutcome]) -> str:

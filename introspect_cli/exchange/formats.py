@@ -42,9 +42,9 @@ FORMATS: dict[str, Format] = {
     "parquet": Format("tables, partitioned by step and rank", "introspect_cli.exchange.frames:write_parquet"),
     "csv": Format("one table", "introspect_cli.exchange.frames:write_csv"),
     "jsonl": Format("one file, a JSON object a record", "introspect_cli.exchange.frames:write_jsonl"),
-    "yaml": Format("a report for each step and rank", "introspect_cli.exchange.yaml_report:write_yaml"),
+    "yaml": Format("a report for each step and rank", "introspect_cli.exchange.yaml_reports:write_yaml"),
     "json-tree": Format(
-        "a tree of module calls for each step", "introspect_cli.exchange.tree:write_tree", frozenset({"prune_layers"})
+        "a tree of module calls for each step", "introspect_cli.exchange.trees:write_tree", frozenset({"prune_layers"})
     ),
     "tensorboard": Format(
         "scalars, and histograms of what was stored whole", "introspect_cli.exchange.tensorboard:write_tensorboard"

@@ -59,8 +59,8 @@ def step_frame(run: Run, step: int, rank: int, selection: Selection = EVERYTHING
     rows = [int(row) for row in order if wanted[int(batch.site[row])]]
     at = np.asarray(rows, np.int64)
     names = batch.site[at].tolist()
-    own = [layouts[number] for number in batch.layout[at]]
-    numel = np.array([min(layout.numel, 2**63 - 1) for layout in own], np.int64)
+    chosen = [layouts[number] for number in batch.layout[at]]
+    numel = np.array([min(layout.numel, 2**63 - 1) for layout in chosen], np.int64)
     columns: dict[str, Any] = {
         "step": np.full(len(at), step, np.int64),
         "rank": np.full(len(at), rank, np.int64),
@@ -74,10 +74,10 @@ def step_frame(run: Run, step: int, rank: int, selection: Selection = EVERYTHING
         "op": pa.array([sites.op[site] for site in names], pa.string()),
         "source": pa.array([sites.source[site] for site in names], pa.string()),
         "status": pa.array([_STATUS[status] for status in batch.status[at]], pa.string()),
-        "shape": pa.array([list(layout.shape) for layout in own], pa.list_(pa.int64())),
-        "dtype": pa.array([layout.dtype for layout in own], pa.string()),
-        "device": pa.array([layout.device for layout in own], pa.string()),
-        "strides": pa.array([layout.strides for layout in own], pa.string()),
+        "shape": pa.array([list(layout.shape) for layout in chosen], pa.list_(pa.int64())),
+        "dtype": pa.array([layout.dtype for layout in chosen], pa.string()),
+        "device": pa.array([layout.device for layout in chosen], pa.string()),
+        "strides": pa.array([layout.strides for layout in chosen], pa.string()),
         "numel": numel,
         "checksum": pa.array([f"{int(checksum):016x}" for checksum in batch.checksum[at]], pa.string()),
     }
@@ -130,8 +130,8 @@ def write_csv(run: Run, directory: Path, selection: Selection) -> int:
     with (directory / "records.csv").open("w", encoding="utf-8", newline="") as file:
         file.write(",".join(_quoted(name) for name in names) + "\n")
         for table in frames(run, selection):
-            own, none = set(table.column_names), [None] * len(table)
-            columns = [map(_cell, table.column(name).to_pylist() if name in own else none) for name in names]
+            there, none = set(table.column_names), [None] * len(table)
+            columns = [map(_cell, table.column(name).to_pylist() if name in there else none) for name in names]
             file.writelines(",".join(cells) + "\n" for cells in zip(*columns, strict=True))
     return 1
 

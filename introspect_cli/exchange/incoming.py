@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 Row = tuple[Site, SiteInfo, Summary]
 
-_ON_REQUEST = tuple(name for name, own in STATISTICS.items() if own.on_request)
+_ON_REQUEST = tuple(name for name, statistic in STATISTICS.items() if statistic.on_request)
 
 LIMIT_FILE = 256 * 2**20
 """Bytes of the largest file that is read."""
@@ -68,12 +68,19 @@ def value(found: object) -> Summary:
 
 def scalar(number: float, dtype: str = "float32") -> Summary:
     """The summary of a tensor without dimensions, of which only the printed value is known."""
-    known = float(number)
-    stats: dict[str, float] = {"nans": 0, "posinfs": 0, "neginfs": 0, "zeros": int(known == 0)}
-    if np.isfinite(known):
-        stats |= {"min": known, "max": known, "absmin": abs(known), "mean": known, "amean": abs(known), "var": 0.0}
+    printed = float(number)
+    stats: dict[str, float] = {"nans": 0, "posinfs": 0, "neginfs": 0, "zeros": int(printed == 0)}
+    if np.isfinite(printed):
+        stats |= {
+            "min": printed,
+            "max": printed,
+            "absmin": abs(printed),
+            "mean": printed,
+            "amean": abs(printed),
+            "var": 0.0,
+        }
     else:
-        stats |= {"nans": int(np.isnan(known)), "posinfs": int(known > 0), "neginfs": int(known < 0)}
+        stats |= {"nans": int(np.isnan(printed)), "posinfs": int(printed > 0), "neginfs": int(printed < 0)}
     return Summary(Status.PARTIAL, Layout((), dtype), checksum_of(f"scalar {number!r}"), stats)
 
 
@@ -97,9 +104,8 @@ def write_run(
     *,
     source: str,
     settings: Mapping[str, Any],
-    notes: Sequence[str],
+    about: Mapping[str, Any],
     sketch: bool = False,
-    about: Mapping[str, Any] | None = None,
     stored: Iterable[tuple[int, memoryview, str, tuple[int, ...]]] = (),
     force: bool = False,
 ) -> tuple[int, int]:
@@ -110,9 +116,8 @@ def write_run(
         steps: what was found.
         source: what it was read from.
         settings: settings documents by name.
-        notes: what was not observed.
+        about: what the manifest says beside, of what was not observed at least.
         sketch: whether the records have sketches, and the statistics that a capture keeps.
-        about: what the manifest says beside.
         stored: whole tensors to keep: checksum, data, element type, shape.
         force: replace a run that is there.
 
@@ -130,8 +135,7 @@ def write_run(
             "imported_from": source,
             "options": {"record": kinds, "sketch": sketch, "modules": [], "exclude": [], "steps": ":"},
             "observed": kinds,
-            "not_observed": list(notes),
-            **(about or {}),
+            **about,
         }
         store.write_manifest(manifest)
         for name, document in settings.items():
@@ -151,7 +155,7 @@ def write_run(
 
 def _batch(writer: RankWriter, rows: Sequence[Row], *, sketch: bool) -> StepBatch:
     kept = [summary for _, _, summary in rows]
-    counts = [name for name, own in STATISTICS.items() if own.type == "<i8"]
+    counts = [name for name, statistic in STATISTICS.items() if statistic.type == "<i8"]
     floats = [name for name in STATISTICS if name not in counts]
     return StepBatch(
         site=np.array([writer.site(site, info) for site, info, _ in rows], np.uint32),

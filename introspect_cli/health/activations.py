@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.health.findings import Level
-from introspect_cli.health.rule import Answer, Hit, Rule, Unseen, lasting
+from introspect_cli.health.findings import Hit, Level, Rule, observed
+from introspect_cli.health.table import lasting
 from introspect_cli.records import Kind, Phase
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
 
     from introspect_cli.health.table import Table
@@ -27,38 +29,30 @@ SATURATED = 0.05
 FLAT = 22
 """Binary digits by which a spread must be below the mean to be rounding: float32 keeps 24."""
 
-_FLOATS = ("float", "bfloat")
 _NO_ZEROS = ("Dropout", "Embedding", "Pad", "Mask")
 
 
-def find_dead(table: Table) -> Answer:
-    """Outputs, or inputs that gradients flow to, nearly all of which are exactly zero up to the end."""
-    sites = [site for site in _activations(table) if not any(word in table.module_class[site] for word in _NO_ZEROS)]
-    if not sites:
-        return Unseen("outputs of modules with statistics")
-    hits = []
+def _dead(table: Table) -> Iterator[Hit]:
+    sites = observed(
+        [site for site in _activations(table) if not any(word in table.module_class[site] for word in _NO_ZEROS)],
+        "outputs of modules with statistics",
+    )
     for site in sites:
         steps, zeros = table.stat(site, "zeros")
-        start = lasting((zeros >= DEAD).tolist(), LASTING)
+        start = lasting(zeros >= DEAD, LASTING)
         if start is not None and not (table.kind[site] == Kind.OUTPUT.value and _was_given(table, site)):
             text = f"{zeros[-1]:.0%} of its values are zero, {DEAD:.0%} or more since step {steps[start]}"
-            hits.append(Hit(int(steps[start]), table.name(site), text))
-    return hits
+            yield Hit(int(steps[start]), table.name(site), text)
 
 
 def _activations(table: Table) -> list[int]:
     """Float outputs, and inputs that a gradient was recorded for (so not the data themselves)."""
-    found = []
-    for site in table.pick(Kind.OUTPUT, Kind.INPUT, phase=Phase.FORWARD):
-        layout = table.layout(site)
-        if layout is None or not layout.dtype.startswith(_FLOATS) or layout.numel < 2:
-            continue
-        if table.kind[site] == Kind.INPUT.value:
-            fqn, call, path = table.fqn[site], table.call[site], table.path[site]
-            if table.site(Phase.BACKWARD, Kind.GRAD_INPUT, fqn, call, path) is None:
-                continue
-        found.append(site)
-    return found
+    return [
+        site
+        for site in table.tensors(Kind.OUTPUT, Kind.INPUT, phase=Phase.FORWARD)
+        if table.kind[site] == Kind.OUTPUT.value
+        or table.site(Phase.BACKWARD, Kind.GRAD_INPUT, table.fqn[site], table.call[site], table.path[site]) is not None
+    ]
 
 
 def _of_input(table: Table, site: int, stat: str) -> NDArray[np.float64]:
@@ -74,52 +68,39 @@ def _was_given(table: Table, site: int) -> bool:
     return len(before) > 0 and bool(np.median(before) >= min(DEAD, float(np.median(after))))
 
 
-def find_saturated(table: Table) -> Answer:
-    """Sigmoids and tanhs whose mean derivative has all but gone."""
-    sites = [site for site in table.pick(Kind.OUTPUT) if table.module_class[site] in ("Tanh", "Sigmoid")]
-    sites = [site for site in sites if (layout := table.layout(site)) is not None and layout.numel > 1]
-    if not sites:
-        return Unseen("a Tanh or Sigmoid module")
-    hits = []
+def _saturated(table: Table) -> Iterator[Hit]:
+    squashing = table.tensors(Kind.OUTPUT, floats=False)
+    sites = observed(
+        [site for site in squashing if table.module_class[site] in ("Tanh", "Sigmoid")], "a Tanh or Sigmoid module"
+    )
     for site in sites:
         steps, (mean, var) = table.stats(site, "mean", "var")
         square = var + mean * mean
         # E[1 - t^2] for tanh, E[s (1 - s)] of at most 1/4 for the sigmoid: the derivative, averaged.
         slope = 1 - square if table.module_class[site] == "Tanh" else 4 * (mean - square)
-        start = lasting((slope < SATURATED).tolist(), LASTING)
+        start = lasting(slope < SATURATED, LASTING)
         if start is not None:
             slope_now = f"{max(slope[-1], 0):.1%} of the largest, under {SATURATED:.0%} since step {steps[start]}"
             text = f"its mean derivative is {slope_now}"
-            hits.append(Hit(int(steps[start]), table.name(site), text))
-    return hits
+            yield Hit(int(steps[start]), table.name(site), text)
 
 
-def find_constant(table: Table) -> Answer:
-    """Outputs that are one and the same number, or the same whatever goes in."""
-    sites = [
-        site
-        for site in table.pick(Kind.OUTPUT, phase=Phase.FORWARD)
-        if (layout := table.layout(site)) is not None and layout.numel > 1 and layout.dtype.startswith(_FLOATS)
-    ]
-    if not sites:
-        return Unseen("outputs of modules with statistics")
-    hits = []
+def _constant(table: Table) -> Iterator[Hit]:
+    sites = observed(table.tensors(Kind.OUTPUT, phase=Phase.FORWARD), "outputs of modules with statistics")
     for site in sites:
-        columns, place = table.columns(site)
-        rows = np.flatnonzero((columns.layout[:, place] >= 0) & ~(columns.bad[:, place] > 0))
-        mean = columns.floats["mean"][rows, place].astype(np.float64)
-        var = columns.floats["var"][rows, place].astype(np.float64)
+        column = table.column(site)
+        rows = np.flatnonzero((column.layout >= 0) & ~(column.floats["bad"] > 0))
+        mean, var = (column.floats[name][rows].astype(np.float64) for name in ("mean", "var"))
         with np.errstate(invalid="ignore"):
             flat = (mean != 0) & (np.sqrt(var) <= np.abs(mean) * 2.0**-FLAT)  # all zero is the dead rule's
-        start = lasting(flat.tolist(), LASTING)
+        start = lasting(flat, LASTING)
         if start is not None and not _inputs_flat(table, site):
-            step = int(columns.steps[rows[start]])
-            hits.append(Hit(step, table.name(site), f"all its values are {mean[-1]:.4g} since step {step}"))
+            step = int(column.steps[rows[start]])
+            yield Hit(step, table.name(site), f"all its values are {mean[-1]:.4g} since step {step}")
             continue
-        if (step_since := _unmoved(table, site)) is not None:
-            text = f"the same bits at every step since step {step_since}, though its inputs differ"
-            hits.append(Hit(step_since, table.name(site), text))
-    return hits
+        if (since := _unmoved(table, site)) is not None:
+            text = f"the same bits at every step since step {since}, though its inputs differ"
+            yield Hit(since, table.name(site), text)
 
 
 def _inputs_flat(table: Table, site: int) -> bool:
@@ -132,14 +113,13 @@ def _unmoved(table: Table, site: int) -> int | None:
     given = table.site(Phase.FORWARD, Kind.INPUT, table.fqn[site], table.call[site], "[0]")
     if given is None:
         return None
-    columns, place = table.columns(site)
-    rows = np.flatnonzero((columns.layout[:, place] >= 0) & (columns.layout[:, columns.place[given]] >= 0))
-    out, into = columns.checksum[rows, place], columns.checksum[rows, columns.place[given]]
-    zeros = columns.zeros[rows, place]
-    if len(rows) <= LASTING or zeros[-1] == 1 or (columns.bad[rows, place] > 0).any():
+    column, inputs = table.column(site), table.column(given)
+    rows = np.flatnonzero((column.layout >= 0) & (inputs.layout >= 0))
+    out, into = column.checksum[rows], inputs.checksum[rows]
+    if len(rows) <= LASTING or column.floats["zeros"][rows[-1]] == 1 or (column.floats["bad"][rows] > 0).any():
         return None
-    start = lasting(((out[1:] == out[:-1]) & (into[1:] != into[:-1])).tolist(), LASTING)
-    return None if start is None else int(columns.steps[rows[start]])
+    start = lasting((out[1:] == out[:-1]) & (into[1:] != into[:-1]), LASTING)
+    return None if start is None else int(column.steps[rows[start]])
 
 
 RULES = (
@@ -150,7 +130,7 @@ RULES = (
         f"at the last {LASTING} steps or more, {DEAD:.0%} of an output, or of an input that a gradient flows to, are "
         "exactly zero; dropout, lookups, padding and masks do not count, nor an output whose input has as many zeros",
         "a rectifier pushed below zero by a large step, a bad initialisation or a large negative bias",
-        find_dead,
+        _dead,
     ),
     Rule(
         "saturated",
@@ -159,7 +139,7 @@ RULES = (
         f"at the last {LASTING} steps or more, the mean derivative of a Tanh or Sigmoid (from mean and variance of "
         f"its output) is below {SATURATED:.0%} of its largest",
         "weights or inputs that are too large; normalise them or lower the initial scale",
-        find_saturated,
+        _saturated,
     ),
     Rule(
         "constant-output",
@@ -168,6 +148,6 @@ RULES = (
         f"at the last {LASTING} steps or more, an output's standard deviation is below 2^-{FLAT} of its mean while "
         "its input varies; or its bits stay while its input's change",
         "a detached or overwritten input, a collapsed layer, or a normalisation over a single value",
-        find_constant,
+        _constant,
     ),
 )

@@ -1,20 +1,25 @@
-"""All rules over all ranks of a run."""
+"""All rules over all ranks of a run, in one walk over its steps."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from introspect_cli.errors import UsageError
-from introspect_cli.health import activations, gradients, inputs, losses, nonfinite, parameters, peer_rules, ranks
-from introspect_cli.health.findings import LEVELS, CheckResult, Finding
-from introspect_cli.health.reading import read_table
-from introspect_cli.health.replicas import read_replicas
-from introspect_cli.health.rule import Hit, RankRule, Rule, Unseen
-from introspect_cli.selection import did_you_mean
+from introspect_cli.errors import UsageError, did_you_mean
+from introspect_cli.health import activations, gradients, inputs, losses, nonfinite, parameters
+from introspect_cli.health.aligned import Ranks
+from introspect_cli.health.collectives import COLLECTIVES, Collectives
+from introspect_cli.health.copies import COPIES_DIFFER, RANK_LAYOUT, Copies
+from introspect_cli.health.findings import LEVELS, CheckResult, Finding, Hit, NotObservedError, RankRule, Rule
+from introspect_cli.health.given import RANK_SETTINGS, SAME_SAMPLES, UNEVEN_BATCHES, Given
+from introspect_cli.health.outputs import RANK_DRAWS, RANK_OUTPUTS, Outputs
+from introspect_cli.health.parts import SHARDS, TIED_WEIGHTS, Parts
+from introspect_cli.health.progress import LOST_RANK, RANK_GRADIENTS, RANK_STEPS, Progress
+from introspect_cli.health.reading import TableBuilder
+from introspect_cli.health.reduction import REDUCTION, Reductions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,23 +27,36 @@ if TYPE_CHECKING:
     from introspect_cli.health.table import Table
     from introspect_cli.store.reader import Run
 
-RULES: tuple[Rule | RankRule, ...] = (
+RULES: tuple[Rule, ...] = (
     *nonfinite.RULES,
     *losses.RULES,
     *gradients.RULES,
     *activations.RULES,
     *parameters.RULES,
     *inputs.RULES,
-    *ranks.RULES,
-    *peer_rules.RULES,
+    LOST_RANK,
+    REDUCTION,
+    COPIES_DIFFER,
+    SAME_SAMPLES,
+    RANK_SETTINGS,
+    RANK_LAYOUT,
+    COLLECTIVES,
+    RANK_STEPS,
+    RANK_GRADIENTS,
+    RANK_OUTPUTS,
+    RANK_DRAWS,
+    UNEVEN_BATCHES,
+    SHARDS,
+    TIED_WEIGHTS,
 )
 """Every rule, in the order in which they are documented."""
 
-TABLE_RULES = tuple(rule for rule in RULES if isinstance(rule, Rule))
-"""Those that are put to one rank at a time."""
+_GATHERED = (Given, Progress, Parts, Outputs, Copies, Collectives, Reductions)
+"""What rules about ranks ask for, in the order in which a step is handed to them: outputs are compared where copies
+were equal before the step, and reductions explain what copies and collectives show of it."""
 
 
-def choose(wanted: Sequence[str], ignored: Sequence[str]) -> tuple[Rule | RankRule, ...]:
+def choose(wanted: Sequence[str], ignored: Sequence[str]) -> tuple[Rule, ...]:
     """The rules that match a glob of `wanted` (all where empty) and none of `ignored`.
 
     Raises:
@@ -46,8 +64,8 @@ def choose(wanted: Sequence[str], ignored: Sequence[str]) -> tuple[Rule | RankRu
     """
     for glob in (*wanted, *ignored):
         if not any(fnmatchcase(rule.id, glob) for rule in RULES):
-            known = [rule.id for rule in RULES]
-            hint = did_you_mean(glob, known) or f": known are {', '.join(known)}"
+            names = [rule.id for rule in RULES]
+            hint = did_you_mean(glob, names) or f": known are {', '.join(names)}"
             raise UsageError(f"no rule is called {glob!r}{hint}")
     return tuple(
         rule
@@ -57,68 +75,89 @@ def choose(wanted: Sequence[str], ignored: Sequence[str]) -> tuple[Rule | RankRu
     )
 
 
-def check(run: Run, rules: Sequence[Rule | RankRule] = RULES) -> CheckResult:
+def check(run: Run, rules: Sequence[Rule] = RULES) -> CheckResult:
     """Put every rule to every rank, and those about ranks to all of them together.
 
     Raises:
         StoreError: the run is damaged.
     """
-    tables = [read_table(run.rank(number)) for number in run.ranks]
-    result = check_tables(str(run.path), tables, [rule for rule in rules if isinstance(rule, Rule)])
-    together = [rule for rule in rules if isinstance(rule, RankRule)]
-    if run.world_size > 1 and run.ranks and together:
-        result = _with_ranks(result, run, together)
+    several = run.world_size > 1 and bool(run.ranks)
+    tables, ranks = _walk(run, together=several and any(isinstance(rule, RankRule) for rule in rules))
+    result = check_tables(str(run.path), tables, rules, ranks)
     unseen = map(str, run.manifest.get("not_observed", ()))
     return replace(result, notes=(*run.endings, *unseen, *result.notes), only=run.alone)
 
 
-def _with_ranks(result: CheckResult, run: Run, rules: Sequence[RankRule]) -> CheckResult:
-    """The result with what the rules about ranks found."""
-    replicas = read_replicas(run)
-    findings, checked, unseen = list(result.findings), list(result.checked), list(result.unseen)
-    for rule in rules:
-        answer = rule.find(replicas)
-        if isinstance(answer, Unseen):
-            unseen.append((rule.id, answer.needs))
-            continue
-        checked.append(rule.id)
-        if answer:
-            findings.append(_folded(rule, answer))
-    return replace(result, findings=_ordered(findings), checked=tuple(checked), unseen=tuple(unseen))
+def _walk(run: Run, *, together: bool) -> tuple[list[Table], Ranks | None]:
+    """Each rank's table, and the ranks side by side where that is asked for, from reading each step once.
+
+    Raises:
+        StoreError: the run is damaged.
+    """
+    readers = {rank: run.rank(rank) for rank in run.ranks}
+    builders = {rank: TableBuilder(reader) for rank, reader in readers.items()}
+    numbers = {rank: set(reader.entries["step"].tolist()) for rank, reader in readers.items()}
+    ranks = None
+    if together:
+        ranks = Ranks(run, run.recorded, sorted(set.intersection(*(numbers[rank] for rank in run.recorded))))
+        ranks.gathered += [kind(ranks) for kind in _GATHERED]
+    common = set(ranks.steps) if ranks is not None else set()
+    for step in sorted(set().union(*numbers.values())):
+        batches = {rank: reader.read(step) for rank, reader in readers.items() if step in numbers[rank]}
+        for rank, batch in batches.items():
+            builders[rank].take(step, batch)
+        if ranks is not None and step in common:
+            ranks.take(step, {rank: batches[rank] for rank in ranks.numbers})
+    return [builder.table() for builder in builders.values()], ranks
 
 
-def _ordered(findings: list[Finding]) -> tuple[Finding, ...]:
-    """Findings, the worst first, then by step."""
-    return tuple(sorted(findings, key=lambda finding: (LEVELS.index(finding.level), finding.step, finding.rule)))
-
-
-def check_tables(path: str, tables: Sequence[Table], rules: Sequence[Rule] = TABLE_RULES) -> CheckResult:
-    """Put every rule to ranks that have been read."""
+def check_tables(
+    path: str, tables: Sequence[Table], rules: Sequence[Rule] = RULES, ranks: Ranks | None = None
+) -> CheckResult:
+    """Put rules to ranks that have been read; those about several ranks where there are `ranks`."""
     findings: list[Finding] = []
     checked: list[str] = []
     unseen: list[tuple[str, str]] = []
     for rule in rules:
-        with np.errstate(all="ignore"):  # what is not a number is what some rules look for
-            answers = [(table.rank, rule.find(table)) for table in tables]
-        hits = [(rank, hit) for rank, answer in answers if not isinstance(answer, Unseen) for hit in answer]
+        subjects: Sequence[Any] = tables
+        if isinstance(rule, RankRule):
+            if ranks is None:
+                continue
+            subjects = [ranks]
+        hits: list[Hit] = []
+        lacking = [] if subjects else ["a rank with records"]
+        for subject in subjects:
+            found, needs = _answer(rule, subject)
+            hits += found
+            lacking += needs
         if hits:
             findings.append(_folded(rule, hits))
-        if any(not isinstance(answer, Unseen) for _, answer in answers):
+        if len(lacking) < len(subjects):
             checked.append(rule.id)
         else:
-            needs = next((answer.needs for _, answer in answers if isinstance(answer, Unseen)), "a rank with records")
-            unseen.append((rule.id, needs))
+            unseen.append((rule.id, lacking[0]))
     notes = [
         f"rank {table.rank}: only one step in {table.stride} was checked: there are too many for all"
         for table in tables
         if table.stride > 1
     ]
     steps = max((len(table.moves.steps) for table in tables), default=0)
-    return CheckResult(path, _ordered(findings), tuple(checked), tuple(unseen), tuple(notes), steps)
+    findings.sort(key=lambda finding: (LEVELS.index(finding.level), finding.step, finding.rule))
+    return CheckResult(path, tuple(findings), tuple(checked), tuple(unseen), tuple(notes), steps)
 
 
-def _folded(rule: Rule | RankRule, hits: list[tuple[int, Hit]]) -> Finding:
+def _answer(rule: Rule, subject: Any) -> tuple[list[Hit], list[str]]:
+    """What a rule finds in a table, or in all ranks; or what it lacks."""
+    try:
+        with np.errstate(all="ignore"):  # what is not a number is what some rules look for
+            hits = list(rule.find(subject))
+    except NotObservedError as error:
+        return [], [str(error)]
+    return hits if isinstance(rule, RankRule) else [replace(hit, rank=subject.rank) for hit in hits], []
+
+
+def _folded(rule: Rule, hits: list[Hit]) -> Finding:
     """One finding for a rule: the earliest of what it found, the other sites beside it."""
-    rank, first = min(hits, key=lambda found: found[1].step)
-    also = tuple(dict.fromkeys(hit.site for _, hit in hits if hit.site != first.site))
-    return Finding(rule.id, rule.level, first.step, rank, first.site, first.evidence, rule.cause, also)
+    first = min(hits, key=lambda hit: hit.step)
+    also = tuple(dict.fromkeys(hit.site for hit in hits if hit.site != first.site))
+    return Finding(rule.id, rule.level, first.step, first.rank, first.site, first.evidence, rule.cause, also)

@@ -1,4 +1,4 @@
-"""The few curves everyone looks at first: losses, the norm of all gradients, learning rates."""
+"""The curves everyone looks at first: losses, the norm of all gradients, learning rates; and scales along the depth."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from introspect_cli.records import Kind
-from introspect_cli.store.batch import l2_norm
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -53,11 +52,11 @@ def curves(table: Table, shift: int = 0) -> tuple[Curve, ...]:
 
 def _curve(table: Table, site: int, kind: str, name: str) -> Curve:
     """A site's mean, which is the value of a number; NaN where the value is recorded as not finite."""
-    columns, place = table.columns(site)
-    rows = np.flatnonzero((columns.layout[:, place] >= 0) | ~np.isnan(columns.floats["mean"][:, place]))
-    values = columns.floats["mean"][rows, place].astype(np.float64)
-    values[np.nan_to_num(columns.bad[rows, place]) > 0] = np.nan
-    return Curve(name, kind, columns.steps[rows], values)
+    column = table.column(site)
+    rows = np.flatnonzero((column.layout >= 0) | ~np.isnan(column.floats["mean"]))
+    values = column.floats["mean"][rows].astype(np.float64)
+    values[np.nan_to_num(column.floats["bad"][rows]) > 0] = np.nan
+    return Curve(name, kind, column.steps[rows], values)
 
 
 def _gradient_norm(table: Table) -> Curve | None:
@@ -65,15 +64,59 @@ def _gradient_norm(table: Table) -> Curve | None:
     last: dict[str, int] = {}
     for site in sorted(table.pick(Kind.GRAD), key=lambda site: table.call[site]):
         last[table.fqn[site]] = site
-    columns = table.many
-    places = [columns.place[site] for site in last.values() if site in columns.place]
-    if not places:
+    sites = list(last.values())
+    if not sites:
         return None
     with np.errstate(all="ignore"):
-        mean, var = (columns.floats[name][:, places].astype(np.float64) for name in ("mean", "var"))
-        bad = np.nan_to_num(columns.bad[:, places])
-        norms = l2_norm(mean, var, table.numel[columns.layout[:, places]] * (1 - bad))
-        total = np.sqrt(np.nansum(norms**2, axis=1))
-    total[(bad > 0).any(axis=1)] = np.nan
-    seen = np.isfinite(norms).any(axis=1) | (bad > 0).any(axis=1)
-    return Curve("L2 norm of all recorded gradients", "gradients", columns.steps[seen], total[seen])
+        norms, total = table.norms(sites), table.total_norm(sites)
+    bad = np.stack([table.column(site).floats["bad"] > 0 for site in sites], axis=1).any(axis=1)
+    total[bad] = np.nan
+    seen = np.isfinite(norms).any(axis=1) | bad
+    return Curve("L2 norm of all recorded gradients", "gradients", table.many.steps[seen], total[seen])
+
+
+@dataclass(frozen=True)
+class Depth:
+    """How large values are along the depth of a model, over all steps.
+
+    Attributes:
+        names: modules in execution order.
+        low: 10th percentile over the steps of the root mean square of each.
+        middle: median.
+        high: 90th percentile.
+        dtypes: dtype of each.
+        total: modules there were; every k-th is kept where there are very many.
+    """
+
+    names: tuple[str, ...]
+    low: tuple[float, ...]
+    middle: tuple[float, ...]
+    high: tuple[float, ...]
+    dtypes: tuple[str, ...] = ()
+    total: int = 0
+
+
+def depth(table: Table, kind: Kind, most: int = 300) -> Depth:
+    """Scales of outputs (`Kind.OUTPUT`) or of the gradients at them (`Kind.GRAD_OUTPUT`), first call of each module."""
+    order = {
+        (table.fqn[site], table.path[site]): place
+        for place, site in enumerate(table.pick(Kind.OUTPUT))
+        if not table.call[site]
+    }
+    sites = [site for site in table.pick(kind) if not table.call[site] and (table.fqn[site], table.path[site]) in order]
+    sites.sort(key=lambda site: order[table.fqn[site], table.path[site]])
+    rows = []
+    for site in sites[:: max(1, -(-len(sites) // most))]:
+        with np.errstate(all="ignore"):
+            steps, norm = table.l2(site)
+        layout = table.layout(site)
+        if layout is None or not layout.numel or not len(steps):
+            continue
+        scale = norm[np.isfinite(norm)] / layout.numel**0.5
+        if len(scale) and layout.dtype.startswith(("float", "bfloat")):
+            low, middle, high = np.quantile(scale, [0.1, 0.5, 0.9])
+            rows.append((f"{table.fqn[site]}{table.path[site]}", float(low), float(middle), float(high), layout.dtype))
+    if not rows:
+        return Depth((), (), (), ())
+    names, low, middle, high, dtypes = zip(*rows, strict=True)
+    return Depth(names, low, middle, high, dtypes, len(sites))

@@ -1,9 +1,16 @@
-"""What a check finds, as plain data for tests, scripts and renderers."""
+"""What a rule is, what it yields, and what a check makes of it: plain data for tests, scripts and renderers."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from typing import Any
+
+T = TypeVar("T")
 
 
 class Level(str, Enum):
@@ -18,16 +25,73 @@ LEVELS = tuple(Level)
 """Levels, worst first."""
 
 
+class NotObservedError(Exception):
+    """A rule could not be decided; its message says what it would have needed."""
+
+
+def observed(found: T, needs: str) -> T:
+    """What a rule needs, if there is any.
+
+    Raises:
+        NotObservedError: there is none.
+    """
+    if not found:
+        raise NotObservedError(needs)
+    return found
+
+
+@dataclass(frozen=True)
+class Hit:
+    """One thing that a rule found.
+
+    Attributes:
+        step: the step it began.
+        site: what it was seen at, for people: kind and FQN, or the name of a module or optimizer.
+        evidence: one sentence with the numbers that show it.
+        rank: the rank to name; of a rule about one rank, it is filled in.
+    """
+
+    step: int
+    site: str
+    evidence: str
+    rank: int = 0
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rule about one rank.
+
+    Attributes:
+        id: name on the command line.
+        level: how bad what it finds is.
+        about: what it looks for, in a line.
+        when: the numbers from which something counts, what does not count, and whose advice that is, if anybody's.
+        cause: what usually causes it.
+        find: yields what it finds in a rank's table, or raises `NotObservedError`.
+    """
+
+    id: str
+    level: Level
+    about: str
+    when: str
+    cause: str
+    find: Callable[[Any], Iterable[Hit]]
+
+
+class RankRule(Rule):
+    """A rule about all ranks of a run together: `find` takes an `aligned.Ranks`."""
+
+
 @dataclass(frozen=True)
 class Finding:
-    """Something that one rule found.
+    """All that one rule found: the earliest of it, and where else.
 
     Attributes:
         rule: id of the rule.
         level: how bad it is.
         step: the step it began.
         rank: process it was seen in; where several saw it, the first.
-        site: what it was seen at, for people: kind and FQN, or the name of a module or optimizer.
+        site: what it was seen at.
         evidence: one sentence with the numbers that show it.
         cause: what usually causes it.
         also: further sites at which the same rule found the same.

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from introspect_cli.health.findings import Level
-from introspect_cli.health.rule import Answer, Hit, Rule, Unseen
+from introspect_cli.health.findings import Hit, Level, Rule, observed
 from introspect_cli.records import Kind, Phase
-from introspect_cli.store.batch import l2_norm
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
 
     from introspect_cli.health.table import Table
@@ -40,6 +40,32 @@ BALANCE = 100.0
 _LOOKUPS = ("Embedding", "Norm")
 
 
+class _Depth(NamedTuple):
+    """Gradients along the depth of one model.
+
+    Attributes:
+        root: the model.
+        steps: int64 (T,), steps in which all of its layers have a gradient.
+        early: float64 (T,), median norm at the first third of its layers.
+        late: the same of the last third.
+    """
+
+    root: str
+    steps: NDArray[np.int64]
+    early: NDArray[np.float64]
+    late: NDArray[np.float64]
+
+    def first(self, flags: NDArray[np.bool_]) -> Hit:
+        """The first step that is flagged."""
+        at = int(np.argmax(flags))
+        step, early, late = int(self.steps[at]), self.early[at], self.late[at]
+        evidence = (
+            f"gradients of its first layers are {early / late:.1e} times those of its last at step {step} "
+            f"(norms {early:.1e} and {late:.1e}, at the layers' outputs)"
+        )
+        return Hit(step, self.root, evidence)
+
+
 def _layers(table: Table) -> list[int]:
     """Gradients at the outputs of modules with weights of two or more dimensions, in execution order; no lookups."""
     owners = set()
@@ -63,104 +89,63 @@ def _roots(table: Table, sites: list[int]) -> dict[str, list[int]]:
     return groups
 
 
-def _norms(table: Table, sites: list[int]) -> NDArray[np.float64]:
-    """L2 norms (T, n) of these sites, NaN where not measured."""
-    columns = table.many
-    places = [columns.place[site] for site in sites]
-    mean = columns.floats["mean"][:, places].astype(np.float64)
-    var = columns.floats["var"][:, places].astype(np.float64)
-    finite = table.numel[columns.layout[:, places]] * (1 - np.nan_to_num(columns.bad[:, places]))
-    return l2_norm(mean, var, finite)
-
-
-def _by_depth(table: Table) -> list[tuple[str, NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]] | Unseen:
-    """For each root with enough layers: steps, and the median norm at the first and the last third of its layers."""
+def _by_depth(table: Table) -> list[_Depth]:
+    """The roots with enough layers."""
     found = []
     for root, sites in _roots(table, _layers(table)).items():
         if len(sites) < LAYERS:
             continue
-        norms = _norms(table, sites)
+        norms = table.norms(sites)
         rows = np.flatnonzero(np.isfinite(norms).all(axis=1) & (norms > 0).any(axis=1))
-        if not len(rows):
-            continue
-        third = max(1, len(sites) // 3)
-        early, late = np.median(norms[rows][:, :third], axis=1), np.median(norms[rows][:, -third:], axis=1)
-        found.append((root, table.many.steps[rows], early, late))
-    return found or Unseen(f"gradients at the outputs of {LAYERS} or more layers of one model")
+        if len(rows):
+            third = max(1, len(sites) // 3)
+            early, late = np.median(norms[rows][:, :third], axis=1), np.median(norms[rows][:, -third:], axis=1)
+            found.append(_Depth(root, table.many.steps[rows], early, late))
+    return found
 
 
-def _apart(early: float, late: float, step: int) -> str:
-    return (
-        f"gradients of its first layers are {early / late:.1e} times those of its last at step {step} "
-        f"(norms {early:.1e} and {late:.1e}, at the layers' outputs)"
-    )
-
-
-def find_vanishing(table: Table) -> Answer:
-    """First layers that get far smaller gradients than the last."""
-    depths = _by_depth(table)
-    if isinstance(depths, Unseen):
-        return depths
-    hits = []
-    for root, steps, early, late in depths:
-        low = (early * RATIO < late) & (early > 0)
+def _vanishing(table: Table) -> Iterator[Hit]:
+    for depth in observed(_by_depth(table), f"gradients at the outputs of {LAYERS} or more layers of one model"):
+        low = (depth.early * RATIO < depth.late) & (depth.early > 0)
         if low.mean() >= OFTEN and low[-1]:
-            at = int(np.argmax(low))
-            hits.append(Hit(int(steps[at]), root, _apart(early[at], late[at], int(steps[at]))))
-    return hits
+            yield depth.first(low)
 
 
-def find_exploding(table: Table) -> Answer:
-    """First layers that get far larger gradients than the last, and gradients that grow without bound."""
-    depths = _by_depth(table)
-    grads = table.pick(Kind.GRAD)
-    if isinstance(depths, Unseen) and not grads:
-        return Unseen("gradients of parameters")
-    hits = []
-    for root, steps, early, late in () if isinstance(depths, Unseen) else depths:
-        high = (early > late * RATIO) & (late > 0)
+def _exploding(table: Table) -> Iterator[Hit]:
+    depths, gradients = _by_depth(table), table.pick(Kind.GRAD)
+    observed(depths or gradients, "gradients of parameters")
+    for depth in depths:
+        high = (depth.early > depth.late * RATIO) & (depth.late > 0)
         if high.mean() >= OFTEN:
-            at = int(np.argmax(high))
-            hits.append(Hit(int(steps[at]), root, _apart(early[at], late[at], int(steps[at]))))
-    for root, sites in _roots(table, grads).items():
-        columns = table.many
-        norm = np.sqrt(np.nansum(_norms(table, sites) ** 2, axis=1))
+            yield depth.first(high)
+    for root, sites in _roots(table, gradients).items():
+        norm = table.total_norm(sites)
         seen = np.flatnonzero((norm > 0) & np.isfinite(norm))
         for position in range(HISTORY, len(seen)):
             usual = float(np.median(norm[seen[max(0, position - RECENT) : position]]))
             now = float(norm[seen[position]])
             if now > GROWTH * usual:
-                step = int(columns.steps[seen[position]])
+                step = int(table.many.steps[seen[position]])
                 text = (
                     f"the norm of all gradients is {now:.3g} at step {step}, {now / usual:.0f} times its median before"
                 )
-                hits.append(Hit(step, root, text))
+                yield Hit(step, root, text)
                 break
-    return hits
 
 
-def find_unbalanced(table: Table) -> Answer:
-    """Heads on one trunk (or separate losses) of which one drowns the others."""
-    heads = _heads(table)
-    if not heads:
-        return Unseen("two modules with one input whose outputs the model returns")
-    hits = []
-    for names in heads:
+def _unbalanced(table: Table) -> Iterator[Hit]:
+    for names in observed(_heads(table), "two modules with one input whose outputs the model returns"):
         norms = {name: _norm_inside(table, name) for name in names}
-        known = {name: norm for name, norm in norms.items() if np.nanmax(norm, initial=0) > 0}
-        if len(known) < 2:
+        present = {name: norm for name, norm in norms.items() if np.nanmax(norm, initial=0) > 0}
+        if len(present) < 2:
             continue
-        typical = {name: float(np.nanmedian(norm[norm > 0])) for name, norm in known.items()}
-        large, small = max(typical, key=lambda name: typical[name]), min(typical, key=lambda name: typical[name])
+        typical = {name: float(np.nanmedian(norm[norm > 0])) for name, norm in present.items()}
+        large, small = (pick(typical, key=lambda name: typical[name]) for pick in (max, min))
         if typical[large] > BALANCE * typical[small]:
-            with np.errstate(all="ignore"):
-                apart = known[large] > BALANCE * known[small]
-            at = int(np.argmax(apart))
-            step = int(table.many.steps[at])
+            first = int(np.argmax(present[large] > BALANCE * present[small]))
             times = typical[large] / typical[small]
             text = f"its gradients are {times:.0f} times those of {small} (median over the steps)"
-            hits.append(Hit(step, large, text))
-    return hits
+            yield Hit(int(table.many.steps[first]), large, text)
 
 
 def _heads(table: Table) -> list[list[str]]:
@@ -188,10 +173,7 @@ def _heads(table: Table) -> list[list[str]]:
 def _norm_inside(table: Table, fqn: str) -> NDArray[np.float64]:
     """L2 norm over time (T,) of all gradients of parameters inside a module."""
     sites = [site for site in table.pick(Kind.GRAD) if table.fqn[site].startswith(fqn + ".")]
-    if not sites:
-        return np.zeros(len(table.many.steps))
-    norm: NDArray[np.float64] = np.sqrt(np.nansum(_norms(table, sites) ** 2, axis=1))
-    return norm
+    return table.total_norm(sites)
 
 
 RULES = (
@@ -203,7 +185,7 @@ RULES = (
         f"layers have less than 1/{RATIO:g} of the last third's norm. Needs {LAYERS} layers with weights of two "
         "dimensions or more; lookups and normalisations do not count (Glorot and Bengio, 2010)",
         "a deep stack of squashing activations, a small initial scale, no residual connections or normalisation",
-        find_vanishing,
+        _vanishing,
     ),
     Rule(
         "exploding-gradients",
@@ -213,7 +195,7 @@ RULES = (
         f"than {RATIO:g} times the last third's norm; or the norm of all gradients exceeds {GROWTH:g} times its "
         f"median in the steps before ({HISTORY} at least, {RECENT} at most; Pascanu, Mikolov and Bengio, 2013)",
         "a large initial scale, a large learning rate, long recurrences; clip, normalise or warm up",
-        find_exploding,
+        _exploding,
     ),
     Rule(
         "unbalanced-gradients",
@@ -223,6 +205,6 @@ RULES = (
         f"gradients differ by a factor of {BALANCE:g}, by their medians over the steps (Chen and others, GradNorm, "
         "2018)",
         "losses of different scale that are added up; weigh them",
-        find_unbalanced,
+        _unbalanced,
     ),
 )

@@ -12,7 +12,7 @@ Whether two records are equal is told by their checksums, step by step.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from introspect_cli.health.table import Columns, Table
+    from introspect_cli.health.table import SiteName, Table
 
 STATS = ("mean", "std", "absmax", "bad")
 """Statistics that are packed; the L2 norm follows from them."""
@@ -35,27 +35,16 @@ MOST_POINTS = 2000
 COARSE_POINTS = 48
 _WHOLE_SHARE = 0.6  # of the budget, for sites that keep every step
 
-_ORDER = (
-    Kind.LOSS,
-    Kind.HYPERPARAMETER,
-    Kind.OUTPUT,
-    Kind.GRAD,
-    Kind.PARAM,
-    Kind.GRAD_OUTPUT,
-    Kind.BATCH,
-    Kind.INPUT,
-    Kind.GRAD_INPUT,
-    Kind.BUFFER,
-    Kind.OPTIMIZER_STATE,
+_FIRST = (
+    *(Kind.LOSS, Kind.HYPERPARAMETER, Kind.OUTPUT, Kind.GRAD, Kind.PARAM, Kind.GRAD_OUTPUT),
+    *(Kind.BATCH, Kind.INPUT, Kind.GRAD_INPUT, Kind.BUFFER, Kind.OPTIMIZER_STATE),
 )
+_WITHOUT = (Kind.RNG, Kind.OP_OUTPUT)  # operators have a table of their own
+_ORDER = {kind.value: place for place, kind in enumerate(dict.fromkeys([*_FIRST, *Kind])) if kind not in _WITHOUT}
+_LAST = len(_FIRST)
 
 UNKNOWN, EQUAL, DIFFERS, ONLY_A, ONLY_B = range(5)
 """How a record of a and its partner in b compare, by their checksums; unknown where one was not observed."""
-
-_RANK = {kind.value: place for place, kind in enumerate(_ORDER)}
-
-SiteName = tuple[str, str, str, int, str]
-"""Phase, kind, FQN, call, path."""
 
 Series = dict[str, tuple["int | float", ...]]
 """By statistic, for each run: the number of a row (int, -1 for none), or the value that never changes (float)."""
@@ -104,7 +93,7 @@ class _Part:
 
     def __init__(self, tables: Sequence[Table], shifts: Sequence[int], steps: NDArray[np.int64]) -> None:
         self.steps = steps
-        self.windows = [_Kept(table, steps - shift) for table, shift in zip(tables, shifts, strict=True)]
+        self.windows = [_Window(table, steps - shift) for table, shift in zip(tables, shifts, strict=True)]
         self.rows: list[NDArray[np.float32]] = []
         self.states: list[NDArray[np.uint8]] = []
 
@@ -114,7 +103,7 @@ class _Part:
         rows: list[NDArray[np.float32]] = []
         for stat in STATS:
             entries: list[int | float] = []
-            own: dict[bytes, int] = {}
+            numbers: dict[bytes, int] = {}
             for run, window in enumerate(self.windows):
                 values = window.get(runs[run], stat) if run in runs else None
                 if values is None or np.isnan(values).all():
@@ -122,10 +111,10 @@ class _Part:
                 elif (values == values[0]).all():
                     entries.append(float(f"{values[0]:.9g}"))
                 else:
-                    number = own.setdefault(values.tobytes(), len(self.rows) + len(rows))
-                    if number == len(self.rows) + len(rows):
+                    fresh = len(self.rows) + len(rows)
+                    entries.append(numbers.setdefault(values.tobytes(), fresh))
+                    if entries[-1] == fresh:
                         rows.append(values)
-                    entries.append(number)
             if any(entry != -1 or isinstance(entry, float) for entry in entries):
                 found[stat] = tuple(entries)
         return found, rows
@@ -162,17 +151,10 @@ def pack(
     shifts = [*shifts, *[0] * (len(tables) - len(shifts))]
     found: dict[SiteName, dict[int, int]] = {}
     for run, table in enumerate(tables):
-        for number in range(len(table.kind)):
-            if table.kind[number] != Kind.RNG.value:
-                name = (
-                    table.phase[number],
-                    table.kind[number],
-                    table.fqn[number],
-                    table.call[number],
-                    table.path[number],
-                )
+        for name, number in table.numbers.items():
+            if name[1] in _ORDER and (name[1] != Kind.HYPERPARAMETER.value or name[4].endswith("['lr']")):
                 found.setdefault(name, {})[run] = number
-    names = sorted(filter(_is_told, found), key=lambda name: (_RANK.get(name[1], len(_RANK)), name[3] > 0))
+    names = sorted(found, key=lambda name: (min(_ORDER[name[1]], _LAST), name[3] > 0))
     every = np.unique(np.concatenate([_steps(table) + shift for table, shift in zip(tables, shifts, strict=True)]))
     kept = _thinned(every, MOST_POINTS, keep_step)
     parts = _Part(tables, shifts, kept), _Part(tables, shifts, _thinned(kept, COARSE_POINTS, keep_step))
@@ -181,17 +163,17 @@ def pack(
     series: list[Series] = []
     with np.errstate(all="ignore"):  # a store from a stranger may hold a negative variance
         for name in names:
-            own = found[name]
+            numbers = found[name]
             if whole is None:
-                entry, rows = parts[0].take(own)
+                entry, rows = parts[0].take(numbers)
                 if used + sum(row.nbytes for row in rows) > _WHOLE_SHARE * budget:
                     whole = len(sites)
             if whole is not None:
-                entry, rows = parts[1].take(own)
+                entry, rows = parts[1].take(numbers)
             used += sum(row.nbytes for row in rows)
             if used > budget and sites:
                 break
-            parts[whole is not None].keep(own, rows, compared=compared)
+            parts[whole is not None].keep(numbers, rows, compared=compared)
             sites.append(name)
             series.append(entry)
     about = []
@@ -214,15 +196,10 @@ def pack(
 def _states(a: NDArray[np.uint64] | None, b: NDArray[np.uint64] | None, steps: int) -> NDArray[np.uint8]:
     """How a site compares at each kept step, from its checksums in a and b; None where a run has no such site."""
     if a is None or b is None:
-        own, other = (a, ONLY_A) if a is not None else (b, ONLY_B)
-        return np.where(own != 0, other, UNKNOWN).astype(np.uint8) if own is not None else np.zeros(steps, np.uint8)
+        seen_in, checksums = (ONLY_A, a) if a is not None else (ONLY_B, b)
+        return np.where((np.zeros(steps) if checksums is None else checksums) != 0, seen_in, UNKNOWN).astype(np.uint8)
     seen = (a != 0) & (b != 0)
     return np.select([seen & (a == b), seen], [EQUAL, DIFFERS], UNKNOWN).astype(np.uint8)
-
-
-def _is_told(name: SiteName) -> bool:
-    """Whether a site has a history; of hyper-parameters the learning rate has, operators have a table of their own."""
-    return name[1] != Kind.OP_OUTPUT.value and (name[1] != Kind.HYPERPARAMETER.value or name[4].endswith("['lr']"))
 
 
 def _steps(table: Table) -> NDArray[np.int64]:
@@ -239,91 +216,31 @@ def _thinned(every: NDArray[np.int64], points: int, keep: int | None) -> NDArray
     return picked
 
 
-class _Kept:
-    """Where the kept steps lie in a table."""
+class _Window:
+    """The kept steps of one table."""
 
     def __init__(self, table: Table, steps: NDArray[np.int64]) -> None:
-        self.table = table
-        self.length = len(steps)
-        self._of = {id(columns): self._rows(columns, steps) for columns in (table.few, table.many)}
-
-    @staticmethod
-    def _rows(columns: Columns, steps: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        if not len(columns.steps):
-            return np.zeros(0, np.int64), np.zeros(0, np.int64)
-        rows = np.searchsorted(columns.steps, steps)
-        there = np.flatnonzero(
-            (rows < len(columns.steps)) & (columns.steps[np.minimum(rows, len(columns.steps) - 1)] == steps)
-        )
-        return there, rows[there]
+        self._table, self._length = table, len(steps)
+        # Of sites that keep some steps, and of those that keep all: where the kept steps lie in both.
+        self._common = [
+            np.intersect1d(steps, columns.steps, return_indices=True)[1:] for columns in (table.many, table.few)
+        ]
 
     def get(self, number: int, stat: str) -> NDArray[np.float32]:
         """A statistic at the kept steps as it was recorded, NaN where absent."""
-        columns, place = self.table.columns(number)
-        there, rows = self._of[id(columns)]
-        out = np.full(self.length, np.nan, np.float32)
-        if not len(rows):
-            return out
-        own = {name: column[rows, place] for name, column in columns.floats.items()}
+        floats = self._table.column(number).floats
         if stat == "std":
-            out[there] = np.sqrt(own["var"].astype(np.float64))
-        elif stat == "absmax":
-            out[there] = np.maximum(np.abs(own["min"]), np.abs(own["max"]))
-        else:
-            out[there] = columns.bad[rows, place] if stat == "bad" else own[stat]
-        return out
+            return self._at(number, np.sqrt(floats["var"].astype(np.float64)).astype(np.float32), np.nan)
+        if stat == "absmax":
+            return self._at(number, np.maximum(np.abs(floats["min"]), np.abs(floats["max"])), np.nan)
+        return self._at(number, floats[stat], np.nan)
 
     def checksums(self, number: int) -> NDArray[np.uint64]:
         """A site's checksums at the kept steps, 0 where it was not observed."""
-        columns, place = self.table.columns(number)
-        there, rows = self._of[id(columns)]
-        out = np.zeros(self.length, np.uint64)
-        out[there] = columns.checksum[rows, place]
+        return self._at(number, self._table.column(number).checksum, 0)
+
+    def _at(self, number: int, values: NDArray[Any], absent: float) -> NDArray[Any]:
+        there, rows = self._common[number in self._table.few.place]
+        out = np.full(self._length, absent, values.dtype)
+        out[there] = values[rows]
         return out
-
-
-@dataclass(frozen=True)
-class Depth:
-    """How large values are along the depth of a model, over all steps.
-
-    Attributes:
-        names: modules in execution order.
-        low: 10th percentile over the steps of the root mean square of each.
-        middle: median.
-        high: 90th percentile.
-        dtypes: dtype of each.
-        total: modules there were; every k-th is kept where there are very many.
-    """
-
-    names: tuple[str, ...]
-    low: tuple[float, ...]
-    middle: tuple[float, ...]
-    high: tuple[float, ...]
-    dtypes: tuple[str, ...] = ()
-    total: int = 0
-
-
-def depth(table: Table, kind: Kind, most: int = 300) -> Depth:
-    """Scales of outputs (`Kind.OUTPUT`) or of the gradients at them (`Kind.GRAD_OUTPUT`), first call of each module."""
-    order = {
-        (table.fqn[site], table.path[site]): place
-        for place, site in enumerate(table.pick(Kind.OUTPUT))
-        if not table.call[site]
-    }
-    sites = [site for site in table.pick(kind) if not table.call[site] and (table.fqn[site], table.path[site]) in order]
-    sites.sort(key=lambda site: order[table.fqn[site], table.path[site]])
-    rows = []
-    for site in sites[:: max(1, -(-len(sites) // most))]:
-        with np.errstate(all="ignore"):
-            steps, norm = table.l2(site)
-        layout = table.layout(site)
-        if layout is None or not layout.numel or not len(steps):
-            continue
-        scale = norm[np.isfinite(norm)] / layout.numel**0.5
-        if len(scale) and layout.dtype.startswith(("float", "bfloat")):
-            low, middle, high = np.quantile(scale, [0.1, 0.5, 0.9])
-            rows.append((f"{table.fqn[site]}{table.path[site]}", float(low), float(middle), float(high), layout.dtype))
-    if not rows:
-        return Depth((), (), (), ())
-    names, low, middle, high, dtypes = zip(*rows, strict=True)
-    return Depth(names, low, middle, high, dtypes, len(sites))

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from introspect_cli.health.findings import Level
-from introspect_cli.health.rule import Answer, Hit, Rule, Unseen
+from introspect_cli.health.findings import Hit, Level, NotObservedError, Rule, observed
 from introspect_cli.records import Kind, Phase
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from introspect_cli.health.table import Table
 
 LARGE = 10.0
@@ -36,21 +37,11 @@ DRIFT_MEAN = 3.0
 """Running standard deviations by which a running mean may move after that."""
 
 
-def find_raw_inputs(table: Table) -> Answer:
-    """Float inputs of a model that are far from mean 0 and variance 1."""
+def _raw_inputs(table: Table) -> Iterator[Hit]:
     with_parameters = {module.fqn.partition(".")[0] for module in table.modules if module.parameters}
-    sites = [
-        site
-        for site in table.pick(Kind.INPUT, phase=Phase.FORWARD)
-        if "." not in table.fqn[site]
-        and table.fqn[site] in with_parameters
-        and (layout := table.layout(site)) is not None
-        and layout.dtype.startswith(("float", "bfloat"))
-        and layout.numel > 1
-    ]
-    if not sites:
-        return Unseen("a float input of a model")
-    hits = []
+    inputs = table.tensors(Kind.INPUT, phase=Phase.FORWARD)
+    sites = [site for site in inputs if "." not in table.fqn[site] and table.fqn[site] in with_parameters]
+    observed(sites, "a float input of a model")
     for site in sites:
         steps, (mean, var) = table.stats(site, "mean", "var")
         rms = np.sqrt(var + mean * mean)
@@ -58,8 +49,7 @@ def find_raw_inputs(table: Table) -> Answer:
         if len(raw) and raw.mean() >= OFTEN:
             at = int(np.argmax(raw))
             text = f"mean {mean[at]:.4g} and standard deviation {np.sqrt(var[at]):.4g} at step {steps[at]}"
-            hits.append(Hit(int(steps[at]), table.name(site), text))
-    return hits
+            yield Hit(int(steps[at]), table.name(site), text)
 
 
 class _Batch(NamedTuple):
@@ -67,17 +57,21 @@ class _Batch(NamedTuple):
 
     Attributes:
         step: that it was drawn in.
-        marks: checksums of all its tensors.
+        checksums: of all its tensors.
         samples: how many, by its largest tensor.
     """
 
     step: int
-    marks: tuple[int, ...]
+    checksums: tuple[int, ...]
     samples: int
 
 
 def _batches(table: Table) -> dict[str, list[_Batch]]:
-    """Every loader's batches, in order."""
+    """Every loader's batches, in order.
+
+    Raises:
+        NotObservedError: there are none.
+    """
     columns = table.few
     groups: dict[tuple[str, int], list[int]] = {}
     for site in table.pick(Kind.BATCH, phase=Phase.DATA):
@@ -86,81 +80,59 @@ def _batches(table: Table) -> dict[str, list[_Batch]]:
     for row, step in enumerate(columns.steps):
         for (loader, _), sites in sorted(groups.items()):
             places = [columns.place[site] for site in sites]
-            own = [place for place in places if columns.layout[row, place] >= 0]
-            if not own:
-                continue
-            layouts = [table.layouts[int(columns.layout[row, place])] for place in own]
-            largest = max(layouts, key=lambda layout: layout.numel)
-            marks = tuple(int(columns.checksum[row, place]) for place in own)
-            samples = largest.shape[0] if largest.shape else 1
-            found.setdefault(loader, []).append(_Batch(int(step), marks, samples))
-    return found
+            places = [place for place in places if columns.layout[row, place] >= 0]
+            if places:
+                layouts = [table.layouts[int(columns.layout[row, place])] for place in places]
+                largest = max(layouts, key=lambda layout: layout.numel)
+                checksums = tuple(int(columns.checksum[row, place]) for place in places)
+                samples = largest.shape[0] if largest.shape else 1
+                found.setdefault(loader, []).append(_Batch(int(step), checksums, samples))
+    return observed(found, "batches of a DataLoader")
 
 
-def find_repeated_batch(table: Table) -> Answer:
-    """A loader that yields the very same batch twice in a row, and other batches too."""
-    batches = _batches(table)
-    if not batches:
-        return Unseen("batches of a DataLoader")
-    hits = []
-    for loader, own in batches.items():
-        if len({batch.marks for batch in own}) < 2:
+def _repeated_batch(table: Table) -> Iterator[Hit]:
+    for loader, batches in _batches(table).items():
+        if len({batch.checksums for batch in batches}) < 2:
             continue
-        twice = [(one, two) for one, two in pairwise(own) if one.marks == two.marks and one.samples > 1]
+        twice = [(one, two) for one, two in pairwise(batches) if one.checksums == two.checksums and one.samples > 1]
         if twice:
             before, after = twice[0]
             times = f", and {len(twice) - 1} more times" if len(twice) > 1 else ""
             text = f"the batch of step {after.step} is the one of step {before.step} again, bit for bit{times}"
-            hits.append(Hit(after.step, loader, text))
-    return hits
+            yield Hit(after.step, loader, text)
 
 
-def find_one_batch(table: Table) -> Answer:
-    """A loader that only ever yields one batch."""
-    batches = _batches(table)
-    if not batches:
-        return Unseen("batches of a DataLoader")
-    hits = []
-    for loader, own in batches.items():
-        if len(own) >= REST and len({batch.marks for batch in own}) == 1:
-            hits.append(Hit(own[0].step, loader, f"all {len(own)} batches are the same, bit for bit"))
-    return hits
+def _one_batch(table: Table) -> Iterator[Hit]:
+    for loader, batches in _batches(table).items():
+        if len(batches) >= REST and len({batch.checksums for batch in batches}) == 1:
+            yield Hit(batches[0].step, loader, f"all {len(batches)} batches are the same, bit for bit")
 
 
 def _running(table: Table, name: str) -> list[int]:
-    return [
-        site
-        for site in table.pick(Kind.BUFFER, phase=Phase.OPTIMIZER)
-        if table.fqn[site].endswith(f".{name}") and "Norm" in table.module_class[site]
-    ]
+    """The running statistics of that name.
+
+    Raises:
+        NotObservedError: there are none.
+    """
+    buffers = table.pick(Kind.BUFFER, phase=Phase.OPTIMIZER)
+    sites = [site for site in buffers if table.fqn[site].endswith(f".{name}") and "Norm" in table.module_class[site]]
+    return observed(sites, "running statistics of a BatchNorm")
 
 
-def find_frozen_statistics(table: Table) -> Answer:
-    """BatchNorm statistics that stay as they are while the model trains."""
-    sites = _running(table, "running_mean")
-    if not sites:
-        return Unseen("running statistics of a BatchNorm")
+def _frozen_statistics(table: Table) -> Iterator[Hit]:
     called = {table.fqn[site] for site in table.pick(Kind.OUTPUT, phase=Phase.FORWARD)}
-    hits = []
-    for site in sites:
+    for site in _running(table, "running_mean"):
         if table.fqn[site].rpartition(".")[0] not in called:
             continue
-        columns, place = table.columns(site)
-        rows = np.flatnonzero(columns.layout[:, place] >= 0)
-        if len(rows) > REST and len(set(columns.checksum[rows, place].tolist())) == 1:
-            text = f"the same bits after each of {len(rows)} steps"
-            hits.append(Hit(int(columns.steps[rows[0]]), table.name(site), text))
-    return hits
+        column = table.column(site)
+        rows = np.flatnonzero(column.layout >= 0)
+        if len(rows) > REST and len(set(column.checksum[rows].tolist())) == 1:
+            yield Hit(int(column.steps[rows[0]]), table.name(site), f"the same bits after each of {len(rows)} steps")
 
 
-def find_drifting_statistics(table: Table) -> Answer:
-    """BatchNorm statistics that have not settled long after they should have."""
-    sites = _running(table, "running_var")
-    if not sites:
-        return Unseen("running statistics of a BatchNorm")
-    hits = []
+def _drifting_statistics(table: Table) -> Iterator[Hit]:
     long_enough = False
-    for site in sites:
+    for site in _running(table, "running_var"):
         steps, var = table.stat(site, "mean")
         owner = table.fqn[site].rpartition(".")[0]
         mean_site = table.site(Phase.OPTIMIZER, Kind.BUFFER, f"{owner}.running_mean")
@@ -174,13 +146,14 @@ def find_drifting_statistics(table: Table) -> Answer:
         if change > DRIFT_VARIANCE or change < 1 / DRIFT_VARIANCE:
             where = f"from {var[after]:.3g} at step {steps[after]} to {var[-1]:.3g} at step {steps[-1]}"
             text = f"the running variance goes {where}"
-            hits.append(Hit(int(steps[after]), f"buffer {owner}.running_var", text))
+            yield Hit(int(steps[after]), f"buffer {owner}.running_var", text)
         elif moved > DRIFT_MEAN:
             text = (
                 f"the running mean moves by {moved:.1f} running deviations between steps {steps[after]} and {steps[-1]}"
             )
-            hits.append(Hit(int(steps[after]), f"buffer {owner}.running_mean", text))
-    return hits if long_enough else Unseen(f"more than {BURN_IN + REST} steps of a BatchNorm")
+            yield Hit(int(steps[after]), f"buffer {owner}.running_mean", text)
+    if not long_enough:
+        raise NotObservedError(f"more than {BURN_IN + REST} steps of a BatchNorm")
 
 
 RULES = (
@@ -192,7 +165,7 @@ RULES = (
         f"mean over one and more than {OFFSET:g} standard deviations from zero (LeCun and others, Efficient "
         "BackProp, 1998)",
         "a missing normalisation of the data",
-        find_raw_inputs,
+        _raw_inputs,
     ),
     Rule(
         "repeated-batch",
@@ -200,7 +173,7 @@ RULES = (
         "the same batch twice in a row",
         "a loader yields a batch twice in a row, and other batches too; batches of one sample do not count",
         "an iterator that is not advanced, workers with one seed, or a sampler that repeats itself",
-        find_repeated_batch,
+        _repeated_batch,
     ),
     Rule(
         "one-batch",
@@ -208,7 +181,7 @@ RULES = (
         "a loader that yields one batch only",
         f"a loader yields one and the same batch {REST} times or more and no other",
         "full-batch training, or a data set cut down to try something",
-        find_one_batch,
+        _one_batch,
     ),
     Rule(
         "batchnorm-frozen",
@@ -216,7 +189,7 @@ RULES = (
         "BatchNorm statistics that never change in training",
         f"running statistics keep their bits over more than {REST} steps in which the module ran in training",
         "a model left in eval mode, a momentum of 0, or statistics frozen on purpose",
-        find_frozen_statistics,
+        _frozen_statistics,
     ),
     Rule(
         "batchnorm-drift",
@@ -225,6 +198,6 @@ RULES = (
         f"after {BURN_IN} steps, by the end, a running variance changes by a factor of {DRIFT_VARIANCE:g}, or a "
         f"running mean moves by {DRIFT_MEAN:g} running standard deviations",
         "activations that grow, data whose distribution changes, or a learning rate that is too high",
-        find_drifting_statistics,
+        _drifting_statistics,
     ),
 )

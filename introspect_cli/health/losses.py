@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.health.findings import Level
-from introspect_cli.health.rule import Answer, Hit, Rule, Unseen
+from introspect_cli.health.findings import Hit, Level, NotObservedError, Rule, observed
 from introspect_cli.records import Kind
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from introspect_cli.health.table import Table
 
 STUCK_STEPS = 20
@@ -34,32 +35,23 @@ RECENT = 50
 ROBUST = 1.4826
 """Times the median absolute deviation that make a standard deviation, where values are normally distributed."""
 
-_NEEDS = Unseen("a loss (a backward pass that was recorded)")
+
+def _losses(table: Table) -> list[int]:
+    return observed(table.pick(Kind.LOSS), "a loss (a backward pass that was recorded)")
 
 
-def find_not_finite(table: Table) -> Answer:
-    """A loss that is NaN or Inf."""
-    sites = table.pick(Kind.LOSS)
-    if not sites:
-        return _NEEDS
-    hits = []
-    for site in sites:
+def _not_finite(table: Table) -> Iterator[Hit]:
+    for site in _losses(table):
         steps, bad = table.stat(site, "bad")
         rows = np.flatnonzero(bad > 0)
         if len(rows):
             text = f"not a finite number at {len(rows)} of {len(steps)} steps, the first being step {steps[rows[0]]}"
-            hits.append(Hit(int(steps[rows[0]]), table.name(site), text))
-    return hits
+            yield Hit(int(steps[rows[0]]), table.name(site), text)
 
 
-def find_stuck(table: Table) -> Answer:
-    """A loss that never moves."""
-    sites = table.pick(Kind.LOSS)
-    if not sites:
-        return _NEEDS
-    hits = []
+def _stuck(table: Table) -> Iterator[Hit]:
     long_enough = False
-    for site in sites:
+    for site in _losses(table):
         steps, value = table.stat(site, "mean")
         if len(value) < STUCK_STEPS:
             continue
@@ -68,18 +60,14 @@ def find_stuck(table: Table) -> Answer:
         span = float(np.ptp(value))
         if usual > 0 and span < STUCK * usual:
             text = f"stays between {value.min():.6g} and {value.max():.6g} over {len(value)} steps"
-            hits.append(Hit(int(steps[0]), table.name(site), text))
-    return hits if long_enough else Unseen(f"{STUCK_STEPS} or more steps with a finite loss")
+            yield Hit(int(steps[0]), table.name(site), text)
+    if not long_enough:
+        raise NotObservedError(f"{STUCK_STEPS} or more steps with a finite loss")
 
 
-def find_spike(table: Table) -> Answer:
-    """A loss that leaps away from its own recent values."""
-    sites = table.pick(Kind.LOSS)
-    if not sites:
-        return _NEEDS
-    hits = []
+def _spike(table: Table) -> Iterator[Hit]:
     long_enough = False
-    for site in sites:
+    for site in _losses(table):
         steps, value = table.stat(site, "mean")
         for position in range(SPIKE_HISTORY, len(value)):
             long_enough = True
@@ -89,9 +77,10 @@ def find_spike(table: Table) -> Answer:
             now = float(value[position])
             if now - usual > max(SPIKE_DEVIATIONS * spread, (SPIKE_FACTOR - 1) * abs(usual), 1e-6):
                 text = f"{now:.4g} at step {steps[position]}, where {usual:.4g} was usual"
-                hits.append(Hit(int(steps[position]), table.name(site), text))
+                yield Hit(int(steps[position]), table.name(site), text)
                 break
-    return hits if long_enough else Unseen(f"more than {SPIKE_HISTORY} steps with a finite loss")
+    if not long_enough:
+        raise NotObservedError(f"more than {SPIKE_HISTORY} steps with a finite loss")
 
 
 RULES = (
@@ -101,7 +90,7 @@ RULES = (
         "a loss that is NaN or Inf",
         "a loss is NaN or infinite at any step",
         "what made the first NaN or Inf (see `nonfinite`), or a loss function outside its domain",
-        find_not_finite,
+        _not_finite,
     ),
     Rule(
         "loss-stuck",
@@ -109,7 +98,7 @@ RULES = (
         "a loss that does not move",
         f"over {STUCK_STEPS} steps or more, the loss spans less than {STUCK:.1%} of its median",
         "a learning rate far too low, parameters outside the optimizer, a detached graph, shuffled labels",
-        find_stuck,
+        _stuck,
     ),
     Rule(
         "loss-spike",
@@ -119,6 +108,6 @@ RULES = (
         f"{SPIKE_FACTOR - 1:g} times that median and by {SPIKE_DEVIATIONS:g} robust standard deviations ({ROBUST} "
         "times the median absolute deviation)",
         "a bad batch, a learning rate that is too high, or an overflow",
-        find_spike,
+        _spike,
     ),
 )

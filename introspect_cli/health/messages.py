@@ -10,118 +10,110 @@ from __future__ import annotations
 import math
 import re
 from collections import deque
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-
-from introspect_cli.records import Kind, count
+from introspect_cli.health.findings import Hit
+from introspect_cli.records import count
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from introspect_cli.store.batch import StepBatch
-    from introspect_cli.store.rank_reader import RankReader
+    from introspect_cli.health.results import Call
 
-_TOLD = re.compile(r"(send to|recv from) rank (\d+) of (\w+) (\[[\d, ]*\])")
+_MESSAGE = re.compile(r"(?:send to|(recv from)) rank (\d+) of (\w+) (\[[\d, ]*\])")
 
 
-@dataclass
+def is_message(group: str) -> bool:
+    """Whether a group's calls are sends and recvs between two ranks, which need not come in one order."""
+    return group.startswith("messages of")
+
+
+class _Message(NamedTuple):
+    """One end of a message: the dtype and number of elements that it carries, and the call in words."""
+
+    size: tuple[str, int]
+    where: str
+
+
 class _Pair:
     """What one rank sends to another.
 
     Attributes:
-        waiting: sends and recvs that have no partner yet, each with what it carries and where it is.
+        sent, received: sends and recvs that have no partner yet.
         ahead: by how many messages the sender was ahead at the end of the first step.
-        lost: the step since which that is another number, with the sentence.
+        missing: the message since which that is another number.
         unlike: the first message that is sent as one thing and received as another.
     """
 
-    waiting: tuple[deque[tuple[str, str]], deque[tuple[str, str]]] = field(default_factory=lambda: (deque(), deque()))
-    ahead: int | None = None
-    lost: tuple[int, str] | None = None
-    unlike: tuple[int, str] | None = None
+    def __init__(self, name: str, sender: int, receiver: int) -> None:
+        self.site, self.sender, self.receiver = f"{name}, {sender} to {receiver}", sender, receiver
+        self.sent: deque[_Message] = deque()
+        self.received: deque[_Message] = deque()
+        self.ahead: int | None = None
+        self.missing: Hit | None = None
+        self.unlike: Hit | None = None
+
+    def step(self, step: int, sent: Sequence[_Message], received: Sequence[_Message]) -> None:
+        """Put the messages of a step beside those that wait for a partner."""
+        self.sent += sent
+        self.received += received
+        while self.sent and self.received:
+            one, two = self.sent.popleft(), self.received.popleft()
+            if self.unlike is None and self.missing is None and one.size != two.size:
+                evidence = (
+                    f"{one.where} on rank {self.sender} meets {two.where} on rank {self.receiver} in step {step}: "
+                    "another dtype or size"
+                )
+                self.unlike = Hit(step, self.site, evidence, self.receiver)
+        ahead = len(self.sent) - len(self.received)
+        if self.ahead is None:
+            self.ahead = ahead
+        if ahead == self.ahead:
+            self.missing = None
+        elif self.missing is None:
+            last = [ends[-1].where if ends else "" for ends in (sent, received)]
+            evidence = (
+                f"in step {step} rank {self.sender} sends {count(len(sent), 'message')} to rank {self.receiver}, which "
+                f"receives {len(received)}: {last[ahead < self.ahead] or last[ahead > self.ahead]} has no partner"
+            )
+            self.missing = Hit(step, self.site, evidence, self.receiver)
 
 
-class MessageWalk:
-    """Takes in steps, one after the other."""
+class Messages:
+    """The messages between all pairs of ranks."""
 
-    def __init__(self, readers: Sequence[RankReader]) -> None:
-        """Start with the ranks' own readers."""
-        self._readers = list(readers)
-        self._of = [
-            {number for number, kind in enumerate(own.sites.kind) if _is_message(kind, own.sites.fqn[number])}
-            for own in readers
-        ]
+    def __init__(self) -> None:
+        """Begin before the first step."""
         self._pairs: dict[tuple[str, int, int], _Pair] = {}
         self._last: int | None = None
         self._whole = True
 
-    def step(self, step: int, batches: Sequence[StepBatch]) -> None:
-        """Take in a step of all ranks; what is between steps that were left out is not known."""
+    def step(self, step: int, calls: Mapping[int, Mapping[tuple[str, int], Call]]) -> None:
+        """Take in the calls of all ranks; what is between steps that were left out is not known."""
         self._whole &= self._last is None or step == self._last + 1
         self._last = step
-        if not self._whole or not any(self._of):
+        if not self._whole:
             return
-        counts: dict[tuple[str, int, int], list[int]] = {}
-        ends: dict[tuple[str, int, int], list[str]] = {}
-        ranks = {reader.rank for reader in self._readers}
-        for at, (reader, batch) in enumerate(zip(self._readers, batches, strict=True)):
-            numbers = np.asarray(batch.site)
-            rows = np.flatnonzero(np.isin(numbers, list(self._of[at])))
-            for row in rows[np.argsort(np.asarray(batch.sequence)[rows], kind="stable")].tolist():
-                found = _TOLD.match(batch.text[row].strip("'\""))
-                if found is None or int(found[2]) not in ranks:
+        ends: dict[tuple[str, int, int], tuple[list[_Message], list[_Message]]] = {}
+        for rank, by_group in calls.items():
+            messages = [(call.sequence, group, call) for (group, _), call in by_group.items() if is_message(group)]
+            for _, group, call in sorted(messages, key=lambda item: item[0]):
+                match = _MESSAGE.match(call.what)
+                if match is None or int(match[2]) not in calls:
                     continue
-                takes = found[1] != "send to"
-                ends_of = (int(found[2]), reader.rank) if takes else (reader.rank, int(found[2]))
-                site = int(numbers[row])
-                key = (reader.sites.fqn[site], *ends_of)
-                where = f"{found[0]} at {reader.sites.source[site]}"
-                self._pairs.setdefault(key, _Pair()).waiting[takes].append((f"{found[3]} {found[4]}", where))
-                counts.setdefault(key, [0, 0])[takes] += 1
-                ends.setdefault(key, ["", ""])[takes] = where
+                receives = match[1] is not None
+                other = int(match[2])
+                key = (group, other, rank) if receives else (group, rank, other)
+                size = match[3], math.prod(int(size) for size in re.findall(r"\d+", match[4]))
+                ends.setdefault(key, ([], []))[receives].append(_Message(size, f"{match[0]} at {call.source}"))
+        for key in ends:
+            self._pairs.setdefault(key, _Pair(*key))
         for key, pair in self._pairs.items():
-            self._match(step, key, pair, counts.get(key, [0, 0]), ends.get(key, ["", ""]))
+            pair.step(step, *ends.get(key, ([], [])))
 
-    def _match(
-        self, step: int, key: tuple[str, int, int], pair: _Pair, counts: Sequence[int], ends: Sequence[str]
-    ) -> None:
-        sent, got = pair.waiting
-        while sent and got:
-            (one, from_), (two, to) = sent.popleft(), got.popleft()
-            if pair.unlike is None and pair.lost is None and _size(one) != _size(two):
-                told = f"{from_} on rank {key[1]} meets {to} on rank {key[2]} in step {step}: another dtype or size"
-                pair.unlike = step, told
-        ahead = len(sent) - len(got)
-        if pair.ahead is None:
-            pair.ahead = ahead
-        if ahead == pair.ahead:
-            pair.lost = None
-        elif pair.lost is None:
-            more = ahead < pair.ahead
-            told = (
-                f"in step {step} rank {key[1]} sends {count(counts[0], 'message')} to rank {key[2]}, which receives "
-                f"{counts[1]}: {ends[more] or ends[not more]} has no partner"
-            )
-            pair.lost = step, told
-
-    def found(self) -> dict[str, tuple[int, int, str]]:
-        """Step, rank and sentence of what is wrong, by the names of the messages."""
-        out = {}
-        for (name, sender, to), pair in self._pairs.items():
-            hits = [hit for hit in (pair.unlike, pair.lost) if hit is not None]
+    def wrong(self) -> Iterator[Hit]:
+        """The first that is wrong between each pair."""
+        for pair in self._pairs.values():
+            hits = [hit for hit in (pair.unlike, pair.missing) if hit is not None]
             if hits:
-                step, told = min(hits)
-                out[f"{name}, {sender} to {to}"] = step, to, told
-        return out
-
-
-def _is_message(kind: str, fqn: str) -> bool:
-    return kind == Kind.COLLECTIVE.value and fqn.startswith("messages of")
-
-
-def _size(carried: str) -> tuple[str, int]:
-    """Its dtype and how many elements it has."""
-    dtype, _, shape = carried.partition(" ")
-    return dtype, math.prod(int(size) for size in re.findall(r"\d+", shape))
+                yield min(hits, key=lambda hit: (hit.step, hit.evidence))

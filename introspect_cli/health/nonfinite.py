@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.health.findings import Level
-from introspect_cli.health.rule import Answer, Hit, Rule, Unseen
+from introspect_cli.health.findings import Hit, Level, NotObservedError, Rule, observed
 from introspect_cli.records import Kind, Phase
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from introspect_cli.health.table import NonFinite, Table
 
 LARGEST = {"float16": 65504.0, "bfloat16": 3.3895e38, "float32": 3.4028e38}
@@ -43,35 +44,25 @@ def _is_mask(table: Table, event: NonFinite) -> bool:
     return kind in _MASKS or (forward and kind == Kind.OP_OUTPUT.value)
 
 
-def skipped_steps(table: Table) -> set[int]:
-    """Steps after which no parameter had changed: what a gradient scaler skips."""
-    changed = table.moves.changed
-    seen = (changed >= 0).any(axis=1)
-    return set(table.moves.steps[seen & ~(changed == 1).any(axis=1)].tolist())
-
-
-def find_nonfinite(table: Table) -> Answer:
-    """The first NaN or Inf of the run, and the site that made it."""
-    if not len(table.many.steps):
-        return Unseen("a step with records")
-    if np.isnan(table.many.bad).all() and np.isnan(table.few.bad).all():
-        return Unseen("statistics (`--stats`)")
-    skipped = skipped_steps(table)
+def _nonfinite(table: Table) -> Iterator[Hit]:
+    observed(len(table.many.steps), "a step with records")
+    if all(np.isnan(columns.floats["bad"]).all() for columns in (table.many, table.few)):
+        raise NotObservedError("statistics (`--stats`)")
+    skipped = table.moves.skipped
     events = [
         event
         for event in table.nonfinite
         if not _is_mask(table, event) and not (event.step in skipped and table.kind[event.site] in _BACKWARD)
     ]
-    if not events:
-        return []
-    first = events[0]
-    return [Hit(first.step, table.name(first.site), _maker(table, first, events))]
+    if events:
+        yield Hit(events[0].step, table.name(events[0].site), _maker(table, events[0], events))
 
 
 def _maker(table: Table, event: NonFinite, events: list[NonFinite]) -> str:
     """Say what the first record holds and whether what went into it was finite."""
-    parts = [f"{count:,} {name}" for name, count in _counts(event) if count]
-    what = f"{' and '.join(parts)} among {event.numel:,} values of {table.name(event.site)} at step {event.step}"
+    counts = ("NaN", event.nans), ("+Inf", event.posinfs), ("-Inf", event.neginfs)
+    parts = " and ".join(f"{count:,} {name}" for name, count in counts if count)
+    what = f"{parts} among {event.numel:,} values of {table.name(event.site)} at step {event.step}"
     kind = table.kind[event.site]
     if kind == Kind.OUTPUT.value:
         bad = {other.site for other in events if other.step <= event.step}
@@ -96,16 +87,8 @@ def _maker(table: Table, event: NonFinite, events: list[NonFinite]) -> str:
     return f"{what}; nothing earlier has any"
 
 
-def _counts(event: NonFinite) -> tuple[tuple[str, int], ...]:
-    return ("NaN", event.nans), ("+Inf", event.posinfs), ("-Inf", event.neginfs)
-
-
-def find_overflow_ahead(table: Table) -> Answer:
-    """Values of a narrow dtype that are near its largest."""
-    narrow = {number for number, layout in enumerate(table.layouts) if layout.dtype in LARGEST}
-    if not narrow:
-        return Unseen("a tensor of float16, bfloat16 or float32")
-    hits = []
+def _overflow_ahead(table: Table) -> Iterator[Hit]:
+    observed(any(layout.dtype in LARGEST for layout in table.layouts), "a tensor of float16, bfloat16 or float32")
     # Not the gradients on their way: a scaler makes them as large as they can be, on purpose.
     for site in table.pick(Kind.INPUT, Kind.OUTPUT, Kind.GRAD, Kind.PARAM):
         layout = table.layout(site)
@@ -120,31 +103,20 @@ def find_overflow_ahead(table: Table) -> Answer:
         if len(near):
             at = int(near[0])
             text = f"reaches {largest[at]:.3g} at step {steps[at]}; {layout.dtype} ends at {limit:.5g}"
-            hits.append(Hit(int(steps[at]), table.name(site), text))
-    return hits
+            yield Hit(int(steps[at]), table.name(site), text)
 
 
-def find_skipped(table: Table) -> Answer:
-    """Steps that a gradient scaler skipped because gradients had overflowed."""
-    if not table.moves.names:
-        return Unseen("parameters after optimizer steps")
-    skipped = skipped_steps(table)
-    steps = sorted({event.step for event in table.nonfinite if table.kind[event.site] in _BACKWARD} & skipped)
-    if not steps:
-        return []
-    return [Hit(steps[0], "gradients", f"not finite at step {steps[0]}, and no parameter was changed by that step")]
+def _skipped(table: Table) -> Iterator[Hit]:
+    observed(table.moves.names, "parameters after optimizer steps")
+    backward = {event.step for event in table.nonfinite if table.kind[event.site] in _BACKWARD}
+    for step in sorted(backward & table.moves.skipped)[:1]:
+        yield Hit(step, "gradients", f"not finite at step {step}, and no parameter was changed by that step")
 
 
-def find_underflow(table: Table) -> Answer:
-    """float16 gradients most of which are exactly zero, while those further up are not."""
-    sites = [
-        site
-        for site in table.pick(Kind.GRAD_INPUT, phase=Phase.BACKWARD)
-        if (layout := table.layout(site)) is not None and layout.dtype == "float16"
-    ]
-    if not sites:
-        return Unseen("float16 gradients")
-    hits = []
+def _underflow(table: Table) -> Iterator[Hit]:
+    gradients = ((site, table.layout(site)) for site in table.pick(Kind.GRAD_INPUT, phase=Phase.BACKWARD))
+    sites = [site for site, layout in gradients if layout is not None and layout.dtype == "float16"]
+    observed(sites, "float16 gradients")
     for site in sites:
         above = table.site(Phase.BACKWARD, Kind.GRAD_OUTPUT, table.fqn[site], table.call[site])
         if above is None:
@@ -159,8 +131,7 @@ def find_underflow(table: Table) -> Answer:
             text = (
                 f"{zeros[at]:.0%} of the gradient is zero at step {steps[at]}, {source[at]:.0%} of the one it is from"
             )
-            hits.append(Hit(int(steps[at]), table.name(site), text))
-    return hits
+            yield Hit(int(steps[at]), table.name(site), text)
 
 
 RULES = (
@@ -172,7 +143,7 @@ RULES = (
         "input, output, buffer, batch or result of a forward operator counts as a mask, and gradients of a step that "
         "changed no parameter as skipped-steps",
         "a division by zero, the log or root of something not positive, an overflow, or bad data",
-        find_nonfinite,
+        _nonfinite,
     ),
     Rule(
         "overflow-ahead",
@@ -181,7 +152,7 @@ RULES = (
         f"an input, output, parameter or its gradient exceeds 1/{HEADROOM:g} of the largest value of its dtype "
         f"({LARGEST['float16']:g} for float16); bfloat16 and float32 count up to {MASKED:g}, where masks are filled",
         "activations or a loss scale that grow; use bfloat16, normalise, or lower the scale",
-        find_overflow_ahead,
+        _overflow_ahead,
     ),
     Rule(
         "underflow",
@@ -190,7 +161,7 @@ RULES = (
         f"at {UNDERFLOWS} steps or more, over {LOST:.0%} of a float16 gradient at a module's input is zero, and less "
         f"than {KEPT:.0%} of the one at its output",
         "no gradient scaler, or a scale that is too low",
-        find_underflow,
+        _underflow,
     ),
     Rule(
         "skipped-steps",
@@ -198,6 +169,6 @@ RULES = (
         "steps skipped because gradients overflowed",
         "gradients are not finite and no parameter changes in that step, as with a gradient scaler",
         "a gradient scaler that looks for its scale; usual in the first steps",
-        find_skipped,
+        _skipped,
     ),
 )

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from introspect_cli.health.findings import Level
-from introspect_cli.health.nonfinite import skipped_steps
-from introspect_cli.health.rule import Answer, Hit, Rule, Unseen, lasting
+from introspect_cli.health.findings import Hit, Level, NotObservedError, Rule, observed
+from introspect_cli.health.table import lasting
 from introspect_cli.records import Kind, Phase
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
     from introspect_cli.health.table import Table
+    from introspect_cli.records import Layout
 
 LEAST = 5
 """Steps that must have been seen before a parameter is said to rest or to race."""
@@ -30,19 +34,10 @@ LATE = 10
 """Steps after which optimizer state that is still zero is idle."""
 
 
-def _shape_of(table: Table) -> dict[str, tuple[int, ...]]:
-    found = {}
-    for site in table.pick(Kind.PARAM):
-        layout = table.layout(site)
-        if layout is not None:
-            found[table.fqn[site]] = layout.shape
-    return found
-
-
-def _dtype_of(table: Table) -> dict[str, str]:
-    return {
-        table.fqn[site]: layout.dtype for site in table.pick(Kind.PARAM) if (layout := table.layout(site)) is not None
-    }
+def _layouts(table: Table) -> dict[str, Layout]:
+    """The layout of each parameter."""
+    layouts = {site: table.layout(site) for site in table.pick(Kind.PARAM)}
+    return {table.fqn[site]: layout for site, layout in layouts.items() if layout is not None}
 
 
 def _gradients(table: Table) -> dict[str, float]:
@@ -63,148 +58,120 @@ def _has_gradient(table: Table) -> dict[str, bool]:
     return {name: size > 0 for name, size in _gradients(table).items()}
 
 
-def find_unchanged(table: Table) -> Answer:
-    """Parameters that have gradients and never change."""
+def _unchanged(table: Table) -> Iterator[Hit]:
     moves = table.moves
-    if not moves.names:
-        return Unseen("parameters after optimizer steps")
-    if not table.pick(Kind.GRAD):
-        return Unseen("gradients of parameters")
-    sizes = _gradients(table)
-    if not sizes:
-        return []
+    observed(moves.names, "parameters after optimizer steps")
+    observed(table.pick(Kind.GRAD), "gradients of parameters")
+    sizes, layouts = _gradients(table), _layouts(table)
     # A bias in front of a normalisation gets a gradient that is nothing but rounding.
-    noise = ROUNDING * float(np.median(list(sizes.values())))
-    dtypes = _dtype_of(table)
-    hits = []
+    noise = ROUNDING * float(np.median(list(sizes.values()))) if sizes else np.inf
     for place, name in enumerate(moves.names):
         seen = np.flatnonzero(moves.changed[:, place] >= 0)
         if len(seen) >= LEAST and sizes.get(name, 0.0) > noise and not (moves.changed[seen, place] == 1).any():
-            step = int(moves.steps[seen[0]])
-            text = f"has a gradient and the same bits ({dtypes.get(name, '?')}) after each of {len(seen)} steps"
-            hits.append(Hit(step, f"param {name}", text))
-    return hits
+            dtype = layouts[name].dtype if name in layouts else "?"
+            text = f"has a gradient and the same bits ({dtype}) after each of {len(seen)} steps"
+            yield Hit(int(moves.steps[seen[0]]), f"param {name}", text)
 
 
-def find_no_gradient(table: Table) -> Answer:
-    """Parameters that an optimizer holds and that never get a gradient."""
+def _no_gradient(table: Table) -> Iterator[Hit]:
     moves = table.moves
-    if not moves.names or not table.pick(Kind.GRAD):
-        return Unseen("gradients of parameters, and parameters after optimizer steps")
+    observed(moves.names and table.pick(Kind.GRAD), "gradients of parameters, and parameters after optimizer steps")
     learns = _has_gradient(table)
-    hits = []
     for place, name in enumerate(moves.names):
         seen = np.flatnonzero(moves.changed[:, place] >= 0)
         if len(seen) < LEAST or learns.get(name):
             continue
         what = "its gradient is zero" if name in learns else "it has no gradient"
         step = int(moves.steps[seen[0]])
-        hits.append(Hit(step, f"param {name}", f"{what} at each of {len(seen)} steps, though an optimizer holds it"))
-    return hits
+        yield Hit(step, f"param {name}", f"{what} at each of {len(seen)} steps, though an optimizer holds it")
 
 
-def find_not_in_optimizer(table: Table) -> Answer:
-    """Parameters that no optimizer holds, in a model whose others are trained."""
-    moves = table.moves
-    if not moves.names:
-        return Unseen("parameters after optimizer steps")
-    trained_roots = {name.partition(".")[0] for name in moves.names}
-    trained = set(moves.names)
+def _not_in_optimizer(table: Table) -> Iterator[Hit]:
+    trained = set(observed(table.moves.names, "parameters after optimizer steps"))
+    roots = {name.partition(".")[0] for name in trained}
     aliases = {alias for module in table.modules for text in module.aliases for alias in text.split("=")}
-    hits = []
     for site in table.pick(Kind.PARAM, phase=Phase.START):
         name = table.fqn[site]
-        if name not in trained and name not in aliases and name.partition(".")[0] in trained_roots:
-            first = int(table.many.steps[0])
-            hits.append(Hit(first, f"param {name}", "no optimizer step was seen to hold it"))
-    return hits
+        if name not in trained and name not in aliases and name.partition(".")[0] in roots:
+            yield Hit(int(table.many.steps[0]), f"param {name}", "no optimizer step was seen to hold it")
 
 
-def _speeds(table: Table) -> list[tuple[str, list[int], list[float]]] | Unseen:
-    """Steps and relative updates of each weight of two or more dimensions, skipped steps left out."""
+class _Updates(NamedTuple):
+    """The updates of a weight.
+
+    Attributes:
+        name: of the weight.
+        steps: int64 (T,), without those that were skipped.
+        relative: float64 (T,), length of the update over that of the weight.
+    """
+
+    name: str
+    steps: NDArray[np.int64]
+    relative: NDArray[np.float64]
+
+
+def _updates(table: Table) -> list[_Updates]:
+    """The updates of each weight of two or more dimensions.
+
+    Raises:
+        NotObservedError: there are none.
+    """
     moves = table.moves
-    if not moves.names:
-        return Unseen("parameters after optimizer steps")
+    observed(moves.names, "parameters after optimizer steps")
     optimizers = {table.fqn[site] for site in table.pick(Kind.HYPERPARAMETER)}
     if optimizers and all(name.startswith("LBFGS") for name in optimizers):
-        return Unseen("an optimizer that takes small steps (L-BFGS searches along a line)")
+        raise NotObservedError("an optimizer that takes small steps (L-BFGS searches along a line)")
     if np.isnan(moves.relative).all():
-        return Unseen("sketches and statistics of parameters")
-    skipped = skipped_steps(table)
-    shapes = _shape_of(table)
-    learns = _has_gradient(table)
+        raise NotObservedError("sketches and statistics of parameters")
+    layouts, learns = _layouts(table), _has_gradient(table)
+    taken = ~np.isin(moves.steps, list(moves.skipped))
     found = []
     for place, name in enumerate(moves.names):
-        if len(shapes.get(name, ())) < 2 or learns.get(name) is False:
+        if name not in layouts or len(layouts[name].shape) < 2 or learns.get(name) is False:
             continue
-        rows = np.flatnonzero(~np.isnan(moves.relative[:, place]))
-        rows = np.array([row for row in rows if int(moves.steps[row]) not in skipped], np.int64)
+        rows = np.flatnonzero(~np.isnan(moves.relative[:, place]) & taken)
         if len(rows) >= LEAST:
-            found.append((name, moves.steps[rows].tolist(), moves.relative[rows, place].tolist()))
-    return found or Unseen(f"{LEAST} or more updates of a weight of two dimensions")
+            found.append(_Updates(name, moves.steps[rows], moves.relative[rows, place].astype(np.float64)))
+    return observed(found, f"{LEAST} or more updates of a weight of two dimensions")
 
 
-def find_tiny(table: Table) -> Answer:
-    """Weights whose updates are lost in rounding."""
-    speeds = _speeds(table)
-    if isinstance(speeds, Unseen):
-        return speeds
+def _tiny(table: Table) -> Iterator[Hit]:
     learns = _has_gradient(table)
-    hits = []
-    for name, steps, relative in speeds:
-        moving = [value for value in relative if value > 0]
-        if learns.get(name) and moving and float(np.median(relative)) < TINY:
+    for name, steps, relative in _updates(table):
+        if learns.get(name) and (relative > 0).any() and float(np.median(relative)) < TINY:
             text = f"an update is {np.median(relative):.1e} of its size (median), less than float32 can tell apart"
-            hits.append(Hit(int(steps[0]), f"param {name}", text))
-    return hits
+            yield Hit(int(steps[0]), f"param {name}", text)
 
 
-def find_huge(table: Table) -> Answer:
-    """Weights that are mostly replaced at each step."""
-    speeds = _speeds(table)
-    if isinstance(speeds, Unseen):
-        return speeds
-    hits = []
-    for name, steps, relative in speeds:
+def _huge(table: Table) -> Iterator[Hit]:
+    for name, steps, relative in _updates(table):
         if float(np.median(relative)) > HUGE:
-            at = next(position for position, value in enumerate(relative) if value > HUGE)
+            first = steps[np.argmax(relative > HUGE)]
             text = f"an update is {np.median(relative):.0%} of its size (median over {len(steps)} steps)"
-            hits.append(Hit(int(steps[at]), f"param {name}", text))
-    return hits
+            yield Hit(int(first), f"param {name}", text)
 
 
-def find_idle_state(table: Table) -> Answer:
-    """Optimizer state that is all zero late in training."""
-    sites = [
-        site
-        for site in table.pick(Kind.OPTIMIZER_STATE, phase=Phase.OPTIMIZER)
-        if (layout := table.layout(site)) is not None and layout.numel > 1
-    ]
-    if not sites:
-        return Unseen("optimizer state")
-    hits = []
+def _idle_state(table: Table) -> Iterator[Hit]:
+    sites = table.tensors(Kind.OPTIMIZER_STATE, phase=Phase.OPTIMIZER, floats=False)
+    observed(sites, "optimizer state")
     for site in sites:
         steps, zeros = table.stat(site, "zeros")
-        start = lasting((zeros == 1).tolist(), LATE)
+        start = lasting(zeros == 1, LATE)
         if start is not None:
             text = f"all zero since step {steps[start]}, after {len(steps)} steps"
-            hits.append(Hit(int(steps[start]), table.name(site), text))
-    return hits
+            yield Hit(int(steps[start]), table.name(site), text)
 
 
-def find_no_rate(table: Table) -> Answer:
-    """A learning rate that is zero for longer than a schedule's first or last step."""
-    sites = [site for site in table.pick(Kind.HYPERPARAMETER) if table.path[site].endswith("['lr']")]
-    if not sites:
-        return Unseen("learning rates")
-    hits = []
+def _no_rate(table: Table) -> Iterator[Hit]:
+    sites = observed(
+        [site for site in table.pick(Kind.HYPERPARAMETER) if table.path[site].endswith("['lr']")], "learning rates"
+    )
     for site in sites:
         steps, rate = table.stat(site, "mean")
         zero = np.flatnonzero(rate == 0)
         if len(zero) >= LEAST:
             text = f"the learning rate is 0 at {len(zero)} of {len(steps)} steps"
-            hits.append(Hit(int(steps[zero[0]]), f"{table.fqn[site]}{table.path[site]}", text))
-    return hits
+            yield Hit(int(steps[zero[0]]), f"{table.fqn[site]}{table.path[site]}", text)
 
 
 RULES = (
@@ -215,7 +182,7 @@ RULES = (
         f"a parameter has a gradient, above {ROUNDING:g} of the median parameter's, and the same bits after each of "
         f"{LEAST} steps or more",
         "a learning rate of zero, an optimizer over copies of the parameters, or updates too small for the dtype",
-        find_unchanged,
+        _unchanged,
     ),
     Rule(
         "no-gradient",
@@ -223,7 +190,7 @@ RULES = (
         "parameters in an optimizer that never get a gradient",
         f"a parameter in an optimizer has no gradient, or one of zero, at each of {LEAST} steps or more",
         "a layer that is frozen, not used or detached from the loss",
-        find_no_gradient,
+        _no_gradient,
     ),
     Rule(
         "not-in-optimizer",
@@ -231,7 +198,7 @@ RULES = (
         "parameters that no optimizer holds, beside others that one does",
         "no optimizer was seen to hold a parameter of a model that is trained",
         "frozen on purpose, or added after the optimizer was built",
-        find_not_in_optimizer,
+        _not_in_optimizer,
     ),
     Rule(
         "tiny-updates",
@@ -240,7 +207,7 @@ RULES = (
         f"the median update of a weight of two dimensions or more, over {LEAST} steps or more, is below {TINY:g} of "
         "its norm, which float32 rounds away; L-BFGS does not count",
         "a learning rate that is far too low, or decayed to nothing",
-        find_tiny,
+        _tiny,
     ),
     Rule(
         "huge-updates",
@@ -249,7 +216,7 @@ RULES = (
         f"the median update of a weight of two dimensions or more, over {LEAST} steps or more, is above {HUGE:.0%} "
         "of its norm; a thousandth is usual. L-BFGS does not count",
         "a learning rate that is too high, or no warm-up",
-        find_huge,
+        _huge,
     ),
     Rule(
         "idle-optimizer-state",
@@ -257,7 +224,7 @@ RULES = (
         "optimizer state that is all zero late in training",
         f"a tensor of it is all zero at the last {LATE} steps or more",
         "gradients that are zero: a layer that is not used, is dead or is detached",
-        find_idle_state,
+        _idle_state,
     ),
     Rule(
         "zero-learning-rate",
@@ -265,6 +232,6 @@ RULES = (
         "a learning rate of zero",
         f"a learning rate is zero at {LEAST} steps or more",
         "a schedule that has ended, or one that is stepped too often",
-        find_no_rate,
+        _no_rate,
     ),
 )

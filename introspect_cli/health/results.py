@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from introspect_cli.records import Status
-from introspect_cli.store.launched import rank_list
+from introspect_cli.store.launch import rank_list
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from introspect_cli.store.batch import StepBatch
-    from introspect_cli.store.rank_reader import RankReader
+    from introspect_cli.health.aligned import AlignedStep, Value
 
 _NEAR, _COARSE_NEAR = 1e-3, 5e-2
 _COARSE = ("bfloat16", "float16", "float8")
@@ -29,178 +28,149 @@ class Call(NamedTuple):
     """One collective of one rank.
 
     Attributes:
-        told: what it is, with shapes.
+        what: the operation with dtype and shapes, as `all_reduce sum of float32 [4]`.
         source: `file:line`.
         rows: rows of what goes in and comes out, by path.
+        sequence: when in the step it was recorded.
     """
 
-    told: str
+    what: str
     source: str
     rows: Mapping[str, int]
+    sequence: int = 0
 
     @property
     def where(self) -> str:
         """It and its line."""
-        return f"{self.told} at {self.source}" if self.source else self.told
+        return f"{self.what} at {self.source}" if self.source else self.what
+
+    @property
+    def operation(self) -> str:
+        """`all_reduce`."""
+        return self.what.split(" ", 1)[0]
 
 
-class _Value(NamedTuple):
-    """A tensor of one rank.
-
-    Attributes:
-        at: the rank's position.
-        checksum: of all bits.
-        numel: its elements.
-        low: the smallest.
-        high: the largest.
-        mean: of all.
-        size: mean of absolute values.
-        sketch: None where there is none.
-    """
-
-    at: int
-    checksum: int
-    numel: int
-    low: float
-    high: float
-    mean: float
-    size: float
-    sketch: np.ndarray[tuple[int, ...], np.dtype[np.float64]] | None
-
-
-def wrong_result(
-    readers: Sequence[RankReader], batches: Sequence[StepBatch], calls: Mapping[int, Call], *, all_there: bool
-) -> tuple[int, str] | None:
-    """A rank's position and what is wrong with its result; None where nothing is, or nothing can be told.
+def wrong_result(now: AlignedStep, calls: Mapping[int, Call], *, complete: bool) -> tuple[int, str] | None:
+    """A rank and what is wrong with its result; None where nothing is, or that cannot be decided.
 
     Args:
-        readers: of all ranks.
-        batches: of all ranks, of one step.
-        calls: one collective, by position of the rank.
-        all_there: whether these are all ranks of its group.
+        now: a step of all ranks.
+        calls: one collective of each rank.
+        complete: whether these are all ranks of its group.
     """
-    first = calls[min(calls)].told
-    word, how = [*first.split(), "", ""][:2]
-    given, gives = (_values(readers, batches, calls, way) for way in (".in", ".out"))
+    what = calls[min(calls)].what
+    operation, how = [*what.split(), "", ""][:2]
+    given, gives = (_values(now, calls, side) for side in (".in", ".out"))
     if not gives:
         return None
-    names = [reader.rank for reader in readers]
-    if word in ("all_reduce", "broadcast"):
-        apart = _apart(gives, names)
-        if apart is not None:
-            return apart
-    if not all_there or not given:
+    if operation in ("all_reduce", "broadcast"):
+        unlike = _unlike(gives)
+        if unlike is not None:
+            return unlike
+    if not complete or not given:
         return None
-    near = _COARSE_NEAR if any(name in first for name in _COARSE) else _NEAR
-    told = None
-    if word == "all_reduce":
-        told = _reduced(given, gives, how, near)
-    elif word == "broadcast":
-        told = "" if {own.checksum for own in gives} == {own.checksum for own in given} else "what the root sent"
-    elif word in ("all_gather", "gather", "scatter", "all_to_all"):
-        told = _moved(given, gives, word, near)
-    elif word == "reduce_scatter" and how in ("sum", "avg"):
-        size = len(calls) if how == "avg" else 1
-        told = "" if _totals(given, gives, near, 1 / size) else f"the {_mean(how)} of what went in, cut into parts"
-    return (gives[0].at, f"its result is not {told}") if told else None
+    near = _COARSE_NEAR if any(name in what for name in _COARSE) else _NEAR
+    expected = ""
+    if operation == "all_reduce":
+        expected = _reduced(given, gives, how, near)
+    elif operation == "broadcast":
+        expected = "" if {own.checksum for own in gives} == {own.checksum for own in given} else "what the root sent"
+    elif operation in ("all_gather", "gather", "scatter", "all_to_all"):
+        put = "put together" if "gather" in operation else "shared out"
+        expected = "" if _only_moved(given, gives, operation, near) else f"what went in, {put}"
+    elif operation == "reduce_scatter" and how in ("sum", "avg"):
+        factor = 1 / len(calls) if how == "avg" else 1.0
+        expected = "" if _add_up(given, gives, near, factor) else f"the {_mean(how)} of what went in, cut into parts"
+    return (gives[0].rank, f"its result is not {expected}") if expected else None
 
 
-def _values(
-    readers: Sequence[RankReader], batches: Sequence[StepBatch], calls: Mapping[int, Call], way: str
-) -> list[_Value] | None:
-    """What all ranks put in, or got; None where any of it was not recorded whole."""
+def _values(now: AlignedStep, calls: Mapping[int, Call], side: str) -> list[Value]:
+    """What all ranks put in, or got; nothing where any of it was not recorded whole."""
     found = []
-    for at in sorted(calls):
-        batch, floats = batches[at], batches[at].floats
-        rows = {path: row for path, row in calls[at].rows.items() if path.startswith(way)}
-        for path in sorted(rows, key=lambda own: (len(own), own)):
-            row = rows[path]
-            if batch.status[row] != Status.OBSERVED.value:
-                return None
-            low, high, mean, size = (
-                float(floats[name][row]) if name in floats else np.nan for name in ("min", "max", "mean", "amean")
-            )
-            sketch = None if batch.sketch is None else np.asarray(batch.sketch[row], np.float64)
-            numel = readers[at].layouts[int(batch.layout[row])].numel
-            found.append(_Value(at, int(batch.checksum[row]), numel, low, high, mean, size, sketch))
+    for rank in sorted(calls):
+        rows = {path: row for path, row in calls[rank].rows.items() if path.startswith(side)}
+        for path in sorted(rows, key=lambda path: (len(path), path)):
+            if now.batches[rank].status[rows[path]] != Status.OBSERVED.value:
+                return []
+            found.append(now.value(rank, rows[path]))
     return found
 
 
-def _apart(gives: Sequence[_Value], names: Sequence[int]) -> tuple[int, str] | None:
-    """Ranks with another result than the first; results of several tensors are held by their order."""
-    by_rank: dict[int, list[int]] = {}
-    for own in gives:
-        by_rank.setdefault(own.at, []).append(own.checksum)
-    base = min(by_rank)
-    others = [at for at in sorted(by_rank) if by_rank[at] != by_rank[base]]
-    if not others or len({len(own) for own in by_rank.values()}) > 1:
+def _by_rank(values: Sequence[Value]) -> dict[int, list[Value]]:
+    found: dict[int, list[Value]] = {}
+    for value in values:
+        found.setdefault(value.rank, []).append(value)
+    return found
+
+
+def _unlike(gives: Sequence[Value]) -> tuple[int, str] | None:
+    """Ranks with another result than the first; results of several tensors are compared by their order."""
+    results = {rank: [value.checksum for value in values] for rank, values in _by_rank(gives).items()}
+    base = min(results)
+    others = [rank for rank in sorted(results) if results[rank] != results[base]]
+    if not others or len({len(result) for result in results.values()}) > 1:
         return None
-    ranks = rank_list([names[at] for at in others])
-    return others[0], f"its result on {ranks} is not that on rank {names[base]}"
+    return others[0], f"its result on {rank_list(others)} is not that on rank {base}"
 
 
-def _reduced(given: Sequence[_Value], gives: Sequence[_Value], how: str, near: float) -> str:
-    """What the result of a reduction is not; "" where it is, or that cannot be told."""
-    ranks = len({own.at for own in given})
-    each, rest = divmod(len(given), ranks)
+def _reduced(given: Sequence[Value], gives: Sequence[Value], how: str, near: float) -> str:
+    """What the result of a reduction is not; "" where it is, or that cannot be decided."""
+    each, rest = divmod(len(given), len(_by_rank(given)))
     if rest or len(gives) != len(given):
         return ""
     for number in range(each):
-        rows, out = given[number::each], gives[number]
+        terms, out = given[number::each], gives[number]
         if how in ("max", "min"):
-            pick, name = (max, "high") if how == "max" else (min, "low")
-            wanted = pick(getattr(own, name) for own in rows)
-            if np.isfinite(wanted) and getattr(out, name) != wanted:
+            wanted, got = (
+                (max(term.high for term in terms), out.high)
+                if how == "max"
+                else (min(term.low for term in terms), out.low)
+            )
+            if np.isfinite(wanted) and got != wanted:
                 return f"the {how}imum of what went in"
         elif how == "product" and out.numel == 1:
-            wanted = float(np.prod([own.mean for own in rows]))
+            wanted = float(np.prod([term.mean for term in terms]))
             if np.isfinite(wanted) and abs(out.mean - wanted) > near * abs(wanted):
                 return "the product of what went in"
         elif how in ("sum", "avg") and out.sketch is not None:
-            rows_ = [own.sketch for own in rows if own.sketch is not None]
-            total = np.sum(rows_, axis=0) / (len(rows) if how == "avg" else 1)
-            size = max(float(np.linalg.norm(row)) for row in (*rows_, out.sketch))
+            sketches = [term.sketch for term in terms if term.sketch is not None]
+            total = np.sum(sketches, axis=0) / (len(terms) if how == "avg" else 1)
+            size = max(float(np.linalg.norm(sketch)) for sketch in (*sketches, out.sketch))
             far = float(np.linalg.norm(out.sketch - total)) / size if size else 0.0
             if np.isfinite(far) and far > near:
                 return f"the {_mean(how)} of what went in (relative L2 {far:.1e})"
     return ""
 
 
-def _moved(given: Sequence[_Value], gives: Sequence[_Value], word: str, near: float) -> str:
-    """What values that are only moved are not; "" where they are, or that cannot be told."""
-    what = "what went in, put together" if "gather" in word else "what went in, shared out"
-    sent = Counter(own.checksum for own in given)
-    each: dict[int, list[_Value]] = {}
-    for own in gives:
-        each.setdefault(own.at, []).append(own)
-    if word == "all_gather":
-        for own_results in each.values():
-            if len(own_results) == len(given):
-                same = Counter(own.checksum for own in own_results) == sent
-            else:
-                same = _totals(given, own_results, near, 1.0, exact=True)
-            if not same:
-                return what
-        return ""
-    if len(gives) == len(given) and word in ("gather", "scatter"):
-        return "" if Counter(own.checksum for own in gives) == sent else what
-    return "" if _totals(given, gives, near, 1.0, exact=True) else what
+def _only_moved(given: Sequence[Value], gives: Sequence[Value], operation: str, near: float) -> bool:
+    """Whether what comes out is what went in, as far as that can be decided."""
+    sent = Counter(value.checksum for value in given)
+    if operation == "all_gather":
+        return all(
+            Counter(value.checksum for value in results) == sent
+            if len(results) == len(given)
+            else _add_up(given, results, near, exact=True)
+            for results in _by_rank(gives).values()
+        )
+    if len(gives) == len(given) and operation in ("gather", "scatter"):
+        return Counter(value.checksum for value in gives) == sent
+    return _add_up(given, gives, near, exact=True)
 
 
-def _totals(
-    given: Sequence[_Value], gives: Sequence[_Value], near: float, factor: float, *, exact: bool = False
+def _add_up(
+    given: Sequence[Value], gives: Sequence[Value], near: float, factor: float = 1.0, *, exact: bool = False
 ) -> bool:
     """Whether all elements that come out add up to those that went in; `exact`: with their number and extrema."""
-    one, two = ([own for own in side if own.numel] for side in (given, gives))
+    one, two = ([value for value in side if value.numel] for side in (given, gives))
     if not one or not two:
         return True
-    if exact and sum(own.numel for own in one) != sum(own.numel for own in two):
+    if exact and sum(value.numel for value in one) != sum(value.numel for value in two):
         return True  # padded, or coalesced otherwise than was recorded
-    totals = [sum(own.mean * own.numel for own in side) for side in (one, two)]
-    size = max(sum(own.size * own.numel for own in one) * factor, sum(own.size * own.numel for own in two))
+    totals = [sum(value.total for value in side) for side in (one, two)]
+    size = max(sum(value.size for value in one) * factor, sum(value.size for value in two))
     if not np.isfinite([*totals, size]).all():
         return True
-    extrema = [(min(own.low for own in side), max(own.high for own in side)) for side in (one, two)]
+    extrema = [(min(value.low for value in side), max(value.high for value in side)) for side in (one, two)]
     return abs(totals[0] * factor - totals[1]) <= near * size and (not exact or extrema[0] == extrema[1])
 
 

@@ -9,9 +9,9 @@ every step during the pass.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -24,11 +24,16 @@ if TYPE_CHECKING:
 
     from introspect_cli.records import Kind, Layout, ModuleInfo, Phase
 
-MOST_CELLS = 6_000_000
-"""Cells (steps by sites) kept of each statistic."""
-
 STATS = ("min", "max", "mean", "amean", "var")
-"""Float statistics that are kept."""
+"""Statistics that are kept as they were recorded; a plain number stands as its own mean."""
+
+SHARES = ("zeros", "bad")
+"""Statistics that are kept as shares of the elements: those that are exactly zero, those that are not finite."""
+
+SiteName = tuple[str, str, str, int, str]
+"""Phase, kind, FQN, call, path."""
+
+_FLOATS = ("float", "bfloat")
 
 
 @dataclass(frozen=True)
@@ -44,18 +49,28 @@ class NonFinite:
     numel: int
 
 
-@dataclass(frozen=True, eq=False)
-class Columns:
-    """Statistics of some sites over some steps.
+class Column(NamedTuple):
+    """One site over some steps.
 
     Attributes:
         steps: int64 (T,), step numbers.
+        layout: int32 (T,), number of the layout; -1 where nothing was measured.
+        checksum: uint64 (T,), 0 where not observed.
+        floats: float32 (T,) by name of `STATS` and `SHARES`, NaN where absent.
+    """
+
+    steps: NDArray[np.int64]
+    layout: NDArray[np.int32]
+    checksum: NDArray[np.uint64]
+    floats: dict[str, NDArray[np.float32]]
+
+
+@dataclass(frozen=True, eq=False)
+class Columns:
+    """Some sites over some steps: `Column`, (T, S) in place of (T,).
+
+    Attributes:
         sites: int64 (S,), numbers of the sites in the rank's table.
-        layout: int32 (T, S), number of the layout; -1 where nothing was measured.
-        checksum: uint64 (T, S), 0 where not observed.
-        floats: float32 (T, S) by name of `STATS`, NaN where absent; a plain number stands as its own mean.
-        zeros: float32 (T, S), share of elements that are exactly zero; NaN where absent.
-        bad: float32 (T, S), share of elements that are not finite; NaN where absent.
     """
 
     steps: NDArray[np.int64]
@@ -63,27 +78,24 @@ class Columns:
     layout: NDArray[np.int32]
     checksum: NDArray[np.uint64]
     floats: dict[str, NDArray[np.float32]]
-    zeros: NDArray[np.float32]
-    bad: NDArray[np.float32]
 
     @classmethod
     def empty(cls, steps: NDArray[np.int64], sites: NDArray[np.int64]) -> Columns:
         """Columns in which nothing has been seen yet."""
         shape = len(steps), len(sites)
-        return cls(
-            steps,
-            sites,
-            np.full(shape, -1, np.int32),
-            np.zeros(shape, np.uint64),
-            {name: np.full(shape, np.nan, np.float32) for name in STATS},
-            np.full(shape, np.nan, np.float32),
-            np.full(shape, np.nan, np.float32),
-        )
+        floats = {name: np.full(shape, np.nan, np.float32) for name in (*STATS, *SHARES)}
+        return cls(steps, sites, np.full(shape, -1, np.int32), np.zeros(shape, np.uint64), floats)
 
     @cached_property
     def place(self) -> dict[int, int]:
         """Column of each site's number."""
         return {int(site): column for column, site in enumerate(self.sites)}
+
+    def column(self, site: int) -> Column:
+        """One site of them."""
+        place = self.place[site]
+        floats = {name: values[:, place] for name, values in self.floats.items()}
+        return Column(self.steps, self.layout[:, place], self.checksum[:, place], floats)
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,6 +113,12 @@ class Moves:
     names: list[str]
     changed: NDArray[np.int8]
     relative: NDArray[np.float32]
+
+    @cached_property
+    def skipped(self) -> set[int]:
+        """Steps after which no parameter had changed: what a gradient scaler skips."""
+        seen = (self.changed >= 0).any(axis=1)
+        return set(self.steps[seen & ~(self.changed == 1).any(axis=1)].tolist())
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,7 +154,7 @@ class Table:
     few: Columns
     many: Columns
     moves: Moves
-    nonfinite: list[NonFinite] = field(default_factory=list)
+    nonfinite: list[NonFinite]
 
     @cached_property
     def numel(self) -> NDArray[np.float64]:
@@ -144,13 +162,14 @@ class Table:
         return np.array([*(float(layout.numel) for layout in self.layouts), np.nan])
 
     @cached_property
-    def _numbers(self) -> dict[tuple[str, str, str, int, str], int]:
+    def numbers(self) -> dict[SiteName, int]:
+        """Number of each site by its name."""
         sites = zip(self.phase, self.kind, self.fqn, self.call, self.path, strict=True)
         return {site: number for number, site in enumerate(sites)}
 
     def site(self, phase: Phase, kind: Kind, fqn: str, call: int = 0, path: str = "") -> int | None:
         """Number of a site, None where there is none."""
-        return self._numbers.get((phase.value, kind.value, fqn, call, path))
+        return self.numbers.get((phase.value, kind.value, fqn, call, path))
 
     def pick(self, *kinds: Kind, phase: Phase | None = None) -> list[int]:
         """Numbers of all sites of these kinds, in the order they were first seen."""
@@ -162,11 +181,9 @@ class Table:
         ]
         return sorted(found, key=lambda number: int(self.order[number]))
 
-    def columns(self, site: int) -> tuple[Columns, int]:
-        """Where a site's statistics are: the columns and its place in them."""
-        if site in self.few.place:
-            return self.few, self.few.place[site]
-        return self.many, self.many.place[site]
+    def column(self, site: int) -> Column:
+        """A site over the steps that are kept of it."""
+        return (self.few if site in self.few.place else self.many).column(site)
 
     def name(self, site: int) -> str:
         """A site for people."""
@@ -179,29 +196,53 @@ class Table:
 
     def layout(self, site: int) -> Layout | None:
         """The first layout a site was seen with."""
-        columns, place = self.columns(site)
-        seen = columns.layout[:, place]
+        seen = self.column(site).layout
         seen = seen[seen >= 0]
         return self.layouts[int(seen[0])] if len(seen) else None
 
+    def tensors(self, *kinds: Kind, phase: Phase | None = None, floats: bool = True) -> list[int]:
+        """As `pick`, of sites with several elements; by default of floating point dtypes."""
+        found = []
+        for site in self.pick(*kinds, phase=phase):
+            layout = self.layout(site)
+            if layout is not None and layout.numel > 1 and (not floats or layout.dtype.startswith(_FLOATS)):
+                found.append(site)
+        return found
+
+    def norms(self, sites: Sequence[int]) -> NDArray[np.float64]:
+        """L2 norms (T, n) of sites in `many`, NaN where not measured."""
+        places = [self.many.place[site] for site in sites]
+        mean, var, bad = (self.many.floats[name][:, places].astype(np.float64) for name in ("mean", "var", "bad"))
+        return l2_norm(mean, var, self.numel[self.many.layout[:, places]] * (1 - np.nan_to_num(bad)))
+
+    def total_norm(self, sites: Sequence[int]) -> NDArray[np.float64]:
+        """L2 norm (T,) over all elements of sites in `many`; what was not measured counts as zero."""
+        total: NDArray[np.float64] = np.sqrt(np.nansum(self.norms(sites) ** 2, axis=1))
+        return total
+
     def l2(self, site: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """L2 norm of a site at the steps where it was measured."""
-        columns, place = self.columns(site)
-        rows = np.flatnonzero(columns.layout[:, place] >= 0)
-        mean = columns.floats["mean"][rows, place].astype(np.float64)
-        var = columns.floats["var"][rows, place].astype(np.float64)
-        finite = self.numel[columns.layout[rows, place]] * (1 - np.nan_to_num(columns.bad[rows, place]))
-        return columns.steps[rows], l2_norm(mean, var, finite)
+        column = self.column(site)
+        rows = np.flatnonzero(column.layout >= 0)
+        mean, var = (column.floats[name][rows].astype(np.float64) for name in ("mean", "var"))
+        finite = self.numel[column.layout[rows]] * (1 - np.nan_to_num(column.floats["bad"][rows]))
+        return column.steps[rows], l2_norm(mean, var, finite)
 
     def stat(self, site: int, name: str) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Step numbers and values of a statistic where it is present; `zeros` and `bad` are shares."""
+        """Step numbers and values of a statistic where it is present."""
         steps, values = self.stats(site, name)
         return steps, values[0]
 
     def stats(self, site: int, *names: str) -> tuple[NDArray[np.int64], list[NDArray[np.float64]]]:
         """The same of several statistics, at the steps where all of them are present."""
-        columns, place = self.columns(site)
-        own = {"zeros": columns.zeros, "bad": columns.bad, **columns.floats}
-        values = [own[name][:, place].astype(np.float64) for name in names]
+        column = self.column(site)
+        values = [column.floats[name].astype(np.float64) for name in names]
         rows = np.flatnonzero(~np.isnan(values).any(axis=0))
-        return columns.steps[rows], [value[rows] for value in values]
+        return column.steps[rows], [value[rows] for value in values]
+
+
+def lasting(flags: NDArray[np.bool_], least: int) -> int | None:
+    """Where the stretch of true flags begins that lasts to the end, if it is `least` long or longer."""
+    others = np.flatnonzero(~flags)
+    start = int(others[-1]) + 1 if len(others) else 0
+    return start if len(flags) - start >= least else None

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.errors import UsageError
-from introspect_cli.inspect.history import steps_in_words
 from introspect_cli.inspect.overview import reader_of
 from introspect_cli.records import OTHERS, Given, Kind, Phase, Record, Status
 from introspect_cli.selection import selects
@@ -94,11 +93,9 @@ def graph_of(run: Any, step: int | None = None, rank: int | None = None) -> Grap
     Raises:
         UsageError: the run has no such step, or no operators in it.
     """
-    reader = reader_of(run, rank)
-    steps = [int(number) for number in reader.entries["step"]] if step is None else [step]
+    reader = reader_of(run, rank, step)
+    steps = reader.entries["step"].tolist() if step is None else [step]
     for number in steps[:8]:
-        if number not in reader:
-            raise UsageError(f"{run.path} has no step {number}: {steps_in_words(reader)}.")
         graph = _read(reader, number)
         if graph.nodes:
             return graph
@@ -199,8 +196,8 @@ def _middle(graph: Graph) -> set[int]:
             places.setdefault(node.number, []).append((head, number))
     return {
         number
-        for number, own in places.items()
-        if any(min(numbers[head]) < layer < max(numbers[head]) for head, layer in own)
+        for number, layers in places.items()
+        if any(min(numbers[head]) < layer < max(numbers[head]) for head, layer in layers)
     }
 
 

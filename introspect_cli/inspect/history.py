@@ -1,16 +1,19 @@
-"""The records of one step, and one site over all steps."""
+"""The records of one step, one site over all steps, and the values that `--save-tensors` kept whole."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from introspect_cli.errors import UsageError
+from introspect_cli.errors import UsageError, did_you_mean
 from introspect_cli.inspect.overview import reader_of
 from introspect_cli.records import DERIVED_STATS, STATISTICS, Kind, Record, Status
-from introspect_cli.selection import Selection, did_you_mean, matches, near_module, selects
+from introspect_cli.selection import Selection, matches, near_module, selects
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 
 @dataclass(frozen=True)
@@ -32,28 +35,30 @@ class History:
     texts: tuple[str, ...] = field(default=())
 
 
+@dataclass(frozen=True, eq=False)
+class Stored:
+    """A record and its tensor.
+
+    Attributes:
+        record: the record.
+        values: the whole tensor; None where it was not stored.
+    """
+
+    record: Record
+    values: NDArray[Any] | None
+
+
 def step_records(run: Any, step: int, selection: Selection, *, rank: int | None = None) -> list[Record]:
     """The selected records of a step, in the order they were made.
 
     Raises:
         UsageError: the run has no such step or rank, or nothing of the step is selected.
     """
-    reader = reader_of(run, rank)
-    if step not in reader:
-        raise UsageError(f"{run.path} has no step {step}: {steps_in_words(reader)}.")
+    reader = reader_of(run, rank, step)
     found = [record for record in reader.records(step) if selection.wants(record.site.kind, record.site.fqn)]
     if not found and selection.narrowed:
         raise UsageError(f"step {step} of {run.path} has no record that --kinds and --modules select.")
     return found
-
-
-def steps_in_words(reader: Any) -> str:
-    """Which steps a rank has."""
-    if not len(reader):
-        return "it has no complete step"
-    numbers = reader.entries["step"]
-    dropped = "".join(f", and does not hold {own}" for own in reader.thinned)
-    return f"it has {len(numbers)} from {int(numbers[0])} to {int(numbers[-1])}{dropped}"
 
 
 def histories(run: Any, fqn: str, stat: str, kinds: frozenset[Kind], *, rank: int | None = None) -> list[History]:
@@ -72,11 +77,11 @@ def histories(run: Any, fqn: str, stat: str, kinds: frozenset[Kind], *, rank: in
         raise UsageError(f"{run.path} has no record of {fqn}{hint}")
     wanted = set(chosen)
     points: dict[int, list[tuple[int, float | None, str]]] = {number: [] for number in chosen}
-    known = False
+    kept = False
     for row in range(len(reader)):
         batch = reader.read_row(row)
         step = int(reader.entries["step"][row])
-        known = known or stat in batch.floats or stat in batch.counts or (bool(batch.floats) and stat in DERIVED_STATS)
+        kept = kept or stat in batch.floats or stat in batch.counts or (bool(batch.floats) and stat in DERIVED_STATS)
         places = np.flatnonzero(np.isin(np.asarray(batch.site), chosen))
         for place in places:
             number = int(batch.site[place])
@@ -84,7 +89,7 @@ def histories(run: Any, fqn: str, stat: str, kinds: frozenset[Kind], *, rank: in
                 record = reader.record(batch, int(place), step)
                 text = record.summary.text if record.summary.status is Status.VALUE else ""
                 points[number].append((step, _number(record.summary.stats.get(stat), text), text))
-    if not known and not any(text for own in points.values() for _, _, text in own):
+    if not kept and not any(text for rows in points.values() for _, _, text in rows):
         names = (*STATISTICS, *DERIVED_STATS)
         hint = did_you_mean(stat, names) or f": known are {', '.join(names)}"
         raise UsageError(f"{run.path} keeps no statistic {stat!r}{hint}")
@@ -93,17 +98,17 @@ def histories(run: Any, fqn: str, stat: str, kinds: frozenset[Kind], *, rank: in
 
 def paired(a: list[History], b: list[History]) -> list[tuple[History | None, History | None]]:
     """The histories of two runs by site, in a's order, those of b alone last."""
-    own = {history.site: history for history in b}
-    names = dict.fromkeys([*(history.site for history in a), *own])
+    second = {history.site: history for history in b}
+    names = dict.fromkeys([*(history.site for history in a), *second])
     first = {history.site: history for history in a}
-    return [(first.get(name), own.get(name)) for name in names]
+    return [(first.get(name), second.get(name)) for name in names]
 
 
-def _history(sites: Any, number: int, own: list[tuple[int, float | None, str]]) -> History:
+def _history(sites: Any, number: int, rows: list[tuple[int, float | None, str]]) -> History:
     site, _ = sites[number]
     call = f" #{site.call}" if site.call else ""
     name = f"{site.phase.value} {site.kind.value} {site.fqn}{site.path and ' ' + site.path}{call}"
-    steps, values, texts = zip(*own, strict=True)
+    steps, values, texts = zip(*rows, strict=True)
     return History(name, site.kind.value, steps, values, texts if any(texts) else ())
 
 
@@ -114,3 +119,45 @@ def _number(value: float | None, text: str) -> float | None:
         return float(text)
     except ValueError:
         return None
+
+
+def stored_values(
+    run: Any, fqn: str, selection: Selection, *, step: int | None = None, rank: int | None = None
+) -> list[Stored]:
+    """The records of an FQN (or glob) at one step, with the tensors that were stored.
+
+    Args:
+        run: the run.
+        fqn: name of a module or parameter, or a glob.
+        selection: kinds that are wanted.
+        step: the step; the first at which any of them was stored whole where None.
+        rank: the rank, the first by default.
+
+    Raises:
+        UsageError: there is no such site or step, or nothing of it was stored whole.
+    """
+    reader = reader_of(run, rank, step)
+    recorded = False
+    for number in [step] if step is not None else reader.entries["step"].tolist():
+        records = [
+            record
+            for record in reader.records(int(number))
+            if matches(record.site.fqn, fqn) and selection.wants(record.site.kind, record.site.fqn)
+        ]
+        recorded = recorded or bool(records)
+        found = [Stored(record, _values(run, record)) for record in records]
+        if any(stored.values is not None or stored.record.summary.status is Status.VALUE for stored in found):
+            return found
+    if not recorded:
+        hint = near_module(fqn, set(reader.sites.fqn)) or ": `introspect show --tree` lists the modules of a run"
+        raise UsageError(f"{run.path} has no record of {fqn}{hint}")
+    place = f"at step {step}" if step is not None else "at any step"
+    raise UsageError(
+        f"{run.path} holds no values of {fqn} {place}, only checksums and statistics: "
+        f"capture with --save-tensors '{fqn}'."
+    )
+
+
+def _values(run: Any, record: Record) -> NDArray[Any] | None:
+    checksum = record.summary.checksum
+    return run.tensor(checksum) if checksum and record.summary.status is not Status.VALUE else None

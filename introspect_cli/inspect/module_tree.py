@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from introspect_cli.inspect.nested import ValueRow, nested_values
+from introspect_cli.inspect.nested import ValueRow, nested_values, stretches
 from introspect_cli.inspect.overview import parameter_sizes, reader_of
 from introspect_cli.records import Kind, ModuleInfo, Phase
 
@@ -107,16 +107,11 @@ def _folded(rows: Sequence[ModuleRow]) -> list[ModuleRow]:
     hidden: set[str] = set()
     folded: dict[str, int] = {}
     for siblings in children.values():
-        start = 0
-        while start < len(siblings):
-            end = start
-            numbered = siblings[start].info.fqn.rpartition(".")[2].isdecimal()
-            while numbered and end + 1 < len(siblings) and look(siblings[end + 1]) == look(siblings[start]):
-                end += 1
+        numbered = [row.info.fqn.rpartition(".")[2].isdecimal() for row in siblings]
+        for start, end in stretches([look(row) for row in siblings], numbered):
             if end - start >= 2:
                 hidden.update(row.info.fqn for row in siblings[start + 1 : end])
                 folded[siblings[start].info.fqn] = end - start - 1
-            start = end + 1
     out = []
     for row in rows:
         head = row.info.fqn

@@ -13,7 +13,7 @@ import numpy as np
 from introspect_cli.records import Kind, Phase, clean
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
 _PIECE = re.compile(r"""\.\w+|\[(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[^\[\]]*)\]""")
 _LONGEST = 20  # digits of a position; python reads no number of more than 4,300
@@ -88,8 +88,8 @@ def _nested(pairs: list[tuple[list[str | int], Any]]) -> Any:
     if len(pairs) == 1 and not pairs[0][0]:
         return pairs[0][1]
     groups: dict[str | int, list[tuple[list[str | int], Any]]] = {}
-    for own, value in pairs:
-        groups.setdefault(own[0] if own else "", []).append((own[1:], value))
+    for path, value in pairs:
+        groups.setdefault(path[0] if path else "", []).append((path[1:], value))
     inner = {key: _nested(group) for key, group in groups.items()}
     if inner and all(isinstance(key, int) for key in inner) and sorted(map(int, inner)) == list(range(len(inner))):
         return [inner[place] for place in range(len(inner))]
@@ -131,7 +131,7 @@ def nested_values(reader: Any, settings: Any) -> dict[str, tuple[ValueRow, ...]]
             continue
         layout = reader.layouts[int(batch.layout[row])]
         variance = batch.floats.get("var")
-        known = variance is not None and np.isfinite(variance[row])
+        measured = variance is not None and np.isfinite(variance[row])
         node = trees.setdefault((sites.fqn[number], kind), _Node())
         for piece in pieces(sites.path[number]):
             node = node.inside.setdefault(piece, _Node())
@@ -141,7 +141,7 @@ def nested_values(reader: Any, settings: Any) -> dict[str, tuple[ValueRow, ...]]
             sites.path[number],
             shape=tuple(layout.shape) if layout.device else None,
             dtype=layout.dtype,
-            scale=float(np.sqrt(variance[row])) if known else None,
+            scale=float(np.sqrt(variance[row])) if measured else None,
         )
     classes = settings.get("nested") if isinstance(settings, dict) else None
     found: dict[str, tuple[ValueRow, ...]] = {}
@@ -178,30 +178,31 @@ def _walk(node: _Node, name: str, path: str, depth: int, classes: dict[str, str]
     arguments = name == Kind.INPUT.value and depth == 1
     rows.append(ValueRow(depth, name, path, "" if arguments else classes.get(path) or _guess(node)))
     children = list(node.inside.items())
-    start = 0
-    while start < len(children):
-        end = start
-        while end + 1 < len(children) and _alike(children[start], children[end + 1]):
-            end += 1
-        first = len(rows)
-        piece, inner = children[start]
-        _walk(inner, piece, path + piece, depth + 1, classes, rows)
-        if end - start >= 2:
+    numbered = [piece[1:-1].isdecimal() for piece, _ in children]
+    looks = [_look(inner) if number else None for (_, inner), number in zip(children, numbered, strict=True)]
+    for start, end in stretches(looks, numbered):
+        first, folded = len(rows), end - start >= 2
+        for piece, inner in (children[start], children[end]) if folded else children[start : end + 1]:
+            _walk(inner, piece, path + piece, depth + 1, classes, rows)
+        if folded:
             rows[first] = replace(rows[first], folded=end - start - 1)
-            start = end
-        else:
-            start += 1
 
 
-def _alike(one: tuple[str, _Node], two: tuple[str, _Node]) -> bool:
-    """Whether two neighbours are numbered and look the same, so that one can stand for the other."""
-    return one[0][1:-1].isdecimal() and two[0][1:-1].isdecimal() and _look(one[1]) == _look(two[1])
+def stretches(looks: Sequence[object], numbered: Sequence[bool]) -> Iterator[tuple[int, int]]:
+    """First and last position of each stretch of neighbours that look like its first, if that is numbered."""
+    start = 0
+    while start < len(looks):
+        end = start
+        while numbered[start] and end + 1 < len(looks) and looks[end + 1] == looks[start]:
+            end += 1
+        yield start, end
+        start = end + 1
 
 
 def _look(node: _Node) -> tuple[Any, ...]:
     leaf = node.leaf
-    own = (leaf.shape, leaf.dtype) if leaf is not None else None
-    return (own, tuple((piece, _look(inner)) for piece, inner in node.inside.items()))
+    tensor = (leaf.shape, leaf.dtype) if leaf is not None else None
+    return (tensor, tuple((piece, _look(inner)) for piece, inner in node.inside.items()))
 
 
 def _guess(node: _Node) -> str:

@@ -63,15 +63,31 @@ class Overview:
     thinned: tuple[str, ...] = ()
 
 
-def reader_of(run: Any, rank: int | None = None) -> Any:
-    """The reader of a rank, the first by default."""
+def reader_of(run: Any, rank: int | None = None, step: int | None = None) -> Any:
+    """The reader of a rank, the first by default.
+
+    Raises:
+        UsageError: the run has no such rank, or the rank no such step.
+    """
     if rank is None:
         if not run.ranks:
             raise UsageError(f"{run.path} holds no rank yet: nothing was recorded.")
-        return run.rank(run.ranks[0])
+        rank = run.ranks[0]
     if rank not in run.ranks:
         raise UsageError(f"{run.path} has no rank {rank}; it has {', '.join(map(str, run.ranks)) or 'none'}.")
-    return run.rank(rank)
+    reader = run.rank(rank)
+    if step is not None and step not in reader:
+        raise UsageError(f"{run.path} has no step {step}: {_steps(reader)}.")
+    return reader
+
+
+def _steps(reader: Any) -> str:
+    """Which steps a rank has."""
+    if not len(reader):
+        return "it has no complete step"
+    numbers = reader.entries["step"]
+    dropped = "".join(f", and does not hold {steps}" for steps in reader.thinned)
+    return f"it has {len(numbers)} from {int(numbers[0])} to {int(numbers[-1])}{dropped}"
 
 
 def overview(run: Any) -> Overview:
@@ -106,7 +122,7 @@ def overview(run: Any) -> Overview:
         machine=_machine(run.settings),
         endings=tuple(run.endings),
         labels=_labels(first),
-        thinned=tuple(dict.fromkeys(str(own) for reader in readers for own in reader.thinned)),
+        thinned=tuple(dict.fromkeys(str(steps) for reader in readers for steps in reader.thinned)),
     )
 
 

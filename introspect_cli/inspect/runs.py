@@ -133,14 +133,14 @@ def _row(path: Path) -> RunRow:
     size = size_on_disk(str(path))
     try:
         with open_run(path) as run:
-            return _told(path, run, size)
+            return _opened(path, run, size)
     except DamageError as error:
         return RunRow(path, "", None, 0, size, "damaged", str(error))
     except StoreError as error:
         return RunRow(path, "", None, 0, size, "unreadable", str(error))
 
 
-def _told(path: Path, run: Run, size: int) -> RunRow:
+def _opened(path: Path, run: Run, size: int) -> RunRow:
     manifest = run.manifest
     ended, detail = run.state.value, ""
     code = manifest.get("exit_code")

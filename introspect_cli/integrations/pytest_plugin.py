@@ -58,7 +58,7 @@ class Checks:
             atol: tolerated root-mean-square difference.
         """
         __tracebackhide__ = True
-        from introspect_cli.golden import ABOUT, KINDS, Golden, compared, keep
+        from introspect_cli.rerun.golden import ABOUT, KINDS, Golden, compared, keep
 
         place = self._folder / path
         golden = Golden(steps=0, tolerance={"": (rtol, atol)} if rtol or atol else {})
@@ -91,8 +91,8 @@ class Checks:
         with tempfile.TemporaryDirectory() as folder:
             runs = []
             for name, model in (("a", model_a), ("b", model_b)):
-                own = {"eval": True, "record": "param,buffer,input,output"}
-                runs.append(_captured(model, Path(folder) / name, partial(_called, model, inputs), **own))
+                options = {"eval": True, "record": "param,buffer,input,output"}
+                runs.append(_captured(model, Path(folder) / name, partial(_called, model, inputs), **options))
             with open_run(runs[0]) as one, open_run(runs[1]) as two:
                 _fail_unless_same(compare_runs(one, two, DiffOptions(rtol=rtol, atol=atol)))
 

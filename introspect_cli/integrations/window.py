@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from introspect_cli.api import capturing
 from introspect_cli.capture.follow.processes import Role, described
 from introspect_cli.capture.ranks.launchers import find_launch
-from introspect_cli.script import Target
+from introspect_cli.script.target import Target
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager

@@ -59,9 +59,9 @@ def numbers_of(
     found |= {name: math.sqrt(total) for name, total in squares.items()}
     found |= {"nans": float(nans), "infs": float(infs)}
     for name in ("epoch", "global_step"):
-        own = labels.get(name)
-        if isinstance(own, (int, float)):
-            found[name] = float(own)
+        label = labels.get(name)
+        if isinstance(label, (int, float)):
+            found[name] = float(label)
     return found
 
 

@@ -7,12 +7,14 @@ console knows about colours and widths of real ones.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from introspect_cli.render.text import shorten
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+Item = TypeVar("Item")
 
 WIDEST = 100_000
 """A width that nothing reaches: a pipe has no edge."""
@@ -79,12 +81,23 @@ def line(text: str = "", style: str = "", indent: int = 0, *, wrap: bool = True)
     return Line(((text, style),) if text else (), indent, wrap)
 
 
+def table_of(
+    items: Iterable[Item],
+    columns: Sequence[tuple[Column, Callable[[Item], str]]],
+    style: Callable[[Item], str] | None = None,
+) -> Table:
+    """A row for each item: every column with what it says of one, and the style of a row."""
+    items = tuple(items)
+    rows = tuple(tuple(words(item) for _, words in columns) for item in items)
+    return Table(tuple(column for column, _ in columns), rows, tuple(map(style, items)) if style is not None else ())
+
+
 def _gap(width: int) -> int:
     return 2 if width >= 100 else 1
 
 
 def _widths(columns: Sequence[Column], texts: Sequence[Sequence[str]]) -> list[int]:
-    return [max([len(column.title), *map(len, own)]) for column, own in zip(columns, texts, strict=True)]
+    return [max([len(column.title), *map(len, cells)]) for column, cells in zip(columns, texts, strict=True)]
 
 
 def fit(table: Table, width: int) -> tuple[Table, list[int]]:
@@ -122,8 +135,16 @@ def fit(table: Table, width: int) -> tuple[Table, list[int]]:
             break
         widths[max(free, key=lambda p: widths[p])] -= 1
         excess -= 1
-    fitted = tuple(tuple(shorten(own[row], widths[p]) for p, own in enumerate(texts)) for row in range(len(table.rows)))
+    fitted = tuple(
+        tuple(shorten(cells[row], widths[p]) for p, cells in enumerate(texts)) for row in range(len(table.rows))
+    )
     return Table(tuple(columns), fitted, table.styles), widths
+
+
+def lines_of(blocks: Iterable[Block], width: int) -> Iterator[Line]:
+    """The blocks, tables laid out as lines of text."""
+    for block in blocks:
+        yield from table_lines(block, width) if isinstance(block, Table) else (block,)
 
 
 def table_lines(table: Table, width: int) -> list[Line]:

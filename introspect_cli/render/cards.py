@@ -48,7 +48,7 @@ def _apart(result: DiffResult) -> str:
     """The verdicts on training and on evaluation, where evaluation is on record."""
     if result.training is None or result.evaluation is None:
         return ""
-    one, two = (_WORD[found.verdict] for found in (result.training, result.evaluation))
+    one, two = (_WORD[part.verdict] for part in (result.training, result.evaluation))
     return f'<p class="quiet">Training: {one}. Evaluation: {two}.</p>'
 
 
@@ -69,8 +69,8 @@ def _where(result: DiffResult, first: Divergence) -> str:
     if result.counts.steps_compared:
         steps += f" <small>of {count(result.counts.steps_compared, 'step')} compared</small>"
     origin = next((node for node in result.tree if node.state == "origin"), None)
-    known = {node.fqn: node for node in result.tree}
-    owner = known.get(site.fqn) or known.get(site.fqn.rpartition(".")[0]) or origin
+    nodes = {node.fqn: node for node in result.tree}
+    owner = nodes.get(site.fqn) or nodes.get(site.fqn.rpartition(".")[0]) or origin
     kind = f"{site.kind.value}{f' {site.path}' if site.path else ''}{f', call {site.call}' if site.call else ''}"
     named = first.module_class if first.module_class and first.module_class != site.fqn else ""
     source = first.source or (owner.source if owner is not None else "")
@@ -79,7 +79,7 @@ def _where(result: DiffResult, first: Divergence) -> str:
         ("class", text(named)),
         ("defined in" if not first.source else "run by", f"<code>{text(source)}</code>" if source else ""),
         ("step of b", str(first.step_b) if first.step_b != first.step else ""),
-        ("rank", str(first.rank) if len({own.rank for own in result.candidates}) > 1 else ""),
+        ("rank", str(first.rank) if len({candidate.rank for candidate in result.candidates}) > 1 else ""),
     ]
     return _card("Where", f'{steps}<br><code class="name">{breakable(site.fqn)}</code>', rows)
 
@@ -127,28 +127,32 @@ def _telling(first: Divergence) -> tuple[str, str, str] | None:
             continue
         if name in ("nans", "infs"):
             return name, stat_cell(first.a, name), stat_cell(first.b, name)
-        found = abs(one - two) / max(abs(one), abs(two)), name
-        best = found if best is None else max(best, found)
+        moved = abs(one - two) / max(abs(one), abs(two)), name
+        best = moved if best is None else max(best, moved)
     return None if best is None else (best[1], stat_cell(first.a, best[1]), stat_cell(first.b, best[1]))
 
 
 def _before(result: DiffResult) -> str:
     """What agrees before it, as the evidence says it."""
-    told = [own for own in result.evidence if " before it in step " in own or " compared step" in own]
-    return " ".join(told)
+    clauses = [clause for clause in result.evidence if " before it in step " in clause or " compared step" in clause]
+    return " ".join(clauses)
 
 
 def _later(result: DiffResult) -> str:
     """How far it has grown by the last step that was compared."""
-    found, first = result.map, result.first
-    if found is None or first is None or not found.steps or found.steps[-1] <= first.step:
+    divergence_map, first = result.map, result.first
+    if divergence_map is None or first is None or not divergence_map.steps or divergence_map.steps[-1] <= first.step:
         return ""
-    column = [(row[-1], name) for row, name in zip(found.values, found.modules, strict=True) if row[-1] == row[-1]]
-    measured = [own for own in column if own[0] != float("inf")]
+    column = [
+        (row[-1], name)
+        for row, name in zip(divergence_map.values, divergence_map.modules, strict=True)
+        if row[-1] == row[-1]
+    ]
+    measured = [cell for cell in column if cell[0] != float("inf")]
     if not measured or max(measured)[0] == 0:
         return ""
     largest, name = max(measured)
-    return f"{text(distance(largest))} at step {found.steps[-1]}, largest at <code>{breakable(name)}</code>"
+    return f"{text(distance(largest))} at step {divergence_map.steps[-1]}, largest at <code>{breakable(name)}</code>"
 
 
 def _why(result: DiffResult) -> str:
@@ -174,17 +178,17 @@ def _blamed(result: DiffResult) -> str:
 
 def _rest(result: DiffResult) -> str:
     counts = result.counts
-    told = (
+    counted = (
         f"{count(counts.records, 'record')} of {count(counts.steps_compared, 'step')} compared: {counts.equal:,} "
         f"agree, {counts.diverged:,} differ at {count(counts.steps_diverged, 'step')}, {counts.not_observed:,} were "
         "not observed."
     )
-    return f'<p class="quiet">{told}</p>'
+    return f'<p class="quiet">{counted}</p>'
 
 
 def rests_on(result: DiffResult) -> str:
     """Evidence, counts and notes."""
-    evidence = "".join(f"<li>{text(own, 1000)}</li>" for own in result.evidence)
+    evidence = "".join(f"<li>{text(clause, 1000)}</li>" for clause in result.evidence)
     parts = [f"<ul>{evidence}</ul>" if evidence else "", _rest(result) if result.first is not None else ""]
     if result.notes:
         notes = "".join(f"<li>{text(note, 1000)}</li>" for note in result.notes)
@@ -215,8 +219,8 @@ def strip(result: DiffResult) -> str:
         cells = [cell for cell in result.strip if cell.row == row]
         if cells:
             rows.append(_strip_row(title, cells, result.first))
-    told = f"Step {result.first.step} of a as it ran, left to right: equal is pale, the first divergence is marked."
-    return f'<figure class="strip"><figcaption>{told}</figcaption>{"".join(rows)}</figure>'
+    caption = f"Step {result.first.step} of a as it ran, left to right: equal is pale, the first divergence is marked."
+    return f'<figure class="strip"><figcaption>{caption}</figcaption>{"".join(rows)}</figure>'
 
 
 def _shade(cell: StripCell) -> str:
@@ -231,15 +235,15 @@ def _strip_row(title: str, cells: Sequence[StripCell], first: Divergence) -> str
     wide = 100 / -(-len(cells) // fold)
     parts, mark = [], ""
     for place in range(0, len(cells), fold):
-        own = cells[place : place + fold]
+        folded = cells[place : place + fold]
         # A shared cell shows the first divergence if it holds it, else what is furthest from equal.
-        lead = next((cell for cell in own if cell.site == first.site), None)
-        cell = lead or max(own, key=lambda cell: (_STATE_ORDER.index(cell.state), cell.rel_l2 or 0.0))
-        told = cell.state if cell.rel_l2 is None else f"relative L2 {distance(cell.rel_l2)}"
+        lead = next((cell for cell in folded if cell.site == first.site), None)
+        cell = lead or max(folded, key=lambda cell: (_STATE_ORDER.index(cell.state), cell.rel_l2 or 0.0))
+        tip = cell.state if cell.rel_l2 is None else f"relative L2 {distance(cell.rel_l2)}"
         left = place // fold * wide
         parts.append(
             f'<rect class="{_shade(cell)}" x="{left:.3f}%" y="16" width="{wide:.3f}%" height="20">'
-            f"<title>{text(what(cell.site))}: {told}</title></rect>"
+            f"<title>{text(what(cell.site))}: {tip}</title></rect>"
         )
         if lead is not None:
             at = left + wide / 2

@@ -1,9 +1,9 @@
-"""The findings of a check as lines, and as a document for scripts."""
+"""The findings of a check, and its rules, as lines."""
 
 from __future__ import annotations
 
 import textwrap
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from introspect_cli.health.findings import LEVELS, CheckResult, Finding, Level
 from introspect_cli.records import count
@@ -13,10 +13,7 @@ from introspect_cli.render.text import clean
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from introspect_cli.health.rule import RankRule, Rule
-
-FORMAT = 1
-"""Version of the document; a key may be added under the same version, none removed or changed."""
+    from introspect_cli.health.findings import Rule
 
 _STYLE = {Level.ERROR: "bad", Level.WARNING: "unsure", Level.INFO: "dim"}
 _SHOWN = 4
@@ -42,12 +39,12 @@ def check_blocks(result: CheckResult) -> list[Block]:
 
 def summary(result: CheckResult) -> str:
     """One line: how many findings of each level, over how much."""
-    found = [
+    counts = [
         count(number, level.value if level is not Level.INFO else "remark")
         for level in LEVELS
         if (number := sum(finding.level is level for finding in result.findings))
     ]
-    what = ", ".join(found) if found else "nothing found"
+    what = ", ".join(counts) if counts else "nothing found"
     what += f" on {clean(result.only)}" if result.only else ""
     return f"{what} ({count(len(result.checked), 'rule')} over {count(result.steps, 'step')} of {clean(result.run)})"
 
@@ -71,32 +68,7 @@ def _finding(finding: Finding) -> list[Block]:
     return blocks
 
 
-def check_document(result: CheckResult) -> dict[str, Any]:
-    """The whole result as plain data."""
-    return {
-        "format": FORMAT,
-        "run": result.run,
-        "steps": result.steps,
-        "findings": [
-            {
-                "rule": finding.rule,
-                "level": finding.level.value,
-                "step": finding.step,
-                "rank": finding.rank,
-                "site": finding.site,
-                "evidence": finding.evidence,
-                "cause": finding.cause,
-                "also": list(finding.also),
-            }
-            for finding in result.findings
-        ],
-        "checked": list(result.checked),
-        "not_observed": [{"rule": rule, "needs": needs} for rule, needs in result.unseen],
-        "notes": list(result.notes),
-    }
-
-
-def rules_blocks(rules: Sequence[Rule | RankRule], width: int) -> list[Block]:
+def rules_blocks(rules: Sequence[Rule], width: int) -> list[Block]:
     """Each rule with its level, what it looks for and when that counts, folded at `width` as help is, in a pipe too."""
     blocks: list[Block] = []
     for rule in rules:
@@ -105,14 +77,3 @@ def rules_blocks(rules: Sequence[Rule | RankRule], width: int) -> list[Block]:
             folded = textwrap.wrap(text, max(width, _NARROWEST) - 4, break_long_words=False, break_on_hyphens=False)
             blocks += [line(part, style, 4 if number else 2, wrap=False) for number, part in enumerate(folded)]
     return blocks
-
-
-def rules_document(rules: Sequence[Rule | RankRule]) -> dict[str, Any]:
-    """The rules as plain data."""
-    return {
-        "format": FORMAT,
-        "rules": [
-            {"rule": rule.id, "level": rule.level.value, "about": rule.about, "when": rule.when, "cause": rule.cause}
-            for rule in rules
-        ],
-    }

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TextIO
 from rich.console import Console
 from rich.text import Text
 
-from introspect_cli.render.blocks import WIDEST, Block, Line, Table, table_lines
+from introspect_cli.render.blocks import WIDEST, Block, Line, lines_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -86,12 +86,8 @@ class Screen:
 
     def draw(self, blocks: Iterable[Block]) -> None:
         """Draw the blocks, one below the other."""
-        for block in blocks:
-            if isinstance(block, Table):
-                for row in table_lines(block, self.width):
-                    self._line(row)
-            else:
-                self._line(block)
+        for row in lines_of(blocks, self.width):
+            self._line(row)
 
     def _line(self, line: Line) -> None:
         text = Text(" " * line.indent, end="")
@@ -136,9 +132,8 @@ class Screen:
 
 def rich_lines(blocks: Iterable[Block], width: int) -> Iterator[Text]:
     """The blocks for a console that somebody else owns, such as a notebook's: texts of rich, styled, never markup."""
-    for block in blocks:
-        for line in table_lines(block, width) if isinstance(block, Table) else (block,):
-            text = Text(" " * line.indent)
-            for content, style in line.spans:
-                text.append(content, STYLES.get(style, ""))
-            yield text
+    for line in lines_of(blocks, width):
+        text = Text(" " * line.indent)
+        for content, style in line.spans:
+            text.append(content, STYLES.get(style, ""))
+        yield text

@@ -10,18 +10,20 @@ import html
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from introspect_cli.errors import UsageError
 from introspect_cli.inspect.data_flow import backward_of
 from introspect_cli.records import Kind, Phase
-from introspect_cli.render.blocks import Block, Column, Table, line
-from introspect_cli.render.json import summary_document
-from introspect_cli.render.text import clean, number, shape, write_whole
+from introspect_cli.render.blocks import Block, Column, line, table_of
+from introspect_cli.render.text import clean, number, shape, statistic, write_whole
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from introspect_cli.compare.result import DiffResult
     from introspect_cli.inspect.data_flow import Graph, Node
+    from introspect_cli.records import Site
 
 _STATS = (
     ("mean|x|", "amean"),
@@ -51,10 +53,10 @@ _STYLE = (
 
 def marked(graph: Graph, result: DiffResult) -> Graph:
     """The graph of run a (of run b, where b alone has operators) with what a comparison found at each operator."""
-    found = {(item.step, item.site): item for item in result.divergences}
+    divergences = {(item.step, item.site): item for item in result.divergences}
     nodes = []
     for node in graph.nodes:
-        item = found.get((graph.step, node.record.site))
+        item = divergences.get((graph.step, node.record.site))
         if item is None:
             nodes.append(replace(node, state="equal"))
         elif item.a is None or item.b is None:
@@ -62,52 +64,56 @@ def marked(graph: Graph, result: DiffResult) -> Graph:
         else:
             state = "origin" if item.role.value == "origin" else "diverged"
             nodes.append(replace(node, state=state, rel_l2=item.rel_l2))
-    lonely = [item for item in result.divergences if item.a is None and item.step == graph.step]
-    own = [item.site for item in lonely if item.site.kind is Kind.OP_OUTPUT]
+    only_b = [
+        item.site
+        for item in result.divergences
+        if item.a is None and item.step == graph.step and item.site.kind is Kind.OP_OUTPUT
+    ]
     notes = graph.notes
-    if own:
-        shown = ", ".join(f"{site.path} of {site.fqn}" for site in own[:4])
-        notes = (*notes, f"{len(own)} operators run in b alone and are not drawn: {shown}{', ...' if own[4:] else ''}.")
+    if only_b:
+        shown = ", ".join(f"{site.path} of {site.fqn}" for site in only_b[:4]) + (", ..." if only_b[4:] else "")
+        notes = (*notes, f"{len(only_b)} operators run in b alone and are not drawn: {shown}.")
     return replace(graph, nodes=tuple(nodes), notes=notes)
 
 
 def graph_blocks(graph: Graph) -> list[Block]:
     """Every operator in a table: where, what, scale, and the scale of its gradient."""
     gradients = backward_of(graph)
-    compared = any(node.state for node in graph.nodes)
-    columns = [
-        Column("phase", drop_at=1),
-        Column("module", least=14),
-        Column("operator", least=16),
-        Column("shape", drop_at=6),
-        *(Column(title, right=True, drop_at=3 if place > 1 else 0) for place, (title, _) in enumerate(_STATS)),
-        Column("gradient mean|x|", right=True, drop_at=5),
-        Column("line", least=12, drop_at=4),
-    ]
-    if compared:
-        columns += [Column("state"), Column("rel L2", right=True)]
-    rows, styles = [], []
-    for node in graph.nodes:
-        site, info, summary = node.record.site, node.record.info, node.record.summary
+
+    def gradient_scale(node: Node) -> str:
         gradient = gradients.get(node.number)
-        row = [
-            site.phase.value,
-            clean(site.fqn),
-            clean(site.path) + (f" ({site.call})" if site.call else ""),
-            shape(summary.layout.shape),
-            *(number(summary.stats[name], 3) if name in summary.stats else "" for _, name in _STATS),
-            number(gradient.scale, 3) if gradient is not None and gradient.scale is not None else "",
-            clean(info.source),
+        return number(gradient.scale, 3) if gradient is not None and gradient.scale is not None else ""
+
+    def statistics(name: str) -> Callable[[Node], str]:
+        return lambda node: statistic(node.record.summary, name, 3)
+
+    columns: list[tuple[Column, Callable[[Node], str]]] = [
+        (Column("phase", drop_at=1), lambda node: node.record.site.phase.value),
+        (Column("module", least=14), lambda node: clean(node.record.site.fqn)),
+        (Column("operator", least=16), lambda node: _operator(node.record.site)),
+        (Column("shape", drop_at=6), lambda node: shape(node.record.summary.layout.shape)),
+        *(
+            (Column(title, right=True, drop_at=3 if place > 1 else 0), statistics(name))
+            for place, (title, name) in enumerate(_STATS)
+        ),
+        (Column("gradient mean|x|", right=True, drop_at=5), gradient_scale),
+        (Column("line", least=12, drop_at=4), lambda node: clean(node.record.info.source)),
+    ]
+    if any(node.state for node in graph.nodes):
+        columns += [
+            (Column("state"), lambda node: node.state),
+            (Column("rel L2", right=True), lambda node: number(node.rel_l2, 2) if node.rel_l2 is not None else ""),
         ]
-        if compared:
-            row += [node.state, number(node.rel_l2, 2) if node.rel_l2 is not None else ""]
-        rows.append(tuple(row))
-        styles.append("origin" if node.state == "origin" or node.nonfinite else "")
     left = graph.total - len(graph.nodes)
-    told = f"Step {graph.step}: {len(graph.nodes)} results of operators"
-    blocks: list[Block] = [line(told + (f", {left} more left out." if left else "."))]
+    head = f"Step {graph.step}: {len(graph.nodes)} results of operators"
+    blocks: list[Block] = [line(head + (f", {left} more left out." if left else "."))]
     blocks += [line(clean(note)) for note in graph.notes]
-    return [*blocks, Table(tuple(columns), tuple(rows), tuple(styles))]
+    table = table_of(graph.nodes, columns, lambda node: "origin" if node.state == "origin" or node.nonfinite else "")
+    return [*blocks, table]
+
+
+def _operator(site: Site) -> str:
+    return clean(site.path) + (f" ({site.call})" if site.call else "")
 
 
 def graph_svg(graph: Graph) -> str:
@@ -176,26 +182,6 @@ def draw(graph: Graph, path: str, title: str) -> None:
         raise UsageError(f"cannot write {path}: {error.strerror}.") from None
 
 
-def graph_document(graph: Graph) -> dict[str, Any]:
-    """The graph for programs."""
-    nodes = [
-        {
-            "site": node.number,
-            "phase": node.record.site.phase.value,
-            "fqn": node.record.site.fqn,
-            "operator": node.record.info.op,
-            "path": node.record.site.path,
-            "call": node.record.site.call,
-            "source": node.record.info.source,
-            "forward": node.forward,
-            "summary": summary_document(node.record.summary),
-        }
-        for node in graph.nodes
-    ]
-    edges = [list(edge) for edge in graph.edges]
-    return {"format": 1, "step": graph.step, "total": graph.total, "nodes": nodes, "edges": edges}
-
-
 def _box(node: Node, x: float, y: float) -> str:
     record = node.record
     site, info = record.site, record.info
@@ -206,14 +192,14 @@ def _box(node: Node, x: float, y: float) -> str:
     stats = ", ".join(
         f"{title} {number(record.summary.stats[key], 4)}" for title, key in _STATS if key in record.summary.stats
     )
-    told = [
+    facts = [
         f"{site.phase.value} {site.fqn}: {site.path}" + (f" (call {site.call})" if site.call else ""),
         f"{shape(record.summary.layout.shape)} {record.summary.layout.dtype}",
         stats,
         info.source,
         node.state + (f", relative L2 {number(node.rel_l2, 3)}" if node.rel_l2 is not None else ""),
     ]
-    tip = html.escape("\n".join(clean(text) for text in told if text))
+    tip = html.escape("\n".join(clean(text) for text in facts if text))
     plain = colour.startswith("var")  # follows the theme, as its text then does
     ink, faint = ("d", "d") if dark else ("", "m") if plain else ("i", "i")
     kind = ("g" if site.phase is Phase.BACKWARD else "n") + (" origin" if node.state == "origin" else "")
@@ -290,9 +276,9 @@ def _layout(graph: Graph) -> tuple[dict[int, tuple[float, float]], int, int]:
     depth: dict[int, int] = {}
     first_backward = 0
     for node in graph.nodes:
-        own = before[node.number]
-        level = max((depth[start] + 1 for start in own if start in depth), default=0)
-        if not own and node.record.site.phase in (Phase.BACKWARD, Phase.OPTIMIZER, Phase.LOSS):
+        given = before[node.number]
+        level = max((depth[start] + 1 for start in given if start in depth), default=0)
+        if not given and node.record.site.phase in (Phase.BACKWARD, Phase.OPTIMIZER, Phase.LOSS):
             level = first_backward  # nothing drawn leads to it; it must not stand above the forward pass
         depth[node.number] = level
         if node.record.site.phase is Phase.FORWARD:
@@ -305,8 +291,8 @@ def _layout(graph: Graph) -> tuple[dict[int, tuple[float, float]], int, int]:
     left: dict[int, float] = {}
     for level, layer in enumerate(layers):
         wished = {
-            number: sum(left[start] for start in own) / len(own)
-            if (own := [s for s in before[number] if s in left])
+            number: sum(left[start] for start in given) / len(given)
+            if (given := [s for s in before[number] if s in left])
             else 0.0
             for number in layer
         }

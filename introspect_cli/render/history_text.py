@@ -1,4 +1,4 @@
-"""Sites of two runs over their steps: a plot and a table."""
+"""Sites over all steps: of one run a sparkline and the numbers, of two runs a plot and a table."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from introspect_cli.records import count
 from introspect_cli.render.blocks import Block, Column, Line, Table, line
-from introspect_cli.render.text import clean, number, two_numbers
+from introspect_cli.render.text import clean, number, sparkline, two_numbers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,15 +17,39 @@ if TYPE_CHECKING:
 _HIGH = 8
 _PLOTS = 4
 _ROWS = 12
+_ENDS = 20
 _AROUND = 3
 
 
+def history_blocks(histories: Sequence[History], stat: str, width: int, *, ascii_only: bool) -> list[Block]:
+    """Sites over all steps: a sparkline and the numbers."""
+    blocks: list[Block] = []
+    for history in histories:
+        numbers = [value for value in history.values if value is not None]
+        span = f"{number(min(numbers))} to {number(max(numbers))}" if numbers else "no number"
+        title = (
+            f" {stat}: {span} over {count(len(history.steps), 'step')}"
+            if not history.texts
+            else f" over {count(len(history.steps), 'step')}"
+        )
+        blocks.append(Line(((clean(history.site), "heading"), (title, ""))))
+        if numbers:
+            room = max(min(width, 120) - 4, 10)
+            blocks.append(line(sparkline(history.values, room, ascii_only=ascii_only), "name", 2, wrap=False))
+        texts = history.texts or tuple(number(value, 5) for value in history.values)
+        pairs = [f"{step}: {clean(text, 40)}" for step, text in zip(history.steps, texts, strict=True)]
+        if len(pairs) > 2 * _ENDS:
+            pairs = [*pairs[:_ENDS], f"... {len(pairs) - 2 * _ENDS} more ...", *pairs[-_ENDS:]]
+        blocks.append(line("  ".join(pairs), "", 2))
+    return blocks
+
+
 def pair_blocks(
-    found: Sequence[tuple[History | None, History | None]], stat: str, width: int, *, ascii_only: bool
+    pairs: Sequence[tuple[History | None, History | None]], stat: str, width: int, *, ascii_only: bool
 ) -> list[Block]:
     """Each site of two runs: a plot of the first few, and a table of all at the steps that tell most."""
     blocks: list[Block] = []
-    for place, (a, b) in enumerate(found):
+    for place, (a, b) in enumerate(pairs):
         one = a or b
         if one is None:
             continue
@@ -38,13 +62,13 @@ def pair_blocks(
         if place < _PLOTS:
             blocks += _plot(a, b, min(width, 100), ascii_only=ascii_only)
         blocks += _table(a, b)
-    if len(found) > _PLOTS:
-        blocks.append(line(f"Plots of the first {_PLOTS} of {count(len(found), 'site')}; narrow the name for others."))
+    if len(pairs) > _PLOTS:
+        blocks.append(line(f"Plots of the first {_PLOTS} of {count(len(pairs), 'site')}; narrow the name for others."))
     return blocks
 
 
-def _points(own: History) -> dict[int, float]:
-    return {s: v for s, v in zip(own.steps, own.values, strict=True) if v is not None and math.isfinite(v)}
+def _points(history: History) -> dict[int, float]:
+    return {s: v for s, v in zip(history.steps, history.values, strict=True) if v is not None and math.isfinite(v)}
 
 
 def _half(value: float) -> float:
@@ -78,8 +102,8 @@ def _plot(a: History, b: History, width: int, *, ascii_only: bool) -> list[Block
         label = names[0] if row == _HIGH - 1 else names[1] if row == 0 else ""
         spans = [(f"{label.rjust(left)} {'|' if ascii_only else '│'}", "dim")]
         for column in range(room):
-            own = cells.get((row, column), set())
-            mark = both if len(own) == 2 else next(iter(own), " ")
+            marks = cells.get((row, column), set())
+            mark = both if len(marks) == 2 else next(iter(marks), " ")
             spans.append((mark, {"a": "name", "b": "warm"}.get(mark, "")))
         lines.append(Line(tuple(spans), 2, wrap=False))
     foot = f"step {first}".ljust(max(room - len(str(steps[-1])), 0)) + str(steps[-1])
@@ -91,10 +115,10 @@ def _table(a: History, b: History) -> list[Block]:
     """The numbers: the ends, and the steps around the first that differs."""
     one, two = dict(zip(a.steps, a.values, strict=True)), dict(zip(b.steps, b.values, strict=True))
     steps = sorted({*one, *two})
-    apart = [step for step in steps if not _same(one.get(step), two.get(step))]
-    at = steps.index(apart[0]) if apart else 0
+    differing = [step for step in steps if not _same(one.get(step), two.get(step))]
+    at = steps.index(differing[0]) if differing else 0
     spread = {round(place * (len(steps) - 1) / max(_ROWS - 1, 1)) for place in range(_ROWS)}
-    near = set(range(max(0, at - 1), min(len(steps), at + _AROUND))) if apart else set()
+    near = set(range(max(0, at - 1), min(len(steps), at + _AROUND))) if differing else set()
     rows, styles = [], []
     for place in sorted((spread if len(steps) > _ROWS else set(range(len(steps)))) | near):
         step = steps[place]
@@ -105,19 +129,19 @@ def _table(a: History, b: History) -> list[Block]:
         rel = ""
         if x is not None and y is not None and not _same(x, y) and math.isfinite(x) and math.isfinite(y):
             rel = number(abs(x - y) / max(abs(x), abs(y)), 2)
-        first = bool(apart) and step == apart[0]
+        first = bool(differing) and step == differing[0]
         rows.append((str(step), *texts, rel, "first that differs" if first else ""))
         styles.append("origin" if first else "")
     columns = (
         Column("step", right=True), Column("a", right=True), Column("b", right=True),
         Column("|a-b| relative", right=True), Column(""),
     )  # fmt: skip
-    told = (
-        f"differs at {len(apart):,} of {count(len(steps), 'step')}"
-        if apart
+    summary = (
+        f"differs at {len(differing):,} of {count(len(steps), 'step')}"
+        if differing
         else f"equal numbers at all {len(steps):,} steps"
     )
-    return [Table(columns, tuple(rows), tuple(styles)), line(f"{told}.", "dim")]
+    return [Table(columns, tuple(rows), tuple(styles)), line(f"{summary}.", "dim")]
 
 
 def _same(x: float | None, y: float | None) -> bool:

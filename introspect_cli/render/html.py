@@ -16,9 +16,8 @@ import numpy as np
 
 from introspect_cli.records import count
 from introspect_cli.render.cards import first_screen, first_table, rests_on, run_cards
-from introspect_cli.render.closeup_html import closeups_html
 from introspect_cli.render.graph import graph_svg
-from introspect_cli.render.html_parts import findings, ops_table, runs_table, settings_table
+from introspect_cli.render.html_parts import closeups_html, findings, ops_table, runs_table, settings_table
 from introspect_cli.render.page_data import page_data
 from introspect_cli.render.text import clean, number
 
@@ -47,7 +46,7 @@ def page_html(page: Page) -> str:
         "two_hidden": result is None,
         "first_hidden": first is None,
         "map_hidden": not has_map,
-        "loss_hidden": not any(curve.kind == "loss" for own in page.curves for curve in own),
+        "loss_hidden": not any(curve.kind == "loss" for hide in page.curves for curve in hide),
         "depth_hidden": not page.depths,
         "ops_hidden": not page.ops,
         "noise_hidden": not page.noise,
@@ -68,7 +67,7 @@ def page_html(page: Page) -> str:
         "kept": _kept(page.history),
         "data": page_data(page),
         "script": script,
-        **{name: "hidden" * own for name, own in hidden.items()},
+        **{name: "hidden" * hide for name, hide in hidden.items()},
     }
     parts = (assets / "report.html").read_text(encoding="utf-8").split("%%")
     return "".join(values[part] if place % 2 else part for place, part in enumerate(parts))
@@ -96,16 +95,16 @@ def _summary(page: Page) -> str:
     ]
     loss = next((curve for curve in page.curves[0] if curve.kind == "loss"), None)
     if loss is not None:
-        known = np.isfinite(loss.values)
-        ends = [number(float(loss.values[at])) if known[at] else "NaN or Inf" for at in (0, -1)]
-        rows = [("least", number(float(loss.values[known].min())))] if known.any() else []
-        bad = loss.steps[~known]
+        measured = np.isfinite(loss.values)
+        ends = [number(float(loss.values[at])) if measured[at] else "NaN or Inf" for at in (0, -1)]
+        rows = [("least", number(float(loss.values[measured].min())))] if measured.any() else []
+        bad = loss.steps[~measured]
         rows += [("not finite", f"{count(len(bad), 'step')}, from step {bad[0]} on")] if len(bad) else []
         cards.append((loss.name, f"{ends[0]} to {ends[1]}", rows))
-    levels = [own.level.value for own in check.findings]
-    told = ", ".join(count(levels.count(level), level) for level in dict.fromkeys(levels)) or "nothing found"
-    rows = [(own.rule, f"from step {own.step}: {own.site}") for own in check.findings[:3]]
-    cards.append(("Findings", told, rows or [("rules", str(len(check.checked)))]))
+    levels = [finding.level.value for finding in check.findings]
+    found = ", ".join(count(levels.count(level), level) for level in dict.fromkeys(levels)) or "nothing found"
+    rows = [(finding.rule, f"from step {finding.step}: {finding.site}") for finding in check.findings[:3]]
+    cards.append(("Findings", found, rows or [("rules", str(len(check.checked)))]))
     return run_cards(cards)
 
 
@@ -123,12 +122,12 @@ def _picture(graph: Graph | None) -> str:
 
 def _kept(history: Packed) -> str:
     every, some = history.parts
-    told = f"{count(history.whole, 'site')} with {count(len(every.steps), 'step')} of {history.steps:,}"
+    sentence = f"{count(history.whole, 'site')} with {count(len(every.steps), 'step')} of {history.steps:,}"
     rest = len(history.sites) - history.whole
     if rest:
-        told += f", {count(rest, 'site')} with {count(len(some.steps), 'step')}"
-    told += ", values as recorded (float32)."
+        sentence += f", {count(rest, 'site')} with {count(len(some.steps), 'step')}"
+    sentence += ", values as recorded (float32)."
     left = history.total - len(history.sites)
     if left:
-        told += f" {count(left, 'site')} found no room: `introspect show --history` has all."
-    return escape(told)
+        sentence += f" {count(left, 'site')} found no room: `introspect show --history` has all."
+    return escape(sentence)

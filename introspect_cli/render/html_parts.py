@@ -1,18 +1,25 @@
-"""The parts of the page that are plain markup: the answer, tables, lists. Every text is escaped here."""
+"""The parts of the page that are plain markup: tables, lists, pictures. Every text is escaped here."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
 
+from introspect_cli.compare.element.elements import ulp_words
+from introspect_cli.compare.reasons.words import what
 from introspect_cli.health.findings import CheckResult, Level
 from introspect_cli.records import count
-from introspect_cli.render.text import clean, number
+from introspect_cli.render.divergence_text import elements_words
+from introspect_cli.render.text import clean, number, statistic
+from introspect_cli.render.values_text import axes_words, cell_words, element_rows, scale_of, scale_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from introspect_cli.compare.element.closeup import Closeup
+    from introspect_cli.compare.element.grid import Picture
     from introspect_cli.compare.result import DiffResult
     from introspect_cli.records import Summary
 
@@ -43,6 +50,9 @@ class OpRow:
 
 
 _MOST = 200
+_MOST_OPS = 3000
+_CELL = 8
+_SHADES = 12
 
 
 def text(value: object, limit: int = 400) -> str:
@@ -78,7 +88,7 @@ def shape_cell(side: Summary | None) -> str:
 
 def stat_cell(side: Summary | None, name: str) -> str:
     """A statistic of a record in seven digits; "" where it has none."""
-    return "" if side is None or name not in side.stats else text(number(side.stats[name], 7))
+    return text(statistic(side, name, 7))
 
 
 def settings_table(result: DiffResult) -> str:
@@ -112,13 +122,13 @@ def findings(checks: Sequence[CheckResult]) -> str:
             parts.append(f"<p>Nothing found{where} by {count(len(check.checked), 'rule')} over {over}.</p>")
             continue
         items = []
-        for own in check.findings:
-            also = f" Also: {text(', '.join(own.also[:8]), 600)}." if own.also else ""
-            mark = {Level.ERROR: "bad", Level.WARNING: "unsure", Level.INFO: "quiet"}[own.level]
+        for finding in check.findings:
+            also = f" Also: {text(', '.join(finding.also[:8]), 600)}." if finding.also else ""
+            mark = {Level.ERROR: "bad", Level.WARNING: "unsure", Level.INFO: "quiet"}[finding.level]
             items.append(
-                f'<li><span class="badge {mark}">{own.level.value}</span> <strong>{text(own.rule)}</strong> from step '
-                f"{own.step}: <code>{text(own.site)}</code><br>{text(own.evidence, 1000)}.{also}"
-                f'<br><span class="quiet">Usually: {text(own.cause)}.</span></li>'
+                f'<li><span class="badge {mark}">{finding.level.value}</span> <strong>{text(finding.rule)}</strong> '
+                f"from step {finding.step}: <code>{text(finding.site)}</code><br>{text(finding.evidence, 1000)}.{also}"
+                f'<br><span class="quiet">Usually: {text(finding.cause)}.</span></li>'
             )
         parts.append(f'<ul class="findings">{"".join(items)}</ul>')
     return "".join(parts)
@@ -126,27 +136,80 @@ def findings(checks: Sequence[CheckResult]) -> str:
 
 def runs_table(paths: Sequence[str], facts: Sequence[Sequence[tuple[str, str]]]) -> str:
     """What ran, side by side."""
-    names = list(dict.fromkeys(name for own in facts for name, _ in own))
-    columns = [dict(own) for own in facts]
+    names = list(dict.fromkeys(name for named in facts for name, _ in named))
+    columns = [dict(named) for named in facts]
     rows = [(text(name), *(text(column.get(name, "")) for column in columns)) for name in names]
     head = ["", *(f"{letter}: {text(path, 120)}" for letter, path in zip("ab", paths, strict=False))]
     return table("What ran", head, rows)
 
 
-_MOST_OPS = 3000
-
-
 def ops_table(ops: Sequence[OpRow], step: int, *, two: bool) -> str:
     """Operators of a step in the order in which they ran."""
     rows = []
-    for own in ops[:_MOST_OPS]:
-        differs = own.state not in ("", "equal")
-        state = f'<span class="bad">{own.state}</span>' if differs else own.state
-        cells = [text(own.op, 120), text(own.fqn, 160), text(own.phase), text(own.source, 120), text(own.layout, 80)]
-        means = [number(own.a, 6), *([number(own.b, 6), state] if two else [])]
+    for op in ops[:_MOST_OPS]:
+        differs = op.state not in ("", "equal")
+        state = f'<span class="bad">{op.state}</span>' if differs else op.state
+        cells = [text(op.op, 120), text(op.fqn, 160), text(op.phase), text(op.source, 120), text(op.layout, 80)]
+        means = [number(op.a, 6), *([number(op.b, 6), state] if two else [])]
         rows.append((*cells, *means))
     more = len(ops) - len(rows)
     head = ("operator", "module", "phase", "source", "result", *(("mean a", "mean b", "") if two else ("mean",)))
     return table(f"Operators of step {step}, in the order they ran", head, rows) + (
         f"<p>and {more:,} more</p>" if more > 0 else ""
     )
+
+
+def closeups_html(closeups: Sequence[Closeup]) -> str:
+    """The divergences that whole tensors were stored of; nothing where there are none."""
+    return "".join(
+        _closeup(closeup)
+        for closeup in closeups
+        if closeup.difference is not None and closeup.difference.elements.differing
+    )
+
+
+def _closeup(closeup: Closeup) -> str:
+    difference = closeup.difference
+    assert difference is not None, "only what has elements is drawn"
+    name = what(closeup.divergence.site)
+    clauses = [f"{elements_words(difference.elements)}."]
+    clauses += [f"Which: {'; '.join(difference.where)}."] * bool(difference.where)
+    clauses += [f"How: {'; '.join(difference.relation)}."] * bool(difference.relation)
+    rows = [tuple(map(text, cells)) for cells in element_rows(difference.largest)]
+    parts = [
+        f"<h3>{text(name[:1].upper() + name[1:])}, element by element</h3>",
+        *(f"<p>{text(clause, 1000)}</p>" for clause in clauses),
+        picture_svg(difference.picture),
+        table("The largest differences", ("element", "a", "b", "|a-b|"), rows),
+    ]
+    if difference.ulps:
+        bins = [(text(ulp_words(low)), text(f"{times:,}")) for low, times in difference.ulps]
+        parts.append(table(f"Elements by distance in ULPs of {text(difference.unit)}", ("ULPs", "elements"), bins))
+    return "".join(parts)
+
+
+def picture_svg(picture: Picture) -> str:
+    """The grid as squares, darker where the difference is larger, on a scale of powers."""
+    low, high = scale_of(picture)
+    tall, wide = len(picture.cells), len(picture.cells[0])
+    squares = []
+    for y, row in enumerate(picture.cells):
+        for x, cell in enumerate(row):
+            if cell:
+                shade = f"{_opacity(cell, low, high):.2f}"
+                squares.append(f'<rect x="{x}" y="{y}" width="1.02" height="1.02" fill-opacity="{shade}"/>')
+    scale = f"{scale_words(low, high)}, " if high else ""
+    label = f"{scale}blank where equal; {axes_words(picture)}; a square is {cell_words(picture)}."
+    return (
+        f'<figure class="closeup"><svg viewBox="0 0 {wide} {tall}" width="{wide * _CELL}" height="{tall * _CELL}" '
+        f'preserveAspectRatio="none" role="img" aria-label="{text(label)}">{"".join(squares)}</svg>'
+        f"<figcaption>{text(label)}</figcaption></figure>"
+    )
+
+
+def _opacity(cell: float, low: float, high: float) -> float:
+    """From a sixth to 1, in a few shades; 1 where not finite."""
+    if cell == math.inf or low >= high:
+        return 1.0
+    shade = round(math.log(cell / low) / math.log(high / low) * _SHADES) / _SHADES
+    return 1 / 6 + 5 / 6 * shade

@@ -1,25 +1,41 @@
-"""A comparison as plain nested data, and as strict JSON: what scripts build on, so it is written down in the docs."""
+"""What the verbs say as plain nested data, and as strict JSON; scripts build on it, so the docs have its keys."""
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import math
 import re
+from dataclasses import is_dataclass
+from enum import Enum
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.compare.result import RESOLUTION
 from introspect_cli.records import clean
 
 if TYPE_CHECKING:
-    from introspect_cli.compare.result import DiffResult, Divergence, DivergenceMap, Separate, SettingChange
+    from collections.abc import Sequence
+
+    from introspect_cli.compare.groups import Groups
+    from introspect_cli.compare.result import DiffResult, Divergence, Separate
+    from introspect_cli.health.findings import CheckResult, RankRule, Rule
+    from introspect_cli.inspect.data_flow import Graph
+    from introspect_cli.inspect.history import History, Stored
+    from introspect_cli.inspect.module_tree import ModuleRow
+    from introspect_cli.inspect.nested import ValueRow
+    from introspect_cli.inspect.overview import Overview
+    from introspect_cli.inspect.runs import Found
     from introspect_cli.labels import Labels
-    from introspect_cli.records import Summary
+    from introspect_cli.records import Record, Summary
 
 FORMAT = 1
-"""Version of the document; a key may be added under the same version, none removed or changed."""
-
+"""Version of every document; a key may be added under the same version, none removed or changed."""
 
 _UNUSUAL = re.compile(r"[^\n -~]")
+
+
+# Plain values.
 
 
 def finite(value: Any) -> Any:
@@ -29,19 +45,72 @@ def finite(value: Any) -> Any:
     return value
 
 
-def summary_document(summary: Summary | None) -> dict[str, Any] | None:
-    """One side of a divergence."""
-    if summary is None:
-        return None
-    return {
-        "status": summary.status.name.lower(),
-        "shape": list(summary.layout.shape),
-        "dtype": summary.layout.dtype,
-        "device": summary.layout.device,
-        "checksum": f"{summary.checksum:016x}",
-        **{name: finite(value) for name, value in summary.stats.items()},
-        "text": summary.text,
+def plain(value: Any) -> Any:
+    """Anything that results are made of as dicts, lists, texts and finite numbers."""
+    if is_dataclass(value):
+        value = vars(value)
+    if isinstance(value, dict):
+        return {finite(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, dt.datetime):
+        return value.isoformat()
+    return str(value) if isinstance(value, Path) else finite(value)
+
+
+def to_json(document: dict[str, Any]) -> str:
+    """Strict JSON: no NaN, no Infinity, wherever in a document they are (settings may hold any number).
+
+    Names come from stores and from directories; what a terminal would obey stands as JSON's escape of it.
+    """
+    try:
+        text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        text = json.dumps(plain(document), indent=2, ensure_ascii=False, allow_nan=False)
+    return _UNUSUAL.sub(_harmless, text)
+
+
+def _harmless(found: re.Match[str]) -> str:
+    char = found[0]
+    return char if clean(char) == char else "\\u007f" if char == "\x7f" else json.dumps(char)[1:-1]
+
+
+def to_yaml(document: dict[str, Any]) -> str:
+    """The same document as YAML: block style, keys in order."""
+    import yaml  # JSON is what most ask for
+
+    dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+    return str(yaml.dump(document, Dumper=dumper, sort_keys=False, allow_unicode=True, width=100)).rstrip("\n")
+
+
+# Comparisons.
+
+
+def diff_document(result: DiffResult) -> dict[str, Any]:
+    """A comparison of two runs."""
+    document: dict[str, Any] = {
+        "format": FORMAT,
+        "a": result.a,
+        "b": result.b,
+        "verdict": result.verdict.value,
+        "sentence": result.sentence,
+        "first": divergence_document(result.first) if result.first else None,
+        "divergences": [divergence_document(divergence) for divergence in result.divergences],
+        "settings": plain(result.settings),
+        "counts": plain(result.counts),
+        "evidence": list(result.evidence),
+        "candidates": [divergence_document(divergence) for divergence in result.candidates],
+        "notes": list(result.notes),
+        "suggestions": list(result.suggestions),
+        "training": _separate(result.training),
+        "evaluation": _separate(result.evaluation),
+        "structure": plain(result.structure),
     }
+    if result.map is not None:
+        document["map"] = plain(result.map)
+    return document
 
 
 def divergence_document(divergence: Divergence) -> dict[str, Any]:
@@ -77,92 +146,187 @@ def divergence_document(divergence: Divergence) -> dict[str, Any]:
     return document | {name: finite(value) for name, value in extra.items() if value is not None}
 
 
+def _separate(result: Separate | None) -> dict[str, Any] | None:
+    if result is None:
+        return None
+    first = divergence_document(result.first) if result.first else None
+    return {"verdict": result.verdict.value, "sentence": result.sentence, "first": first}
+
+
+def groups_document(groups: Groups) -> dict[str, Any]:
+    """A comparison of more than two runs."""
+    return {"format": FORMAT, **plain(groups)}
+
+
+# One run.
+
+
+def summary_document(summary: Summary | None) -> dict[str, Any] | None:
+    """What a record keeps of a value."""
+    if summary is None:
+        return None
+    return {
+        "status": summary.status.name.lower(),
+        "shape": list(summary.layout.shape),
+        "dtype": summary.layout.dtype,
+        "device": summary.layout.device,
+        "checksum": f"{summary.checksum:016x}",
+        **{name: finite(value) for name, value in summary.stats.items()},
+        "text": summary.text,
+    }
+
+
 def label_document(labels: Labels) -> dict[str, Any] | None:
     """What a framework calls a step, ranges as two numbers; None where it calls it nothing."""
-    return {name: list(own) if isinstance(own, tuple) else own for name, own in labels.items()} or None
+    return {name: list(label) if isinstance(label, tuple) else label for name, label in labels.items()} or None
 
 
-def _setting(change: SettingChange) -> dict[str, Any]:
+def overview_document(run: Overview) -> dict[str, Any]:
+    """What a run is."""
+    return {"format": FORMAT, **vars(run), "ranks": list(run.ranks)}
+
+
+def tree_document(rows: Sequence[ModuleRow]) -> dict[str, Any]:
+    """The module tree, flat, in order."""
     return {
-        "source": change.source,
-        "name": change.name,
-        "a": change.a,
-        "b": change.b,
-        "explains": change.explains,
-        "weight": change.weight,
-    }
-
-
-def _map(found: DivergenceMap) -> dict[str, Any]:
-    return {
-        "modules": list(found.modules),
-        "steps": list(found.steps),
-        "values": [[finite(value) for value in row] for row in found.values],
-        "behind": [list(row) for row in found.behind],
-        "unmeasured": [list(row) for row in found.unmeasured],
-    }
-
-
-def _separate(found: Separate | None) -> dict[str, Any] | None:
-    if found is None:
-        return None
-    first = divergence_document(found.first) if found.first else None
-    return {"verdict": found.verdict.value, "sentence": found.sentence, "first": first}
-
-
-def diff_document(result: DiffResult) -> dict[str, Any]:
-    """The whole comparison as dicts, lists, texts and finite numbers."""
-    document: dict[str, Any] = {
         "format": FORMAT,
-        "a": result.a,
-        "b": result.b,
-        "verdict": result.verdict.value,
-        "sentence": result.sentence,
-        "first": divergence_document(result.first) if result.first else None,
-        "divergences": [divergence_document(divergence) for divergence in result.divergences],
-        "settings": [_setting(change) for change in result.settings],
-        "counts": dict(vars(result.counts)),
-        "evidence": list(result.evidence),
-        "candidates": [divergence_document(divergence) for divergence in result.candidates],
-        "notes": list(result.notes),
-        "suggestions": list(result.suggestions),
-        "training": _separate(result.training),
-        "evaluation": _separate(result.evaluation),
-        "structure": [dict(vars(change)) for change in result.structure],
+        "modules": [
+            {
+                "fqn": row.info.fqn,
+                "class": row.info.module_class,
+                "variable": row.info.variable or None,
+                "source": row.info.source,
+                "own_parameters": list(row.info.parameters),
+                "own_buffers": list(row.info.buffers),
+                "aliases": list(row.info.aliases),
+                "parameters": row.parameters,
+                "output_shape": plain(row.shape),
+                "output_dtype": row.dtype or None,
+                "output_std": row.scale,
+                "calls": row.calls,
+                "folded": row.folded,
+                "values": [
+                    {
+                        "side": _side(row.values, place),
+                        "path": value.path,
+                        "class": value.value_class or None,
+                        "shape": plain(value.shape),
+                        "dtype": value.dtype or None,
+                        "std": value.scale,
+                        "folded": value.folded,
+                    }
+                    for place, value in enumerate(row.values)
+                ],
+            }
+            for row in rows
+        ],
     }
-    if result.map is not None:
-        document["map"] = _map(result.map)
-    return document
 
 
-def to_json(document: dict[str, Any]) -> str:
-    """Strict JSON: no NaN, no Infinity, wherever in a document they are (settings may hold any number).
-
-    Names come from stores and from directories; what a terminal would obey stands as JSON's escape of it.
-    """
-    try:
-        text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
-    except ValueError:
-        text = json.dumps(_finite(document), indent=2, ensure_ascii=False, allow_nan=False)
-    return _UNUSUAL.sub(_harmless, text)
+def _side(values: Sequence[ValueRow], place: int) -> str:
+    """`input` or `output`: the outermost line that a value stands under."""
+    return next(value.name for value in reversed(values[: place + 1]) if value.depth == 1)
 
 
-def _harmless(found: re.Match[str]) -> str:
-    char = found[0]
-    return char if clean(char) == char else "\\u007f" if char == "\x7f" else json.dumps(char)[1:-1]
+def records_document(records: Sequence[Record], step: int, labels: Labels) -> dict[str, Any]:
+    """The records of one step, and what its framework calls it."""
+    return {
+        "format": FORMAT,
+        "step": step,
+        "labels": label_document(labels),
+        "records": [
+            {
+                "rank": record.rank,
+                "sequence": record.sequence,
+                "phase": record.site.phase.value,
+                "kind": record.site.kind.value,
+                "fqn": record.site.fqn,
+                "module_class": record.info.module_class,
+                "call": record.site.call,
+                "path": record.site.path,
+                **(summary_document(record.summary) or {}),
+            }
+            for record in records
+        ],
+    }
 
 
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {finite(key): _finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
-    return finite(value)
+def history_document(histories: Sequence[History], stat: str) -> dict[str, Any]:
+    """Sites over all steps."""
+    listed = [{**plain(history), "texts": list(history.texts) or None} for history in histories]
+    return {"format": FORMAT, "stat": stat, "histories": listed}
 
 
-def to_yaml(document: dict[str, Any]) -> str:
-    """The same document as YAML: block style, keys in order."""
-    import yaml  # JSON is what most ask for
+def values_document(records: Sequence[Stored]) -> dict[str, Any]:
+    """Stored tensors, nested lists of numbers; null where one was not stored."""
+    return {
+        "format": FORMAT,
+        "values": [
+            {
+                "step": stored.record.step,
+                "fqn": stored.record.site.fqn,
+                "kind": stored.record.site.kind.value,
+                "path": stored.record.site.path,
+                "summary": summary_document(stored.record.summary),
+                "values": _listed(stored.values) if stored.values is not None else None,
+            }
+            for stored in records
+        ],
+    }
 
-    dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
-    return str(yaml.dump(document, Dumper=dumper, sort_keys=False, allow_unicode=True, width=100)).rstrip("\n")
+
+def _listed(values: Any) -> Any:
+    """An array as nested lists that JSON can hold."""
+    if values.dtype.kind == "c":
+        return [_listed(values.real), _listed(values.imag)]
+    return plain(values.tolist())
+
+
+def graph_document(graph: Graph) -> dict[str, Any]:
+    """The operators of a step, and what flows between them."""
+    nodes = [
+        {
+            "site": node.number,
+            "phase": node.record.site.phase.value,
+            "fqn": node.record.site.fqn,
+            "operator": node.record.info.op,
+            "path": node.record.site.path,
+            "call": node.record.site.call,
+            "source": node.record.info.source,
+            "forward": node.forward,
+            "summary": summary_document(node.record.summary),
+        }
+        for node in graph.nodes
+    ]
+    return {"format": FORMAT, "step": graph.step, "total": graph.total, "nodes": nodes, "edges": plain(graph.edges)}
+
+
+# Checks, and lists of runs.
+
+
+def check_document(result: CheckResult) -> dict[str, Any]:
+    """What a check found."""
+    return {
+        "format": FORMAT,
+        "run": result.run,
+        "steps": result.steps,
+        "findings": plain(result.findings),
+        "checked": list(result.checked),
+        "not_observed": [{"rule": rule, "needs": needs} for rule, needs in result.unseen],
+        "notes": list(result.notes),
+    }
+
+
+def rules_document(rules: Sequence[Rule | RankRule]) -> dict[str, Any]:
+    """The rules of a check."""
+    keys = ("level", "about", "when", "cause")
+    return {
+        "format": FORMAT,
+        "rules": [{"rule": rule.id, **{key: plain(getattr(rule, key)) for key in keys}} for rule in rules],
+    }
+
+
+def runs_document(search: Found) -> dict[str, Any]:
+    """Runs below some directories; times are ISO 8601 in UTC, sizes bytes, `not_searched` directories."""
+    unseen = {"unreadable": plain(search.unread), "too_deep": search.deeper, "too_many": search.left}
+    return {"format": FORMAT, "runs": plain(search.rows), "not_searched": unseen}

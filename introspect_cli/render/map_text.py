@@ -38,29 +38,33 @@ def _fold(row: Sequence[float], fold: int) -> list[float]:
     return [max(row[start : start + fold]) for start in range(0, len(row), fold)]
 
 
-def _map(found: DivergenceMap, width: int, most: int) -> list[Block]:
-    names = [clean(name) for name in found.modules]
+def _map(divergence_map: DivergenceMap, width: int, most: int) -> list[Block]:
+    names = [clean(name) for name in divergence_map.modules]
     label = min(max((len(name) for name in names), default=6), 34)
     room = max(width - label - 2, 10)
-    fold = max(1, -(-len(found.steps) // room))
-    wide = 2 if len(found.steps) * 2 <= room and fold == 1 else 1
+    fold = max(1, -(-len(divergence_map.steps) // room))
+    wide = 2 if len(divergence_map.steps) * 2 <= room and fold == 1 else 1
     rows = list(range(len(names)))
     left_out = 0
     if len(rows) > most:
-        hot = [row for row in rows if any(value != 0 for value in found.values[row])]
-        first = {row: next(i for i, value in enumerate(found.values[row]) if value != 0) for row in hot}
+        hot = [row for row in rows if any(value != 0 for value in divergence_map.values[row])]
+        first = {row: next(i for i, value in enumerate(divergence_map.values[row]) if value != 0) for row in hot}
         kept = sorted(sorted(hot, key=lambda row: (first[row], row))[:most])
         left_out = len(rows) - len(kept)
         rows = kept
-    last = found.steps[-1] if found.steps else 0
-    span = f"steps {found.steps[0]} to {last}" + (f", {fold} a column" if fold > 1 else "") if found.steps else ""
+    last = divergence_map.steps[-1] if divergence_map.steps else 0
+    span = (
+        f"steps {divergence_map.steps[0]} to {last}" + (f", {fold} a column" if fold > 1 else "")
+        if divergence_map.steps
+        else ""
+    )
     blocks: list[Block] = [Line((("Divergence map", "heading"), (f" ({span})", "dim")))]
     for row in rows:
         spans: list[Span] = [(shorten(names[row], label).ljust(label) + "  ", "")]
-        behind = _fold(found.behind[row], fold)
+        behind = _fold(divergence_map.behind[row], fold)
         shades = [
             _BEHIND if value == 0 and other else _shade(value)
-            for value, other in zip(_fold(found.values[row], fold), behind, strict=True)
+            for value, other in zip(_fold(divergence_map.values[row], fold), behind, strict=True)
         ]
         spans += [(mark * wide, style) for mark, style in shades]
         blocks.append(Line(tuple(spans), wrap=False))

@@ -18,11 +18,11 @@ from introspect_cli.render.text import clean
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from introspect_cli.compare.closeup import Closeup
+    from introspect_cli.compare.element.closeup import Closeup
     from introspect_cli.compare.result import DiffResult, Divergence, DivergenceMap
-    from introspect_cli.health.curves import Curve
+    from introspect_cli.health.curves import Curve, Depth
     from introspect_cli.health.findings import CheckResult
-    from introspect_cli.health.history import Depth, Packed, Rows
+    from introspect_cli.health.history import Packed, Rows
     from introspect_cli.inspect.data_flow import Graph
     from introspect_cli.render.html_parts import OpRow
 
@@ -116,22 +116,22 @@ def _text(value: str) -> str:
 
 def _paired(curves: Sequence[Sequence[Curve]]) -> list[tuple[Curve | None, ...]]:
     """The curves of a with those of b of the same name."""
-    names = dict.fromkeys((own.kind, own.name) for side in curves for own in side)
-    sides = [{(own.kind, own.name): own for own in side} for side in curves]
+    names = dict.fromkeys((curve.kind, curve.name) for side in curves for curve in side)
+    sides = [{(curve.kind, curve.name): curve for curve in side} for side in curves]
     return [tuple(side.get(name) for side in sides) for name in names]
 
 
-def _curve(own: tuple[Curve | None, ...]) -> dict[str, Any]:
-    known = next(curve for curve in own if curve is not None)
+def _curve(pair: tuple[Curve | None, ...]) -> dict[str, Any]:
+    first = next(curve for curve in pair if curve is not None)
     lines: list[list[Any] | None] = []
-    for curve in own:
+    for curve in pair:
         if curve is None:
             lines.append(None)
             continue
         keep = np.unique(np.linspace(0, len(curve.steps) - 1, min(len(curve.steps), 2000)).round().astype(np.int64))
         values = [_in_few_digits(value, curve.kind) for value in curve.values[keep]]
         lines.append([curve.steps[keep].tolist(), [value if isinstance(value, float) else None for value in values]])
-    return {"name": _text(known.name), "kind": known.kind, "lines": lines}
+    return {"name": _text(first.name), "kind": first.kind, "lines": lines}
 
 
 def _in_few_digits(value: np.float64, kind: str) -> Any:
@@ -143,61 +143,61 @@ def _part(rows: Rows) -> dict[str, Any]:
     return {"steps": rows.steps.tolist(), "values": packed(rows.values), "states": packed(rows.states)}
 
 
-def _depth(name: str, found: Depth) -> dict[str, Any]:
+def _depth(name: str, depth: Depth) -> dict[str, Any]:
     def short(values: tuple[float, ...]) -> list[float]:
         return [float(f"{value:.4g}") if math.isfinite(value) else 0.0 for value in values]
 
     return {
         "name": name,
-        "total": found.total,
-        "modules": [_text(own) for own in found.names],
-        "dtypes": list(found.dtypes),
-        "low": short(found.low),
-        "middle": short(found.middle),
-        "high": short(found.high),
+        "total": depth.total,
+        "modules": [_text(module) for module in depth.names],
+        "dtypes": list(depth.dtypes),
+        "low": short(depth.low),
+        "middle": short(depth.middle),
+        "high": short(depth.high),
     }
 
 
 def _units(history: Packed) -> list[list[Any]]:
     """The rounding of each dtype that is among the tensors."""
-    found = {about[1] for about in history.about}
-    return [[name, unit] for name, unit in sorted(ROUNDING.items(), key=lambda own: own[1]) if name in found]
+    dtypes = {about[1] for about in history.about}
+    return [[name, unit] for name, unit in sorted(ROUNDING.items(), key=lambda entry: entry[1]) if name in dtypes]
 
 
 def scale_of(values: np.ndarray[Any, Any]) -> tuple[int, int]:
     """Decades that the map's shades span: to the largest distance, from where all but the least twentieth begin."""
-    known = values[np.isfinite(values) & (values > 0)]
-    if not len(known):
+    measured = values[np.isfinite(values) & (values > 0)]
+    if not len(measured):
         return -8, 0
-    least = max(float(np.quantile(known, 0.05)), 1e-8)
-    low, high = math.floor(math.log10(least)), math.ceil(math.log10(min(known.max(), 10.0)))
+    least = max(float(np.quantile(measured, 0.05)), 1e-8)
+    low, high = math.floor(math.log10(least)), math.ceil(math.log10(min(measured.max(), 10.0)))
     return min(low, high - 1), high
 
 
-def levels_of(found: DivergenceMap) -> tuple[np.ndarray[Any, Any], int, int]:
+def levels_of(divergence_map: DivergenceMap) -> tuple[np.ndarray[Any, Any], int, int]:
     """Levels (rows, steps) as uint8, and the decades they span."""
-    values = np.array(found.values, np.float64).reshape(len(found.modules), len(found.steps))
-    low, high = scale_of(np.where(np.array(found.unmeasured, np.bool_).reshape(values.shape), np.nan, values))
+    values = np.array(divergence_map.values, np.float64).reshape(len(divergence_map.modules), len(divergence_map.steps))
+    low, high = scale_of(np.where(np.array(divergence_map.unmeasured, np.bool_).reshape(values.shape), np.nan, values))
     with np.errstate(all="ignore"):
         scaled = np.round(LOWEST + 250 * np.clip((np.log10(values) - low) / (high - low), 0, 1))
-    behind = np.array(found.behind, np.bool_).reshape(values.shape)
-    unmeasured = np.array(found.unmeasured, np.bool_).reshape(values.shape)
+    behind = np.array(divergence_map.behind, np.bool_).reshape(values.shape)
+    unmeasured = np.array(divergence_map.unmeasured, np.bool_).reshape(values.shape)
     cases = [np.isnan(values), behind, values == 0, np.isinf(values), unmeasured]
     return np.select(cases, [0, 2, 1, 255, 254], scaled).astype(np.uint8), low, high
 
 
-def _map(found: DivergenceMap, noise: Sequence[DivergenceMap | None], result: DiffResult) -> dict[str, Any]:
-    levels, low, high = levels_of(found)
+def _map(divergence_map: DivergenceMap, noise: Sequence[DivergenceMap | None], result: DiffResult) -> dict[str, Any]:
+    levels, low, high = levels_of(divergence_map)
     fold = max(1, -(-levels.size // MOST_CELLS))
-    names = [list(found.modules[row : row + fold]) for row in range(0, len(found.modules), fold)]
+    names = [list(divergence_map.modules[row : row + fold]) for row in range(0, len(divergence_map.modules), fold)]
     if fold > 1:
         levels = np.maximum.reduceat(levels, np.arange(0, len(levels), fold), axis=0)
-    steps = list(found.steps)
+    steps = list(divergence_map.steps)
     origin = None
     if result.first is not None:
         site = result.first.site
         owners = (site.fqn, site.fqn.rpartition(".")[0], f"random state: {site.fqn}")
-        row = next((at for owner in owners for at, own in enumerate(names) if owner in own), None)
+        row = next((at for owner in owners for at, shared in enumerate(names) if owner in shared), None)
         later = next((at for at, step in enumerate(steps) if step > result.first.step), len(steps))
         origin = None if row is None else [row, later - 1]
     return {
@@ -214,29 +214,31 @@ def _map(found: DivergenceMap, noise: Sequence[DivergenceMap | None], result: Di
 def _noise_band(noise: Sequence[DivergenceMap | None], steps: Sequence[int]) -> list[float]:
     """The largest distance of any module from a in any noise run, at each step of the map; 0 where they agree."""
     band = np.zeros(len(steps))
-    for found in noise:
-        if found is None:
+    for divergence_map in noise:
+        if divergence_map is None:
             continue
-        own = np.array(found.values, np.float64).reshape(len(found.modules), len(found.steps))
-        own[np.array(found.unmeasured, np.bool_).reshape(own.shape)] = np.nan
-        largest = np.where(np.isfinite(own), own, 0).max(axis=0, initial=0)
-        place = {step: at for at, step in enumerate(found.steps)}
+        distances = np.array(divergence_map.values, np.float64).reshape(
+            len(divergence_map.modules), len(divergence_map.steps)
+        )
+        distances[np.array(divergence_map.unmeasured, np.bool_).reshape(distances.shape)] = np.nan
+        largest = np.where(np.isfinite(distances), distances, 0).max(axis=0, initial=0)
+        place = {step: at for at, step in enumerate(divergence_map.steps)}
         for at, step in enumerate(steps):
             band[at] = max(band[at], largest[place[step]] if step in place else 0)
     return [float(f"{value:.4g}") for value in band] if noise else []
 
 
-def _divergence(own: Divergence) -> dict[str, Any]:
-    site = own.site
+def _divergence(divergence: Divergence) -> dict[str, Any]:
+    site = divergence.site
     sides = {}
-    for name, summary in (("a", own.a), ("b", own.b)):
+    for name, summary in (("a", divergence.a), ("b", divergence.b)):
         if summary is not None:
             kept = {key: finite(float(summary.stats[key])) for key in ("mean", "std") if key in summary.stats}
             sides[name] = {"checksum": f"{summary.checksum:016x}", "text": _text(summary.text), "stats": kept}
     return {
-        "step": own.step,
+        "step": divergence.step,
         "site": [site.phase.value, site.kind.value, _text(site.fqn), site.call, _text(site.path)],
-        "role": own.role.value,
-        "rel": finite(own.rel_l2) if own.rel_l2 is not None else None,
+        "role": divergence.role.value,
+        "rel": finite(divergence.rel_l2) if divergence.rel_l2 is not None else None,
         **sides,
     }

@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.labels import shown, step_words
-from introspect_cli.records import Record, Status, count
-from introspect_cli.render.blocks import Block, Column, Line, Table, line
-from introspect_cli.render.text import brief_what, clean, number, shape, site_text, size, sparkline
+from introspect_cli.records import Record, Status, Summary, count
+from introspect_cli.render.blocks import Block, Column, Line, Table, line, table_of
+from introspect_cli.render.text import brief_what, clean, number, shape, site_text, size, statistic
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    from introspect_cli.inspect.history import History
     from introspect_cli.inspect.module_tree import ModuleRow
     from introspect_cli.inspect.overview import Overview
     from introspect_cli.labels import Labels
@@ -53,11 +52,11 @@ def overview_blocks(run: Overview) -> list[Block]:
         for name, text in facts
         if text
     ]
-    told = manifest.get("not_observed")
+    unobserved = manifest.get("not_observed")
     notes = [
         *run.endings,
-        *(f"not held: {own}" for own in run.thinned),
-        *(str(text) for text in (told if isinstance(told, (list, tuple)) else ())),
+        *(f"not held: {clause}" for clause in run.thinned),
+        *(str(text) for text in (unobserved if isinstance(unobserved, (list, tuple)) else ())),
     ]
     if run.not_observed:
         notes.append(f"{count(run.not_observed, 'record')} of the first step could not be observed")
@@ -101,15 +100,15 @@ def _steps(run: Overview) -> str:
 
 def _named(first: Labels, last: Labels) -> list[str]:
     """What a framework calls the first and the last step."""
-    told = [str(last["framework"])] if "framework" in last else []
-    told += [
+    words = [str(last["framework"])] if "framework" in last else []
+    words += [
         f"{name} {shown(first[name])} to {shown(last[name])}"
         for name in ("global_step", "epoch")
         if name in first and name in last
     ]
     if "accumulation" in last:
-        told.append(f"{shown(last['accumulation'])} batches a step")
-    return told
+        words.append(f"{shown(last['accumulation'])} batches a step")
+    return words
 
 
 def tree_blocks(rows: Sequence[ModuleRow]) -> list[Block]:
@@ -123,38 +122,40 @@ def tree_blocks(rows: Sequence[ModuleRow]) -> list[Block]:
         Column("std", right=True),
         Column("calls", right=True, drop_at=1),
     )
-    cells, styles = [], []
+    cells: list[tuple[str, ...]] = []
+    styles: list[str] = []
+
+    def add(depth: int, name: str, *rest: str, style: str = "dim") -> None:
+        cells.append(("  " * depth + name, *(rest or ("",) * (len(columns) - 1))))
+        styles.append(style)
+
     roots = [row for row in rows if "." not in row.info.fqn]
     for row in rows:
         fqn = row.info.fqn
         depth = fqn.count(".")
-        name = fqn.rpartition(".")[2] if depth else fqn
+        name = clean(fqn.rpartition(".")[2])
         if row.info.variable and sum(other.info.module_class == row.info.module_class for other in roots) > 1:
-            name += f" ({row.info.variable})"
-        cells.append(
-            (
-                "  " * depth + clean(name),
-                clean(row.info.module_class),
-                f"{row.parameters:,}" if row.parameters else "",
-                shape(row.shape) if row.shape is not None else "",
-                row.dtype,
-                number(row.scale, 3) if row.scale is not None else "",
-                str(row.calls) if row.calls > 1 else "",
-            )
+            name += f" ({clean(row.info.variable)})"
+        add(
+            depth,
+            name,
+            clean(row.info.module_class),
+            f"{row.parameters:,}" if row.parameters else "",
+            shape(row.shape) if row.shape is not None else "",
+            row.dtype,
+            number(row.scale, 3) if row.scale is not None else "",
+            str(row.calls) if row.calls > 1 else "",
+            style="" if depth else "heading",
         )
-        styles.append("heading" if not depth else "")
         for value in row.values:
-            own = "  " * (depth + value.depth)
             form = shape(value.shape) if value.shape is not None else ""
             scale = number(value.scale, 3) if value.scale is not None else ""
-            cells.append((own + clean(value.name), clean(value.value_class), "", form, clean(value.dtype), scale, ""))
-            styles.append("dim")
+            words = (clean(value.value_class), "", form, clean(value.dtype), scale, "")
+            add(depth + value.depth, clean(value.name), *words)
             if value.folded:
-                cells.append((f"{own}... {value.folded} more like it", "", "", "", "", "", ""))
-                styles.append("dim")
+                add(depth + value.depth, f"... {value.folded} more like it")
         if row.folded:
-            cells.append(("  " * depth + f"... {row.folded} more like it", "", "", "", "", "", ""))
-            styles.append("dim")
+            add(depth, f"... {row.folded} more like it")
     if not cells:
         return [line("No module was recorded.")]
     return [Table(columns, tuple(cells), tuple(styles))]
@@ -164,57 +165,40 @@ def records_blocks(records: Sequence[Record], step: int, labels: Labels) -> list
     """The records of one step, under what its framework calls it."""
     if not records:
         return [line(f"Step {step} has no record of what was selected.")]
-    columns = (
-        Column("phase", drop_at=3),
-        Column("module", least=18),
-        Column("what", least=12, brief=tuple(brief_what(record.site) for record in records), brief_at=4),
-        Column("shape"),
-        Column("dtype", drop_at=2),
-        *(Column(name, right=True, drop_at=drop_at) for name, drop_at in _SHOWN),
-        Column("checksum", drop_at=1),
-    )
-    rows, styles = [], []
-    for record in records:
-        site, kept = record.site, record.summary
-        what = site_text(site)
-        if kept.status is Status.OBSERVED:
-            cells = [shape(kept.layout.shape), kept.layout.dtype]
-        elif kept.status is Status.VALUE:
-            cells = [clean(kept.text, _MOST_CELLS), kept.layout.dtype]
-        else:
-            cells = [kept.status.name.lower().replace("_", " "), kept.layout.dtype]
-        cells += [number(kept.stats[name]) if name in kept.stats else "" for name, _ in _SHOWN]
-        rows.append((site.phase.value, clean(site.fqn), what, *cells, f"{kept.checksum:016x}"))
-        sick = kept.stats.get("nans", 0) or kept.stats.get("infs", 0)
-        styles.append("hot" if sick else "dim" if kept.status is Status.NOT_OBSERVED else "")
+    briefs = tuple(brief_what(record.site) for record in records)
+
+    def statistics(name: str) -> Callable[[Record], str]:
+        return lambda record: statistic(record.summary, name)
+
+    columns: list[tuple[Column, Callable[[Record], str]]] = [
+        (Column("phase", drop_at=3), lambda record: record.site.phase.value),
+        (Column("module", least=18), lambda record: clean(record.site.fqn)),
+        (Column("what", least=12, brief=briefs, brief_at=4), lambda record: site_text(record.site)),
+        (Column("shape"), lambda record: _seen(record.summary)),
+        (Column("dtype", drop_at=2), lambda record: record.summary.layout.dtype),
+        *((Column(name, right=True, drop_at=drop_at), statistics(name)) for name, drop_at in _SHOWN),
+        (Column("checksum", drop_at=1), lambda record: f"{record.summary.checksum:016x}"),
+    ]
     named = [line(step_words(step, labels).capitalize(), "heading")] if labels else []
-    blocks: list[Block] = [*named, Table(columns, tuple(rows), tuple(styles))]
     unseen = {clean(r.summary.text, 100) for r in records if r.summary.status is Status.NOT_OBSERVED and r.summary.text}
-    blocks += [line(f"Not observed: {text}", "unsure") for text in sorted(unseen)[:5]]
-    return blocks
+    notes = [line(f"Not observed: {text}", "unsure") for text in sorted(unseen)[:5]]
+    return [*named, table_of(records, columns, _record_style), *notes]
 
 
-def history_blocks(histories: Sequence[History], stat: str, width: int, *, ascii_only: bool) -> list[Block]:
-    """Sites over all steps: a sparkline and the numbers."""
-    blocks: list[Block] = []
-    for own in histories:
-        known = [value for value in own.values if value is not None]
-        span = f"{number(min(known))} to {number(max(known))}" if known else "no number"
-        title = (
-            f" {stat}: {span} over {count(len(own.steps), 'step')}"
-            if not own.texts
-            else f" over {count(len(own.steps), 'step')}"
-        )
-        blocks.append(Line(((clean(own.site), "heading"), (title, ""))))
-        if known:
-            room = max(min(width, 120) - 4, 10)
-            blocks.append(line(sparkline(own.values, room, ascii_only=ascii_only), "name", 2, wrap=False))
-        texts = own.texts or tuple(number(value, 5) for value in own.values)
-        pairs = [f"{step}: {clean(text, 40)}" for step, text in zip(own.steps, texts, strict=True)]
-        if len(pairs) > 2 * _MOST_CELLS:
-            pairs = [*pairs[:_MOST_CELLS], f"... {len(pairs) - 2 * _MOST_CELLS} more ...", *pairs[-_MOST_CELLS:]]
-        blocks.append(line("  ".join(pairs), "", 2))
-    return blocks
+def _seen(summary: Summary) -> str:
+    """The shape of a tensor, a plain value itself, or that it was not observed."""
+    if summary.status is Status.OBSERVED:
+        return shape(summary.layout.shape)
+    if summary.status is Status.VALUE:
+        return clean(summary.text, _MOST_CELLS)
+    return summary.status.name.lower().replace("_", " ")
+
+
+def _record_style(record: Record) -> str:
+    stats = record.summary.stats
+    if stats.get("nans", 0) or stats.get("infs", 0):
+        return "hot"
+    return "dim" if record.summary.status is Status.NOT_OBSERVED else ""
 
 
 def settings_blocks(settings: dict[str, Any]) -> list[Block]:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from introspect_cli.records import Site
+    from introspect_cli.records import Site, Summary
 
 _SPARKS = "▁▂▃▄▅▆▇█"
 _PLAIN_SPARKS = "_.-:=+*#"
@@ -34,6 +34,11 @@ def number(value: float | None, digits: int = 4) -> str:
     if isinstance(value, int) or (math.isfinite(value) and value == int(value) and abs(value) < 10**6):
         return str(int(value))
     return f"{value:.{digits}g}"
+
+
+def statistic(summary: Summary | None, name: str, digits: int = 4) -> str:
+    """A statistic of a record; "" where it has none."""
+    return "" if summary is None or name not in summary.stats else number(summary.stats[name], digits)
 
 
 def two_numbers(a: float, b: float, least: int = 4, most: int = 9) -> tuple[str, str]:
@@ -79,8 +84,8 @@ def sparkline(values: Sequence[float | None], width: int, *, ascii_only: bool = 
             folded.append(math.nan)
         else:
             folded.append(sum(value / len(part) for value in part) / 2 if part else None)  # sums of halves are finite
-    known = [value for value in folded if value is not None and math.isfinite(value)]
-    low, high = min(known, default=0.0), max(known, default=0.0)
+    finite = [value for value in folded if value is not None and math.isfinite(value)]
+    low, high = min(finite, default=0.0), max(finite, default=0.0)
     span = high - low
     line = ""
     for value in folded:

@@ -1,4 +1,4 @@
-"""Stored values as text: a tensor's, or two tensors' side by side with the elements that differ marked."""
+"""Whole tensors as text: stored values, and how those of two runs differ, element by element."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from introspect_cli.compare.elements import differing, elements
+from introspect_cli.compare.element.elements import differing, elements, ulp_words
+from introspect_cli.compare.element.grid import SIGN, smaller
+from introspect_cli.compare.reasons.words import what
 from introspect_cli.records import count
 from introspect_cli.render.blocks import Block, Column, Line, Table, line
+from introspect_cli.render.divergence_text import elements_words, statistics_words
 from introspect_cli.render.text import clean, number, shape, site_text, two_numbers
 
 if TYPE_CHECKING:
@@ -17,25 +20,34 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from introspect_cli.compare.elements import Elements
+    from introspect_cli.compare.element.closeup import Closeup
+    from introspect_cli.compare.element.elements import Elements
+    from introspect_cli.compare.element.grid import Picture
+    from introspect_cli.compare.element.pattern import Difference
     from introspect_cli.compare.result import Divergence
-    from introspect_cli.inspect.values import Stored
+    from introspect_cli.inspect.history import Stored
+    from introspect_cli.rerun.zoom import SourceLine
 
 _MOST_ROWS = 8
+_SHADES = "░▒▓█"
+_EQUAL = "·"
+_HEIGHT = 16
+_WIDTH = 64
+_BAR = 24
 
 
-def values_blocks(found: Sequence[Stored], width: int) -> list[Block]:
+def values_blocks(records: Sequence[Stored], width: int) -> list[Block]:
     """The tensors of some records, large ones with their middle left out."""
     blocks: list[Block] = []
-    for own in found:
-        record = own.record
+    for stored in records:
+        record = stored.record
         layout = record.summary.layout
         title = f"step {record.step}: {site_text(record.site)} of {clean(record.site.fqn)} ({record.site.phase.value})"
         blocks.append(Line(((title, "heading"), (f"  {shape(layout.shape)} {layout.dtype}", "dim"))))
-        if own.values is None:
+        if stored.values is None:
             blocks.append(line(clean(record.summary.text, 400) or "not stored whole", "", 2))
             continue
-        blocks += [line(text, "", 2, wrap=False) for text in _array(own.values, width)]
+        blocks += [line(text, "", 2, wrap=False) for text in _array(stored.values, width)]
     return blocks
 
 
@@ -48,19 +60,7 @@ def _array(values: NDArray[Any], width: int) -> list[str]:
 
 def clean_lines(text: str) -> list[str]:
     """Lines, each harmless."""
-    return [clean(own) for own in text.splitlines()]
-
-
-def elements_words(found: Elements) -> str:
-    """How two whole tensors differ, in a line: how many elements, by how much, where."""
-    share = f" ({number(100 * found.differing / found.total, 3)} %)" if found.total else ""
-    verb = "differs" if found.differing == 1 else "differ"
-    told = f"{found.differing:,} of {count(found.total, 'element')} {verb}{share}"
-    if found.largest is not None:
-        told += f", max |a-b| {number(found.largest, 3)} at {list(found.where)}"
-    if found.first != found.where:
-        told += f"; first at {list(found.first)}"
-    return told
+    return [clean(row) for row in text.splitlines()]
 
 
 def side_by_side(divergence: Divergence, a: NDArray[Any] | None, b: NDArray[Any] | None, width: int) -> list[Block]:
@@ -73,24 +73,32 @@ def side_by_side(divergence: Divergence, a: NDArray[Any] | None, b: NDArray[Any]
         verb = "stored" if a is None and b is None else "has not stored"
         blocks.append(line(f"{which} {verb} these values whole: capture both with --save-tensors GLOB.", "unsure", 2))
         return blocks
-    found = elements(a, b)
-    if found is None:
+    difference = elements(a, b)
+    if difference is None:
         blocks.append(line(f"{shape(a.shape)} {a.dtype} against {shape(b.shape)} {b.dtype}: not comparable.", "", 2))
         return blocks
-    blocks.append(line(f"{elements_words(found)}.", "", 2))
-    if not found.differing:
+    blocks.append(line(f"{elements_words(difference)}.", "", 2))
+    if not difference.differing:
         return blocks
-    blocks += _window(a, b, found, width)
+    blocks += _window(a, b, difference, width)
+    return [*blocks, *_listed(difference.rows[:_MOST_ROWS], difference.differing, "more differ.")]
+
+
+def element_rows(elements: Sequence[tuple[Sequence[int], Any, Any]]) -> list[tuple[str, str, str, str]]:
+    """Elements that differ: index, value in a, value in b, how far apart."""
     rows = []
-    for index, one, two in found.rows[:_MOST_ROWS]:
-        texts = pair_words(one, two)
-        apart = abs(one - two)
-        rows.append((str(list(index)), *texts, number(apart, 3) if math.isfinite(apart) else "-"))
+    for index, one, two in elements:
+        distance = abs(one - two)
+        far = number(distance, 3) if math.isfinite(distance) else "-"
+        rows.append((str(list(index)), *pair_words(one, two), far))
+    return rows
+
+
+def _listed(elements: Sequence[tuple[Sequence[int], Any, Any]], differing: int, rest: str) -> list[Block]:
+    """A table of elements that differ, and how many more there are."""
     columns = (Column("element"), Column("a", right=True), Column("b", right=True), Column("|a-b|", right=True))
-    blocks += [line(), Table(columns, tuple(rows))]
-    if found.differing > len(rows):
-        blocks.append(line(f"{found.differing - len(rows):,} more differ.", "dim"))
-    return blocks
+    more = [line(f"{differing - len(elements):,} {rest}", "dim")] if differing > len(elements) else []
+    return [line(), Table(columns, tuple(element_rows(elements))), *more]
 
 
 def pair_words(one: Any, two: Any) -> tuple[str, str]:
@@ -100,26 +108,26 @@ def pair_words(one: Any, two: Any) -> tuple[str, str]:
     """
     if isinstance(one, complex):
         return f"{one:.6g}", f"{two:.6g}"
-    apart = abs(one - two)
+    distance = abs(one - two)
     for digits in range(4, 18):
         texts = two_numbers(one, two, digits, 17)
         shown = abs(float(f"{one:.{digits}g}") - float(f"{two:.{digits}g}"))
-        if texts[0] != texts[1] and not abs(shown - apart) > apart / 5:
+        if texts[0] != texts[1] and not abs(shown - distance) > distance / 5:
             break
     return texts
 
 
-def _window(a: NDArray[Any], b: NDArray[Any], found: Elements, width: int) -> list[Block]:
+def _window(a: NDArray[Any], b: NDArray[Any], difference: Elements, width: int) -> list[Block]:
     """The part of the last dimension around the first difference, a above b, what differs marked with a caret."""
     if not a.shape or a.shape[-1] < 2:
         return []
     room = max(2, min((min(width, 120) - 16) // 13, a.shape[-1], 8))
-    at = found.first[-1]
+    at = difference.first[-1]
     start = max(0, min(at - room // 2, a.shape[-1] - room))
-    head: Any = (*found.first[:-1], slice(start, start + room))
+    head: Any = (*difference.first[:-1], slice(start, start + room))
     one, two = a[head], b[head]
     marks = differing(one, two)
-    where = ", ".join([*map(str, found.first[:-1]), f"{start}:{start + room}"])
+    where = ", ".join([*map(str, difference.first[:-1]), f"{start}:{start + room}"])
     texts = [pair_words(x.item(), y.item()) for x, y in zip(one, two, strict=True)]
     wide = max(len(text) for pair in texts for text in pair) + 2
     lines: list[Block] = [line(f"[{where}], what differs marked with *", "dim", 2)]
@@ -129,3 +137,128 @@ def _window(a: NDArray[Any], b: NDArray[Any], found: Elements, width: int) -> li
             spans.append((f"{pair[place]}{'*' if mark else ' '}".rjust(wide), "hot" if mark else ""))
         lines.append(Line(tuple(spans), 2, wrap=False))
     return lines
+
+
+# One divergence looked at closely.
+
+
+def closeup_blocks(closeup: Closeup, width: int, source: Sequence[SourceLine] = ()) -> list[Block]:
+    """One divergence: how many elements, which, how far, where."""
+    site = closeup.divergence.site
+    one, two = closeup.divergence.a, closeup.divergence.b
+    layout = one.layout if one is not None else two.layout if two is not None else None
+    title = f"step {closeup.divergence.step}: {what(site)}"
+    dtype = layout.dtype if layout is not None else ""
+    if one is not None and two is not None and one.layout.dtype != two.layout.dtype:
+        dtype = f"{one.layout.dtype} in a, {two.layout.dtype} in b"
+    sizes = f"  {shape(layout.shape)} {dtype}" if layout is not None else ""
+    blocks: list[Block] = [Line(((clean(title), "heading"), (clean(sizes), "dim"))), *_inputs_of(closeup, source)]
+    difference = closeup.difference
+    if difference is None:
+        blocks.append(line(f"No elements to show: {clean(closeup.missing, 400)}.", "", 2))
+        stats = statistics_words(closeup.divergence)
+        return [*blocks, line(f"What its records tell: {stats}.", "", 2)] if stats else blocks
+    blocks.append(line(f"{elements_words(difference.elements)}.", "", 2))
+    if difference.where:
+        blocks.append(Line((("which: ", "dim"), (f"{'; '.join(difference.where)}.", "")), 2))
+    if difference.relation:
+        blocks.append(Line((("how: ", "dim"), (f"{'; '.join(difference.relation)}.", "")), 2))
+    if not difference.elements.differing:
+        return blocks
+    return [*blocks, *picture_blocks(difference.picture, width), *_tables(difference)]
+
+
+def _inputs_of(closeup: Closeup, source: Sequence[SourceLine]) -> list[Block]:
+    """The lines of code that ran an operator, and what it was given."""
+    blocks: list[Block] = []
+    for place in source:
+        spans = (f"run by {clean(place.place)} in {place.name}", "dim"), (f"  {clean(place.text, 160)}", "name")
+        blocks.append(Line(spans if place.text else spans[:1], 2, wrap=False))
+    states = {
+        state: [clean(given.text) for given in closeup.given if given.state == state]
+        for state in ("equal", "differs", "not recorded")
+    }
+    for state, texts in states.items():
+        if texts:
+            verb = {"equal": "are equal", "differs": "differ", "not recorded": "were not recorded"}[state]
+            label = f"of its inputs {verb if len(texts) > 1 else verb.replace('are', 'is').replace('were', 'was')}: "
+            blocks.append(Line(((label, "dim"), ("; ".join(texts), "")), 2))
+    return blocks
+
+
+def _tables(difference: Difference) -> list[Block]:
+    """The largest differences, and the histogram of ULPs."""
+    blocks = _listed(difference.largest, difference.elements.differing, "more differ, by no more.")
+    if difference.ulps:
+        most = max(times for _, times in difference.ulps)
+        bars = [
+            (ulp_words(low), f"{times:,}", "█" * max(1, round(times / most * _BAR))) for low, times in difference.ulps
+        ]
+        heads = (Column(f"ULPs of {difference.unit}", right=True), Column("elements", right=True), Column(""))
+        blocks += [line(), Table(heads, tuple(bars))]
+    return blocks
+
+
+def picture_blocks(picture: Picture, width: int) -> list[Block]:
+    """A grid of cells, darker where the difference is larger, on a scale of powers."""
+    room = max(8, min(_WIDTH, width - 6))
+    picture = smaller(picture, (_HEIGHT, room))
+    cells = picture.cells
+    low, high = scale_of(picture)
+    blocks: list[Block] = [line()]
+    shaded = ("".join(_shade(cell, low, high) for cell in row) for row in cells)
+    blocks += [line(text, "", 4, wrap=False) for text in shaded]
+    legend = f"{_EQUAL} equal"
+    if high:
+        legend += f", {_SHADES[-1] if low == high else _SHADES} {scale_words(low, high)}"
+    if any(cell == math.inf for row in cells for cell in row):
+        legend += ", ! not finite in one of them"
+    blocks.append(line(f"{legend}; {axes_words(picture)}; a cell is {cell_words(picture)}", "dim", 4))
+    return blocks
+
+
+def scale_of(picture: Picture) -> tuple[float, float]:
+    """The smallest and the largest finite |a - b| that is drawn; one number where they read alike, 0.0 for none."""
+    finite = [cell for row in picture.cells for cell in row if 0 < cell < math.inf]
+    low, high = min(finite, default=0.0), max(finite, default=0.0)
+    return (high, high) if number(low, 2) == number(high, 2) else (low, high)
+
+
+def scale_words(low: float, high: float) -> str:
+    """What the shades stand for: `|a-b| 0.5`, or `|a-b| 0.1 to 2.1`."""
+    if high == SIGN:
+        return "the sign of a zero"
+    return f"|a-b| {number(high, 2)}" if low == high else f"|a-b| {number(low, 2)} to {number(high, 2)}"
+
+
+def cell_words(picture: Picture) -> str:
+    """What a cell stands for."""
+    tall, wide = picture.tile
+    if (tall, wide) == (1, 1):
+        return "an element"
+    return f"the largest of {'' if picture.is_even else 'up to '}{tall}x{wide}"
+
+
+def axes_words(picture: Picture) -> str:
+    """Which dimensions are the rows and the columns."""
+    if not picture.rows:
+        return count(math.prod(picture.sizes[1]), "element")
+    clauses = []
+    for name, dimensions, sizes in zip(
+        ("rows", "columns"), (picture.rows, picture.columns), picture.sizes, strict=True
+    ):
+        which = (
+            f"dimension {dimensions[0]}" if len(dimensions) == 1 else f"dimensions {dimensions[0]} to {dimensions[-1]}"
+        )
+        clauses.append(f"{name} are {which} ({'x'.join(map(str, sizes))})")
+    return ", ".join(clauses)
+
+
+def _shade(cell: float, low: float, high: float) -> str:
+    if cell == 0:
+        return _EQUAL
+    if cell == math.inf:
+        return "!"
+    if low >= high:
+        return _SHADES[-1]
+    return _SHADES[min(int(math.log(cell / low) / math.log(high / low) * len(_SHADES)), len(_SHADES) - 1)]

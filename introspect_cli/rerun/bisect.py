@@ -8,13 +8,13 @@ run is kept under the commit's name, so a bisection that was interrupted goes on
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.result import DiffResult, Verdict
 from introspect_cli.errors import UsageError
-from introspect_cli.rerun.variant import Rerun, Variant, capture, judge, logged
+from introspect_cli.rerun.variant import Rerun, Variant, capture, judge, log_of, logged
 from introspect_cli.rerun.worktree import Repository, link, work_tree
 from introspect_cli.store.files import RUNS
 
@@ -90,22 +90,33 @@ def bisect(plan: Plan, tell: Callable[[str], None]) -> Culprit:
     directory = (plan.output or here / RUNS / f"bisect-{good[:10]}-{bad[:10]}").resolve()
     with work_tree(user, directory / "worktree", good, keep=plan.keep) as tree:
         place = tree.root / os.path.relpath(here.resolve(), user.root.resolve())
-        search = _Search(plan, tree, place, directory, tell)
+        search = _Search(plan, tree, place, directory, tell, plan.until_step)
         return search.run(good, bad)
 
 
+@dataclass
 class _Search:
-    """One bisection under way."""
+    """One bisection under way.
 
-    def __init__(self, plan: Plan, tree: Repository, place: Path, directory: Path, tell: Callable[[str], None]) -> None:
-        self._plan = plan
-        self._tree = tree
-        self._place = place
-        self._directory = directory
-        self._tell = tell
-        self._until = plan.until_step
-        self._results: dict[str, DiffResult | None] = {}
-        self._tried: list[tuple[str, Verdict]] = []
+    Attributes:
+        plan: what to bisect.
+        tree: the work tree that commits are checked out into.
+        place: where in it the script runs.
+        directory: where runs are kept.
+        tell: shown a line for each commit tried.
+        until: last step to look at; None while it is not known.
+        results: what each commit diverges by from the good one.
+        tried: commits captured, with the verdict on each, in order.
+    """
+
+    plan: Plan
+    tree: Repository
+    place: Path
+    directory: Path
+    tell: Callable[[str], None]
+    until: int | None
+    results: dict[str, DiffResult | None] = field(default_factory=dict)
+    tried: list[tuple[str, Verdict]] = field(default_factory=list)
 
     def run(self, good: str, bad: str) -> Culprit:
         """Capture both ends, then let git choose until one commit is left."""
@@ -114,9 +125,9 @@ class _Search:
             raise UsageError(
                 f"the good revision {good[:10]} does not run (exit code {reference.exit_code}): {reference.last_lines}"
             )
-        self._tell(f"{good[:10]} is the reference: {reference.steps} steps")
+        self.tell(f"{good[:10]} is the reference: {reference.steps} steps")
         worst = self._capture(bad)
-        verdict, result = judge(reference, worst, self._until)
+        verdict, result = judge(reference, worst, self.until)
         self._note(bad, verdict, result)
         if verdict is not Verdict.DIVERGED or result is None or result.first is None:
             raise UsageError(
@@ -124,52 +135,52 @@ class _Search:
                 + ("runs the same as the good revision" if verdict is Verdict.SAME else "cannot be judged")
                 + (f" ({result.sentence})" if result is not None else f" ({worst.last_lines})")
             )
-        if self._until is None:
-            self._until = result.first.step
-            self._tell(f"{bad[:10]} diverges at step {self._until}: later steps are not run")
+        if self.until is None:
+            self.until = result.first.step
+            self.tell(f"{bad[:10]} diverges at step {self.until}: later steps are not run")
         return self._drive(reference, good, bad)
 
     def _drive(self, reference: Rerun, good: str, bad: str) -> Culprit:
-        self._tree.ask("bisect", "start", bad, good)
+        self.tree.ask("bisect", "start", bad, good)
         try:
             while True:
-                commit = self._tree.ask("rev-parse", "HEAD")
-                log = self._tree.ask("bisect", "log")
+                commit = self.tree.ask("rev-parse", "HEAD")
+                log = self.tree.ask("bisect", "log")
                 if "first bad commit" in log or "only skipped commits left" in log:
                     return self._culprit(log)
-                verdict, result = judge(reference, self._capture(commit), self._until)
+                verdict, result = judge(reference, self._capture(commit), self.until)
                 self._note(commit, verdict, result)
                 word = {Verdict.SAME: "good", Verdict.DIVERGED: "bad", Verdict.UNDECIDED: "skip"}[verdict]
                 # git exits with 2 when only skipped commits are left, which is an answer.
-                self._tree.run("bisect", word)
+                self.tree.run("bisect", word)
         finally:
-            self._tree.run("bisect", "reset")
+            self.tree.run("bisect", "reset")
 
     def _capture(self, commit: str) -> Rerun:
-        options: list[str] = list(self._plan.options)
+        options: list[str] = list(self.plan.options)
         name = commit[:16]
-        if self._until is not None:
-            options += ["--until-step", str(self._until)]
-            name = f"{name}-to-{self._until}"
-        run = self._directory / name
-        self._tree.ask("checkout", "--quiet", "--force", "--detach", commit)
-        link(Path.cwd(), self._place, self._plan.links)
-        if not (run / "manifest.yaml").exists() and self._plan.setup and not self._set_up(run):
+        if self.until is not None:
+            options += ["--until-step", str(self.until)]
+            name = f"{name}-to-{self.until}"
+        run = self.directory / name
+        self.tree.ask("checkout", "--quiet", "--force", "--detach", commit)
+        link(Path.cwd(), self.place, self.plan.links)
+        if not (run / "manifest.yaml").exists() and self.plan.setup and not self._set_up(run):
             return Rerun(run, 1, 0)
-        words = (*options, *self._plan.words)
-        return capture(Variant(run, words, self._place, {"PYTHONDONTWRITEBYTECODE": "1"}))
+        words = (*options, *self.plan.words)
+        return capture(Variant(run, words, self.place, {"PYTHONDONTWRITEBYTECODE": "1"}))
 
     def _set_up(self, run: Path) -> bool:
-        return logged(str(self._plan.setup), run.with_name(f"{run.name}.log"), self._place) == 0
+        return logged(str(self.plan.setup), log_of(run), self.place) == 0
 
     def _note(self, commit: str, verdict: Verdict, result: DiffResult | None) -> None:
-        self._results[commit] = result
-        self._tried.append((commit, verdict))
+        self.results[commit] = result
+        self.tried.append((commit, verdict))
         said = {Verdict.SAME: "good", Verdict.DIVERGED: "bad", Verdict.UNDECIDED: "skipped"}[verdict]
         why = result.sentence if result is not None and verdict is not Verdict.SAME else ""
         if result is None:
             why = "it could not be captured"
-        self._tell(f"{commit[:10]} is {said}" + (f": {why}" if why else ""))
+        self.tell(f"{commit[:10]} is {said}" + (f": {why}" if why else ""))
 
     def _culprit(self, log: str) -> Culprit:
         first, candidates = "", []
@@ -181,15 +192,15 @@ class _Search:
         subject = ""
         files: tuple[str, ...] = ()
         if first:
-            subject = self._tree.ask("log", "-1", "--format=%s", first)
-            changed = self._tree.ask("diff-tree", "--no-commit-id", "--name-only", "-r", "--root", first)
+            subject = self.tree.ask("log", "-1", "--format=%s", first)
+            changed = self.tree.ask("diff-tree", "--no-commit-id", "--name-only", "-r", "--root", first)
             files = tuple(changed.splitlines())
         return Culprit(
             commit=first or None,
             subject=subject,
             files=files,
-            result=self._results.get(first) if first else None,
-            tried=tuple(self._tried),
+            result=self.results.get(first) if first else None,
+            tried=tuple(self.tried),
             candidates=tuple(candidates),
-            directory=self._directory,
+            directory=self.directory,
         )

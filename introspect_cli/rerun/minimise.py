@@ -7,7 +7,7 @@ isolating failure-inducing input", 2002) shrinks the set until taking any one se
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,20 +51,17 @@ class Smallest:
     """The answer.
 
     Attributes:
-        settings: the smallest set found that makes the runs diverge.
-        differing: all that were considered.
+        settings: the smallest set found that makes the runs diverge; empty where that was not reproduced: run a's
+            command unchanged diverges from it, or with all of b's settings does not.
         result: what the smallest set makes diverge.
         runs: captures it took.
-        verified: whether the answer was reproduced: nothing changed agrees with run a, this set does not.
         sentence: the answer in words.
         unknown: differences that cannot be reproduced (redacted values).
     """
 
     settings: tuple[Difference, ...]
-    differing: tuple[Difference, ...]
     result: DiffResult | None
     runs: int
-    verified: bool
     sentence: str
     unknown: tuple[str, ...] = ()
 
@@ -96,9 +93,11 @@ def minimise(
     with open_run(a) as one, open_run(b) as two:
         first, second = dict(one.settings), dict(two.settings)
         command = dict(first.get("command") or {})
-    known = judge(Rerun(a, 0, 1), Rerun(b, 0, 1))[1]
-    if known is None or known.verdict is not Verdict.DIVERGED or known.first is None:
-        raise UsageError(f"nothing to bisect: {known.sentence if known is not None else 'the runs cannot be compared'}")
+    recorded = judge(Rerun(a, 0, 1), Rerun(b, 0, 1))[1]
+    if recorded is None or recorded.verdict is not Verdict.DIVERGED or recorded.first is None:
+        raise UsageError(
+            f"nothing to bisect: {recorded.sentence if recorded is not None else 'the runs cannot be compared'}"
+        )
     differing, unknown = differences(first, second)
     if not differing:
         raise UsageError("the two runs differ in no argument, environment variable or seed that could be changed")
@@ -107,27 +106,30 @@ def minimise(
         reference=Rerun(a, 0, 1),
         options=options,
         script=tuple(script[:2] if script[0] == "-m" else script[:1]),
-        base=_arguments(first),
+        arguments=_arguments(first),
         output=(output or Path(RUNS) / f"settings-{a.name}-{b.name}").resolve(),
-        until=known.first.step if until_step is None else until_step,
+        until=recorded.first.step if until_step is None else until_step,
         tell=tell,
     )
+    smallest: tuple[Difference, ...] = ()
+    result = None
     if search.diverges(()):
+        result = search.last
         sentence = "running a again, unchanged, already diverges from a: the script is not deterministic by itself"
-        return Smallest((), differing, search.last, search.runs, verified=False, sentence=sentence, unknown=unknown)
-    if not search.diverges(differing):
+    elif not search.diverges(differing):
         sentence = "running a with all of b's settings does not diverge from a: something else differs between the runs"
-        return Smallest((), differing, None, search.runs, verified=False, sentence=sentence, unknown=unknown)
-    found = tuple(ddmin(differing, search.diverges))
-    search.diverges(found)
-    make = "together make" if len(found) > 1 else "makes"
-    sentence = f"{len(found)} of {len(differing)} differing settings {make} the runs diverge"
-    return Smallest(found, differing, search.last, search.runs, verified=True, sentence=sentence, unknown=unknown)
+    else:
+        smallest = tuple(ddmin(differing, search.diverges))
+        search.diverges(smallest)
+        result = search.last
+        make = "together make" if len(smallest) > 1 else "makes"
+        sentence = f"{len(smallest)} of {len(differing)} differing settings {make} the runs diverge"
+    return Smallest(smallest, result, search.runs, sentence, unknown)
 
 
 def differences(a: dict[str, Any], b: dict[str, Any]) -> tuple[tuple[Difference, ...], tuple[str, ...]]:
     """The settings that differ and can be changed, and the names of those that cannot since their value is secret."""
-    found, unknown = [], []
+    changeable, secret = [], []
     axes = {
         "argument": (_arguments(a), _arguments(b)),
         "environment": (_part(a, "environment"), _part(b, "environment")),
@@ -139,10 +141,10 @@ def differences(a: dict[str, Any], b: dict[str, Any]) -> tuple[tuple[Difference,
             if left == right or (axis == "environment" and name in _IRRELEVANT):
                 continue
             if REDACTED in (left, right):
-                unknown.append(name)
+                secret.append(name)
             else:
-                found.append(Difference(axis, name, left, right))
-    return tuple(found), tuple(unknown)
+                changeable.append(Difference(axis, name, left, right))
+    return tuple(changeable), tuple(secret)
 
 
 def _part(settings: dict[str, Any], name: str) -> dict[str, Any]:
@@ -182,48 +184,53 @@ def ddmin(items: Sequence[Difference], fails: Callable[[Sequence[Difference]], b
     return items
 
 
+@dataclass
 class _Search:
-    """Reruns run a's command with some of run b's settings."""
+    """Reruns of run a's command with some of run b's settings.
 
-    def __init__(
-        self,
-        *,
-        reference: Rerun,
-        options: tuple[str, ...],
-        script: tuple[str, ...],
-        base: dict[str, Any],
-        output: Path,
-        until: int,
-        tell: Callable[[str], None],
-    ) -> None:
-        self._reference = reference
-        self._options = options
-        self._script = script
-        self._base = base
-        self._output = output
-        self._until = until
-        self._tell = tell
-        self._answers: dict[frozenset[str], tuple[bool, DiffResult | None]] = {}
-        self.runs = 0
-        self.last: DiffResult | None = None
+    Attributes:
+        reference: run a.
+        options: further capture options.
+        script: the script, or `-m` and a module.
+        arguments: run a's, by name.
+        output: where reruns are kept.
+        until: last step to look at.
+        tell: shown a line for each rerun.
+        answers: by what was changed, whether that diverges and by what.
+        last: what the last answer rests on.
+    """
+
+    reference: Rerun
+    options: tuple[str, ...]
+    script: tuple[str, ...]
+    arguments: dict[str, Any]
+    output: Path
+    until: int
+    tell: Callable[[str], None]
+    answers: dict[frozenset[str], tuple[bool, DiffResult | None]] = field(default_factory=dict)
+    last: DiffResult | None = None
+
+    @property
+    def runs(self) -> int:
+        """Captures it took."""
+        return len(self.answers)
 
     def diverges(self, chosen: Sequence[Difference]) -> bool:
         """Whether run a's command with these of run b's settings diverges from run a."""
         key = frozenset(f"{item.axis} {item.name}" for item in chosen)
-        if key not in self._answers:
-            self.runs += 1
-            verdict, result = judge(self._reference, self._run(chosen), self._until)
-            self._answers[key] = (verdict is Verdict.DIVERGED, result)
+        if key not in self.answers:
+            verdict, result = judge(self.reference, self._run(chosen), self.until)
+            self.answers[key] = (verdict is Verdict.DIVERGED, result)
             names = ", ".join(item.name for item in chosen) or "nothing changed"
             said = {Verdict.SAME: "agrees", Verdict.DIVERGED: "diverges", Verdict.UNDECIDED: "cannot be told"}[verdict]
-            self._tell(f"{names}: {said}")
-        diverges, self.last = self._answers[key]
+            self.tell(f"{names}: {said}")
+        diverges, self.last = self.answers[key]
         return diverges
 
     def _run(self, chosen: Sequence[Difference]) -> Rerun:
-        words = dict(self._base)
+        words = dict(self.arguments)
         environment: dict[str, str | None] = {}
-        options = [*self._options, "--until-step", str(self._until)]
+        options = [*self.options, "--until-step", str(self.until)]
         for item in chosen:
             if item.axis == "argument":
                 words[item.name] = item.b
@@ -233,8 +240,8 @@ class _Search:
                 options += ["--seed", str(item.b)]
             elif item.name == "deterministic" and item.b:
                 options.append("--deterministic")
-        line = (*options, *self._script, *command_line(words))
-        return capture(Variant(self._output / str(self.runs), line, Path.cwd(), environment))
+        line = (*options, *self.script, *command_line(words))
+        return capture(Variant(self.output / str(self.runs + 1), line, Path.cwd(), environment))
 
 
 def command_line(chosen: dict[str, Any]) -> list[str]:

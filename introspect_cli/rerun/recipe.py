@@ -67,13 +67,13 @@ class Place:
         root: the project's root there.
         directory: the directory to run it in.
         words: the recipe's words, the script found there.
-        told: where that is and what of the files is not as it was, as a clause.
+        note: where that is and what of the files is not as it was, as a clause.
     """
 
     root: Path
     directory: Path
     words: tuple[str, ...]
-    told: str
+    note: str
 
 
 def recipe_of(run: Run) -> Recipe:
@@ -124,8 +124,8 @@ def recipe_of(run: Run) -> Recipe:
 
 
 def _settings(run: Run, name: str) -> dict[str, Any]:
-    found = run.settings.get(name)
-    return found if isinstance(found, dict) else {}
+    document = run.settings.get(name)
+    return document if isinstance(document, dict) else {}
 
 
 def _options(run: Run) -> list[str]:
@@ -190,35 +190,35 @@ def placed(recipe: Recipe, tree: Path, links: Sequence[str] = ()) -> Iterator[Pl
     start = _start(recipe)
     repository = _repository(start)
     root = repository.root if repository is not None else start
-    here = Place(root, recipe.directory, recipe.words, "where it ran")
-    apart = _apart(recipe, root)
-    is_there = (
-        repository is not None and repository.run("cat-file", "-e", f"{recipe.commit}^{{commit}}").returncode == 0
-    )
-    if recipe.sources and not apart:
-        yield Place(root, recipe.directory, recipe.words, "where it ran, its source files unchanged")
+    changed = _changed_files(recipe, root)
+
+    def where_it_ran(clause: str) -> Place:
+        return Place(root, recipe.directory, recipe.words, f"where it ran, {clause}")
+
+    if recipe.sources and not changed:
+        yield where_it_ran("its source files unchanged")
         return
-    if repository is None or not recipe.commit or not is_there:
+    if repository is None or not recipe.commit or not repository.has(recipe.commit):
         why = "its commit is not known here" if repository is not None else "it ran outside of git"
-        told = f"{_changed(apart)} and {why}" if apart else f"no source files were recorded and {why}"
-        yield Place(root, here.directory, here.words, f"where it ran, although {told}")
+        yield where_it_ran(
+            f"although {_changed_words(changed) if changed else 'no source files were recorded'} and {why}"
+        )
         return
     if not recipe.sources and repository.ask("rev-parse", "HEAD") == recipe.commit:
-        yield Place(root, here.directory, here.words, f"where it ran, at its commit {recipe.commit[:10]}")
+        yield where_it_ran(f"at its commit {recipe.commit[:10]}")
         return
-    with work_tree(repository, tree, recipe.commit) as own:
+    with work_tree(repository, tree, recipe.commit) as checked_out:
         inside = recipe.directory.resolve().is_relative_to(root.resolve())
         below = os.path.relpath(recipe.directory.resolve(), root.resolve()) if inside else "."
-        directory = own.root / below if inside else recipe.directory
-        link(recipe.directory, own.root / below, links)
-        left = _apart(recipe, own.root)
-        told = f"in a work tree of its commit {recipe.commit[:10]}"
-        if left:
-            told += f", although {_changed(left)}: that was not committed"
-        if len(left) > len(apart):
-            yield Place(root, here.directory, here.words, f"where it ran, although {_changed(apart)}")
-        else:
-            yield Place(own.root, directory, _moved(recipe, root, own.root), told)
+        directory = checked_out.root / below if inside else recipe.directory
+        link(recipe.directory, checked_out.root / below, links)
+        left = _changed_files(recipe, checked_out.root)
+        if len(left) > len(changed):
+            yield where_it_ran(f"although {_changed_words(changed)}")
+            return
+        note = f"in a work tree of its commit {recipe.commit[:10]}"
+        note += f", although {_changed_words(left)}: that was not committed" if left else ""
+        yield Place(checked_out.root, directory, _moved(recipe, root, checked_out.root), note)
 
 
 def _repository(directory: Path) -> Repository | None:
@@ -235,9 +235,9 @@ def _start(recipe: Recipe) -> Path:
     return Path(os.path.realpath(recipe.directory / recipe.script)).parent
 
 
-def _apart(recipe: Recipe, root: Path) -> list[str]:
+def _changed_files(recipe: Recipe, root: Path) -> list[str]:
     """Recorded source files of the project that are not there, or hold something else."""
-    found = []
+    changed = []
     for name, digest in recipe.sources.items():
         path = root / name
         try:
@@ -245,11 +245,11 @@ def _apart(recipe: Recipe, root: Path) -> list[str]:
         except OSError:
             # Files from elsewhere are named by their modules: where they are now is not known.
             if not _is_elsewhere(name, recipe):
-                found.append(name)
+                changed.append(name)
             continue
         if source_digest(data) != digest:
-            found.append(name)
-    return found
+            changed.append(name)
+    return changed
 
 
 def _is_elsewhere(name: str, recipe: Recipe) -> bool:
@@ -258,7 +258,7 @@ def _is_elsewhere(name: str, recipe: Recipe) -> bool:
     return any((Path(path) / name).is_file() for path in paths.split(os.pathsep) if path)
 
 
-def _changed(names: Sequence[str]) -> str:
+def _changed_words(names: Sequence[str]) -> str:
     rest = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return f"{', '.join(names[:_SHOWN])}{rest} {'has' if len(names) == 1 else 'have'} changed since"
 

@@ -47,11 +47,6 @@ class Variant:
     python: str = ""
 
     @property
-    def log(self) -> Path:
-        """Where the script's output is kept."""
-        return self.run.with_name(f"{self.run.name}.log")
-
-    @property
     def variables(self) -> dict[str, str]:
         """The whole environment it runs in."""
         changed = {**os.environ, **self.environment}
@@ -75,7 +70,7 @@ class Rerun:
     @property
     def last_lines(self) -> str:
         """The last lines of its output; where that is, if there are none."""
-        log = self.run.with_name(f"{self.run.name}.log")
+        log = log_of(self.run)
         try:
             lines = log.read_text(errors="replace").strip().splitlines()[-_LAST_LINES:]
         except OSError:
@@ -88,6 +83,11 @@ class Rerun:
         return self.steps > 0
 
 
+def log_of(run: Path) -> Path:
+    """Where the output of a run's script is kept."""
+    return run.with_name(f"{run.name}.log")
+
+
 def capture(variant: Variant, *, again: bool = False) -> Rerun:
     """Run the variant, unless its run is there already and complete; with `again`, run it all the same.
 
@@ -97,18 +97,10 @@ def capture(variant: Variant, *, again: bool = False) -> Rerun:
     kept = None if again else _kept(variant.run)
     if kept is not None:
         return kept
-    command = [
-        variant.python or sys.executable,
-        "-m",
-        "introspect_cli",
-        "capture",
-        "-q",
-        "--force",
-        "-o",
-        str(variant.run),
-    ]
+    options = ["-m", "introspect_cli", "capture", "-q", "--force", "-o", str(variant.run)]
+    command = [variant.python or sys.executable, *options, *variant.words]
     try:
-        code = logged([*command, *variant.words], variant.log, variant.directory, variant.variables)
+        code = logged(command, log_of(variant.run), variant.directory, variant.variables)
     except OSError as error:
         raise StoreError(f"cannot capture into {variant.run}: {error.strerror or error}") from None
     return Rerun(variant.run, code, _steps(variant.run))
@@ -153,16 +145,6 @@ def _steps(run: Path) -> int:
         return 0
 
 
-def compare(reference: Path, run: Path, options: DiffOptions | None = None) -> DiffResult:
-    """Compare a run with the reference.
-
-    Raises:
-        StoreError: a store cannot be read.
-    """
-    with open_run(reference) as a, open_run(run) as b:
-        return compare_runs(a, b, options or DiffOptions())
-
-
 def judge(reference: Rerun, other: Rerun, until_step: int | None = None) -> tuple[Verdict, DiffResult | None]:
     """Whether a rerun diverges from the reference; undecided where it cannot be told.
 
@@ -180,7 +162,8 @@ def judge(reference: Rerun, other: Rerun, until_step: int | None = None) -> tupl
     if not other.usable:
         return Verdict.UNDECIDED, None
     steps = None if until_step is None else Schedule.parse(f":{until_step + 1}")
-    result = compare(reference.run, other.run, DiffOptions(steps=steps))
+    with open_run(reference.run) as a, open_run(other.run) as b:
+        result = compare_runs(a, b, DiffOptions(steps=steps))
     if result.verdict is Verdict.SAME and other.exit_code != reference.exit_code:
         return Verdict.UNDECIDED, result
     return result.verdict, result

@@ -59,6 +59,10 @@ class Repository:
             raise UsageError(f"git {words[0]}: {lines[-1].removeprefix('fatal: ')}")
         return answer.stdout.strip()
 
+    def has(self, commit: str) -> bool:
+        """Whether it knows a commit."""
+        return self.run("cat-file", "-e", f"{commit}^{{commit}}").returncode == 0
+
     def commit(self, revision: str) -> str:
         """The full name of a commit.
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from introspect_cli.compare.closeup import Closeup, closeup, comparable, is_outermost, worth_a_look
 from introspect_cli.compare.diff import compare_runs
+from introspect_cli.compare.element.closeup import Closeup, closeup, comparable, is_outermost, worth_a_look
 from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.reasons.words import what
 from introspect_cli.compare.result import Divergence, Verdict
@@ -44,13 +44,13 @@ class Side:
     Attributes:
         name: `a` or `b`.
         run: directory of the new capture; None where there is none.
-        told: how it was run again, or why not, as a sentence.
+        note: how it was run again, or why not, as a sentence.
         repeats: whether it recorded the numbers that it had recorded before.
     """
 
     name: str
     run: Path | None
-    told: str
+    note: str
     repeats: bool
 
 
@@ -95,25 +95,6 @@ class Zoomed:
         return self.before.verdict
 
 
-@dataclass(frozen=True)
-class Frame:
-    """What is recorded again of one run.
-
-    Attributes:
-        steps: the steps, rising; the last is the diverging one.
-        tensors: globs of the sites that are stored whole.
-    """
-
-    steps: tuple[int, ...]
-    tensors: tuple[str, ...]
-
-    @property
-    def options(self) -> tuple[str, ...]:
-        """As options of `capture`."""
-        words = ["--level", "op", "--steps", ",".join(map(str, self.steps)), "--until-step", str(self.steps[-1])]
-        return (*words, *(word for glob in self.tensors for word in ("--save-tensors", glob)))
-
-
 def zoom(
     a: Path,
     b: Path,
@@ -144,46 +125,54 @@ def zoom(
         if before.first is None:
             return Zoomed(before)
         directory = (output or Path(RUNS) / f"zoom-{a.name}-{b.name}").resolve()
-        return _Again((one, two), before, options, directory, links, tell).looked(before.first)
+        everything = replace(options, steps=None, kinds=frozenset(), modules=(), limit=None, want_map=False)
+        return _Rerun((one, two), before, everything, directory, links, tell).look_at(before.first)
 
 
-class _Again:
-    """Two runs under way once more."""
+@dataclass(frozen=True)
+class _Rerun:
+    """Two runs under way once more.
 
-    def __init__(
-        self,
-        runs: tuple[Run, Run],
-        before: DiffResult,
-        options: DiffOptions,
-        directory: Path,
-        links: Sequence[str],
-        tell: Callable[[str], None],
-    ) -> None:
-        self._runs, self._before, self._directory, self._links, self._tell = runs, before, directory, links, tell
-        self._options = replace(options, steps=None, kinds=frozenset(), modules=(), limit=None, want_map=False)
+    Attributes:
+        runs: both, as they were recorded.
+        before: their comparison.
+        options: what counts in the comparison of the new captures.
+        directory: where these are kept.
+        links: paths outside of git that a work tree needs.
+        tell: shown a line for each run that is started.
+    """
 
-    def looked(self, first: Divergence) -> Zoomed:
+    runs: tuple[Run, Run]
+    before: DiffResult
+    options: DiffOptions
+    directory: Path
+    links: Sequence[str]
+    tell: Callable[[str], None]
+
+    def look_at(self, first: Divergence) -> Zoomed:
         """The runs captured again and looked at; their stores looked at where one does not repeat itself."""
-        asked = [_recipe(name, run) for name, run in zip("ab", self._runs, strict=True)]
-        recipes = [own for own in asked if isinstance(own, Recipe)]
-        sides = [own for own in asked if isinstance(own, Side)]
-        steps = steps_between(self._runs[0], first)
-        globs = around(self._runs[0], first) if len(steps[0]) <= _FEW else ()
-        found = None if sides else self._captured(recipes, steps, globs, first)
-        bare = (own.divergence for own in found.closeups if own.difference is None) if found is not None else ()
-        nearer = next(filter(comparable, bare), None)
-        if nearer is not None:
-            self._tell(f"first at step {nearer.step}, {what(nearer.site)}: once more, for whole tensors there")
-            steps = steps_at(nearer)
-            found = self._captured(recipes, steps, (*around(self._runs[0], nearer), *globs), first)
-        if found is not None and found.closeups:
-            return found
-        sides = list(found.sides) if found is not None else sides
-        stored = (closeup(*self._runs, first),)
-        return Zoomed(self._before, tuple(sides), closeups=stored, directory=self._kept(sides))
+        asked = [_recipe(name, run) for name, run in zip("ab", self.runs, strict=True)]
+        recipes = [recipe for recipe in asked if isinstance(recipe, Recipe)]
+        sides = tuple(side for side in asked if isinstance(side, Side))
+        if not sides:
+            steps = steps_between(self.runs[0], first)
+            globs = around(self.runs[0], first) if len(steps[0]) <= _FEW else ()
+            zoomed = self._captured(recipes, steps, globs, first)
+            without_tensors = (closeup.divergence for closeup in zoomed.closeups if closeup.difference is None)
+            nearer = next(filter(comparable, without_tensors), None)
+            if nearer is not None:
+                self.tell(f"first at step {nearer.step}, {what(nearer.site)}: once more, for whole tensors there")
+                globs = (*around(self.runs[0], nearer), *globs)
+                zoomed = self._captured(recipes, steps_at(nearer), globs, first)
+            if zoomed.closeups:
+                return zoomed
+            sides = zoomed.sides
+        stored = (closeup(*self.runs, first),)
+        return Zoomed(self.before, sides, closeups=stored, directory=self._place_of(sides))
 
-    def _kept(self, sides: Sequence[Side]) -> Path | None:
-        return self._directory if any(side.run is not None for side in sides) else None
+    def _place_of(self, sides: Sequence[Side]) -> Path | None:
+        """Where the new captures are; None where there are none."""
+        return self.directory if any(side.run is not None for side in sides) else None
 
     def _captured(
         self,
@@ -195,37 +184,40 @@ class _Again:
         sides: list[Side] = []
         with contextlib.ExitStack() as stack:
             places = []
-            for name, recipe, own in zip("ab", recipes, steps, strict=True):
-                place = stack.enter_context(placed(recipe, self._directory / f"{name}-tree", self._links))
+            for name, recipe, numbers in zip("ab", recipes, steps, strict=True):
+                place = stack.enter_context(placed(recipe, self.directory / f"{name}-tree", self.links))
                 places.append(place)
-                sides.append(self._side(name, recipe, place, Frame(own, tuple(globs))))
-            found = Zoomed(self._before, tuple(sides), directory=self._kept(sides))
+                sides.append(self._side(name, recipe, place, numbers, globs))
+            zoomed = Zoomed(self.before, tuple(sides), directory=self._place_of(sides))
             if not all(side.repeats for side in sides):
-                return found
+                return zoomed
             one, two = (stack.enter_context(open_run(side.run or "")) for side in sides)
-            after = compare_runs(one, two, self._options)
+            after = compare_runs(one, two, self.options)
             if after.first is None:
-                return replace(found, after=after)
-            closeups = tuple(closeup(one, two, own) for own in worth_a_look(after, first))
+                return replace(zoomed, after=after)
+            closeups = tuple(closeup(one, two, divergence) for divergence in worth_a_look(after, first))
             lines = source_lines((one, two), after.first, places)
-        return replace(found, after=replace(after, divergences=()), closeups=closeups, source=lines)
+        return replace(zoomed, after=replace(after, divergences=()), closeups=closeups, source=lines)
 
-    def _side(self, name: str, recipe: Recipe, place: Place, frame: Frame) -> Side:
-        """Run one of them again and compare it with its store."""
-        run, path = self._runs["ab".index(name)], self._directory / name
-        self._tell(f"running {name} again {place.told}: {shlex.join(place.words)}, in {place.directory}")
-        words = (*frame.options, *place.words)
+    def _side(self, name: str, recipe: Recipe, place: Place, steps: tuple[int, ...], globs: Sequence[str]) -> Side:
+        """Run one of them again, these steps with operators and these sites whole, and compare it with its store."""
+        run, path = self.runs["ab".index(name)], self.directory / name
+        self.tell(f"running {name} again {place.note}: {shlex.join(place.words)}, in {place.directory}")
+        options = ["--level", "op", "--steps", ",".join(map(str, steps)), "--until-step", str(steps[-1])]
+        words = (*options, *(word for glob in globs for word in ("--save-tensors", glob)), *place.words)
         environment = {**recipe.environment, "PYTHONDONTWRITEBYTECODE": "1"}
         new = capture(Variant(path, words, place.directory, environment, recipe.python), again=True)
-        told = "; ".join([f"Run {name} was run again {place.told}", *recipe.notes])
+        note = "; ".join([f"Run {name} was run again {place.note}", *recipe.notes])
         if not new.usable:
             why = f"it ended with exit code {new.exit_code} and recorded no step: {new.last_lines}"
-            return Side(name, None, f"{told}, but {why}", repeats=False)
-        apart = _apart(run, path, frame)
-        if apart:
+            return Side(name, None, f"{note}, but {why}", repeats=False)
+        difference = _not_repeated(run, path, steps)
+        if difference:
             ended = f" (it ended with exit code {new.exit_code})" if new.exit_code else ""
-            return Side(name, path, f"{told}, but does not repeat what was recorded{ended}. {apart}", repeats=False)
-        return Side(name, path, f"{told}, and repeats what was recorded.", repeats=True)
+            return Side(
+                name, path, f"{note}, but does not repeat what was recorded{ended}. {difference}", repeats=False
+            )
+        return Side(name, path, f"{note}, and repeats what was recorded.", repeats=True)
 
 
 def _recipe(name: str, run: Run) -> Recipe | Side:
@@ -236,17 +228,17 @@ def _recipe(name: str, run: Run) -> Recipe | Side:
         return Side(name, None, f"Run {name} cannot be run again: {error}.", repeats=False)
 
 
-def _apart(run: Run, new: Path, frame: Frame) -> str:
+def _not_repeated(run: Run, new: Path, steps: Sequence[int]) -> str:
     """Why a new capture is not what its run recorded; "" where it is."""
     reader = run.rank(run.ranks[0])
-    known = [step for step in frame.steps if step in reader]
-    if not known:
+    recorded = [step for step in steps if step in reader]
+    if not recorded:
         return "None of the steps that were recorded again was recorded before."
     with open_run(new) as again:
-        if known[-1] not in again.rank(again.ranks[0]):
-            return f"It recorded nothing of step {known[-1]}."
-        steps = Schedule.parse(",".join(map(str, known)))
-        result = compare_runs(run, again, DiffOptions(steps=steps, limit=1))
+        if recorded[-1] not in again.rank(again.ranks[0]):
+            return f"It recorded nothing of step {recorded[-1]}."
+        compared = Schedule.parse(",".join(map(str, recorded)))
+        result = compare_runs(run, again, DiffOptions(steps=compared, limit=1))
     return "" if result.verdict is Verdict.SAME else result.sentence
 
 
@@ -261,8 +253,8 @@ def steps_between(a: Run, first: Divergence) -> tuple[tuple[int, ...], tuple[int
 
 def steps_at(first: Divergence) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The diverging step, the one before it, and the first, of a and of b."""
-    own = ({0, max(step - 1, 0), step} for step in (first.step, first.step_b))
-    one, two = (tuple(sorted(steps)) for steps in own)
+    pairs = ({0, max(step - 1, 0), step} for step in (first.step, first.step_b))
+    one, two = (tuple(sorted(steps)) for steps in pairs)
     return one, two
 
 
@@ -283,20 +275,20 @@ def around(run: Run, first: Divergence) -> tuple[str, ...]:
 
 def source_lines(runs: tuple[Run, Run], first: Divergence, places: Sequence[Place]) -> tuple[SourceLine, ...]:
     """The lines that ran an operator in a and in b, as they stand in the files; one where both have the same."""
-    found = []
+    lines = []
     for name, run, place, step in zip("ab", runs, places, (first.step, first.step_b), strict=True):
-        records = (own for own in run.rank(first.rank).records(step) if own.site == first.site)
-        told = next((own.info.source for own in records), "")
-        if told:
-            found.append(SourceLine(name, told, _line(place.root, told)))
-    if len(found) == 2 and found[0].place == found[1].place and found[0].text == found[1].text:
-        return (replace(found[0], name="a and b"),)
-    return tuple(found)
+        records = (record for record in run.rank(first.rank).records(step) if record.site == first.site)
+        source = next((record.info.source for record in records), "")
+        if source:
+            lines.append(SourceLine(name, source, _line(place.root, source)))
+    if len(lines) == 2 and lines[0].place == lines[1].place and lines[0].text == lines[1].text:
+        return (replace(lines[0], name="a and b"),)
+    return tuple(lines)
 
 
-def _line(root: Path, told: str) -> str:
+def _line(root: Path, source: str) -> str:
     """What stands at a `file:line` of the project; "" where it cannot be read."""
-    name, _, number = told.rpartition(":")
+    name, _, number = source.rpartition(":")
     path = (root / name).resolve()
     if not number.isdecimal() or not path.is_relative_to(root.resolve()):
         return ""

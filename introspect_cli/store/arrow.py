@@ -6,16 +6,10 @@ process. So for a given schema, number of rows and lengths of its buffers, the b
 fills in numbers; the reader takes the lengths out, writes the message again and refuses whatever is not the same:
 nothing is ever interpreted that this module would not have written, and nothing here reads a flatbuffer.
 
-The layout (Arrow columnar format, "Serialization and interprocess communication", metadata version 5; FlatBuffers
-"internals"):
+The layout (Arrow columnar format, "Serialization and interprocess communication", metadata version 5):
 
 - A message is `ff ff ff ff`, the length of the flatbuffer as uint32, the flatbuffer, the body, both padded to 8 with
-  zeros.
-- Flatbuffers are laid out front to back: the uint32 offset of the root, then tables in the order of visits. A table's
-  vtable lies directly before it, with as many slots as the field list below, zero-padded so that the first field after
-  the table's 4-byte vtable offset is aligned to 8. Fields come by falling size, then by slot; then what their
-  references lead to, in order of slots. Vectors of references and strings are aligned to 4, vectors of structs to 8.
-  No vtable or string is shared.
+  zeros. `flatbuffers` says how it is laid out.
 - `Message`: version 4 (V5), header type, header, body length. `Schema`: endianness 0, fields. `Field`: name, nullable
   0, type type, type, (dictionary absent), children. `RecordBatch`: length, nodes, buffers.
 - Integer types write both bit width and sign. The child of a list is called `item`.
@@ -25,17 +19,22 @@ The layout (Arrow columnar format, "Serialization and interprocess communication
 
 from __future__ import annotations
 
+import itertools
 import struct
+from collections import deque
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from introspect_cli.store.columns import ColumnData, Lists, Texts
+from introspect_cli.store.flatbuffers import Pairs, Scalar, Table, Tables, build
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
 
 END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 
@@ -44,6 +43,8 @@ _METADATA_V5 = 4
 _SCHEMA, _RECORD_BATCH = 1, 3
 _INT, _FLOAT, _UTF8, _LIST, _FIXED_SIZE_LIST = 2, 3, 5, 12, 16
 _FLOAT_PRECISION = {4: 1, 8: 2}
+_OFFSETS = np.dtype("<i4")
+_MOST = 1 << 40  # rows and bytes that no batch reaches
 _MARK = 0x5A5A_0000_0000_0000  # finds the numbers to fill in within an encoded message
 
 
@@ -67,123 +68,23 @@ class Column:
     width: int = 0
     role: str = ""
 
+    @property
+    def dtype(self) -> str:
+        """Of an array or a vector, the numpy type of its values."""
+        return "<f4" if self.type == "vector" else self.type
+
+    @property
+    def is_variable(self) -> bool:
+        """Whether rows differ in size."""
+        return self.type == "utf8" or self.type.startswith("list<")
+
+    @property
+    def item(self) -> Column:
+        """What a list holds, as a column."""
+        return Column(self.name, self.type[5:-1])
+
 
 Schema = tuple[Column, ...]
-
-
-# --- flatbuffers: the few shapes that messages are made of
-
-_SIZES = {"q": 8, "i": 4, "h": 2, "B": 1, "?": 1}
-_REFERENCE = 4  # bytes of an unsigned offset
-
-
-@dataclass(frozen=True)
-class Scalar:
-    """One number inside a table; `code` is struct's letter for it."""
-
-    code: str
-    value: int
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table: one field per slot, None where the slot is left at its default."""
-
-    fields: tuple[Field, ...]
-
-
-@dataclass(frozen=True)
-class Tables:
-    """A vector of tables."""
-
-    items: tuple[Table, ...]
-
-
-@dataclass(frozen=True)
-class Pairs:
-    """A vector of structs, each two 64-bit integers (Arrow's FieldNode and Buffer)."""
-
-    items: tuple[tuple[int, int], ...]
-
-
-Field = Scalar | Table | Tables | Pairs | str | None
-
-
-def build(root: Table) -> bytes:
-    """The bytes of a buffer whose root is `root`, padded to a multiple of 8."""
-    out = bytearray(struct.pack("<I", 0))
-    struct.pack_into("<I", out, 0, _table(out, root))
-    _pad(out, 8)
-    return bytes(out)
-
-
-def _pad(out: bytearray, alignment: int, phase: int = 0) -> None:
-    """Append zeros until the length is `phase` modulo `alignment`."""
-    out.extend(bytes((phase - len(out)) % alignment))
-
-
-def _table(out: bytearray, table: Table) -> int:
-    """Append a table with all that hangs from it; its position."""
-    vtable_size = 4 + 2 * len(table.fields)
-    # The offset to the vtable takes 4 bytes, so that what follows it is aligned to 8.
-    _pad(out, 8, (4 - vtable_size) % 8)
-    vtable = len(out)
-    start = vtable + vtable_size
-    slots = [0] * len(table.fields)
-    position = 4
-    for index in sorted(range(len(slots)), key=lambda slot: (-_size(table.fields[slot]), slot)):
-        if table.fields[index] is not None:
-            slots[index] = position
-            position += _size(table.fields[index])
-    out.extend(struct.pack(f"<HH{len(slots)}H", vtable_size, position, *slots))
-    out.extend(struct.pack("<i", start - vtable))
-    out.extend(bytes(position - 4))
-    for value, slot in zip(table.fields, slots, strict=True):
-        if isinstance(value, Scalar):
-            struct.pack_into("<" + value.code, out, start + slot, value.value)
-        elif value is not None:
-            child = _child(out, value)
-            struct.pack_into("<I", out, start + slot, child - (start + slot))
-    return start
-
-
-def _size(value: Field) -> int:
-    if value is None:
-        return 0
-    return _SIZES[value.code] if isinstance(value, Scalar) else _REFERENCE
-
-
-def _child(out: bytearray, value: Table | Tables | Pairs | str) -> int:
-    if isinstance(value, Table):
-        return _table(out, value)
-    if isinstance(value, Tables):
-        return _tables(out, value)
-    if isinstance(value, Pairs):
-        return _pairs(out, value)
-    _pad(out, 4)
-    start = len(out)
-    text = value.encode()
-    out.extend(struct.pack("<I", len(text)) + text + b"\0")
-    return start
-
-
-def _tables(out: bytearray, vector: Tables) -> int:
-    _pad(out, 4)
-    start = len(out)
-    out.extend(struct.pack("<I", len(vector.items)) + bytes(_REFERENCE * len(vector.items)))
-    for index, item in enumerate(vector.items):
-        slot = start + 4 + _REFERENCE * index
-        struct.pack_into("<I", out, slot, _table(out, item) - slot)
-    return start
-
-
-def _pairs(out: bytearray, vector: Pairs) -> int:
-    _pad(out, 8, 4)  # the count takes 4 bytes, the structs are aligned to 8
-    start = len(out)
-    out.extend(struct.pack("<I", len(vector.items)))
-    for pair in vector.items:
-        out.extend(struct.pack("<qq", *pair))
-    return start
 
 
 # --- schema message
@@ -225,9 +126,8 @@ def schema_message(schema: Schema) -> bytes:
 # --- record batches
 
 
-@dataclass(frozen=True)
-class Frame:
-    """A record batch's message with the numbers left out: where each goes, and how many there are."""
+class _Frame(NamedTuple):
+    """A record batch's header with the numbers left out, and where they go: the first of so many nodes and buffers."""
 
     template: bytes
     body_length: int
@@ -237,19 +137,23 @@ class Frame:
     buffers: int
     buffer_count: int
 
-    def filled(self, rows: int, nodes: Sequence[int], lengths: Sequence[int]) -> tuple[bytes, int]:
-        """The message for these rows, rows per node and bytes per buffer; and the length of its body."""
+    def filled(self, rows: int, nodes: Sequence[int], lengths: Sequence[int]) -> bytes:
+        """The header for these rows, rows per node and bytes per buffer."""
         out = bytearray(self.template)
         offset = 0
         pairs: list[int] = []
         for length in lengths:
             pairs += (offset, length)
-            offset += -(-length // 8) * 8
+            offset += _padded(length)
         struct.pack_into("<q", out, self.rows, rows)
         struct.pack_into("<q", out, self.body_length, offset)
         struct.pack_into(f"<{2 * len(nodes)}q", out, self.nodes, *(number for node in nodes for number in (node, 0)))
         struct.pack_into(f"<{len(pairs)}q", out, self.buffers, *pairs)
-        return bytes(out), offset
+        return bytes(out)
+
+
+def _padded(length: int) -> int:
+    return -(-length // 8) * 8
 
 
 def _shape(kind: str) -> tuple[int, int]:
@@ -265,8 +169,8 @@ def _shape(kind: str) -> tuple[int, int]:
 
 
 @lru_cache(maxsize=64)
-def frame(schema: Schema) -> Frame:
-    """The message of a batch of `schema` without its numbers."""
+def _frame(schema: Schema) -> _Frame:
+    """The header of a batch of `schema` without its numbers."""
     shapes = [_shape(column.type) for column in schema]
     node_count, buffer_count = (sum(part) for part in zip(*shapes, strict=True))
     marks = iter(range(_MARK, _MARK + 4))
@@ -275,35 +179,131 @@ def frame(schema: Schema) -> Frame:
     buffers = Pairs(((buffer, 0),) + ((0, 0),) * (buffer_count - 1))
     message = _message(_RECORD_BATCH, Table((Scalar("q", rows), nodes, buffers)), body_length)
     where = [message.index(struct.pack("<q", mark)) for mark in (body_length, rows, node, buffer)]
-    return Frame(message, where[0], where[1], where[2], node_count, where[3], buffer_count)
-
-
-def encode_batch(schema: Schema, columns: Mapping[str, ColumnData], rows: int) -> list[bytes | memoryview]:
-    """The pieces of one record batch message, to be written one after another.
-
-    `columns` holds, for each column of `schema`, an array of its numpy type and length `rows` (`vector`: shape
-    (rows, width)), `Texts`, or `Lists`.
-    """
-    nodes: list[int] = []
-    body: list[Piece] = []
-    for column in schema:
-        encode_column(column, columns[column.name], rows, nodes, body)
-    lengths = [piece.nbytes if isinstance(piece, np.ndarray) else len(piece) for piece in body]
-    message, _ = frame(schema).filled(rows, nodes, lengths)
-    pieces: list[bytes | memoryview] = [message]
-    for piece, length in zip(body, lengths, strict=True):
-        if length:
-            pieces.append(piece.data.cast("B") if isinstance(piece, np.ndarray) else piece)
-            if length % 8:
-                pieces.append(bytes(-length % 8))
-    return pieces
+    return _Frame(message, where[0], where[1], where[2], node_count, where[3], buffer_count)
 
 
 Piece = bytes | memoryview | np.ndarray[Any, Any]
 """A buffer."""
 
 
-def encode_column(column: Column, data: ColumnData, rows: int, nodes: list[int], body: list[Piece]) -> None:
+class _Encoded(NamedTuple):
+    """A column as it stands in a message.
+
+    Attributes:
+        data: what it was made from.
+        nodes: rows by node.
+        lengths: bytes by buffer.
+        pieces: the buffers, each followed by what fills it up to 8 bytes.
+    """
+
+    data: ColumnData
+    nodes: list[int]
+    lengths: list[int]
+    pieces: list[bytes | memoryview]
+
+
+class Message:
+    """A record batch that is being written, in memory.
+
+    A step must cost the training little, and most steps have as many records as the one before, of the same sites: then
+    all of the message is right already but for the numbers. So columns of fixed size are arrays within the message, for
+    whoever computes them to fill; what is put in and has not changed is not encoded again.
+
+    Attributes:
+        rows: how many.
+        columns: by name, the columns before the first of variable size: arrays within the message.
+    """
+
+    def __init__(self, schema: Schema, rows: int) -> None:
+        """A message of zeros; columns of variable size, and those after them, have to be put in."""
+        self.rows = rows
+        self.columns: dict[str, NDArray[Any]] = {}
+        self._frame = _frame(schema)
+        self._nodes: list[int] = []
+        self._lengths: list[int] = []
+        self._largest: dict[str, int] = {}
+        self._framed: tuple[list[int], list[int]] | None = None  # what the header says
+        fixed = {c.name: c for c in itertools.takewhile(lambda c: not c.is_variable, schema)}
+        self._rest: dict[str, tuple[Column, _Encoded | None]]
+        self._rest = {c.name: (c, None) for c in schema if c.name not in fixed}
+        empty = {name: np.zeros((rows, c.width) if c.width else rows, c.dtype) for name, c in fixed.items()}
+        header = end = len(self._frame.template)
+        memory = np.zeros(header + sum(_padded(zeros.nbytes) for zeros in empty.values()), np.uint8)
+        for name, zeros in empty.items():
+            encoded = _encoded(fixed[name], zeros, rows)
+            self._nodes += encoded.nodes
+            self._lengths += encoded.lengths
+            self.columns[name] = memory[end : end + zeros.nbytes].view(zeros.dtype).reshape(zeros.shape)
+            end += _padded(zeros.nbytes)
+        self._memory = memory.data
+        self._header = self._memory[:header]
+
+    def __contains__(self, name: str) -> bool:
+        """Whether there is a column of that name."""
+        return name in self.columns or name in self._rest
+
+    def put(self, name: str, data: ColumnData) -> None:
+        """Fill in a column.
+
+        Args:
+            name: of the column.
+            data: an array of the column's type and as many rows (`vector`: shape (rows, width)), `Texts` or `Lists`;
+                these are not written to afterwards: those that are there already are not encoded again.
+        """
+        if name in self.columns:
+            self._largest.pop(name, None)
+            self.columns[name][:] = data
+            return
+        column, before = self._rest[name]
+        if before is None or before.data is not data or isinstance(data, np.ndarray):
+            self._rest[name] = (column, _encoded(column, data, self.rows))
+
+    def largest(self, name: str) -> int:
+        """The largest number of a column that nothing but `put` has filled in; -1 where there are no rows."""
+        if name not in self._largest:
+            self._largest[name] = int(self.columns[name].max()) if self.rows else -1
+        return self._largest[name]
+
+    def encoded(self) -> bytes:
+        """The bytes of the message as it is filled in; every column must have been."""
+        nodes, lengths = self._nodes.copy(), self._lengths.copy()
+        pieces: list[bytes | memoryview] = [self._memory]
+        for column, encoded in self._rest.values():
+            if encoded is None:
+                raise ValueError(f"the column {column.name} was not filled in")
+            nodes += encoded.nodes
+            lengths += encoded.lengths
+            pieces += encoded.pieces
+        if self._framed != (nodes, lengths):
+            self._framed = None
+            self._header[:] = self._frame.filled(self.rows, nodes, lengths)
+            self._framed = (nodes, lengths)
+        return b"".join(pieces)
+
+
+def encode_batch(schema: Schema, columns: Mapping[str, ColumnData], rows: int) -> bytes:
+    """The bytes of one record batch message; `columns` has, for each column of `schema`, what `Message.put` takes."""
+    message = Message(schema, rows)
+    for column in schema:
+        message.put(column.name, columns[column.name])
+    return message.encoded()
+
+
+def _encoded(column: Column, data: ColumnData, rows: int) -> _Encoded:
+    nodes: list[int] = []
+    body: list[Piece] = []
+    _encode(column, data, rows, nodes, body)
+    lengths = [piece.nbytes if isinstance(piece, np.ndarray) else len(piece) for piece in body]
+    pieces: list[bytes | memoryview] = []
+    for piece, length in zip(body, lengths, strict=True):
+        if length:
+            pieces.append(piece.data.cast("B") if isinstance(piece, np.ndarray) else piece)
+            if length % 8:
+                pieces.append(bytes(-length % 8))
+    return _Encoded(data, nodes, lengths, pieces)
+
+
+def _encode(column: Column, data: ColumnData, rows: int, nodes: list[int], body: list[Piece]) -> None:
     """Append a column's rows by node, and its buffers."""
     nodes.append(rows)
     body.append(b"")  # no validity bitmap: nothing is null
@@ -311,109 +311,123 @@ def encode_column(column: Column, data: ColumnData, rows: int, nodes: list[int],
         body += (data.offsets, data.data)
     elif isinstance(data, Lists):
         body.append(data.offsets)
-        encode_column(Column("item", column.type[5:-1]), data.values, len(data.values), nodes, body)
+        _encode(column.item, data.values, len(data.values), nodes, body)
     else:
         if column.type == "vector":
             nodes.append(rows * column.width)
             body.append(b"")
-        body.append(np.ascontiguousarray(data, "<f4" if column.type == "vector" else column.type))
+        body.append(np.ascontiguousarray(data, column.dtype))
 
 
-@dataclass(frozen=True)
-class Batch:
-    """A decoded batch: rows, columns that view the bytes given, the bytes it took, and the header these begin with."""
+class Batch(NamedTuple):
+    """A decoded batch: rows, columns that view the bytes given, and the bytes it took."""
 
     rows: int
     columns: dict[str, ColumnData]
     length: int
-    header: bytes
 
-    def fits(self, data: memoryview) -> bool:
-        """Whether what now lies where its bytes lay has the same header: then its columns are those of a new batch.
+
+class Decoder:
+    """Decodes batches of one schema; what the last header said is kept, since most steps are like the one before."""
+
+    def __init__(self, schema: Schema) -> None:
+        """Take the schema of a stream."""
+        self._schema = schema
+        self._frame = _frame(schema)
+        self._header: bytes | None = None
+        self._rows = self._length = 0
+        self._places: tuple[_Place, ...] = ()
+
+    def decode(self, data: memoryview) -> Batch:
+        """The batch that `data` begins with.
 
         Raises:
-            Malformed: the columns would not be what `encode_batch` would have written.
+            Malformed: the bytes are not what `encode_batch` would have written, or are too few.
         """
-        if len(data) != self.length or bytes(data[: len(self.header)]) != self.header:
-            return False
-        for name, column in self.columns.items():
-            _check_all(name, column)
-        return True
+        header = bytes(data[: len(self._frame.template)])
+        if header != self._header:
+            self._read(header)
+        if len(data) < self._length:
+            raise Malformed("a batch is cut short")
+        return Batch(self._rows, {place.name: place.column(data) for place in self._places}, self._length)
+
+    def _read(self, header: bytes) -> None:
+        """Note what a header says: rows, where each column lies, and the bytes of the whole message."""
+        frame, self._header = self._frame, None
+        if len(header) < len(frame.template):
+            raise Malformed("a batch is cut short")
+        (rows,) = struct.unpack_from("<q", header, frame.rows)
+        nodes = struct.unpack_from(f"<{2 * frame.node_count}q", header, frame.nodes)[::2]
+        buffers = struct.unpack_from(f"<{2 * frame.buffer_count}q", header, frame.buffers)
+        offsets, lengths = buffers[::2], buffers[1::2]
+        if min(rows, *nodes, *lengths) < 0 or max(rows, *nodes, *lengths) > _MOST:
+            raise Malformed("a batch claims more than its bytes hold")
+        if header != frame.filled(rows, nodes, lengths):
+            raise Malformed("a batch's header is not in the canonical form")
+        rest = deque(nodes), deque((len(header) + at, length) for at, length in zip(offsets, lengths, strict=True))
+        self._places = tuple(_place(column, rows, *rest) for column in self._schema)
+        self._rows, self._length = rows, len(header) + sum(map(_padded, lengths))
+        self._header = header
 
 
-def decode_batch(schema: Schema, data: memoryview) -> Batch:
-    """The batch that `data` begins with.
+class _Place(NamedTuple):
+    """Where a column lies in a message.
 
-    Raises:
-        Malformed: the bytes are not what `encode_batch` would have written, or are too few.
+    Attributes:
+        name: of the column.
+        dtype: of the array that lies there: the values, or the offsets of texts and lists.
+        start: where it begins.
+        size: numbers in it.
+        width: values in a row of a `vector`; 0 for any other column.
+        text: where the bytes of texts begin and end.
+        items: where what lists hold lies.
     """
-    own = frame(schema)
-    size = len(own.template)
-    if len(data) < size:
-        raise Malformed("a batch is cut short")
-    (rows,) = struct.unpack_from("<q", data, own.rows)
-    nodes = struct.unpack_from(f"<{2 * own.node_count}q", data, own.nodes)[::2]
-    buffers = struct.unpack_from(f"<{2 * own.buffer_count}q", data, own.buffers)
-    offsets, lengths = buffers[::2], buffers[1::2]
-    if min(rows, *nodes, *lengths) < 0 or max(rows, *nodes, *lengths) > len(data):
-        raise Malformed("a batch claims more than its bytes hold")
-    message, body_length = own.filled(rows, nodes, lengths)
-    if bytes(data[:size]) != message:
-        raise Malformed("a batch's header is not in the canonical form")
-    if len(data) < size + body_length:
-        raise Malformed("a batch is cut short")
-    pieces = [data[size + offset : size + offset + length] for offset, length in zip(offsets, lengths, strict=True)]
-    walk = _Walk(list(nodes), pieces)
-    columns = {column.name: walk.take(column, rows) for column in schema}
-    return Batch(rows, columns, size + body_length, message)
 
+    name: str
+    dtype: np.dtype[Any]
+    start: int
+    size: int
+    width: int = 0
+    text: tuple[int, int] | None = None
+    items: _Place | None = None
 
-class _Walk:
-    """Hands out a batch's nodes and buffers to its columns, in the order of the schema."""
+    def column(self, data: memoryview) -> ColumnData:
+        """The column in the bytes of a message.
 
-    def __init__(self, nodes: list[int], buffers: list[memoryview]) -> None:
-        self._nodes = iter(nodes)
-        self._buffers = iter(buffers)
-
-    def take(self, column: Column, rows: int) -> ColumnData:
-        """The data of `column`, which must have `rows` rows."""
-        if next(self._nodes) != rows or len(next(self._buffers)):
-            raise Malformed(f"column {column.name} has another number of rows, or nulls")
-        if column.type == "vector":
-            if next(self._nodes) != rows * column.width or len(next(self._buffers)):
-                raise Malformed(f"column {column.name} has another number of values, or nulls")
-            return self._array(column, "<f4", rows * column.width).reshape(rows, column.width)
-        if column.type == "utf8":
-            offsets = self._array(column, "<i4", rows + 1)
-            data = next(self._buffers)
-            _check(column.name, offsets, len(data))
-            return Texts(offsets, data)
-        if column.type.startswith("list<"):
-            offsets = self._array(column, "<i4", rows + 1)
-            inside = int(offsets[-1])
-            _check(column.name, offsets, inside)
-            values = self.take(Column(column.name, column.type[5:-1]), inside)
+        Raises:
+            Malformed: its offsets are out of order.
+        """
+        array = np.frombuffer(data, self.dtype, self.size, self.start)
+        if self.text is not None:
+            start, end = self.text
+            self._check(array, end - start)
+            return Texts(array, data[start:end])
+        if self.items is not None:
+            values = self.items.column(data)
             assert not isinstance(values, Lists)
-            return Lists(offsets, values)
-        return self._array(column, column.type, rows)
+            self._check(array, len(values))
+            return Lists(array, values)
+        return array.reshape(-1, self.width) if self.width else array
 
-    def _array(self, column: Column, dtype: str, count: int) -> np.ndarray[Any, Any]:
-        data = next(self._buffers)
-        if len(data) != count * np.dtype(dtype).itemsize:
-            raise Malformed(f"column {column.name} has another length than its rows need")
-        return np.frombuffer(data, dtype, count)
-
-
-def _check(name: str, offsets: np.ndarray[Any, Any], end: int) -> None:
-    falls = end > 0 and len(offsets) > 1 and bool((offsets[1:] < offsets[:-1]).any())
-    if offsets[0] != 0 or offsets[-1] != end or falls or (end == 0 and offsets.any()):
-        raise Malformed(f"column {name} has offsets out of order")
+    def _check(self, offsets: NDArray[Any], end: int) -> None:
+        falls = end > 0 and len(offsets) > 1 and bool((offsets[1:] < offsets[:-1]).any())
+        if offsets[0] != 0 or offsets[-1] != end or falls or (end == 0 and offsets.any()):
+            raise Malformed(f"column {self.name} has offsets out of order")
 
 
-def _check_all(name: str, column: ColumnData) -> None:
-    """The same of a column that was decoded, down to the texts of a list."""
-    if isinstance(column, Texts):
-        _check(name, column.offsets, len(column.data))
-    elif isinstance(column, Lists):
-        _check(name, column.offsets, len(column.values))
-        _check_all(name, column.values)
+def _place(column: Column, rows: int, nodes: deque[int], buffers: deque[tuple[int, int]]) -> _Place:
+    """Where a column of so many rows lies, which takes its nodes and buffers from those that are left."""
+    if nodes.popleft() != rows or buffers.popleft()[1]:
+        raise Malformed(f"column {column.name} has another number of rows, or nulls")
+    if column.width and (nodes.popleft() != rows * column.width or buffers.popleft()[1]):
+        raise Malformed(f"column {column.name} has another number of values, or nulls")
+    dtype = _OFFSETS if column.is_variable else np.dtype(column.dtype)
+    size = rows + 1 if column.is_variable else rows * (column.width or 1)
+    start, length = buffers.popleft()
+    if length != size * dtype.itemsize:
+        raise Malformed(f"column {column.name} has another length than its rows need")
+    if column.type == "utf8":
+        at, length = buffers.popleft()
+        return _Place(column.name, dtype, start, size, text=(at, at + length))
+    items = _place(column.item, nodes[0], nodes, buffers) if column.is_variable else None
+    return _Place(column.name, dtype, start, size, column.width, items=items)

@@ -1,4 +1,4 @@
-"""The records of one step as columns: what the writer takes and the reader gives, and what follows from them.
+"""The records of one step as one block of columns: the writer takes it, the reader gives it, comparisons compute on it.
 
 A step has tens of thousands of records, a store may keep statistics that this version does not know, or lack some that
 it does. So each has a column, by name; what is absent is -1 in a count and NaN in a number, never 0; and statistics
@@ -14,10 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from introspect_cli.records import DERIVED_STATS, STATISTICS, Given
-from introspect_cli.store.columns import Lists, integer_lists, sparse_texts
+from introspect_cli.store.columns import Harmless, Lists, Texts, integer_lists, sparse_texts, texts
+from introspect_cli.store.format import LIMIT_TEXT, SAMPLES, SKETCH, STATISTIC
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+
+    from introspect_cli.store.arrow import Schema
+    from introspect_cli.store.columns import ColumnData
 
 Array = NDArray[Any]
 
@@ -39,13 +43,13 @@ class GivenColumns:
     def within(self, sites: int) -> bool:
         """Whether every number is one of so many sites, or -1."""
         every = (np.asarray(self.inputs.values), self.forward)
-        return all(not len(own) or (int(own.min()) >= -1 and int(own.max()) < sites) for own in every)
+        return all(not len(numbers) or (int(numbers.min()) >= -1 and int(numbers.max()) < sites) for numbers in every)
 
     def row(self, row: int) -> Given | None:
         """What one record's operator was given; None where nothing is known."""
         start, end = self.inputs.offsets[row : row + 2]
-        found = Given(tuple(np.asarray(self.inputs.values)[start:end].tolist()), int(self.forward[row]), self.node[row])
-        return None if found == _NOTHING else found
+        given = Given(tuple(np.asarray(self.inputs.values)[start:end].tolist()), int(self.forward[row]), self.node[row])
+        return None if given == _NOTHING else given
 
 
 _NOTHING = Given()
@@ -58,8 +62,8 @@ def given_columns(given: Mapping[int, Given], rows: int) -> GivenColumns:
         return GivenColumns(Lists(np.zeros(rows + 1, np.int32), np.zeros(0, np.int32)), forward, sparse_texts(rows, {}))
     inputs: list[tuple[int, ...]] = [()] * rows
     node = [""] * rows
-    for row, own in given.items():
-        inputs[row], forward[row], node[row] = own
+    for row, each in given.items():
+        inputs[row], forward[row], node[row] = each
     return GivenColumns(integer_lists(inputs, np.int32), forward, node)
 
 
@@ -84,10 +88,6 @@ def samples_of(column: Lists[int]) -> dict[int, int]:
 
 _NONE = np.zeros(0, np.int64)
 
-AS_RECORDED, PARTS, GATHERED, OWED, COPIES = range(5)
-"""How the records of several ranks became one: one of equal copies; parts added up; different values together; sums
-that are still owed, added up; copies that ought to be equal and are not."""
-
 
 @dataclass(frozen=True, eq=False)
 class StepBatch:
@@ -105,7 +105,8 @@ class StepBatch:
         text: n texts, "" where there is none.
         given: what operators were given, or None where that is not kept.
         samples: of rows whose samples were looked at, the checksums of the samples added up modulo 2**64.
-        how: uint8 (n,), how the ranks' records were put together; None for the records of one rank.
+        how: uint8 (n,), how the ranks' records were put together, `records.Joined`; None for the records of one rank.
+        ranks: uint32 (n,), how many ranks have the one value that stands for theirs; 0 where that is not so.
     """
 
     site: NDArray[np.uint32]
@@ -120,18 +121,61 @@ class StepBatch:
     given: GivenColumns | None = None
     samples: Mapping[int, int] = field(default_factory=dict)
     how: NDArray[np.uint8] | None = None
+    ranks: NDArray[np.uint32] | None = None
 
     def __len__(self) -> int:
         return len(self.site)
 
-    def is_possible(self) -> bool:
-        """Whether no statistic and no sketch holds a number that no capture writes."""
-        return _all_possible(self.floats) and not has_infinities(self.sketch)
+    @classmethod
+    def of(cls, columns: Mapping[str, Any], schema: Schema) -> StepBatch:
+        """The block of a step that was read: numbers that no capture writes are absent, texts are harmless."""
+        counts, floats = statistics(
+            {column.name: columns[column.name] for column in schema if column.role == STATISTIC}
+        )
+        sketch, given = columns.get(SKETCH.name), None
+        if sketch is not None and np.isinf(sketch).any():
+            sketch = np.where(np.isinf(sketch), np.float32(np.nan), sketch)
+        if "given" in columns:
+            given = GivenColumns(columns["given"], columns["forward"], Harmless(columns["node"], LIMIT_TEXT))
+        return cls(
+            **{name: columns[name] for name in ("site", "sequence", "layout", "status", "checksum")},
+            counts=counts,
+            floats=floats,
+            sketch=sketch,
+            text=Harmless(columns["text"], LIMIT_TEXT),
+            given=given,
+            samples=samples_of(columns[SAMPLES.name]) if SAMPLES.name in columns else {},
+        )
+
+    def columns(self, schema: Schema) -> dict[str, ColumnData]:
+        """The columns of a stream; what the block lacks is absent in every row."""
+        rows = len(self)
+        columns: dict[str, ColumnData] = {
+            **{name: getattr(self, name) for name in ("site", "sequence", "layout", "status", "checksum")},
+            "text": short_texts(self.text, rows),
+        }
+        for column in schema:
+            name, values = column.name, None
+            if column.role == STATISTIC:
+                values = self.counts.get(name) if column.type == "<i8" else self.floats.get(name)
+                columns[name] = absent(column.type, rows) if values is None else values
+            elif name == SKETCH.name:
+                columns[name] = np.zeros((rows, column.width), np.float32) if self.sketch is None else self.sketch
+            elif name == SAMPLES.name:
+                columns[name] = sample_lists(self.samples, rows)
+            elif name == "given":
+                given = self.given or given_columns({}, rows)
+                columns |= {"given": given.inputs, "forward": given.forward, "node": short_texts(given.node, rows)}
+        return columns
 
 
-def has_infinities(sketch: Array | None) -> bool:
-    """Whether any number of sketches is infinite: no capture writes one."""
-    return sketch is not None and bool(np.isinf(sketch).any())
+def short_texts(values: Sequence[str], rows: int) -> Texts:
+    """A column of texts, cut where they are longer than a store holds; `values` may be empty where all texts are."""
+    if isinstance(values, Texts) and (not values.data or int(np.diff(values.offsets).max()) <= LIMIT_TEXT):
+        return values  # no text has more characters than bytes
+    if not values or not any(values):
+        return sparse_texts(rows, {})
+    return texts([value and value[:LIMIT_TEXT] for value in values])
 
 
 def preceded(batch: StepBatch, other: StepBatch, rows: NDArray[np.int64], sites: NDArray[np.int64]) -> StepBatch:
@@ -153,12 +197,16 @@ def preceded(batch: StepBatch, other: StepBatch, rows: NDArray[np.int64], sites:
         layout=joined(batch.layout, other.layout),
         status=joined(batch.status, other.status),
         checksum=joined(batch.checksum, other.checksum),
-        counts={name: joined(own, other.counts[name]) for name, own in batch.counts.items() if name in other.counts},
-        floats={name: joined(own, other.floats[name]) for name, own in batch.floats.items() if name in other.floats},
+        counts={
+            name: joined(values, other.counts[name]) for name, values in batch.counts.items() if name in other.counts
+        },
+        floats={
+            name: joined(values, other.floats[name]) for name, values in batch.floats.items() if name in other.floats
+        },
         sketch=None if batch.sketch is None or other.sketch is None else joined(batch.sketch, other.sketch),
         text=[*(other.text[row] for row in rows.tolist()), *batch.text] if len(batch.text) else (),
         given=None if batch.given is None else _after(batch.given, len(rows)),
-        samples={row + len(rows): own for row, own in batch.samples.items()},
+        samples={row + len(rows): values for row, values in batch.samples.items()},
     )
 
 
@@ -180,14 +228,14 @@ def statistics(columns: Mapping[str, Array]) -> tuple[dict[str, NDArray[np.int64
     if not columns:
         return counts, floats
     rows = len(next(iter(columns.values())))
-    usual = [name for name, own in STATISTICS.items() if not own.on_request]
+    usual = [name for name, kept in STATISTICS.items() if not kept.on_request]
     every = usual if any(name in columns for name in usual) else ()
     for name in dict.fromkeys((*every, *columns)):
         column = columns.get(name)
         if column is None:
             column = absent(STATISTICS[name].type, rows)
         (counts if column.dtype.kind == "i" else floats)[name] = column
-    return counts, floats if _all_possible(floats) else {name: _possible(name, own) for name, own in floats.items()}
+    return counts, floats if _all_possible(floats) else {name: _possible(name, kept) for name, kept in floats.items()}
 
 
 NOT_NEGATIVE = frozenset({"absmin", "amean", "var", "kurt"})
@@ -198,8 +246,8 @@ def _all_possible(floats: Mapping[str, Array]) -> bool:
     """Whether no column has a number that no capture writes; every step that is read comes by here, so all at once."""
     if not floats:
         return True
-    first = [own for name, own in floats.items() if name in NOT_NEGATIVE]
-    every = np.concatenate([*first, *(own for name, own in floats.items() if name not in NOT_NEGATIVE)])
+    first = [column for name, column in floats.items() if name in NOT_NEGATIVE]
+    every = np.concatenate([*first, *(column for name, column in floats.items() if name not in NOT_NEGATIVE)])
     return not np.isinf(every).any() and not (every[: sum(map(len, first))] < 0).any()
 
 
@@ -256,8 +304,8 @@ def derived_stats(counts: Mapping[str, Array], floats: Mapping[str, Array], nume
     left_out = sum(np.maximum(counts[name], 0) for name in ("nans", "posinfs", "neginfs"))
     columns = {**counts, **floats, "n": (numel - left_out).astype(np.float64)}
     with np.errstate(all="ignore"):
-        found = {name: FORMULAS[name](columns) for name in DERIVED_STATS}
-        return {name: np.where(np.isfinite(column), column, np.nan) for name, column in found.items()}
+        derived = {name: FORMULAS[name](columns) for name in DERIVED_STATS}
+        return {name: np.where(np.isfinite(column), column, np.nan) for name, column in derived.items()}
 
 
 def record_stats(counts: Mapping[str, Array], floats: Mapping[str, Array], numel: int, row: int) -> dict[str, float]:

@@ -127,9 +127,9 @@ def texts(values: Sequence[str]) -> Texts:
 
 def filled(column: Sequence[str]) -> Array:
     """Rows of a column of texts that are not empty: nearly none, so nothing is decoded to find them."""
-    own = column.column if isinstance(column, Harmless) else column
-    if isinstance(own, Texts):
-        return np.flatnonzero(np.diff(own.offsets)) if len(own.data) else np.zeros(0, np.int64)
+    plain = column.column if isinstance(column, Harmless) else column
+    if isinstance(plain, Texts):
+        return np.flatnonzero(np.diff(plain.offsets)) if len(plain.data) else np.zeros(0, np.int64)
     return np.array([row for row, text in enumerate(column) if text], np.int64)
 
 
@@ -139,7 +139,7 @@ def sparse_texts(rows: int, values: Mapping[int, str]) -> Texts:
         return Texts(np.zeros(rows + 1, np.int32), b"")
     encoded = {row: values[row].encode("utf-8", "backslashreplace") for row in sorted(values)}
     offsets = np.zeros(rows + 1, np.int32)
-    offsets[[row + 1 for row in encoded]] = [len(own) for own in encoded.values()]
+    offsets[[row + 1 for row in encoded]] = [len(text) for text in encoded.values()]
     return Texts(np.cumsum(offsets, dtype=np.int32), b"".join(encoded.values()))
 
 
@@ -171,8 +171,8 @@ def joined(parts: Sequence[ColumnData]) -> ColumnData:
     if isinstance(first, np.ndarray):
         return np.concatenate([part for part in parts if isinstance(part, np.ndarray)])
     if isinstance(first, Texts):
-        own = [part for part in parts if isinstance(part, Texts)]
-        return Texts(_joined_offsets([part.offsets for part in own]), b"".join(part.data for part in own))
+        each = [part for part in parts if isinstance(part, Texts)]
+        return Texts(_joined_offsets([part.offsets for part in each]), b"".join(part.data for part in each))
     lists = [part for part in parts if isinstance(part, Lists)]
     values = joined([part.values for part in lists])
     assert not isinstance(values, Lists)

@@ -26,6 +26,9 @@ from introspect_cli.errors import StoreError, scarcity
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    import numpy as np
+    from numpy.typing import NDArray
+
 RUNS = "introspect-runs"
 """Where runs are kept that were given no directory."""
 
@@ -77,7 +80,7 @@ class DamageError(StoreError):
         super().__init__(f"{path} is damaged: {what}; `introspect verify` on the run tells what is still sound")
 
 
-def _found(fd: int) -> os.stat_result | None:
+def _status(fd: int) -> os.stat_result | None:
     """What is behind a descriptor; None where nothing is."""
     try:
         return os.fstat(fd)
@@ -87,8 +90,8 @@ def _found(fd: int) -> os.stat_result | None:
 
 def _identity(fd: int) -> tuple[int, int] | None:
     """The file behind a descriptor; None where there is none."""
-    found = _found(fd)
-    return None if found is None else (found.st_dev, found.st_ino)
+    status = _status(fd)
+    return None if status is None else (status.st_dev, status.st_ino)
 
 
 def _away(fd: int) -> int:
@@ -103,26 +106,6 @@ def _away(fd: int) -> int:
     return high
 
 
-class Room:
-    """Memory that is read into again and again: what is new to a process has to be given to it page by page.
-
-    Attributes:
-        known: what its reader made of what lies there; None where that was somewhere else.
-    """
-
-    def __init__(self) -> None:
-        """Start with none."""
-        self._memory = bytearray()
-        self.known: object = None
-
-    def of(self, length: int) -> memoryview:
-        """So many bytes, in which anything may be; those given before are used again."""
-        if len(self._memory) < length:
-            self._memory = bytearray(length)
-            self.known = None
-        return memoryview(self._memory)[:length]
-
-
 class Handle:
     """An open descriptor that closes with its owner.
 
@@ -131,21 +114,21 @@ class Handle:
     """
 
     fd = -1  # also where an interrupt comes before there is one
-    _own: tuple[int, int] | None = None
+    _file: tuple[int, int] | None = None
 
     def __init__(self, fd: int, path: str) -> None:
         self.fd = fd = _away(fd)
         self.path = path
-        self._own = _identity(fd)
+        self._file = _identity(fd)
 
     def is_ours(self) -> bool:
         """Whether the descriptor is still the file that was opened."""
-        return self.fd >= 0 and _identity(self.fd) == self._own
+        return self.fd >= 0 and _identity(self.fd) == self._file
 
     def is_at(self, folder: Folder, name: str) -> bool:
         """Whether the file that was opened is the one of a name."""
-        found = os.stat(name, dir_fd=folder.fd, follow_symlinks=False)
-        return (found.st_dev, found.st_ino) == self._own
+        status = os.stat(name, dir_fd=folder.fd, follow_symlinks=False)
+        return (status.st_dev, status.st_ino) == self._file
 
     def open_again(self, flags: int) -> None:
         """Make the descriptor ours again, by path.
@@ -154,7 +137,7 @@ class Handle:
             OSError: the file is not there any more, or another is.
         """
         fd = _away(os.open(self.path, flags | os.O_CLOEXEC | os.O_NOFOLLOW))
-        if _identity(fd) != self._own:
+        if _identity(fd) != self._file:
             os.close(fd)
             raise FileNotFoundError(errno.ENOENT, "its descriptors were closed and its files replaced")
         self.fd = fd
@@ -185,15 +168,15 @@ class Handle:
             length -= len(piece)
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
-    def read_into(self, offset: int, room: memoryview) -> memoryview:
-        """As many bytes from `offset` as there is room for, fewer where the file ends before."""
+    def read_into(self, offset: int, memory: NDArray[np.uint8]) -> int:
+        """Fill memory with the bytes from `offset` on; how many there were."""
         done = 0
-        while done < len(room):
-            more = os.preadv(self.fd, [room[done : done + (1 << 30)]], offset + done)
+        while done < len(memory):
+            more = os.preadv(self.fd, [memory[done : done + (1 << 30)].data], offset + done)
             if not more:
                 break
             done += more
-        return room[:done]
+        return done
 
 
 class Appended(Handle):
@@ -231,12 +214,12 @@ class Appended(Handle):
             StoreError: the file was removed.
             OSError: it cannot be opened again.
         """
-        found = _found(self.fd)
-        if found is None or (found.st_dev, found.st_ino) != self._own:
+        status = _status(self.fd)
+        if status is None or (status.st_dev, status.st_ino) != self._file:
             self.open_again(os.O_WRONLY)
             if self._locked:
                 take_lock(self.fd)
-        elif found.st_nlink == 0:
+        elif status.st_nlink == 0:
             raise StoreError("its files were removed")
 
     def shorten(self, length: int) -> None:

@@ -26,7 +26,7 @@ from introspect_cli.store.files import FORMAT
 MAGIC = b"INTROSPX"
 HEADER = struct.Struct("<8sIIII16sI16xI")
 """Index header: magic, format, bytes of an entry, rank, bytes of the columns' description that follows, run id, CRC of
-that description, 16 zeros, CRC of the 60 bytes before. (In format 1 bits for optional columns, and no description.)"""
+that description, 16 zeros, CRC of the 60 bytes before."""
 
 ENTRY = np.dtype(
     [
@@ -96,16 +96,13 @@ LAYOUT_COLUMNS: Schema = (
     Column("dtype", "utf8"),
     Column("device", "utf8"),
     Column("strides", "utf8"),
-)
-
-PART_COLUMNS: Schema = (
     Column("part", "list<i8>"),
     Column("part_owed", "utf8"),
     Column("part_owing", "<i4"),
     Column("part_source", "utf8"),
 )
-"""Of layouts, since ranks write one run: for each dimension how many ranges a rank holds, and each range's first index
-and length. `part_source` is empty where a rank holds the whole."""
+"""`part`: for each dimension how many ranges a rank holds, and each range's first index and length. `part_source` is
+empty where a rank holds the whole."""
 
 MODULE_COLUMNS: Schema = (
     Column("fqn", "utf8"),
@@ -114,17 +111,12 @@ MODULE_COLUMNS: Schema = (
     Column("parameters", "list<utf8>"),
     Column("buffers", "list<utf8>"),
     Column("aliases", "list<utf8>"),
-)
-
-ATTRIBUTE_COLUMNS: Schema = (
     Column("attribute_names", "list<utf8>"),
     Column("attribute_values", "list<utf8>"),
     Column("step", "<i8"),
+    Column("variable", "utf8"),
 )
-"""Of modules, since format 2."""
-
-VARIABLE = Column("variable", "utf8")
-"""Of modules: what the script calls a root."""
+"""`step`: from which the row holds. `variable`: what the script calls a root."""
 
 RECORD_COLUMNS: Schema = (
     Column("site", "<u4"),
@@ -136,7 +128,7 @@ RECORD_COLUMNS: Schema = (
 TEXT = Column("text", "utf8")
 SKETCH = Column("sketch", "vector", SKETCH_SIZE)
 GIVEN_COLUMNS: Schema = (Column("given", "list<i4>"), Column("forward", "<i4"), Column("node", "utf8"))
-"""What an operator was given, where operators are recorded, since format 2."""
+"""What an operator was given, where operators are recorded."""
 
 SAMPLES = Column("samples", "list<i8>")
 """The checksums of a tensor's samples added up, as a signed number, or nothing."""
@@ -175,12 +167,12 @@ class Columns:
 
     records: Schema
     sites: Schema = SITE_COLUMNS
-    layouts: Schema = LAYOUT_COLUMNS + PART_COLUMNS
-    modules: Schema = (*MODULE_COLUMNS, *ATTRIBUTE_COLUMNS, VARIABLE)
+    layouts: Schema = LAYOUT_COLUMNS
+    modules: Schema = MODULE_COLUMNS
 
     def described(self) -> bytes:
         """The description of the columns that an index holds: JSON, with blanks up to a multiple of 8 bytes."""
-        streams = {name: [_described(column) for column in own] for name, own in vars(self).items()}
+        streams = {name: [_described(column) for column in schema] for name, schema in vars(self).items()}
         text = json.dumps(streams, separators=(",", ":")).encode()
         return text + b" " * (-len(text) % 8)
 
@@ -199,30 +191,23 @@ def parse_columns(description: bytes) -> Columns:
         StoreError: a column is needed that this version does not know.
     """
     try:
-        found = json.loads(description)
-        streams = {name: tuple(map(_column, found[name])) for name in ("records", "sites", "layouts", "modules")}
+        described = json.loads(description)
+        streams = {name: tuple(map(_column, described[name])) for name in ("records", "sites", "layouts", "modules")}
     except (ValueError, KeyError, TypeError, RecursionError):
         raise Malformed("its columns are not described") from None
-    known = {
-        "records": (*RECORD_COLUMNS, TEXT),
-        "sites": SITE_COLUMNS,
-        "layouts": LAYOUT_COLUMNS,
-        "modules": MODULE_COLUMNS,
-    }
-    optional = {
-        "records": (SKETCH, *GIVEN_COLUMNS, SAMPLES),
-        "layouts": PART_COLUMNS,
-        "modules": (*ATTRIBUTE_COLUMNS, VARIABLE),
-    }
+    every = vars(Columns((*RECORD_COLUMNS, TEXT)))
     for name, columns in streams.items():
-        _check_columns(name, columns, known[name], optional.get(name, ()))
+        _check_columns(name, columns, every[name], _OPTIONAL if name == "records" else ())
     return Columns(**streams)
 
 
-def _column(found: object) -> Column:
-    if not isinstance(found, list):
+_OPTIONAL = (SKETCH, *GIVEN_COLUMNS, SAMPLES)
+
+
+def _column(described: object) -> Column:
+    if not isinstance(described, list):
         raise TypeError
-    name, kind, *role = found
+    name, kind, *role = described
     vector = _VECTOR.fullmatch(kind)
     if not _NAME.fullmatch(name) or len(role) > 1 or (role and not _NAME.fullmatch(role[0])):
         raise ValueError
@@ -237,19 +222,19 @@ def _check_columns(stream: str, columns: Schema, every: Schema, optional: Schema
         raise Malformed(f"its {stream} have not the columns that every store has")
     if any(by_name.get(column.name, column) != column for column in optional):
         raise Malformed(f"a column of its {stream} has another type than it is written with")
-    for group in (GIVEN_COLUMNS, PART_COLUMNS, ATTRIBUTE_COLUMNS):
-        there = {own.name in by_name for own in group if own in optional}
-        if len(there) > 1:
-            raise Malformed(f"its {stream} lack a column of those that belong together")
+    if optional and len({column.name in by_name for column in GIVEN_COLUMNS}) > 1:
+        raise Malformed(f"its {stream} lack a column of those that belong together")
     for column in columns:
         if column.role == NEEDED:
             raise StoreError(
                 f"the {stream} have a column {column.name!r}, which this version does not know and cannot leave out: "
                 "install the newest introspect-cli"
             )
-        own = STATISTICS.get(column.name)
+        statistic = STATISTICS.get(column.name)
         if column.role == STATISTIC and (
-            stream != "records" or column.type not in ("<i8", "<f4", "<f8") or (own and own.type != column.type)
+            stream != "records"
+            or column.type not in ("<i8", "<f4", "<f8")
+            or (statistic and statistic.type != column.type)
         ):
             raise Malformed(f"the statistic {column.name} has a type that no version writes")
 
@@ -264,9 +249,9 @@ def record_columns(
 ) -> Schema:
     """The columns of records with what was asked for."""
     kept = [
-        Column(name, own.type, role=STATISTIC)
-        for name, own in STATISTICS.items()
-        if (name in sorted_stats if own.on_request else stats)
+        Column(name, statistic.type, role=STATISTIC)
+        for name, statistic in STATISTICS.items()
+        if (name in sorted_stats if statistic.on_request else stats)
     ]
     return (
         *RECORD_COLUMNS,

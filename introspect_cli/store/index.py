@@ -1,4 +1,4 @@
-"""The step index of one rank, and the digests of steps that it holds.
+"""The step index of one rank: where steps are, their digests, and which steps were dropped.
 
 The index is read while it is written, may end in the middle of an entry, may be damaged or forged, and ten thousand
 steps must open in a moment. So it is read at once, one CRC covers all of it, and vectorised checks make sure that every
@@ -16,18 +16,20 @@ pseudorandom number generators", 2014).
 from __future__ import annotations
 
 import hashlib
+import json
+import re
 import struct
 import zlib
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import astuple, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from introspect_cli.errors import StoreError
-from introspect_cli.store import format1, thinned
 from introspect_cli.store.arrow import Malformed, schema_message
-from introspect_cli.store.files import FORMAT, DamageError
+from introspect_cli.store.files import FORMAT, RECORDS, DamageError
 from introspect_cli.store.format import (
     END_ENTRY,
     ENTRY,
@@ -37,19 +39,53 @@ from introspect_cli.store.format import (
     LIMIT_COLUMNS,
     LIMIT_NAMES,
     MAGIC,
+    RECORD_COLUMNS,
     STEP_ENTRY,
+    TEXT,
     Columns,
     parse_columns,
     row_bytes,
 )
+from introspect_cli.sums import mix
 from introspect_cli.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Iterable
 
-    from introspect_cli.store.thinned import Thinned
 
 Entries = NDArray[np.void]
+
+OPTIONS = {"last": "--last", "max_size": "--max-size", "rule": "--schedule"}
+"""What drops steps, and the option that asks for it."""
+
+OLDER_RECORDS = re.compile(r"records-[1-9]\d{0,8}\.arrow")
+
+_MOST_STEPS = 1 << 62
+
+
+@dataclass(frozen=True)
+class Thinned:
+    """Steps that were recorded and are no longer there.
+
+    Attributes:
+        why: what dropped them, a key of `OPTIONS`.
+        count: how many.
+        first: the first of them.
+        last: the last of them.
+        times: in how many goes.
+    """
+
+    why: str
+    count: int
+    first: int
+    last: int
+    times: int
+
+    def __str__(self) -> str:
+        steps = (
+            f"step {self.first}" if self.count == 1 else f"{self.count:,} steps between {self.first} and {self.last}"
+        )
+        return f"{steps} (recorded, then dropped by {OPTIONS[self.why]})"
 
 
 @dataclass(frozen=True)
@@ -79,7 +115,6 @@ class Index:
 
     Attributes:
         entries: array of `format.ENTRY`, one a step, steps rising.
-        format: of the store.
         columns: of the rank's streams.
         run_id: 16 bytes.
         ended: whether the writer closed the store itself.
@@ -89,7 +124,6 @@ class Index:
     """
 
     entries: Entries
-    format: int
     columns: Columns
     run_id: bytes
     ended: bool
@@ -98,7 +132,7 @@ class Index:
     thinned: tuple[Thinned, ...] = ()
 
 
-EMPTY = Index(np.zeros(0, ENTRY), FORMAT, format1.columns_of(0), b"", ended=False, last=None)
+EMPTY = Index(np.zeros(0, ENTRY), Columns((*RECORD_COLUMNS, TEXT)), b"", ended=False, last=None)
 """The index of a rank that was killed before it could write a header."""
 
 
@@ -110,15 +144,12 @@ def parse_index(data: bytes, rank: int, path: str) -> Index:
     """
     if len(data) < HEADER.size:
         return EMPTY
-    found, length, run_id = _header(data, rank, path)
-    if found == 1:
-        start, columns, about = HEADER.size, format1.columns_of(length), b""
-    else:
-        start = HEADER.size + length
-        if len(data) < start:
-            return EMPTY
-        about = data[HEADER.size : start]
-        columns = _columns(about, HEADER.unpack_from(data)[6], path)
+    length, run_id, crc = _header(data, rank, path)
+    start = HEADER.size + length
+    if len(data) < start:
+        return EMPTY
+    about = data[HEADER.size : start]
+    columns = _columns(about, crc, path)
     count = (len(data) - start) // ENTRY.itemsize
     entries = np.frombuffer(data, ENTRY, count, start)
     if count:
@@ -129,37 +160,36 @@ def parse_index(data: bytes, rank: int, path: str) -> Index:
         raise DamageError(path, "something follows its end mark")
     _check(entries, columns, path, ended=ended)
     try:
-        generation, dropped = thinned.parse(about)
+        generation, dropped = parse_thinned(about)
     except Malformed as error:
         raise DamageError(path, str(error)) from None
-    return Index(entries[:-1] if ended else entries, found, columns, run_id, ended, last, generation, dropped)
+    return Index(entries[:-1] if ended else entries, columns, run_id, ended, last, generation, dropped)
 
 
-def newer_format(found: int, version: str | None, path: str) -> StoreError:
+def newer_format(number: int, version: str | None, path: str) -> StoreError:
     """The error for a store of a format that this version cannot read."""
     by = f"introspect {version}" if version else "a newer introspect"
     remedy = f"install introspect-cli>={version}" if version else "install the newest introspect-cli"
     return StoreError(
-        f"{path} was written by {by}, format {found}; "
+        f"{path} was written by {by}, format {number}; "
         f"this is {__version__}, which reads up to format {FORMAT}: {remedy}"
     )
 
 
-def _header(data: bytes, rank: int, path: str) -> tuple[int, int, bytes]:
-    """Format, the field that depends on it, and id of the run."""
-    magic, found, entry_size, own_rank, extra, run_id, _, crc = HEADER.unpack_from(data)
+def _header(data: bytes, rank: int, path: str) -> tuple[int, bytes, int]:
+    """Bytes of the description of columns, the id of the run, and the description's CRC."""
+    magic, format_number, entry_size, own_rank, length, run_id, described, crc = HEADER.unpack_from(data)
     if magic != MAGIC:
         raise DamageError(path, "it is not an index")
     if zlib.crc32(data[: HEADER.size - 4]) != crc:
         raise DamageError(path, "its header was altered")
-    if found > FORMAT:
-        raise newer_format(found, None, path)
-    limit = format1.KNOWN_BITS if found == 1 else LIMIT_COLUMNS
-    if entry_size != ENTRY.itemsize or extra > limit or not found > 0:
+    if format_number > FORMAT:
+        raise newer_format(format_number, None, path)
+    if entry_size != ENTRY.itemsize or length > LIMIT_COLUMNS or format_number < FORMAT:
         raise DamageError(path, "its header holds values that no version writes")
     if own_rank != rank:
         raise DamageError(path, f"it is the index of rank {own_rank}")
-    return found, extra, run_id
+    return length, run_id, described
 
 
 def _columns(description: bytes, crc: int, path: str) -> Columns:
@@ -230,21 +260,72 @@ def _check_chain(entries: Entries, steps: int, path: str) -> None:
         raise DamageError(path, "its end mark has another chain of digests")
 
 
+# --- steps that were dropped
+
+
+def records_name(generation: int) -> str:
+    """The file of records that belongs to an index."""
+    return RECORDS if not generation else f"records-{generation}.arrow"
+
+
+def added(thinned: Iterable[Thinned], why: str, steps: list[int]) -> tuple[Thinned, ...]:
+    """What is to be said once some more steps, at least one, are dropped."""
+    more = Thinned(why, len(steps), min(steps), max(steps), 1)
+    by_reason = {each.why: each for each in thinned}
+    before = by_reason.get(why)
+    if before is not None:
+        more = replace(
+            more,
+            count=before.count + more.count,
+            first=min(before.first, more.first),
+            last=max(before.last, more.last),
+            times=before.times + 1,
+        )
+    return tuple((by_reason | {why: more}).values())
+
+
+def described(about: bytes, generation: int, thinned: Iterable[Thinned]) -> bytes:
+    """A description of columns with this beside it."""
+    description = json.loads(about) | {"generation": generation, "thinned": [list(astuple(each)) for each in thinned]}
+    text = json.dumps(description, separators=(",", ":")).encode()
+    return text + b" " * (-len(text) % 8)
+
+
+def parse_thinned(about: bytes) -> tuple[int, tuple[Thinned, ...]]:
+    """Which records belong to an index, by number, and what was dropped from them.
+
+    Raises:
+        Malformed: it says neither as a capture does.
+    """
+    if b'"generation"' not in about:
+        return 0, ()
+    try:
+        description = json.loads(about)
+        generation, rows = description["generation"], [_thinned(row) for row in description["thinned"]]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise Malformed("what it says of dropped steps cannot be read") from None
+    if not _is_number(generation, 1) or generation > 10**9 or len(rows) > len(OPTIONS):
+        raise Malformed("what it says of dropped steps cannot be")
+    return generation, tuple(rows)
+
+
+def _thinned(row: Any) -> Thinned:
+    why, count, first, last, times = row
+    if why not in OPTIONS or not all(_is_number(number, 0) for number in (count, first, last, times)) or first > last:
+        raise ValueError(row)
+    return Thinned(why, count, first, last, times)
+
+
+def _is_number(value: Any, least: int) -> bool:
+    return type(value) is int and least <= value < _MOST_STEPS
+
+
 # --- digests
 
 _STATUS = np.uint64(0x9E3779B97F4A7C15)
 _SECOND = np.uint64(0xD1B54A32D192ED03)
-_M1 = np.uint64(0xBF58476D1CE4E5B9)
-_M2 = np.uint64(0x94D049BB133111EB)
-_S30, _S27, _S31 = np.uint64(30), np.uint64(27), np.uint64(31)
 
 Words = NDArray[np.uint64]
-
-
-def _mix(z: Words) -> Words:
-    z = (z ^ (z >> _S30)) * _M1
-    z = (z ^ (z >> _S27)) * _M2
-    return np.asarray(z ^ (z >> _S31))
 
 
 def step_digest(keys: Words, checksums: Words, statuses: NDArray[Any], setting: NDArray[np.bool_]) -> bytes:
@@ -256,8 +337,8 @@ def step_digest(keys: Words, checksums: Words, statuses: NDArray[Any], setting: 
         statuses: uint8 (n,).
         setting: bool (n,), True for records that digests leave out.
     """
-    mixed = _mix(keys ^ _mix(checksums + (statuses.astype(np.uint64) + np.uint64(1)) * _STATUS))
-    again = _mix(mixed + _SECOND)
+    mixed = mix(keys ^ mix(checksums + (statuses.astype(np.uint64) + np.uint64(1)) * _STATUS))
+    again = mix(mixed + _SECOND)
     if setting.any():
         mixed, again = mixed[~setting], again[~setting]
     low = int(mixed.sum(dtype=np.uint64))
@@ -265,24 +346,15 @@ def step_digest(keys: Words, checksums: Words, statuses: NDArray[Any], setting: 
     return struct.pack("<QQ", low, high)
 
 
-def _of_records(
+Digest = Callable[[Words, NDArray[np.bool_], NDArray[Any], Words, NDArray[Any]], bytes]
+"""What computes a step's digest while it is written: `digest_of_records`, or something quicker that gives the same."""
+
+
+def digest_of_records(
     keys: Words, left_out: NDArray[np.bool_], sites: NDArray[Any], checksums: Words, statuses: NDArray[Any]
 ) -> bytes:
+    """`step_digest`, given the key of each site and which sites it leaves out, and each record's site."""
     return step_digest(keys[sites], checksums, statuses, left_out[sites])
-
-
-@dataclass(frozen=True)
-class Sums:
-    """What computes a step's sums while it is written: this module, or something quicker that gives the same.
-
-    Attributes:
-        crc32: of bytes, as zlib has it.
-        digest: `step_digest` of records: the key of each site, which sites it leaves out; and of each record its site,
-            checksum and status.
-    """
-
-    crc32: Callable[[bytes], int] = zlib.crc32
-    digest: Callable[[Words, NDArray[np.bool_], NDArray[Any], Words, NDArray[Any]], bytes] = _of_records
 
 
 def chained(chain: bytes, step: int, digest: bytes) -> bytes:

@@ -1,7 +1,8 @@
-"""Labels of steps on disk: a line a step, in a file of their own.
+"""Labels on disk: what a person says of a run, and what a training framework calls its steps.
 
-Most runs have none, a run with them has one for each step, and whoever lists the steps of a run wants all of them and
-no record. A line is eight hex digits of CRC-32, a blank and JSON; it is written before the index entry of its step.
+The first is a line of text in a file of its own, so that nothing recorded is touched. Of steps, most runs have
+none, a run with them has one for each step, and whoever lists the steps of a run wants all of them and no record: so
+they are lines of a file, each eight hex digits of CRC-32, a blank and JSON, written before the index entry of its step.
 What is torn off at the end does not exist, as everywhere in a store.
 """
 
@@ -9,14 +10,20 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import zlib
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from introspect_cli.errors import StoreError
 from introspect_cli.labels import NAMES, NUMBERED
-from introspect_cli.store.files import DamageError
+from introspect_cli.store.files import LABEL, DamageError, reason
+from introspect_cli.store.pack import open_store
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from introspect_cli.labels import Label, Labels
 
 LABELS = "labels.jsonl"
@@ -40,21 +47,21 @@ def decode(data: bytes, path: str) -> dict[int, dict[str, Label]]:
     Raises:
         DamageError: a line before the last is not as it was written.
     """
-    found: dict[int, dict[str, Label]] = {}
+    by_step: dict[int, dict[str, Label]] = {}
     lines = data.split(b"\n")
     for number, line in enumerate(lines[:-1]):  # after the last line end is nothing, or a line that was torn off
         crc, _, text = line.partition(b" ")
         if crc != b"%08x" % zlib.crc32(text):
             raise DamageError(path, f"its line {number} was altered")
         try:
-            told = json.loads(text)
+            document = json.loads(text)
         except (ValueError, RecursionError):
-            told = None
-        if not isinstance(told, dict) or type(told.get("step")) is not int:
+            document = None
+        if not isinstance(document, dict) or type(document.get("step")) is not int:
             raise DamageError(path, f"its line {number} names no step")
-        labels = {name: label for name in NAMES if (label := _label(name, told.get(name))) is not None}
-        found[told["step"]] = labels
-    return found
+        labels = {name: label for name in NAMES if (label := _label(name, document.get(name))) is not None}
+        by_step[document["step"]] = labels
+    return by_step
 
 
 def _label(name: str, value: Any) -> Label | None:
@@ -68,3 +75,22 @@ def _label(name: str, value: Any) -> Label | None:
     if type(value) is int:
         return value if abs(value) < _MOST else None
     return value if isinstance(value, float) and math.isfinite(value) else None
+
+
+def write_label(path: Path, text: str) -> None:
+    """Write what a person says of the run at `path`; no text removes it.
+
+    Raises:
+        StoreError: there is no run, or it cannot be written.
+    """
+    folder = open_store(path)
+    try:
+        if text:
+            folder.replace(LABEL, [text.encode()], 0o644)
+        else:
+            with suppress(FileNotFoundError):
+                os.unlink(LABEL, dir_fd=folder.fd)
+    except OSError as error:
+        raise StoreError(f"cannot label {path}: {reason(error)}") from None
+    finally:
+        folder.close()

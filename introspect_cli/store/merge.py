@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 from introspect_cli.errors import StoreError
 from introspect_cli.store.files import MANIFEST, reason
-from introspect_cli.store.launched import launch_of
-from introspect_cli.store.pack import files_of
-from introspect_cli.store.reader import RunState, open_run, open_store, read_manifest
+from introspect_cli.store.launch import launch_of
+from introspect_cli.store.pack import files_of, open_store
+from introspect_cli.store.reader import RunState, open_run, read_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -79,9 +79,9 @@ def _copy(sources: Sequence[Path], fresh: Path) -> None:
         try:
             path = Path(folder.path)
             for name, file in files_of(path):
-                found = _PLACE.fullmatch(name)
-                assert found is not None
-                attempt, rank, _ = found.groups()
+                match = _PLACE.fullmatch(name)
+                assert match is not None
+                attempt, rank, _ = match.groups()
                 if rank is not None:
                     other = held.setdefault((attempt, rank), source)
                     if other != source:
@@ -104,9 +104,9 @@ def _same_id(ids: dict[str, tuple[str, Path]], attempt: str, path: Path, source:
         return
     folder = open_store(path / attempt)
     try:
-        own = str(read_manifest(folder).get("id"))
+        run_id = str(read_manifest(folder).get("id"))
     finally:
         folder.close()
-    known, first = ids.setdefault(attempt, (own, path))
-    if known != own:
+    first_id, first = ids.setdefault(attempt, (run_id, path))
+    if first_id != run_id:
         raise StoreError(f"{source} is of another launch than {first}: only ranks of one launch make a run")

@@ -18,7 +18,7 @@ import numpy as np
 
 from introspect_cli.errors import StoreError
 from introspect_cli.records import SETTING_KINDS, Kind, Layout, ModuleInfo, Part, Phase, Site, SiteInfo, shallow
-from introspect_cli.store.arrow import Batch, Malformed, Schema, decode_batch, encode_batch, schema_message
+from introspect_cli.store.arrow import Batch, Decoder, Malformed, Schema, encode_batch, schema_message
 from introspect_cli.store.columns import (
     ColumnData,
     Harmless,
@@ -92,12 +92,12 @@ class Interner(Generic[Row]):
     def intern(self, key: Hashable, row: Row) -> int:
         """The number of the row known by `key`; the first row wins."""
         with self._lock:
-            known = self._numbers.get(key)
-            if known is None:
-                known = len(self._numbers)
-                self._waiting[known] = row  # before its number: one without the other is never read
-                self._numbers[key] = known
-            return known
+            number = self._numbers.get(key)
+            if number is None:
+                number = len(self._numbers)
+                self._waiting[number] = row  # before its number: one without the other is never read
+                self._numbers[key] = number
+            return number
 
     @property
     def waits(self) -> bool:
@@ -120,7 +120,7 @@ class Interner(Generic[Row]):
             rows = [self._waiting[number] for number in range(written.rows, len(self._numbers))]
         if not rows:
             return b"", written
-        data = b"".join(encode_batch(self._schema, self._encoder(rows), len(rows)))
+        data = encode_batch(self._schema, self._encoder(rows), len(rows))
         if written.length + len(data) > LIMIT_NAMES:
             raise StoreError(f"more names than a store holds ({LIMIT_NAMES >> 20} MB of them)")
         return data, Stream(written.rows + len(rows), written.length + len(data), zlib.crc32(data, written.crc))
@@ -164,9 +164,9 @@ def encode_layouts(rows: Sequence[Layout]) -> Encoded:
 def _flat(part: Part | None) -> list[int]:
     """For each dimension how many ranges there are, then each range."""
     out: list[int] = []
-    for own in part.ranges if part is not None else ():
-        out.append(len(own))
-        out += [number for span in own for number in span]
+    for ranges in part.ranges if part is not None else ():
+        out.append(len(ranges))
+        out += [number for span in ranges for number in span]
     return out
 
 
@@ -177,10 +177,10 @@ def _part(flat: tuple[int, ...], owed: str, owing: int, source: str, path: str) 
     dims, at = [], 0
     while at < len(flat):
         length = flat[at]
-        own = flat[at + 1 : at + 1 + 2 * length]
-        if min(flat) < 0 or len(own) < 2 * length:
+        numbers = flat[at + 1 : at + 1 + 2 * length]
+        if min(flat) < 0 or len(numbers) < 2 * length:
             raise DamageError(path, "a part of a tensor has ranges that cannot be")
-        dims.append(tuple(zip(own[::2], own[1::2], strict=True)))
+        dims.append(tuple(zip(numbers[::2], numbers[1::2], strict=True)))
         at += 1 + 2 * length
     return Part(tuple(dims), owed, owing, source)
 
@@ -214,10 +214,10 @@ def decode_names(data: bytes, schema: Schema, count: int, path: str) -> dict[str
     if data[: len(first)] != first:
         raise DamageError(path, "its columns are not those that its index names")
     batches: list[Batch] = []
-    rest = memoryview(data)[len(first) :]
+    decoder, rest = Decoder(schema), memoryview(data)[len(first) :]
     try:
         while rest:
-            batches.append(decode_batch(schema, rest))
+            batches.append(decoder.decode(rest))
             rest = rest[batches[-1].length :]
     except Malformed as error:
         raise DamageError(path, str(error)) from None
@@ -257,10 +257,10 @@ def layouts_of(columns: Mapping[str, ColumnData], path: str) -> list[Layout]:
     if len(shapes.values) and np.asarray(shapes.values).min() < 0:
         raise DamageError(path, "a shape has a negative size")
     names = [_plain(columns[name]) for name in ("dtype", "device", "strides")]
-    parts: list[Part | None] = [None] * len(shapes)
-    if "part" in columns:
-        told = [_plain(columns[name]) for name in ("part", "part_owed", "part_owing", "part_source")]
-        parts = [_part(flat, owed, owing, source, path) for flat, owed, owing, source in zip(*told, strict=True)]
+    columns_of_parts = [_plain(columns[name]) for name in ("part", "part_owed", "part_owing", "part_source")]
+    parts = [
+        _part(flat, owed, owing, source, path) for flat, owed, owing, source in zip(*columns_of_parts, strict=True)
+    ]
     layouts = [Layout(*row) for row in zip(shapes.tolist(), *names, parts, strict=True)]
     if any(_too_many(layout.shape) for layout in layouts):
         raise DamageError(path, "a shape has more elements than a tensor can have")
@@ -277,20 +277,18 @@ def _too_many(shape: tuple[int, ...]) -> bool:
 
 
 def modules_of(columns: Mapping[str, ColumnData], path: str) -> list[ModuleInfo]:
-    """All rows of modules, in the order they were found; in format 1 without attributes and variables.
+    """All rows of modules, in the order they were found.
 
     Raises:
         StoreError: a module has another number of names than of values.
     """
     plain = {name: _plain(column) for name, column in columns.items()}
-    names = plain.get("attribute_names", [()] * len(plain["fqn"]))
-    values = plain.get("attribute_values", names)
-    if any(len(own) != len(other) for own, other in zip(names, values, strict=True)):
+    names, values = plain["attribute_names"], plain["attribute_values"]
+    if any(len(keys) != len(other) for keys, other in zip(names, values, strict=True)):
         raise DamageError(path, "a module has another number of attributes than of values")
-    attributes = [tuple(zip(own, other, strict=True)) for own, other in zip(names, values, strict=True)]
+    attributes = [tuple(zip(keys, other, strict=True)) for keys, other in zip(names, values, strict=True)]
     every = ("fqn", "module_class", "source", "parameters", "buffers", "aliases")
-    steps, variables = plain.get("step", [0] * len(names)), plain.get("variable", [""] * len(names))
-    rows = zip(*(plain[name] for name in every), attributes, steps, variables, strict=True)
+    rows = zip(*(plain[name] for name in every), attributes, plain["step"], plain["variable"], strict=True)
     return [ModuleInfo(*row) for row in rows]
 
 

@@ -1,9 +1,9 @@
-"""A run as one file, and such a file as a run.
+"""Where a run lies: a directory, a file that it was packed into, or such a file elsewhere (`https://`, `s3://`, ...).
 
 A directory of a thousand files is no thing to mail. `pack` writes a zip of it; every reader takes the zip where it
 takes a directory, by unpacking it once into a cache that is named by its content. A zip from a stranger may hold any
 name and claim any size: only names that a store has are unpacked, nothing larger than it claims, and no more in all
-than a store of that size could hold.
+than a store of that size could hold. What lies elsewhere is fetched through fsspec into the same cache.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ import hashlib
 import os
 import re
 import shutil
+import sys
 import tempfile
 import zipfile
 import zlib
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from introspect_cli.errors import StoreError
-from introspect_cli.store.files import LOCK, MANIFEST, reason
+from introspect_cli.store.files import LOCK, MANIFEST, Folder, innocent, reason
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,6 +37,34 @@ _MOST_TIMES = 200  # that a store may be larger than its pack; records compress 
 _SPARE = 1 << 26
 _PIECE = 1 << 20
 _KEPT = 16
+_FETCHED = "fetched"
+_MARKS = ("ETag", "etag", "mtime", "LastModified", "updated")  # what tells two files of one name apart
+
+
+def open_store(path: str | Path) -> Folder:
+    """The directory of a run; of a packed one, which may lie elsewhere, that which it is unpacked into.
+
+    Raises:
+        StoreError: there is nothing, or something that is not a directory with a manifest.
+    """
+    if is_remote(path):
+        path = fetched(str(path))
+    if is_pack(path):
+        path = unpacked(path)
+    try:
+        folder = Folder.at(str(path))
+        names = folder.names()
+    except FileNotFoundError:
+        raise StoreError(f"there is no run at {path}; name a directory that `introspect capture -o` made") from None
+    except (OSError, ValueError) as error:
+        if innocent(error):
+            raise StoreError(f"cannot read {path}: {innocent(error)}") from None
+        why = reason(error) if isinstance(error, OSError) else "not a path"
+        raise StoreError(f"{path} is not a run: {why}; name a directory that `introspect capture -o` made") from None
+    if MANIFEST not in names:
+        what = "it is empty" if not names else f"it has no {MANIFEST}"
+        raise StoreError(f"{path} is not a run: {what}; name a directory that `introspect capture -o` made")
+    return folder
 
 
 def pack(run: Path, out: Path) -> int:
@@ -72,14 +101,14 @@ def pack(run: Path, out: Path) -> int:
 
 def files_of(run: Path) -> Iterator[tuple[str, Path]]:
     """The files of a store by name, the manifest first; locks and links are left out."""
-    found = {}
+    files = {}
     for folder, _, names in os.walk(run):
         for name in names:
             path = Path(folder) / name
-            own = path.relative_to(run).as_posix()
-            if name != LOCK and not path.is_symlink() and _NAME.fullmatch(own):
-                found[own] = path
-    yield from sorted(found.items(), key=lambda item: (item[0] != MANIFEST, item[0]))
+            relative = path.relative_to(run).as_posix()
+            if name != LOCK and not path.is_symlink() and _NAME.fullmatch(relative):
+                files[relative] = path
+    yield from sorted(files.items(), key=lambda item: (item[0] != MANIFEST, item[0]))
 
 
 def is_pack(path: str | Path) -> bool:
@@ -117,15 +146,15 @@ def unpacked(path: str | Path) -> Path:
         StoreError: it is no packed run, or is damaged, or there is no room.
     """
     try:
-        with zipfile.ZipFile(path) as found:
-            members = found.infolist()
+        with zipfile.ZipFile(path) as archive:
+            members = archive.infolist()
             _check(path, members)
             name = hashlib.blake2b(
-                repr([(own.filename, own.CRC, own.file_size) for own in members]).encode(), digest_size=16
+                repr([(member.filename, member.CRC, member.file_size) for member in members]).encode(), digest_size=16
             ).hexdigest()
             place = cache() / name
             if not place.is_dir():
-                _unpack(found, members, place)
+                _unpack(archive, members, place)
         os.utime(place)
         _forget_old(place)
     except (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError, zlib.error) as error:
@@ -139,23 +168,23 @@ def _check(path: str | Path, members: list[zipfile.ZipInfo]) -> None:
     """That a pack holds a run and nothing else, and is not larger inside than a run can be."""
     if len(members) > _MOST_FILES:
         raise StoreError(f"{path} is not a packed run: it holds {len(members):,} files")
-    strange = next((own.filename for own in members if not _NAME.fullmatch(own.filename)), None)
-    if strange is not None or all(own.filename != MANIFEST for own in members):
+    strange = next((member.filename for member in members if not _NAME.fullmatch(member.filename)), None)
+    if strange is not None or all(member.filename != MANIFEST for member in members):
         why = f"it has no {MANIFEST}" if strange is None else "it holds a file that no run has"
         raise StoreError(f"{path} is not a packed run: {why}; `introspect pack` makes one of a run")
-    if sum(own.file_size for own in members) > _MOST_TIMES * Path(path).stat().st_size + _SPARE:
+    if sum(member.file_size for member in members) > _MOST_TIMES * Path(path).stat().st_size + _SPARE:
         raise StoreError(f"{path} is not unpacked: it claims to hold far more than a run of its size can")
 
 
-def _unpack(found: zipfile.ZipFile, members: list[zipfile.ZipInfo], place: Path) -> None:
+def _unpack(archive: zipfile.ZipFile, members: list[zipfile.ZipInfo], place: Path) -> None:
     place.parent.mkdir(parents=True, exist_ok=True)
     fresh = Path(tempfile.mkdtemp(prefix=".new-", dir=place.parent))
     try:
-        for own in members:
-            target = fresh / own.filename
+        for member in members:
+            target = fresh / member.filename
             target.parent.mkdir(parents=True, exist_ok=True)
-            with found.open(own) as source, target.open("xb") as file:
-                left = own.file_size
+            with archive.open(member) as source, target.open("xb") as file:
+                left = member.file_size
                 while piece := source.read(min(_PIECE, left + 1)):
                     left -= len(piece)
                     if left < 0:
@@ -172,7 +201,69 @@ def _unpack(found: zipfile.ZipFile, members: list[zipfile.ZipInfo], place: Path)
 
 def _forget_old(used: Path) -> None:
     """Keep the packs that were used last."""
-    packs = sorted((own for own in cache().iterdir() if _KEY.fullmatch(own.name)), key=lambda own: own.stat().st_mtime)
-    for own in packs[:-_KEPT]:
-        if own != used:
-            shutil.rmtree(own, ignore_errors=True)
+    packs = sorted(
+        (place for place in cache().iterdir() if _KEY.fullmatch(place.name)), key=lambda place: place.stat().st_mtime
+    )
+    for place in packs[:-_KEPT]:
+        if place != used:
+            shutil.rmtree(place, ignore_errors=True)
+
+
+# --- elsewhere
+
+
+def is_remote(path: str | Path) -> bool:
+    """Whether a path is a URL."""
+    return "://" in str(path)
+
+
+def _system(url: str) -> tuple[Any, str]:
+    try:
+        import fsspec
+    except ImportError:
+        raise StoreError(f'reading {url} needs fsspec: `pip install "introspect-cli[remote]"`') from None
+    try:
+        system: tuple[Any, str] = fsspec.core.url_to_fs(url)
+    except Exception as error:  # each system raises its own
+        raise StoreError(f"cannot reach {url}: {error or type(error).__name__}") from None
+    return system
+
+
+def fetched(url: str) -> Path:
+    """The file behind a URL, fetched once; its size is told on stderr before.
+
+    Raises:
+        StoreError: fsspec is missing, or the file cannot be reached.
+    """
+    system, path = _system(url)
+    try:
+        about = system.info(path)
+        size = about.get("size") or 0
+        mark = next((str(about[key]) for key in _MARKS if key in about), "")
+        name = hashlib.blake2b(f"{url} {size} {mark}".encode(), digest_size=16).hexdigest()
+        place = cache() / _FETCHED / f"{name}.zip"
+        if not place.is_file():
+            place.parent.mkdir(parents=True, exist_ok=True)
+            sys.stderr.write(f"introspect: fetching {url} ({size / 1e6:,.1f} MB)\n")
+            temporary = place.with_name(f".{name}.{os.getpid()}")
+            system.get_file(path, str(temporary))
+            temporary.replace(place)
+    except FileNotFoundError:
+        raise StoreError(f"there is no run at {url}") from None
+    except Exception as error:
+        raise StoreError(f"cannot fetch {url}: {error or type(error).__name__}") from None
+    return place
+
+
+def sent(file: Path, url: str) -> None:
+    """Send a file to a URL; its size is told on stderr before.
+
+    Raises:
+        StoreError: fsspec is missing, or the place does not take it.
+    """
+    system, path = _system(url)
+    sys.stderr.write(f"introspect: sending {file.stat().st_size / 1e6:,.1f} MB to {url}\n")
+    try:
+        system.put_file(str(file), path)
+    except Exception as error:
+        raise StoreError(f"cannot send to {url}: {error or type(error).__name__}") from None

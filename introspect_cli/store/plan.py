@@ -2,21 +2,28 @@
 
 That hardly changes from step to step, so it is found out once: which rows belong together, which of them hold parts,
 copies of the same part, or nothing.
+
+Counting the elements of parts does not tell whether they are the whole: a shard written at a wrong offset leaves a hole
+and overlaps its neighbour, and the numbers add up. So the parts are painted on a grid whose lines are the ends of their
+ranges: as many cells as there are parts, however large the tensor is.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from itertools import starmap
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from introspect_cli.records import KIND_CODES, Kind, Status
-from introspect_cli.store.covering import covering, same_parts, share
-from introspect_cli.store.launched import rank_list
+from introspect_cli.store.launch import rank_list
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
     from numpy.typing import NDArray
 
     from introspect_cli.records import Layout, Part
@@ -68,11 +75,11 @@ class Plan:
     owner: Array
     unfit: dict[int, str]
 
-    def fits(self, step: RankedStep) -> bool:
+    def fits(self, other: Rows) -> bool:
         """Whether a step is of the same sites and layouts, and as much was seen of them."""
-        own, other = self.basis, step.rows
+        basis = self.basis
         names = ("site", "number", "status")
-        return own is other or all(np.array_equal(getattr(own, name), getattr(other, name)) for name in names)
+        return basis is other or all(np.array_equal(getattr(basis, name), getattr(other, name)) for name in names)
 
     @cached_property
     def copies(self) -> Array:
@@ -117,40 +124,41 @@ def planned(step: RankedStep, places: Places, kinds: Array, left_out: Array) -> 
         kinds: of each site of the whole, the code of its kind.
         left_out: bool (n,), rows that count for nothing.
     """
+    basis = step.rows
     rows = np.flatnonzero(~left_out)
-    rows = rows[np.argsort(step.site[rows], kind="stable")]
-    starts = starts_of(step.site[rows])
-    unseen = step.status[rows] == _NOT_SEEN
+    rows = rows[np.argsort(basis.site[rows], kind="stable")]
+    starts = starts_of(basis.site[rows])
+    unseen = basis.status[rows] == _NOT_SEEN
     blind = any_of(unseen, starts)
-    number = step.number[rows]
+    number = basis.number[rows]
     whole = places.part[number] == 0
     holds = whole | (places.held[number] > 0)
     placed = any_of(holds & ~whole, starts)
     loose = any_of(holds, starts) & ~placed & ~blind
     keep = holds | ~loose[group_of(starts, len(rows))]  # else it holds nothing of what others have all of
     rows = rows[keep]
-    starts = starts_of(step.site[rows])
+    starts = starts_of(basis.site[rows])
     group = group_of(starts, len(rows))
-    number = step.number[rows]
+    number = basis.number[rows]
     first = number[starts]
     part, shape = places.part[number], places.shape[number]
     parts = ~blind & any_of(part > 0, starts)
     mixed = parts & any_of((part == 0) | (shape != shape[starts][group]), starts)
-    kind = kinds[step.site[rows[starts]]]
+    kind = kinds[basis.site[rows[starts]]]
     flows = np.isin(kind, _FLOWING)  # samples beside one another may each be cut: only what fits is added up
-    adrift = mixed & flows & ~any_of(part == 0, starts)
+    samples = mixed & flows & ~any_of(part == 0, starts)
     owed = parts & ~mixed & places.owed[first]
-    mixed = mixed & ~adrift
-    parts = parts & ~mixed & ~owed & ~adrift
+    mixed = mixed & ~samples
+    parts = parts & ~mixed & ~owed & ~samples
     owner = np.arange(len(rows))
     by_part = np.lexsort((owner, part, group))
     new = (np.diff(part[by_part], prepend=-1) != 0) | (np.diff(group[by_part], prepend=-1) != 0)
     if len(rows):
         owner[by_part] = by_part[np.flatnonzero(new)][np.cumsum(new) - 1]
-    unseen = step.status[rows] == _NOT_SEEN
+    unseen = basis.status[rows] == _NOT_SEEN
     seen_first = {int(group[at]): int(rows[at]) for at in np.flatnonzero(unseen)[::-1]}
     return Plan(
-        basis=step.rows,
+        basis=basis,
         rows=rows,
         starts=starts,
         group=group,
@@ -168,18 +176,18 @@ def planned(step: RankedStep, places: Places, kinds: Array, left_out: Array) -> 
 
 def _unfit(step: RankedStep, places: Places, rows: Array, starts: Array, parts: Array) -> dict[int, str]:
     """Groups whose parts leave some of the whole out, or overlap; most have the same layouts as another."""
-    known: dict[bytes, str] = {}
-    found = {}
+    by_layouts: dict[bytes, str] = {}
+    unfit = {}
     ends = np.append(starts[1:], len(rows)).tolist()
     for group in np.flatnonzero(parts).tolist():
-        own = rows[starts[group] : ends[group]]
-        numbers = step.number[own]
+        members = rows[starts[group] : ends[group]]
+        numbers = step.rows.number[members]
         key = numbers.tobytes()
-        if key not in known:
-            known[key] = _misfit([places.layouts[number] for number in numbers.tolist()], step, own)
-        if known[key]:
-            found[group] = known[key]
-    return found
+        if key not in by_layouts:
+            by_layouts[key] = _misfit([places.layouts[number] for number in numbers.tolist()], step, members)
+        if by_layouts[key]:
+            unfit[group] = by_layouts[key]
+    return unfit
 
 
 def _misfit(layouts: list[Layout], step: RankedStep, rows: Array) -> str:
@@ -188,14 +196,91 @@ def _misfit(layouts: list[Layout], step: RankedStep, rows: Array) -> str:
     for layout, row in zip(layouts, rows.tolist(), strict=True):
         if layout.part is not None:
             holders.setdefault(layout.part, row)
-    found = covering(list(holders))
-    if found is None:
+    covered = covering(list(holders))
+    if covered is None:
         return UNPLACED
-    if found.first is not None:
-        ranks = sorted(step.rank_of(list(holders.values())[place]) for place in found.first)
+    if covered.first is not None:
+        ranks = sorted(step.rank_of(list(holders.values())[place]) for place in covered.first)
         return f"parts of it overlap: those of {rank_list(ranks)}"
     whole = layouts[0].numel
-    if found.covered == whole:
+    if covered.covered == whole:
         return ""
-    own = [(step.rank_of(row), layout.part) for layout, row in zip(layouts, rows.tolist(), strict=True)]
-    return f"the parts of it on record cover {share(found.covered, whole)}{same_parts(own)}"
+    ranks_and_parts = [(step.rank_of(row), layout.part) for layout, row in zip(layouts, rows.tolist(), strict=True)]
+    return f"the parts of it on record cover {share(covered.covered, whole)}{same_parts(ranks_and_parts)}"
+
+
+# --- how much of a whole its parts cover
+
+_MOST_CELLS = 1 << 24
+_SIMPLE = 64
+
+
+class Covering(NamedTuple):
+    """What parts have of a whole.
+
+    Attributes:
+        covered: elements that a part has at least.
+        doubled: elements that more than one part has.
+        first: positions of two parts that overlap; None where none do.
+    """
+
+    covered: int
+    doubled: int
+    first: tuple[int, int] | None = None
+
+
+def covering(parts: Sequence[Part]) -> Covering | None:
+    """What different parts of one tensor have of it; None where that cannot be told."""
+    filled = [number for number, part in enumerate(parts) if part.numel]
+    if not filled:
+        return Covering(0, 0)
+    dims = {len(parts[number].ranges) for number in filled}
+    if len(dims) != 1:
+        return None
+    lines = []
+    for dim in range(dims.pop()):
+        ends = {end for n in filled for start, size in parts[n].ranges[dim] for end in (start, start + size)}
+        lines.append(np.array(sorted(ends), np.int64))
+    cells = tuple(len(ends_of_cells) - 1 for ends_of_cells in lines)
+    if float(np.prod(cells, dtype=np.float64)) > _MOST_CELLS:
+        return None
+    painted = np.zeros(cells, np.int32)
+    holder = np.full(cells, -1, np.int32)
+    first = None
+    for number in filled:
+        inside = np.ix_(*starmap(_cells, zip(lines, parts[number].ranges, strict=True)))
+        if first is None and (painted[inside] > 0).any():
+            first = int(holder[inside].max()), number
+        painted[inside] += 1
+        holder[inside] = number
+    sizes = np.ones((), np.float64)
+    for ends_of_cells in lines:
+        sizes = np.multiply.outer(sizes, np.diff(ends_of_cells))
+    return Covering(int(sizes[painted > 0].sum()), int(sizes[painted > 1].sum()), first)
+
+
+def _cells(lines: np.ndarray[tuple[int, ...], np.dtype[np.int64]], ranges: Sequence[tuple[int, int]]) -> list[int]:
+    """Numbers of the cells between lines that ranges take in."""
+    return [
+        cell
+        for start, size in ranges
+        for cell in range(int(np.searchsorted(lines, start)), int(np.searchsorted(lines, start + size)))
+    ]
+
+
+def same_parts(holders: Iterable[tuple[int, Part | None]]) -> str:
+    """`: ranks 0, 1 hold the same part` of ranks with what each holds; "" where no two hold the same."""
+    holders_of: dict[Part, list[int]] = {}
+    for rank, part in holders:
+        if part is not None and part.numel:
+            holders_of.setdefault(part, []).append(rank)
+    sentences = [f"{rank_list(ranks)} hold the same part" for ranks in holders_of.values() if len(ranks) > 1]
+    return f": {' and '.join(sentences)}" if sentences else ""
+
+
+def share(of: int, whole: int) -> str:
+    """A share of a whole as people say it: `3/4`, or `1,234 of 5,678 elements` where that is no simple fraction."""
+    fraction = Fraction(of, whole) if whole else Fraction(0)
+    if fraction.denominator <= _SIMPLE:
+        return f"{fraction.numerator}/{fraction.denominator} of it"
+    return f"{of:,} of its {whole:,} elements"

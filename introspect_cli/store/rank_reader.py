@@ -8,18 +8,14 @@ CRC is taken over those very bytes, and columns are views of them.
 from __future__ import annotations
 
 import zlib
-from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from introspect_cli.records import Layout, ModuleInfo, Record, Status, Summary
-from introspect_cli.store import format1
-from introspect_cli.store.arrow import END_OF_STREAM, Batch, Malformed, Schema, decode_batch, schema_message
-from introspect_cli.store.batch import GivenColumns, StepBatch, has_infinities, record_stats, samples_of, statistics
-from introspect_cli.store.columns import Harmless
-from introspect_cli.store.compiled import ALIKE, OTHER, UNREAD
+from introspect_cli.records import Layout, ModuleInfo, Status
+from introspect_cli.store.arrow import END_OF_STREAM, Decoder, Malformed, schema_message
+from introspect_cli.store.batch import StepBatch
 from introspect_cli.store.files import (
     INDEX,
     LAYOUTS,
@@ -29,29 +25,27 @@ from introspect_cli.store.files import (
     DamageError,
     Folder,
     Handle,
-    Room,
     lock_held,
     unreadable,
 )
-from introspect_cli.store.format import LIMIT_INDEX, LIMIT_TEXT, SAMPLES, STATISTIC
-from introspect_cli.store.index import EMPTY, Entries, Index, StepEntry, parse_index
+from introspect_cli.store.format import LIMIT_INDEX, SAMPLES
+from introspect_cli.store.index import EMPTY, Entries, Index, parse_index, records_name
 from introspect_cli.store.labels import LABELS, LIMIT_LABELS
 from introspect_cli.store.labels import decode as decode_labels
 from introspect_cli.store.names import SiteTable, decode_names, layouts_of, modules_of, no_rows
-from introspect_cli.store.repeated import Repeated, repeated
-from introspect_cli.store.thinned import records_name
+from introspect_cli.store.step_reader import StepReader
+from introspect_cli.sums import crc32
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from numpy.typing import NDArray
 
     from introspect_cli.labels import Labels
     from introspect_cli.store.columns import ColumnData
 
 _STATUSES = len(Status)
-_MEASURED = (Status.OBSERVED, Status.PARTIAL)
 
 
-class RankReader:
+class RankReader(StepReader):
     """One rank of a run, as it was when it was opened.
 
     Attributes:
@@ -82,14 +76,15 @@ class RankReader:
         self.path = f"{run.path}/rank{rank}"
         self._run = run
         self._records: Handle | None = None
-        index, self.running = self._open_index()
+        self._memory = np.empty(0, np.uint8)
+        index, self.running = _read_index(run, rank)
         while True:
             try:
                 self._take(index)
                 break
             except DamageError:
                 # Where steps were dropped just now, another index names other records.
-                again, self.running = self._open_index()
+                again, self.running = _read_index(run, rank)
                 if again.generation == index.generation:
                     raise
                 index = again
@@ -100,24 +95,9 @@ class RankReader:
         self.run_id = index.run_id
         self.thinned = index.thinned
         self._schema = index.columns.records
+        self._decoder = Decoder(self._schema)
         self._file_of_records = records_name(index.generation)
         self.entries = self._indexed_and_there(index)
-
-    def _open_index(self) -> tuple[Index, bool]:
-        try:
-            handle = self._file(INDEX)
-        except FileNotFoundError:
-            return EMPTY, False
-        try:
-            running = lock_held(handle.fd)
-            if handle.size() > LIMIT_INDEX:
-                raise DamageError(handle.path, "it is larger than any index")
-            data = handle.read(0, LIMIT_INDEX)
-        except OSError as error:
-            raise unreadable(handle.path, error) from None
-        finally:
-            handle.close()
-        return parse_index(data, self.rank, handle.path), running
 
     def _indexed_and_there(self, index: Index) -> Entries:
         entries = index.entries
@@ -138,13 +118,6 @@ class RankReader:
                 raise DamageError(records.path, self.cut)
         return entries[:whole]
 
-    def _file(self, name: str) -> Handle:
-        folder = self._run.folder(f"rank{self.rank}")
-        try:
-            return folder.file(name)
-        finally:
-            folder.close()
-
     def beside(self, name: str, limit: int) -> bytes:
         """The bytes of another file of the rank, at most `limit` of them.
 
@@ -160,7 +133,7 @@ class RankReader:
 
     def _open(self, name: str) -> Handle:
         try:
-            return self._file(name)
+            return _opened(self._run, self.rank, name)
         except FileNotFoundError:
             raise DamageError(f"{self.path}/{name}", "it is missing") from None
 
@@ -184,66 +157,22 @@ class RankReader:
         end = last["offset"] if name == RECORDS else last[f"{name.removesuffix('.arrow')}_length"]
         handle = self._open(self._file_of_records if name == RECORDS else name)
         try:
-            found = handle.read(int(end), len(END_OF_STREAM) + 1)
+            end_of_file = handle.read(int(end), len(END_OF_STREAM) + 1)
         finally:
             handle.close()
-        if found != END_OF_STREAM:
+        if end_of_file != END_OF_STREAM:
             raise DamageError(handle.path, "its end is not the one that was written")
 
     # --- steps
-
-    def __len__(self) -> int:
-        """Number of steps."""
-        return len(self.entries)
-
-    @cached_property
-    def steps(self) -> tuple[StepEntry, ...]:
-        """All steps, in order. For many thousands, use `entries`."""
-        return tuple(self.entry(row) for row in range(len(self.entries)))
-
-    def entry(self, row: int) -> StepEntry:
-        """The `row`-th step's entry."""
-        entry = self.entries[row]
-        return StepEntry(
-            int(entry["step"]),
-            int(entry["offset"]),
-            int(entry["length"]),
-            int(entry["rows"]),
-            entry["digest"].tobytes(),
-            entry["chain"].tobytes(),
-        )
 
     @property
     def has_samples(self) -> bool:
         """Whether sums of samples were kept."""
         return any(column.name == SAMPLES.name for column in self._schema)
 
-    @property
-    def last_step(self) -> int | None:
-        """Number of the last step that is whole; None where there is none."""
-        return int(self.entries["step"][-1]) if len(self.entries) else None
-
     def rows_in(self, rows: Any) -> int:
         """How many records some steps (positions among the entries) have."""
         return int(self.entries["rows"][rows].sum(dtype=np.int64))
-
-    def row_of(self, step: int) -> int:
-        """Position of `step` among the entries.
-
-        Raises:
-            KeyError: it was not recorded.
-        """
-        row = int(np.searchsorted(self.entries["step"], step))
-        if row == len(self.entries) or self.entries["step"][row] != step:
-            raise KeyError(step)
-        return row
-
-    def __contains__(self, step: int) -> bool:
-        try:
-            self.row_of(step)
-        except KeyError:
-            return False
-        return True
 
     @cached_property
     def labels(self) -> dict[int, Labels]:
@@ -252,35 +181,23 @@ class RankReader:
         Raises:
             StoreError: the file is damaged.
         """
-        folder = self._run.folder(f"rank{self.rank}") if len(self) else None
         try:
-            data = folder.read_file(LABELS, LIMIT_LABELS + (1 << 16)) if folder is not None else b""
+            data = self.beside(LABELS, LIMIT_LABELS + (1 << 16)) if len(self) else b""
         except FileNotFoundError:
             return {}
-        finally:
-            if folder is not None:
-                folder.close()
-        found = decode_labels(data, f"{self.path}/{LABELS}")
-        return {step: found[step] for step in self.entries["step"].tolist() if step in found}
+        by_step = decode_labels(data, f"{self.path}/{LABELS}")
+        return {step: by_step[step] for step in self.entries["step"].tolist() if step in by_step}
 
     # --- names
 
     @cached_property
     def sites(self) -> SiteTable:
-        """All sites, by number.
-
-        Raises:
-            StoreError: the stream is damaged.
-        """
+        """All sites, by number."""
         return SiteTable(self._names("sites"), f"{self.path}/{SITES}")
 
     @cached_property
     def layouts(self) -> list[Layout]:
-        """All layouts, by number.
-
-        Raises:
-            StoreError: the stream is damaged.
-        """
+        """All layouts, by number."""
         return layouts_of(self._names("layouts"), f"{self.path}/{LAYOUTS}")
 
     @cached_property
@@ -325,35 +242,28 @@ class RankReader:
 
     # --- records
 
-    def read(self, step: int, room: Room | None = None) -> StepBatch:
-        """All records of a step, as views of the bytes just read and checked.
+    def read_row(self, row: int, *, over: bool = False) -> StepBatch:
+        """All records of the `row`-th step, as views of the bytes just read and checked.
 
         Args:
-            step: which.
-            room: memory to read into: what is read into it next takes the place of these records.
-
-        Raises:
-            KeyError: the step was not recorded.
-            StoreError: its bytes are damaged.
+            row: position among the entries.
+            over: whether to read over what was read so before, and is done with: memory that is new to the process has
+                to be given to it page by page, which takes as long as all the rest.
         """
-        return self.read_row(self.row_of(step), room)
-
-    def read_row(self, row: int, room: Room | None = None) -> StepBatch:
-        """All records of the `row`-th step; see `read`."""
         entry = self.entries[row]
         if self._records is None:
             self._records = self._open(self._file_of_records)
         records = self._records
         step, length = int(entry["step"]), int(entry["length"])
-        known = room.known if room is not None else None
-        found = UNREAD
-        if isinstance(known, _Known) and known.repeated is not None:
-            found = known.repeated.read(records.fd, entry)
-            if found == ALIKE:
-                return self._given(known.now())
-        data = room.of(length) if found == OTHER and room is not None else self._bytes(records, entry, room)
         try:
-            batch, out = self._decoded(memoryview(data), room)
+            data = self._read_over(records, entry) if over else records.read(int(entry["offset"]), length)
+        except OSError as error:
+            raise unreadable(records.path, error) from None
+        if len(data) != length or crc32(data) != entry["batch_crc"]:
+            raise DamageError(records.path, f"the records of step {step} are not those that were indexed")
+        try:
+            batch = self._decoder.decode(memoryview(data) if isinstance(data, bytes) else data.data)
+            out = StepBatch.of(batch.columns, self._schema)
         except Malformed as error:
             raise DamageError(records.path, f"step {step}: {error}") from None
         if batch.length != length or batch.rows != entry["rows"]:
@@ -364,109 +274,39 @@ class RankReader:
             or out.status.max() >= _STATUSES
         ):
             raise DamageError(records.path, f"a record of step {step} names a site, layout or status that is not there")
-        if out.given is not None and self._index.format > 1 and not out.given.within(int(entry["n_sites"])):
+        if out.given is not None and not out.given.within(int(entry["n_sites"])):
             raise DamageError(records.path, f"an operator of step {step} names a site that is not there")
-        if isinstance(known, _Known) and known.batch is batch and known.repeated is None and room is not None:
-            room.known = known._replace(step=out, repeated=repeated(data, batch, out, entry))
-        return self._given(out)
+        return out
 
-    def _given(self, step: StepBatch) -> StepBatch:
-        return format1.with_given(step, self.sites) if self._index.format == 1 else step
-
-    def _bytes(self, records: Handle, entry: Any, room: Room | None) -> bytes | memoryview:
-        """What an index entry vouches for, read and checked."""
-        offset, length = int(entry["offset"]), int(entry["length"])
-        try:
-            data = records.read(offset, length) if room is None else records.read_into(offset, room.of(length))
-        except OSError as error:
-            raise unreadable(records.path, error) from None
-        if len(data) != length or zlib.crc32(data) != entry["batch_crc"]:
-            raise DamageError(records.path, f"the records of step {entry['step']} are not those that were indexed")
-        return data
-
-    def _decoded(self, data: memoryview, room: Room | None) -> tuple[Batch, StepBatch]:
-        """Bytes as a batch and as columns; those made before where a room has the like of it again.
-
-        Raises:
-            Malformed: the bytes are not what a writer would have written.
-        """
-        known = room.known if room is not None else None
-        if isinstance(known, _Known) and known.batch.fits(data) and known.step.is_possible():
-            return known.batch, replace(
-                known.now(), site=known.step.site.view()
-            )  # sites that are the same array are equal
-        batch = decode_batch(self._schema, data)
-        out = _step_batch(batch.columns, self._schema)
-        if room is not None:
-            room.known = _Known(batch, out) if _views(out, batch.columns) else None
-        return batch, out
-
-    def record(self, batch: StepBatch, row: int, step: int) -> Record:
-        """One row as a record, with derived statistics filled in.
-
-        Raises:
-            StoreError: its site or layout is damaged.
-        """
-        site, info = self.sites[int(batch.site[row])]
-        layout = self.layouts[int(batch.layout[row])]
-        stats = record_stats(batch.counts, batch.floats, min(layout.numel, (1 << 63) - 1), row)
-        status = Status(int(batch.status[row]))
-        sketch: tuple[float, ...] = ()
-        if batch.sketch is not None and status in _MEASURED:
-            sketch = tuple(batch.sketch[row].tolist())
-        summary = Summary(status, layout, int(batch.checksum[row]), stats, sketch, batch.text[row])
-        given = batch.given.row(row) if batch.given is not None else None
-        return Record(step, self.rank, int(batch.sequence[row]), site, info, summary, given)
-
-    def records(self, step: int) -> Iterator[Record]:
-        """All records of a step, in the order they were made."""
-        batch = self.read(step)
-        return (self.record(batch, int(row), step) for row in np.argsort(batch.sequence, kind="stable"))
+    def _read_over(self, records: Handle, entry: Any) -> NDArray[np.uint8]:
+        """The bytes of a step, in the memory of the one that was read so before."""
+        length = int(entry["length"])
+        if len(self._memory) < length:
+            self._memory = np.empty(length, np.uint8)
+        return self._memory[: records.read_into(int(entry["offset"]), self._memory[:length])]
 
 
-class _Known(NamedTuple):
-    """A batch as it was read into a room, the columns that were made of it, all of them views, and what reads more."""
-
-    batch: Batch
-    step: StepBatch
-    repeated: Repeated | None = None
-
-    def now(self) -> StepBatch:
-        """The columns as they are now: all but the samples are views."""
-        return (
-            replace(self.step, samples=_samples(self.batch.columns)) if "samples" in self.batch.columns else self.step
-        )
+def _opened(run: Folder, rank: int, name: str) -> Handle:
+    folder = run.folder(f"rank{rank}")
+    try:
+        return folder.file(name)
+    finally:
+        folder.close()
 
 
-def _views(step: StepBatch, columns: dict[str, ColumnData]) -> bool:
-    """Whether a step's columns are those that were read, and none had to be replaced or is missing."""
-    every = {**step.counts, **step.floats, **({} if step.sketch is None else {"sketch": step.sketch})}
-    return all(columns.get(name) is column for name, column in every.items())
-
-
-def _finite(sketch: Any) -> Any:
-    """The sketches; infinities, which no capture writes, are absent."""
-    return np.where(np.isinf(sketch), np.float32(np.nan), sketch) if has_infinities(sketch) else sketch
-
-
-def _step_batch(columns: dict[str, Any], schema: Schema) -> StepBatch:
-    counts, floats = statistics({column.name: columns[column.name] for column in schema if column.role == STATISTIC})
-    return StepBatch(
-        site=columns["site"],
-        sequence=columns["sequence"],
-        layout=columns["layout"],
-        status=columns["status"],
-        checksum=columns["checksum"],
-        counts=counts,
-        floats=floats,
-        sketch=_finite(columns.get("sketch")),
-        text=Harmless(columns["text"], LIMIT_TEXT),
-        given=GivenColumns(columns["given"], columns["forward"], Harmless(columns["node"], LIMIT_TEXT))
-        if "given" in columns
-        else None,
-        samples=_samples(columns),
-    )
-
-
-def _samples(columns: dict[str, Any]) -> dict[int, int]:
-    return samples_of(columns[SAMPLES.name]) if SAMPLES.name in columns else {}
+def _read_index(run: Folder, rank: int) -> tuple[Index, bool]:
+    """The index of a rank, and whether a process is writing it."""
+    try:
+        handle = _opened(run, rank, INDEX)
+    except FileNotFoundError:
+        return EMPTY, False
+    try:
+        running = lock_held(handle.fd)
+        if handle.size() > LIMIT_INDEX:
+            raise DamageError(handle.path, "it is larger than any index")
+        data = handle.read(0, LIMIT_INDEX)
+    except OSError as error:
+        raise unreadable(handle.path, error) from None
+    finally:
+        handle.close()
+    return parse_index(data, rank, handle.path), running

@@ -16,7 +16,7 @@ from introspect_cli.store.columns import filled
 from introspect_cli.sums import header
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -47,17 +47,17 @@ class Places:
 
     def __init__(self, readers: Sequence[RankReader]) -> None:
         """Take the readers' layouts."""
-        known: dict[Layout, int] = {}
+        numbers_of: dict[Layout, int] = {}
         self.numbers = [
-            np.array([known.setdefault(layout, len(known)) for layout in reader.layouts], np.int64)
+            np.array([numbers_of.setdefault(layout, len(numbers_of)) for layout in reader.layouts], np.int64)
             for reader in readers
         ]
-        self.layouts = list(known)
+        self.layouts = list(numbers_of)
         parts: dict[Part, int] = {}
         shapes: dict[tuple[int, ...], int] = {}
-        self.part = np.zeros(len(known), np.int64)
-        self.held, self.shape = np.zeros(len(known), np.int64), np.zeros(len(known), np.int64)
-        self.owed, self.header = np.zeros(len(known), np.bool_), np.zeros(len(known), np.uint64)
+        self.part = np.zeros(len(numbers_of), np.int64)
+        self.held, self.shape = np.zeros(len(numbers_of), np.int64), np.zeros(len(numbers_of), np.int64)
+        self.owed, self.header = np.zeros(len(numbers_of), np.bool_), np.zeros(len(numbers_of), np.uint64)
         for number, layout in enumerate(self.layouts):
             part = layout.part
             self.shape[number] = shapes.setdefault(layout.shape, len(shapes))
@@ -66,6 +66,38 @@ class Places:
             if part is not None:
                 self.part[number] = parts.setdefault(part, len(parts) + 1)
                 self.owed[number] = bool(part.owed)
+
+
+class Wholes:
+    """The layouts of what parts, or values of several ranks, are together."""
+
+    def __init__(self, places: Places, number_of: Callable[[Layout], int]) -> None:
+        """Take the layouts of parts, and what gives the number of a whole's."""
+        self._places, self._number_of = places, number_of
+        self._numbers: dict[int, int] = {}
+        self._batched: dict[bytes, int] = {}
+
+    def number(self, part: int) -> int:
+        """The number of the whole's layout, by that of a part of it."""
+        if part not in self._numbers:
+            self._numbers[part] = self._number_of(whole_layout(self._places.layouts[part]))
+        return self._numbers[part]
+
+    def batched(self, numbers: Array) -> int:
+        """The number of what tensors of some layouts are together: one tensor, if only the first size differs.
+
+        Args:
+            numbers: int64, of layouts.
+        """
+        key = numbers.tobytes()
+        if key not in self._batched:
+            layouts = [self._places.layouts[number] for number in numbers.tolist()]
+            shape = layouts[0].shape
+            shapes = [layout.shape for layout in layouts if layout.shape]
+            if shape and all(other[1:] == shape[1:] for other in shapes):
+                shape = (sum(other[0] for other in shapes), *shape[1:])
+            self._batched[key] = self._number_of(replace(whole_layout(layouts[0]), shape=shape))
+        return self._batched[key]
 
 
 class Rows:
@@ -84,27 +116,20 @@ class Rows:
     def __init__(self, batches: Sequence[StepBatch], numbers: Sequence[Array], places: Sequence[Array]) -> None:
         """Take a batch of each rank, and the whole's numbers of their sites and layouts."""
         sizes = [len(batch) for batch in batches]
-        self._sites = [batch.site for batch in batches]
-        self._own = [tuple(np.array(column) for column in _columns(batch)) for batch in batches]
-        self.counts, self.floats = (_common([getattr(own, kept) for own in batches]) for kept in ("counts", "floats"))
+        self._columns = [tuple(np.array(column) for column in _columns(batch)) for batch in batches]
+        self.counts, self.floats = (_common([getattr(each, kept) for each in batches]) for kept in ("counts", "floats"))
         self.starts = np.concatenate([[0], np.cumsum(sizes)])
         self.rank = np.repeat(np.arange(len(batches)), sizes)
-        self.site = np.concatenate([own[np.asarray(b.site)] for own, b in zip(numbers, batches, strict=True)])
-        self.number = np.concatenate([own[np.asarray(b.layout)] for own, b in zip(places, batches, strict=True)])
+        self.site = np.concatenate([each[np.asarray(b.site)] for each, b in zip(numbers, batches, strict=True)])
+        self.number = np.concatenate([each[np.asarray(b.layout)] for each, b in zip(places, batches, strict=True)])
         self.status = np.concatenate([np.asarray(batch.status) for batch in batches])
 
     def are_of(self, batches: Sequence[StepBatch]) -> bool:
-        """Whether each rank's batch has the same sites and layouts, and as much was seen of them.
-
-        What was read again and has the very array of sites is the same in all of it, see `rank_reader`.
-        """
-        same = len(batches) == len(self._own) and all(
-            batch.site is sites or all(map(np.array_equal, own, _columns(batch)))
-            for sites, own, batch in zip(self._sites, self._own, batches, strict=True)
+        """Whether each rank's batch has the same sites and layouts, and as much was seen of them."""
+        return len(batches) == len(self._columns) and all(
+            all(map(np.array_equal, columns, _columns(batch)))
+            for columns, batch in zip(self._columns, batches, strict=True)
         )
-        if same:
-            self._sites = [batch.site for batch in batches]
-        return same
 
 
 def _columns(batch: StepBatch) -> tuple[Array, Array, Array]:
@@ -139,52 +164,22 @@ class RankedStep:
         self.batches, self._ranks = batches, list(ranks)
         self.rows = like if like is not None and like.are_of(batches) else Rows(batches, numbers, places)
 
-    @property
-    def site(self) -> Array:
-        """int64 (n,), numbers of the whole."""
-        return self.rows.site
-
-    @property
-    def rank(self) -> Array:
-        """int64 (n,), positions of ranks."""
-        return self.rows.rank
-
-    @property
-    def number(self) -> Array:
-        """int64 (n,), numbers of layouts, as `Places` has them."""
-        return self.rows.number
-
-    @property
-    def status(self) -> Array:
-        """uint8 (n,)."""
-        return self.rows.status
-
     @cached_property
     def checksum(self) -> Array:
         """uint64 (n,)."""
         return np.concatenate([np.asarray(batch.checksum, np.uint64) for batch in self.batches])
 
-    @property
-    def count_names(self) -> list[str]:
-        """Counts that all ranks kept: each keeps the same in all steps."""
-        return self.rows.counts
-
-    @property
-    def float_names(self) -> list[str]:
-        """Other statistics that all ranks kept."""
-        return self.rows.floats
-
     @cached_property
     def counts(self) -> dict[str, Array]:
         """Counts that all ranks kept, int64 (n,)."""
-        return {name: np.concatenate([batch.counts[name] for batch in self.batches]) for name in self.count_names}
+        return {name: np.concatenate([batch.counts[name] for batch in self.batches]) for name in self.rows.counts}
 
     @cached_property
     def floats(self) -> dict[str, Array]:
         """Other statistics that all ranks kept, float64 (n,)."""
         return {
             name: np.concatenate([np.asarray(batch.floats[name], np.float64) for batch in self.batches])
-            for name in self.float_names
+            for name in self.rows.floats
         }
 
     @property
@@ -200,21 +195,21 @@ class RankedStep:
     @cached_property
     def texts(self) -> dict[int, str]:
         """The texts that are not empty, by row."""
-        found: dict[int, str] = {}
+        texts: dict[int, str] = {}
         for start, batch in zip(self.rows.starts.tolist(), self.batches, strict=False):
             for row in filled(batch.text).tolist():
-                found[start + row] = batch.text[row]
-        return found
+                texts[start + row] = batch.text[row]
+        return texts
 
     @cached_property
     def samples(self) -> dict[int, int]:
         """The sums of samples that are known, by row."""
         starts = zip(self.rows.starts.tolist(), self.batches, strict=False)
-        return {start + row: own for start, batch in starts for row, own in batch.samples.items()}
+        return {start + row: total for start, batch in starts for row, total in batch.samples.items()}
 
     def rank_of(self, row: int) -> int:
         """The rank that recorded a row."""
-        return self._ranks[int(self.rank[row])]
+        return self._ranks[int(self.rows.rank[row])]
 
     def taken(self, rows: Array, columns: Sequence[Array]) -> Array:
         """Some rows of a column, without putting all of it end to end.
@@ -223,13 +218,13 @@ class RankedStep:
             rows: int64 (m,).
             columns: each rank's own.
         """
-        ranks = self.rank[rows]
+        ranks = self.rows.rank[rows]
         out = np.empty((len(rows), *columns[0].shape[1:]), np.result_type(*columns))
         for rank in np.unique(ranks).tolist():
-            own = ranks == rank
-            out[own] = columns[rank][rows[own] - self.rows.starts[rank]]
+            of_rank = ranks == rank
+            out[of_rank] = columns[rank][rows[of_rank] - self.rows.starts[rank]]
         return out
 
 
 def _common(every: Sequence[dict[str, Any]]) -> list[str]:
-    return [name for name in every[0] if all(name in own for own in every)]
+    return [name for name in every[0] if all(name in columns for columns in every)]

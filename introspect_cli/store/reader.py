@@ -28,17 +28,14 @@ from introspect_cli.store.files import (
     TENSORS,
     DamageError,
     Folder,
-    innocent,
     is_locked,
     reason,
     unreadable,
 )
 from introspect_cli.store.index import newer_format
-from introspect_cli.store.launch import ATTEMPT_NAME
-from introspect_cli.store.launched import endings, launch_of, merged, world_size
-from introspect_cli.store.pack import is_pack, unpacked
+from introspect_cli.store.launch import ATTEMPT_NAME, endings, launch_of, merged, world_size
+from introspect_cli.store.pack import is_remote, open_store
 from introspect_cli.store.rank_reader import RankReader
-from introspect_cli.store.remote import fetched, is_remote
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -70,8 +67,8 @@ class Settings(Mapping[str, Any]):
     def __init__(self, folder: Folder | None, run_id: object) -> None:
         self._folder = folder
         self._run_id = run_id
-        found = (SETTINGS_NAME.fullmatch(name) for name in folder.names()) if folder is not None else ()
-        self._names = [match[1] for match in found if match]
+        matches = (SETTINGS_NAME.fullmatch(name) for name in folder.names()) if folder is not None else ()
+        self._names = [match[1] for match in matches if match]
         self._read: dict[str, Any] = {}
 
     def __getitem__(self, name: str) -> Any:
@@ -133,11 +130,11 @@ class Run:
         return None if any(map(len, self._ranks.values())) else _only_launch(self._folder)
 
     def _open_ranks(self) -> dict[int, RankReader]:
-        found = [match for match in map(RANK_NAME.fullmatch, self._folder.names()) if match]
-        if len(found) > _MAX_RANKS:
+        matches = [match for match in map(RANK_NAME.fullmatch, self._folder.names()) if match]
+        if len(matches) > _MAX_RANKS:
             raise DamageError(self._folder.path, "it has more ranks than a run can have")
         readers = {}
-        for match in found:
+        for match in matches:
             rank = int(match[1])
             reader = readers[rank] = RankReader(self._folder, rank)
             if reader.run_id and reader.run_id.hex() != self.manifest.get("id"):
@@ -170,8 +167,8 @@ class Run:
     @property
     def alone(self) -> str:
         """Which rank of how many the one process of the run was, where the others are not in it; "" else."""
-        told = self.manifest.get("alone", {})
-        rank, world = told.get("rank"), told.get("world_size")
+        alone = self.manifest.get("alone", {})
+        rank, world = alone.get("rank"), alone.get("world_size")
         return f"rank {rank} of {world} alone" if isinstance(rank, int) and isinstance(world, int) else ""
 
     @property
@@ -189,15 +186,22 @@ class Run:
 
     @property
     def endings(self) -> list[str]:
+        """Sentences on an attempt before this one, and on `lost_ranks`; none while the run is being written."""
+        launch = launch_of(self.manifest)
+        attempt = launch.get("attempt") if launch is not None else None
+        if not attempt or self.world_size < 2 or self.state is RunState.RUNNING:
+            return self.lost_ranks
+        again = f"This is attempt {attempt} of the launch: what the one before recorded is beside it"
+        return [again, *self.lost_ranks]
+
+    @property
+    def lost_ranks(self) -> list[str]:
         """Sentences on ranks that left nothing or ended before the others; none while the run is being written."""
         if self.world_size < 2 or self.state is RunState.RUNNING:
             return []
-        last = {rank: own.last_step for rank, own in sorted(self._ranks.items()) if rank not in self.left_out}
-        launch = launch_of(self.manifest)
-        attempt = launch.get("attempt") if launch is not None else None
-        again = f"This is attempt {attempt} of the launch: what the one before recorded is beside it" if attempt else ""
+        last = {rank: reader.last_step for rank, reader in sorted(self._ranks.items()) if rank not in self.left_out}
         ended = {rank: reader.ended for rank, reader in self._ranks.items()}
-        return [again] * bool(again) + endings(self.world_size, last, ended, self.left_out)
+        return endings(self.world_size, last, ended, self.left_out)
 
     @cached_property
     def settings(self) -> Settings:
@@ -239,7 +243,7 @@ class Run:
         """
         places = [self._folder.folder(f"rank{rank}") for rank in self.manifests] or [self._folder]
         try:
-            return next((found for place in places if (found := _tensor(place, checksum)) is not None), None)
+            return next((tensor for place in places if (tensor := _tensor(place, checksum)) is not None), None)
         finally:
             for place in places:
                 if place is not self._folder:
@@ -269,7 +273,7 @@ def _tensor(place: Folder, checksum: int) -> NDArray[Any] | None:
     try:
         handle = folder.file(f"{checksum:016x}.safetensors")
         try:
-            found: NDArray[Any] = tensorfile.decode(handle, checksum)
+            tensor: NDArray[Any] = tensorfile.decode(handle, checksum)
         finally:
             handle.close()
     except FileNotFoundError:
@@ -278,7 +282,7 @@ def _tensor(place: Folder, checksum: int) -> NDArray[Any] | None:
         raise unreadable(folder.path, error) from None
     finally:
         folder.close()
-    return found
+    return tensor
 
 
 def read_rank_manifests(run: Folder, ranks: Iterable[int], run_id: object) -> tuple[dict[int, dict[str, Any]], bool]:
@@ -287,18 +291,18 @@ def read_rank_manifests(run: Folder, ranks: Iterable[int], run_id: object) -> tu
     Raises:
         StoreError: one is damaged, or belongs to another run.
     """
-    found, locked = {}, False
+    manifests, locked = {}, False
     for rank in ranks:
         folder = run.folder(f"rank{rank}")
         try:
             locked |= is_locked(folder)
             if MANIFEST in folder:  # a rank that was killed at its very start has none
-                found[rank] = read_manifest(folder)
-                if found[rank].get("id") != run_id:
+                manifests[rank] = read_manifest(folder)
+                if manifests[rank].get("id") != run_id:
                     raise DamageError(folder.path, "it belongs to another run than the manifest")
         finally:
             folder.close()
-    return found, locked
+    return manifests, locked
 
 
 def run_state(
@@ -329,8 +333,8 @@ def run_state(
 def last_common_step(ranks: Iterable[RankReader]) -> int | None:
     """Number of the last step that every rank has whole; None where there is none."""
     last = [rank.last_step for rank in ranks]
-    known = [step for step in last if step is not None]
-    return min(known) if known and len(known) == len(last) else None
+    recorded = [step for step in last if step is not None]
+    return min(recorded) if recorded and len(recorded) == len(last) else None
 
 
 def open_run(path: str | Path) -> Run:
@@ -369,47 +373,21 @@ def _only_launch(folder: Folder) -> Folder | None:
     if CHILDREN not in folder:
         return None
     children = folder.folder(CHILDREN)
-    found = []
+    launches = []
     try:
         for name in children.names():
             child = children.folder(name)
             if MANIFEST in child and launch_of(read_manifest(child)) is not None:
-                found.append(child)
+                launches.append(child)
             else:
                 child.close()
     finally:
         children.close()
-    if len(found) == 1:
-        return found[0]
-    for child in found:
+    if len(launches) == 1:
+        return launches[0]
+    for child in launches:
         child.close()
     return None
-
-
-def open_store(path: str | Path) -> Folder:
-    """The directory of a run; of a packed one, which may lie elsewhere, that which it is unpacked into.
-
-    Raises:
-        StoreError: there is nothing, or something that is not a directory with a manifest.
-    """
-    if is_remote(path):
-        path = fetched(str(path))
-    if is_pack(path):
-        path = unpacked(path)
-    try:
-        folder = Folder.at(str(path))
-        names = folder.names()
-    except FileNotFoundError:
-        raise StoreError(f"there is no run at {path}; name a directory that `introspect capture -o` made") from None
-    except (OSError, ValueError) as error:
-        if innocent(error):
-            raise StoreError(f"cannot read {path}: {innocent(error)}") from None
-        why = reason(error) if isinstance(error, OSError) else "not a path"
-        raise StoreError(f"{path} is not a run: {why}; name a directory that `introspect capture -o` made") from None
-    if MANIFEST not in names:
-        what = "it is empty" if not names else f"it has no {MANIFEST}"
-        raise StoreError(f"{path} is not a run: {what}; name a directory that `introspect capture -o` made")
-    return folder
 
 
 def read_manifest(folder: Folder) -> dict[str, Any]:
@@ -424,14 +402,14 @@ def read_manifest(folder: Folder) -> dict[str, Any]:
     except FileNotFoundError:
         raise DamageError(path, "it is missing") from None
     manifest = documents.load(data, path)
-    found = manifest.get("format") if isinstance(manifest, dict) else None
-    if type(found) is not int or found < 1:
+    number = manifest.get("format") if isinstance(manifest, dict) else None
+    if type(number) is not int or number < FORMAT:
         raise DamageError(path, "it does not say which format the run has")
-    if found > FORMAT:
+    if number > FORMAT:
         tool = manifest.get("tool")
         version = tool.get("version") if isinstance(tool, dict) else None
-        known = isinstance(version, str) and _VERSION.fullmatch(version)
-        raise newer_format(found, version if known else None, folder.path)
+        is_version = isinstance(version, str) and _VERSION.fullmatch(version)
+        raise newer_format(number, version if is_version else None, folder.path)
     documents.check(data, MANIFEST, manifest.get("id"), path)
-    told = documents.harmless(manifest)
-    return {key: value for key, value in told.items() if isinstance(value, _TYPES.get(key, object))}
+    plain = documents.harmless(manifest)
+    return {key: value for key, value in plain.items() if isinstance(value, _TYPES.get(key, object))}

@@ -23,8 +23,7 @@ import numpy as np
 from introspect_cli.store.arrow import schema_message
 from introspect_cli.store.files import INDEX, Appended
 from introspect_cli.store.format import FIRST_CHAIN, LIMIT_INDEX, index_header
-from introspect_cli.store.index import chained, parse_index
-from introspect_cli.store.thinned import added, described, records_name
+from introspect_cli.store.index import added, chained, described, parse_index, records_name
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -36,7 +35,7 @@ _PIECE = 1 << 20
 
 
 @dataclass(frozen=True)
-class Written:
+class Rewritten:
     """A rank's index and records as they were written anew.
 
     Attributes:
@@ -60,15 +59,12 @@ class Written:
     rows: int
 
 
-def write_without(
-    folder: Folder, rank: int, run_id: bytes, dropped: Collection[int], why: str, *, durable: bool
-) -> Written | None:
+def write_without(folder: Folder, rank: int, dropped: Collection[int], why: str, *, durable: bool) -> Rewritten | None:
     """Write a rank's records and index anew without some steps, beside what is there; `exchange` makes them the store.
 
     Args:
         folder: the rank's directory.
         rank: its number.
-        run_id: 16 bytes.
         dropped: numbers of steps.
         why: what dropped them, `last` or `max_size`.
         durable: whether to force everything to disk.
@@ -94,7 +90,7 @@ def write_without(
         _copy(old, records, entries, schema_message(index.columns.records))
     finally:
         old.close()
-    header = index_header(rank, run_id, described(index.columns.described(), generation, thinned))
+    header = index_header(rank, index.run_id, described(index.columns.described(), generation, thinned))
     body, crc, chain = _indexed(entries, len(schema_message(index.columns.records)), zlib.crc32(header))
     fresh = Appended(folder, _beside(), locked=True)
     fresh.append(header + body)
@@ -102,10 +98,10 @@ def write_without(
         os.fsync(records.fd)
         os.fsync(fresh.fd)
     rows = int(entries["rows"].sum(dtype=np.int64))
-    return Written(fresh, records, generation, len(header), crc, zlib.crc32(header), chain, rows)
+    return Rewritten(fresh, records, generation, len(header), crc, zlib.crc32(header), chain, rows)
 
 
-def exchange(folder: Folder, made: Written, *, durable: bool) -> None:
+def exchange(folder: Folder, made: Rewritten, *, durable: bool) -> None:
     """Have the new index replace the old one."""
     os.rename(_beside(), INDEX, src_dir_fd=folder.fd, dst_dir_fd=folder.fd)
     made.index.path = f"{folder.path}/{INDEX}"
@@ -113,7 +109,7 @@ def exchange(folder: Folder, made: Written, *, durable: bool) -> None:
         os.fsync(folder.fd)
 
 
-def exchanged(folder: Folder, made: Written) -> bool:
+def exchanged(folder: Folder, made: Rewritten) -> bool:
     """Whether the new index is the store's."""
     if not made.index.is_at(folder, INDEX):
         return False

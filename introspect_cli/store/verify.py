@@ -30,15 +30,14 @@ from introspect_cli.store.files import (
     reason,
 )
 from introspect_cli.store.index import step_digest
-from introspect_cli.store.launch import ATTEMPT_NAME
-from introspect_cli.store.launched import launch_of, merged
+from introspect_cli.store.launch import ATTEMPT_NAME, launch_of, merged
+from introspect_cli.store.pack import open_store
 from introspect_cli.store.rank_reader import RankReader
 from introspect_cli.store.reader import (
     RANK_NAME,
     SETTINGS_NAME,
     RunState,
     last_common_step,
-    open_store,
     read_manifest,
     read_rank_manifests,
     run_state,
@@ -122,17 +121,17 @@ class _Check:
         numbers = self._top_level()
         ranks = [reader for reader in (self._rank(number, manifest) for number in numbers) if reader is not None]
         places = [self._folder]
-        own: dict[int, dict[str, Any]] = {}
+        manifests: dict[int, dict[str, Any]] = {}
         if launch_of(manifest) is not None:
-            found = self._try(lambda: read_rank_manifests(self._folder, numbers, manifest.get("id")))
-            own, some_locked = found or ({}, False)
-            self._documents += len(own)
+            launched = self._try(lambda: read_rank_manifests(self._folder, numbers, manifest.get("id")))
+            manifests, some_locked = launched or ({}, False)
+            self._documents += len(manifests)
             locked |= some_locked
-            manifest = merged(manifest, own)
+            manifest = merged(manifest, manifests)
             places = [self._folder.folder(f"rank{number}") for number in numbers]
-        state = run_state(manifest, own, ranks, locked=locked)
+        state = run_state(manifest, manifests, ranks, locked=locked)
         if manifest.get("status") == "complete" and state is RunState.INTERRUPTED and len(ranks) == len(numbers):
-            self._found(f"{self._folder.path}: the manifest says that the run is complete, but its end is cut off")
+            self._note(f"{self._folder.path}: the manifest says that the run is complete, but its end is cut off")
         for place in places:
             self._settings(place, manifest.get("id"))
             self._stored_tensors(place)
@@ -158,11 +157,11 @@ class _Check:
             if child is not None:
                 try:
                     for finding in _Check(child, is_child=True).report().findings:
-                        self._found(finding)
+                        self._note(finding)
                 finally:
                     child.close()
 
-    def _found(self, sentence: str) -> None:
+    def _note(self, sentence: str) -> None:
         if len(self._findings) < _MAX_FINDINGS:
             self._findings.append(sentence)
         else:
@@ -173,13 +172,13 @@ class _Check:
         try:
             return action()
         except DamageError as error:
-            self._found(error.finding)
+            self._note(error.finding)
         except FileNotFoundError:
             pass
         except OSError as error:
             if innocent(error):
                 raise StoreError(f"cannot read {self._folder.path}: {innocent(error)}") from None
-            self._found(f"{self._folder.path}: {reason(error)}")
+            self._note(f"{self._folder.path}: {reason(error)}")
         return None
 
     def _top_level(self) -> list[int]:
@@ -194,7 +193,7 @@ class _Check:
                 and not ATTEMPT_NAME.fullmatch(name)
                 and not _TEMPORARY.fullmatch(name)
             ):
-                self._found(f"{self._folder.path}: {name!a} is not part of a run")
+                self._note(f"{self._folder.path}: {name!a} is not part of a run")
         return sorted(numbers)
 
     def _rank(self, number: int, manifest: dict[str, Any]) -> RankReader | None:
@@ -202,9 +201,9 @@ class _Check:
         if reader is None:
             return None
         if reader.cut:
-            self._found(f"{reader.path}/{RECORDS}: {reader.cut}")
+            self._note(f"{reader.path}/{RECORDS}: {reader.cut}")
         if reader.run_id and reader.run_id.hex() != manifest.get("id"):
-            self._found(f"{reader.path}: it belongs to another run than the manifest")
+            self._note(f"{reader.path}: it belongs to another run than the manifest")
         keys = self._try(lambda: _checked_keys(reader))
         self._try(lambda: len(reader.layouts))
         self._try(lambda: len(reader.modules))
@@ -223,7 +222,7 @@ class _Check:
         for folder, name in self._inside(place, SETTINGS):
             if not SETTINGS_NAME.fullmatch(name):
                 if not _TEMPORARY.fullmatch(name):
-                    self._found(f"{folder.path}: {name!a} is not part of a run")
+                    self._note(f"{folder.path}: {name!a} is not part of a run")
                 continue
             self._documents += self._try(lambda f=folder, n=name: _checked_document(f, n, run_id)) or 0  # type: ignore[misc]
 
@@ -231,7 +230,7 @@ class _Check:
         for folder, name in self._inside(place, TENSORS):
             if not _TENSOR_NAME.fullmatch(name):
                 if not _TEMPORARY.fullmatch(name):
-                    self._found(f"{folder.path}: {name!a} is not part of a run")
+                    self._note(f"{folder.path}: {name!a} is not part of a run")
                 continue
             self._tensors += self._try(lambda f=folder, n=name: _checked_tensor(f, n)) or 0  # type: ignore[misc]
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from types import TracebackType
 
-    from introspect_cli.store.index import Sums
+    from introspect_cli.store.index import Digest
     from introspect_cli.store.launch import Launch
     from introspect_cli.store.rank_writer import RankWriter
 
@@ -95,8 +95,8 @@ class StoreWriter:
                 _ignored(path.parent)
             if launch is None:
                 return cls._create(path, os.urandom(16).hex(), force=force, durable=durable)
-            own = joined(path, launch, lambda found: _set_aside(found, force=force))
-            return cls._create(own, launch.id, force=force, durable=durable, rank=launch.rank)
+            place = joined(path, launch, lambda other: _set_aside(other, force=force))
+            return cls._create(place, launch.id, force=force, durable=durable, rank=launch.rank)
         except OSError as error:
             raise StoreError(f"cannot make a run at {path}: {reason(error)}; choose another directory") from None
 
@@ -110,7 +110,7 @@ class StoreWriter:
         lock: Handle | None = None
         try:
             lock = _lock_file(folder)
-            _own(take_lock(lock.fd) and folder.names() == [LOCK], path)
+            _refuse_unless(take_lock(lock.fd) and folder.names() == [LOCK], path)
             writer = cls(path, folder, lock, run_id, durable=durable, rank=rank)
             writer.write_manifest({"tool": {"name": "introspect", "version": __version__}, "status": "running"})
         except BaseException:
@@ -133,8 +133,8 @@ class StoreWriter:
         """
         if manifest.get("status") == "complete":
             self._close_ranks()
-        own = {"format": FORMAT, "id": self.id}
-        self._write_document(MANIFEST, {**own, **manifest, **own})
+        always = {"format": FORMAT, "id": self.id}
+        self._write_document(MANIFEST, {**always, **manifest, **always})
 
     def write_settings(self, name: str, value: object) -> None:
         """Write (or replace) the settings document `name`, readable by its owner only.
@@ -163,12 +163,12 @@ class StoreWriter:
         data = documents.dump(value, name, self.id)
         if len(data) > LIMIT_DOCUMENT:
             raise DocumentTooLargeError(f"cannot write {self.path}/{name}: it would be larger than a store allows")
-        parent, _, own = name.rpartition("/")
+        parent, _, file_name = name.rpartition("/")
         try:
             here = self._here()
             folder = here.folder(parent) if parent else here
             try:
-                folder.replace(own, [data], _PRIVATE_FILE, durable=self._durable)
+                folder.replace(file_name, [data], _PRIVATE_FILE, durable=self._durable)
             finally:
                 if folder is not here:
                     folder.close()
@@ -226,7 +226,7 @@ class StoreWriter:
         sorted_stats: tuple[str, ...] = (),
         operators: bool = False,
         samples: bool = False,
-        sums: Sums | None = None,
+        digest: Digest | None = None,
     ) -> RankWriter:
         """The writer of what `rank` records.
 
@@ -237,7 +237,7 @@ class StoreWriter:
             sorted_stats: statistics to keep on request.
             operators: keep what operators were given.
             samples: keep the sums of samples' checksums.
-            sums: what computes the sums of steps, if anything is quicker than the store itself.
+            digest: what computes the digests of steps, if anything is quicker than the store itself.
 
         Raises:
             StoreError: the rank's files are there already or cannot be made.
@@ -253,7 +253,7 @@ class StoreWriter:
             folder = here.make_folder(f"rank{rank}") if rank != self._rank else Folder.at(here.path)
         except OSError as error:
             raise StoreError(f"cannot write to {self.path}: {reason(error)}") from None
-        writer = RankWriter(folder, rank, schema, bytes.fromhex(self.id), durable=self._durable, sums=sums)
+        writer = RankWriter(folder, rank, schema, bytes.fromhex(self.id), durable=self._durable, digest=digest)
         self._ranks.append(writer)
         return writer
 
@@ -344,10 +344,10 @@ def _set_aside(path: Path, *, force: bool) -> Path | None:
             raise StoreError(f"{path} is not (only) a run: it {what}; choose another directory")
         lock = _lock_file(folder)
         try:
-            _own(take_lock(lock.fd), path)
+            _refuse_unless(take_lock(lock.fd), path)
             if _moved(folder, path):
                 return None  # another rank of this launch was quicker
-            _own(not any_lock_held(folder), path)
+            _refuse_unless(not any_lock_held(folder), path)
             if not force:
                 raise StoreError(
                     f"{path} holds a run already; choose another directory, or replace it (--force, force=True)"
@@ -380,6 +380,6 @@ def _lock_file(folder: Folder) -> Handle:
     return Handle(os.open(LOCK, flags, 0o666, dir_fd=folder.fd), f"{folder.path}/{LOCK}")
 
 
-def _own(locked: bool, path: Path) -> None:
-    if not locked:
+def _refuse_unless(unlocked: bool, path: Path) -> None:
+    if not unlocked:
         raise StoreError(f"{path} is being written by another capture; choose another directory")

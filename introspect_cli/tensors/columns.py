@@ -3,6 +3,10 @@
 numpy computes a column after the other, each in several passes; that is half a millisecond a step whatever there is to
 compute, since nothing of it is in the processor's caches after a training step. So one call of the compiled kernels
 does it where there are no other statistics than it knows. Both give the same bits.
+
+Most steps have the same records as the one before, of the same slots. So where the store can take them as they are, the
+columns have their place in arrays that stay (`Target`): one call of the kernels fills them all, and nothing else of the
+step is looked at.
 """
 
 from __future__ import annotations
@@ -11,19 +15,23 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from introspect_cli.records import SKETCH_SIZE, STATISTICS
 from introspect_cli.tensors import checksum, kernels, sketch, statistics
 from introspect_cli.tensors import rows as r
-from introspect_cli.tensors.arena import ROWS
 from introspect_cli.tensors.row_notes import NOTHING
+from introspect_cli.tensors.rows import ROWS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from introspect_cli.tensors.arena import Arena
-    from introspect_cli.tensors.row_notes import Facts
+    import numpy.typing as npt
+
+    from introspect_cli.tensors.row_notes import Facts, RowNotes
+    from introspect_cli.tensors.rows import Arena
+
+    Array = npt.NDArray[Any]
+
 
 COMPILED: Final = (
     *("nans", "posinfs", "neginfs", "zeros", "min", "max", "absmin", "mean", "amean", "var", "skew", "kurt"),
@@ -71,16 +79,21 @@ def of_blocks(arena: Arena, facts: Facts, names: Sequence[str], *, with_sketch: 
     sketches = np.empty((count, SKETCH_SIZE), np.float32) if with_sketch else None
     found: dict[str, npt.NDArray[Any]] = {}
     addresses: dict[str, int] = {}
-    for kind, own in _by_type(names).items():
-        array = np.empty((len(own), count), kind)
+    for kind, together in _by_type(names).items():
+        array = np.empty((len(together), count), kind)
         base, step = array.ctypes.data, array.strides[0]
-        for place, name in enumerate(own):
+        for place, name in enumerate(together):
             found[name], addresses[name] = array[place], base + place * step
     last = 0 if sketches is None else sketches.ctypes.data
-    targets = np.array([sums.ctypes.data, *(addresses.get(name, 0) for name in COMPILED), last], np.uint64)
+    targets = column_addresses({"checksum": sums.ctypes.data, **addresses, "sketch": last})
     of, how = facts.headers.ctypes.data, facts.seen.ctypes.data
     kernels.KERNELS.columns(arena.place, ROWS, 0, of, how, count, targets.ctypes.data)
     return Columns(sums, {name: found[name] for name in names}, sketches)
+
+
+def column_addresses(addresses: Mapping[str, int]) -> npt.NDArray[np.uint64]:
+    """Where columns lie, by name, in the order in which the kernels take them; 0 for those that are not wanted."""
+    return np.array([addresses.get(name, 0) for name in ("checksum", *COMPILED, "sketch")], np.uint64)
 
 
 def _by_type(names: Sequence[str]) -> dict[str, list[str]]:
@@ -89,3 +102,81 @@ def _by_type(names: Sequence[str]) -> dict[str, list[str]]:
     for name in names:
         found.setdefault(STATISTICS[name].type, []).append(name)
     return found
+
+
+_OTHERS = {"site", "sequence", "layout"}
+"""Columns that do not follow from rows."""
+
+
+class Target:
+    """Arrays of n records, each record of one slot.
+
+    Attributes:
+        slots: the slot of each record; another list when it has changed.
+        layout_index: the layout of each record as the summarizer numbers them, uint32 (n,); another array when it
+            has changed.
+        texts: of records that have one, by record.
+    """
+
+    def __init__(self, arrays: Mapping[str, Array]) -> None:
+        """Take over arrays by name; see `over`."""
+        self.layout_index: npt.NDArray[np.uint32] | None = None
+        self.texts: dict[int, str] = {}
+        self._status, self._checksum = arrays["status"], arrays["checksum"]
+        self._columns = column_addresses({name: array.ctypes.data for name, array in arrays.items()})
+        self._to = self._columns.ctypes.data
+        self._facts: Facts | None = None  # that the arrays of the next line follow from
+        self.slots: list[int] = []
+        self._noted: list[tuple[int, int]] = []
+        self._picked: tuple[Array, ...] = ()
+        self._of: tuple[int, ...] = ()
+
+    @classmethod
+    def over(cls, arrays: Mapping[str, Array], kept: Sequence[str], *, with_sketch: bool) -> Target | None:
+        """A target over arrays of n records by name: "status", "checksum", statistics, "sketch".
+
+        Args:
+            arrays: each contiguous, of the type that the store keeps; they stay where they are.
+            kept: the statistics that are computed.
+            with_sketch: whether sketches are.
+
+        Returns:
+            None where numpy has to compute a column, or the arrays are of other columns than are computed.
+        """
+        wanted = {"status", "checksum", *kept, *(["sketch"] if with_sketch else [])}
+        if kernels.KERNELS is None or arrays.keys() - _OTHERS != wanted or not set(kept).issubset(COMPILED):
+            return None
+        if not all(array.dtype.isnative and array.flags.c_contiguous for array in arrays.values()):
+            return None
+        return cls(arrays)
+
+    def fill(self, arena: Arena, facts: Facts, notes: RowNotes, slots: list[int]) -> None:
+        """Fill all arrays.
+
+        Args:
+            arena: holds the rows.
+            facts: what is known of them beside.
+            notes: the step's.
+            slots: the slot of each record.
+        """
+        if facts is not self._facts or slots != self.slots:
+            self._follow(facts, slots)
+        assert kernels.KERNELS is not None
+        kernels.KERNELS.columns(arena.place, ROWS, *self._of, len(slots), self._to)
+        fixed, texts = notes.fixed, notes.texts
+        for record, slot in self._noted:
+            if slot in fixed:
+                self._checksum[record] = fixed[slot]
+        self.texts = {record: texts[slot] for record, slot in self._noted if texts[slot]}
+
+    def _follow(self, facts: Facts, slots: list[int]) -> None:
+        """Put down what is the same in every step that has these facts and slots."""
+        self._facts = None
+        pick = kernels.numbers(slots)
+        self.layout_index = facts.layout_index[pick]
+        self._status[:] = facts.status[pick]
+        self._picked = picked = (pick, facts.headers[pick], facts.seen[pick])
+        self._of = tuple(array.ctypes.data for array in picked)
+        self._noted = [(record, slot) for record, slot in enumerate(slots) if slot in facts.kinds]
+        self.slots = slots
+        self._facts = facts

@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import torch
 
-from introspect_cli.processors import processors
+from introspect_cli.machine import processors
 from introspect_cli.tensors import kernels as k
 from introspect_cli.tensors import parallel, reference
 from introspect_cli.tensors import rows as r
-from introspect_cli.tensors.strided import are_short, can_copy, copy_plan, cut_up
-from introspect_cli.tensors.views import address_of, cut, pieces
+from introspect_cli.tensors.views import address_of, are_short, can_copy, copy_plan, cut, cut_up, pieces
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -147,9 +146,9 @@ class Engine:
             room = np.empty(threads * k.CHUNK * size + 64, dtype=np.uint8)
             self._blocks = room[-room.ctypes.data % 64 :]
         number, parts = len(found.pieces), r.empty(len(found.pieces))
-        told = (address_of(tensor), found.pieces.ctypes.data, count, number, found.plans.ctypes.data, code, flags)
+        given = (address_of(tensor), found.pieces.ctypes.data, count, number, found.plans.ctypes.data, code, flags)
         where = (table, parts.ctypes.data, self._blocks.ctypes.data, out)
-        self._call("summarise_strided", threads, count, *told, *where)
+        self._call("summarise_strided", threads, count, *given, *where)
         return True
 
     def again(self, out: int, known: int, address: int, count: int, code: int) -> bool:

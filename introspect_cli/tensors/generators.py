@@ -135,13 +135,13 @@ class Generators:
 
 def _torch() -> Place | None:
     """The CPU's generator, by what one of our own looks like in memory before and after it has a number to spare."""
-    own: Any = torch.Generator()
-    own.manual_seed(1)
-    address = getattr(own, "_cdata", 0)
+    sample: Any = torch.Generator()
+    sample.manual_seed(1)
+    address = getattr(sample, "_cdata", 0)
     default = getattr(torch.default_generator, "_cdata", 0)
-    state = own.get_state().numpy()
+    state = sample.get_state().numpy()
     words = state[24 : 24 + 8 * _WORDS].view("u8").astype("u4")
-    if not address or not default or type(own) is not type(torch.default_generator):
+    if not address or not default or type(sample) is not type(torch.default_generator):
         return None
     start = ctypes.string_at(address, _HEADER).find(words[:8].tobytes())
     if start < 12 or ctypes.string_at(address + start, _BYTES) != words.tobytes():
@@ -151,7 +151,7 @@ def _torch() -> Place | None:
     before = ctypes.string_at(address + tail, 32)
     if _u4(address + position) != 1:
         return None
-    torch.randn(1, generator=own, dtype=torch.float64, device="cpu")
+    torch.randn(1, generator=sample, dtype=torch.float64, device="cpu")
     after = ctypes.string_at(address + tail, 32)
     if not 1 <= _u4(address + position) < _WORDS:
         return None
@@ -175,14 +175,18 @@ def _numpy() -> Place | None:
 
 
 def _python() -> Place | None:
-    own = getattr(random, "_inst", None)
-    if type(own) is not random.Random:
+    watched = getattr(random, "_inst", None)
+    if type(watched) is not random.Random:
         return None
     size = random.Random.__basicsize__
-    *words, position = own.getstate()[1]
-    told = b"".join(word.to_bytes(4, sys.byteorder) for word in words)
-    start = ctypes.string_at(id(own), size).find(told)
-    return Place(id(own) + start, id(own) + start - 4) if start >= 4 and _u4(id(own) + start - 4) == position else None
+    *words, position = watched.getstate()[1]
+    words_in_memory = b"".join(word.to_bytes(4, sys.byteorder) for word in words)
+    start = ctypes.string_at(id(watched), size).find(words_in_memory)
+    return (
+        Place(id(watched) + start, id(watched) + start - 4)
+        if start >= 4 and _u4(id(watched) + start - 4) == position
+        else None
+    )
 
 
 def _python_spare() -> Callable[[object], Hashable]:
@@ -200,17 +204,17 @@ def _numpy_spare() -> Callable[[object], Hashable]:
     import numpy as np
 
     home: Any = np.random
-    own = home.RandomState(1)
-    size = type(own).__basicsize__
-    before = ctypes.string_at(id(own), size)
-    own.standard_normal()
-    after, told = ctypes.string_at(id(own), size), own.get_state(legacy=False)
-    at = after.find(struct.pack("=d", told.get("gauss", 0.0)))
+    sample = home.RandomState(1)
+    size = type(sample).__basicsize__
+    before = ctypes.string_at(id(sample), size)
+    sample.standard_normal()
+    after, state = ctypes.string_at(id(sample), size), sample.get_state(legacy=False)
+    at = after.find(struct.pack("=d", state.get("gauss", 0.0)))
     flag = slice(at - 8, at - 4)
     found = at >= 8 and at % 8 == 0 and (before[flag], after[flag]) == (struct.pack("=i", 0), struct.pack("=i", 1))
     watched: Any = getattr(home.get_state, "__self__", None)
     bits: Any = getattr(watched, "_bit_generator", None)
-    if not found or type(watched) is not type(own) or bits is not home.get_bit_generator():
+    if not found or type(watched) is not type(sample) or bits is not home.get_bit_generator():
         return lambda _owner: None
     spare = (ctypes.c_char * 16).from_address(id(watched) + at - 8)
 

@@ -76,28 +76,28 @@ def _found() -> list[_Function]:
 
 def _place(samples: list[torch.Tensor]) -> int | None:
     """Bytes from a tensor's Python object to the C++ tensor in it; None where that is not one and the same for all."""
-    own: Any = torch._C._aoti  # noqa: SLF001  # no public one
+    aoti: Any = torch._C._aoti  # noqa: SLF001  # no public one
     pointer = ctypes.pythonapi.PyCapsule_GetPointer
     pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
     places = set(range(object.__basicsize__, torch.Tensor.__basicsize__, _WORD))
     for tensor in samples:
-        handle = own.unsafe_alloc_void_ptr_from_tensor(tensor)
+        handle = aoti.unsafe_alloc_void_ptr_from_tensor(tensor)
         shared = _word(pointer(handle, None))  # a C++ tensor is a pointer to what all its copies share
         places = {at for at in places if _word(id(tensor) + at) == shared}
-        own.alloc_tensor_by_stealing_from_void_ptr(handle)
+        aoti.alloc_tensor_by_stealing_from_void_ptr(handle)
     return places.pop() if len(places) == 1 else None
 
 
 def _keys(place: int, samples: list[torch.Tensor]) -> tuple[int, int]:
     """Bytes from the beginning of a C++ tensor to its dispatch keys, and the key of lazy negation; -1 if not known."""
-    told: Any = getattr(torch._C, "_dispatch_keys", None)  # noqa: SLF001  # no public one
-    if told is None:
+    keys_of: Any = getattr(torch._C, "_dispatch_keys", None)  # noqa: SLF001  # no public one
+    if keys_of is None:
         return -1, 0
     plain = torch.zeros(2, dtype=torch.complex64, device="cpu")
     negated = plain.conj().imag
-    every = [(_word(id(own) + place) or 0, told(own).raw_repr()) for own in [*samples, plain, negated]]
-    places = [at for at in range(0, _TENSOR, _WORD) if all((_word(own + at) or 0) == keys for own, keys in every)]
-    negation = told(negated).raw_repr() & ~told(plain.imag).raw_repr()
+    every = [(_word(id(tensor) + place) or 0, keys_of(tensor).raw_repr()) for tensor in [*samples, plain, negated]]
+    places = [at for at in range(0, _TENSOR, _WORD) if all((_word(tensor + at) or 0) == keys for tensor, keys in every)]
+    negation = keys_of(negated).raw_repr() & ~keys_of(plain.imag).raw_repr()
     return (places[0], negation) if len(places) == 1 and negation else (-1, 0)
 
 
@@ -107,8 +107,8 @@ def _word(address: int) -> int | None:
 
 def _samples() -> list[torch.Tensor]:
     """Tensors of every known type and of some shapes, none of which begins where its storage does, and two that do."""
-    types = [own for own in _TYPES if own is not None]
-    inside = [torch.zeros(5, 4, 3, dtype=own, device="cpu")[1:, ::2, 1:] for own in types]
+    types = [dtype for dtype in _TYPES if dtype is not None]
+    inside = [torch.zeros(5, 4, 3, dtype=dtype, device="cpu")[1:, ::2, 1:] for dtype in types]
     return [*inside, torch.zeros((), device="cpu"), torch.nn.Parameter(torch.zeros(0, 7, device="cpu"))]
 
 

@@ -26,7 +26,7 @@ INTROSPECT_NO_KERNELS is set, there are none, `reason` says why, and torch opera
   address of the addresses of blocks of `each` rows. `slots`: address of the rows' numbers, 32 bits each; 0 for the
   first ones. `headers` and `seen`: of the rows that are taken. `columns`: address of the columns' addresses, in the
   order of `columns.py`, 0 for what is not wanted.
-- `crc32(data)`: of bytes, as zlib computes it.
+- `crc32(data)`, `crc32(address, size)`: of bytes, as zlib computes it.
 - `step_digest(keys, left_out, sites, checksums, statuses, count, target)`: 16 bytes, see the store's `index.py`.
 - `watch_generator(number, words, position, spare, flag)`: where a Mersenne twister lies (see `generators`).
 - `generators_moved()`: a bit for each of them that has moved since `generator_state(number)`, 64 bits of its state.
@@ -42,7 +42,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from introspect_cli.extension import load
+from introspect_cli.machine import load
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

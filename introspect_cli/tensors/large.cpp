@@ -1,4 +1,4 @@
-// The short way of a large tensor: what `_plain` of summarizer.py, `Memory` of reuse.py and `Engine` of cpu.py do for it in a
+// The short way of a large tensor: what `_plain` of summarizer.py and `Engine` of cpu.py do for it in a
 // dozen calls of Python, ten microseconds in all, where nothing has to be decided anew.
 //
 // The interpreter's lock is given away while the kernels run, the summarizer's is not.

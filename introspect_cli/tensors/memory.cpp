@@ -3,6 +3,8 @@
 // Only rows used in a step are kept for the next: they are copied together, since the step's own are about to be filled anew.
 #include "memory.h"
 
+#include "calls.h"
+
 #include <cstdlib>
 #include <cstring>
 #include <utility>
@@ -94,12 +96,6 @@ PyObject *py_turn(PyObject *object, PyObject *) {
 PyObject *py_clear(PyObject *object, PyObject *) {
     clear((Memory *)object);
     return Py_NewRef(Py_None);
-}
-
-bool integers(PyObject *const *arguments, Py_ssize_t given, Py_ssize_t wanted, u64 *out) {
-    if (given != wanted) return PyErr_Format(PyExc_TypeError, "%zd integers wanted, %zd given", wanted, given), false;
-    for (Py_ssize_t i = 0; i < wanted; i++) out[i] = PyLong_AsUnsignedLongLongMask(arguments[i]);
-    return !PyErr_Occurred();
 }
 
 PyObject *py_find(PyObject *object, PyObject *const *arguments, Py_ssize_t given) {

@@ -211,6 +211,7 @@ PyObject *py_step_digest(PyObject *, Arguments a, Py_ssize_t n) {
     });
 }
 PyObject *py_crc32(PyObject *, Arguments a, Py_ssize_t n) {
+    if (n == 2) return function<2>(a, n, KEPT, [](const u64 *w) { return i64(crc32((const u8 *)w[0], i64(w[1]), 0)); });
     char *data;
     Py_ssize_t size;
     if (n != 1 || PyBytes_AsStringAndSize(a[0], &data, &size)) return PyErr_Format(PyExc_TypeError, "bytes wanted");

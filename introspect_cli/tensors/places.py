@@ -4,12 +4,18 @@ A DTensor tells a mesh and a placement for each of its dimensions, and torch's o
 two mesh dimensions cut one inside the other (FSDP around tensor parallelism) nor sums still owed. So the ranges of
 indices of each tensor dimension are cut as the placements say, by torch.chunk's rule, from public attributes alone.
 Ranges, not lists of indices, so that a vocabulary costs no more than a bias.
+
+Terms of all three kernels are keyed by the element's index in the whole tensor, and a rank holds a box of it. A box is
+a list of runs, each contiguous both in the shard and in the whole; a run and the index of its first element are all a
+kernel needs.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from introspect_cli.records import Part
 
@@ -50,8 +56,8 @@ def part_of(tensor: Any) -> Part | None:
         elif not placement.is_replicate():
             factor = getattr(placement, "split_factor", 1)
             pieces = [_chunk(dims[placement.dim], factor, piece) for piece in range(factor)]
-            own = [_chunk(piece, size, coordinate[number]) for piece in pieces]
-            dims[placement.dim] = _joined(span for piece in own for span in piece)
+            mine = [_chunk(piece, size, coordinate[number]) for piece in pieces]
+            dims[placement.dim] = _joined(span for piece in mine for span in piece)
     return Part(tuple(dims), owed, owing)
 
 
@@ -82,3 +88,48 @@ def _joined(spans: Iterator[tuple[int, int]]) -> Ranges:
 def is_whole(part: Part, shape: Sequence[int]) -> bool:
     """Whether a part is all of the tensor, with nothing owed."""
     return not part.owed and part.source != "flat" and part.ranges == tuple(((0, size),) for size in shape)
+
+
+FLAT: Final = "flat"
+"""Source of a part that is a stretch of the flattened tensor."""
+
+
+def run_offsets(part: Part, whole: Sequence[int]) -> list[tuple[int, int]]:
+    """The runs of a part: the row-major index in the whole of each run's first element, and how many elements.
+
+    Args:
+        part: which indices are held.
+        whole: the whole tensor's sizes.
+
+    Returns:
+        In the order in which the local tensor has them, row-major.
+    """
+    if part.source == FLAT:
+        return [span for ranges in part.ranges for span in ranges]
+    if not part.numel:
+        return []
+    full = [ranges == ((0, size),) for ranges, size in zip(part.ranges, whole, strict=True)]
+    cut = max((dim for dim, is_full in enumerate(full) if not is_full), default=-1)
+    if cut < 0:
+        return [(0, math.prod(whole))]
+    steps = [math.prod(whole[dim + 1 :]) for dim in range(len(whole))]
+    leading = itertools.product(
+        *([index for first, length in ranges for index in range(first, first + length)] for ranges in part.ranges[:cut])
+    )
+    bases = [sum(i * step for i, step in zip(index, steps[:cut], strict=True)) for index in leading]
+    return [(base + first * steps[cut], length * steps[cut]) for base in bases for first, length in part.ranges[cut]]
+
+
+def runs(local: torch.Tensor, whole: Sequence[int], part: Part) -> Iterator[tuple[int, torch.Tensor]]:
+    """A part's runs, each with its global index: what `reference.row` and the compiled kernels take.
+
+    Args:
+        local: the part's elements; made contiguous as a whole.
+        whole: the whole tensor's sizes.
+        part: which elements these are.
+    """
+    flat = local.detach().resolve_conj().resolve_neg().contiguous().view(-1)
+    at = 0
+    for offset, length in run_offsets(part, whole):
+        yield offset, flat[at : at + length]
+        at += length

@@ -4,6 +4,9 @@ Kernels in two languages (compiled loops, torch operations) fill results that mu
 shards, and finalised for a whole step at once. So there is one fixed row layout. Words 0 to 5 are integers, the rest
 float64; a step is an array of rows, read as either type through a view.
 
+Kernels, and what is known of memory, hold addresses of rows. So a step's rows lie in blocks that never move, which are
+used again in every step and grow with the largest one.
+
 Identities of an empty row (no finite element): minima +inf, maximum -inf, everything else 0.
 """
 
@@ -18,6 +21,7 @@ from introspect_cli.tensors.kernels import KERNELS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
 
 RAW: Final = 0
 """Position-keyed sum modulo 2**64, before the finaliser (uint64)."""
@@ -81,3 +85,54 @@ def gathered(blocks: Sequence[Rows], count: int) -> Rows:
         first += some
     rows: Rows = columns.T
     return rows
+
+
+ROWS: Final = 1024
+"""Rows in one block."""
+
+
+class Arena:
+    """Rows by slot.
+
+    Attributes:
+        blocks: each of as many rows.
+        addresses: of each row; the compiled intake has the list too.
+    """
+
+    def __init__(self) -> None:
+        self.blocks: list[Rows] = []
+        self.addresses: list[int] = []
+        self._starts = np.zeros(0, np.uint64)
+        self._place = 0
+
+    def hold(self, count: int) -> None:
+        """Have so many rows, at least."""
+        while len(self.addresses) < count:
+            self.blocks.append(empty(ROWS))
+            first = self.blocks[-1].ctypes.data
+            self.addresses.extend(range(first, first + ROWS * ROW_BYTES, ROW_BYTES))
+
+    def address(self, slot: int) -> int:
+        """Where a slot's row is, made if there is none yet."""
+        if slot >= len(self.addresses):
+            self.hold(slot + 1)
+        return self.addresses[slot]
+
+    @property
+    def place(self) -> int:
+        """Where the addresses of the blocks lie, 64 bits each."""
+        if len(self._starts) * ROWS != len(self.addresses):
+            self._starts = np.array(self.addresses[::ROWS], np.uint64)
+            self._place = self._starts.ctypes.data
+        return self._place
+
+    def row(self, slot: int) -> Rows:
+        """The row of a slot that there is, shape (32,)."""
+        block, place = divmod(slot, ROWS)
+        row: Rows = self.blocks[block][place]
+        return row
+
+    def clear(self) -> None:
+        """Let go of all."""
+        self.blocks.clear()
+        self.addresses.clear()

@@ -24,7 +24,7 @@ import torch
 from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 
 from introspect_cli.records import EXPANDED_TEXT, Status
-from introspect_cli.tensors import places, shards
+from introspect_cli.tensors import places
 from introspect_cli.tensors.views import address_of, in_memory, strides_kind
 
 if TYPE_CHECKING:
@@ -227,23 +227,23 @@ def _quantized(tensor: torch.Tensor) -> Parts:
 
 def _distributed(tensor: Any) -> Parts:
     part = places.part_of(tensor)
-    told = ", ".join(str(placement) for placement in tensor.placements)
-    return _placed(tensor._local_tensor, _shape(tensor), part, f"local shard of {told}")  # noqa: SLF001  # to_local() would record an autograd node
+    described = ", ".join(str(placement) for placement in tensor.placements)
+    return _placed(tensor._local_tensor, _shape(tensor), part, f"local shard of {described}")  # noqa: SLF001  # to_local() would record an autograd node
 
 
-def _placed(local: torch.Tensor, shape: tuple[int, ...], part: Part | None, told: str) -> Parts:
+def _placed(local: torch.Tensor, shape: tuple[int, ...], part: Part | None, described: str) -> Parts:
     """One rank's part of a whole tensor, keyed by its place there."""
     inner = take_apart(local)
     common = (shape, inner.dtype, inner.device, inner.strides)
     if inner.values is None:
-        return Parts(*common, status=inner.status, text=f"{told}: {inner.text}")
-    text = f"{told}, shape {tuple(inner.values.shape)}"
+        return Parts(*common, status=inner.status, text=f"{described}: {inner.text}")
+    text = f"{described}, shape {tuple(inner.values.shape)}"
     if part is None or inner.bits or part.numel != inner.values.numel():
         text += "; its place in the whole is not known"
         return Parts(*common, inner.values, inner.bits, extra=inner.extra, status=Status.PARTIAL, text=text)
     if places.is_whole(part, shape):
         return Parts(*common, inner.values)
-    keyed = list(shards.runs(inner.values, shape, part))
+    keyed = list(places.runs(inner.values, shape, part))
     return Parts(*common, inner.values, runs=keyed, status=Status.PARTIAL, text=text, part=part)
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -23,27 +22,24 @@ from introspect_cli.records import STATISTICS, Layout, Status
 from introspect_cli.tensors import checksum, parallel, reference, values
 from introspect_cli.tensors import kernels as k
 from introspect_cli.tensors import rows as r
-from introspect_cli.tensors.arena import Arena
-from introspect_cli.tensors.columns import of_blocks, of_rows
-from introspect_cli.tensors.cpu import CODES, TABLE_ADDRESS, Engine
+from introspect_cli.tensors.columns import Target, of_blocks, of_rows
+from introspect_cli.tensors.cpu import Engine
 from introspect_cli.tensors.gpu.devices import CAPTURING, Devices, capturing
-from introspect_cli.tensors.gpu.engine import Item
-from introspect_cli.tensors.handover import Handover
 from introspect_cli.tensors.intake import new_intake
-from introspect_cli.tensors.layouts import KnownLayouts
+from introspect_cli.tensors.plain import Batch, PlainTensors
 from introspect_cli.tensors.reuse import new_memory, stand
-from introspect_cli.tensors.row_notes import RowNotes
-from introspect_cli.tensors.special import PLAIN, Parts, has_memory, is_wrapped, keyed, take_apart, unseen
-from introspect_cli.tensors.table import finalise
-from introspect_cli.tensors.target import Target
-from introspect_cli.tensors.views import address_of, in_memory, strides_kind, unobserved
+from introspect_cli.tensors.row_notes import KnownLayouts, RowNotes, Slots
+from introspect_cli.tensors.rows import Arena
+from introspect_cli.tensors.special import PLAIN, Parts, is_wrapped, keyed, take_apart, unseen
+from introspect_cli.tensors.table import Handover, finalise
+from introspect_cli.tensors.views import unobserved
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Mapping
 
     from numpy.typing import NDArray
 
-    from introspect_cli.tensors.gpu.engine import DeviceEngine
+    from introspect_cli.tensors.gpu.engine import DeviceEngine, Item
     from introspect_cli.tensors.table import SummaryTable
 
 _LIVE: weakref.WeakSet[Summarizer] = weakref.WeakSet()
@@ -57,9 +53,6 @@ def _after_fork_in_child() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork_in_child)
-
-_Item = tuple[int, int, int, int, int]
-"""Of a tensor in a batch: address of its row, its address, elements, type code, table address."""
 
 
 class Summarizer:
@@ -98,6 +91,9 @@ class Summarizer:
             name for name, own in STATISTICS.items() if stats and (not own.on_request or name in self._sorted)
         ]
         self._devices = Devices(stats=stats, sketch=sketch, sorted_stats=self._sorted)
+        self._slots = Slots(self._arena, self._layout_of, self._layouts, self._notes, measures=stats or sketch)
+        parts = self._engine, self._slots, self._memory, self._devices
+        self._plain = PlainTensors(*parts, self._flags, self._sorted)
         self._reset()
         _LIVE.add(self)
 
@@ -120,7 +116,7 @@ class Summarizer:
             try:
                 if self._intake is not None and self._intake.add(tensor) >= 0:
                     return slot
-                if type(tensor) not in PLAIN or is_wrapped(tensor) or not self._plain(slot, tensor):
+                if type(tensor) not in PLAIN or is_wrapped(tensor) or not self._plain.add(slot, tensor, self._intake):
                     self._by_torch(partial(self._special, tensor), tensor)
             except Exception as error:
                 self._failed(slot, tensor, error)
@@ -138,7 +134,7 @@ class Summarizer:
         Returns:
             The row number of each.
         """
-        batch = _Batch()
+        batch = Batch()
         with self._lock:
             tensors = list(tensors)
             if slots is None:
@@ -153,7 +149,11 @@ class Summarizer:
                 try:
                     if self._intake is not None and self._intake.add_all([tensor], batch.items)[0] >= 0:
                         continue  # its shape was learnt from one before it
-                    if type(tensor) not in PLAIN or is_wrapped(tensor) or not self._plain(slot, tensor, batch):
+                    if (
+                        type(tensor) not in PLAIN
+                        or is_wrapped(tensor)
+                        or not self._plain.add(slot, tensor, self._intake, batch)
+                    ):
                         self._by_torch(partial(self._special, tensor), tensor)
                 except Exception as error:
                     self._failed(slot, tensor, error)
@@ -168,7 +168,7 @@ class Summarizer:
             found: list[Hashable] = [None] * len(tensors) if self._intake is None else self._intake.stands(tensors)
         if None not in found:
             return found
-        return [stand(tensor) if own is None else own for own, tensor in zip(found, tensors, strict=True)]
+        return [stand(tensor) if known is None else known for known, tensor in zip(found, tensors, strict=True)]
 
     @property
     def intake(self) -> Any:
@@ -211,7 +211,7 @@ class Summarizer:
                 raise
             return self.missing(f"{type(obj).__name__}.__repr__ raised {type(error).__name__}")
         with self._lock:
-            slot = self._new(layout)
+            slot = self._slots.new(layout)
             self._notes.fixed[slot] = fixed
             self._notes.note(slot, Status.VALUE, text)
             return slot
@@ -219,115 +219,13 @@ class Summarizer:
     def missing(self, reason: str) -> int:
         """A row for something that could not be observed."""
         with self._lock:
-            slot = self._new(Layout((), ""))
+            slot = self._slots.new(Layout((), ""))
             self._notes.note(slot, Status.NOT_OBSERVED, values.short(values.masked(reason)))
             return slot
 
-    def _new(self, layout: Layout) -> int:
-        slot = len(self._layout_of)
-        index = self._layouts.number(layout)
-        self._arena.address(slot)
-        self._layout_of.append(index)
-        return slot
-
     def _unseen(self, parts: Parts) -> None:
-        slot = self._new(Layout(parts.shape, parts.dtype, parts.device, parts.strides))
+        slot = self._slots.new(Layout(parts.shape, parts.dtype, parts.device, parts.strides))
         self._notes.note(slot, parts.status, values.short(values.masked(parts.text)))
-
-    def _plain(self, slot: int, tensor: torch.Tensor, batch: _Batch | None = None) -> bool:
-        """The short way of an ordinary tensor in CPU memory or on a GPU. False if it is not one.
-
-        With a batch, the work is put there for later instead of done, unless the tensor may be known.
-        """
-        if torch._C._len_torch_function_stack():  # noqa: SLF001  # reading a property would call the script's mode
-            return False
-        if not tensor.is_cpu:
-            return tensor.is_cuda and self._plain_on_gpu(slot, tensor, batch)
-        dtype = tensor.dtype
-        code = CODES.get(dtype)
-        engine = self._engine
-        if (
-            code is None
-            or self._sorted
-            or engine.kernels is None
-            or tensor.layout is not torch.strided
-            or tensor.is_nested
-            or tensor.is_neg()
-            or tensor.is_conj()
-        ):
-            return False
-        if not tensor.is_contiguous():
-            return self._plain_strided(slot, tensor, code)
-        index = self._layouts.contiguous(dtype, tensor.shape)
-        address, count = address_of(tensor), tensor.numel()
-        size = k.SIZES[code]
-        offset = tensor.storage_offset()
-        if tensor.untyped_storage().nbytes() < (offset + count) * size or (count and address == offset * size):
-            return False  # freed, with the tensor still there, or without memory of its own; the long way says so
-        if self._intake is not None:
-            self._intake.learn(tensor, index)
-        row = self._arena.address(slot)
-        self._layout_of.append(index)
-        if code >= k.OPAQUE8:
-            self._bits_only(slot, dtype)
-        table = TABLE_ADDRESS.get(dtype, 0)
-        if count >= k.WORTHWHILE and self._flags:
-            memory = self._memory
-            kind = code | table << 8
-            known = memory.find(address, kind, count)
-            if known and engine.again(row, known, address, count, code):
-                return True
-            memory.note(address, kind, count, row)
-        if batch is None:
-            engine.contiguous(row, address, count, 0, code, table, self._flags)
-        else:
-            batch.items.append((row, address, count, code, table))
-        return True
-
-    def _plain_strided(self, slot: int, tensor: torch.Tensor, code: int) -> bool:
-        """The short way of a tensor in CPU memory that is not contiguous: a transpose, an image with channels last."""
-        if code >= k.OPAQUE8 or not tensor.numel() or not has_memory(tensor):
-            return False
-        if address_of(tensor) == tensor.storage_offset() * k.SIZES[code] or in_memory(tensor.shape, tensor.stride()):
-            return False  # without memory of its own, or very much larger than its memory; the long way says so
-        row, table = self._arena.address(slot), TABLE_ADDRESS.get(tensor.dtype, 0)
-        if not self._engine.strided(row, tensor, code, table, self._flags):
-            return False
-        self._layout_of.append(self._layouts.strided(tensor))
-        return True
-
-    def _plain_on_gpu(self, slot: int, tensor: torch.Tensor, batch: _Batch | None) -> bool:
-        """The short way of an ordinary tensor on a GPU, strided as it may be."""
-        engine = self._devices.engine(tensor.device)
-        if engine is None or tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
-            return False
-        if tensor.is_neg() or tensor.is_conj() or capturing():
-            return False
-        prepared = engine.prepare(tensor)
-        if prepared is None:
-            return False
-        element = prepared.plan.element
-        begun = tensor.storage_offset() * element.size * element.parts
-        if tensor.untyped_storage().nbytes() < begun + prepared.plan.reach:
-            return False
-        if prepared.interned < 0:
-            name, kind = str(tensor.dtype).removeprefix("torch."), strides_kind(tensor)
-            prepared.interned = self._layouts.number(Layout(tuple(tensor.shape), name, str(tensor.device), kind))
-        self._arena.address(slot)
-        self._layout_of.append(prepared.interned)
-        if not element.values:
-            self._bits_only(slot, tensor.dtype)
-        address = address_of(tensor)
-        if batch is None:
-            engine.one(slot, prepared, address)
-        else:
-            batch.entries.setdefault(engine, []).append((slot, [Item(prepared, address)]))
-        return True
-
-    def _bits_only(self, slot: int, dtype: torch.dtype) -> None:
-        self._notes.unmeasured.append(slot)
-        if self._stats or self._sketch:
-            self._notes.note(slot, Status.PARTIAL, f"no values of {dtype}, only bits")
 
     def copied(self, tensor: torch.Tensor) -> torch.Tensor:
         """A copy in host memory."""
@@ -361,13 +259,13 @@ class Summarizer:
         if parts.values is None:
             self._unseen(parts)
             return
-        slot = self._new(Layout(parts.shape, parts.dtype, parts.device, parts.strides, parts.part))
+        slot = self._slots.new(Layout(parts.shape, parts.dtype, parts.device, parts.strides, parts.part))
         if parts.extra:
             self._notes.own_headers[slot] = checksum.header(parts.dtype, parts.shape, parts.extra)
         if parts.text or parts.status is not Status.OBSERVED:
             self._notes.note(slot, parts.status, values.short(parts.text))
         if not reference.has_values(parts.values.dtype):
-            self._bits_only(slot, parts.values.dtype)
+            self._slots.bits_only(slot, parts.values.dtype)
         device = parts.values.device
         if device.type == "cuda" and capturing():
             self._notes.note(slot, Status.NOT_OBSERVED, CAPTURING)
@@ -465,11 +363,3 @@ class Summarizer:
             self._devices.clear()
             self._reset()
         _LIVE.discard(self)
-
-
-@dataclass
-class _Batch:
-    """Tensors of one `add_all` that are summarised together: those in CPU memory, and those of each GPU."""
-
-    items: list[_Item] = field(default_factory=list)
-    entries: dict[DeviceEngine, list[tuple[int, list[Item]]]] = field(default_factory=dict)

@@ -1,6 +1,7 @@
 """What `Summarizer.take` hands over: a step's summaries as columns.
 
-Columns, not objects, since a step may have tens of thousands of rows and the store keeps columns too.
+Columns, not objects, since a step may have tens of thousands of rows and the store keeps columns too. The rows are
+given away before devices have computed them all, so that the script goes on meanwhile.
 """
 
 from __future__ import annotations
@@ -8,12 +9,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from introspect_cli.tensors.views import unobserved
+
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import numpy as np
     import numpy.typing as npt
 
     from introspect_cli.records import Layout
+    from introspect_cli.tensors import rows as r
     from introspect_cli.tensors.columns import Columns
+    from introspect_cli.tensors.gpu.buffers import Pending
     from introspect_cli.tensors.row_notes import Facts
 
 
@@ -72,3 +79,34 @@ def finalise(
         (counts if column.dtype.kind == "i" else floats)[name] = column
     index, status = facts.layout_index, facts.status
     return SummaryTable(layouts, index, columns.checksum, status, counts, floats, columns.sketch, texts)
+
+
+class Handover:
+    """The rows of a step, of which devices may still compute some; or their table, where none do."""
+
+    def __init__(self, rows: r.Rows, pending: list[Pending], finish: Callable[[], SummaryTable]) -> None:
+        self._rows = rows
+        self._pending = pending
+        self._finish = finish
+        self._table: SummaryTable | None = None
+
+    @property
+    def waits(self) -> bool:
+        """Whether the table has to be waited for, so that it should be asked for later."""
+        return bool(self._pending)
+
+    def ready(self) -> bool:
+        """Whether it may be waited for now: not while a CUDA graph is being captured."""
+        for pending in self._pending:
+            pending.send()
+        return all(pending.ready() for pending in self._pending)
+
+    def table(self) -> SummaryTable:
+        """The table, waited for."""
+        if self._table is None:
+            if self._pending:
+                with unobserved():
+                    for pending in self._pending:
+                        self._rows[pending.slots] = pending.rows()
+            self._table = self._finish()
+        return self._table

@@ -1,22 +1,26 @@
 """What can differ between two runs without being a tensor: machine, versions, flags, code.
 
-Each function returns plain data for one file under `settings/`. Nothing here asks an accelerator to wake up.
+Each function returns plain data for one file under `settings/`. Nothing here asks an accelerator to wake up: what only
+an initialised device can tell is left out until there is one.
 """
 
 from __future__ import annotations
 
 import os
 import platform
+import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from introspect_cli.capture.environment import accelerators, redact
+from introspect_cli.capture.environment import redact
 
 if TYPE_CHECKING:
-    from introspect_cli.script import Target
+    from collections.abc import Callable
+
+    from introspect_cli.script.target import Target
 
 
 def runtime() -> dict[str, Any]:
@@ -26,7 +30,7 @@ def runtime() -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "torch_git": torch.version.git_version,
-        **accelerators.libraries(),
+        **libraries(),
         "mkl": backends.mkl.is_available(),
         "mkldnn": backends.mkldnn.is_available(),
         "threads": torch.get_num_threads(),
@@ -34,7 +38,7 @@ def runtime() -> dict[str, Any]:
         "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
         "deterministic_warn_only": torch.is_deterministic_algorithms_warn_only_enabled(),
         "default_dtype": str(torch.get_default_dtype()).removeprefix("torch."),
-        **accelerators.switches(),
+        **switches(),
     }
 
 
@@ -47,7 +51,7 @@ def hardware() -> dict[str, Any]:
         "cpu_count": os.cpu_count(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
     }
-    gpus = accelerators.devices()
+    gpus = devices()
     if gpus:
         facts["gpus"] = gpus
     return facts
@@ -74,3 +78,75 @@ def command(target: Target, directory: str, patterns: tuple[str, ...]) -> dict[s
         "python": sys.executable,
         **(started if target.launcher else {}),
     }
+
+
+_DRIVER: Final = Path("/proc/driver/nvidia/version")
+"""What NVIDIA's kernel module says of itself."""
+
+
+def switches() -> dict[str, Any]:
+    """Torch's flags for accelerators, None where this torch has none or cannot tell."""
+    backends = torch.backends
+    cuda, cudnn = backends.cuda, backends.cudnn
+    matmul = cuda.matmul
+    return {
+        "cudnn_enabled": cudnn.enabled,
+        "cudnn_deterministic": cudnn.deterministic,
+        "cudnn_benchmark": cudnn.benchmark,
+        # asked for by an old name after it was set by a new one, these raise
+        "cudnn_allow_tf32": _asked(lambda: cudnn.allow_tf32),
+        "matmul_allow_tf32": _asked(lambda: matmul.allow_tf32),
+        "matmul_fp32_precision": _asked(lambda: matmul.fp32_precision),  # torch >= 2.9
+        "float32_matmul_precision": _asked(torch.get_float32_matmul_precision),
+        "fp16_reduced_precision_reduction": _asked(lambda: matmul.allow_fp16_reduced_precision_reduction),
+        "bf16_reduced_precision_reduction": _asked(lambda: matmul.allow_bf16_reduced_precision_reduction),
+        "fp16_accumulation": _asked(lambda: matmul.allow_fp16_accumulation),
+        "flash_sdp": cuda.flash_sdp_enabled(),
+        "mem_efficient_sdp": cuda.mem_efficient_sdp_enabled(),
+        "math_sdp": cuda.math_sdp_enabled(),
+        "cudnn_sdp": _asked(cuda.cudnn_sdp_enabled),
+    }
+
+
+def libraries() -> dict[str, Any]:
+    """Versions of what computes on accelerators."""
+    awake = torch.cuda.is_initialized()
+    return {
+        "cuda": torch.version.cuda,
+        "rocm": torch.version.hip,
+        "driver": driver(),
+        "cudnn": torch.backends.cudnn.version() if awake else None,
+        "nccl": _asked(lambda: ".".join(map(str, torch.cuda.nccl.version()))) if awake else None,
+    }
+
+
+def devices() -> list[dict[str, Any]]:
+    """The GPUs that an initialised process sees: name, compute capability, memory in MiB, identifier."""
+    if not torch.cuda.is_initialized():
+        return []
+    found = []
+    for number in range(torch.cuda.device_count()):
+        facts = torch.cuda.get_device_properties(number)
+        capability = f"{facts.major}.{facts.minor}"
+        described = {"name": facts.name, "capability": capability, "memory_mib": facts.total_memory >> 20}
+        uuid = str(getattr(facts, "uuid", ""))
+        found.append(described | ({"uuid": f"GPU-{uuid}"} if uuid else {}))
+    return found
+
+
+def driver(source: Path = _DRIVER) -> str | None:
+    """The version of NVIDIA's driver, None where there is none."""
+    try:
+        match = re.search(r"\b\d{3}\.\d+(\.\d+)?\b", source.read_text(encoding="utf-8", errors="replace"))
+    except OSError:
+        return None
+    return match[0] if match else None
+
+
+def _asked(question: Callable[[], Any]) -> Any:
+    """What torch answers; None where it refuses."""
+    try:
+        answer = question()
+    except (AttributeError, RuntimeError):
+        return None
+    return answer if isinstance(answer, (bool, str, int)) else str(answer)

@@ -82,9 +82,9 @@ def packages() -> dict[str, str]:
     for distribution in importlib.metadata.distributions():
         text = distribution.read_text("METADATA") or distribution.read_text("PKG-INFO") or ""
         # python's own parser takes each file apart whole, most of which is the README: eight times as long
-        told = dict(reversed(_NAME_OR_VERSION.findall(text.partition("\n\n")[0])))
-        if told.get("Name"):
-            found.setdefault(told["Name"], told.get("Version", ""))
+        fields = dict(reversed(_NAME_OR_VERSION.findall(text.partition("\n\n")[0])))
+        if fields.get("Name"):
+            found.setdefault(fields["Name"], fields.get("Version", ""))
     return dict(sorted(found.items(), key=lambda item: item[0].lower()))
 
 

@@ -4,6 +4,8 @@ The process is the script's own: python runs it, and it prints and ends as it wo
 moment, through `sitecustomize`, and wait: most python processes below a launcher train nothing. The one that imports
 torch does; when that import has finished, the capture begins as if it had been there all along, with the states of the
 random generators as they were at the start. It ends with the process.
+
+Everything that is imported here at the top is imported before the process's first line.
 """
 
 from __future__ import annotations
@@ -17,13 +19,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from introspect_cli.capture.follow.notes import VARIABLE, Note
+from introspect_cli.capture.follow.messages import VARIABLE, Note
 from introspect_cli.capture.follow.processes import Process, Role, described
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from introspect_cli.capture.session import Session
+
 
 _MOST_CHILDREN = 1000
 
@@ -62,31 +65,17 @@ class Follower:
         self._process = process
         self._everyone = everyone
         self._session: Session | None = None
-        self._began: dict[str, bytes | None] = {}
         self._raised: BaseException | None = None
         self._pid = os.getpid()
 
     def install(self) -> None:
         """Wait for the script's `import torch`."""
-        from introspect_cli.capture.environment import randomness
-        from introspect_cli.capture.imports import ImportWatch
+        from introspect_cli.capture.environment.start import Start
 
         options = json.loads(self._text)["options"]
-        self._began["python"] = randomness.python_state()
-        if options["seed"] is not None:
-            randomness.seed_python(options["seed"])
-        if options["deterministic"]:
-            randomness.environment()
         self._note("started")
-        ImportWatch({"numpy": lambda: self._numpy(options["seed"]), "torch": self.record}).install()
-
-    def _numpy(self, seed: int | None) -> None:
-        from introspect_cli.capture.environment import randomness
-
-        with contextlib.suppress(Exception):
-            self._began["numpy"] = randomness.numpy_state()
-            if seed is not None:
-                randomness.seed_numpy(seed)
+        self._start = Start(self.record, seed=options["seed"], deterministic=options["deterministic"])
+        self._start.install()
 
     def record(self) -> None:
         """Begin to record; what goes wrong is noted, and the process goes on."""
@@ -99,7 +88,7 @@ class Follower:
                 self._leave_no_trace()
             self._session = session = self._claimed()
             forget_spawned()
-            session.join(self._began)
+            session.join(self._start.states)
             self._watch_the_end()
             self._note("recording", run=str(session.path))
         except Exception as error:
@@ -116,10 +105,10 @@ class Follower:
 
     def _claimed(self) -> Session:
         """A session in the run's directory, or in one of its children where another process was first."""
-        from introspect_cli.capture.follow.orders import Order
+        from introspect_cli.capture.follow.messages import Order
         from introspect_cli.capture.session import Session
         from introspect_cli.errors import StoreError
-        from introspect_cli.script import Target
+        from introspect_cli.script.target import Target
         from introspect_cli.store.files import CHILDREN
 
         order, process = Order.parse(self._text), self._process
@@ -141,7 +130,7 @@ class Follower:
 
     def _watch_the_end(self) -> None:
         """Hear of an exception that ends the process, and of its end; our frames are in no traceback."""
-        from introspect_cli.script import strip_frames
+        from introspect_cli.script.ending import strip_frames
 
         shown = sys.excepthook
 
@@ -158,7 +147,7 @@ class Follower:
 
     def finish(self) -> None:
         """Close the run, as the process ends."""
-        from introspect_cli.script import Ending
+        from introspect_cli.script.ending import Ending
 
         session, self._session = self._session, None
         if session is None or os.getpid() != self._pid:

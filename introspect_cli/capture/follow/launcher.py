@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.capture.environment import redact
-from introspect_cli.capture.follow.notes import VARIABLE, Note, notes_in
-from introspect_cli.capture.follow.orders import Order
+from introspect_cli.capture.follow.messages import VARIABLE, Note, Order, notes_in
 from introspect_cli.capture.follow.processes import instead
 from introspect_cli.capture.run_directory import own_run
 from introspect_cli.errors import UsageError
@@ -26,7 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from introspect_cli.capture.options import CaptureOptions
-    from introspect_cli.script import Target
+    from introspect_cli.script.target import Target
+
 
 _PASSED_ON = ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGCONT")
 SITE = str(Path(__file__).with_name("site"))

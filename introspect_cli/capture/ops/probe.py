@@ -21,8 +21,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from introspect_cli.capture import private_api
-from introspect_cli.capture.ops.calls import Calls, OpCall
-from introspect_cli.capture.ops.places import Places
+from introspect_cli.capture.ops.calls import Calls, OpCall, Places
 from introspect_cli.capture.ops.schema import Operators
 from introspect_cli.capture.ops.values import FLOATS, Writers, is_parameter, outputs, row_of, tensors
 from introspect_cli.capture.probes.base import drop
@@ -115,9 +114,9 @@ class OpProbe:
     def install(self) -> None:
         """Listen for the steps that are captured."""
         self._guarded.on = True
-        self._context.on_begin.append(self._begin)
+        self._context.clock.on_begin.append(self._begin)
         self._context.on_root.append(self._root)
-        self._context.on_tick.append(self._ticked)
+        self._context.clock.on_tick.append(self._ticked)
         self._handles = [
             register_optimizer_step_pre_hook(self._stepping),
             register_optimizer_step_post_hook(self._stepped),
@@ -128,9 +127,9 @@ class OpProbe:
         self._stop()
         for handle in self._handles:
             handle.remove()
-        drop(self._context.on_begin, self._begin)
+        drop(self._context.clock.on_begin, self._begin)
         drop(self._context.on_root, self._root)
-        drop(self._context.on_tick, self._ticked)
+        drop(self._context.clock.on_tick, self._ticked)
         self._pop()
 
     def _stop(self) -> None:

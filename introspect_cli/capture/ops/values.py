@@ -94,7 +94,7 @@ class Writers:
         memory = _memory_of(value)
         site = self._sites.get(memory, -1)
         if site < 0 and is_parameter(value):
-            name = self._context.names.parameter(value)
+            name = self._context.names.parameters.of(value)
             if name is not None:
                 site = self._sites[memory] = self._context.site(name, Phase.START, Kind.PARAM)
         return site

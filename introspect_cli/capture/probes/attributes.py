@@ -91,29 +91,29 @@ class _Watched:
             values, sizes = (self.places, self.names, self.values), (self.sized_places, self.sized_names, self.sizes)
             return bool(KERNELS.unchanged(self.modules, self.lengths, *values, *sizes))
         try:
-            own = [vars(module()) for module in self.modules]  # of None, for a module that is gone, there are none
-            found = map(operator.getitem, map(own.__getitem__, self.places), self.names)
-            sized = map(operator.getitem, map(own.__getitem__, self.sized_places), self.sized_names)
+            held = [vars(module()) for module in self.modules]  # of None, for a module that is gone, there are none
+            found = map(operator.getitem, map(held.__getitem__, self.places), self.names)
+            sized = map(operator.getitem, map(held.__getitem__, self.sized_places), self.sized_names)
             return (
                 list(map(id, found)) == self.identities
                 and list(map(len, sized)) == self.sizes
-                and list(map(len, own)) == self.lengths
+                and list(map(len, held)) == self.lengths
             )
         except (KeyError, TypeError):
             return False
 
     def add(self, module: nn.Module, plain: dict[str, object], sized: list[str]) -> None:
         """Watch a module: plain values by name, and the names of dictionaries whose sizes count."""
-        own, place = vars(module), len(self.modules)
+        held, place = vars(module), len(self.modules)
         self.modules.append(weakref.ref(module))
-        self.lengths.append(len(own))
+        self.lengths.append(len(held))
         self.places += [place] * len(plain)
         self.names += plain
         self.identities += map(id, plain.values())
         self.values += plain.values()
         self.sized_places += [place] * len(sized)
         self.sized_names += sized
-        self.sizes += [len(own[name]) for name in sized]
+        self.sizes += [len(held[name]) for name in sized]
 
 
 class AttributeProbe:
@@ -184,17 +184,17 @@ class AttributeProbe:
             self._rank.modules(rows)
 
     def _watch(self, watched: _Watched, module: nn.Module) -> None:
-        own = vars(module)
+        held = vars(module)
         state = self._context.names.find(module)
         fqn = "" if state is None else state.fqn
         # What is not plain may become so; its identity alone would keep no memory alive, so it is not held.
         plain = {
             name: value
-            for name, value in _own(module)
+            for name, value in _attributes_of(module)
             if _text(value) and (not self._changes or self._changes.get((fqn, name), 0) < _OFTEN)
         }
-        sized = [name for name in _HOOKS if type(own.get(name)).__name__ == "OrderedDict"]
-        if type(own.get("_modules")) in _CHILDREN:
+        sized = [name for name in _HOOKS if type(held.get(name)).__name__ == "OrderedDict"]
+        if type(held.get("_modules")) in _CHILDREN:
             sized.append("_modules")
         watched.add(module, plain, sized)
 
@@ -202,8 +202,8 @@ class AttributeProbe:
         """Name and text of all that is recorded of a module."""
         known = self._known.get(fqn)
         before = {} if known is None else dict(known.attributes)
-        own = vars(module)
-        for name, value in _own(module):
+        held = vars(module)
+        for name, value in _attributes_of(module):
             text = _text(value)
             if not text:
                 continue
@@ -212,7 +212,7 @@ class AttributeProbe:
             if times:
                 self._changes[fqn, name] = times
             yield name, text if times < _OFTEN else CHANGES_OFTEN
-        hooks = [f"{kind} {_called(hook)}" for key, kind in _HOOKS.items() for hook in _hooks(own.get(key))]
+        hooks = [f"{kind} {_called(hook)}" for key, kind in _HOOKS.items() for hook in _hooks(held.get(key))]
         if hooks:
             yield "hooks", ", ".join(hooks)[:_LONGEST]
 
@@ -236,11 +236,11 @@ def _below(root: nn.Module) -> Iterator[nn.Module]:
                 waiting.append(child)
 
 
-def _own(module: nn.Module) -> list[tuple[str, object]]:
+def _attributes_of(module: nn.Module) -> list[tuple[str, object]]:
     """Names and values of what a module holds that is no bookkeeping of torch."""
-    found = [own for own in vars(module).items() if type(own[0]) is str and own[0] not in _TORCHS]
+    found = [item for item in vars(module).items() if type(item[0]) is str and item[0] not in _TORCHS]
     if type(module).__module__.startswith("torch."):  # private names in its own classes
-        return [own for own in found if not own[0].startswith("_")]
+        return [item for item in found if not item[0].startswith("_")]
     return found
 
 

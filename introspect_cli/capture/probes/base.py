@@ -9,7 +9,6 @@ is no longer seen, keeps the sentence for the manifest, and lets pass what did n
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 import traceback
@@ -17,14 +16,13 @@ from threading import get_ident
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from introspect_cli.capture.pausing import PAUSE
+from introspect_cli.capture.frames import PACKAGE, PAUSE
 from introspect_cli.errors import belongs_to_script
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import FrameType, TracebackType
+    from types import TracebackType
 
-PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep  # noqa: PTH100, PTH120 - compared with co_filename text
 _UNCOUNTED = " (as importlib's _bootstrap)"
 _MISSING = object()
 Listener = TypeVar("Listener")
@@ -48,10 +46,10 @@ class Probe(Protocol):
         """Stop watching, and put back what was replaced; also after a failed `install`."""
 
 
-def drop(listeners: list[Listener], own: Listener) -> None:
+def drop(listeners: list[Listener], listener: Listener) -> None:
     """Take a listener off, if it is there: a probe may be removed after an `install` that failed, and twice."""
-    if own in listeners:
-        listeners.remove(own)
+    if listener in listeners:
+        listeners.remove(listener)
 
 
 class Patches:
@@ -95,14 +93,14 @@ def uncounted(function: Function) -> Function:
     `warnings.warn(..., stacklevel=5)` counts frames. It leaves out those of python's own import system, which it knows
     by two words in the names of their files: so the file of such a function is named with these words.
     """
-    own: Any = function
-    code = own.__code__
+    marked: Any = function
+    code = marked.__code__
     if code.co_filename.startswith(PACKAGE) and not code.co_filename.endswith(_UNCOUNTED):
-        own.__code__ = code.replace(co_filename=code.co_filename + _UNCOUNTED)
+        marked.__code__ = code.replace(co_filename=code.co_filename + _UNCOUNTED)
         if "torch" in sys.modules:  # else it is for the script to import, and no compiler comes by
             from introspect_cli.capture import private_api
 
-            private_api.pass_by(own.__code__)
+            private_api.pass_by(marked.__code__)
     return function
 
 
@@ -220,8 +218,3 @@ class Guarded:
             sections.depth -= 1
             while sections.waiting and not sections.depth:  # here: a call of ours would let another signal come between
                 sections.waiting.pop(0)()
-
-
-def is_ours(frame: FrameType) -> bool:
-    """Whether a frame runs code of this package."""
-    return frame.f_code.co_filename.startswith(PACKAGE)

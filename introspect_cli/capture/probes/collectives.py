@@ -30,11 +30,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from introspect_cli.capture import private_api
-from introspect_cli.capture.ops.places import Places
+from introspect_cli.capture.ops.calls import Places
 from introspect_cli.capture.probes.base import Patches
 from introspect_cli.capture.ranks import torch_distributed
+from introspect_cli.capture.ranks.collectives import FACTS, FUNCTIONAL, METHODS, Facts
 from introspect_cli.records import Kind, Phase, Site, SiteInfo
-from introspect_cli.store.launched import IN_FLIGHT, group_label
+from introspect_cli.store.launch import IN_FLIGHT, group_label
 from introspect_cli.tensors.views import unobserved
 
 if TYPE_CHECKING:
@@ -44,67 +45,8 @@ if TYPE_CHECKING:
     from introspect_cli.capture.context import Context
 
 _HOME = "torch.distributed.distributed_c10d"
-
-
-class _Facts(NamedTuple):
-    """One operator: what people call it, and which of its arguments are what; -1 for none.
-
-    Attributes:
-        word: its name.
-        given: position of what goes in.
-        gives: position of what comes out.
-        group: position of the group.
-        reduces: position of the reduction.
-        peer: position of the other rank, or of the root.
-    """
-
-    word: str
-    given: int
-    gives: int
-    group: int
-    reduces: int = -1
-    peer: int = -1
-
-
-FACTS = {
-    "allreduce_": _Facts("all_reduce", 0, 0, 1, 2),
-    "allreduce_coalesced_": _Facts("all_reduce", 0, 0, 1, 2),
-    "allgather_": _Facts("all_gather", 1, 0, 2),
-    "_allgather_base_": _Facts("all_gather", 1, 0, 2),
-    "allgather_coalesced_": _Facts("all_gather", 1, 0, 2),
-    "allgather_into_tensor_coalesced_": _Facts("all_gather", 1, 0, 2),
-    "reduce_scatter_": _Facts("reduce_scatter", 1, 0, 2, 3),
-    "_reduce_scatter_base_": _Facts("reduce_scatter", 1, 0, 2, 3),
-    "reduce_scatter_tensor_coalesced_": _Facts("reduce_scatter", 1, 0, 2, 3),
-    "reduce_": _Facts("reduce", 0, 0, 1, 2, 3),
-    "broadcast_": _Facts("broadcast", 0, 0, 1, -1, 2),
-    "gather_": _Facts("gather", 1, 0, 2, -1, 3),
-    "scatter_": _Facts("scatter", 1, 0, 2, -1, 3),
-    "alltoall_": _Facts("all_to_all", 1, 0, 2),
-    "alltoall_base_": _Facts("all_to_all", 1, 0, 2),
-    "send": _Facts("send", 0, -1, 1, -1, 2),
-    "recv_": _Facts("recv", -1, 0, 1, -1, 2),
-    "barrier": _Facts("barrier", -1, -1, 1),
-}
-"""Operators by name; others (checks of memory, waits) move nothing."""
-
-FUNCTIONAL = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
-"""How the names of torch's functional collectives begin; they differ from version to version in how they end."""
-
 _FUNCTIONS = "torch.distributed._functional_collectives"
 _MESSAGES = frozenset({"send", "recv"})
-
-
-# fmt: off
-METHODS = frozenset({
-    "allreduce", "allreduce_coalesced", "allgather", "_allgather_base", "allgather_coalesced",
-    "all_gather_single", "allgather_into_tensor_coalesced", "all_gather_single_coalesced", "gather",
-    "gather_single", "gather_into_tensor", "scatter", "reduce_scatter", "_reduce_scatter_base",
-    "reduce_scatter_single", "reduce_scatter_tensor_coalesced", "reduce_scatter_single_coalesced", "reduce",
-    "broadcast", "alltoall", "alltoall_base", "all_to_all_single", "recv", "recv_anysource",
-})
-# fmt: on
-"""Methods of a group that give a handle of results; each version of torch has most of them."""
 
 
 class _Result(NamedTuple):
@@ -177,7 +119,7 @@ class CollectiveProbe:
                 continue
             if "group" in inspect.signature(original).parameters:
                 self._patches.replace(functions, name, self._functional(original, word))
-        self._context.on_tick.append(self._ticked)
+        self._context.clock.on_tick.append(self._ticked)
         self._guarded.on = True
 
     def remove(self) -> None:
@@ -201,7 +143,7 @@ class CollectiveProbe:
             if self._notes >= 0:
                 os.ftruncate(self._notes, 0)
 
-    def _watching(self, operator: Any, facts: _Facts) -> Callable[..., Any]:
+    def _watching(self, operator: Any, facts: Facts) -> Callable[..., Any]:
         def run(keys: Any, *args: Any, **kwargs: Any) -> Any:
             sites: list[int] = []
             outputs: list[torch.Tensor] = []
@@ -213,7 +155,7 @@ class CollectiveProbe:
             asked = self._asked.results
             if outputs and asked is not None and self._guarded.on:
                 with self._guarded, unobserved():
-                    aliases = [own.detach() for own in outputs]
+                    aliases = [tensor.detach() for tensor in outputs]
                     asked += map(_Result, sites, aliases, map(private_api.writes_to, aliases))
             return result
 
@@ -273,7 +215,7 @@ class CollectiveProbe:
 
         return collective
 
-    def _begins(self, facts: _Facts, args: tuple[Any, ...], frame: Any) -> tuple[list[int], list[torch.Tensor]]:
+    def _begins(self, facts: Facts, args: tuple[Any, ...], frame: Any) -> tuple[list[int], list[torch.Tensor]]:
         """Record that one begins and what goes in; the sites and tensors of what will come out."""
         given = list(_tensors(args, facts.given))
         results = list(_tensors(args, facts.gives))
@@ -312,7 +254,7 @@ class CollectiveProbe:
         shown, given, results = tensors
         label = self._label(group)
         what = f"{word}{reduction}{peer}"
-        told = f"{what} of {_shapes(shown)}" if shown else what
+        described = f"{what} of {_shapes(shown)}" if shown else what
         counted = f"{label} {what}" if word in _MESSAGES else label
         call = self._counts.get(counted, 0)
         self._counts[counted] = call + 1
@@ -327,8 +269,10 @@ class CollectiveProbe:
         path += f"~{number}" if number else ""
         info = SiteInfo("", word, source)
         site = self._recorder.site(Site(phase, Kind.COLLECTIVE, fqn, call, path), info)
-        os.write(self._notes, f"{self._recorder.step}\t{fqn}\t{call}\t{told}\t{source}\n".encode("utf-8", "replace"))
-        self._recorder.value(site, told)
+        os.write(
+            self._notes, f"{self._recorder.step}\t{fqn}\t{call}\t{described}\t{source}\n".encode("utf-8", "replace")
+        )
+        self._recorder.value(site, described)
         for number, value in enumerate(given):
             suffix = f"{path}.in[{number}]"
             place = self._recorder.site(Site(phase, Kind.COLLECTIVE, fqn, call, suffix), info)
@@ -341,7 +285,7 @@ class CollectiveProbe:
             for number in range(len(results))
         ]
 
-    def _reduction(self, args: tuple[Any, ...], facts: _Facts) -> str:
+    def _reduction(self, args: tuple[Any, ...], facts: Facts) -> str:
         if facts.reduces < 0:
             return ""
         word = torch_distributed.reduction_of(args[facts.reduces]) or self._asked.reduction
@@ -353,7 +297,7 @@ class CollectiveProbe:
         known = self._labels.get(name)
         if known is None:
             label = group_label(torch_distributed.ranks_of_group(group))
-            taken = sum(own.partition(" #")[0] == label for own in self._labels.values())
+            taken = sum(known_label.partition(" #")[0] == label for known_label in self._labels.values())
             known = self._labels[name] = f"{label} #{taken + 1}" if taken else label
         return known
 
@@ -362,11 +306,11 @@ class CollectiveProbe:
             results: list[_Result] = []
             if self._guarded.on and id(work) in self._pending:
                 # a call that waits itself lets no code of the script come between
-                own = str(sys._getframe(1).f_globals.get("__name__")).startswith("torch.")  # noqa: SLF001 - as python documents it
+                is_torchs = str(sys._getframe(1).f_globals.get("__name__")).startswith("torch.")  # noqa: SLF001 - as python documents it
                 with self._guarded, unobserved():
                     for result in self._pending.pop(id(work))[1]:
                         # asked before the wait, as some backends write then; others write from a thread of theirs
-                        if own or private_api.writes_to(result.alias) == result.version:
+                        if is_torchs or private_api.writes_to(result.alias) == result.version:
                             results.append(result)
                         else:
                             self._recorder.missing(result.site, "it was written to before the script waited for it")

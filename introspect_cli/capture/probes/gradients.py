@@ -7,11 +7,15 @@ What is recorded is the tensor's whole gradient, summed over all its uses.
 
 `register_hook` leaves a dictionary on the tensor that the script can see and count. What runs in a backward pass is the
 autograd node's reference to it; so the dictionary is given to the node and taken off the tensor again. A leaf has no
-node: there, the hook is where the script can see it. `gradients.cpp` does the same for most tensors, in one call.
+node: there, the hook is where the script can see it.
+
+`gradients.cpp` has the hook, the number of a node, and the watching of a tensor that a node made, without a frame of
+Python; each stands in for the one thing here that does the same.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.capture import private_api
@@ -62,6 +66,11 @@ def _is_on_leaf(hook: Any, tensor: torch.Tensor) -> bool:
     return hooks is not None and hooks.get(hook.number) is hook
 
 
+def _leave_to_python(_tensor: torch.Tensor, _site: int) -> bool:
+    """Stands where no extension watches tensors in one call."""
+    return False
+
+
 class GradientProbe:
     """Registers tensor hooks and records what they are given."""
 
@@ -74,15 +83,18 @@ class GradientProbe:
         self._watched: dict[int, Any] = {}
         self._leaf_handles: list[Any] = []
         self._elsewhere: ById[list[int] | str] = ById()
-        self._number_of: Callable[[Any], object] = private_api.node_number
         self._used: list[Any] = []
         self._spare: list[Any] = []  # what held the hooks of earlier steps, to hold others once their graphs are gone
+        self._number_of: Callable[[Any], object] = private_api.node_number
+        self._new_hook: Callable[[int, int], Any] = partial(_Hook, self)
+        self._watch_made: Callable[[torch.Tensor, int], bool] = _leave_to_python
         self.compiled: Any = None
-        """Does the same in one call for most tensors; None where nothing does."""
+        """What `modules.cpp` is given to watch tensors with; None where nothing is compiled."""
         if KERNELS is not None and recorder.intake is not None:
-            own = (self._guarded, recorder, recorder.intake, self._watched, self._elsewhere.entries)
-            self.compiled = KERNELS.gradients(self.record, *own, self._used, self._spare)
-            self._number_of = self.compiled.number
+            parts = (self._guarded, recorder, recorder.intake, self._watched, self._elsewhere.entries)
+            self.compiled = KERNELS.gradients(self.record, *parts, self._used, self._spare)
+            self._number_of, self._new_hook = self.compiled.number, self.compiled.hook
+            self._watch_made = self.compiled.watch
 
     def install(self) -> None:
         """Begin to watch; hooks come with the tensors."""
@@ -99,7 +111,7 @@ class GradientProbe:
 
         A recomputed forward may be given the very tensors of the first one, whose gradients have their sites.
         """
-        if not recomputed and self.compiled is not None and self.compiled.watch(tensor, site):
+        if not recomputed and self._watch_made(tensor, site):
             return
         elsewhere = self._elsewhere.get(tensor)
         if isinstance(elsewhere, str):
@@ -123,7 +135,7 @@ class GradientProbe:
                 if not recomputed:
                     known.add(site)
                 return
-        hook: Any = _Hook(self, site, version) if self.compiled is None else self.compiled.hook(site, version)
+        hook = self._new_hook(site, version)
         self._watched[key] = hook
         if node is not None:
             private_api.add_hook(tensor, node, hook)

@@ -5,20 +5,28 @@ That is asked for twice a step of every parameter, so the sites of it all are lo
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import chain
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import Optimizer
 
+from introspect_cli.capture.probes.hyperparameters import PLAIN
 from introspect_cli.records import Kind, Phase
 from introspect_cli.tensors import parallel
+from introspect_cli.tensors.flatten import flatten
+from introspect_cli.tensors.places import Placed
 
 if TYPE_CHECKING:
     from introspect_cli.capture.context import Context
     from introspect_cli.capture.named import ParameterName
     from introspect_cli.capture.ranks.flat import Turn
+
+_gradient_of = attrgetter("grad")
+_NOTHING_KNOWN: tuple[tuple[str, ...], list[int]] = ((), [])
 
 
 class Held:
@@ -39,7 +47,9 @@ class Held:
         """Those large enough for torch to share an operation on them out among its threads: looked for once."""
         if self._large is None:
             self._large = [
-                at for at, own in enumerate(parameters) if not is_lazy(own) and own.numel() >= parallel.SHARED_OUT
+                at
+                for at, parameter in enumerate(parameters)
+                if not is_lazy(parameter) and parameter.numel() >= parallel.SHARED_OUT
             ]
         return [parameters[at] for at in self._large]
 
@@ -71,6 +81,7 @@ class Held:
         return self._state.setdefault(phase, {})
 
 
+@dataclass(slots=True)
 class Stepping:
     """An optimizer as it steps now.
 
@@ -82,17 +93,11 @@ class Stepping:
         held: what is known of them; None before they were looked at.
     """
 
-    __slots__ = ("held", "optimizer", "parameters", "stands", "turn")
-
-    def __init__(
-        self, optimizer: Optimizer, parameters: list[torch.Tensor], turn: Turn, stands: Any, held: Held | None
-    ) -> None:
-        """Take what was found."""
-        self.optimizer = optimizer
-        self.parameters = parameters
-        self.turn = turn
-        self.stands = stands
-        self.held = held
+    optimizer: Optimizer
+    parameters: list[torch.Tensor]
+    turn: Turn
+    stands: Any
+    held: Held | None
 
 
 class Plan:
@@ -114,19 +119,123 @@ class Plan:
         return values if all(issubclass(cls, torch.Tensor) for cls in set(map(type, values))) else None
 
 
-def with_gradients(
+class OptimizerRecords:
+    """Records gradients and state."""
+
+    def __init__(self, context: Context) -> None:
+        """Start with nothing recorded."""
+        self._context = context
+        self._recorder = context.recorder
+
+    def gradients(self, stepping: Stepping, call: int = 0) -> None:
+        """Record the gradients of what an optimizer steps, as it sees them."""
+        context, held = self._context, stepping.held
+        if held is None or Kind.GRAD not in context.kinds:
+            return
+        sites, parameters = held.gradient_sites(context, call), stepping.parameters
+        gradients: list[torch.Tensor] = list(map(_gradient_of, parameters)) if held.all_watched else []
+        if len(sites) != len(gradients) or type(None) in set(map(type, gradients)):
+            sites, parameters, gradients = _with_gradients(sites, parameters)
+        placed = context.parts.each(
+            sites, parameters, gradients, lambda name: context.site(name, Phase.OPTIMIZER, Kind.GRAD, call=call)
+        )
+        self._recorder.tensors(*placed)
+
+    def state(self, stepping: Stepping, phase: Phase) -> None:
+        """Record what an optimizer keeps for each of its parameters."""
+        optimizer, held = stepping.optimizer, stepping.held
+        if held is None:
+            return
+        if not self._context.parts.active and (plan := held.plans.get(phase)) is not None:
+            values = plan.values(held.all_states(optimizer))
+            if values is not None:
+                self._recorder.tensors(plan.sites, values)
+                return
+        states = held.states(optimizer)
+        if self._context.parts.active:
+            states, inside = self._placed(optimizer, states)
+            for name, state in inside:
+                self._recorder.tensors(*self._state_of(name, state, phase))
+        known = held.known_state(phase)
+        sites: list[int] = []
+        tensors: list[torch.Tensor] = []
+        for position, state in states:
+            keys, known_sites = known.get(position, _NOTHING_KNOWN)
+            if keys != tuple(state):
+                break
+            sites.extend(known_sites)
+            tensors.extend(state.values())
+        else:
+            if all(issubclass(cls, torch.Tensor) for cls in set(map(type, tensors))):
+                self._recorder.tensors(sites, tensors)
+                if len(states) == len(held.names):
+                    held.plans[phase] = Plan(sites, [state for _, state in states])
+                return
+        self._new_state(held, states, phase)
+
+    def _placed(
+        self, optimizer: Optimizer, states: list[tuple[int, dict[str, Any]]]
+    ) -> tuple[list[tuple[int, dict[str, Any]]], list[tuple[ParameterName, dict[str, Any]]]]:
+        """The states with what is a piece of a whole told to be one; and those of parameters inside a flat one."""
+        parameters, parts = parameters_of(optimizer), self._context.parts
+        placed, inside = [], []
+        for at, state in states:
+            pieces = parts.states(parameters[at], state)
+            if pieces is None:
+                kept = {key: parts.of(parameters[at], value) for key, value in state.items()}
+                placed.append((at, kept))
+            else:
+                inside += pieces
+        return placed, inside
+
+    def _new_state(self, held: Held, states: list[tuple[int, dict[str, Any]]], phase: Phase) -> None:
+        """Record state of which something is new, or is no tensor."""
+        known = held.known_state(phase)
+        sites: list[int] = []
+        tensors: list[Any] = []
+        for position, state in states:
+            kept_sites, kept = self._state_of(held.names[position], state, phase)
+            sites += kept_sites
+            tensors += kept
+            if all(isinstance(value, torch.Tensor) for value in state.values()):
+                known[position] = tuple(state), kept_sites
+            else:
+                known.pop(position, None)
+        self._recorder.tensors(sites, tensors)
+
+    def _state_of(self, name: ParameterName, state: dict[str, Any], phase: Phase) -> tuple[list[int], list[Any]]:
+        """Sites and tensors of what is kept for a parameter; what is no tensor is recorded at once."""
+        sites: list[int] = []
+        tensors: list[Any] = []
+        for key, value in state.items():
+            prefix = f"[{key!r}]"
+            if isinstance(value, (torch.Tensor, Placed)):
+                sites.append(self._context.site(name, phase, Kind.OPTIMIZER_STATE, prefix))
+                tensors.append(value)
+                continue
+            for path, leaf in flatten(value):
+                site = self._context.site(name, phase, Kind.OPTIMIZER_STATE, prefix + path)
+                if isinstance(leaf, torch.Tensor):
+                    sites.append(site)
+                    tensors.append(leaf)
+                elif isinstance(leaf, PLAIN):
+                    self._recorder.value(site, leaf)
+        return sites, tensors
+
+
+def _with_gradients(
     sites: list[int], parameters: list[torch.Tensor]
 ) -> tuple[list[int], list[torch.Tensor], list[torch.Tensor]]:
     """Those of the parameters that are watched and have a gradient, with their sites and gradients."""
-    own_sites: list[int] = []
-    own: list[torch.Tensor] = []
+    kept_sites: list[int] = []
+    kept: list[torch.Tensor] = []
     gradients: list[torch.Tensor] = []
     for site, parameter in zip(sites, parameters, strict=True):
         if site >= 0 and (gradient := parameter.grad) is not None:
-            own_sites.append(site)
-            own.append(parameter)
+            kept_sites.append(site)
+            kept.append(parameter)
             gradients.append(gradient)
-    return own_sites, own, gradients
+    return kept_sites, kept, gradients
 
 
 def parameters_of(optimizer: Optimizer) -> list[torch.Tensor]:
@@ -139,5 +248,5 @@ def _made_of(optimizer: Optimizer) -> list[Optimizer]:
     found: list[Optimizer] = []
     for value in vars(optimizer).values():
         kept = value if type(value) in (list, tuple) else [value]
-        found += [own for own in kept if issubclass(type(own), Optimizer)]
+        found += [item for item in kept if issubclass(type(item), Optimizer)]
     return found

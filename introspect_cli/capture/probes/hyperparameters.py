@@ -65,6 +65,46 @@ class Hyperparameters:
                         self._recorder.value(site, plain)
 
 
+class OptimizerSettings:
+    """What the optimizers' groups hold, with the names of their parameters: the document `settings/optimizers`.
+
+    Attributes:
+        found: one entry for each optimizer.
+        changed: whether that is another than when it was last written.
+    """
+
+    def __init__(self) -> None:
+        """Start without optimizers."""
+        self.found: list[dict[str, Any]] = []
+        self.changed = False
+
+    def note(self, name: str, optimizer: Optimizer, fqns: list[list[str]], *, first: int, in_turn: bool) -> None:
+        """Put an optimizer in, in the place of what it was.
+
+        Args:
+            name: its name.
+            optimizer: it.
+            fqns: of each of its parameters, the name, or those of what lies in a flat one.
+            first: the number of its first group.
+            in_turn: whether another optimizer may have it step its groups one after the other.
+        """
+        remaining = iter(fqns)
+        groups = [
+            {
+                **{key: setting(value) for key, value in group.items() if key != "params"},
+                "params": [fqn for _ in group["params"] for fqn in next(remaining)],
+            }
+            for group in optimizer.param_groups
+        ]
+        before = [group for entry in self.found if entry["name"] == name for group in entry["groups"]]
+        groups = [*before[:first], *groups]
+        if in_turn:  # those that are not stepped now may have no parameters
+            groups = [group if group["params"] else [*before[at : at + 1], group][0] for at, group in enumerate(groups)]
+        self.found = [entry for entry in self.found if entry["name"] != name]
+        self.found.append({"name": name, "class": type(optimizer).__name__, "groups": groups})
+        self.changed = True
+
+
 def _is_fixed(value: object) -> bool:
     """Whether what is this very object stays equal to what it was: plain, and no number that equals nothing."""
     if type(value) is tuple:

@@ -5,29 +5,28 @@ This module imports torch; the session imports it only once the script has impor
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from typing import TYPE_CHECKING
 
+from introspect_cli.capture.contents import modules_in, wrapped
 from introspect_cli.capture.context import Context
 from introspect_cli.capture.frames import pass_by
-from introspect_cli.capture.inside import modules_in, wrapped
 from introspect_cli.capture.keeping import Keeping
 from introspect_cli.capture.names import NameFilter, Names
 from introspect_cli.capture.parse_options import rule_of
-from introspect_cli.capture.probes import separate
 from introspect_cli.capture.probes.attributes import AttributeProbe
 from introspect_cli.capture.probes.children import ChildrenProbe
+from introspect_cli.capture.probes.data import DataProbe
 from introspect_cli.capture.probes.gradients import GradientProbe
+from introspect_cli.capture.probes.loss import LossProbe
 from introspect_cli.capture.probes.modules import ModuleProbe
 from introspect_cli.capture.probes.optimizers import OptimizerProbe
 from introspect_cli.capture.probes.rng import RngProbe
+from introspect_cli.capture.probes.script_calls import ScriptCallsProbe
 from introspect_cli.capture.probes.state import StateProbe
 from introspect_cli.capture.recorder import Recorder
 from introspect_cli.capture.regions.probe import TapProbe
 from introspect_cli.capture.samples import KINDS as SAMPLED
 from introspect_cli.records import Kind
-from introspect_cli.store.index import Sums
 from introspect_cli.tensors import kernels
 from introspect_cli.tensors.summarizer import Summarizer
 
@@ -41,6 +40,10 @@ if TYPE_CHECKING:
     from introspect_cli.capture.regions.compile import CompileProbe
     from introspect_cli.errors import StoreError
     from introspect_cli.store.writer import StoreWriter
+
+
+STANDALONE: tuple[Callable[[Context], Probe], ...] = (DataProbe, LossProbe, ScriptCallsProbe)
+"""Probes that need nothing but what all probes share."""
 
 
 class Probes:
@@ -75,7 +78,7 @@ class Probes:
             sorted_stats=options.sorted_stats,
             operators=options.level == "op",
             samples=not SAMPLED.isdisjoint(options.record),
-            sums=None if kernels.KERNELS is None else Sums(kernels.KERNELS.crc32, kernels.StepDigest()),
+            digest=None if kernels.KERNELS is None else kernels.StepDigest(),
         )
         self._guard = guard
         self.names = Names(NameFilter(options.modules, options.exclude, options.max_depth))
@@ -86,7 +89,7 @@ class Probes:
             max_size=None if options.max_size is None else options.max_size // ranks,
             until_nan=options.until_nan,
             number=rank,
-            why="last" if options.rule is None else "rule",
+            why="last" if options.schedule is None else "rule",
             note=guard.note,
         )
         self.recorder = Recorder(
@@ -99,9 +102,9 @@ class Probes:
         gradients = GradientProbe(self.recorder, guard)
         state = StateProbe(self.context)
         self.optimizers = OptimizerProbe(self.context, state)
-        self.context.on_tick.append(gradients.clear)
-        self.context.on_tick.append(self._modules_named)
-        self.context.on_tick.append(self.names.step_over)
+        self.context.clock.on_tick.append(gradients.clear)
+        self.context.clock.on_tick.append(self._modules_named)
+        self.context.clock.on_tick.append(self.names.step_over)
         self._modules = modules = ModuleProbe(self.context, gradients)
         self.children = ChildrenProbe(guard, followed=options.children == "all")
         self._probes: list[Probe] = [
@@ -109,7 +112,7 @@ class Probes:
             RngProbe(self.context, began),
             state,
             gradients,
-            *_separate(self.context),
+            *(probe(self.context) for probe in STANDALONE),
             self.optimizers,
             modules,
             AttributeProbe(self.context, modules, self.rank, options.redact),
@@ -159,13 +162,10 @@ class Probes:
 
     def new_settings(self) -> Iterator[tuple[str, object]]:
         """Documents of settings that have changed since this was last asked, by name."""
-        if self.optimizers.settings_changed:
-            self.optimizers.settings_changed = False
-            yield "optimizers", self.optimizers.settings
-        nested = self._modules.values.nested
-        if nested.changed:
-            nested.changed = False
-            yield "nested", nested.found
+        for name, document in (("optimizers", self.optimizers.settings), ("nested", self._modules.values.nested)):
+            if document.changed:
+                document.changed = False
+                yield name, document.found
 
     def _remark(self, sentence: str) -> None:
         if sentence not in self.notes:
@@ -200,9 +200,3 @@ class Probes:
         """In a forked child: the patches stay, since the child runs the same code, and pass everything through."""
         self.recorder.stop()
         self.remove()
-
-
-def _separate(context: Context) -> Iterator[Probe]:
-    """The probes in files of the folder `separate`, in the order of their names."""
-    for module in pkgutil.iter_modules(separate.__path__, separate.__name__ + "."):
-        yield importlib.import_module(module.name).PROBE(context)

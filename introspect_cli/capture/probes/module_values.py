@@ -2,6 +2,10 @@
 
 A value may be a tensor, or nested: every tensor in it has a site of its own. A tensor may be one rank's share of a
 larger one, as tensor parallelism hands them around, and is then recorded as such a part.
+
+Records name leaves by path and say nothing of what is in between: `['cache'][0].key` could be a dict of tuples or of
+lists. So the classes that hold others are noted once for each module, when a nested value first goes in or comes out,
+and stand among the settings, so that no step grows by them.
 """
 
 from __future__ import annotations
@@ -10,11 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from introspect_cli.capture.named import CallSites, ModuleState
-from introspect_cli.capture.probes.nested import NestedClasses
 from introspect_cli.capture.ranks import launchers, tags, torch_distributed
 from introspect_cli.records import GRADIENT_OF, Kind, Phase
-from introspect_cli.tensors.flatten import flatten, is_plain
+from introspect_cli.tensors.flatten import containers, flatten, is_plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -22,9 +24,11 @@ if TYPE_CHECKING:
     from torch import nn
 
     from introspect_cli.capture.context import Context
+    from introspect_cli.capture.named import ModuleState
     from introspect_cli.capture.probes.gradients import GradientProbe
     from introspect_cli.capture.ranks.tags import Style
     from introspect_cli.tensors.places import Placed
+
 
 _POSITIONS = tuple(f"[{number}]" for number in range(32))
 
@@ -58,28 +62,17 @@ class ModuleValues:
         self.on_value = listener
         self.inputs = self.outputs = True
 
-    def plain_inputs(self, state: ModuleState, call: int, args: tuple[torch.Tensor, ...]) -> None:
-        """Record tensors that go into a module."""
-        for value, (site, gradient) in zip(args, self.input_sites(state, call, len(args)), strict=False):
-            self.plain_tensor(value, site, gradient)
-
-    def input_sites(self, state: ModuleState, call: int, given: int) -> list[tuple[int, int]]:
-        """The sites of so many tensors that go into a call, or more."""
-        while len(state.forward) <= call:
-            state.forward.append(CallSites())
-        sites = state.forward[call].inputs
+    def input_sites(self, state: ModuleState, call: int, given: int) -> None:
+        """Look up the sites of so many tensors that go into a call, for the extension."""
+        sites = state.sites_of_call(call).inputs
         while len(sites) < given:
             sites.append(self._pair_of_sites(state, Kind.INPUT, call, _position(len(sites))))
-        return sites
 
-    def plain_output(self, state: ModuleState, call: int, result: torch.Tensor) -> None:
-        """Record the tensor that comes out of a module."""
-        while len(state.forward) <= call:
-            state.forward.append(CallSites())
-        sites = state.forward[call]
+    def output_sites(self, state: ModuleState, call: int) -> None:
+        """The same of the tensor that comes out."""
+        sites = state.sites_of_call(call)
         if sites.output is None:
             sites.output = self._pair_of_sites(state, Kind.OUTPUT, call, "")
-        self.plain_tensor(result, *sites.output)
 
     def _pair_of_sites(self, state: ModuleState, kind: Kind, call: int, path: str) -> tuple[int, int]:
         """The site of a value in a forward pass, and that of its gradient; -1 for what is not recorded."""
@@ -182,3 +175,29 @@ def may_be_shares(state: ModuleState, module: nn.Module, args: tuple[Any, ...]) 
 
 def _position(number: int) -> str:
     return _POSITIONS[number] if number < len(_POSITIONS) else f"[{number}]"
+
+
+_MOST_CONTAINERS = 20_000
+"""Containers that are noted of one run, at most."""
+
+
+class NestedClasses:
+    """The class at each path that holds others, by module and kind of value."""
+
+    def __init__(self) -> None:
+        """Start with nothing noted."""
+        self.found: dict[str, dict[str, dict[str, str]]] = {}
+        self.changed = False
+        self._seen: set[tuple[str, Kind, str]] = set()
+        self._count = 0
+
+    def note(self, fqn: str, kind: Kind, prefix: str, value: Any) -> None:
+        """Note what one nested value is made of, the first time it is met."""
+        key = (fqn, kind, prefix)
+        if key in self._seen or self._count > _MOST_CONTAINERS:
+            return
+        self._seen.add(key)
+        classes = {prefix + path: name for path, name in containers(value)}
+        self._count += len(classes)
+        self.found.setdefault(fqn, {}).setdefault(kind.value, {}).update(classes)
+        self.changed = True

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import sys
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,13 +21,11 @@ from torch.optim.optimizer import (
 from introspect_cli.capture.identity import ById, FreeNames
 from introspect_cli.capture.named import Holder
 from introspect_cli.capture.probes.base import Patches
-from introspect_cli.capture.probes.held import Held, Plan, Stepping, parameters_of, with_gradients
-from introspect_cli.capture.probes.hyperparameters import PLAIN, Hyperparameters, setting
+from introspect_cli.capture.probes.held import Held, OptimizerRecords, Stepping, parameters_of
+from introspect_cli.capture.probes.hyperparameters import Hyperparameters, OptimizerSettings
 from introspect_cli.capture.ranks.flat import ALL
 from introspect_cli.records import Kind, Phase
 from introspect_cli.tensors import parallel
-from introspect_cli.tensors.flatten import flatten
-from introspect_cli.tensors.places import Placed
 from introspect_cli.tensors.views import unobserved
 
 if TYPE_CHECKING:
@@ -40,8 +37,6 @@ if TYPE_CHECKING:
     from introspect_cli.capture.named import ParameterName
     from introspect_cli.capture.probes.state import StateProbe
 
-_gradient_of = attrgetter("grad")
-
 
 class OptimizerProbe:
     """Watches optimizer steps and drives the step clock."""
@@ -52,22 +47,22 @@ class OptimizerProbe:
         """Start without optimizers; `state` records parameters."""
         self._context = context
         self._guarded = context.guard.around(
-            self.name, "optimizer steps (and so the ends of steps) are", context.lost_optimizers
+            self.name, "optimizer steps (and so the ends of steps) are", context.clock.lost_optimizers
         )
         self._recorder = context.recorder
         self._state = state
         self._names = FreeNames()
         self._parameters: ById[Held] = ById()
         self._state_seen: set[tuple[str, int]] = set()
+        self._records = OptimizerRecords(context)
         self._hyperparameters = Hyperparameters(context.recorder)
+        self.settings = OptimizerSettings()
         self._patches = Patches()
         self._handles: list[RemovableHandle] = []
         self._stepped = 0
         self._closures = 0
         self._groups: frozenset[int] = frozenset()
         """Identities of the groups of the outermost optimizer that steps."""
-        self.settings: list[dict[str, Any]] = []
-        self.settings_changed = False
 
     def install(self) -> None:
         """Register the step hooks; hear of optimizers as they are built, and of steps that a scaler skips."""
@@ -82,7 +77,7 @@ class OptimizerProbe:
             built(self, *args, **kwargs)
             if probe._guarded.on:
                 with probe._guarded:
-                    probe._context.built(self)
+                    probe._context.clock.built(self)
 
         @functools.wraps(scaled)
         def step(self: Any, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
@@ -117,8 +112,8 @@ class OptimizerProbe:
             return None
         context = self._context
         # From the first step on, names stay as they are, and steps need not be guessed at.
-        context.stepped = context.names.settled = True
-        context.unseen_steps = False
+        context.clock.stepped = context.names.settled = True
+        context.clock.unseen_steps = False
         context.evaluation.trained()
         running = context.running.optimizers
         if running and not _inside_step(sys._getframe(1)):  # noqa: SLF001 - the documented way to a frame
@@ -131,12 +126,12 @@ class OptimizerProbe:
         with self._guarded, unobserved():
             self._groups = frozenset(map(id, optimizer.param_groups))
             has_closure = _has_closure(args, kwargs)
-            own = self._stepping(optimizer)
-            if not (has_closure and self._is_ahead(own)):
-                self._note(own)
-            context.begin()
+            stepping = self._stepping(optimizer)
+            if not (has_closure and self._is_ahead(stepping)):
+                self._note(stepping)
+            context.clock.begin()
             if self._recorder.wanted:
-                self._record_before(own, has_closure=has_closure)
+                self._record_before(stepping, has_closure=has_closure)
             if has_closure:
                 return self._watched_closure(optimizer, args, kwargs)
         return None
@@ -147,8 +142,8 @@ class OptimizerProbe:
         An optimizer that is made of others may have groups of its own that nothing reads.
         """
         with self._guarded, unobserved():
-            own = set(map(id, optimizer.param_groups))
-            if own <= self._groups or Kind.HYPERPARAMETER not in self._context.kinds or not self._recorder.wanted:
+            groups = set(map(id, optimizer.param_groups))
+            if groups <= self._groups or Kind.HYPERPARAMETER not in self._context.kinds or not self._recorder.wanted:
                 return
             name = self._names.name(optimizer, type(optimizer).__name__)
             self._hyperparameters.record(optimizer, name, self._stepping(optimizer).turn.first)
@@ -173,10 +168,10 @@ class OptimizerProbe:
         return (args[0], evaluate, *args[2:]), kwargs
 
     def _evaluated(self, optimizer: Optimizer) -> None:
-        own = self._stepping(optimizer)
-        if own.held is None:
-            self._note(own)
-        self._gradients(own, self._closures)
+        stepping = self._stepping(optimizer)
+        if stepping.held is None:
+            self._note(stepping)
+        self._records.gradients(stepping, self._closures)
         self._closures += 1
 
     def _after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -189,13 +184,13 @@ class OptimizerProbe:
             return
         self._stepped += 1
         with self._guarded, unobserved():
-            own = self._stepping(optimizer)
-            if own.held is None:
-                self._note(own)
+            stepping = self._stepping(optimizer)
+            if stepping.held is None:
+                self._note(stepping)
             if self._recorder.wanted:
-                self._record_after(own, has_closure=_has_closure(args, kwargs))
-            if own.turn.is_last:
-                self._context.auto_tick()
+                self._record_after(stepping, has_closure=_has_closure(args, kwargs))
+            if stepping.turn.is_last:
+                self._context.clock.auto_tick()
 
     def _stepping(self, optimizer: Optimizer) -> Stepping:
         """An optimizer with all that it steps now, and what is known of that."""
@@ -207,188 +202,87 @@ class OptimizerProbe:
 
     def _skipped(self, optimizer: Optimizer) -> None:
         """A gradient scaler found infinities and left the optimizer alone: the step ends all the same."""
-        own = self._stepping(optimizer)
-        self._note(own)
+        stepping = self._stepping(optimizer)
+        self._note(stepping)
         if self._recorder.wanted:
-            self._record_before(own, has_closure=False)
-            self._record_after(own, has_closure=True, gradients=False)
-        self._context.auto_tick()
+            self._record_before(stepping, has_closure=False)
+            self._record_after(stepping, has_closure=True, gradients=False)
+        self._context.clock.auto_tick()
 
-    def _is_ahead(self, own: Stepping) -> bool:
+    def _is_ahead(self, stepping: Stepping) -> bool:
         """Whether the optimizer steps before any model that holds its parameters was called, as with a closure."""
         names = self._context.names
-        return own.held is None and any(names.parameter(parameter) is None for parameter in own.parameters)
+        return stepping.held is None and any(
+            names.parameters.of(parameter) is None for parameter in stepping.parameters
+        )
 
-    def _note(self, own: Stepping) -> None:
+    def _note(self, stepping: Stepping) -> None:
         """Learn the optimizer's name and those of its parameters; both may grow while it lives."""
-        optimizer, parameters, turn, known = own.optimizer, own.parameters, own.turn, own.held
+        optimizer, parameters, turn, known = stepping.optimizer, stepping.parameters, stepping.turn, stepping.held
         parts, all_names = self._context.parts, self._context.names
-        if known is not None and len(known.names) == len(parameters) and known.replaced == all_names.replaced:
+        if (
+            known is not None
+            and len(known.names) == len(parameters)
+            and known.replaced == all_names.parameters.replaced
+        ):
             return
-        self._context.trains(optimizer)
-        unnamed = [own for own in parameters if all_names.parameter(own) is None and not self._leaf(own)]
+        self._context.clock.trains(optimizer)
+        unnamed = [
+            tensor for tensor in parameters if all_names.parameters.of(tensor) is None and not self._leaf(tensor)
+        ]
         if unnamed:
             all_names.seek(unnamed)
         name = self._names.name(optimizer, type(optimizer).__name__)
-        names, told = [], []
+        names: list[ParameterName] = []
+        fqns: list[list[str]] = []
         for number, group in enumerate(optimizer.param_groups):
             for position, parameter in enumerate(group["params"]):
-                known_name = all_names.parameter(parameter)
+                known_name = all_names.parameters.of(parameter)
                 if known_name is None:
-                    known_name = all_names.name_parameter(
+                    known_name = all_names.parameters.name_alone(
                         parameter,
                         self._leaf(parameter) or f"{name}.group{turn.first + number}.{position}",
                         type(optimizer).__name__,
                     )
                 known_name.held_by(Holder(optimizer, (number, position)))
                 inside = parts.inside(parameter)
-                known_name.watched |= any(own.watched for own in inside or ())
+                known_name.watched |= any(named.watched for named in inside or ())
                 names.append(known_name)
-                told.append([own.fqn for own in ([known_name] if inside is None else inside)])
-        own.held = Held(names, all_names.replaced)
-        self._parameters.set(own.stands, own.held)
-        all_names.forget_with(optimizer, list(map(id, parameters)))
-        remaining = iter(told)
-        groups = [
-            {
-                **{key: setting(value) for key, value in group.items() if key != "params"},
-                "params": [fqn for _ in group["params"] for fqn in next(remaining)],
-            }
-            for group in optimizer.param_groups
-        ]
-        before = [group for entry in self.settings if entry["name"] == name for group in entry["groups"]]
-        groups = [*before[: turn.first], *groups]
-        if parts.active:  # groups that step in turn may have nothing where it is not theirs
-            groups = [own if own["params"] else [*before[at : at + 1], own][0] for at, own in enumerate(groups)]
-        self.settings = [entry for entry in self.settings if entry["name"] != name]
-        self.settings.append({"name": name, "class": type(optimizer).__name__, "groups": groups})
-        self.settings_changed = True
+                fqns.append([named.fqn for named in ([known_name] if inside is None else inside)])
+        stepping.held = Held(names, all_names.parameters.replaced)
+        self._parameters.set(stepping.stands, stepping.held)
+        all_names.parameters.forget_with(optimizer, list(map(id, parameters)))
+        self.settings.note(name, optimizer, fqns, first=turn.first, in_turn=parts.active)
 
     def _leaf(self, parameter: torch.Tensor) -> str:
         """What the script calls a tensor that no module holds; "" where that is not known."""
         return self._context.leaf_names.get(id(parameter), "")
 
-    def _record_before(self, own: Stepping, *, has_closure: bool) -> None:
-        name = self._names.name(own.optimizer, type(own.optimizer).__name__)
+    def _record_before(self, stepping: Stepping, *, has_closure: bool) -> None:
+        name = self._names.name(stepping.optimizer, type(stepping.optimizer).__name__)
         kinds = self._context.kinds
         if Kind.HYPERPARAMETER in kinds:
-            self._hyperparameters.record(own.optimizer, name, own.turn.first)
-        if own.held is not None and own.held.names and Kind.OPTIMIZER_STATE in kinds:
-            place = name, own.turn.first
+            self._hyperparameters.record(stepping.optimizer, name, stepping.turn.first)
+        if stepping.held is not None and stepping.held.names and Kind.OPTIMIZER_STATE in kinds:
+            place = name, stepping.turn.first
             if self._recorder.resumed or place not in self._state_seen:
                 self._state_seen.add(place)
-                self._optimizer_state(own, Phase.START)
+                self._records.state(stepping, Phase.START)
         if not has_closure:
-            self._gradients(own)
+            self._records.gradients(stepping)
 
-    def _record_after(self, own: Stepping, *, has_closure: bool, gradients: bool = True) -> None:
+    def _record_after(self, stepping: Stepping, *, has_closure: bool, gradients: bool = True) -> None:
         if has_closure and gradients and not self._closures:
-            self._gradients(own)
+            self._records.gradients(stepping)
         if gradients:
-            large = own.held.large(own.parameters) if own.held is not None else []
+            large = stepping.held.large(stepping.parameters) if stepping.held is not None else []
             parallel.note_computation(tensor.grad for tensor in large if tensor.grad is not None)
-        self._state.parameters_after(own)
+        self._state.parameters_after(stepping)
         if Kind.OPTIMIZER_STATE in self._context.kinds:
-            self._optimizer_state(own, Phase.OPTIMIZER)
-        if own.turn.is_last:
+            self._records.state(stepping, Phase.OPTIMIZER)
+        if stepping.turn.is_last:
             for listener in self._context.on_after_optimizer:
                 listener()
-
-    def _gradients(self, own: Stepping, call: int = 0) -> None:
-        context, held = self._context, own.held
-        if held is None or Kind.GRAD not in context.kinds:
-            return
-        sites, parameters = held.gradient_sites(context, call), own.parameters
-        gradients: list[torch.Tensor] = list(map(_gradient_of, parameters)) if held.all_watched else []
-        if len(sites) != len(gradients) or type(None) in set(map(type, gradients)):
-            sites, parameters, gradients = with_gradients(sites, parameters)
-        placed = context.parts.each(
-            sites, parameters, gradients, lambda name: context.site(name, Phase.OPTIMIZER, Kind.GRAD, call=call)
-        )
-        self._recorder.tensors(*placed)
-
-    def _optimizer_state(self, own: Stepping, phase: Phase) -> None:
-        optimizer, held = own.optimizer, own.held
-        if held is None:
-            return
-        if not self._context.parts.active and (plan := held.plans.get(phase)) is not None:
-            values = plan.values(held.all_states(optimizer))
-            if values is not None:
-                self._recorder.tensors(plan.sites, values)
-                return
-        states = held.states(optimizer)
-        if self._context.parts.active:
-            states, inside = self._placed(optimizer, states)
-            for name, state in inside:
-                self._recorder.tensors(*self._state_of(name, state, phase))
-        known = held.known_state(phase)
-        sites: list[int] = []
-        tensors: list[torch.Tensor] = []
-        for position, state in states:
-            keys, known_sites = known.get(position, _NOTHING_KNOWN)
-            if keys != tuple(state):
-                break
-            sites.extend(known_sites)
-            tensors.extend(state.values())
-        else:
-            if all(issubclass(cls, torch.Tensor) for cls in set(map(type, tensors))):
-                self._recorder.tensors(sites, tensors)
-                if len(states) == len(held.names):
-                    held.plans[phase] = Plan(sites, [state for _, state in states])
-                return
-        self._new_state(held, states, phase)
-
-    def _placed(
-        self, optimizer: Optimizer, states: list[tuple[int, dict[str, Any]]]
-    ) -> tuple[list[tuple[int, dict[str, Any]]], list[tuple[ParameterName, dict[str, Any]]]]:
-        """The states with what is a piece of a whole told to be one; and those of parameters inside a flat one."""
-        parameters, parts = parameters_of(optimizer), self._context.parts
-        placed, inside = [], []
-        for at, state in states:
-            pieces = parts.states(parameters[at], state)
-            if pieces is None:
-                own = {key: parts.of(parameters[at], value) for key, value in state.items()}
-                placed.append((at, own))
-            else:
-                inside += pieces
-        return placed, inside
-
-    def _new_state(self, held: Held, states: list[tuple[int, dict[str, Any]]], phase: Phase) -> None:
-        """Record state of which something is new, or is no tensor."""
-        known = held.known_state(phase)
-        sites: list[int] = []
-        tensors: list[Any] = []
-        for position, state in states:
-            own_sites, own = self._state_of(held.names[position], state, phase)
-            sites += own_sites
-            tensors += own
-            if all(isinstance(value, torch.Tensor) for value in state.values()):
-                known[position] = tuple(state), own_sites
-            else:
-                known.pop(position, None)
-        self._recorder.tensors(sites, tensors)
-
-    def _state_of(self, name: ParameterName, state: dict[str, Any], phase: Phase) -> tuple[list[int], list[Any]]:
-        """Sites and tensors of what is kept for a parameter; what is no tensor is recorded at once."""
-        sites: list[int] = []
-        tensors: list[Any] = []
-        for key, value in state.items():
-            prefix = f"[{key!r}]"
-            if isinstance(value, (torch.Tensor, Placed)):
-                sites.append(self._context.site(name, phase, Kind.OPTIMIZER_STATE, prefix))
-                tensors.append(value)
-                continue
-            for path, leaf in flatten(value):
-                site = self._context.site(name, phase, Kind.OPTIMIZER_STATE, prefix + path)
-                if isinstance(leaf, torch.Tensor):
-                    sites.append(site)
-                    tensors.append(leaf)
-                elif isinstance(leaf, PLAIN):
-                    self._recorder.value(site, leaf)
-        return sites, tensors
-
-
-_NOTHING_KNOWN: tuple[tuple[str, ...], list[int]] = ((), [])
 
 
 def _inside_step(frame: FrameType) -> bool:

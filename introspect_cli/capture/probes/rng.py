@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from introspect_cli.capture.draws import UNTOUCHED
-from introspect_cli.capture.environment.randomness import PYTHON, numpy_owner, numpy_state, python_state
+from introspect_cli.capture.environment.start import PYTHON, numpy_owner, numpy_state, python_state
 from introspect_cli.capture.probes.base import drop
 from introspect_cli.records import Kind, Phase, Site
 
@@ -47,11 +47,11 @@ class RngProbe:
     def install(self) -> None:
         """Listen for the start of steps."""
         if Kind.RNG in self._context.kinds:
-            self._context.on_begin.append(self._record)
+            self._context.clock.on_begin.append(self._record)
 
     def remove(self) -> None:
         """Stop listening."""
-        drop(self._context.on_begin, self._record)
+        drop(self._context.clock.on_begin, self._record)
         self._context.draws.stop()
 
     def _record(self) -> None:

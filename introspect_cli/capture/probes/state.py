@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING
 
 from torch.nn.parameter import is_lazy
 
+from introspect_cli.capture.contents import Contents, holders_in, modules_in, tensors_in
 from introspect_cli.capture.identity import ById
-from introspect_cli.capture.inside import modules_in
 from introspect_cli.capture.probes.base import drop
 from introspect_cli.capture.ranks import torch_distributed, zero
 from introspect_cli.records import Kind, Phase
-from introspect_cli.tensors.kernels import KERNELS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
@@ -32,9 +31,6 @@ if TYPE_CHECKING:
     from introspect_cli.capture.probes.held import Stepping
     from introspect_cli.tensors.summarizer import Summarizer
 
-Found = tuple[list[Kind], list["torch.Tensor"], "int | None"]
-"""Tensors, and the kind of each (no pairs, since every few hundred of those cost a round of the garbage collector); and
-a number that is another where another module holds one of them, or under another name, None where that is not known."""
 _PARAMETERS, _BUFFERS = frozenset({Kind.PARAM}), frozenset({Kind.BUFFER})
 _BOTH = _PARAMETERS | _BUFFERS
 
@@ -63,7 +59,7 @@ class StateProbe:
         """Listen for roots and for optimizer steps."""
         self._context.on_root.append(self._root_called)
         self._context.on_after_optimizer.append(self.buffers_after)
-        self._context.on_restart.append(self._restarted)
+        self._context.clock.on_restart.append(self._restarted)
 
     def remove(self) -> None:
         """Stop listening."""
@@ -88,7 +84,7 @@ class StateProbe:
             self._step = step
             self._again.clear()
             self._fresh.clear()
-            if self._recorder.resumed or context.unseen_steps or not context.has_optimizer:
+            if self._recorder.resumed or context.clock.unseen_steps or not context.clock.has_optimizer:
                 self._started.clear()
                 self._recorded.clear()
         if first or self._holders.get(root) is None:
@@ -121,7 +117,7 @@ class StateProbe:
         """
         found = self._tensors_of(root, _BOTH if with_buffers else _PARAMETERS)
         # What a step leaves is on record in full precision: what a model has of it, rounded, is no change.
-        changed = {id(own) for own in self._written.since(found[1]) if not self._context.parts.is_rounded(own)}
+        changed = {id(tensor) for tensor in self._written.since(found[1]) if not self._context.parts.is_rounded(tensor)}
         if not changed:
             return
         phase = Phase.OPTIMIZER if self._context.running.optimizers else Phase.START
@@ -133,82 +129,54 @@ class StateProbe:
         for root in names.roots():
             found = self._tensors_of(root, _BUFFERS)
             stand, sites = self._buffers.get(root) or (None, [])
-            if found[2] is None or zero.is_loaded() or stand != (found[2], names.parameter_changes):
+            if found[2] is None or zero.is_loaded() or stand != (found[2], names.parameters.changes):
                 sites = self._record(found, Phase.OPTIMIZER)
                 if len(sites) == len(found[1]):  # else one has no name yet, or is not wanted yet
-                    self._buffers.set(root, ((found[2], names.parameter_changes), sites))
+                    self._buffers.set(root, ((found[2], names.parameters.changes), sites))
             else:
                 self._write(sites, found[1], lambda name: self._place(name, Phase.OPTIMIZER, Kind.PARAM, again=False))
 
-    def parameters_after(self, own: Stepping) -> None:
+    def parameters_after(self, stepping: Stepping) -> None:
         """Record the parameters that an optimizer has just stepped."""
         if Kind.PARAM not in self._context.kinds:
             return
-        parameters, lengths = own.parameters, [len(group["params"]) for group in own.optimizer.param_groups]
+        parameters, lengths = stepping.parameters, [len(group["params"]) for group in stepping.optimizer.param_groups]
         # What is at the same place of the same optimizer under the same identity has the name it had.
-        held = (list(map(id, parameters)), lengths, self._context.names.parameter_changes)
-        known = self._after.get(own.optimizer)
+        held = (list(map(id, parameters)), lengths, self._context.names.parameters.changes)
+        known = self._after.get(stepping.optimizer)
         if known is None or known[0] != held:
             sites = [self._site(parameter, Phase.OPTIMIZER, Kind.PARAM, again=False) for parameter in parameters]
             if None in sites:
                 self._record(([Kind.PARAM] * len(parameters), parameters, None), Phase.OPTIMIZER)
                 return
             known = (held, [site for site in sites if site is not None])
-            self._after.set(own.optimizer, known)
+            self._after.set(stepping.optimizer, known)
         self._write(known[1], parameters, lambda name: self._place(name, Phase.OPTIMIZER, Kind.PARAM, again=False))
 
     def _look(self, root: nn.Module) -> list[weakref.ref[nn.Module]]:
         """Find out once a step which modules hold tensors of their own: a walk over a large model is not free."""
-        holders = None if KERNELS is None else KERNELS.holders(root)
-        if holders is None:
-            holders = [module for module in modules_in(root) if module._parameters or module._buffers]  # noqa: SLF001 - the public views build strings
-        references = list(map(weakref.ref, holders))
+        references = list(map(weakref.ref, holders_in(root)))
         self._holders.set(root, references)
         self._context.parts.ask_again()
         if self._context.parts.is_grouped:
             self._cutting.set(root, list(map(weakref.ref, filter(torch_distributed.is_cut, modules_in(root)))))
         return references
 
-    def _tensors_of(self, root: nn.Module, kinds: frozenset[Kind] = _BOTH) -> Found:
+    def _tensors_of(self, root: nn.Module, kinds: frozenset[Kind] = _BOTH) -> Contents:
         """A model's parameters and buffers, each once, as far as they are wanted; of gathered ones the shard."""
-        of, tensors, stand = self._held_by(root, kinds)
+        holders = self._holders.get(root)
+        if holders is None:
+            holders = self._look(root)
+        of, tensors, stand = tensors_in(holders, kinds & self._context.kinds)
         references = self._cutting.get(root)
         if not references:
             return of, tensors, stand
         cutting = [module for reference in references if (module := reference()) is not None]
-        every = (own for module in cutting for own in torch_distributed.unsharded_of(module))
+        every = (gathered for module in cutting for gathered in torch_distributed.unsharded_of(module))
         shards = {id(whole): keeper.sharded_param for _, _, whole, keeper in every}
         return of, [shards.get(id(tensor), tensor) for tensor in tensors] if shards else tensors, None
 
-    def _held_by(self, root: nn.Module, kinds: frozenset[Kind]) -> Found:
-        holders = self._holders.get(root)
-        if holders is None:
-            holders = self._look(root)
-        kinds = kinds & self._context.kinds
-        if KERNELS is not None:
-            parameters = Kind.PARAM if Kind.PARAM in kinds else None
-            buffers = Kind.BUFFER if Kind.BUFFER in kinds else None
-            found: Found | None = KERNELS.tensors_of(holders, parameters, buffers)
-            if found is not None:
-                return found
-        seen: set[int] = set()
-        of: list[Kind] = []
-        tensors: list[torch.Tensor] = []
-        for reference in holders:
-            module = reference()
-            if module is None:
-                continue
-            for kind, group in ((Kind.PARAM, module._parameters), (Kind.BUFFER, module._buffers)):  # noqa: SLF001 - as above
-                if kind not in kinds:
-                    continue
-                for tensor in group.values():
-                    if tensor is not None and id(tensor) not in seen:
-                        seen.add(id(tensor))
-                        of.append(kind)
-                        tensors.append(tensor)
-        return of, tensors, None
-
-    def _record(self, found: Found, phase: Phase, *, again: bool = False) -> list[int]:
+    def _record(self, found: Contents, phase: Phase, *, again: bool = False) -> list[int]:
         """Record what has a name and is wanted; at which sites."""
         sites, tensors = [], []
         for kind, tensor in zip(found[0], found[1], strict=True):
@@ -244,16 +212,16 @@ class StateProbe:
             zero.is_loaded() and zero.is_away(tensor) and not (parts.active and parts.shard(tensor))
         ):
             return None
-        name = self._context.names.parameter(tensor)
+        name = self._context.names.parameters.of(tensor)
         if name is None:
             # A buffer that the module replaced instead of writing into it: name it again.
             for root in self._context.names.roots():
                 self._context.names.refresh(root)
-            name = self._context.names.parameter(tensor)
+            name = self._context.names.parameters.of(tensor)
         return name
 
 
-def _those(found: Found, are: Callable[[torch.Tensor], bool]) -> Found:
+def _those(found: Contents, are: Callable[[torch.Tensor], bool]) -> Contents:
     """The tensors of which something is true."""
     at = [position for position, tensor in enumerate(found[1]) if are(tensor)]
     return [found[0][position] for position in at], [found[1][position] for position in at], None

@@ -122,13 +122,13 @@ class VjpProbe:
         """Listen for values."""
         self._modules.values.listen(self._value)
         self._guarded.on = True
-        self._context.on_tick.append(self._ticked)
+        self._context.clock.on_tick.append(self._ticked)
 
     def remove(self) -> None:
         """Stop, and let go of the step's values."""
         self._guarded.on = False
         self._earlier.clear()
-        drop(self._context.on_tick, self._ticked)
+        drop(self._context.clock.on_tick, self._ticked)
 
     def _ticked(self) -> None:
         self._earlier.clear()

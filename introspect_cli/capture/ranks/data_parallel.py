@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from introspect_cli.capture.contents import modules_in
 from introspect_cli.capture.identity import ById
-from introspect_cli.capture.inside import modules_in
 from introspect_cli.capture.ranks import torch_distributed
 
 if TYPE_CHECKING:

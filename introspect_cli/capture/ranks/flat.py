@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from introspect_cli.capture.inside import instances_in
+from introspect_cli.capture.contents import instances_in
 from introspect_cli.capture.named import ParameterName
 from introspect_cli.capture.ranks import launchers, zero
 from introspect_cli.tensors.places import Placed
@@ -90,8 +90,8 @@ class FlatParts:
         self._pieces.clear()
         self._turns.clear()
         self._rounded.clear()
-        self._looked = self._has_none = False
-        self._is_grouped = None
+        self._looked = False
+        self.ask_again()
 
     def ask_again(self) -> None:
         """A model is called for the first time in a step: it may be the first that is wrapped."""
@@ -122,7 +122,11 @@ class FlatParts:
 
     def turn(self, parameters: Sequence[torch.Tensor]) -> Turn:
         """Which groups an optimizer steps that has these parameters now: all of them, but for those of DeepSpeed's."""
-        turns = [self._turns[id(own)] for own in parameters if id(own) in self._turns] if self.active else []
+        turns = (
+            [self._turns[id(parameter)] for parameter in parameters if id(parameter) in self._turns]
+            if self.active
+            else []
+        )
         if not turns:
             return ALL
         return Turn(turns[0].first, turns[-1].is_last)
@@ -150,18 +154,18 @@ class FlatParts:
         """
         if not self.active:
             return sites, values
-        own_sites: list[int] = []
-        own: list[torch.Tensor] = []
+        placed_sites: list[int] = []
+        placed: list[torch.Tensor] = []
         for site, parameter, value in zip(sites, parameters, values, strict=True):
             pieces = self._pieces.get(id(parameter))
             if pieces is None:
-                own_sites.append(site)
-                own.append(self.of(parameter, value))
+                placed_sites.append(site)
+                placed.append(self.of(parameter, value))
                 continue
             watched = [piece for piece in pieces if piece.name.watched]
-            own_sites += [site_of(piece.name) for piece in watched]
-            own += [_stretch(parameter, value, piece) for piece in watched]
-        return own_sites, own
+            placed_sites += [site_of(piece.name) for piece in watched]
+            placed += [_stretch(parameter, value, piece) for piece in watched]
+        return placed_sites, placed
 
     def states(
         self, parameter: torch.Tensor, state: dict[str, Any]
@@ -205,18 +209,18 @@ class FlatParts:
                 pieces = getattr(flat, "_shard_param_infos", None)
                 if flat is None or pieces is None or getattr(handle, "world_size", 1) == 1:
                     continue
-                infos, shapes, fqns = (getattr(flat, own, ()) for own in ("_param_infos", "_shapes", "_fqns"))
+                infos, shapes, fqns = (getattr(flat, name, ()) for name in ("_param_infos", "_shapes", "_fqns"))
                 if getattr(handle, "_use_orig_params", True):
                     for info, shape, piece in zip(infos, shapes, pieces, strict=True):
                         parameter = getattr(info.module, info.param_name, None)
                         if parameter is not None:
                             self._known[id(parameter)] = tuple(shape), _part(piece)
                     continue
-                name = self._names.parameter(flat)
+                name = self._names.parameters.of(flat)
                 if name is not None:
                     self._pieces[id(flat)] = [
-                        _Piece(self._name(name, *told), int(piece.offset_in_shard or 0), tuple(shape), _part(piece))
-                        for *told, shape, piece in zip(infos, fqns, shapes, pieces, strict=True)
+                        _Piece(self._name(name, *named), int(piece.offset_in_shard or 0), tuple(shape), _part(piece))
+                        for *named, shape, piece in zip(infos, fqns, shapes, pieces, strict=True)
                     ]
                     name.watched |= any(piece.name.watched for piece in self._pieces[id(flat)])
 
@@ -225,12 +229,16 @@ class FlatParts:
             for flats in zero.optimizers_in(root):
                 for number, (flat, fragments, alone) in enumerate(flats):
                     self._turns[id(flat)] = Turn(number if alone else 0, number == len(flats) - 1)
-                    named = [(own, self._names.parameter(own.parameter)) for own in fragments or ()]
-                    pieces = [_Piece(name, own.first, own.shape, own.part) for own, name in named if name is not None]
+                    named = [(fragment, self._names.parameters.of(fragment.parameter)) for fragment in fragments or ()]
+                    pieces = [
+                        _Piece(name, fragment.first, fragment.shape, fragment.part)
+                        for fragment, name in named
+                        if name is not None
+                    ]
                     if pieces and len(pieces) == len(named):
                         self._pieces[id(flat)] = pieces
-                        every = (own.parameter for own in fragments or ())
-                        self._rounded |= {id(own) for own in every if own.dtype is not flat.dtype}
+                        every = (fragment.parameter for fragment in fragments or ())
+                        self._rounded |= {id(fragment) for fragment in every if fragment.dtype is not flat.dtype}
                     else:
                         self._note(_FLAT)
 

@@ -75,8 +75,8 @@ def find_launch(environment: Mapping[str, str] = os.environ) -> Launch | None:
             return None
         attempt = _number(environment, "TORCHELASTIC_RESTART_COUNT") or 0
         job = _hash(_job(environment, launcher))
-        own = _hash((job, str(size), str(attempt)))
-        return Launch(own, job, rank, size, attempt, _number(environment, launcher.local_rank))
+        identity = _hash((job, str(size), str(attempt)))
+        return Launch(identity, job, rank, size, attempt, _number(environment, launcher.local_rank))
     return None
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from introspect_cli.capture.contents import modules_in, unwrap
 from introspect_cli.capture.identity import ById
-from introspect_cli.capture.inside import modules_in, unwrap
 from introspect_cli.records import Phase
 
 if TYPE_CHECKING:

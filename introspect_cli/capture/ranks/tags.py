@@ -34,7 +34,7 @@ def share(value: torch.Tensor, path: str, styles: Sequence[Style]) -> Placed | N
         path: where among the inputs or outputs it is, `[0]`.
         styles: what the module takes its inputs for, or makes its outputs, see `torch_distributed.styles_of`.
     """
-    return from_call(value) or next((_styled(value, *own[1:]) for own in styles if path == own[0]), None)
+    return from_call(value) or next((_styled(value, *style[1:]) for style in styles if path == style[0]), None)
 
 
 def from_call(value: Any) -> Placed | None:

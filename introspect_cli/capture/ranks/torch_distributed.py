@@ -69,9 +69,9 @@ def reduction_asked(given: Iterable[Any]) -> str:
 
     torch 2.4 gives its operators a reduction that python cannot read.
     """
-    for own in given:
-        if type(own).__module__.endswith("distributed_c10d"):  # nobody else's is asked
-            reduction = getattr(own, "reduceOp", own)
+    for value in given:
+        if type(value).__module__.endswith("distributed_c10d"):  # nobody else's is asked
+            reduction = getattr(value, "reduceOp", value)
             kind = getattr(reduction, "op", reduction)
             if isinstance(kind, torch.distributed.ReduceOp.RedOpType):
                 return str(kind.name).lower()
@@ -118,7 +118,7 @@ def styles_of(module: torch.nn.Module) -> list[tuple[str, Any, tuple[Any, ...]]]
         if prepare is not None and called == "_prepare_input_fn":
             found.append(("[0]", mesh, tuple(prepare.args[0])))
         layouts = getattr(held.get("self"), "input_layouts", None) or ()
-        found += [(f"[{at}]", mesh, (own,)) for at, own in enumerate(layouts) if own is not None]
+        found += [(f"[{at}]", mesh, (layout,)) for at, layout in enumerate(layouts) if layout is not None]
     return found
 
 
@@ -142,8 +142,8 @@ def styles_of_outputs(module: torch.nn.Module) -> list[tuple[str, Any, tuple[Any
     both = list(zip(getattr(style, "output_layouts", ()), getattr(style, "desired_output_layouts", ()), strict=False))
     return [
         ("" if len(both) == 1 else f"[{at}]", mesh, (wanted,))
-        for at, (own, wanted) in enumerate(both)
-        if own is not None and wanted is not None
+        for at, (layout, wanted) in enumerate(both)
+        if layout is not None and wanted is not None
     ]
 
 
@@ -180,7 +180,7 @@ def fsdp_groups(module: Any) -> list[Any]:
     Without it, `check` does not tell data-parallel ranks that are given the same samples.
     """
     names = ("shard_process_group", "replicate_process_group")
-    meshes = [getattr(own, "mesh_info", None) for own in _cut_together(module)]
+    meshes = [getattr(together, "mesh_info", None) for together in _cut_together(module)]
     return [group for mesh in meshes for name in names if (group := getattr(mesh, name, None)) is not None]
 
 
@@ -189,7 +189,7 @@ def fsdp_replicas(module: Any) -> list[Any]:
 
     One for each set of parameters that are cut together. Without it, `--ranks one-per-replica` records every rank.
     """
-    meshes = [getattr(own, "mesh_info", None) for own in _cut_together(module)]
+    meshes = [getattr(together, "mesh_info", None) for together in _cut_together(module)]
     return [getattr(mesh, "replicate_process_group", None) for mesh in meshes]
 
 

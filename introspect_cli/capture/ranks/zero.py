@@ -16,7 +16,7 @@ import math
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from introspect_cli.capture.inside import instances_in
+from introspect_cli.capture.contents import instances_in
 from introspect_cli.capture.ranks import torch_distributed
 from introspect_cli.records import Part
 from introspect_cli.tensors.places import Placed
@@ -79,8 +79,8 @@ def is_away(parameter: torch.Tensor) -> bool:
 
 def shard_of(parameter: torch.Tensor) -> Placed | None:
     """What this rank has of a parameter that ZeRO-3 has cut, with its place; None where that is not known."""
-    told = vars(parameter)
-    shard, group, shape = (told.get(name) for name in ("ds_tensor", "ds_process_group", "ds_shape"))
+    attributes = vars(parameter)
+    shard, group, shape = (attributes.get(name) for name in ("ds_tensor", "ds_process_group", "ds_shape"))
     size = getattr(shard, "ds_numel", None)
     if shard is None or group is None or shape is None or size is None:
         return None
@@ -93,8 +93,8 @@ def shard_of(parameter: torch.Tensor) -> Placed | None:
 
 def is_stepped(parameter: torch.Tensor) -> bool:
     """Whether a parameter of a model is one whose elements an optimizer of DeepSpeed's has."""
-    told = vars(parameter)
-    return "_hp_mapping" in told or ("ds_tensor" in told and parameter.requires_grad)
+    attributes = vars(parameter)
+    return "_hp_mapping" in attributes or ("ds_tensor" in attributes and parameter.requires_grad)
 
 
 def optimizers_in(root: nn.Module) -> list[list[Flat]]:
@@ -119,7 +119,7 @@ def _flats(optimizer: Any) -> list[Flat]:
 
 def _within(flat: torch.Tensor, found: list[Fragment] | None) -> list[Fragment] | None:
     """Fragments that a flat tensor has room for; None where it has not for all: they are elsewhere for a while."""
-    needed = max((own.first + own.part.numel for own in found or ()), default=0)
+    needed = max((fragment.first + fragment.part.numel for fragment in found or ()), default=0)
     return found if needed <= flat.numel() else None
 
 
@@ -128,33 +128,33 @@ def _shards(group: Sequence[torch.Tensor]) -> list[Fragment] | None:
     found: list[Fragment] = []
     first = 0
     for parameter in group:
-        own = shard_of(parameter)
-        if own is None:
+        shard = shard_of(parameter)
+        if shard is None:
             return None
-        found.append(Fragment(parameter, own.shape, first, own.part))
+        found.append(Fragment(parameter, shard.shape, first, shard.part))
         first += vars(parameter)["ds_tensor"].ds_numel
     return found or None
 
 
 def _fragments(group: Sequence[torch.Tensor]) -> list[Fragment] | None:
     found = [_fragment(parameter) for parameter in group]
-    every = [own for own in found if own is not None]
+    every = [fragment for fragment in found if fragment is not None]
     return every if found and len(every) == len(found) else None
 
 
 def _fragment(parameter: torch.Tensor) -> Fragment | None:
     """A parameter's stretch; an empty one where this rank has none of it; None where it does not say."""
-    told = vars(parameter)
-    if "_hp_mapping" not in told:
+    attributes = vars(parameter)
+    if "_hp_mapping" not in attributes:
         return None
     shape = tuple(parameter.shape)
-    if told["_hp_mapping"] is None:
+    if attributes["_hp_mapping"] is None:
         return Fragment(parameter, shape, 0, stretch(0, 0))
-    own = getattr(told["_hp_mapping"], "lp_fragment_address", None)
-    kept = getattr(told["_hp_mapping"], "hp_fragment_address", None)
-    if own is None or kept is None or own.numel != kept.numel:
+    address = getattr(attributes["_hp_mapping"], "lp_fragment_address", None)
+    kept = getattr(attributes["_hp_mapping"], "hp_fragment_address", None)
+    if address is None or kept is None or address.numel != kept.numel:
         return None
-    return Fragment(parameter, shape, int(kept.start), stretch(int(own.start), int(own.numel)))
+    return Fragment(parameter, shape, int(kept.start), stretch(int(address.start), int(address.numel)))
 
 
 def stretch(first: int, count: int) -> Part:

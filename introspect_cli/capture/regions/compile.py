@@ -17,10 +17,10 @@ import torch
 from torch import nn
 
 from introspect_cli.capture import private_api
-from introspect_cli.capture.inside import modules_in
+from introspect_cli.capture.contents import modules_in
 from introspect_cli.capture.probes.base import Patches
 from introspect_cli.capture.regions.gradients import rewrite
-from introspect_cli.capture.regions.numbering import number_calls
+from introspect_cli.capture.regions.graph import number_calls
 from introspect_cli.capture.regions.tap_op import NOTHING, ORDER
 from introspect_cli.capture.regions.taps import PLAIN, text_of
 from introspect_cli.records import Kind

@@ -2,18 +2,30 @@
 
 In the graph that Dynamo hands to a backend every node carries an example, a tensor without contents, by which memory,
 in-place writes and autograd's own graph can be asked without computing anything.
+
+A compiler runs what it compiled in an order of its own: a look at a constant (`torch.arange` that goes into a position
+embedding) comes by after the outputs of the modules that follow. So the order in which taps come by tells no call from
+the next. The graph that Dynamo hands to a backend is in the order of the program, and there each tap is given its
+number, once for all runs of that graph.
 """
 
 from __future__ import annotations
 
 import itertools
 import operator
-from typing import Any
+from collections import Counter
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional as F  # noqa: N812 - torch's own name for it
+
+from introspect_cli.capture.regions.taps import CallCount, parsed, placed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 
 _DROPOUTS = (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout)
 """With nothing to drop they give their argument itself, from torch 2.15 on in a graph, too."""
@@ -126,7 +138,7 @@ def used_within(node: fx.Node) -> bool:
         call = call.args[0]
     if call is node:
         return False
-    given = {fn for own in call.all_input_nodes for fn in _functions(example_of(own))}
+    given = {fn for argument in call.all_input_nodes for fn in _functions(example_of(argument))}
     value = example_of(node)
     mine = (value.grad_fn, value.output_nr)
     waiting = [fn for fn in _functions(example_of(call)) if fn is not value.grad_fn]
@@ -146,3 +158,42 @@ def _functions(value: Any) -> list[Any]:
     if isinstance(value, (tuple, list)):
         return [fn for item in value for fn in _functions(item)]
     return [value.grad_fn] if isinstance(value, torch.Tensor) and value.grad_fn is not None else []
+
+
+PLACE = "introspect_place"
+"""Key of a node's meta data under which its place in the program stands; even numbers, so that looks fit in between."""
+
+
+def number_calls(graph_module: fx.GraphModule) -> bool:
+    """Have every tap and look say which call of its module in the graph it belongs to, in place.
+
+    Args:
+        graph_module: what Dynamo hands to a backend; graphs that are called in it once are numbered along.
+
+    Returns:
+        whether there are any.
+    """
+    counts: dict[str, CallCount] = {}
+    found: list[tuple[fx.Node, int, int]] = []
+    for place, node in enumerate(_in_order(graph_module)):
+        node.meta[PLACE] = 2 * place
+        if calls_ours(node, "look", "tap"):
+            tapped = parsed(str(node.args[-1]))
+            call = counts.setdefault(tapped.module, CallCount()).at(tapped.kind, tapped.path)
+            found.append((node, 2 * place, call))
+    for node, place, call in found:
+        node.update_arg(len(node.args) - 1, placed(str(node.args[-1]), place, call))
+    return bool(found)
+
+
+def _in_order(graph_module: fx.GraphModule) -> Iterator[fx.Node]:
+    """All nodes as they run; a nested graph that one node alone names (a checkpoint) where that node calls it."""
+    names = Counter(node.target for node in graph_module.graph.nodes if node.op == "get_attr")
+    for node in graph_module.graph.nodes:
+        yield node
+        if node.op != "call_function":
+            continue
+        for argument in node.all_input_nodes:
+            nested = getattr(graph_module, str(argument.target), None) if argument.op == "get_attr" else None
+            if isinstance(nested, fx.GraphModule) and names[argument.target] == 1 and len(argument.users) == 1:
+                yield from _in_order(nested)

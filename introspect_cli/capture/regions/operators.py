@@ -23,6 +23,7 @@ from introspect_cli.capture.environment import sources
 from introspect_cli.capture.ops.values import outputs, tensors
 from introspect_cli.capture.regions.calls import NOTHING, Known, Ran, watching
 from introspect_cli.capture.regions.graph import (
+    PLACE,
     borrowed,
     calls_ours,
     example_of,
@@ -30,7 +31,6 @@ from introspect_cli.capture.regions.graph import (
     memory_of,
     through_tap,
 )
-from introspect_cli.capture.regions.numbering import PLACE
 from introspect_cli.capture.regions.taps import OPERATOR
 from introspect_cli.records import OTHERS, Kind, Phase, Site, SiteInfo
 
@@ -106,7 +106,7 @@ class CompiledOps:
         self._results: list[_Result] = []
         self._numbers: dict[int, str] = {}
         self._marked: set[int] = set()
-        context.on_tick.append(self._marked.clear)
+        context.clock.on_tick.append(self._marked.clear)
 
     def put_in(self, graph_module: fx.GraphModule) -> Graph:
         """Put a look behind every call that gives what an operator gave, in place.

@@ -124,12 +124,12 @@ class TapProbe:
     def install(self) -> None:
         """Take what taps see."""
         Sink.take = self._take
-        self._context.on_tick.append(self._ticked)
+        self._context.clock.on_tick.append(self._ticked)
 
     def remove(self) -> None:
         """Take nothing more."""
         self._take_nothing()
-        drop(self._context.on_tick, self._ticked)
+        drop(self._context.clock.on_tick, self._ticked)
 
     def _take_nothing(self) -> None:
         Sink.take = None
@@ -280,7 +280,7 @@ class TapProbe:
 
     def _outermost(self) -> None:
         """A compiled function, no module, was called: the step begins all the same, and so do its roots."""
-        self._context.begin()
+        self._context.clock.begin()
         if private_api.graph_task() == -1:
             for root in self._context.names.roots():
                 self._context.root_called(root)
@@ -311,7 +311,7 @@ class TapProbe:
         with self._guarded_ends:
             self._runs.clear()
             places, self._places = self._places, []
-            self._recorder.rearrange(places)
+            self._recorder.step_rows.rearrange(places)
             for place, text in ends.entering:
                 for sites in self._open.pop(text, []):
                     for site in sites:

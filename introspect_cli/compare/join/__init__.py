@@ -1,1 +1,1 @@
-"""Alignment: sites, steps, offset, coverage, distance, noise."""
+"""Alignment: sites, steps, what a step began with, coverage, distance, noise."""

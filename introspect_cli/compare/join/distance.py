@@ -4,6 +4,10 @@ Where both runs stored the whole tensors, the distance is exact. Mostly the tens
 its sketch, a linear map to 16 numbers whose L2 norm estimates that of the tensor. So the norm of the difference of two
 sketches estimates the distance of the two tensors, 0.76 to 1.32 of it at the 5th and 95th percentile. It is set against
 the larger of the two tensors' exact L2 norms: symmetric in a and b, defined when either is zero, and at most 2.
+
+Values of different shapes have no distance. What several ranks hold without a known place has no shape: it may be cut
+along any dimension. What is equal on all of them may be copies, or parts that happen to be equal, as the zeros that a
+layer begins with. Two such values can only be of different sizes.
 """
 
 from __future__ import annotations
@@ -14,13 +18,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from introspect_cli.records import Joined, Status
 from introspect_cli.store.batch import l2_norm
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from introspect_cli.compare.join.sites import Ids, Mask
-    from introspect_cli.records import Layout
+    from introspect_cli.records import Layout, Summary
     from introspect_cli.store.batch import StepBatch
     from introspect_cli.store.reader import Run
 
@@ -181,3 +186,34 @@ class Tensors:
         a = self.a.tensor(checksum_a)
         b = self.b.tensor(checksum_b) if a is not None else None
         return (a, b) if a is not None and b is not None and a.shape == b.shape == shape else None
+
+
+Held = tuple[int, int]
+"""How several ranks' records became one (`Joined`), and how many ranks have one value."""
+
+
+def shapes_differ(a: Summary, b: Summary) -> bool:
+    """Whether two values are of different shapes."""
+    return other_shapes((a.layout, b.layout), ((a.joined, a.ranks), (b.joined, b.ranks)))
+
+
+def shapeless(summary: Summary) -> bool:
+    """Whether a value is what several ranks hold, each its own, without a known place."""
+    return summary.joined is Joined.GATHERED and summary.status is Status.OBSERVED
+
+
+def other_shapes(layouts: tuple[Layout, Layout], held: tuple[Held, Held]) -> bool:
+    """Whether values with these layouts, held so by ranks, are of different shapes."""
+    one, two = layouts
+    if one.shape == two.shape:
+        return False
+    if Joined.GATHERED in {joined for joined, _ in held}:
+        return one.numel != two.numel
+    return not (_parts_of(one, held[0], two) or _parts_of(two, held[1], one))
+
+
+def _parts_of(part: Layout, held: Held, whole: Layout) -> bool:
+    """Whether ranks that all hold an equal value may have another one between them, perhaps several times."""
+    joined, ranks = held
+    times, rest = divmod(whole.numel, max(part.numel, 1))
+    return joined == Joined.ALIKE and rest == 0 < times and ranks % times == 0

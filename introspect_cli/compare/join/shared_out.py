@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.compare.join.coverage import options_of
-from introspect_cli.compare.samples import sample_sums
-from introspect_cli.store.batch import GATHERED
+from introspect_cli.compare.element.closeup import samples_of
+from introspect_cli.compare.watched import options_of
+from introspect_cli.records import Joined
 from introspect_cli.store.whole import WholeReader
 
 if TYPE_CHECKING:
-    from introspect_cli.compare.join.rows import StepPair
     from introspect_cli.compare.join.sites import Ids, Mask
     from introspect_cli.compare.join.steps import Sides
+    from introspect_cli.compare.table import Table
     from introspect_cli.store.batch import StepBatch
     from introspect_cli.store.reader import Run
     from introspect_cli.store.whole import Reader
@@ -40,7 +40,7 @@ class SharedOut:
         told = (sides.manifest_a, sides.manifest_b)
         self._each = all(options_of(manifest).get("per_sample") is True for manifest in told)
 
-    def known(self, pair: StepPair) -> Ids:
+    def known(self, pair: Table) -> Ids:
         """Of each differing row, whether its samples are the same, others, or not known."""
         out = np.full(len(pair.rows_a), UNKNOWN, np.int64)
         shared = _shared(pair.a)[pair.rows_a] | _shared(pair.b)[pair.rows_b]
@@ -50,7 +50,7 @@ class SharedOut:
             out[at] = self.known_of(pair, int(pair.rows_a[at]), int(pair.rows_b[at]))
         return out
 
-    def known_of(self, pair: StepPair, row_a: int, row_b: int) -> int:
+    def known_of(self, pair: Table, row_a: int, row_b: int) -> int:
         """Whether the samples of a record of both runs are the same, others, or not known."""
         sums = pair.a.samples.get(row_a), pair.b.samples.get(row_b)
         if None not in sums and self._alike(pair, row_a, row_b):
@@ -58,13 +58,13 @@ class SharedOut:
         bags = self.bags(pair, row_a, row_b)
         return UNKNOWN if bags is None else SAME if bags[0] == bags[1] else OTHER
 
-    def _alike(self, pair: StepPair, row_a: int, row_b: int) -> bool:
+    def _alike(self, pair: Table, row_a: int, row_b: int) -> bool:
         """Whether both have as many samples, of one shape and type."""
         rows = zip(self._readers, (pair.a, pair.b), (row_a, row_b), strict=True)
         one, two = (reader.layouts[int(batch.layout[row])] for reader, batch, row in rows)
         return bool(one.shape) and (one.shape, one.dtype) == (two.shape, two.dtype)
 
-    def bags(self, pair: StepPair, row_a: int, row_b: int) -> tuple[Counter[int], Counter[int]] | None:
+    def bags(self, pair: Table, row_a: int, row_b: int) -> tuple[Counter[int], Counter[int]] | None:
         """The samples of both sides, by checksum; None where not all were kept, or there are other numbers of them."""
         if not self._each:
             return None
@@ -80,7 +80,7 @@ class SharedOut:
 
 
 def _shared(batch: StepBatch) -> Mask:
-    return np.zeros(len(batch), np.bool_) if batch.how is None else np.asarray(batch.how) == GATHERED
+    return np.zeros(len(batch), np.bool_) if batch.how is None else np.asarray(batch.how) == Joined.GATHERED
 
 
 def _bag(run: Run, reader: Reader, batch: StepBatch, step: int, row: int) -> Counter[int] | None:
@@ -92,8 +92,8 @@ def _bag(run: Run, reader: Reader, batch: StepBatch, step: int, row: int) -> Cou
         held = {int(batch.checksum[row]): reader.layouts[int(batch.layout[row])].shape}
     out: Counter[int] = Counter()
     for checksum, shape in held.items():
-        sums = sample_sums(run, checksum, shape[0]) if shape else None
-        if sums is None:
+        samples = samples_of(run, checksum, shape[0]) if shape else None
+        if samples is None:
             return None
-        out.update(sums.tolist())
+        out.update(samples[0].tolist())
     return out

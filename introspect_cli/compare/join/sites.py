@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from introspect_cli.compare.join.renames import strip_wrappers
+from introspect_cli.compare.match.names import strip_wrappers
 from introspect_cli.errors import StoreError
 from introspect_cli.records import EVALUATED, KIND_CODES, OTHERS, SETTING_KINDS, Kind, Phase, Site
 from introspect_cli.selection import selects

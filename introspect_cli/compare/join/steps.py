@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from introspect_cli.compare.join.distance import Tensors
-    from introspect_cli.compare.join.renames import Rename
+    from introspect_cli.compare.match.names import Rename
     from introspect_cli.store.index import Entries, StepEntry
     from introspect_cli.store.whole import Reader
 

@@ -14,24 +14,21 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.compare.join.shapes import other_shapes
+from introspect_cli.compare.join.distance import other_shapes
 from introspect_cli.compare.join.shared_out import OTHER, SAME, SharedOut
 from introspect_cli.compare.join.sites import Ids, Mask, kind_code, phase_code
-from introspect_cli.records import Kind, Phase, count
-from introspect_cli.store.batch import COPIES, GATHERED, OWED
-from introspect_cli.store.stages import stages_in
-from introspect_cli.store.together import DIFFERENT_COPIES, EQUAL_ON
+from introspect_cli.records import Joined, Kind, Phase, count
+from introspect_cli.store.launch import stages_in
 from introspect_cli.store.whole import Reader, WholeReader
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from introspect_cli.compare.join.rows import StepPair
     from introspect_cli.compare.join.sites import Alignment
     from introspect_cli.compare.join.steps import Sides
     from introspect_cli.compare.options import DiffOptions
-    from introspect_cli.compare.reasons.facts import Facts
     from introspect_cli.compare.result import Divergence
+    from introspect_cli.compare.table import Table
     from introspect_cli.store.batch import StepBatch
     from introspect_cli.store.reader import Run
 
@@ -157,7 +154,7 @@ def copies_told(first: Divergence, runs: tuple[Run, Run]) -> list[str]:
     found = [
         f"In run {name} the {first.site.kind.value} {first.site.fqn} is not one value: its {summary.text}."
         for summary, name in ((first.a, "a"), (first.b, "b"))
-        if summary is not None and summary.text.startswith(DIFFERENT_COPIES)
+        if summary is not None and summary.joined is Joined.COPIES
     ]
     return [*found, *_samples_told(first, runs)]
 
@@ -177,7 +174,10 @@ def _samples_told(first: Divergence, runs: tuple[Run, Run]) -> list[str]:
 
 
 class Gathered:
-    """Compares what was gathered from several ranks, and remembers by which factor gradients flow back."""
+    """Compares what was gathered from several ranks, and remembers by which factor gradients flow back.
+
+    Its notes tell of what was chosen to be compared.
+    """
 
     def __init__(self, sides: Sides) -> None:
         """Start without a factor; the readers know how often either run computes its loss in a step."""
@@ -188,124 +188,139 @@ class Gathered:
         self._often = _losses(a), _losses(b)
         self._layouts = a.layouts, b.layouts
         self._divided = False
+        self._flows_back = False
         self._scaled: dict[str, float] = {}
 
-    def same_samples(self, pair: StepPair) -> Mask:
+    def same_samples(self, table: Table) -> Mask:
         """Differing rows whose samples are all equal, whichever rank has which."""
-        same = np.asarray(self._shared.known(pair) == SAME)
-        self._exact |= {(pair.step, int(pair.a.site[row])) for row in pair.rows_a[same]}
+        same = np.asarray(self._shared.known(table) == SAME)
+        chosen = same & table.chosen[table.differing]
+        self._exact |= {(table.step, int(table.a.site[row])) for row in table.rows_a[chosen]}
         return same
 
-    def samples_told(self, facts: Facts, first: Divergence) -> list[str]:
-        """How many samples of a are in b too, of a divergence of which both kept them."""
-        at = facts.sites.index(first.site)
-        rows = int(facts.items.row_a[at]), int(facts.items.row_b[at])
+    def samples_told(self, table: Table, rows: tuple[int, int], kind: Kind) -> list[str]:
+        """How many samples of a are in b too, of a divergence of which both kept them.
+
+        Args:
+            table: the step.
+            rows: the record of a, and of b; -1 where one run has none.
+            kind: of the records.
+        """
         if min(rows) < 0:
             return []
-        bags = self._shared.bags(facts.pair, *rows)
+        bags = self._shared.bags(table, *rows)
         if bags is None:
-            other = first.site.kind is Kind.BATCH and self._shared.known_of(facts.pair, *rows) == OTHER
+            other = kind is Kind.BATCH and self._shared.known_of(table, *rows) == OTHER
             return [_OTHER_SAMPLES] if other else []
         both = (bags[0] & bags[1]).total()
-        if not both and first.site.kind is not Kind.BATCH:
+        if not both and kind is not Kind.BATCH:
             return []  # sums in another order leave no sample equal
         return [f"Of {count(bags[0].total(), 'sample')} of a, {both} {'is' if both == 1 else 'are'} in b too."]
 
-    def agree(self, alignment: Alignment, pair: StepPair, rtol: float) -> Mask:
+    def agree(self, alignment: Alignment, table: Table, rtol: float) -> Mask:
         """Differing rows of which one side at least was gathered, and whose extrema and means agree.
 
         A batch that was kept sample by sample is the same samples or another batch: no rounding is in it.
         """
-        out = self._other_units(alignment, pair, rtol)
-        gathered = _how(pair.a, pair.rows_a, GATHERED) | _how(pair.b, pair.rows_b, GATHERED) | self._equal_parts(pair)
-        batches = alignment.kind[np.asarray(pair.a.site)[pair.rows_a]] == kind_code(Kind.BATCH)
-        if pair.a.sketch is None or pair.b.sketch is None:
-            gathered |= self._added_up(alignment, pair)
-        if (gathered & batches).any():
-            gathered &= ~(batches & (self._shared.known(pair) == OTHER))
-        rows = np.flatnonzero(gathered)
-        if not len(rows) or "mean" not in pair.a.floats or "mean" not in pair.b.floats:
-            return out
-        rows_a, rows_b = pair.rows_a[rows], pair.rows_b[rows]
-        kinds = alignment.kind[np.asarray(pair.a.site)[rows_a]]
-        factor = np.where(
-            np.isin(kinds, [kind_code(kind) for kind in _FLOWING_BACK]), self._factor(pair, rows_a, rows_b, kinds), 1.0
+        out = self._other_units(alignment, table, rtol)
+        gathered = (
+            _how(table.a, table.rows_a, Joined.GATHERED)
+            | _how(table.b, table.rows_b, Joined.GATHERED)
+            | self._equal_parts(table)
         )
+        batches = alignment.kind[np.asarray(table.a.site)[table.rows_a]] == kind_code(Kind.BATCH)
+        if table.a.sketch is None or table.b.sketch is None:
+            gathered |= self._added_up(alignment, table)
+        if (gathered & batches).any():
+            gathered &= ~(batches & (self._shared.known(table) == OTHER))
+        rows = np.flatnonzero(gathered)
+        if not len(rows) or "mean" not in table.a.floats or "mean" not in table.b.floats:
+            return out
+        rows_a, rows_b = table.rows_a[rows], table.rows_b[rows]
+        kinds = alignment.kind[np.asarray(table.a.site)[rows_a]]
+        factor = np.where(
+            np.isin(kinds, [kind_code(kind) for kind in _FLOWING_BACK]), self._factor(table, rows_a, rows_b, kinds), 1.0
+        )
+        chosen = table.chosen[table.differing][rows]
+        self._flows_back |= bool((np.isin(kinds, [kind_code(kind) for kind in _FLOWING_BACK]) & chosen).any())
         loss = kinds == kind_code(Kind.LOSS)
-        size = np.maximum(*(_size(batch, own) for batch, own in ((pair.a, rows_a), (pair.b, rows_b))))
+        size = np.maximum(*(_size(batch, own) for batch, own in ((table.a, rows_a), (table.b, rows_b))))
         close = np.ones(len(rows), np.bool_)
         for name in _MOMENTS:
             one, two = (
-                np.asarray(batch.floats[name], np.float64)[own] for batch, own in ((pair.a, rows_a), (pair.b, rows_b))
+                np.asarray(batch.floats[name], np.float64)[own] for batch, own in ((table.a, rows_a), (table.b, rows_b))
             )
             power = 2 if name == "var" else 1
             with np.errstate(invalid="ignore"):
                 apart = np.abs(one - two * factor**power)
                 near = (apart <= rtol * (size * np.maximum(factor, 1.0)) ** power) | (np.isnan(one) & np.isnan(two))
             if name == "mean":
-                near |= loss & self._is_divided(one, two, rtol)
+                near |= loss & self._is_divided(one, two, rtol, chosen)
             close &= near | (loss & (name != "mean"))
         out[rows] |= close
-        return out | self._sums(alignment, pair, rtol)
+        return out | self._sums(alignment, table, rtol)
 
-    def _added_up(self, alignment: Alignment, pair: StepPair) -> Mask:
+    def _added_up(self, alignment: Alignment, table: Table) -> Mask:
         """Differing rows that sums in another order may explain, where no sketch tells how far they are apart.
 
         What a step begins with is no sum.
         """
-        sites = np.asarray(pair.a.site)[pair.rows_a]
+        sites = np.asarray(table.a.site)[table.rows_a]
         out = alignment.phase[sites] != phase_code(Phase.START)
         shapes = []
-        for own, batch, rows in zip(self._layouts, (pair.a, pair.b), (pair.rows_a, pair.rows_b), strict=True):
+        for own, batch, rows in zip(self._layouts, (table.a, table.b), (table.rows_a, table.rows_b), strict=True):
             numbers = np.asarray(batch.layout)[rows]
             floating = np.array([layout.dtype.startswith(_FLOATING) for layout in own], np.bool_)
-            out &= floating[numbers] & ~_how(batch, rows, COPIES)
+            out &= floating[numbers] & ~_how(batch, rows, Joined.COPIES)
             shapes.append([own[number].shape for number in numbers.tolist()])
         alike = np.array([one == two for one, two in zip(*shapes, strict=True)], np.bool_)
         return np.asarray(out & alike & (alignment.kind[sites] != kind_code(Kind.BATCH)))
 
-    def _equal_parts(self, pair: StepPair) -> Mask:
+    def _equal_parts(self, table: Table) -> Mask:
         """Differing rows that may be parts on several ranks which happen to be equal: all zeros, as a layer begins."""
-        out = np.zeros(len(pair.rows_a), np.bool_)
-        if pair.a.how is None and pair.b.how is None:
+        out = np.zeros(len(table.rows_a), np.bool_)
+        if table.a.how is None and table.b.how is None:
             return out
-        numbers = [np.asarray(own.layout)[rows] for own, rows in ((pair.a, pair.rows_a), (pair.b, pair.rows_b))]
+        numbers = [np.asarray(own.layout)[rows] for own, rows in ((table.a, table.rows_a), (table.b, table.rows_b))]
         for one, two in {*zip(*(own.tolist() for own in numbers), strict=True)}:
             layouts = self._layouts[0][one], self._layouts[1][two]
             if layouts[0].shape != layouts[1].shape:
                 for at in np.flatnonzero((numbers[0] == one) & (numbers[1] == two)).tolist():
-                    texts = pair.a.text[pair.rows_a[at]], pair.b.text[pair.rows_b[at]]
-                    out[at] = any(text.startswith(EQUAL_ON) for text in texts) and not other_shapes(layouts, texts)
+                    held = _held(table.a, table.rows_a[at]), _held(table.b, table.rows_b[at])
+                    alike = Joined.ALIKE in {joined for joined, _ in held}
+                    out[at] = alike and not other_shapes(layouts, held)
         return out
 
-    def _sums(self, alignment: Alignment, pair: StepPair, rtol: float) -> Mask:
+    def _sums(self, alignment: Alignment, table: Table, rtol: float) -> Mask:
         """Gradients that the ranks' own add up to, by the factor that all gradients have."""
-        out = np.zeros(len(pair.rows_a), np.bool_)
-        if pair.a.sketch is None or pair.b.sketch is None:
+        out = np.zeros(len(table.rows_a), np.bool_)
+        if table.a.sketch is None or table.b.sketch is None:
             return out
-        kinds = alignment.kind[np.asarray(pair.a.site)[pair.rows_a]]
+        kinds = alignment.kind[np.asarray(table.a.site)[table.rows_a]]
         flows = np.isin(kinds, [kind_code(kind) for kind in _FLOWING_BACK])
-        rows = np.flatnonzero(flows & (_how(pair.a, pair.rows_a, OWED) | _how(pair.b, pair.rows_b, OWED)))
+        rows = np.flatnonzero(
+            flows & (_how(table.a, table.rows_a, Joined.OWED) | _how(table.b, table.rows_b, Joined.OWED))
+        )
         factor = 1.0 if self.factor is None else self.factor if self.factor > 0 else -1.0 / self.factor
         one, two = (
             np.asarray(batch.sketch, np.float64)[own[rows]] * by
-            for batch, own, by in ((pair.a, pair.rows_a, 1.0), (pair.b, pair.rows_b, factor))
+            for batch, own, by in ((table.a, table.rows_a, 1.0), (table.b, table.rows_b, factor))
         )
         apart, size = (np.linalg.norm(values, axis=1) for values in (one - two, one))
         with np.errstate(invalid="ignore"):
             out[rows] = apart <= rtol * size
         return out
 
-    def _other_units(self, alignment: Alignment, pair: StepPair, rtol: float) -> Mask:
+    def _other_units(self, alignment: Alignment, table: Table, rtol: float) -> Mask:
         """Numbers that come out of a module n times as large and whose gradient is n times smaller.
 
         A loss that a module divides by the samples of all ranks, and the script multiplies by the number of ranks
         again, is the same loss.
         """
-        out = np.zeros(len(pair.rows_a), np.bool_)
-        if "mean" not in pair.a.floats or "mean" not in pair.b.floats:
+        out = np.zeros(len(table.rows_a), np.bool_)
+        if "mean" not in table.a.floats or "mean" not in table.b.floats:
             return out
-        sites = np.asarray(pair.a.site)[pair.rows_a]
+        sites = np.asarray(table.a.site)[table.rows_a]
         kinds = alignment.kind[sites]
         numbers: dict[tuple[str, str, int], dict[int, int]] = {}
         codes = kind_code(Kind.OUTPUT), kind_code(Kind.GRAD_OUTPUT)
@@ -313,7 +328,7 @@ class Gathered:
             layouts = (
                 own[int(batch.layout[row])]
                 for own, batch, row in zip(
-                    self._layouts, (pair.a, pair.b), (pair.rows_a[at], pair.rows_b[at]), strict=True
+                    self._layouts, (table.a, table.b), (table.rows_a[at], table.rows_b[at]), strict=True
                 )
             )
             if all(layout.shape == () for layout in layouts):
@@ -324,7 +339,7 @@ class Gathered:
                 place = np.array([found[code] for code in codes])
                 one, two = (
                     np.asarray(batch.floats["mean"], np.float64)[rows[place]]
-                    for batch, rows in ((pair.a, pair.rows_a), (pair.b, pair.rows_b))
+                    for batch, rows in ((table.a, table.rows_a), (table.b, table.rows_b))
                 )
                 with np.errstate(all="ignore"):
                     times = float(one[0] / two[0])
@@ -332,21 +347,22 @@ class Gathered:
                     same = abs(one.prod() - two.prod()) <= rtol * abs(one.prod())
                 if same and whole > 1 and abs(max(times, 1 / times) / whole - 1) < _SURE:
                     out[place] = True
-                    self._scaled[f"{fqn}{path}"] = whole if times > 1 else -whole
+                    if table.chosen[table.differing][place].any():
+                        self._scaled[f"{fqn}{path}"] = whole if times > 1 else -whole
         return out
 
-    def _is_divided(self, one: Column, two: Column, rtol: float) -> Mask:
+    def _is_divided(self, one: Column, two: Column, rtol: float, chosen: Mask) -> Mask:
         """Losses of accumulated batches that a script divides by the number of batches, so that they add up."""
         times = self._often[1] / self._often[0]
         divided = np.abs(one - two * times) <= rtol * np.abs(one)
-        self._divided |= times != 1 and bool(divided.any())
+        self._divided |= times != 1 and bool((divided & chosen).any())
         return divided
 
-    def _factor(self, pair: StepPair, rows_a: Ids, rows_b: Ids, kinds: object) -> float:
+    def _factor(self, table: Table, rows_a: Ids, rows_b: Ids, kinds: object) -> float:
         """By what gradients of b are smaller: the whole number that most sites show."""
         if self.factor is not None:
             return self.factor if self.factor > 0 else -1.0 / self.factor
-        one, two = (np.asarray(b.floats["amean"], np.float64)[own] for b, own in ((pair.a, rows_a), (pair.b, rows_b)))
+        one, two = (np.asarray(b.floats["amean"], np.float64)[own] for b, own in ((table.a, rows_a), (table.b, rows_b)))
         back = np.isin(kinds, [kind_code(kind) for kind in _FLOWING_BACK]) & (one > 0) & (two > 0)  # type: ignore[arg-type]
         seen: Counter[int] = Counter()
         for ratio in (one[back] / two[back]).tolist():
@@ -356,7 +372,7 @@ class Gathered:
         if not seen:
             return 1.0
         self.factor = seen.most_common(1)[0][0]
-        return self._factor(pair, rows_a, rows_b, kinds)
+        return self._factor(table, rows_a, rows_b, kinds)
 
     def notes(self) -> list[str]:
         """What to say of the factors, and of what was compared sample by sample."""
@@ -378,7 +394,7 @@ class Gathered:
                 f"1/{abs(times):g} of that there: one of them is scaled on its way to the loss. That is taken into "
                 "account."
             )
-        if self.factor is None or abs(self.factor) == 1:
+        if self.factor is None or abs(self.factor) == 1 or not self._flows_back:
             return found
         small, large = ("b", "a") if self.factor > 0 else ("a", "b")
         found.append(
@@ -397,6 +413,11 @@ def _losses(reader: Reader) -> int:
         losses = (int(calls[at]) for at in np.flatnonzero(calls).tolist() if sites.kind[at] == Kind.LOSS.value)
         most = max(most, max(losses, default=0))
     return most + 1
+
+
+def _held(batch: StepBatch, row: int) -> tuple[int, int]:
+    """How ranks hold a record: how theirs became one, and how many have one value."""
+    return (0, 0) if batch.how is None or batch.ranks is None else (int(batch.how[row]), int(batch.ranks[row]))
 
 
 def _how(batch: StepBatch, rows: Ids, how: int) -> Mask:

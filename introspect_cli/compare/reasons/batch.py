@@ -6,15 +6,16 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
-from introspect_cli.compare.join.shapes import shapes_differ
-from introspect_cli.compare.reasons.base import Cause, Reason, Scene
-from introspect_cli.compare.reasons.evidence import Known, answer, known_of, random_state
+from introspect_cli.compare.evidence import Known, answer
+from introspect_cli.compare.join.distance import shapes_differ
+from introspect_cli.compare.reasons.base import Reason
 from introspect_cli.compare.reasons.words import apart, what
 from introspect_cli.records import Kind
 
 if TYPE_CHECKING:
-    from introspect_cli.compare.reasons.facts import Facts
+    from introspect_cli.compare.reasons.scene import Scene
     from introspect_cli.compare.result import Divergence
+    from introspect_cli.compare.step import Step
 
 
 class Batch(Reason):
@@ -26,12 +27,10 @@ class Batch(Reason):
     weights: ClassVar = {"command": 0.9, "seeds": 0.95}
     names = re.compile(r"seed|worker|batch|shuffle|data|block|seq|sampler|augment", re.IGNORECASE)
 
-    def applies(self, facts: Facts, position: int) -> Cause | None:
+    def is_fed(self, step: Step, position: int) -> bool:
         """A batch comes from the loader, the batches before it and the random states."""
-        site = facts.sites[position]
-        if facts.rng_differs() or (site.phase, site.fqn) in facts.carried.loaders or facts.carried.rng:
-            return None
-        return self.cause(random_state(facts))
+        site = step.sites[position]
+        return step.rng_differs() or (site.phase, site.fqn) in step.carried.loaders or bool(step.carried.rng)
 
     def sentence(self, scene: Scene) -> str:
         """Whether the values are the same in another order, and whether batches before it are equal."""
@@ -52,19 +51,19 @@ class Batch(Reason):
 
 def _before(scene: Scene) -> str:
     """What is known of the rest of this batch and of those before it, and where to look."""
-    facts, site = scene.facts, scene.site
-    own = facts.unions(Kind.BATCH, frozenset({site.phase}), site.fqn)
-    calls = facts.alignment.call[own]
-    known = known_of(facts, own[calls < site.call])
-    if known is Known.UNSEEN and facts.state_before is not None:
-        known = answer(facts.state_before[own])
+    step, site = scene.step, scene.site
+    own = step.of(Kind.BATCH, frozenset({site.phase}), site.fqn)
+    calls = step.alignment.call[own]
+    known = step.known(own[calls < site.call])
+    if known is Known.UNSEEN and step.state_before is not None:
+        known = answer(step.state_before[own])
     if known in {Known.EQUAL, Known.WITHIN}:
         return f"The batch before it is {known.value}: look at the data pipeline (order, workers, augmentation, files)."
     told = "The data differs from the first recorded batch on"
     if scene.steps_before:
         told = "No batch of this loader was recorded just before it"
     rest = own[calls == site.call]
-    if known_of(facts, rest[rest != scene.union]) is Known.EQUAL:
+    if step.known(rest[rest != scene.union]) is Known.EQUAL:
         told += ", and the rest of the batch is equal"
     return f"{told}: order, seed, files or augmentation."
 

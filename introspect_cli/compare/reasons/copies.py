@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from introspect_cli.compare.reasons.gradient import no_multiples
-from introspect_cli.records import Kind, Status
-from introspect_cli.store.launched import rank_list
-from introspect_cli.store.together import DIFFERENT_COPIES
+from introspect_cli.records import Joined, Kind, Status
+from introspect_cli.store.launch import rank_list
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from introspect_cli.compare.reasons.base import Scene
+    from introspect_cli.compare.reasons.scene import Scene
     from introspect_cli.compare.result import Divergence
     from introspect_cli.records import Site
     from introspect_cli.store.reader import Run
@@ -42,8 +41,8 @@ def copies_words(scene: Scene) -> str:
     if first.site.kind not in _KINDS:
         return ""
     for summary, other, name in ((first.b, first.a, "b"), (first.a, first.b, "a")):
-        if summary is not None and summary.text.startswith(DIFFERENT_COPIES):
-            if other is not None and other.text.startswith(DIFFERENT_COPIES):
+        if summary is not None and summary.joined is Joined.COPIES:
+            if other is not None and other.joined is Joined.COPIES:
                 return ""
             return f" In {name} its {summary.text}{_why(first, name, _copies(scene, name, first.site))}."
     if scene.ranks < 2 or first.a is None or first.b is None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from introspect_cli.compare.join.sites import kind_code, phase_code
-from introspect_cli.compare.reasons.facts import generator_of
+from introspect_cli.compare.names import generator_of
 from introspect_cli.records import DRAWN_BEFORE, Kind, Phase, Site
 
 if TYPE_CHECKING:
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from introspect_cli.compare.join.rows import StepPair
     from introspect_cli.compare.join.sites import Alignment, Ids
-    from introspect_cli.compare.reasons.facts import Facts
+    from introspect_cli.compare.step import Step
+    from introspect_cli.compare.table import Table
 
 
 @dataclass(frozen=True)
@@ -56,14 +56,14 @@ class Draw:
         return f"{self.site.fqn}{after} drew random numbers in {self.side} and not in {other}"
 
 
-def lone_draws(facts: Facts, pair: StepPair, generator: str = "") -> list[Draw]:
+def lone_draws(step: Step, table: Table, generator: str = "") -> list[Draw]:
     """Draws that only one run made in a step, of one generator or of all, those of b first, in their order."""
-    if not facts.draws_recorded:
+    if not step.comparison.draws_recorded:
         return []
-    alignment, found = facts.alignment, []
+    alignment, found = step.alignment, []
     sides = {
         side: _Side(alignment, unions, np.asarray(batch.sequence))
-        for side, batch, unions in zip("ab", (pair.a, pair.b), pair.sites(alignment), strict=True)
+        for side, batch, unions in (("a", table.a, table.sites_a), ("b", table.b, table.sites_b))
     }
     for side, other in ("ba", "ab"):
         own, partner = sides[side], sides[other]

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from introspect_cli.compare.reasons.base import Cause, Reason, Scene, reason_named
-from introspect_cli.compare.reasons.evidence import Known, although, listed, of
-from introspect_cli.compare.reasons.initial import TENSORS, initial_tensors
-from introspect_cli.compare.reasons.words import apart, what
+from introspect_cli.compare.evidence import Cause, Known, those
+from introspect_cli.compare.reasons.base import Reason, reason_named
+from introspect_cli.compare.reasons.start import TENSORS, initial_tensors
+from introspect_cli.compare.reasons.words import although, apart, things, what
 from introspect_cli.compare.result import Role
 from introspect_cli.records import Kind, Phase
 
 if TYPE_CHECKING:
-    from introspect_cli.compare.reasons.facts import Facts
+    from introspect_cli.compare.reasons.scene import Scene
+    from introspect_cli.compare.step import Step
 
 
 class Gap(Reason):
@@ -25,12 +26,12 @@ class Gap(Reason):
     word = "gap"
     priority = 21
 
-    def applies(self, facts: Facts, position: int) -> Cause | None:
+    def applies(self, step: Step, position: int) -> Cause | None:
         """A tensor was there before, and the step before was not recorded."""
-        site = facts.sites[position]
-        if site.phase is not Phase.START or not facts.gap or facts.carried.diverged or facts.rng_differs():
+        site = step.sites[position]
+        if site.phase is not Phase.START or not step.gap or step.carried.diverged or step.rng_differs():
             return None
-        if site.kind not in TENSORS | {Kind.OPTIMIZER_STATE} or not facts.was_there(site.fqn):
+        if site.kind not in TENSORS | {Kind.OPTIMIZER_STATE} or not step.was_there(site.fqn):
             return None
         return self.cause(role=Role.PROPAGATED)
 
@@ -38,27 +39,20 @@ class Gap(Reason):
         """What is known, and between which records it happened."""
         cause, site = scene.cause, scene.site
         if not cause.instead:
-            differ, _ = initial_tensors(scene.facts)
+            differ, _ = initial_tensors(scene.step)
             more = f", as {'does' if differ == 2 else 'do'} {differ - 1} more" if differ > 1 else ""
             text = f"{what(site)} differs when the step begins{apart(scene.first)}{more}"
             return f"{text}. {_between(scene, 'before')}"
         known = [found for found in cause.evidence if found.known is not Known.UNSEEN]
-        unseen = [found.name for found in of(cause.evidence, Known.UNSEEN)]
+        unseen = those(cause.evidence, Known.UNSEEN)
         text = f"{what(site, scene.first.module_class)} differs{apart(scene.first)}{although(known)}"
-        one = len(unseen) == 1 and not _plural(cause, unseen[0])
-        lacks = f"{listed(unseen)} {'was' if one else 'were'} not recorded"
+        lacks = f"{things(unseen, 'was', 'were')} not recorded"
         if scene.dropped:
-            lacks = f"{listed(unseen)} {'is' if one else 'are'} not on record"
-        place = reason_named(cause.instead).place
-        if cause.module not in {"", site.fqn}:
-            place = place.replace("the module's", f"{cause.module}'s")
-        if scene.facts.gap:
-            return f"{text}; {lacks}. The cause is {place}, or lies earlier. {_between(scene, 'by')}"
-        return f"{text}; {lacks}. The cause is {place}, or lies in what was not recorded."
-
-
-def _plural(cause: Cause, name: str) -> bool:
-    return any(found.plural for found in cause.evidence if found.name == name)
+            lacks = f"{things(unseen, 'is', 'are')} not on record"
+        place = reason_named(cause.instead).where("" if cause.module == site.fqn else cause.module)
+        if scene.step.gap:
+            return f"{text}; {lacks}. {scene.the_cause_is} {place}, or lies earlier. {_between(scene, 'by')}"
+        return f"{text}; {lacks}. {scene.the_cause_is} {place}, or lies in what was not recorded."
 
 
 def _between(scene: Scene, until: str) -> str:
@@ -80,14 +74,14 @@ class Resumed(Reason):
     place = "the checkpoint"
     priority = 90
 
-    def applies(self, facts: Facts, position: int) -> Cause | None:
+    def applies(self, step: Step, position: int) -> Cause | None:
         """One run began later, with other values than the other had then."""
         del position
-        return self.cause(role=Role.PROPAGATED) if facts.resumed else None
+        return self.cause(role=Role.PROPAGATED) if step.resumed else None
 
     def sentence(self, scene: Scene) -> str:
         """Which tensors were not restored."""
-        carried = scene.facts.carried
+        carried = scene.step.carried
         unequal = (
             *sorted(carried.params | carried.buffers),
             *(f"{path} of {fqn}" for fqn, path in sorted(carried.states)),
@@ -104,15 +98,15 @@ class Propagated(Reason):
     word = "propagated"
     priority = 100
 
-    def applies(self, facts: Facts, position: int) -> Cause | None:
+    def applies(self, step: Step, position: int) -> Cause | None:
         """Always."""
-        del facts, position
+        del step, position
         return self.cause(role=Role.PROPAGATED)
 
     def sentence(self, scene: Scene) -> str:
         """Where to look instead."""
         text = f"{what(scene.site)} differs{apart(scene.first)}, but what went into it differs too or was not compared"
-        earliest = scene.facts.sites[0]
+        earliest = scene.step.sites[0]
         if earliest != scene.site:
             return f"{text}. The first of all records that differ in this step is {what(earliest)}."
         return f"{text}, so the origin lies elsewhere (earlier, or outside of what was selected)."

@@ -1,4 +1,4 @@
-"""A parameter's gradient differs when the optimizer sees it, though the backward pass does not: what was done to it."""
+"""Gradients: of what flows through modules, and of parameters as an optimizer step finds them."""
 
 from __future__ import annotations
 
@@ -8,27 +8,84 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from introspect_cli.compare.reasons.base import Cause, Reason, Scene
-from introspect_cli.compare.reasons.evidence import (
-    PASSES,
-    Known,
-    although,
-    backward_before,
-    forward_pass,
-    is_random,
-    loss_of,
-    of,
-    random_state,
-)
-from introspect_cli.compare.reasons.facts import owner_of
+from introspect_cli.compare.evidence import RANDOM, Cause, Known, Thing, those
+from introspect_cli.compare.join.sites import PHASES
+from introspect_cli.compare.names import owner_of
+from introspect_cli.compare.reasons.base import KERNEL_WEIGHTS, Reason
 from introspect_cli.compare.reasons.module import attribute_changes
 from introspect_cli.compare.reasons.ranks import differing_gradients, reduction_words, summed
-from introspect_cli.compare.reasons.step_view import StepRecords
-from introspect_cli.compare.reasons.words import apart, scaled
+from introspect_cli.compare.reasons.words import although, apart, named, scaled, what
+from introspect_cli.compare.rests_on import PASSES, RESTS_ON, Place, rests_on
 from introspect_cli.records import Kind, Phase, count
 
 if TYPE_CHECKING:
-    from introspect_cli.compare.reasons.facts import Facts
+    from introspect_cli.compare.reasons.scene import Scene
+    from introspect_cli.compare.step import Step
+
+
+class Backward(Reason):
+    """Gradients of module inputs and outputs. These are totals over all uses of a tensor: nothing may differ before."""
+
+    word = "backward"
+    place = "the backward pass"
+    kinds = frozenset({Kind.GRAD_INPUT, Kind.GRAD_OUTPUT})
+    weights: ClassVar = KERNEL_WEIGHTS
+
+    def sentence(self, scene: Scene) -> str:
+        """Through which module, or of which output."""
+        first, taken = scene.first, [e for e in scene.cause.evidence if e.thing not in RANDOM]
+        text = f"{what(first.site)} differs{apart(first)}{although(taken)}{scaled(first)}. "
+        text += f"{scene.the_cause_is} in the backward pass "
+        module = named(first.site, first.module_class)
+        if _recomputed(scene):
+            return (
+                f"{text}through {module}, which was recomputed under activation checkpointing: look at what that draws "
+                "or computes differently (preserve_rng_state)."
+            )
+        if first.site.kind is Kind.GRAD_INPUT:
+            return f"{text}through {module}."
+        if _taken_by_no_module(scene):
+            around = "" if _leaves_the_model(scene) else first.site.fqn.rpartition(".")[0]
+            code = f"the forward code of {around} or what is around it, or the loss code" if around else "the loss code"
+            return f"{text}of what uses that output, which no module takes: {code}."
+        if not scene.cause.rests_on(Thing.GRADIENTS):
+            return f"{text}of what uses that output: the loss code, if no module does."
+        return f"{text}of what uses that output."
+
+
+def _output(scene: Scene) -> int:
+    """Checksum in run a of the output whose gradient it is; 0 where that is not on record."""
+    step, site = scene.step, scene.site
+    own = [
+        u
+        for phase in (Phase.FORWARD, Phase.EVAL)
+        for u in step.of_call(phase, Kind.OUTPUT, site.fqn, site.call)
+        if step.alignment.path[u] == site.path
+    ]
+    return (scene.table.checksum(own[0], "a") or 0) if own else 0
+
+
+def _taken_by_no_module(scene: Scene) -> bool:
+    """Whether no module is given this output in run a, by its checksum; False where that is not on record."""
+    step, checksum = scene.step, _output(scene)
+    if not checksum or step.comparison.modules_chosen or Kind.INPUT not in step.comparison.kinds:
+        return False
+    given = step.of(Kind.INPUT, frozenset({Phase.FORWARD}))
+    return all(scene.table.checksum(int(union), "a") != checksum for union in given)
+
+
+def _leaves_the_model(scene: Scene) -> bool:
+    """Whether the output is one of the whole model's, by its checksum: only the loss code can use it."""
+    outputs = scene.step.of(Kind.OUTPUT, frozenset({Phase.FORWARD, Phase.EVAL}))
+    roots = (int(union) for union in outputs if "." not in scene.step.alignment.fqn[int(union)])
+    return any(scene.table.checksum(union, "a") == _output(scene) for union in roots)
+
+
+def _recomputed(scene: Scene) -> bool:
+    """Whether the module was run again in the backward pass."""
+    alignment = scene.step.alignment
+    own = alignment.by_fqn.get(scene.site.fqn, [])
+    return any(scene.step.state[u] and PHASES[alignment.phase[u]] is Phase.RECOMPUTE for u in own)
 
 
 _NO_MULTIPLE = 1e-2
@@ -39,24 +96,24 @@ class Gradient(Reason):
 
     word = "gradient"
     place = "clipping, unscaling, accumulation, zero_grad or a change of the gradient by hand"
+    places = ("clipping", "unscaling", "accumulation", "zero_grad", "a change of the gradient by hand")
     kinds = frozenset({Kind.GRAD})
     weights: ClassVar = {"hyperparameter": 0.3, "optimizers": 0.3}
     names = re.compile(r"clip|accum|scale|zero|norm|amp|micro", re.IGNORECASE)
 
-    def applies(self, facts: Facts, position: int) -> Cause | None:
+    def applies(self, step: Step, position: int) -> Cause | None:
         """It comes from the forward pass, the loss and the backward pass of the step."""
-        site, order = facts.sites[position], float(facts.items.order[position])
+        site, order = step.sites[position], step.order_at(position)
         upstream = (
-            facts.before(order, PASSES)
-            or facts.rng_differs()
-            or facts.carried.params
-            or facts.before(order, frozenset({Phase.START}))
+            step.differs_before(order, PASSES)
+            or step.rng_differs()
+            or step.carried.params
+            or step.differs_before(order, frozenset({Phase.START}))
         )
         if upstream or not site.fqn:
             return None
-        backward = backward_before(facts, order, "the backward pass")
-        passes = [forward_pass(facts), *loss_of(facts), backward, random_state(facts)]
-        if of(passes, Known.UNSEEN) and stale_side(facts, position):
+        passes = rests_on(step, Place(site, order), RESTS_ON[self.word])
+        if those(passes, Known.UNSEEN) and stale_side(step, position):
             passes = [replace(found, needed=False) for found in passes]  # the values alone tell the cause
         return self.cause(*passes)
 
@@ -69,8 +126,8 @@ class Gradient(Reason):
         when = f", in evaluation {first.site.call} of the optimizer's closure" if first.site.call else ""
         seen = f", as the optimizer sees it{when}," if first.site.phase is Phase.OPTIMIZER else ""
         text = f"the gradient of {first.site.fqn}{seen} differs{apart(first)}"
-        text += although([found for found in scene.cause.evidence if not is_random(found)])
-        side = stale_side(scene.facts, scene.position)
+        text += although([found for found in scene.cause.evidence if found.thing not in RANDOM])
+        side = stale_side(scene.step, scene.position)
         if side:
             before = "evaluation" if first.site.call else "step"
             return (
@@ -82,7 +139,7 @@ class Gradient(Reason):
             words = reduction_words(scene)
             if words:
                 factor = f"b is {first.scale:.6g} x a: {words}"
-                return f"{text}; {factor}. The cause is averaging over ranks or batches, clipping or unscaling."
+                return f"{text}; {factor}. {scene.the_cause_is} averaging over ranks or batches, clipping or unscaling."
             text += scaled(first)
             alone = no_multiples(scene)
             if alone:
@@ -93,11 +150,11 @@ class Gradient(Reason):
                     f"{alone[0]}{more} is no such multiple. The likely cause is what is done to that: {place}."
                 )
             last = own or ", or their order"
-            return f"{text}. The cause is clipping, unscaling, averaging over accumulated batches{last}."
-        place = self.place.replace(" or ", ", ", 1) if own else self.place
+            return f"{text}. {scene.the_cause_is} clipping, unscaling, averaging over accumulated batches{last}."
+        place = ", ".join(self.places) if own else self.place
         if max(scene.run_a.world_size, scene.run_b.world_size) > 1:
             place = f"its reduction over the ranks, {place}"
-        return f"{text}. The cause is {place}{own}.{scene.rounding_words()}"
+        return f"{text}. {scene.the_cause_is} {place}{own}.{scene.rounding_words()}"
 
     def evidence(self, scene: Scene) -> list[str]:
         """How many gradients differ."""
@@ -112,16 +169,16 @@ def no_multiples(scene: Scene) -> list[str]:
 
     One norm clips all gradients by one factor: those changed before it show.
     """
-    facts, first = scene.facts, scene.first
+    step, first = scene.step, scene.first
     differ, recorded = differing_gradients(scene)
     if first.scale is None or differ < recorded:
         return []
-    step = StepRecords(facts.alignment, facts.pair)
+    table = step.table
     found, multiples = [], 0
-    for site, union in zip(facts.sites, facts.items.union.tolist(), strict=True):
+    for site, union in zip(step.sites, step.divergences.site.tolist(), strict=True):
         if (site.kind, site.phase, site.call) != (Kind.GRAD, scene.site.phase, scene.site.call):
             continue
-        a, b = step.sketch(union, "a"), step.sketch(union, "b")
+        a, b = table.sketch(union, "a"), table.sketch(union, "b")
         if a is None or b is None or not (np.isfinite(a).all() and np.isfinite(b).all()):
             return []
         rest = float(np.linalg.norm(b - first.scale * a))
@@ -146,18 +203,18 @@ def _own_backward(scene: Scene) -> str:
     return f", or how {owner} itself uses the parameter{how}"
 
 
-def stale_side(facts: Facts, position: int) -> str:
+def stale_side(step: Step, position: int) -> str:
     """The side whose gradient is the other's plus that of the step before, by the sketches' linearity."""
-    site, union = facts.sites[position], int(facts.items.union[position])
-    step = StepRecords(facts.alignment, facts.pair)
+    site, union = step.sites[position], int(step.divergences.site[position])
+    table = step.table
     if site.call:  # an optimizer that evaluates the model several times a step
-        earlier = facts.recorded(site.phase, Kind.GRAD, site.fqn, site.call - 1)
-        old = step.sketch(earlier[0], "a") if earlier else None
+        earlier = step.of_call(site.phase, Kind.GRAD, site.fqn, site.call - 1)
+        old = table.sketch(earlier[0], "a") if earlier else None
     else:
         old = None
-        if facts.before_pair is not None:
-            old = StepRecords(facts.alignment, facts.before_pair).sketch(union, "a")
-    a, b = step.sketch(union, "a"), step.sketch(union, "b")
+        if step.before is not None:
+            old = step.before.sketch(union, "a")
+    a, b = table.sketch(union, "a"), table.sketch(union, "b")
     if a is None or b is None or old is None or not np.linalg.norm(old) > 0:
         return ""
     if _is_mix(b, a, old):
@@ -177,4 +234,7 @@ def _is_mix(mixed: Any, fresh: Any, old: Any) -> bool:
     return rest < 1e-5 and min(weights) > 1e-2 * max(weights)
 
 
-REASONS = (Gradient(),)
+REASONS = (
+    Backward(),
+    Gradient(),
+)

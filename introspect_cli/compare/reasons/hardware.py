@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from introspect_cli.compare.reasons.evidence import Known, is_random, of
+from introspect_cli.compare.evidence import RANDOM, Known, those
 from introspect_cli.compare.reasons.module import attribute_changes
 from introspect_cli.compare.reasons.words import what
 from introspect_cli.compare.result import Role, Suspect
@@ -21,7 +21,7 @@ from introspect_cli.records import Kind
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from introspect_cli.compare.reasons.base import Scene
+    from introspect_cli.compare.reasons.scene import Scene
     from introspect_cli.compare.result import DiffResult
     from introspect_cli.store.reader import Run
 
@@ -38,8 +38,8 @@ def suspect(scene: Scene) -> Suspect | None:
         return None
     is_product = cause.reason == "module" and first.module_class == "Linear"
     is_product |= cause.reason == "op" and first.site.kind is Kind.OP_OUTPUT and bool(_PRODUCTS.match(first.site.path))
-    evidence = [found for found in cause.evidence if not is_random(found)]
-    if not is_product or not evidence or len(of(evidence, Known.EQUAL)) < len(evidence):
+    evidence = [found for found in cause.evidence if found.thing not in RANDOM]
+    if not is_product or not evidence or len(those(evidence, Known.EQUAL)) < len(evidence):
         return None
     if first.a.layout != first.b.layout or attribute_changes(scene):
         return None

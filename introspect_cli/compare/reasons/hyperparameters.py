@@ -9,20 +9,43 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from introspect_cli.compare.join.sites import KINDS, Alignment
+from introspect_cli.compare.join.sites import KINDS
 from introspect_cli.records import SETTING_KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from introspect_cli.compare.reasons.step_view import StepRecords
+    from typing_extensions import Self
 
-Change = tuple[str, Any, Any]
-Told = dict[str, tuple[str | None, str | None]]
-"""Name to the values in a and in b."""
+    from introspect_cli.compare.table import Table
 
 
-def hyperparameter_changes(alignment: Alignment, step: StepRecords) -> Told:
+class Label(str):
+    """A hyper-parameter as it is shown: `lr (group 1)`.
+
+    Attributes:
+        about: its name: `lr`; "" for what is not one.
+        of_all: whether it is that of all optimizers.
+    """
+
+    __slots__ = ("about", "of_all")
+
+    about: str
+    of_all: bool
+
+    def __new__(cls, text: str, about: str = "", *, of_all: bool = True) -> Self:
+        """The text, and what it is about."""
+        label = super().__new__(cls, text)
+        label.about, label.of_all = about, of_all
+        return label
+
+
+Change = tuple[Label, Any, Any]
+Told = dict[Label, tuple[str | None, str | None]]
+"""Label to the values in a and in b."""
+
+
+def hyperparameter_changes(table: Table) -> Told:
     """Hyper-parameters that differ in a step: name to both values; equal changes of several groups are folded.
 
     So are those of all optimizers: a container that steps others has groups like theirs.
@@ -30,35 +53,36 @@ def hyperparameter_changes(alignment: Alignment, step: StepRecords) -> Told:
     All but the learning rate are recorded where they are new or have changed. What one run alone recorded here, and the
     other at another step, is not known to differ.
     """
+    alignment = table.alignment
     found: dict[tuple[str, str], dict[tuple[str | None, str | None], list[str]]] = {}
     groups: dict[tuple[str, str], None] = {}
     in_b = set(alignment.b_ids.tolist())
-    for union in dict.fromkeys([*step.rows_a, *step.rows_b]):
+    for union in dict.fromkeys([*table.rows_of("a"), *table.rows_of("b")]):
         if KINDS[alignment.kind[union]] not in SETTING_KINDS:
             continue
         match = re.match(r"^\[(\d+)\](.*)$", alignment.path[union])
         group, rest = (match[1], match[2]) if match else ("", alignment.path[union])
         groups[alignment.fqn[union], group] = None
-        if step.checksum(union, "a") == step.checksum(union, "b"):
+        if table.checksum(union, "a") == table.checksum(union, "b"):
             continue
         name = re.sub(r"^\.", "", re.sub(r"\['?([^'\]]*)'?\]", r".\1", rest))
-        values = (step.plain(union, "a"), step.plain(union, "b"))
+        values = (table.plain(union, "a"), table.plain(union, "b"))
         elsewhere = union < len(alignment.a) and union in in_b
         if values[0] != values[1] and not (elsewhere and None in values):
             found.setdefault((alignment.fqn[union], name), {}).setdefault(values, []).append(group)
     owners = dict.fromkeys(fqn for fqn, _ in groups)
-    alike: dict[tuple[str, tuple[str | None, str | None]], list[str]] = {}
+    alike: dict[tuple[Label, tuple[str | None, str | None]], list[str]] = {}
     for (fqn, name), by_values in found.items():
         count = sum(1 for owner, _ in groups if owner == fqn)
         for values, own in by_values.items():
             label = f"{name} (group {', '.join(dict.fromkeys(own))})" if len(own) < count else name
-            alike.setdefault((label, values), []).append(fqn)
+            alike.setdefault((Label(label, name), values), []).append(fqn)
     named: Told = {
-        label if len(own) == len(owners) else f"{', '.join(own)} {label}": values
+        label if len(own) == len(owners) else Label(f"{', '.join(own)} {label}", label.about, of_all=False): values
         for (label, values), own in alike.items()
     }
     if "lr" in named:
-        named.pop("initial_lr", None)  # a scheduler's note of where lr began; it says nothing more
+        named.pop(Label("initial_lr"), None)  # a scheduler's note of where lr began; it says nothing more
     return named
 
 
@@ -84,7 +108,7 @@ def _by_parameter(optimizer: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _differing(a: dict[str, Any], b: dict[str, Any]) -> Iterator[Change]:
+def _differing(a: dict[str, Any], b: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
     for name in dict.fromkeys([*a, *b]):
         if name == "initial_lr" and a.get("lr") != b.get("lr"):
             continue  # a scheduler's note of where lr began
@@ -99,7 +123,7 @@ def changes_for(a: Any, b: Any, parameter: str) -> Told:
     for name in both_a.keys() & both_b.keys():
         one, two = _by_parameter(both_a[name]).get(parameter), _by_parameter(both_b[name]).get(parameter)
         if one is not None and two is not None:
-            found |= {key: (_text(x), _text(y)) for key, x, y in _differing(one, two)}
+            found |= {Label(key, key): (_text(x), _text(y)) for key, x, y in _differing(one, two)}
     return found
 
 
@@ -117,11 +141,11 @@ def optimizer_changes(a: Any, b: Any) -> Iterator[Change]:
     """All that differs, each change told once, with how many parameters it is for where not all."""
     both_a, both_b = _optimizers(a), _optimizers(b)
     if len(both_a) == len(both_b) == 1 and both_a.keys() != both_b.keys():
-        yield "optimizer", next(iter(both_a)), next(iter(both_b))
+        yield Label("optimizer"), next(iter(both_a)), next(iter(both_b))
         return
     for name in dict.fromkeys([*both_a, *both_b]):
         if name not in both_a or name not in both_b:
-            yield f"optimizer {name}", "used" if name in both_a else None, "used" if name in both_b else None
+            yield Label(f"optimizer {name}"), "used" if name in both_a else None, "used" if name in both_b else None
             continue
         yield from _one(name if len(both_a) > 1 else "", _by_parameter(both_a[name]), _by_parameter(both_b[name]))
 
@@ -139,12 +163,12 @@ def _one(name: str, a: dict[str, dict[str, Any]], b: dict[str, dict[str, Any]]) 
         if len(parameters) < shared:
             first = min(parameters)
             label += f" of {first}" + (f" and {len(parameters) - 1} more" if len(parameters) > 1 else "")
-        yield label, one, two
+        yield Label(label, key), one, two
     for own, other, in_a in ((a, b, True), (b, a, False)):
         alone = [parameter for parameter in own if parameter not in other]
         if alone:
             label = f"{prefix}{alone[0]}" + (f" and {len(alone) - 1} more" if len(alone) > 1 else "")
-            yield f"parameter {label}", "optimized" if in_a else None, None if in_a else "optimized"
+            yield Label(f"parameter {label}"), "optimized" if in_a else None, None if in_a else "optimized"
 
 
 def in_words(changed: Told) -> str:

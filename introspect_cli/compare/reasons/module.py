@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 import re
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from introspect_cli.compare.evidence import RANDOM, Cause, Thing
 from introspect_cli.compare.join.sites import KINDS
-from introspect_cli.compare.reasons.base import Cause, Reason, Scene
+from introspect_cli.compare.names import owner_of
+from introspect_cli.compare.reasons.base import KERNEL_WEIGHTS, Reason
 from introspect_cli.compare.reasons.draws import drew_alone, drew_before
-from introspect_cli.compare.reasons.evidence import (
-    Evidence,
-    although,
-    drawn_from,
-    inputs_of,
-    is_random,
-    known_of,
-    tensors_of,
-)
-from introspect_cli.compare.reasons.facts import FORWARD, Facts, owner_of
 from introspect_cli.compare.reasons.hyperparameters import in_words
-from introspect_cli.compare.reasons.memory_format import memory_formats
+from introspect_cli.compare.reasons.operator import memory_formats
 from introspect_cli.compare.reasons.step_view import untouched_side
-from introspect_cli.compare.reasons.words import apart, scaled, what
+from introspect_cli.compare.reasons.words import although, apart, scaled, what
+from introspect_cli.compare.rests_on import RESTS_ON, Place, rests_on
 from introspect_cli.records import Kind, Site
 
-WEIGHTS = {"runtime": 0.75, "packages": 0.6, "hardware": 0.55}
+if TYPE_CHECKING:
+    from introspect_cli.compare.reasons.scene import Scene
+    from introspect_cli.compare.step import Step
+
 _DRAWS_NOTHING = re.compile(
     r"^(Linear|Bilinear|Conv.*|Embedding.*|.*Norm\d?d?|GELU|ReLU6?|LeakyReLU|SiLU|Mish|ELU|Tanh|Sigmoid|Softmax|"
     r"LogSoftmax|Softplus|Hardswish|.*Pool\dd|Flatten|Unflatten|Identity|PixelShuffle|Upsample|.*Loss)$"
@@ -40,23 +36,25 @@ class Module(Reason):
     place = "this module's own computation"
     kinds = frozenset({Kind.OUTPUT})
     priority = 41
-    weights: ClassVar = WEIGHTS
+    weights: ClassVar = KERNEL_WEIGHTS
     names = re.compile(
         r"drop|eps|bias|act|attn|sdpa|flash|dtype|amp|[bf]p?16|compile|determin|thread|tf32", re.IGNORECASE
     )
 
-    def applies(self, facts: Facts, position: int) -> Cause | None:
+    def applies(self, step: Step, position: int) -> Cause | None:
         """An output comes from the inputs, the parameters, the buffers and the random state."""
-        site, order = facts.sites[position], float(facts.items.order[position])
-        start = _fed_equally(facts, site, order)
-        if start is None or (start >= 0 and last_child(facts, site.fqn, start, order)):
+        site, order = step.sites[position], step.order_at(position)
+        start = _fed_equally(step, site, order)
+        if start is None or (start >= 0 and last_child(step, site.fqn, start, order)):
             return None
-        return self.cause(*went_in(facts, site, order))
+        return self.cause(*rests_on(step, Place(site, order), RESTS_ON[self.word]))
 
     def sentence(self, scene: Scene) -> str:
         """What inside the module it is, as far as the records show."""
         first = scene.first
-        taken = [e for e in scene.cause.evidence if not (is_random(e) and _DRAWS_NOTHING.match(first.module_class))]
+        taken = [
+            e for e in scene.cause.evidence if not (e.thing in RANDOM and _DRAWS_NOTHING.match(first.module_class))
+        ]
         text = f"{what(first.site, first.module_class)} differs{apart(first)}{although(taken)}{scaled(first)}"
         return f"{text}. {_inside(scene)}"
 
@@ -70,42 +68,43 @@ class OwnCode(Reason):
     priority = 42
     weights: ClassVar = {"runtime": 0.6}
 
-    def applies(self, facts: Facts, position: int) -> Cause | None:
+    def applies(self, step: Step, position: int) -> Cause | None:
         """It comes from the module's inputs, its tensors, and what the modules inside it gave before."""
-        site, order = facts.sites[position], float(facts.items.order[position])
+        site, order = step.sites[position], step.order_at(position)
         if site.kind is Kind.OUTPUT:
-            start = _fed_equally(facts, site, order)
-            after = last_child(facts, site.fqn, start, order) if start is not None and start >= 0 else ""
+            start = _fed_equally(step, site, order)
+            after = last_child(step, site.fqn, start, order) if start is not None and start >= 0 else ""
             if not after or start is None:
                 return None
-            evidence = went_in(facts, site, order)
-            evidence.insert(1, _inside_before(facts, site.fqn, start, order))
-            return self.cause(*evidence, module=site.fqn, after=after)
-        found = parent_call(facts, site.fqn, order)
-        if found is None:
+            found = rests_on(step, Place(site, order, start=start), RESTS_ON[self.word])
+            return self.cause(*found, module=site.fqn, after=after)
+        running = parent_call(step, site.fqn, order)
+        if running is None:
             return None
-        parent, start, call = found
+        parent, start, call = running
         fed = (
-            facts.differs(site.phase, Kind.INPUT, parent, call)
-            or facts.inside("forward", parent, start, order - 0.25)
-            or facts.tensors_differ(parent, order)
-            or facts.rng_differs()
+            step.differs(site.phase, Kind.INPUT, parent, call)
+            or step.inside(parent, start, order - 0.25)
+            or step.tensors_differ(parent, order)
+            or step.rng_differs()
         )
         if fed:
             return None
-        after = last_child(facts, parent, start, order)
-        evidence = went_in(facts, Site(site.phase, Kind.INPUT, parent, call), order, f"the inputs of {parent}")
-        if after:
-            evidence.insert(1, _inside_before(facts, parent, start, order))
-        return self.cause(*evidence, module=parent, after=after, before=site.fqn)
+        after = last_child(step, parent, start, order)
+        place = Place(Site(site.phase, Kind.INPUT, parent, call), order, of=parent, start=start if after else -1.0)
+        return self.cause(*rests_on(step, place, RESTS_ON[self.word]), module=parent, after=after, before=site.fqn)
+
+    def where(self, module: str = "") -> str:
+        """The module's own forward code, by its name."""
+        return f"{module or 'the module'}'s own forward code"
 
     def sentence(self, scene: Scene) -> str:
         """Between which of the modules inside."""
         cause, first = scene.cause, scene.first
         text = f"{what(first.site, first.module_class if first.site.kind is Kind.OUTPUT else '')} differs{apart(first)}"
         side = drew_before(scene.draws, scene.site)
-        taken = [found for found in cause.evidence if not (side and is_random(found))]
-        text += f"{although(taken)}{scaled(first)}. The cause is in the forward code of {cause.module} itself, "
+        taken = [found for found in cause.evidence if not (side and found.thing in RANDOM)]
+        text += f"{although(taken)}{scaled(first)}. {scene.the_cause_is} in the forward code of {cause.module} itself, "
         if cause.before:
             text += f"between {cause.after} and {cause.before}" if cause.after else f"before {cause.before}"
         else:
@@ -115,54 +114,40 @@ class OwnCode(Reason):
         return f"{text}.{scene.rounding_words()}"
 
 
-def went_in(facts: Facts, site: Site, order: float, name: str = "its inputs") -> list[Evidence]:
-    """What goes into a call of a module."""
-    inputs = inputs_of(facts, site, name)
-    return [*([inputs] if inputs else []), *tensors_of(facts, site.fqn, order), *drawn_from(facts, site, order)]
-
-
-def _inside_before(facts: Facts, fqn: str, start: float, order: float) -> Evidence:
-    """The outputs of the modules that ran inside one."""
-    prefix = fqn + "."
-    own = [u for u in facts.unions(Kind.OUTPUT, FORWARD) if facts.alignment.fqn[u].startswith(prefix)]
-    inside = [u for u in own if start <= facts.order[u] < order]
-    return Evidence("the outputs of the modules inside it so far", known_of(facts, inside), needed=True)
-
-
-def _fed_equally(facts: Facts, site: Site, order: float) -> float | None:
+def _fed_equally(step: Step, site: Site, order: float) -> float | None:
     """When a module's call began, -1 where that is not known; None where something that went in differs."""
-    inputs = facts.recorded(site.phase, Kind.INPUT, site.fqn, site.call)
-    start = facts.sequence_of(inputs) if inputs else None
+    inputs = step.of_call(site.phase, Kind.INPUT, site.fqn, site.call)
+    start = step.sequence_of(inputs) if inputs else None
     if start is None:
-        return None if facts.anything_before(order) else -1.0
+        return None if step.anything_before(order) else -1.0
     fed = (
-        facts.differs(site.phase, Kind.INPUT, site.fqn, site.call)
-        or facts.inside("forward", site.fqn, start, order)
-        or facts.tensors_differ(site.fqn, order)
-        or facts.rng_differs()
+        step.differs(site.phase, Kind.INPUT, site.fqn, site.call)
+        or step.inside(site.fqn, start, order)
+        or step.tensors_differ(site.fqn, order)
+        or step.rng_differs()
     )
     return None if fed else start
 
 
-def parent_call(facts: Facts, fqn: str, order: float) -> tuple[str, float, int] | None:
+def parent_call(step: Step, fqn: str, order: float) -> tuple[str, float, int] | None:
     """The module that was running when a module inside it was called: name, when its call began, call index."""
     parent = owner_of(fqn)
     while parent:
-        found = facts.running(parent, order)
+        found = step.running(parent, order)
         if found is not None:
             return parent, *found
         parent = owner_of(parent)
     return None
 
 
-def last_child(facts: Facts, fqn: str, low: float, high: float) -> str:
+def last_child(step: Step, fqn: str, low: float, high: float) -> str:
     """The last module inside `fqn` that gave an output between two places of the sequence; "" for none."""
-    alignment = facts.alignment
-    sequence = np.asarray(facts.pair.a.sequence)
+    alignment = step.alignment
+    sequence = np.asarray(step.table.a.sequence)
     rows = np.flatnonzero((sequence >= low) & (sequence < high))
     prefix = fqn + "."
     for row in rows[np.argsort(sequence[rows])[::-1]]:
-        union = int(facts.pair.a.site[row])
+        union = int(step.table.a.site[row])
         if KINDS[alignment.kind[union]] is Kind.OUTPUT and alignment.fqn[union].startswith(prefix):
             name = alignment.fqn[union]
             child = prefix + name[len(prefix) :].partition(".")[0]
@@ -180,30 +165,33 @@ def _inside(scene: Scene) -> str:
         )
     side = _identity_side(scene)
     if side and not attribute_changes(scene):
-        return (
-            f"The cause is inside this module: in {side} it returns its input unchanged (switched off or in eval mode)."
-        )
+        how = "it returns its input unchanged (switched off or in eval mode)"
+        return f"{scene.the_cause_is} inside this module: in {side} {how}."
     side = _frozen_buffers(scene)
     if side and not attribute_changes(scene):
         return f"Its buffers do not change in {side}: it is in eval mode there."
-    other = scene.facts.alignment.b_class.get(scene.union, "")
+    other = scene.step.alignment.b_class.get(scene.union, "")
     if other:
-        return f"The cause is inside this module: its class is {scene.first.module_class} in a and {other} in b."
+        return (
+            f"{scene.the_cause_is} inside this module: its class is {scene.first.module_class} in a and {other} in b."
+        )
     a, b = scene.first.a, scene.first.b
     if a is not None and b is not None and a.layout.dtype != b.layout.dtype:
-        return "The cause is inside this module: it computes in a different precision."
+        return f"{scene.the_cause_is} inside this module: it computes in a different precision."
     changed = attribute_changes(scene)
     if changed:
-        return f"The cause is inside this module: {'; '.join(changed[:3])}.{scene.rounding_words()}"
+        return f"{scene.the_cause_is} inside this module: {'; '.join(changed[:3])}.{scene.rounding_words()}"
     side = drew_alone(scene.draws, scene.site)
     if side:
         other = "a" if side == "b" else "b"
-        return f"The cause is inside this module: in {side} it draws random numbers, in {other} it does not."
-    text = "The cause is inside this module: its code, options, train/eval mode or kernel"
-    known = [found for found in scene.cause.evidence if is_random(found)]
-    if not _DRAWS_NOTHING.match(scene.first.module_class) and any(e.name != "the random state" for e in known):
+        return f"{scene.the_cause_is} inside this module: in {side} it draws random numbers, in {other} it does not."
+    text = f"{scene.the_cause_is} inside this module: its code, options, train/eval mode or kernel"
+    known = scene.cause.rests_on(*RANDOM)
+    if not _DRAWS_NOTHING.match(scene.first.module_class) and any(
+        found.thing is Thing.RANDOM_AT_START for found in known
+    ):
         text += "; or, if it draws random numbers, different ones were drawn before it in this step"
-    if scene.steps_before and any(found.name == "its parameters" for found in scene.cause.evidence):
+    if scene.steps_before and scene.cause.rests_on(Thing.PARAMETERS):
         text += "; or its parameters changed after they were recorded (.data, numpy)"
     formats = memory_formats(scene)
     if formats:
@@ -213,8 +201,8 @@ def _inside(scene: Scene) -> str:
 
 def _identity_side(scene: Scene) -> str:
     """The side on which a module's output is its input, where that is so on one side only."""
-    site, step = scene.site, scene.step
-    inputs = scene.facts.recorded(site.phase, Kind.INPUT, site.fqn, site.call)
+    site, step = scene.site, scene.table
+    inputs = scene.step.of_call(site.phase, Kind.INPUT, site.fqn, site.call)
     same = [
         side
         for side in ("a", "b")
@@ -225,7 +213,7 @@ def _identity_side(scene: Scene) -> str:
 
 def attribute_changes(scene: Scene, fqn: str = "") -> list[str]:
     """How a module, the record's own unless named, is set up differently: `eps 1e-05 -> 0.001`, `eval mode in b`."""
-    one, two = (tree.get(fqn or scene.site.fqn) for tree in scene.facts.modules)
+    one, two = (tree.get(fqn or scene.site.fqn) for tree in scene.step.modules)
     if one is None or two is None or not (one.attributes and two.attributes):
         return []
     a, b = dict(one.attributes), dict(two.attributes)
@@ -245,9 +233,9 @@ def attribute_changes(scene: Scene, fqn: str = "") -> list[str]:
 
 def _frozen_buffers(scene: Scene) -> str:
     """The side where a module's own buffers stay as they are in the step, where the other's change."""
-    for index, site in enumerate(scene.facts.sites):
+    for index, site in enumerate(scene.step.sites):
         if site.kind is Kind.BUFFER and owner_of(site.fqn) == scene.site.fqn:
-            side = untouched_side(scene.step, scene.before, int(scene.facts.items.union[index]))
+            side = untouched_side(scene.table, scene.before, int(scene.step.divergences.site[index]))
             if side:
                 return side
     return ""

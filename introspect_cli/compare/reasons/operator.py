@@ -1,4 +1,4 @@
-"""An operator's result differs, though nothing recorded before it does."""
+"""An operator's result differs, though nothing recorded before it does: operators, kernels, memory formats."""
 
 from __future__ import annotations
 
@@ -7,17 +7,19 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 import numpy as np
 
-from introspect_cli.compare.reasons.base import Cause, Reason, Scene
-from introspect_cli.compare.reasons.evidence import Evidence, although, known_of, random_state
-from introspect_cli.compare.reasons.memory_format import memory_formats
-from introspect_cli.compare.reasons.module import WEIGHTS
-from introspect_cli.compare.reasons.words import apart, scaled, what
-from introspect_cli.records import Kind, Phase
+from introspect_cli.compare.join.sites import KINDS
+from introspect_cli.compare.names import owner_of
+from introspect_cli.compare.reasons.base import KERNEL_WEIGHTS, Reason
+from introspect_cli.compare.reasons.scene import Scene
+from introspect_cli.compare.reasons.words import although, apart, scaled, what
+from introspect_cli.records import Kind, Phase, Status
 
 if TYPE_CHECKING:
-    from introspect_cli.compare.reasons.facts import Facts
-    from introspect_cli.compare.result import Divergence
+    from collections.abc import Iterable, Iterator
 
+    from introspect_cli.compare.reasons.scene import Scene
+    from introspect_cli.compare.result import Divergence
+    from introspect_cli.compare.table import Table
 
 _LISTED: Final = re.compile(
     r"^aten\.(index_add_?|index_copy_?|_?index_put(_impl)?_?|put_?|histc|bincount|kthvalue|median|nanmedian"
@@ -39,16 +41,7 @@ class Operator(Reason):
     word = "op"
     place = "this operator"
     kinds = frozenset({Kind.OP_OUTPUT})
-    weights: ClassVar = WEIGHTS
-
-    def applies(self, facts: Facts, position: int) -> Cause | None:
-        """It comes from everything before it in the step."""
-        order = float(facts.items.order[position])
-        if facts.anything_before(order) or facts.rng_differs():
-            return None
-        earlier = np.flatnonzero(facts.state * (facts.order < order))
-        known = known_of(facts, earlier)
-        return self.cause(Evidence("everything recorded before it", known, plural=False), random_state(facts))
+    weights: ClassVar = KERNEL_WEIGHTS
 
     def sentence(self, scene: Scene) -> str:
         """Where in the user's code it ran."""
@@ -77,6 +70,99 @@ def nondeterministic(divergence: Divergence) -> str:
     if not _LISTED.match(divergence.site.path):
         return ""
     return " On a GPU its result may differ each time: torch.use_deterministic_algorithms lists this operator."
+
+
+_BACK_ENDS: Final = {
+    r"aten\._scaled_dot_product_flash_attention": "flash attention",
+    r"aten\._scaled_dot_product_efficient_attention": "memory-efficient attention",
+    r"aten\._scaled_dot_product_cudnn_attention": "cuDNN",
+    r"aten\._scaled_dot_product_fused_attention_overrideable": "a back end of the device's own",
+    r"aten\._safe_softmax\b": "plain operators (math)",
+}
+
+
+def attention_back_ends(scene: Scene) -> str:
+    """A sentence where the diverging operator's module uses other back ends in a than in b; "" otherwise."""
+    one, two = (_used(scene, side) for side in ("a", "b"))
+    if not one or not two or one == two:
+        return ""
+    return f" Scaled dot-product attention there is computed by {' and '.join(one)} in a, by {' and '.join(two)} in b."
+
+
+def _used(scene: Scene, side: str) -> list[str]:
+    alignment, own = scene.table.alignment, scene.site
+    paths = [
+        alignment.path[union]
+        for union in scene.table.rows_of(side)
+        if KINDS[alignment.kind[union]] is Kind.OP_OUTPUT
+        and alignment.fqn[union] == own.fqn
+        and alignment.site(union).phase is own.phase
+    ]
+    return [name for pattern, name in _BACK_ENDS.items() if any(re.match(pattern, path) for path in paths)]
+
+
+_SEEN = frozenset({Status.OBSERVED, Status.PARTIAL})
+
+
+def memory_formats(scene: Scene) -> list[str]:
+    """Clauses such as `its input [0] is contiguous in a and channels_last in b`, those of inputs first."""
+    told = []
+    for union in _went_in(scene):
+        table = next((own for own in (scene.table, scene.before) if own is not None and _in_both(own, union)), None)
+        if table is None:
+            continue
+        one, two = (_strides(scene, table, union, side) for side in ("a", "b"))
+        if one and two and one != two:
+            told.append(f"{_name(scene, union)} is {one} in a and {two} in b")
+    return told
+
+
+def _went_in(scene: Scene) -> Iterator[int]:
+    """Union numbers of what went into a module's call, or into an operator."""
+    step, site = scene.step, scene.site
+    if site.kind is Kind.OP_OUTPUT:
+        yield from _given(scene)
+        return
+    yield from step.of_call(site.phase, Kind.INPUT, site.fqn, site.call)
+    for fqn in sorted(step.comparison.tensors_in(site.fqn)):
+        own = (int(union) for union in step.alignment.by_fqn[fqn])
+        yield from _last(u for u in own if KINDS[step.alignment.kind[u]] in {Kind.PARAM, Kind.BUFFER})
+
+
+def _given(scene: Scene) -> Iterator[int]:
+    """What an operator was given in run a, as far as that is on record."""
+    row, given = scene.table.rows_of("a").get(scene.union), scene.table.a.given
+    if row is not None and given is not None:
+        own = given.row(row)
+        sites = [] if own is None else [number for number in own.inputs if number >= 0]
+        yield from (int(number) for number in sites)  # the sites of run a have the first union numbers
+
+
+def _last(unions: Iterable[int]) -> list[int]:
+    return list(unions)[-1:]
+
+
+def _in_both(table: Table, union: int) -> bool:
+    return union in table.rows_of("a") and union in table.rows_of("b")
+
+
+def _strides(scene: Scene, table: Table, union: int, side: str) -> str:
+    """How a tensor lies in memory; "" for what is no tensor, or was not seen."""
+    sides = scene.step.sides
+    batch, reader = (table.a, sides.a) if side == "a" else (table.b, sides.b)
+    row = table.rows_of(side)[union]
+    if Status(int(batch.status[row])) not in _SEEN:
+        return ""
+    return reader.layouts[int(np.asarray(batch.layout)[row])].strides
+
+
+def _name(scene: Scene, union: int) -> str:
+    site = scene.step.alignment.site(union)
+    if site.kind is Kind.INPUT:
+        return f"its input {site.path}".rstrip()
+    if site.kind is Kind.OP_OUTPUT:
+        return f"the result of {site.path}"
+    return f"its {site.fqn[len(owner_of(site.fqn)) + 1 :]}"
 
 
 REASONS = (Operator(),)

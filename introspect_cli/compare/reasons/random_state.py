@@ -12,20 +12,22 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from introspect_cli.compare.join.sites import kind_code, phase_code
-from introspect_cli.compare.reasons.base import Cause, Reason, Scene
+from introspect_cli.compare.names import generator_of
+from introspect_cli.compare.reasons.base import Reason
 from introspect_cli.compare.reasons.draws import lone_draws
-from introspect_cli.compare.reasons.evidence import although, random_state
-from introspect_cli.compare.reasons.facts import EQUAL, generator_of
-from introspect_cli.compare.reasons.step_view import StepRecords
-from introspect_cli.compare.reasons.words import what
+from introspect_cli.compare.reasons.words import although, what
+from introspect_cli.compare.rests_on import Place, random_at_start
+from introspect_cli.compare.table import EQUAL
 from introspect_cli.records import DRAWN_BEFORE, Kind, Phase, Site, Status, count
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from introspect_cli.compare.join.rows import StepPair
+    from introspect_cli.compare.evidence import Cause
     from introspect_cli.compare.join.sites import Alignment
-    from introspect_cli.compare.reasons.facts import Facts
+    from introspect_cli.compare.reasons.scene import Scene
+    from introspect_cli.compare.step import Step
+    from introspect_cli.compare.table import Table
 
 _GENERATORS = {"python": "python's random", "numpy": "numpy.random"}
 
@@ -39,14 +41,14 @@ class RandomState(Reason):
     weights: ClassVar = {"sources": 0.7, "command": 0.9, "seeds": 1.0, "options": 0.95}
     names = re.compile(r"seed|worker|shuffle", re.IGNORECASE)
 
-    def applies(self, facts: Facts, position: int) -> Cause | None:
+    def applies(self, step: Step, position: int) -> Cause | None:
         """A state comes from the same generator's state before."""
-        site = facts.sites[position]
+        site = step.sites[position]
         if site.phase is Phase.START:
-            return None if site.fqn in facts.carried.rng else self.cause()
-        if facts.carried.rng or facts.rng_differs() or facts.anything_before(float(facts.items.order[position])):
+            return None if site.fqn in step.carried.rng else self.cause()
+        if step.carried.rng or step.rng_differs() or step.anything_before(step.order_at(position)):
             return None
-        return self.cause(random_state(facts))
+        return self.cause(*random_at_start(step, Place(site, step.order_at(position))))
 
     def sentence(self, scene: Scene) -> str:
         """When the draws must have differed."""
@@ -73,11 +75,11 @@ class RandomState(Reason):
 
 def _built(scene: Scene) -> str:
     """Parameters that one run only has: building them may draw, though nothing equal before them shows the seed."""
-    items = scene.facts.items
+    items = scene.step.divergences
     for side, missing in (("a", items.row_b), ("b", items.row_a)):
         lone = [
             site.fqn
-            for site, row in zip(scene.facts.sites, missing.tolist(), strict=True)
+            for site, row in zip(scene.step.sites, missing.tolist(), strict=True)
             if row < 0 and site.kind is Kind.PARAM and site.phase is Phase.START
         ]
         if lone:
@@ -88,15 +90,19 @@ def _built(scene: Scene) -> str:
 
 def _drawn_before(scene: Scene) -> str:
     """Where in the step before one run drew more, as far as the records tell."""
-    facts, last = scene.facts, scene.first.step - 1
+    step, last = scene.step, scene.first.step - 1
     text = "one run drew random numbers that the other did not"
-    if facts.before_pair is None:
+    if step.before is None:
         return f"since the last recorded step, {text}"
-    draws = lone_draws(facts, facts.before_pair, scene.site.fqn)
+    draws = lone_draws(step, step.before, scene.site.fqn)
     if draws:
         return f"during step {last}, {draws[0]}"
-    losses = facts.unions(Kind.LOSS, frozenset({Phase.LOSS}))
-    if facts.draws_known and scene.before is not None and set(map(int, losses)) & {*scene.before.unions("a")}:
+    losses = step.of(Kind.LOSS, frozenset({Phase.LOSS}))
+    if (
+        step.comparison.draws_known
+        and scene.before is not None
+        and set(map(int, losses)) & {*scene.before.rows_of("a")}
+    ):
         return f"between the backward pass of step {last} and the start of step {last + 1}, {text}"
     return f"during step {last}, {text}"
 
@@ -126,65 +132,65 @@ def _whose(site: Site) -> str:
 
 def _draws(scene: Scene) -> list[int]:
     """Random states within the step that both runs recorded."""
-    facts = scene.facts
+    step = scene.step
     phases = frozenset(Phase) - {Phase.START}
-    return [int(union) for union in facts.unions(Kind.RNG, phases) if facts.state[union]]
+    return [int(union) for union in step.of(Kind.RNG, phases) if step.state[union]]
 
 
 def _exchanged(scene: Scene) -> Site | None:
     """The place whose random state this one has in the other run, both ways."""
-    step = scene.step
+    step = scene.table
     here = step.checksum(scene.union, "a"), step.checksum(scene.union, "b")
     for union in _draws(scene):
         if union != scene.union and (step.checksum(union, "b"), step.checksum(union, "a")) == here:
-            return scene.facts.alignment.site(union)
+            return scene.step.alignment.site(union)
     return None
 
 
 def _last_equal(scene: Scene, generator: str) -> str:
     """The module whose random state is the last before this that is equal, where modules drew."""
-    facts = scene.facts
+    step = scene.step
     found = [
-        union for union in _draws(scene) if facts.state[union] == EQUAL and facts.order[union] < scene.first.sequence
+        union
+        for union in _draws(scene)
+        if step.state[union] == EQUAL and step.table.order_of[union] < scene.first.sequence
     ]
-    sites = [facts.alignment.site(union) for union in sorted(found, key=lambda union: facts.order[union])]
+    sites = [step.alignment.site(union) for union in sorted(found, key=lambda union: step.table.order_of[union])]
     own = [site for site in sites if generator_of(site) == generator and not site.path.endswith(DRAWN_BEFORE)]
     return own[-1].fqn if own else ""
 
 
 def _goes_on(scene: Scene) -> bool:
     """Whether one run begins where the other has already been."""
-    sides = scene.facts.sides
+    sides = scene.step.sides
     return scene.first.step != scene.first.step_b or sides.a.entry(0).step != sides.b.entry(0).step
 
 
 def unseeded(scene: Scene) -> tuple[str, ...]:
     """Generators that both runs began to draw from, unseeded, in the diverging step, or before a state that differs."""
-    facts = scene.facts
+    step = scene.step
     if scene.cause.reason == RandomState.word:
-        return _began(facts.alignment, facts.before_pair, lambda: facts.pair)
-    return _began(facts.alignment, facts.pair, lambda: scene.after)
+        return _began(step.alignment, step.before, lambda: step.table)
+    return _began(step.alignment, step.table, lambda: scene.after)
 
 
-def _began(alignment: Alignment, now: StepPair | None, after: Callable[[], StepPair | None]) -> tuple[str, ...]:
+def _began(alignment: Alignment, now: Table | None, after: Callable[[], Table | None]) -> tuple[str, ...]:
     """Generators untouched in both runs when one step begins, and drawn from, differently, when the next does."""
     untouched = _with_status(alignment, now, Status.VALUE)
     following = after() if untouched else None
     if following is None:
         return ()
-    records = StepRecords(alignment, following)
     drawn = [union for union in _with_status(alignment, following, Status.OBSERVED) if union in untouched]
-    return tuple(alignment.fqn[u] for u in drawn if records.checksum(u, "a") != records.checksum(u, "b"))
+    return tuple(alignment.fqn[u] for u in drawn if following.checksum(u, "a") != following.checksum(u, "b"))
 
 
-def _with_status(alignment: Alignment, pair: StepPair | None, status: Status) -> list[int]:
+def _with_status(alignment: Alignment, table: Table | None, status: Status) -> list[int]:
     """Random states at the start of a step that both runs recorded with that status."""
-    if pair is None:
+    if table is None:
         return []
-    records = StepRecords(alignment, pair)
     started = (alignment.kind == kind_code(Kind.RNG)) & (alignment.phase == phase_code(Phase.START))
     states = map(int, np.flatnonzero(started))
-    return [union for union in states if all(records.status(union, side) is status for side in "ab")]
+    return [union for union in states if all(table.status(union, side) is status for side in "ab")]
 
 
 def unseeded_sentence(scene: Scene) -> str:

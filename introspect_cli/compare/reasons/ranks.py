@@ -1,27 +1,28 @@
-"""What the ranks of a launch add to an answer: sums for means, who diverges with whom.
-
-Where ranks are compared one by one, what another rank did earlier arrives with the first reduction; so all ranks' first
-divergences are looked at together.
-"""
+"""What the ranks of a launch add to an answer: sums for means, collectives, parts that are not the whole."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from introspect_cli.records import Kind, Phase
-from introspect_cli.store.together import DIFFERENT_COPIES
+from introspect_cli.compare.reasons.base import Reason
+from introspect_cli.compare.reasons.scene import Scene
+from introspect_cli.compare.reasons.words import apart, what
+from introspect_cli.records import Joined, Kind, Phase
 from introspect_cli.store.whole import WholeReader
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from introspect_cli.compare.reasons.base import Scene
+    from introspect_cli.compare.evidence import Cause
+    from introspect_cli.compare.reasons.scene import Scene
     from introspect_cli.compare.result import Divergence
+    from introspect_cli.compare.step import Step
+    from introspect_cli.records import Site, Summary
     from introspect_cli.store.reader import Run
 
 _CLOSE = 1e-4
 _EXACT = 1e-8  # what is left beside a factor cannot be told below this
-_SIZES = ("world size", "a data-parallel group")
 _ORDER = (Phase.START, Phase.DATA, Phase.FORWARD, Phase.RECOMPUTE, Phase.LOSS, Phase.BACKWARD, Phase.OPTIMIZER)
 _CALLED = frozenset({Kind.OUTPUT.value, Kind.INPUT.value, Kind.LOSS.value, Kind.BATCH.value})
 
@@ -42,7 +43,7 @@ def reduction_words(scene: Scene) -> str:
         return ""
     is_sum = scene.first.scale > 1
     how = "a sum where a mean was expected" if is_sum else "a mean where a sum was expected, or one taken twice"
-    return f"{how} ({' or '.join(found[1])})"
+    return f"{how} ({' or '.join(found.words())})"
 
 
 def summed(scene: Scene) -> str:
@@ -52,11 +53,11 @@ def summed(scene: Scene) -> str:
     """
     first, found = scene.first, _reduction(scene)
     of_gradient = scene.tells == "gradient" and first.site.phase is Phase.OPTIMIZER
-    if found is None or not of_gradient or first.scale is None or first.scale < 1 or len(found[1]) > 1:
+    if found is None or not of_gradient or first.scale is None or first.scale < 1:
         return ""
-    whole, (told,) = found
-    if not told.startswith(_SIZES):
+    if found.batches or not found.ranks:
         return ""
+    whole = found.whole
     rest = first.residual or 0.0
     residual = f"{rest:.0e}".replace("e-0", "e-") if rest >= _EXACT else f"below {_EXACT:.0e}".replace("e-0", "e-")
     ranks = _ranks(scene)
@@ -71,13 +72,34 @@ def summed(scene: Scene) -> str:
 
 def differing_gradients(scene: Scene) -> tuple[int, int]:
     """How many gradients differ in the step, and how many were recorded in it."""
-    differ = sum(site.kind is Kind.GRAD for site in scene.facts.sites)
-    recorded = [u for u in scene.facts.unions(Kind.GRAD, frozenset({scene.site.phase})) if scene.facts.state[u]]
+    differ = sum(site.kind is Kind.GRAD for site in scene.step.sites)
+    recorded = [u for u in scene.step.of(Kind.GRAD, frozenset({scene.site.phase})) if scene.step.state[u]]
     return differ, len(recorded)
 
 
-def _reduction(scene: Scene) -> tuple[int, list[str]] | None:
-    """A factor between the runs as a whole number, and of what there are as many; None where it is none, or nothing.
+@dataclass(frozen=True)
+class _Reduction:
+    """A factor between the runs that is a whole number, and of what there are as many.
+
+    Attributes:
+        whole: the number.
+        ranks: what has as many ranks: `world`, or `group` for a data-parallel group; "" for neither.
+        batches: whether there are as many microbatches or accumulated batches.
+    """
+
+    whole: int
+    ranks: str
+    batches: bool
+
+    def words(self) -> list[str]:
+        """Of what there are as many."""
+        told = {"world": [f"world size {self.whole}"], "group": [f"a data-parallel group of {self.whole}"]}
+        batches = [f"{self.whole} microbatches or accumulated batches"] if self.batches else []
+        return [*told.get(self.ranks, []), *batches]
+
+
+def _reduction(scene: Scene) -> _Reduction | None:
+    """The factor between the runs, where it is a whole number of ranks or batches; else None.
 
     What is reduced over ranks comes out alike on all of them: what some ranks alone do is no reduction.
     """
@@ -91,14 +113,13 @@ def _reduction(scene: Scene) -> tuple[int, list[str]] | None:
     whole = round(factor)
     if whole < 2 or abs(factor / whole - 1) > _CLOSE:
         return None
-    told = []
+    ranks = ""
     if whole in {run.world_size for run in runs}:
-        told.append(f"{_SIZES[0]} {whole}")
+        ranks = "world"
     elif whole in _groups(runs[0]) | _groups(runs[1]):
-        told.append(f"{_SIZES[1]} of {whole}")
-    if max(_calls(scene)) == whole:
-        told.append(f"{whole} microbatches or accumulated batches")
-    return (whole, told) if told else None
+        ranks = "group"
+    batches = max(_calls(scene)) == whole
+    return _Reduction(whole, ranks, batches) if ranks or batches else None
 
 
 def _groups(run: Run) -> set[int]:
@@ -110,7 +131,7 @@ def _groups(run: Run) -> set[int]:
 def _calls(scene: Scene) -> tuple[int, int]:
     """How often any module runs in a step, or any loss is computed, at most, in a and in b."""
     found = []
-    for side in (scene.facts.sides.a, scene.facts.sides.b):
+    for side in (scene.step.sides.a, scene.step.sides.b):
         most = 1
         for reader in side.readers if isinstance(side, WholeReader) else [side]:  # calls may be folded in a whole
             calls = zip(reader.sites.kind, reader.sites.call.tolist(), strict=True)
@@ -136,8 +157,7 @@ def where(scene: Scene) -> str:
     """Which ranks a sentence is about, after the step: `, rank 1`; "" where all diverge alike, or one was compared."""
     if scene.ranks < 2:
         return ""
-    told = _ranks(scene)
-    return f", {told}" if told.startswith("rank") else f", on {told}"
+    return f", {'on ' if _on_all(scene) else ''}{_ranks(scene)}"
 
 
 def _ranks(scene: Scene) -> str:
@@ -176,9 +196,107 @@ def _has(run: Run, rank: int, first: Divergence) -> bool:
 
 
 def _differ(first: Divergence) -> bool:
-    return first.b is not None and first.b.text.startswith(DIFFERENT_COPIES)
+    return first.b is not None and first.b.joined is Joined.COPIES
 
 
 def _one(peers: Sequence[Divergence]) -> bool:
     """Whether ranks diverge by the same factor, or without one."""
     return len({None if peer.scale is None else f"{peer.scale:.4g}" for peer in peers}) == 1
+
+
+class Collective(Reason):
+    """What was sent to other ranks, or came from them."""
+
+    word = "collective"
+    place = "the collectives of the ranks"
+    kinds = frozenset({Kind.COLLECTIVE})
+    priority = 5
+
+    def sentence(self, scene: Scene) -> str:
+        """Both collectives, each with its line."""
+        first, site = scene.first, scene.site
+        lines = tuple(_line(scene, side) for side in "ab")
+        name = what(site)
+        if first.a is None or first.b is None:
+            side, other, line = ("b", "a", lines[1]) if first.a is None else ("a", "b", lines[0])
+            text = _told(first.b if first.a is None else first.a)
+            other_line = _in_its_place(scene, other)
+            if other_line:
+                return f"{name} is {text}{line} in {side}, and another one{other_line} in {other}: their order differs."
+            return (
+                f"only {side} has {name}{f' ({text}{line})' if text or line else ''}: it is missing in {other}, one "
+                f"too many in {side}, or in another place."
+            )
+        if "." not in site.path:
+            return (
+                f"{name} is another one: {_told(first.a)}{lines[0]} in a, {_told(first.b)}{lines[1]} in b. One is "
+                "missing, doubled or in another place."
+            )
+        return f"{name} differs{apart(first)}{lines[1]}: what the ranks compute, or the order of collectives."
+
+
+def _told(summary: Summary | None) -> str:
+    return "" if summary is None else summary.text.strip("'\"")
+
+
+def _in_its_place(scene: Scene, side: str) -> str:
+    """Where the run that lacks a collective calls what it has in its place; "" where it has nothing there."""
+    own = scene.site
+    for site in scene.step.sites:
+        same = (site.kind, site.fqn, site.call, _name(site)) == (own.kind, own.fqn, own.call, _name(own))
+        if same and "." not in site.path and site.path != own.path:
+            return _line(scene, side, site)
+    return ""
+
+
+def _name(site: Site) -> str:
+    return site.path.partition(".")[0].partition("~")[0]
+
+
+def _line(scene: Scene, side: str, site: Site | None = None) -> str:
+    """Where a run calls it (or another), for the end of a clause."""
+    reader = scene.step.sides.a if side == "a" else scene.step.sides.b
+    sites = reader.sites
+    own = site or scene.site
+    for number, fqn in enumerate(sites.fqn):
+        if fqn == own.fqn and sites.kind[number] == Kind.COLLECTIVE.value and int(sites.call[number]) == own.call:
+            source = sites.source[number]
+            if source and sites.path[number] == own.path:
+                return f" at {source}"
+    return ""
+
+
+class NotWhole(Reason):
+    """A tensor of which a run's ranks, all of them, have not each element once."""
+
+    word = "parts"
+    place = "how it is cut over the ranks"
+    kinds = frozenset({Kind.PARAM, Kind.BUFFER, Kind.GRAD, Kind.OPTIMIZER_STATE})
+    priority = 5
+
+    def applies(self, step: Step, position: int) -> Cause | None:
+        """The layouts alone say so; nothing that went into it matters."""
+        rows = int(step.divergences.row_a[position]), int(step.divergences.row_b[position])
+        batches = step.table.a, step.table.b
+        found = [
+            row >= 0 and batch.how is not None and batch.how[row] == Joined.INCOMPLETE
+            for batch, row in zip(batches, rows, strict=True)
+        ]
+        return self.cause() if any(found) else None
+
+    def sentence(self, scene: Scene) -> str:
+        """In which run, and what of it there is."""
+        first = scene.first
+        told = [
+            f"in {name} {summary.text.partition(': ')[2]}"
+            for summary, name in ((first.a, "a"), (first.b, "b"))
+            if summary is not None and summary.joined is Joined.INCOMPLETE
+        ]
+        text = f"the parts of {what(first.site)} are not the whole: {', and '.join(told)}"
+        return f"{text}. {scene.the_cause_is} {self.place}."
+
+
+REASONS = (
+    Collective(),
+    NotWhole(),
+)

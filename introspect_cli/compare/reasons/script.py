@@ -1,25 +1,32 @@
-"""What a model is given differs, though nothing recorded before it does: the script's own preparation of the batch."""
+"""What the script's own code computes between modules: inputs, losses, values that it records, plain operations."""
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
-from introspect_cli.compare.reasons.base import Cause, Reason, Scene
-from introspect_cli.compare.reasons.evidence import (
+from introspect_cli.compare.evidence import RANDOM, Cause, Known, Thing
+from introspect_cli.compare.reasons.base import Reason
+from introspect_cli.compare.reasons.gradient import stale_side
+from introspect_cli.compare.reasons.module import parent_call
+from introspect_cli.compare.reasons.words import although, apart, both_values, often, scaled, what
+from introspect_cli.compare.rests_on import (
     LEFT_OUT,
-    Known,
-    although,
+    RESTS_ON,
+    Place,
     batches,
     calls_left_out,
-    outputs_before,
-    random_state,
+    loss,
+    outputs,
+    random_at_start,
+    rests_on,
+    trained,
 )
-from introspect_cli.compare.reasons.module import parent_call
-from introspect_cli.compare.reasons.words import apart, both_values, scaled, what
-from introspect_cli.records import Kind
+from introspect_cli.records import Kind, Phase
 
 if TYPE_CHECKING:
-    from introspect_cli.compare.reasons.facts import Facts
+    from introspect_cli.compare.reasons.scene import Scene
+    from introspect_cli.compare.step import Step
 
 
 class Script(Reason):
@@ -30,26 +37,27 @@ class Script(Reason):
     kinds = frozenset({Kind.INPUT})
     priority = 40
 
-    def applies(self, facts: Facts, position: int) -> Cause | None:
+    def applies(self, step: Step, position: int) -> Cause | None:
         """It may come from everything that was computed before."""
-        site, order = facts.sites[position], float(facts.items.order[position])
-        if parent_call(facts, site.fqn, order) is not None or facts.anything_before(order):
+        site, order = step.sites[position], step.order_at(position)
+        if parent_call(step, site.fqn, order) is not None or step.anything_before(order):
             return None
-        if calls_left_out(facts, site.fqn):
-            return self.cause(batches(facts, order), random_state(facts), LEFT_OUT)
-        before = outputs_before(facts, order)
-        told = [before] if before.known in {Known.EQUAL, Known.WITHIN} else []
-        return self.cause(batches(facts, order), random_state(facts), *told)
+        place = Place(site, order)
+        found = rests_on(step, place, RESTS_ON[self.word])
+        if calls_left_out(step, site.fqn):
+            return self.cause(*found, LEFT_OUT)
+        return self.cause(*found, *(own for own in outputs(step, place) if own.known in {Known.EQUAL, Known.WITHIN}))
 
     def sentence(self, scene: Scene) -> str:
         """Whether a batch was seen to be equal, and whether modules ran before."""
         text = f"{what(scene.site)} differs{both_values(scene.first) or apart(scene.first)}"
-        seen, _, *outputs = scene.cause.evidence
-        if outputs:
+        (seen,) = scene.cause.rests_on(Thing.BATCHES)
+        before = scene.cause.rests_on(Thing.OUTPUTS, Thing.LEFT_OUT)
+        if before:
             fed = [seen] if seen.known is not Known.UNSEEN else []
             given = "module outputs, the batch" if fed else "module outputs, data that no loader gave"
             return (
-                f"{text}{although([*outputs, *fed])}{scaled(scene.first)}. The cause is in the "
+                f"{text}{although([*before, *fed])}{scaled(scene.first)}. {scene.the_cause_is} in the "
                 f"script's own code that computes it: from {given} or values of its own (targets, masks, weights)."
             )
         if seen.known is not Known.UNSEEN:
@@ -64,4 +72,93 @@ class Script(Reason):
         )
 
 
-REASONS = (Script(),)
+_UPSTREAM = frozenset({Phase.DATA, Phase.FORWARD, Phase.EVAL})
+
+
+class Loss(Reason):
+    """What backward is called on."""
+
+    word = "loss"
+    place = "the loss code or the targets"
+    kinds = frozenset({Kind.LOSS})
+    names = re.compile(r"loss|smooth|reduc|label|ignore|pad|accum|scale", re.IGNORECASE)
+
+    def is_fed(self, step: Step, position: int) -> bool:
+        """A difference of an earlier gradient does not reach it."""
+        before = step.differs_before(step.order_at(position), _UPSTREAM)
+        return before or step.rng_differs() or bool(step.carried.params)
+
+    def sentence(self, scene: Scene) -> str:
+        """The values, and what could have made them."""
+        first = scene.first
+        outputs, seen, _ = scene.cause.evidence
+        text = (
+            f"{what(first.site)} differs{both_values(first) or apart(first)}{although([outputs, seen])}{scaled(first)}"
+        )
+        if scene.calls:
+            name, one, two = scene.calls
+            text += f"; {name} runs {often(one)} in this step of a and {often(two)} in b"
+        targets = "" if seen.known in {Known.EQUAL, Known.WITHIN} else " or the targets"
+        return f"{text}. {scene.the_cause_is} in the loss code (reduction, mask, weighting, scale){targets}."
+
+
+class OwnValue(Reason):
+    """What was given to `introspect_cli.record`."""
+
+    word = "value"
+    place = "the script's code that computes this value"
+    kinds = frozenset({Kind.VALUE})
+    priority = 40
+
+    def sentence(self, scene: Scene) -> str:
+        """Both values of a number, and where to look."""
+        first = scene.first
+        text = f"{what(first.site)} differs{both_values(first) or apart(first)}{although(scene.cause.evidence)}"
+        return (
+            f"{text}{scaled(first)}. {scene.the_cause_is} in the script's code that computes it, or in what it was "
+            f"computed from and is not recorded.{scene.rounding_words()}"
+        )
+
+
+_UNSEEN = "No module is called in these runs, so no operation between these tensors and the loss was recorded"
+
+
+class Plain(Reason):
+    """The loss, or a gradient, of a script in which no module runs."""
+
+    word = "plain"
+    place = "the script's own operations"
+    kinds = frozenset({Kind.LOSS, Kind.GRAD})
+    priority = 45
+
+    def applies(self, step: Step, position: int) -> Cause | None:
+        """It comes from the tensors that are trained, the data and the script's operations."""
+        site, order = step.sites[position], step.order_at(position)
+        if not step.without_modules or step.rng_differs() or step.anything_before(order):
+            return None
+        losses = (loss,) if site.kind is Kind.GRAD else ()
+        data = (batches,) if step.of(Kind.BATCH, frozenset({Phase.DATA})).size else ()
+        return self.cause(*rests_on(step, Place(site, order), (*losses, trained, *data, random_at_start)))
+
+    def sentence(self, scene: Scene) -> str:
+        """What is not known, and how to know it."""
+        first = scene.first
+        taken = [found for found in scene.cause.evidence if found.thing not in RANDOM]
+        text = f"{what(first.site)} differs{both_values(first) or apart(first)}{although(taken)}{scaled(first)}."
+        side = stale_side(scene.step, scene.position) if first.site.kind is Kind.GRAD else ""
+        if side:
+            return (
+                f"{text} In {side} it is the other run's gradient plus that of the step before: it was not set to "
+                f"zero in {side}."
+            )
+        if first.site.kind is Kind.GRAD:
+            return f"{text} {_UNSEEN}: the cause is in their backward passes, or in what was done to the gradient."
+        return f"{text} {_UNSEEN}: the cause is there, or in the data (capture --level op records every operator)."
+
+
+REASONS = (
+    Script(),
+    Loss(),
+    OwnValue(),
+    Plain(),
+)

@@ -14,11 +14,11 @@ from dataclasses import replace
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from introspect_cli.compare.join.dump import lists
+from introspect_cli.compare.join.listed import lists
 from introspect_cli.compare.reasons.changed_code import changed_code
-from introspect_cli.compare.reasons.hyperparameters import optimizer_changes
+from introspect_cli.compare.reasons.hyperparameters import Label, Told, optimizer_changes
 from introspect_cli.compare.result import SettingChange
-from introspect_cli.store.launched import rank_list
+from introspect_cli.store.launch import rank_list
 
 if TYPE_CHECKING:
     from introspect_cli.records import ModuleInfo
@@ -340,7 +340,7 @@ def setting_changes(
     a: Run,
     b: Run,
     reason: Explained | None,
-    hyperparameters: Mapping[str, tuple[str | None, str | None]],
+    hyperparameters: Told,
     *,
     rounding: bool = False,
     blamed: Sequence[ModuleInfo] = (),
@@ -360,9 +360,9 @@ def setting_changes(
     for name, (one, two) in hyperparameters.items():
         weight = max(_weigh("hyperparameter", name, reason, rounding=rounding), 0.5 if reason is not None else 0.0)
         found.append(SettingChange("hyperparameter", name, one, two, weight >= 0.5, weight))
-        named.add(_last(name))
+        named.add(name.about)
     for origin, name, one, two in _sourced(a, b):
-        if origin == "optimizers" and _last(name) in named:
+        if isinstance(name, Label) and name.about in named:
             continue
         weight = _weigh(origin, name, reason, rounding=rounding)
         if weight <= 0:
@@ -419,12 +419,6 @@ def _alone(found: list[SettingChange]) -> list[SettingChange]:
     if len(environment) > 3:
         return found
     return [replace(c, weight=0.8, explains=True) if c in environment else c for c in found]
-
-
-def _last(name: str) -> str:
-    """The hyper-parameter that a change is about: `lr` of `AdamW#2 lr (group 1)` and of `lr of GPT.head.weight`."""
-    words = re.split(r" of | \(", name)[0].split()
-    return words[-1] if words else name
 
 
 def describe(change: SettingChange) -> str:

@@ -7,19 +7,23 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.compare.join.merged import merge_words
+from introspect_cli.compare.evidence import Cause, Known
 from introspect_cli.compare.join.sites import PHASES
-from introspect_cli.compare.reasons.attention import attention_back_ends
-from introspect_cli.compare.reasons.base import Cause, Reason, Scene, rounds
-from introspect_cli.compare.reasons.evidence import Known, although, backward_before, listed
-from introspect_cli.compare.reasons.facts import EQUAL, FORWARD, Facts, owner_of
+from introspect_cli.compare.match.merged import merge_words
+from introspect_cli.compare.names import FORWARD, owner_of
+from introspect_cli.compare.reasons.base import Reason
 from introspect_cli.compare.reasons.hyperparameters import has_parameter
-from introspect_cli.compare.reasons.words import apart, often, what
+from introspect_cli.compare.reasons.operator import attention_back_ends
+from introspect_cli.compare.reasons.scene import Scene, rounds
+from introspect_cli.compare.reasons.words import although, apart, listed, often, what
+from introspect_cli.compare.rests_on import Place, backward
 from introspect_cli.compare.result import Role
+from introspect_cli.compare.table import EQUAL
 from introspect_cli.records import Kind, ModuleInfo, Phase
 
 if TYPE_CHECKING:
-    from introspect_cli.compare.reasons.step_view import StepRecords
+    from introspect_cli.compare.step import Step
+    from introspect_cli.compare.table import Table
 
 
 class Structure(Reason):
@@ -30,11 +34,11 @@ class Structure(Reason):
     priority = 30
     names = re.compile(r"layer|depth|head|accum|freeze|tie|batch|step|block|width|bias", re.IGNORECASE)
 
-    def applies(self, facts: Facts, position: int) -> Cause | None:
+    def applies(self, step: Step, position: int) -> Cause | None:
         """What is the outermost thing that only this run has, and is this its first record?"""
-        if facts.items.row_a[position] >= 0 and facts.items.row_b[position] >= 0:
+        if step.divergences.row_a[position] >= 0 and step.divergences.row_b[position] >= 0:
             return None
-        subject, role = subject_of(facts, position)
+        subject, role = subject_of(step, position)
         return self.cause(role=role, subject=subject)
 
     def sentence(self, scene: Scene) -> str:
@@ -44,42 +48,42 @@ class Structure(Reason):
         return next(text for look in _LOOKS if (text := look(scene, side, other))) + _follows(scene)
 
 
-def subject_of(facts: Facts, position: int) -> tuple[str, Role]:
+def subject_of(step: Step, position: int) -> tuple[str, Role]:
     """The outermost thing that only the run with this record has, and whether this record is the first of it."""
-    first_of = facts.lonely("a" if facts.items.row_a[position] >= 0 else "b")
-    subject = facts.sites[position].fqn
+    first_of = step.one_sided("a" if step.divergences.row_a[position] >= 0 else "b")
+    subject = step.sites[position].fqn
     head = owner_of(subject)
-    while head and head in first_of.own:
+    while head and head in first_of.names:
         subject, head = head, owner_of(head)
-    if facts.carried.diverged or first_of.inside.get(subject, position) != position:
+    if step.carried.diverged or first_of.inside.get(subject, position) != position:
         return subject, Role.PROPAGATED
-    earlier = bool(((facts.items.row_a[:position] >= 0) & (facts.items.row_b[:position] >= 0)).any())
-    other = facts.alignment.names_b if facts.items.row_b[position] < 0 else facts.alignment.names_a
+    earlier = bool(((step.divergences.row_a[:position] >= 0) & (step.divergences.row_b[:position] >= 0)).any())
+    other = step.alignment.names_b if step.divergences.row_b[position] < 0 else step.alignment.names_a
     return subject, Role.PROPAGATED if earlier and subject in other else Role.ORIGIN
 
 
-def drawn(facts: Facts) -> int | None:
+def drawn(step: Step) -> int | None:
     """The first parameter that one run only has, where all tensors found before it are equal; None for none.
 
     A parameter that is drawn at random takes numbers from the generator, so that all that is drawn after it differs:
     tensors that are equal before it show that the seed was the same.
     """
-    for position, site in enumerate(facts.sites):
+    for position, site in enumerate(step.sites):
         if site.phase is not Phase.START or site.kind not in {Kind.PARAM, Kind.BUFFER}:
             continue
-        if facts.items.row_a[position] >= 0 and facts.items.row_b[position] >= 0:
+        if step.divergences.row_a[position] >= 0 and step.divergences.row_b[position] >= 0:
             return None
-        equal = (facts.state == EQUAL) & (facts.order < facts.items.order[position])
-        before = np.isin(facts.unions(Kind.PARAM, frozenset({Phase.START})), np.flatnonzero(equal))
+        equal = (step.state == EQUAL) & (step.table.order_of < step.divergences.order[position])
+        before = np.isin(step.of(Kind.PARAM, frozenset({Phase.START})), np.flatnonzero(equal))
         return position if before.any() else None
     return None
 
 
 def _follows(scene: Scene) -> str:
     """That a random state differs because a parameter was drawn in one run only."""
-    if drawn(scene.facts) != scene.position or not scene.facts.rng_differs():
+    if drawn(scene.step) != scene.position or not scene.step.rng_differs():
         return ""
-    names = [site.fqn for site in scene.facts.sites if site.kind is Kind.RNG and site.phase is Phase.START]
+    names = [site.fqn for site in scene.step.sites if site.kind is Kind.RNG and site.phase is Phase.START]
     return (
         f" The parameters found before it are equal, so the random state of {' and '.join(names)}, which differs too, "
         "follows from it where it is drawn at random."
@@ -126,7 +130,7 @@ def _no_forward(scene: Scene, side: str, _other: str) -> str:
     forward = [
         name
         for name in ("a", "b")
-        if any(PHASES[scene.facts.alignment.phase[union]] is Phase.FORWARD for union in scene.step.unions(name))
+        if any(PHASES[scene.step.alignment.phase[union]] is Phase.FORWARD for union in scene.table.rows_of(name))
     ]
     if len(forward) != 1:
         return ""
@@ -138,7 +142,7 @@ def _no_forward(scene: Scene, side: str, _other: str) -> str:
 
 
 def _idle(scene: Scene, side: str, other: str) -> str:
-    lacking = _idle_side(scene.step, scene.site.fqn)
+    lacking = _idle_side(scene.table, scene.site.fqn)
     if not lacking or _missing(scene, other):
         return ""
     return f"only {side} has {what(scene.site)}: {scene.site.fqn} does not run in this step of {lacking}."
@@ -171,7 +175,7 @@ def _subject(scene: Scene, side: str, other: str) -> str:
     kind = "parameter" if tensor and scene.site.kind is Kind.PARAM else "buffer" if tensor else "module"
     if tensor:
         return f"the structure differs: the {kind} {subject} exists only in {side}."
-    trees = dict(zip("ab", scene.facts.modules, strict=True))
+    trees = dict(zip("ab", scene.step.modules, strict=True))
     known = trees[side].get(subject)
     name = known.module_class if known is not None else scene.first.module_class if subject == scene.site.fqn else ""
     told = f" ({name})" if name not in {"", subject} else ""
@@ -201,10 +205,10 @@ def _gradient(scene: Scene, side: str, other: str) -> str:
                 f"only {side} has {what(scene.site)}, as the optimizer sees it: the optimizers step in a different "
                 f"order ({', '.join(order[0])} in a; {', '.join(order[1])} in b)."
             )
-        backward = backward_before(scene.facts, np.inf, "the backward pass")
-        if backward.known in {Known.EQUAL, Known.WITHIN}:
+        (passed,) = backward(scene.step, Place(scene.site, np.inf))
+        if passed.known in {Known.EQUAL, Known.WITHIN}:
             return (
-                f"only {side} has {what(scene.site)}, as the optimizer sees it{although([backward])}: in {other} it "
+                f"only {side} has {what(scene.site)}, as the optimizer sees it{although([passed])}: in {other} it "
                 "was cleared between the backward pass and the optimizer step (zero_grad), or the parameter was "
                 "replaced in the model after the optimizer was built."
             )
@@ -268,7 +272,7 @@ def _tied_to(modules: list[ModuleInfo], fqn: str) -> str:
 
 def _missing(scene: Scene, side: str) -> bool:
     """Whether a run has nothing at all of the subject or inside it."""
-    alignment, subject = scene.facts.alignment, scene.cause.subject or scene.site.fqn
+    alignment, subject = scene.step.alignment, scene.cause.subject or scene.site.fqn
     prefix = subject + "."
     names = alignment.names_a if side == "a" else alignment.names_b
     return not any(name == subject or name.startswith(prefix) for name in names)
@@ -276,11 +280,11 @@ def _missing(scene: Scene, side: str) -> bool:
 
 def _other_paths(scene: Scene) -> tuple[str, str] | None:
     """What a call of a module is given, or gives, on either side, where both have something and not the same."""
-    alignment, site = scene.facts.alignment, scene.site
+    alignment, site = scene.step.alignment, scene.site
     paths = []
     for side in ("a", "b"):
-        recorded = set(scene.step.unions(side))
-        own = [u for u in scene.facts.recorded(site.phase, site.kind, site.fqn, site.call) if u in recorded]
+        recorded = set(scene.table.rows_of(side))
+        own = [u for u in scene.step.of_call(site.phase, site.kind, site.fqn, site.call) if u in recorded]
         paths.append([alignment.path[u] or "the value itself" for u in own])
     if not paths[0] or not paths[1]:
         return None
@@ -288,14 +292,14 @@ def _other_paths(scene: Scene) -> tuple[str, str] | None:
     return shown[0], shown[1]
 
 
-def _idle_side(step: StepRecords, fqn: str) -> str:
+def _idle_side(table: Table, fqn: str) -> str:
     """The side on which nothing of this module's forward pass was recorded in the step, though the other has some."""
-    alignment = step.alignment
+    alignment = table.alignment
     ran = {
         side
         for side in ("a", "b")
         for union in alignment.by_fqn.get(fqn, [])
-        if PHASES[alignment.phase[union]] in FORWARD and union in set(step.unions(side))
+        if PHASES[alignment.phase[union]] in FORWARD and union in set(table.rows_of(side))
     }
     return "" if len(ran) != 1 else "b" if ran == {"a"} else "a"
 

@@ -1,11 +1,11 @@
-"""Sites and distances in plain words."""
+"""Sites, distances and evidence in plain words."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from introspect_cli.compare.join.distance import rounding
-from introspect_cli.compare.join.shapes import shapes_differ
+from introspect_cli.compare.evidence import Evidence, Known, Thing, those
+from introspect_cli.compare.join.distance import rounding, shapes_differ
 from introspect_cli.compare.result import RESOLUTION
 from introspect_cli.records import DRAWN_BEFORE, Kind, Phase, Site, Status
 
@@ -41,6 +41,14 @@ def apart(divergence: Divergence) -> str:
     """How far apart a and b are, in brackets after a blank, for the middle of a sentence; "" where unknown."""
     distance = far(divergence)
     return f" ({distance})" if distance else ""
+
+
+def what_diverges(divergence: Divergence) -> str:
+    """That a record differs, and by how much, or that one run alone has it, as a clause."""
+    name = what(divergence.site, divergence.module_class)
+    if divergence.a is None or divergence.b is None:
+        return f"only {'b' if divergence.a is None else 'a'} has {name}"
+    return f"{name} differs{apart(divergence)}"
 
 
 def amount(rel: float, dtype_a: str, dtype_b: str, *, coarser: bool = True) -> str:
@@ -151,3 +159,83 @@ def _number(value: float | None) -> str:
 def often(count: int) -> str:
     """How often, in words."""
     return {1: "once", 2: "twice"}.get(count, f"{count} times")
+
+
+# --- evidence
+
+_ITS = {
+    Thing.INPUTS: ("inputs", True),
+    Thing.PARAMETERS: ("parameters", True),
+    Thing.BUFFERS: ("buffers", True),
+    Thing.GRADIENT: ("gradient", False),
+    Thing.VALUE_BEFORE: ("value before", False),
+}
+"""What belongs to a module or parameter, and whether it takes a plural verb."""
+
+_THE = {
+    Thing.RANDOM_AT_START: ("the random state at the start of the step", False),
+    Thing.DRAWN_FROM: ("the random state", False),
+    Thing.BATCHES: ("the batches", True),
+    Thing.INSIDE: ("the outputs of the modules inside it so far", True),
+    Thing.OUTPUTS: ("every module output recorded before it", False),
+    Thing.FORWARD: ("the forward pass", False),
+    Thing.LEFT_OUT: ("the modules that a capture was told to leave out", True),
+    Thing.LOSS: ("the loss", False),
+    Thing.BACKWARD: ("the backward pass", False),
+    Thing.GRADIENTS: ("the gradients before it", True),
+    Thing.GRADIENTS_IN_STEP: ("the gradients before it in the optimizer step", True),
+    Thing.STATE_BEFORE: ("the optimizer state before", False),
+    Thing.TRAINED: ("every tensor that requires gradients", False),
+    Thing.EVERYTHING: ("everything recorded before it", False),
+}
+
+
+def thing(found: Evidence) -> tuple[str, bool]:
+    """A thing in words, and whether it takes a plural verb."""
+    if found.thing in _ITS:
+        noun, plural = _ITS[found.thing]
+        if found.of:
+            return f"the {noun} of {found.of}", plural
+        if found.inside:  # those of the modules inside it count too, and of these some may be on record
+            return f"{'some' if found.known is Known.UNSEEN else 'the'} {noun} of {found.inside}", plural
+        return f"its {noun}", plural
+    if found.thing is Thing.OUTPUTS and found.known is Known.UNSEEN:
+        return "module outputs before it", True
+    words, plural = _THE[found.thing]
+    if found.inside and found.thing is Thing.DRAWN_FROM:
+        words = f"the random state inside {found.inside}"
+    elif found.inside and found.thing is Thing.INSIDE:
+        words = f"the outputs of the modules inside {found.inside} so far"
+    return words, plural
+
+
+def things(found: Sequence[Evidence], one: str, many: str) -> str:
+    """Several things as a list, and the verb that they take: `its inputs and its parameters are`."""
+    plural = len(found) > 1 or thing(found[0])[1]
+    return f"{listed([thing(own)[0] for own in found])} {many if plural else one}"
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names as a list in a sentence: `a, b and c`."""
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def although(evidence: Sequence[Evidence]) -> str:
+    """` although its inputs are equal`, and what is not known, for the middle of a sentence; "" for none."""
+    clauses = [
+        f"{things(found, 'is', 'are')} {known.value}"
+        for known in (Known.EQUAL, Known.WITHIN)
+        if (found := those(evidence, known))
+    ]
+    text = f" although {' and '.join(clauses)}" if clauses else ""
+    unseen = those(evidence, Known.UNSEEN)
+    return f"{text} ({things(unseen, 'was', 'were')} not recorded)" if unseen else text
+
+
+def lines(evidence: Sequence[Evidence]) -> list[str]:
+    """The evidence as lines under the sentence."""
+    return [
+        f"{known.value.capitalize()}: {listed([thing(own)[0] for own in found])}."
+        for known in (Known.EQUAL, Known.WITHIN, Known.UNSEEN)
+        if (found := those(evidence, known))
+    ]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from introspect_cli.extension import disabled
+from introspect_cli.machine import disabled
 from introspect_cli.tensors import kernels, reference
 from introspect_cli.tensors import rows as r
 from introspect_cli.tensors.gpu import launch

@@ -1,0 +1,153 @@
+"""What a module holds, and what kind of module it is, without asking the module.
+
+`modules()`, `parameters()` and their like may be overridden by the script: they may have effects, count calls, or leave
+things out. What torch itself keeps in each module is walked instead. `contents.cpp` does three of these walks without a
+frame of Python, as far as modules keep what they hold in plain dictionaries.
+
+Some calls of modules are more than a call, or none: traced for their shapes, compiled, scripted, fused, wrapped. What
+runs inside such a call is not seen, or is recorded elsewhere: who records calls has to know them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.nn.utils.parametrize import ParametrizationList
+
+from introspect_cli.capture import private_api
+from introspect_cli.records import Kind
+from introspect_cli.tensors.kernels import KERNELS
+
+if TYPE_CHECKING:
+    import weakref
+    from collections.abc import Iterator, Mapping
+
+
+WRAPPED_BY = {
+    "OptimizedModule": "_orig_mod",
+    "DistributedDataParallel": "module",
+    "DataParallel": "module",
+    "DeepSpeedEngine": "module",
+    "FullyShardedDataParallel": "_fsdp_wrapped_module",
+    "CheckpointWrapper": "_checkpoint_wrapped_module",
+    "OffloadWrapper": "_checkpoint_wrapped_module",
+}
+"""Classes that only wrap another module, and the attribute that holds it."""
+
+
+def modules_in(root: nn.Module) -> Iterator[nn.Module]:
+    """A module and all inside it, each once, those that hold others first."""
+    seen: set[int] = set()
+    pending = [root]
+    while pending:
+        module = pending.pop()
+        if id(module) in seen:
+            continue
+        seen.add(id(module))
+        yield module
+        pending.extend(child for child in reversed(list(module._modules.values())) if child is not None)  # noqa: SLF001 - the public view may be the script's
+
+
+def instances_in(root: nn.Module, cls: type) -> list[nn.Module]:
+    """The modules of a class in a module, each once, those that hold others first: quick where there are none."""
+    found: list[nn.Module] | None = None if KERNELS is None else KERNELS.instances(root, cls)
+    return [module for module in modules_in(root) if isinstance(module, cls)] if found is None else found
+
+
+def holders_in(root: nn.Module) -> list[nn.Module]:
+    """The modules in a module that hold tensors of their own, each once, those that hold others first."""
+    found: list[nn.Module] | None = None if KERNELS is None else KERNELS.holders(root)
+    if found is not None:
+        return found
+    return [module for module in modules_in(root) if module._parameters or module._buffers]  # noqa: SLF001 - the public views build strings
+
+
+Contents = tuple[list[Kind], list[torch.Tensor], "int | None"]
+"""Tensors, and the kind of each (no pairs, since every few hundred of those cost a round of the garbage collector); and
+a number that is another where another module holds one of them, or under another name, None where that is not known."""
+
+
+def tensors_in(holders: list[weakref.ref[nn.Module]], kinds: frozenset[Kind]) -> Contents:
+    """The parameters and buffers of modules, each once; `kinds` says which of the two."""
+    if KERNELS is not None:
+        parameters = Kind.PARAM if Kind.PARAM in kinds else None
+        buffers = Kind.BUFFER if Kind.BUFFER in kinds else None
+        found: Contents | None = KERNELS.tensors_of(holders, parameters, buffers)
+        if found is not None:
+            return found
+    tensors: dict[int, tuple[Kind, torch.Tensor]] = {}
+    for module in (module for reference in holders if (module := reference()) is not None):
+        for kind, group in ((Kind.PARAM, module._parameters), (Kind.BUFFER, module._buffers)):  # noqa: SLF001 - as above
+            if kind in kinds:
+                for tensor in group.values():
+                    if tensor is not None:
+                        tensors.setdefault(id(tensor), (kind, tensor))
+    return [kind for kind, _ in tensors.values()], [tensor for _, tensor in tensors.values()], None
+
+
+def parameters_in(root: nn.Module) -> Iterator[nn.Parameter]:
+    """The parameters of a module and of all inside it; one that is shared comes again."""
+    for module in modules_in(root):
+        yield from (parameter for parameter in module._parameters.values() if parameter is not None)  # noqa: SLF001 - as above
+
+
+def wrapped(module: nn.Module) -> nn.Module | None:
+    """The module inside a wrapper, None for a module that wraps nothing."""
+    attribute = WRAPPED_BY.get(type(module).__name__)
+    inner = module._modules.get(attribute) if attribute else None  # noqa: SLF001 - `__getattr__` may be the wrapper's
+    return inner if isinstance(inner, nn.Module) else None
+
+
+def unwrap(module: nn.Module) -> nn.Module:
+    """The innermost module under any wrappers."""
+    while (inner := wrapped(module)) is not None:
+        module = inner
+    return module
+
+
+def is_traced(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a call only traces shapes (export, fake tensors): nothing is computed, nothing can be recorded."""
+    fake = private_api.FAKE_TENSOR
+    for value in args:  # no generators: this runs for every call of every module
+        if issubclass(type(value), fake):
+            return True
+    return bool(kwargs) and any(issubclass(type(value), fake) for value in kwargs.values())
+
+
+def hides(module: nn.Module) -> bool:
+    """Whether the modules inside one run unseen: it is scripted or compiled."""
+    return (
+        isinstance(module, torch.jit.ScriptModule)
+        or type(module).__name__ == "OptimizedModule"
+        or module.__dict__.get(private_api.MODULE_WRAPPED_CALL) is not None
+    )
+
+
+def is_unfinished(module: nn.Module) -> bool:
+    """Whether torch's own `__init__` was left out: torch will say so when the module is called."""
+    return "_forward_hooks" not in module.__dict__
+
+
+def is_plain_call(module: nn.Module) -> bool:
+    """Whether a module's class says that a call of it is nothing but a call: no wrapper, no graph, nothing hidden."""
+    special = (torch.jit.ScriptModule, nn.TransformerEncoderLayer, torch.fx.GraphModule, ParametrizationList)
+    return not isinstance(module, special) and wrapped(module) is None and not hides(module)
+
+
+def sequence_code() -> tuple[object, object]:
+    """Torch's own functions by which a sequence runs its modules; None for each where the script has put in others."""
+    functions = (nn.Sequential.forward, nn.Sequential.__iter__)
+    home = nn.modules.container.__file__
+    theirs = all(
+        getattr(function, "__code__", None) and function.__code__.co_filename == home for function in functions
+    )
+    return functions if theirs else (None, None)
+
+
+def how_hidden(module: nn.Module) -> str:
+    """What a module that hides others is."""
+    if isinstance(module, nn.TransformerEncoderLayer):
+        return "fused"
+    return "scripted" if isinstance(module, torch.jit.ScriptModule) else "compiled"

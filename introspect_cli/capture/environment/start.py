@@ -1,0 +1,174 @@
+"""What a process starts from: the states of its random generators, and the seed and flags it was asked to begin with.
+
+A script may set `OMP_NUM_THREADS` or `CUBLAS_WORKSPACE_CONFIG` and then import torch; had a capture imported torch
+first, the setting would come too late and the run would not be the one it asked for. So a capture starts without torch
+and numpy. It notes the state of each library's generator, and applies `--seed` and `--deterministic` to it, when the
+script's own import of that library has just finished, so that the script may still override them.
+
+The states of the generators that live in the interpreter are had as bytes; nothing is drawn and torch is not needed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import sys
+from array import array
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import importlib.machinery
+    from collections.abc import Callable, Sequence
+    from types import ModuleType
+
+_getstate = random.getstate  # a script may put its own generator in the place of python's, with code of its own
+PYTHON: object = getattr(_getstate, "__self__", None)
+"""Python's global generator."""
+
+
+def python_state() -> bytes:
+    """State of python's global generator."""
+    version, words, gauss = _getstate()
+    return array("Q", words).tobytes() + repr((version, gauss)).encode()
+
+
+def numpy_state() -> bytes | None:
+    """State of numpy's global generator, None while the script has not loaded it."""
+    if "numpy" not in sys.modules:
+        return None
+    import numpy.random as numpy_random
+
+    state = numpy_random.get_state(legacy=False)  # noqa: NPY002 - the global generator is what scripts seed
+    inner = state["state"]
+    rest = (state["bit_generator"], inner.get("pos"), state.get("has_gauss"), state.get("gauss"))
+    return bytes(inner["key"].tobytes()) + repr(rest).encode()
+
+
+def numpy_owner() -> object:
+    """Numpy's global generator, None while the script has not loaded it or where it has put in something else."""
+    return getattr(getattr(sys.modules.get("numpy.random"), "get_state", None), "__self__", None)
+
+
+def prepare_torch(seed: int | None, *, deterministic: bool) -> None:
+    """Apply `--seed` and `--deterministic` to torch, which the script has just imported."""
+    import torch
+
+    if seed is not None:
+        torch.manual_seed(seed)  # DataLoader workers and generators draw their seeds from torch's generator
+    if deterministic:
+        # Warn instead of raising: an operator without a deterministic form should not end the run.
+        torch.use_deterministic_algorithms(mode=True, warn_only=True)
+        torch.backends.cudnn.deterministic = True
+        torch.backends.cudnn.benchmark = False
+        torch.backends.cudnn.allow_tf32 = False
+        torch.backends.cuda.matmul.allow_tf32 = False
+
+
+class Start:
+    """Notes what a process starts from, seeds python and numpy, and says when torch has been imported.
+
+    Attributes:
+        states: of the generators of python and numpy before the script could seed them, by library.
+    """
+
+    def __init__(
+        self,
+        torch_imported: Callable[[], None],
+        *,
+        seed: int | None = None,
+        deterministic: bool = False,
+        guarded: contextlib.AbstractContextManager[Any] | None = None,
+    ) -> None:
+        """Note nothing before `install`.
+
+        Args:
+            torch_imported: called inside the script's `import torch`.
+            seed: for python and numpy; None to leave them alone.
+            deterministic: whether to ask cuBLAS for a workspace that makes its results repeatable.
+            guarded: around what is done inside the script's `import numpy`.
+        """
+        self.states: dict[str, bytes | None] = {}
+        self._seed = seed
+        self._deterministic = deterministic
+        self._guarded = guarded or contextlib.suppress(Exception)
+        self._imports = ImportWatch({"numpy": self._numpy_imported, "torch": torch_imported})
+
+    def install(self) -> None:
+        """Begin, before the script's first line."""
+        self.states["python"] = python_state()
+        if self._seed is not None:
+            random.seed(self._seed)
+        if self._deterministic:
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when it starts
+        self._imports.install()
+
+    def remove(self) -> None:
+        """Watch no more imports."""
+        self._imports.remove()
+
+    def _numpy_imported(self) -> None:
+        with self._guarded:
+            self.states["numpy"] = numpy_state()
+            if self._seed is not None:
+                sys.modules["numpy"].random.seed(self._seed % 2**32)  # it takes 32 bits
+
+
+class _Loader:
+    """Runs the real loader, then the callback; the module is left with its real loader."""
+
+    def __init__(self, loader: Any, done: Callable[[], None]) -> None:
+        self._loader = loader
+        self._done = done
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        module: ModuleType | None = self._loader.create_module(spec)
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        spec = module.__spec__
+        if spec is not None:
+            spec.loader = self._loader
+        module.__loader__ = self._loader
+        self._loader.exec_module(module)
+        self._done()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+
+class ImportWatch:
+    """A finder that calls back once after each of the named top-level modules has been imported."""
+
+    def __init__(self, callbacks: dict[str, Callable[[], None]]) -> None:
+        self._callbacks = dict(callbacks)
+
+    def install(self) -> None:
+        """Begin to watch; what is imported already calls back at once."""
+        sys.meta_path.insert(0, self)
+        for name in list(self._callbacks):
+            if name in sys.modules:
+                self._callbacks.pop(name)()
+
+    def remove(self) -> None:
+        """Stop watching."""
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """Find the module as python would, and have its loader call back."""
+        if name not in self._callbacks or path is not None:
+            return None
+        callback = self._callbacks.pop(name)
+        for finder in sys.meta_path:
+            if finder is self:
+                continue
+            spec = finder.find_spec(name, path, target)
+            if spec is not None:
+                if spec.loader is not None:
+                    spec.loader = _Loader(spec.loader, callback)  # type: ignore[assignment]
+                return spec
+        self._callbacks[name] = callback
+        return None

@@ -1,0 +1,159 @@
+"""What the framework that trains calls the current step: Lightning, transformers, accelerate.
+
+A script is run as its author wrote it, so no callback of ours is in it, and importing a framework before the script
+does could change what the script does. So nothing is imported and nothing is replaced: where the script has imported a
+framework, the frames below a forward pass hold its trainer, whose attributes are read. Only a frame without tensors is
+looked into: Python before 3.13 keeps what was looked at alive as long as the frame.
+
+When a step ends, a framework may have counted it already, or not yet. While the model runs, its numbers are those that
+the script itself would print there. So they are read at each forward pass of training, and a step of several batches
+has the first and the last of them.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import weakref
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from types import FrameType
+
+    from introspect_cli.capture.probes.base import Guard
+    from introspect_cli.labels import Label
+
+
+Found = dict[str, "Label"]
+
+
+def running(modules: tuple[str, ...], function: str) -> Any:
+    """`self` of a method that this thread runs; None where it runs none.
+
+    Args:
+        modules: the modules that define it, by name; that of another distribution of the same code too.
+        function: the method's name.
+    """
+    if not any(name in sys.modules for name in modules):
+        return None
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - the frames are what is asked for
+    while frame is not None:
+        if frame.f_code.co_name == function and frame.f_globals.get("__name__") in modules:
+            return frame.f_locals.get("self")
+        frame = frame.f_back
+    return None
+
+
+def lightning(owner: Any) -> Found:
+    """Labels by a Lightning Trainer's attributes, as they read in `training_step`."""
+    stage = getattr(getattr(owner, "state", None), "stage", None)
+    name = str(getattr(stage, "value", stage))
+    found: Found = {"framework": "lightning", "stage": name}
+    if name == "train":
+        found |= {"global_step": int(owner.global_step), "epoch": int(owner.current_epoch)}
+        found["batch"] = int(owner.fit_loop.batch_idx)
+    return found
+
+
+def transformers(owner: Any) -> Found:
+    """Labels by the `state` of transformers' Trainer, as it reads in `compute_loss`."""
+    state, arguments = owner.state, owner.args
+    found: Found = {"framework": "transformers", "global_step": int(state.global_step)}
+    accumulation = int(arguments.gradient_accumulation_steps)
+    if state.epoch is not None:
+        epoch = float(state.epoch)
+        found["epoch"] = int(epoch + 1e-9)
+        length = _length(getattr(owner.callback_handler, "train_dataloader", None))
+        if length:
+            first = round((epoch - int(epoch + 1e-9)) * length)
+            last = min(first + accumulation, length) - 1
+            found["batch"] = (first, last) if last > first else first
+        elif epoch != int(epoch):
+            found["epoch"] = round(epoch, 6)
+    if accumulation > 1:
+        found["accumulation"] = accumulation
+    return found
+
+
+def _length(loader: Any) -> int:
+    """Batches in an epoch; 0 where they are not known."""
+    try:
+        return len(loader)
+    except (TypeError, NotImplementedError):
+        return 0
+
+
+def accelerate(state: Mapping[str, Any]) -> Found:
+    """Labels by what accelerate's `GradientState` shares: the loader that is iterated over, how much accumulates."""
+    found: Found = {}
+    references = state.get("_dataloader_references_ref") or state.get("dataloader_references") or [None]
+    loader = references[-1]() if isinstance(references[-1], weakref.ref) else references[-1]
+    epoch = getattr(loader, "iteration", None)
+    if type(epoch) is int:
+        found["epoch"] = epoch
+    accumulation = (state.get("plugin_kwargs") or {}).get("num_steps", 1)
+    if type(accumulation) is int and accumulation > 1:
+        found["accumulation"] = accumulation
+    return {"framework": "accelerate", **found} if found else found
+
+
+TRAINERS: tuple[tuple[tuple[str, ...], str, Callable[[Any], Found]], ...] = (
+    (("lightning.pytorch.trainer.trainer", "pytorch_lightning.trainer.trainer"), "_run_stage", lightning),
+    (("transformers.trainer",), "train", transformers),
+)
+"""Frameworks with a trainer: the method that all of a training runs in, and what reads the labels of its object."""
+
+_ACCELERATE = "accelerate.state"
+_HOMES = (_ACCELERATE, *(name for modules, _, _ in TRAINERS for name in modules))
+
+
+def ask() -> Found:
+    """The labels of the step that this thread runs; none where no known framework trains."""
+    if sys.modules.keys().isdisjoint(_HOMES):
+        return {}
+    for modules, function, read in TRAINERS:
+        trainer = running(modules, function)
+        if trainer is not None:
+            return read(trainer)
+    module = sys.modules.get(_ACCELERATE)
+    shared = getattr(getattr(module, "GradientState", None), "_shared_state", None)
+    return accelerate(shared) if isinstance(shared, dict) and shared else {}
+
+
+class StepLabels:
+    """Labels of the step that runs."""
+
+    def __init__(self, guard: Guard) -> None:
+        """Start without any."""
+        self._guarded = guard.around("labels", "the framework's own step numbers are")
+        self._guarded.on = True
+        self._first: Found = {}
+        self._last: Found = {}
+
+    def see(self) -> None:
+        """Read the labels; a forward or a backward pass of training is about to run."""
+        if not self._guarded.on:
+            return
+        with self._guarded:
+            found = ask()
+            if found:
+                self._first = self._first or found
+                self._last = found
+
+    def epoch(self) -> int | None:
+        """The epoch at this moment; None where no framework counts any."""
+        with self._guarded:
+            epoch = ask().get("epoch")
+            return math.floor(epoch) if isinstance(epoch, (int, float)) else None
+        return None
+
+    def take(self) -> Found:
+        """The labels of the step, which has ended."""
+        first, last = self._first, self._last
+        self._first = self._last = {}
+        labels = dict(first)
+        one, two = first.get("batch"), last.get("batch")
+        if one != two and first.get("epoch") == last.get("epoch") and isinstance(one, int) and isinstance(two, int):
+            labels["batch"] = (one, two)
+        return labels

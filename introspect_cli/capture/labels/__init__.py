@@ -1,1 +1,0 @@
-"""What a training framework calls the step that runs, read from its own objects."""

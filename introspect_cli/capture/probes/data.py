@@ -1,0 +1,181 @@
+"""Batches, as data loaders yield them to the script."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from introspect_cli.capture import private_api
+from introspect_cli.capture.identity import ById, FreeNames
+from introspect_cli.capture.probes.base import Patches
+from introspect_cli.records import Kind, Phase, Site, SiteInfo
+from introspect_cli.tensors.flatten import flatten
+from introspect_cli.tensors.views import unobserved
+
+if TYPE_CHECKING:
+    from introspect_cli.capture.context import Context
+
+
+class _Source:
+    """Stands for a loader as long as it or one of its iterators lives; `zip(DataLoader(...), ...)` drops the loader."""
+
+    __slots__ = ("__weakref__", "class_name", "number")
+
+    def __init__(self, number: int, class_name: str) -> None:
+        """Keep a number of its own, and the loader's class."""
+        self.number = number
+        self.class_name = class_name
+
+
+class DataProbe:
+    """Watches iterators of `DataLoader`s."""
+
+    name = "data"
+
+    def __init__(self, context: Context) -> None:
+        """Start without loaders."""
+        self._context = context
+        self._guarded = context.guard.around(self.name, "batches are")
+        self._recorder = context.recorder
+        self._names = {Phase.DATA: FreeNames(), Phase.EVAL: FreeNames()}
+        self._sources: ById[_Source] = ById()
+        self._source_of: ById[_Source] = ById()
+        self._counts: dict[tuple[str, Phase], int] = {}
+        self._count = 0
+        self._drawn: list[weakref.ref[_Source]] = []
+        self._last: weakref.ref[_Source] | None = None
+        self._patches = Patches()
+
+    def install(self) -> None:
+        """Replace the two methods through which every batch passes."""
+        iterator = private_api.LOADER_ITERATOR
+        if Kind.BATCH not in self._context.kinds:
+            return
+        if iterator is None:
+            self._context.guard.note("batches are not observed: this torch has no known loader iterator")
+            return
+        probe, started, following = self, DataLoader.__iter__, iterator.__next__
+
+        @functools.wraps(started)
+        def __iter__(self: DataLoader[Any]) -> Any:  # noqa: N807 - stands in for DataLoader.__iter__
+            result = started(self)
+            if probe._guarded.on:
+                with probe._guarded:
+                    probe._begun(self, result)
+            return result
+
+        @functools.wraps(following)
+        def __next__(self: Any) -> Any:  # noqa: N807 - stands in for the iterator's __next__
+            if not probe._guarded.on:
+                return following(self)
+            began = False
+            with probe._guarded, unobserved():
+                probe._context.clock.batch_asked()
+            start = probe._recorder.rows
+            with probe._guarded, unobserved():
+                if torch.is_grad_enabled():
+                    began = not probe._context.clock.begun
+                    probe._context.clock.begin()
+            batch = following(self)
+            if probe._guarded.on:
+                with probe._guarded, unobserved():
+                    probe._drew(self, batch, start, began=began)
+            return batch
+
+        self._patches.replace(DataLoader, "__iter__", __iter__)
+        self._patches.replace(iterator, "__next__", __next__)
+        self._context.clock.on_tick.append(self._ticked)
+        self._context.clock.on_restart.append(self._restarted)
+        self._context.clock.on_evaluation.append(self._evaluated)
+        self._guarded.on = True
+
+    def remove(self) -> None:
+        """Put the methods back."""
+        self._guarded.on = False
+        self._patches.remove()
+
+    def _ticked(self) -> None:
+        self._counts.clear()
+        self._drawn.clear()
+
+    def _begun(self, loader: DataLoader[Any], iterator: object) -> None:
+        source = self._sources.get(loader)
+        if source is None:
+            source = _Source(self._count, type(loader).__name__)
+            self._sources.set(loader, source)
+            self._count += 1
+        # Persistent workers hand out one iterator again and again.
+        self._source_of.set(iterator, source)
+
+    def _drew(self, iterator: object, batch: object, start: int, *, began: bool) -> None:
+        source = self._source_of.get(iterator)
+        evaluation = self._context.evaluation
+        evaluation.drew(-1 if source is None else source.number, start=start, began=began)
+        self._last = None if source is None else weakref.ref(source)
+        if self._last is not None and self._last not in self._drawn:
+            self._drawn.append(self._last)
+        trains = torch.is_grad_enabled() or not evaluation.has_training
+        phase = Phase.DATA if trains else Phase.EVAL
+        if self._recorder.wanted and (phase is Phase.DATA or self._context.evaluation.wanted):
+            self._record(batch, *self._next_call(source, phase))
+
+    def _next_call(self, source: _Source | None, phase: Phase) -> tuple[str, Phase, int]:
+        """Name of a loader in a phase, which no loader of the other phase takes from it, and how often it has given."""
+        name = "DataLoader" if source is None else self._names[phase].name(source, source.class_name)
+        call = self._counts.get((name, phase), 0)
+        self._counts[name, phase] = call + 1
+        return name, phase, call
+
+    def _restarted(self, kept: int | None) -> None:
+        """Loaders that fed an evaluation before training began take no name from those of training.
+
+        Those that fed the step that is kept get theirs anew, also in what it has recorded.
+        """
+        before, self._names[Phase.DATA] = self._names[Phase.DATA], FreeNames()
+        renamed: dict[str, str] = {}
+        counts, self._counts = self._counts, {}
+        for reference in self._drawn if kept is not None else ():
+            source = reference()
+            old = None if source is None else before.find(source)
+            if source is not None and old is not None:
+                renamed[old] = self._names[Phase.DATA].name(source, source.class_name)
+                self._counts[renamed[old], Phase.DATA] = counts.get((old, Phase.DATA), 0)
+        self._recorder.step_rows.rename(Kind.BATCH, renamed)
+
+    def _evaluated(self, taken: list[tuple[int, int]]) -> None:
+        """What was drawn as if for training turned out to be for evaluation."""
+        source = self._last() if self._last is not None else None
+        if source is None:
+            return
+        name = self._names[Phase.DATA].find(source)
+        if name is not None and not self._context.evaluation.feeds_training(source.number):
+            self._counts.pop((name, Phase.DATA), None)
+            self._names[Phase.DATA].release(source)
+        if self._context.evaluation.wanted:
+            name, phase, call = self._next_call(source, Phase.EVAL)
+            self._recorder.step_rows.put_elsewhere(taken, phase, Kind.BATCH, name, call)
+
+    def _record(self, batch: object, loader: str, phase: Phase, call: int) -> None:
+        if self._context.draws.moved():
+            self._context.draws.note(phase, loader, call, before=True)
+        info = SiteInfo(loader.partition("#")[0])
+        try:
+            leaves = flatten(batch)
+        except Exception as error:  # looking into an object of the script's runs code of the script's
+            site = self._recorder.site(Site(phase, Kind.BATCH, loader, call, ""), info)
+            self._recorder.missing(site, f"{type(batch).__name__} cannot be looked into: {type(error).__name__}")
+            return
+        sites = [self._recorder.site(Site(phase, Kind.BATCH, loader, call, path), info) for path, _ in leaves]
+        self._recorder.nested(sites, [_shown(leaf) for _, leaf in leaves])
+
+
+def _shown(leaf: object) -> object:
+    """What is recorded of a leaf: for an object of the script's, whose repr is the script's own code, its class."""
+    cls = type(leaf)
+    if issubclass(cls, torch.Tensor) or cls.__module__ in ("builtins", "numpy", "torch"):
+        return leaf
+    return f"{cls.__module__}.{cls.__qualname__}"

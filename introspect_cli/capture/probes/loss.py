@@ -1,0 +1,186 @@
+"""Backward passes: the losses they start from, and the tensors they lead to where a script runs no module.
+
+A script of plain tensors calls no module, so nothing would be recorded of it but losses. Its parameters are where the
+graph of a loss ends: the tensors whose gradients a backward pass accumulates. They are called what the script calls
+them where a variable of its holds them, and numbered where none does. Where an optimizer is, it tells of them after
+each of its steps.
+"""
+
+from __future__ import annotations
+
+import functools
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from introspect_cli.capture import private_api
+from introspect_cli.capture.probes.base import Patches
+from introspect_cli.capture.ranks import torch_distributed
+from introspect_cli.capture.variables import called, script_frames
+from introspect_cli.records import Kind, Phase, Site
+from introspect_cli.tensors.views import unobserved
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from introspect_cli.capture.context import Context
+
+
+class LossProbe:
+    """Watches `torch.autograd.backward` (which `Tensor.backward` calls) and `torch.autograd.grad`."""
+
+    name = "loss"
+
+    def __init__(self, context: Context) -> None:
+        """Start without calls."""
+        self._context = context
+        self._guarded = context.guard.around(self.name, "losses are")
+        self._recorder = context.recorder
+        self._calls = 0
+        self._patches = Patches()
+        self._leaves = Leaves(context)
+
+    def install(self) -> None:
+        """Replace the two functions; also where no loss is recorded, since a backward pass tells training."""
+        for name in ("backward", "grad"):
+            self._patches.replace(torch.autograd, name, self._watched(name, getattr(torch.autograd, name)))
+        self._context.clock.on_tick.append(self._ticked)
+        self._guarded.on = True
+
+    def remove(self) -> None:
+        """Put the functions back."""
+        self._guarded.on = False
+        self._patches.remove()
+
+    def _ticked(self) -> None:
+        self._calls = 0
+
+    def _watched(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def entry(*args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling() or not self._guarded.on:
+                return original(*args, **kwargs)
+            after: Callable[[Any], None] | None = None
+            with self._guarded:
+                after = self._starting(name, args, kwargs)
+            result = original(*args, **kwargs)
+            if after is not None and self._guarded.on:
+                with self._guarded, unobserved():
+                    after(result)
+            return result
+
+        return entry
+
+    def _starting(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[Any], None] | None:
+        """Record what a backward pass starts from; what is to be done with its result."""
+        if private_api.graph_task() != -1:
+            return None  # a backward inside a backward: checkpointing, not the script
+        if private_api.compiling():
+            return None  # a compiler that traces one
+        stage = torch_distributed.in_stage()
+        if stage is not None and (stage.what != "backward" or stage.stage.stage_index < stage.stage.num_stages - 1):
+            return None  # what a stage goes back from is what it gave to the next
+        roots = args[0] if args else kwargs.get("tensors", kwargs.get("outputs"))
+        with unobserved():
+            self._context.clock.backward_begins()
+            if not self._recorder.wanted:
+                return None
+            call, self._calls = self._calls, self._calls + 1
+            if stage is not None and stage.chunk >= 0:
+                call = self._context.pipelines.loss(stage.stage, stage.chunk, self._recorder.step)
+            roots = [roots] if isinstance(roots, torch.Tensor) else roots
+            if not isinstance(roots, (list, tuple)):
+                return None  # an iterator would be empty when torch gets it
+            leaves = self._leaves.before(roots) if self._leaves.wanted else []
+            self._record(roots, call)
+            if not leaves:
+                return None
+            if name == "backward":
+                return lambda _: self._leaves.after([(leaf, tensor.grad) for leaf, tensor in leaves], call)
+            inputs = args[1] if len(args) > 1 else kwargs.get("inputs")
+            return lambda result: self._given(inputs, result, call)
+
+    def _given(self, inputs: Any, result: Any, call: int) -> None:
+        """Record the gradients that `torch.autograd.grad` has returned, of those inputs that have a name."""
+        inputs = [inputs] if isinstance(inputs, torch.Tensor) else inputs
+        if isinstance(inputs, (list, tuple)) and isinstance(result, tuple):
+            pairs = zip(inputs, result, strict=False)
+            named = [(self._leaves.names.get(id(tensor)), gradient) for tensor, gradient in pairs]
+            self._leaves.after([(name, gradient) for name, gradient in named if name is not None], call)
+
+    def _record(self, roots: Sequence[Any], call: int) -> None:
+        if self._context.draws.moved():
+            self._context.draws.note(Phase.LOSS, "loss", call, before=True)
+        if Kind.LOSS not in self._context.kinds:
+            return
+        for position, root in enumerate(roots):
+            if isinstance(root, torch.Tensor):
+                path = "" if len(roots) == 1 else f"[{position}]"
+                self._recorder.tensor(self._recorder.site(Site(Phase.LOSS, Kind.LOSS, "loss", call, path)), root)
+
+
+_MOST_NODES = 20_000
+_FRAMES = 3
+
+
+class Leaves:
+    """Finds and records the leaves of a script that has run no module; another probe says when."""
+
+    def __init__(self, context: Context) -> None:
+        """Start without names."""
+        self._context = context
+        self._recorder = context.recorder
+        self._seen: set[str] = set()
+        self.names = context.leaf_names
+
+    @property
+    def wanted(self) -> bool:
+        """Whether the script has run no module so far."""
+        return not self._context.names.any_module
+
+    def before(self, roots: Iterable[object]) -> list[tuple[str, torch.Tensor]]:
+        """Record the leaves as a backward pass finds them; their names and what they are, the first used first."""
+        found = _leaves([root.grad_fn for root in roots if isinstance(root, torch.Tensor)])
+        frames = islice(script_frames(), _FRAMES)
+        given = called({id(leaf) for leaf in found}, torch.Tensor, frames)
+        self.names.clear()
+        for leaf in found:
+            name = given.get(id(leaf)) or f"leaf{len(self.names)}"
+            if name not in self.names.values():
+                self.names[id(leaf)] = name
+        named = [(self.names[id(leaf)], leaf) for leaf in found if id(leaf) in self.names]
+        if Kind.PARAM in self._context.kinds:
+            for name, leaf in named:
+                if not self._context.clock.has_optimizer or self._recorder.resumed or name not in self._seen:
+                    self._record(Phase.START, Kind.PARAM, name, 0, leaf)
+                self._seen.add(name)
+        return named
+
+    def after(self, leaves: Iterable[tuple[str, torch.Tensor | None]], call: int) -> None:
+        """Record the gradients that a backward pass has left, where no optimizer will see them."""
+        if Kind.GRAD in self._context.kinds and not self._context.clock.has_optimizer:
+            for name, gradient in leaves:
+                if gradient is not None:
+                    self._record(Phase.BACKWARD, Kind.GRAD, name, call, gradient)
+
+    def _record(self, phase: Phase, kind: Kind, name: str, call: int, value: torch.Tensor) -> None:
+        if self._context.names.wanted(name):
+            self._recorder.tensor(self._recorder.site(Site(phase, kind, name, call)), value)
+
+
+def _leaves(nodes: list[Any]) -> list[torch.Tensor]:
+    """Tensors that require gradients and that a graph begins with, in the order in which they are met."""
+    found: dict[int, torch.Tensor] = {}
+    seen: set[Any] = set()
+    waiting = [node for node in nodes if node is not None]
+    while waiting and len(seen) < _MOST_NODES:
+        node = waiting.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        variable = getattr(node, "variable", None)  # of the node that accumulates a gradient
+        if isinstance(variable, torch.Tensor):
+            found[id(variable)] = variable
+        waiting += [following for following, _ in reversed(node.next_functions) if following is not None]
+    return list(found.values())

@@ -1,0 +1,222 @@
+"""One call of a module: what goes in, what comes out, and where it stands among the calls under way.
+
+Most calls are nothing but a call: of a module that is known, made by another one in an ordinary forward pass, given
+tensors and returning one. `modules.cpp` takes them without a frame of Python and without the questions that are asked
+here; what it leaves comes here, and so does every call where there is no extension.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.nn.utils.parametrize import ParametrizationList
+
+from introspect_cli.capture import private_api
+from introspect_cli.capture.contents import (
+    hides,
+    how_hidden,
+    is_plain_call,
+    is_traced,
+    is_unfinished,
+    modules_in,
+    parameters_in,
+    wrapped,
+)
+from introspect_cli.capture.probes.base import uncounted
+from introspect_cli.capture.probes.module_values import ModuleValues, may_be_shares
+from introspect_cli.capture.ranks import tags
+from introspect_cli.records import EVALUATED, Kind, Phase
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from introspect_cli.capture.context import Context
+    from introspect_cli.capture.named import ModuleState
+    from introspect_cli.capture.probes.base import Guarded
+    from introspect_cli.capture.probes.gradients import GradientProbe
+
+
+class Stack(threading.local):
+    """The module calls under way in one thread. `None` stands for a call that is not recorded, nor what is in it."""
+
+    def __init__(self) -> None:
+        """Start outside every module."""
+        self.calls: list[ModuleState | None] = []
+        self.phase = Phase.FORWARD
+        self.outer = Phase.FORWARD
+        self.in_graph = False
+
+
+class ModuleCalls:
+    """Records calls.
+
+    Attributes:
+        stack: the module calls under way in this thread.
+        values: what goes in and comes out.
+    """
+
+    def __init__(self, context: Context, gradients: GradientProbe, guarded: Guarded) -> None:
+        """Start outside every module; `guarded` is the probe's."""
+        self.stack = Stack()
+        self.values = ModuleValues(context, gradients)
+        self._context = context
+        self._recorder = context.recorder
+        self._names = context.names
+        self._guarded = guarded
+
+    @uncounted
+    def recorded(
+        self, original: Callable[..., Any], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Make a call, and record it."""
+        calls = self.stack.calls
+        state: ModuleState | None = None
+        call = -1
+        # The script may watch torch's functions itself; it must see its own calls only.
+        with self._guarded, private_api.no_torch_function():
+            state, call = self._enter(module, args, kwargs)
+        depth = len(calls)
+        try:
+            calls.append(state)  # in here: a signal handler may raise as soon as it is done
+            result = original(module, *args, **kwargs)
+        finally:
+            del calls[depth:]
+        if state is not None and call >= 0 and self._guarded.on:
+            self.left(module, state, call, result)
+        return result
+
+    def left(self, module: nn.Module, state: ModuleState, call: int, result: Any) -> None:
+        """Record what has come out of a module."""
+        with self._guarded:
+            if self._context.parts.is_grouped and tags.from_call(result) is not None:
+                state.tagged, state.plain = True, None
+            with private_api.no_torch_function():
+                self._leave(module, state, call, result)
+            if type(result) is torch.Tensor and state.plain is type(module) and self.values.outputs and state.watched:
+                known = state.forward[call : call + 1]
+                if not known or known[0].output is None:
+                    self.values.output_sites(state, call)  # for the extension, which takes the next such call
+
+    def learn(self, module: nn.Module, state: ModuleState, args: tuple[torch.Tensor, ...]) -> bool:
+        """Look at the first call of a module, or its first so often in a step, for the extension, which takes it then.
+
+        It is called by another in an ordinary forward pass and given tensors; True if a call of it is nothing but that.
+        """
+        with self._guarded:
+            if state.plain is not type(module):
+                if private_api.DYNAMO_GRAPH_MARK in module.__dict__ or not is_plain_call(module):
+                    return False
+                state.plain = None if may_be_shares(state, module, args) else type(module)
+            if state.plain is not None and self.values.inputs and state.watched:
+                self.values.input_sites(state, state.counted(self._recorder.step, Phase.FORWARD), len(args))
+            return state.plain is not None
+        return False
+
+    def by_hand(self, value: torch.Tensor, site: int, gradient: int) -> int | None:
+        """Record a tensor that the extension leaves to us: too large for it, or met before, or of a new shape.
+
+        Returns:
+            the slot of its summary; None where only its gradient is to be watched, or something failed.
+        """
+        with self._guarded:
+            return self.values.plain_tensor(value, site, gradient)
+        return None
+
+    def _enter(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[ModuleState | None, int]:
+        """Decide whether a call is recorded, and record its inputs.
+
+        Returns:
+            the module's state, None where the call and all in it stay unrecorded; and the index of the call, -1
+            where only what is inside is recorded (wrappers).
+        """
+        if private_api.tracing_state() is not None or is_traced(args, kwargs):
+            return None, -1
+        if is_unfinished(module):
+            return None, -1
+        stack = self.stack
+        caller = stack.calls[-1] if stack.calls else None
+        if caller is None and isinstance(module, ParametrizationList):
+            return None, -1  # somebody looks at a parametrised weight; that is no forward pass
+        stack.in_graph = isinstance(module, private_api.COMPILERS_GRAPH) and self._names.find(module) is None
+        if stack.in_graph:
+            return None, -1
+        if caller is None:
+            phase = self._phase()
+            if phase is Phase.EVAL and not self._context.evaluation.wanted:
+                if self._context.trained.is_trained(module):
+                    self._names.state(module, None)
+                return None, -1
+            # A copy that is only evaluated takes no name from what is trained.
+            is_copy = (
+                phase is Phase.EVAL
+                and not self._context.trained.is_trained(module)
+                and next(parameters_in(module), None) is not None
+            )
+            state = self._names.state(module, None, EVALUATED if is_copy else "")
+            stack.phase = phase
+            if phase is not Phase.RECOMPUTE:
+                self._context.root_called(module)
+        else:
+            if private_api.DYNAMO_GRAPH_MARK in module.__dict__:
+                return None, -1
+            state = self._names.find(module) or self._names.state(module, caller)
+        is_compiled = type(module).__name__ == "OptimizedModule"
+        if wrapped(module) is not None and not is_compiled:
+            return state, -1
+        if is_compiled and state.inner is not None:
+            # The region is recorded at its boundary, under the name of what was compiled.
+            state = state.inner
+            state.compiled = True
+        elif caller is state and state.compiled:
+            return state, -1  # the compiler gave up and runs the module that its wrapper stands for
+        if type(module) is not state.plain and is_plain_call(module) and not is_compiled and not state.compiled:
+            state.plain = None if may_be_shares(state, module, args) else type(module)
+        call = state.next_call(self._recorder.step, stack.phase)
+        if self._context.draws.moved():
+            self._drew(state, call, before=True)
+        if self.values.inputs and state.watched:
+            self.values.arguments(state, stack.phase, call, args, kwargs)
+        return state, call
+
+    def _leave(self, module: nn.Module, state: ModuleState, call: int, result: Any) -> None:
+        if self._context.draws.moved():
+            self._drew(state, call, before=False)
+        if self.values.outputs and state.watched:
+            self.values.value(state, self.stack.phase, Kind.OUTPUT, call, "", result)
+        if state.plain is type(module) and module.__dict__.get(private_api.MODULE_WRAPPED_CALL) is None:
+            return
+        if hides(module) or (isinstance(module, nn.TransformerEncoderLayer) and self._was_fused(module)):
+            self._hidden(module, state, call)
+
+    def _phase(self) -> Phase:
+        return Phase.RECOMPUTE if private_api.graph_task() != -1 else self.stack.outer
+
+    def _drew(self, state: ModuleState, call: int, *, before: bool) -> None:
+        """Say from which random state the module drew, or what ran before it.
+
+        A recomputed forward draws from a state that is put back afterwards.
+        """
+        if state.watched and self.stack.phase is not Phase.RECOMPUTE:
+            self._context.draws.note(self.stack.phase, state.fqn, call, before=before)
+
+    def _was_fused(self, layer: nn.TransformerEncoderLayer) -> bool:
+        """Whether torch has run a layer as one operation, as it does in evaluation; its parts are not called then."""
+        attention = self._names.find(layer.self_attn)
+        return attention is not None and not attention.called(self._recorder.step)
+
+    def _hidden(self, module: nn.Module, state: ModuleState, call: int) -> None:
+        """Say of every module inside a compiled or scripted one that it was not seen."""
+        if call or Kind.OUTPUT not in self.values.kinds:
+            return
+        for child in modules_in(module):
+            inner = self._names.find(child)
+            if inner is None or inner is state or inner.called(self._recorder.step) or not inner.watched:
+                continue
+            if wrapped(child) is None:
+                site = self._context.site(inner, self.stack.phase, Kind.OUTPUT)
+                self._recorder.missing(site, f"inside {how_hidden(module)} {state.fqn}")

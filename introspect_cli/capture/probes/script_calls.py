@@ -1,0 +1,65 @@
+"""What a script says itself: the ends of its steps, values of its own, its phases."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from introspect_cli.records import Kind, Phase, Site
+from introspect_cli.script import calls
+from introspect_cli.tensors.flatten import flatten
+from introspect_cli.tensors.views import unobserved
+
+if TYPE_CHECKING:
+    from introspect_cli.capture.context import Context
+
+
+class ScriptCallsProbe:
+    """Hears of `introspect_cli.step`, `record` and `phase`."""
+
+    name = "script calls"
+
+    def __init__(self, context: Context) -> None:
+        """Start outside of every phase."""
+        self._context = context
+        self._recorder = context.recorder
+        self._guarded = context.guard.around(self.name, "values that the script records itself are")
+        self._counts: dict[str, int] = {}
+        self._wants_eval = context.evaluation.wanted
+        self._phase = ""
+
+    def install(self) -> None:
+        """Begin to hear."""
+        self._context.clock.on_tick.append(self._counts.clear)
+        self._guarded.on = True
+        calls.listen(self)
+
+    def remove(self) -> None:
+        """Hear nothing any more."""
+        calls.unlisten(self)
+        self._guarded.on = False
+
+    def stepped(self) -> None:
+        """End the step."""
+        with self._context.guard.around("clock", "steps that the script ends itself are"):
+            self._context.clock.manual_tick()
+
+    def entered(self, name: str) -> None:
+        """Name what comes by a phase, and see forward passes without gradients in it."""
+        if self._guarded.on:
+            with self._guarded:
+                self._phase = str(name)
+                self._context.evaluation.wanted = self._wants_eval or bool(name)
+
+    def recorded(self, name: str, value: object) -> None:
+        """Record a value where it stands among the step's other records."""
+        if not (self._guarded.on and self._recorder.wanted) or torch.compiler.is_compiling():
+            return
+        with self._guarded, unobserved():
+            self._context.clock.begin()
+            fqn = f"{self._phase}/{name}" if self._phase else str(name)
+            call = self._counts[fqn] = self._counts.get(fqn, -1) + 1
+            leaves = [(path, leaf) for path, leaf in flatten(value) if leaf is not None]
+            sites = [self._recorder.site(Site(Phase.FORWARD, Kind.VALUE, fqn, call, path)) for path, _ in leaves]
+            self._recorder.nested(sites, [leaf for _, leaf in leaves])

@@ -1,0 +1,106 @@
+"""The rows of the current step: which sites have been recorded, in which order, with which summaries.
+
+Most rows stay as they were noted. Some are taken out again and come back elsewhere, or later: a batch turns out to be
+for an evaluation, a compiler has run what it compiled in an order of its own.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Sequence
+
+    from introspect_cli.capture.sites import Sites
+    from introspect_cli.records import Given, Kind, Phase, Site
+
+
+class StepRows:
+    """Rows in their order; the compiled intake appends to the lists, too.
+
+    Attributes:
+        sites: the number of each row's site.
+        slots: the summarizer's slot of each row.
+        times: how often each site has been recorded.
+        given: what operators were given, by row.
+        only: sites that may be recorded; all where None.
+    """
+
+    def __init__(self, known: Sites, lock: threading.RLock) -> None:
+        """Start with none; `known` numbers sites, under the recorder's lock."""
+        self.sites: list[int] = []
+        self.slots: list[int] = []
+        self.times: dict[int, int] = {}
+        self.given: dict[int, Given] = {}
+        self.only: frozenset[Site] | None = None
+        self._known = known
+        self._lock = lock
+
+    def clear(self) -> None:
+        """Begin a step; what was given has been handed on."""
+        for held in (self.sites, self.slots, self.times):
+            held.clear()  # the intake holds them too
+        self.given = {}
+
+    def note(self, site: int, slot: int) -> None:
+        """Append a row; the lock is held."""
+        if self.only is not None and self._known.of[site] not in self.only:
+            return
+        times = self.times.get(site, 0)
+        self.times[site] = times + 1
+        if times:
+            # A site names one value a step. Whatever comes again (a second backward through one graph) is
+            # told apart by its count, so that no two records share a site.
+            site = self._known.changed(site, path=f"{self._known.of[site].path}@{times}")
+            self.times[site] = self.times.get(site, 0) + 1
+        self.sites.append(site)
+        self.slots.append(slot)
+
+    def take_back(self, start: int) -> list[tuple[int, int]]:
+        """Take all rows from one on out of the step; their sites and slots."""
+        with self._lock:
+            taken = list(zip(self.sites[start:], self.slots[start:], strict=True))
+            del self.sites[start:], self.slots[start:]
+            for row in [row for row in self.given if row >= start]:
+                del self.given[row]
+            for site, _ in taken:
+                self.times[site] -= 1
+            return taken
+
+    def give_back(self, taken: list[tuple[int, int]]) -> None:
+        """Put rows that were taken out into the step again."""
+        with self._lock:
+            for site, slot in taken:
+                self.note(site, slot)
+
+    def put_elsewhere(self, taken: list[tuple[int, int]], phase: Phase, kind: Kind, fqn: str, call: int) -> None:
+        """Put those of the rows that are of a kind into the step again, at another place."""
+        with self._lock:
+            for site, slot in taken:
+                if self._known.of[site].kind is kind:
+                    self.note(self._known.changed(site, phase=phase, fqn=fqn, call=call), slot)
+
+    def rename(self, kind: Kind, names: dict[str, str]) -> None:
+        """Give rows of a kind other names: old FQN to new."""
+        with self._lock:
+            for row, number in enumerate(self.sites):
+                site = self._known.of[number]
+                if site.kind is kind and names.get(site.fqn, site.fqn) != site.fqn:
+                    self.sites[row] = self._known.changed(number, fqn=names[site.fqn])
+                    self.times[number] -= 1
+                    self.times[self.sites[row]] = self.times.get(self.sites[row], 0) + 1
+
+    def rearrange(self, places: Sequence[tuple[int, int]]) -> None:
+        """Put some rows in another order among themselves.
+
+        Args:
+            places: numbers of rows, rising, each with what to sort them by.
+        """
+        with self._lock:
+            ranked = [row for row, _ in sorted(places, key=lambda entry: entry[1])]
+            taken = [(self.sites[row], self.slots[row], self.given.pop(row, None)) for row in ranked]
+            for (row, _), (site, slot, given) in zip(places, taken, strict=True):
+                self.sites[row], self.slots[row] = site, slot
+                if given is not None:
+                    self.given[row] = given

@@ -1,0 +1,126 @@
+"""What a capture says on stderr: warnings, a progress line for who asks for one, and at the end what was recorded."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from introspect_cli.records import Kind, count
+from introspect_cli.store.files import CHILDREN
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from introspect_cli.capture.options import CaptureOptions
+    from introspect_cli.capture.probes.installed import Probes
+    from introspect_cli.store.launch import Launch
+
+_INTERVAL = 0.5
+_FIRST = 2.0
+
+
+class Terminal:
+    """Sentences, and one line that is rewritten in place: steps, rate, records, bytes.
+
+    The line would spoil what a script writes to its stderr itself, so it is there for who asks for it alone.
+    """
+
+    def __init__(self, launch: Launch | None, *, quiet: bool, progress: bool) -> None:
+        """Say nothing where `quiet`, and show no progress where stderr is no terminal."""
+        self._quiet = quiet
+        self._who = f"introspect, rank {launch.rank}" if launch is not None else "introspect"
+        try:
+            self._shown = progress and not quiet and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+        except (AttributeError, ValueError):
+            self._shown = False
+        self._began = time.monotonic()
+        self._next = self._began + _FIRST
+        self._drawn = False
+
+    def say(self, sentence: str) -> None:
+        """Write a line; one that cannot be written is lost."""
+        self.clear()
+        if not self._quiet:
+            with contextlib.suppress(OSError, ValueError, UnicodeError):
+                sys.stderr.write(f"{self._who}: {sentence}\n")
+                sys.stderr.flush()
+
+    def progress(self, step: int, records: int, size: int) -> None:
+        """Redraw, at most twice a second, and not at all in captures that are over at once."""
+        if not self._shown:
+            return
+        now = time.monotonic()
+        if now < self._next:
+            return
+        self._next = now + _INTERVAL
+        rate = step / max(now - self._began, 1e-9)
+        self._draw(f"\r\x1b[2Kintrospect: step {step:,} · {rate:.1f}/s · {records:,} records · {human_size(size)}\r")
+        self._drawn = True
+
+    def clear(self) -> None:
+        """Take the line away."""
+        if self._drawn:
+            self._drawn = False
+            self._draw("\r\x1b[2K")
+
+    def _draw(self, text: str) -> None:
+        try:
+            sys.stderr.write(text)
+            sys.stderr.flush()
+        except (OSError, ValueError, UnicodeError):
+            self._shown = False
+
+
+def human_size(size: float) -> str:
+    """A number of bytes in a unit that keeps it short."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"
+
+
+def summary(
+    path: Path, options: CaptureOptions, launch: Launch | None, probes: Probes, manifest: dict[str, Any], *, lost: bool
+) -> str:
+    """What was recorded, where.
+
+    Args:
+        path: the run.
+        options: what was asked for.
+        launch: this process's part in a launch; None where it is alone.
+        probes: what watched.
+        manifest: the run's.
+        lost: whether the store could no longer be written.
+    """
+    if lost:
+        written, last = probes.recorder.steps_written, probes.rank.last_step
+        if last is None or not path.exists():
+            return f"recorded {count(written, 'step')} in {path}, then the store was lost"
+        return f"{count(written, 'step')} up to step {last} can be read in {path}; then the store was lost"
+    steps, rows = manifest.get("steps", 0), probes.rank.rows_written
+    if not rows and (path / CHILDREN).is_dir():
+        return f"recorded what the processes that the script started trained in {path}"
+    if not rows:
+        return f"no module was called and no optimizer stepped while recording; {path} has no records"
+    size = human_size(probes.rank.bytes_written)
+    if launch is not None:
+        size += f"; this is rank {launch.rank} of {launch.world_size}"
+    rest = " and what came after" if manifest.get("remainder") else ""
+    if probes.keeping.dropped:
+        rest += f" and dropped {probes.keeping.dropped:,} of them again"
+    recorded = f"recorded {count(steps, 'step')}{rest}, {count(rows, 'record')} ({size}) in {path}"
+    return recorded + _uncalled(options, probes)
+
+
+def _uncalled(options: CaptureOptions, probes: Probes) -> str:
+    """What to say where tensors were trained, but no module was seen at work."""
+    kinds = probes.rank.kinds()
+    wanted = {Kind.INPUT, Kind.OUTPUT} & options.record
+    narrowed = bool(options.modules or options.exclude) or options.max_depth is not None
+    if not wanted or narrowed or kinds & {Kind.INPUT, Kind.OUTPUT} or not kinds & {Kind.GRAD, Kind.PARAM}:
+        return ""
+    return "; no module was called, so no inputs and outputs are in it (.forward() alone calls none)"

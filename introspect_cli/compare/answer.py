@@ -1,0 +1,159 @@
+"""The ranks' outcomes as one answer: the earliest divergence with its sentence, settings beside it, notes below."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from introspect_cli.compare.match.trees import suggest_renames, tree_at
+from introspect_cli.compare.overview import strip_of, tree_of
+from introspect_cli.compare.reasons.base import reason_named
+from introspect_cli.compare.reasons.hardware import suspect
+from introspect_cli.compare.reasons.ranks import together, upstream
+from introspect_cli.compare.reasons.scene import Scene
+from introspect_cli.compare.reasons.settings import on_some_ranks, setting_changes
+from introspect_cli.compare.reasons.update import changes
+from introspect_cli.compare.result import DiffResult, Divergence, Separate, Verdict
+from introspect_cli.compare.results import same_results
+from introspect_cli.compare.sentence import lines_of
+from introspect_cli.compare.separate import separately, told_separately
+from introspect_cli.compare.verdict import counts_of, doubted, first_of, undiverged
+from introspect_cli.compare.watched import blindness_notes, option_notes
+from introspect_cli.records import count
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from introspect_cli.compare.options import DiffOptions
+    from introspect_cli.compare.outcome import RankOutcome
+    from introspect_cli.store.reader import Run
+
+
+def answer_for(a: Run, b: Run, options: DiffOptions, outcomes: Sequence[RankOutcome], notes: list[str]) -> DiffResult:
+    """Put the ranks' outcomes together."""
+    counts = counts_of(a, b, outcomes)
+    notes = [*_state_notes(a, b), *notes, *option_notes(a.manifest, b.manifest), *_missing_notes(a, b, outcomes)]
+    notes += [*blindness_notes(a.manifest, b.manifest), *_unopened_notes(outcomes)]
+    notes += on_some_ranks(a, b) if len(outcomes) > 1 else []
+    blind = sum(outcome.tally.blind_both for outcome in outcomes)
+    if blind:
+        notes.append(
+            f"About {blind:,} of {count(counts.records, 'record')} could not be observed, so nothing is said of them."
+        )
+    best = first_of(outcomes)
+    results = same_results(a, b, options, outcomes)
+    if best is None or best.first is None or results:
+        verdict, text = undiverged(options, counts, outcomes, results=results)
+        if verdict is Verdict.SAME:
+            verdict, text = doubted(a, b) or (verdict, text)
+        settings = setting_changes(a, b, None, {})
+        alike = Separate(verdict, text)
+        return DiffResult(
+            a=str(a.path),
+            b=str(b.path),
+            verdict=verdict,
+            sentence=text,
+            settings=settings,
+            notes=tuple(notes),
+            counts=counts,
+            training=alike,
+            evaluation=alike if any(outcome.evaluated for outcome in outcomes) else None,
+        )
+    scene = Scene(best, (a, b), outcomes, narrowed=options.narrowed)
+    tuned = changes(scene) if scene.cause.reason == "optimizer" else scene.hyperparameters
+    scene.settings = settings = setting_changes(
+        a, b, reason_named(scene.cause.reason), tuned, rounding=scene.rounding, blamed=scene.blamed
+    )
+    training, evaluation = separately(a, b, options, outcomes)
+    told = told_separately(scene, training, evaluation)
+    listed = _listed(outcomes, best.first, None if options.whole_step else options.limit)
+    suggestions: tuple[str, ...] = ()
+    if scene.cause.reason in {"structure", "initial"}:
+        suggestions = suggest_renames(best.paired.a, best.paired.b, options.rename)
+    return DiffResult(
+        a=str(a.path),
+        b=str(b.path),
+        verdict=Verdict.DIVERGED,
+        sentence=told,
+        evidence=(*lines_of(scene), *together(scene)),
+        first=best.first,
+        candidates=tuple(sorted(scene.peers, key=upstream)),
+        divergences=listed,
+        settings=settings,
+        notes=tuple(notes),
+        suggestions=suggestions,
+        counts=counts,
+        map=best.heat.result() if best.heat is not None else None,
+        tree=tree_of(
+            scene.step, tree_at(best.paired.a.modules), tree_at(best.paired.b.modules), scene.first, scene.cause
+        )
+        if options.want_map
+        else (),
+        suspect=suspect(scene),
+        strip=strip_of(scene.step, scene.first.site),
+        training=training or Separate(Verdict.DIVERGED, told, best.first),
+        evaluation=evaluation,
+    )
+
+
+def _listed(outcomes: Sequence[RankOutcome], first: Divergence, limit: int | None) -> tuple[Divergence, ...]:
+    """Divergences of all ranks, the first of all before the others: each rank in its own order, by step.
+
+    No order between ranks within a step is meant.
+    """
+    everything = [divergence for outcome in outcomes for divergence in outcome.listed]
+    everything.sort(key=lambda d: (d is not first, d.step, d.rank, d.sequence))
+    return tuple(everything if limit is None else everything[:limit])
+
+
+def _unopened_notes(outcomes: Sequence[RankOutcome]) -> list[str]:
+    """That later steps were not compared, where it would have taken long."""
+    unopened = [outcome for outcome in outcomes if outcome.unopened]
+    if not unopened:
+        return []
+    which = f"{sum(outcome.unopened for outcome in unopened):,} later steps, over all ranks,"
+    if len(outcomes) == 1:
+        which = f"Steps after {int(unopened[0].paired.steps[-1])}"
+    return [f"{which} were not compared: the first divergence does not depend on them (--map compares them all)."]
+
+
+def _state_notes(a: Run, b: Run) -> list[str]:
+    """Runs that did not end, or have not yet."""
+    notes = []
+    for run, name in ((a, "a"), (b, "b")):
+        last = run.last_step
+        until = f"up to and including step {last}" if last is not None else "no complete step"
+        if run.state.value == "running":
+            notes.append(f"Run {name} is still being written: {until} is compared.")
+        elif run.state.value == "interrupted":
+            notes.append(f"Run {name} was interrupted: it holds {until}.")
+        notes += [f"Run {name}: {sentence}." for sentence in run.endings]
+        dropped = dict.fromkeys(str(own) for rank in run.ranks for own in run.rank(rank).thinned)
+        notes += [f"Run {name} does not hold {text}: nothing is said of what was there." for text in dropped]
+    return notes
+
+
+def _missing_notes(a: Run, b: Run, outcomes: Sequence[RankOutcome]) -> list[str]:
+    """Ranks and steps that only one run has."""
+    notes = []
+    for one, other, name in ((a, b, "a"), (b, a, "b")):
+        missing = [rank for rank in one.ranks if rank not in other.ranks]
+        if missing and not any(outcome.gathered is not None for outcome in outcomes):
+            ranks = ", ".join(map(str, missing[:8])) + ("..." if len(missing) > 8 else "")
+            notes.append(f"Only run {name} has rank{'s' * (len(missing) > 1)} {ranks}: not compared.")
+    for outcome in outcomes[:1]:
+        for steps, name in ((outcome.paired.only_a, "a"), (outcome.paired.only_b, "b")):
+            if steps:
+                notes.append(f"Only run {name} has step{'s' * (len(steps) > 1)} {_ranges(steps)}: not compared.")
+    return notes
+
+
+def _ranges(steps: Sequence[int]) -> str:
+    """Steps as ranges: `3, 5-9`."""
+    runs: list[list[int]] = []
+    for step in steps:
+        if runs and step == runs[-1][1] + 1:
+            runs[-1][1] = step
+        else:
+            runs.append([step, step])
+    shown = ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in runs[:6])
+    return shown + (", ..." if len(runs) > 6 else "")

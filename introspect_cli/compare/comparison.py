@@ -1,0 +1,190 @@
+"""What one rank's comparison knows from its start: both runs' sites, what counts, what either capture watched.
+
+None of it changes from step to step, but for what is learned on the way by those that `floors` and `gathered` name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from introspect_cli.compare.causes import Causes
+from introspect_cli.compare.join.carried import start_values
+from introspect_cli.compare.join.distance import Layouts
+from introspect_cli.compare.join.sites import KINDS, align, columns, kind_code, phase_code
+from introspect_cli.compare.join.wholes import Gathered
+from introspect_cli.compare.names import owner_of
+from introspect_cli.compare.noise import NoiseFloor
+from introspect_cli.compare.watched import (
+    chooses_modules,
+    covered,
+    draws_apart,
+    draws_known,
+    draws_recorded,
+    observed_kinds,
+)
+from introspect_cli.records import Kind, Phase
+from introspect_cli.store.whole import WholeReader
+
+if TYPE_CHECKING:
+    from introspect_cli.compare.join.sites import Alignment, Ids, Mask
+    from introspect_cli.compare.join.steps import Sides
+    from introspect_cli.compare.options import DiffOptions
+
+_TENSORS = (Kind.PARAM, Kind.BUFFER)
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """One rank of both runs.
+
+    Attributes:
+        sides: the runs.
+        options: what counts.
+        offset: step k of b is compared with step k + offset of a.
+    """
+
+    sides: Sides
+    options: DiffOptions
+    offset: int
+    _layouts: list[tuple[Layouts, Layouts]] = field(default_factory=list)
+
+    @cached_property
+    def alignment(self) -> Alignment:
+        """Both runs' sites under one numbering."""
+        return align(columns(self.sides.a.sites, self.sides.rename), columns(self.sides.b.sites))
+
+    @property
+    def layouts(self) -> tuple[Layouts, Layouts]:
+        """Lookup tables over the layouts of both; where ranks are put together, a step may have brought new ones."""
+        one, two = self.sides.a.layouts, self.sides.b.layouts
+        last = self._layouts[-1] if self._layouts else None
+        if last is None or len(last[0].numel) < len(one) or len(last[1].numel) < len(two):
+            last = Layouts(one), Layouts(two)
+            self._layouts[:] = [last]
+        return last
+
+    # --- what counts
+
+    @cached_property
+    def gathered(self) -> Gathered | None:
+        """Compares what was gathered from several ranks; None where ranks are compared one by one."""
+        whole = isinstance(self.sides.a, WholeReader) or isinstance(self.sides.b, WholeReader)
+        return Gathered(self.sides) if whole else None
+
+    @cached_property
+    def compared(self) -> Mask:
+        """By site, which are compared at all: no settings, nor random states that were not looked at alike."""
+        alignment = self.alignment
+        mask = alignment.mask(frozenset(), ())
+        if self.gathered is not None:
+            mask = mask & (alignment.kind != kind_code(Kind.RNG))
+        return np.asarray(mask & ~draws_apart(alignment, self.sides.manifest_a, self.sides.manifest_b))
+
+    @cached_property
+    def chosen(self) -> Mask:
+        """By site, which of these were selected."""
+        alignment, options = self.alignment, self.options
+        mask = self.compared & alignment.mask(options.kinds, options.modules)
+        return mask if options.evaluation is None else mask & (alignment.evaluating == options.evaluation)
+
+    @property
+    def entire(self) -> bool:
+        """Whether nothing was selected, so that everything counts."""
+        return not (self.options.kinds or self.options.modules) and self.options.evaluation is None
+
+    @cached_property
+    def covered(self) -> tuple[Mask, Mask]:
+        """By site, whether it is a divergence that a alone has it, and that b alone has it."""
+        sides = self.sides
+        same_start = sides.a.entry(0).step == sides.b.entry(0).step + self.offset
+        return covered(self.alignment, sides.manifest_a, sides.manifest_b, same_start=same_start)
+
+    @cached_property
+    def floors(self) -> list[NoiseFloor]:
+        """What each noise run differs from a by, as far as it was read."""
+        own = self.alignment.a
+        return [NoiseFloor(align(own, columns(noise.sites, self.sides.rename)), len(own)) for noise in self.sides.noise]
+
+    @cached_property
+    def causes(self) -> Causes | None:
+        """Which sites explain and decide nothing; None where all count."""
+        if self.options.strict:
+            return None
+        change = self.sides.rename or str
+        renamed = [replace(module, fqn=change(module.fqn)) for module in self.sides.a.modules]
+        return Causes(self.alignment, (renamed, self.sides.b.modules))
+
+    # --- what was watched
+
+    @property
+    def manifests(self) -> tuple[dict[str, object], dict[str, object]]:
+        """Those of run a and run b."""
+        return self.sides.manifest_a, self.sides.manifest_b
+
+    @cached_property
+    def kinds(self) -> frozenset[Kind]:
+        """Kinds that both runs watched for, as far as is known."""
+        found = []
+        for manifest, recorded in zip(self.manifests, (self.alignment.a, self.alignment.b), strict=True):
+            watched = observed_kinds(manifest)
+            present = {KINDS[code] for code in np.flatnonzero(np.bincount(recorded.kind))}
+            found.append({kind for kind in Kind if kind.value in watched} | present)
+        return frozenset(found[0] & found[1])
+
+    @cached_property
+    def modules_chosen(self) -> bool:
+        """Whether one of the captures was told to leave modules out."""
+        return any(map(chooses_modules, self.manifests))
+
+    @cached_property
+    def draws_recorded(self) -> bool:
+        """Whether both captures looked for draws within a step, and at the same moments."""
+        return all(map(draws_recorded, self.manifests)) and not draws_apart(self.alignment, *self.manifests).any()
+
+    @cached_property
+    def draws_known(self) -> bool:
+        """Whether both captures noticed every draw from a default random generator."""
+        return all(map(draws_known, self.manifests))
+
+    @cached_property
+    def ended(self) -> frozenset[str]:
+        """FQNs of the parameters and buffers that optimizer steps leave on record."""
+        after = self._of_tensors & (self.alignment.phase == phase_code(Phase.OPTIMIZER))
+        return frozenset(self.alignment.fqn[site] for site in np.flatnonzero(after))
+
+    @cached_property
+    def began(self) -> frozenset[str]:
+        """FQNs of the parameters and buffers that both captures began with."""
+        readers = (self.sides.a, self.alignment.a), (self.sides.b, self.alignment.b)
+        one, two = ({fqn for _, fqn, _ in start_values(*side)} for side in readers)
+        return frozenset(one & two)
+
+    @cached_property
+    def _of_tensors(self) -> Mask:
+        return np.isin(self.alignment.kind, [kind_code(kind) for kind in _TENSORS])
+
+    @cached_property
+    def _tensors_of_owner(self) -> dict[str, set[str]]:
+        found: dict[str, set[str]] = {}
+        for site in np.flatnonzero(self._of_tensors):
+            name = self.alignment.fqn[site]
+            found.setdefault(owner_of(name), set()).add(name)
+        return found
+
+    def tensors_in(self, fqn: str) -> set[str]:
+        """FQNs of the parameters and buffers recorded of a module, without those of modules inside it."""
+        return self._tensors_of_owner.get(fqn, set())
+
+    def of(self, kind: Kind, phases: frozenset[Phase], fqn: str | None = None) -> Ids:
+        """The sites of a kind, in these phases."""
+        if fqn is not None:
+            sites = np.array(self.alignment.by_fqn.get(fqn, []), dtype=np.int64)
+        else:
+            sites = np.arange(self.alignment.size, dtype=np.int64)
+        mask = self.alignment.kind[sites] == kind_code(kind)
+        mask &= np.isin(self.alignment.phase[sites], [phase_code(phase) for phase in phases])
+        return np.asarray(sites[mask])

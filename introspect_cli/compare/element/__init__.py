@@ -1,0 +1,1 @@
+"""Two whole tensors, element by element."""

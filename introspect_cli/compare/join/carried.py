@@ -1,0 +1,294 @@
+"""What a step began with: which tensors are known to differ before it, and whether that is known at all.
+
+Parameters are recorded after each optimizer step, so what step k computes with was recorded at the end of step k - 1,
+or at the start of the first captured step. Where step k - 1 was not recorded, nothing is known, and a module whose
+output differs is no proven origin.
+
+A run that rebuilds its model from a checkpoint, or whose capture left out the step before, records at the start of a
+step what the other run did not need to: it is on record there as the end of the step before. Where both are equal,
+nothing differs; where they are not, something other than the optimizer has changed the tensor in between.
+
+A run that lists what was written elsewhere may have the parameters at the start of every step. What the step before
+left stands for them in a capture, which would have recorded them anew had anything else changed them.
+
+A resumed run counts its steps from 0 again. The parameters it starts with are those the whole run had after some
+step, and parameters hardly ever return, so equal checksums give the offset away: of all of them, or of most, where the
+checkpoint did not restore the rest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from introspect_cli.compare.join.sites import columns, kind_code, phase_code
+from introspect_cli.compare.watched import STATE_KINDS
+from introspect_cli.records import Kind, Phase
+from introspect_cli.store.batch import preceded
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from introspect_cli.compare.join.sites import Alignment, Columns, Ids, Mask
+    from introspect_cli.compare.join.steps import Sides
+    from introspect_cli.compare.table import Table
+    from introspect_cli.labels import Labels
+    from introspect_cli.store.batch import StepBatch
+    from introspect_cli.store.whole import Reader
+
+_TENSORS = (Kind.PARAM, Kind.BUFFER)
+
+Tensor = tuple[int, str, str]
+"""Kind code, FQN and path of a parameter, a buffer or an optimizer's state."""
+
+
+@dataclass
+class Carried:
+    """Tensors that the step began with and that are known to differ, by FQN (and path for optimizer state).
+
+    Attributes:
+        within: those that differ by no more than the tolerance or the noise.
+        diverged: whether anything has diverged before.
+    """
+
+    params: set[str] = field(default_factory=set)
+    buffers: set[str] = field(default_factory=set)
+    states: set[tuple[str, str]] = field(default_factory=set)
+    rng: set[str] = field(default_factory=set)
+    loaders: set[tuple[Phase, str]] = field(default_factory=set)
+    within: set[str] = field(default_factory=set)
+    diverged: bool = False
+
+
+def kept(carried: Carried, recorded: frozenset[str]) -> Carried:
+    """What is left of it after a step that agrees: tensors that no step records anew."""
+    return Carried(
+        params={name for name in carried.params if name not in recorded},
+        buffers={name for name in carried.buffers if name not in recorded},
+        within={name for name in carried.within if name not in recorded},
+        diverged=carried.diverged,
+    )
+
+
+def is_gap(sides: Sides, pair: Table) -> bool:
+    """Whether what a step began with was recorded by neither the step before nor its own start."""
+    before_a, before_b = pair.step - 1 in sides.a, pair.step_b - 1 in sides.b
+    first_a = sides.a.entry(0).step == pair.step and _began(sides.a, pair.a, sides.manifest_a)
+    first_b = sides.b.entry(0).step == pair.step_b and _began(sides.b, pair.b, sides.manifest_b)
+    return not ((before_a or first_a) and (before_b or first_b))
+
+
+def _began(reader: Reader, batch: StepBatch, manifest: dict[str, Any]) -> bool:
+    """Whether the first step on record says how it began; one before which others were dropped need not."""
+    options = manifest.get("options")
+    given = options if isinstance(options, dict) else {}
+    if not reader.thinned and not any(given.get(name) for name in ("when", "epochs", "schedule")):
+        return True
+    sites, numbers = reader.sites, np.asarray(batch.site).tolist()
+    tensors = {kind.value for kind in STATE_KINDS}
+    phases = {sites.phase[number] for number in numbers if sites.kind[number] in tensors}
+    return Phase.START.value in phases or Phase.OPTIMIZER.value not in phases
+
+
+# --- the tensors of a step
+
+
+def _rows(batch: StepBatch, sites: Columns, phase: Phase | None = None) -> dict[Tensor, int]:
+    """The rows of a step's tensors, of one phase or of all: of several calls the first at the start, else the last."""
+    wanted = np.isin(sites.kind, [kind_code(kind) for kind in STATE_KINDS])
+    if phase is not None:
+        wanted &= sites.phase == phase_code(phase)
+    numbers = np.asarray(batch.site)
+    rows = np.flatnonzero(wanted[numbers])
+    rows = rows[np.argsort(np.asarray(batch.sequence)[rows], kind="stable")]
+    if phase is Phase.START:
+        rows = rows[::-1]
+    return {_tensor(sites, int(numbers[row])): row for row in rows.tolist()}
+
+
+def _tensor(sites: Columns | Alignment, number: int) -> Tensor:
+    return int(sites.kind[number]), sites.fqn[number], sites.path[number]
+
+
+def _values(reader: Reader, step: int, sites: Columns, phase: Phase | None = None) -> dict[Tensor, int]:
+    """Checksums of a step's tensors, of one phase or of all."""
+    batch = reader.read(step)
+    return {tensor: int(batch.checksum[row]) for tensor, row in _rows(batch, sites, phase).items()}
+
+
+def start_values(reader: Reader, sites: Columns) -> dict[Tensor, int]:
+    """Checksums of the parameters and buffers that a run's first captured step began with."""
+    found = _values(reader, reader.entry(0).step, sites, Phase.START) if len(reader) else {}
+    codes = [kind_code(kind) for kind in _TENSORS]
+    return {tensor: value for tensor, value in found.items() if tensor[0] in codes}
+
+
+def redundant_starts(sides: Sides, alignment: Alignment, pair: Table) -> tuple[Mask, Mask]:
+    """Of the rows of `pair.only_a` and of `pair.only_b`, those that hold what the step before left."""
+    left = [
+        _values(reader, step - 1, sites) if step - 1 in reader else None
+        for reader, step, sites in ((sides.a, pair.step, alignment.a), (sides.b, pair.step_b, alignment.b))
+    ]
+    return (
+        _repeats(alignment, pair.a, pair.only_a, None, left[0] if left[0] is not None else left[1]),
+        _repeats(alignment, pair.b, pair.only_b, alignment.b_ids, left[1] if left[1] is not None else left[0]),
+    )
+
+
+def _repeats(
+    alignment: Alignment, batch: StepBatch, rows: Ids, ids: Ids | None, left: dict[Tensor, int] | None
+) -> Mask:
+    """Rows that repeat what the step before left, in their run, or in the other where theirs has not recorded it."""
+    repeats = np.zeros(len(rows), dtype=np.bool_)
+    if left is None:
+        return repeats
+    unions = _unions(batch, ids)[rows]
+    for place in np.flatnonzero(starts(alignment, unions)):
+        repeats[place] = left.get(_tensor(alignment, int(unions[place]))) == int(batch.checksum[rows[place]])
+    return repeats
+
+
+def with_starts(
+    alignment: Alignment, reader: Reader, step: int, batch: StepBatch, ids: Ids | None, other_union: Ids
+) -> tuple[StepBatch, Ids]:
+    """A step's records, and before them tensors as the step before left them; and the union numbers of these.
+
+    Args:
+        alignment: the runs' sites.
+        reader: the run of the records.
+        step: the step, as that run numbers it.
+        batch: the records.
+        ids: the run's site numbers to union numbers; None where they are the same.
+        other_union: sites of the other run's records of the step. Those of them that are tensors at its start, and that
+            the run has not recorded there, are wanted.
+    """
+    none = np.empty(0, dtype=np.int64)
+    wanted = other_union[starts(alignment, other_union)]
+    wanted = wanted[~np.isin(wanted, _unions(batch, ids))]
+    if not len(wanted) or step - 1 not in reader:
+        return batch, none
+    numbers = np.full(alignment.size, -1, dtype=np.int64)
+    known = np.arange(len(alignment.a), dtype=np.int64) if ids is None else ids
+    numbers[known] = np.arange(len(known))
+    before = reader.read(step - 1)
+    rows_of = _rows(before, alignment.a if ids is None else alignment.b)
+    unions = [union for union in wanted.tolist() if numbers[union] >= 0 and _tensor(alignment, union) in rows_of]
+    if not unions:
+        return batch, none
+    rows = np.array([rows_of[_tensor(alignment, union)] for union in unions], dtype=np.int64)
+    return preceded(batch, before, rows, numbers[unions]), np.array(unions, dtype=np.int64)
+
+
+def _unions(batch: StepBatch, ids: Ids | None) -> Ids:
+    sites = np.asarray(batch.site).astype(np.int64)
+    return sites if ids is None else ids[sites]
+
+
+def starts(alignment: Alignment, unions: Ids) -> Mask:
+    """Which of these sites are tensors, or an optimizer's state, at the start of a step."""
+    started = (alignment.phase[unions] == phase_code(Phase.START)) & (alignment.call[unions] == 0)
+    return np.asarray(np.isin(alignment.kind[unions], [kind_code(kind) for kind in STATE_KINDS]) & started)
+
+
+# --- resumed runs
+
+
+def resumed(sides: Sides, alignment: Alignment, offset: int) -> Carried:
+    """Tensors that the later of two captures began with and that differ from what the other had then."""
+    first_a, first_b = sides.a.entry(0).step, sides.b.entry(0).step + offset
+    if first_a == first_b:
+        return Carried()
+    late, whole, sites_late, sites_whole, first = (
+        (sides.b, sides.a, alignment.b, alignment.a, first_b)
+        if first_b > first_a
+        else (sides.a, sides.b, alignment.a, alignment.b, first_a - offset)
+    )
+    if first - 1 not in whole:
+        return Carried()
+    began = _values(late, late.entry(0).step, sites_late, Phase.START)
+    ended = _values(whole, first - 1, sites_whole, Phase.OPTIMIZER)
+    unequal = {tensor for tensor in began.keys() & ended.keys() if began[tensor] != ended[tensor]}
+    return Carried(
+        params={fqn for kind, fqn, _ in unequal if kind == kind_code(Kind.PARAM)},
+        buffers={fqn for kind, fqn, _ in unequal if kind == kind_code(Kind.BUFFER)},
+        states={(fqn, path) for kind, fqn, path in unequal if kind == kind_code(Kind.OPTIMIZER_STATE)},
+    )
+
+
+def _step_with(whole: Reader, sites: Columns, start: dict[Tensor, int]) -> int | None:
+    """The step of `whole` that begins with the parameters of `start`; None for none."""
+    param = kind_code(Kind.PARAM)
+    target = {fqn: value for (kind, fqn, _), value in start.items() if kind == param}
+    if not target:
+        return None
+    after = (sites.phase == phase_code(Phase.OPTIMIZER)) & (sites.call == 0)  # later calls are within the step
+    last = {sites.fqn[number]: number for number in np.flatnonzero((sites.kind == param) & after).tolist()}
+    shared = [fqn for fqn in target if fqn in last]
+    if not shared or len(shared) < len(last):
+        return None
+    goal = np.array([target[fqn] for fqn in shared], dtype=np.uint64)
+    numbers = np.array([last[fqn] for fqn in shared])
+    equal = np.zeros(len(whole), dtype=np.int64)
+    for row in range(len(whole)):
+        batch = whole.read_row(row)
+        values = np.zeros(len(sites), dtype=np.uint64)
+        values[np.asarray(batch.site)] = np.asarray(batch.checksum)
+        equal[row] = int((values[numbers] == goal).sum())
+        if equal[row] == len(goal):
+            break
+    best = equal.max(initial=0)
+    if (equal == best).sum() != 1 or 2 * best < len(goal):
+        return None
+    return int(whole.entries["step"][np.argmax(equal)]) + 1
+
+
+def detected_offset(sides: Sides, *, same_size: bool) -> tuple[int, str]:
+    """By how much a step's number is larger in a than in b, and what is said of it.
+
+    Args:
+        sides: the runs.
+        same_size: whether both have as many ranks.
+    """
+    a, b = sides.a, sides.b
+    apart = named_apart(a.labels, b.labels)
+    if apart:
+        return apart, (
+            f"Steps with the same global_step are compared, step {max(apart, 0)} of a with step {max(-apart, 0)} of b "
+            f"(--offset {apart}): one of the runs counts on from a checkpoint."
+        )
+    if not same_size or not len(a) or not len(b) or a.entry(0).digest == b.entry(0).digest:
+        return 0, ""
+    offset = _resumed_at(a, columns(a.sites, sides.rename), b, columns(b.sites))
+    if not offset:
+        return 0, ""
+    whole, late = ("a", "b") if offset > 0 else ("b", "a")
+    return offset, (
+        f"Run {late} begins with the parameters that run {whole} has after step {abs(offset) - 1}: "
+        f"step 0 of {late} is compared with step {abs(offset)} of {whole} (--offset {offset})."
+    )
+
+
+def _resumed_at(reader_a: Reader, sites_a: Columns, reader_b: Reader, sites_b: Columns) -> int:
+    """The offset that makes one run the continuation of the other, negative where a is the resumed one; 0 for none."""
+    start_a, start_b = start_values(reader_a, sites_a), start_values(reader_b, sites_b)
+    shared = start_a.keys() & start_b.keys()
+    if not shared or all(start_a[tensor] == start_b[tensor] for tensor in shared):
+        return 0
+    step = _step_with(reader_a, sites_a, start_b)
+    if step is not None:
+        return step - int(reader_b.entry(0).step)
+    step = _step_with(reader_b, sites_b, start_a)
+    return 0 if step is None else int(reader_a.entry(0).step) - step
+
+
+def named_apart(a: Mapping[int, Labels], b: Mapping[int, Labels]) -> int:
+    """By how much a's number of a step is larger than b's of the step with the same `global_step`; 0 where unknown."""
+    apart: list[int] = []
+    for labels in (a, b):
+        counted = {count - step for step, given in labels.items() if isinstance(count := given.get("global_step"), int)}
+        if len(counted) != 1:  # nobody counts, or a training was begun anew within the run
+            return 0
+        apart.append(counted.pop())
+    return apart[1] - apart[0]

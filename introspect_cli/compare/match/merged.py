@@ -1,0 +1,143 @@
+"""Parameters that are one tensor in one run and several in the other: q, k and v against one qkv.
+
+A checksum is keyed by an element's place in its tensor, so that of the whole does not follow from those of its parts.
+What does add up are sums, and extrema are those of the extreme part: the number of elements, smallest, largest and
+smallest absolute value are exact, sums and sums of squares agree to rounding. Numbers drawn at random do not agree in
+all of these by accident; what is claimed is just that.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from introspect_cli.compare.join.sites import kind_code, phase_code
+from introspect_cli.records import Kind, Phase
+
+if TYPE_CHECKING:
+    from introspect_cli.compare.join.distance import Layouts
+    from introspect_cli.compare.join.sites import Alignment, Ids
+    from introspect_cli.compare.table import Table
+    from introspect_cli.store.batch import StepBatch
+
+_MOST = 8  # parts of one whole
+_CLOSE = 1e-6  # sums are taken in float64 of statistics that are right to 1e-6
+
+
+@dataclass(frozen=True)
+class Merge:
+    """Parts of one run that are one tensor of the other.
+
+    Attributes:
+        parts: FQNs of the parts, in order.
+        whole: FQN of the whole.
+        side: the run that has the whole.
+    """
+
+    parts: tuple[str, ...]
+    whole: str
+    side: str
+
+
+@dataclass(frozen=True)
+class Moments:
+    """What adds up of a tensor."""
+
+    numel: int
+    low: float
+    high: float
+    least: float
+    total: float
+    squares: float
+
+
+def merge_words(parts: str, whole: str, side: str) -> str:
+    """That several modules of one run, `parts` as a list in words, are one in the other, which is `side`."""
+    other = "a" if side == "b" else "b"
+    return f"{parts} of {other} are one in {side}, {whole}: put together, their parameters have its extrema and moments"
+
+
+def _together(parts: list[Moments]) -> Moments:
+    """The moments of tensors put together."""
+    return Moments(
+        sum(part.numel for part in parts),
+        min(part.low for part in parts),
+        max(part.high for part in parts),
+        min(part.least for part in parts),
+        sum(part.total for part in parts),
+        sum(part.squares for part in parts),
+    )
+
+
+def same_numbers(one: Moments, two: Moments) -> bool:
+    """Whether two tensors have the same extrema and, to rounding, the same sums; never where all is one number."""
+    if (one.numel, one.low, one.high, one.least) != (two.numel, two.low, two.high, two.least) or one.low == one.high:
+        return False
+    spread = (one.numel * max(one.squares, two.squares)) ** 0.5
+    return abs(one.total - two.total) <= _CLOSE * spread and (
+        abs(one.squares - two.squares) <= _CLOSE * max(one.squares, two.squares)
+    )
+
+
+def moments(batch: StepBatch, row: int, layouts: Layouts) -> Moments | None:
+    """What adds up of a record; None where statistics are missing, or something in it is not finite."""
+    names = ("min", "max", "absmin", "mean", "var")
+    if any(name not in batch.floats for name in names):
+        return None
+    low, high, least, mean, var = (float(batch.floats[name][row]) for name in names)
+    numel = int(layouts.numel[int(batch.layout[row])])
+    odd = any(int(batch.counts[name][row]) != 0 for name in ("nans", "posinfs", "neginfs") if name in batch.counts)
+    if odd or not np.isfinite([low, high, least, mean, var]).all():
+        return None
+    return Moments(numel, low, high, least, mean * numel, (var + mean * mean) * numel)
+
+
+def merges_of(alignment: Alignment, table: Table, layouts: tuple[Layouts, Layouts]) -> list[Merge]:
+    """Parameters that are several in one run and one in the other, among those that one run only has."""
+    return merges_between(
+        _tensors(alignment, table.a, table.sites_a, table.only_a, layouts[0]),
+        _tensors(alignment, table.b, table.sites_b, table.only_b, layouts[1]),
+    )
+
+
+def _tensors(alignment: Alignment, batch: StepBatch, sites: Ids, rows: Ids, layouts: Layouts) -> dict[str, Moments]:
+    """Moments of parameters in their order of recording: as the step found them, else as it left them."""
+    found: dict[str, Moments] = {}
+    for phase in (Phase.START, Phase.OPTIMIZER):
+        chosen = alignment.kind[sites[rows]] == kind_code(Kind.PARAM)
+        chosen &= alignment.phase[sites[rows]] == phase_code(phase)
+        for row in rows[chosen].tolist():
+            name = alignment.fqn[sites[row]]
+            if name not in found and (sums := moments(batch, row, layouts)) is not None:
+                found[name] = sums
+    return found
+
+
+def merges_between(one: dict[str, Moments], two: dict[str, Moments]) -> list[Merge]:
+    """Parts of either run that together have the moments of a whole of the other."""
+    return [*_merges(one, two, "b"), *_merges(two, one, "a")]
+
+
+def _merges(parts: dict[str, Moments], wholes: dict[str, Moments], side: str) -> list[Merge]:
+    """Parts in their order that together have the moments of a whole; `side` is the run that has the wholes."""
+    families: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for name in parts:
+        owner, _, leaf = name.rpartition(".")
+        families[owner.rpartition(".")[0], leaf].append(name)
+    index: dict[tuple[int, float, float], list[str]] = defaultdict(list)
+    for name, sums in wholes.items():
+        index[sums.numel, sums.low, sums.high].append(name)
+    merges, used = [], set[str]()
+    for members in families.values():
+        for start in range(len(members)):
+            for length in range(2, min(_MOST, len(members) - start) + 1):
+                names = members[start : start + length]
+                sums = _together([parts[name] for name in names])
+                for whole in index.get((sums.numel, sums.low, sums.high), ()):
+                    if same_numbers(sums, wholes[whole]) and not used & {whole, *names}:
+                        used |= {whole, *names}
+                        merges.append(Merge(tuple(names), whole, side))
+    return merges

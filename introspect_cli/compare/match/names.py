@@ -1,0 +1,156 @@
+"""Names of modules and parameters as text: wrappers stripped, renamed, taken apart, looked up by what is above them.
+
+Capture strips wrappers already; stores imported from elsewhere or written by older versions may not.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import Enum
+from typing import NamedTuple
+
+from introspect_cli.compare.names import with_ancestors
+from introspect_cli.errors import UsageError
+
+_WRAPPED = re.compile(r"\.(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)(?=\.|$)")
+_NUMBERED_ROOT = re.compile(r"#\d+$")
+
+Rename = Callable[[str], str]
+
+
+class Source(Enum):
+    """Where it is known from which name of b a name of a is.
+
+    Attributes:
+        ROOT: of several models of one class, the one that holds the same, or that the same variable holds.
+        VALUE: equal values.
+        NEAR: values that differ by rounding.
+        POSITION: numbered children look the same at another position.
+        EVICTED: the name is another module's in b, so that it was given one that b does not have.
+        KEPT: what is inside of one that was evicted, and has kept its name.
+    """
+
+    ROOT = "root"
+    VALUE = "value"
+    NEAR = "near"
+    POSITION = "position"
+    EVICTED = "evicted"
+    KEPT = "kept"
+
+
+class Renamed(NamedTuple):
+    """The name of b that a module or tensor of a has.
+
+    Attributes:
+        name: the name in b, of it and of all inside it.
+        source: where it is known from.
+        votes: how many tensors and modules have equal values under the two names, or near ones.
+        steps: the steps in which they have.
+    """
+
+    name: str
+    source: Source
+    votes: int = 0
+    steps: frozenset[int] = frozenset()
+
+
+def strip_wrappers(fqn: str) -> str:
+    """An FQN without the attributes that compile, FSDP and checkpointing insert.
+
+    DDP's `.module` is a name that models use too, so that one is stripped directly below a root whose class is
+    a known wrapper only, which capture does.
+    """
+    return _WRAPPED.sub("", fqn) if "._" in fqn else fqn
+
+
+def parse_rename(text: str) -> tuple[str, str]:
+    r"""`OLD=NEW` into a pattern and a replacement; `\=` is an equals sign.
+
+    Raises:
+        UsageError: no equals sign, or OLD is not a regular expression.
+    """
+    parts = re.split(r"(?<!\\)=", text, maxsplit=1)
+    if len(parts) != 2 or not parts[0]:
+        raise UsageError(f"--rename takes OLD=NEW, a regular expression and its replacement, not {text!r}.")
+    old, new = parts[0].replace("\\=", "="), parts[1].replace("\\=", "=")
+    try:
+        re.sub(re.compile(old), new, "")
+        re.compile(f"{old}|").sub(new, "")
+    except (re.error, IndexError) as error:
+        raise UsageError(f"--rename {text!r} is not a regular expression with its replacement: {error}.") from None
+    return old, new
+
+
+def renamer(patterns: Sequence[tuple[str, str]], prefixes: Mapping[str, str]) -> Rename | None:
+    """A function from run a's FQNs to run b's, or None where it would change nothing.
+
+    Args:
+        patterns: regular expressions and replacements, applied in turn.
+        prefixes: whole modules: FQN prefix in a to FQN prefix in b; the longest prefix wins.
+    """
+    if not patterns and not prefixes:
+        return None
+    compiled = [(re.compile(old), new) for old, new in patterns]
+
+    def rename(fqn: str) -> str:
+        name = strip_wrappers(fqn)
+        for pattern, new in compiled:
+            name = pattern.sub(new, name)
+        head = name
+        while head:
+            if head in prefixes:
+                return prefixes[head] + name[len(head) :]
+            head = head.rpartition(".")[0]
+        return name
+
+    return rename
+
+
+def renamer_of(prefixes: Mapping[str, str]) -> Rename:
+    """The function from run a's FQNs to run b's that such prefixes make; the names as they are where there are none."""
+    return renamer((), prefixes) or str
+
+
+# --- roots
+
+
+def class_of_root(root: str) -> str:
+    """The class that a root is named by: `Net` of `Net#2`."""
+    return _NUMBERED_ROOT.sub("", root)
+
+
+def ambiguous(*runs: Iterable[str]) -> set[str]:
+    """Classes of which a run has more than one root, so that the class says nothing of which is which."""
+    counts = [Counter(map(class_of_root, roots)) for roots in runs]
+    return {name for count in counts for name, number in count.items() if number > 1}
+
+
+# --- above and below
+
+
+def numbered_children(names: Iterable[str]) -> Counter[str]:
+    """How many children that are named by number each parent has, by the parent's name."""
+    every = (name.rpartition(".") for name in with_ancestors(names))
+    return Counter(parent for parent, _, last in every if last.isdecimal())
+
+
+class Tree:
+    """Names in order, so that what is below one of them is a slice."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        """Take the names; in the order of recording they are nearly sorted."""
+        self._sorted = sorted(names)
+
+    def __contains__(self, top: str) -> bool:
+        """Whether a name is there, or one below it."""
+        places = bisect_left(self._sorted, top), bisect_left(self._sorted, f"{top}.")
+        following = [self._sorted[place] for place in places if place < len(self._sorted)]
+        return any(name == top or name.startswith(f"{top}.") for name in following)
+
+    def below(self, top: str) -> list[str]:
+        """The names below a name."""
+        low = bisect_left(self._sorted, f"{top}.")
+        return self._sorted[low : bisect_left(self._sorted, f"{top}/", low)]  # "/" comes after "."

@@ -1,0 +1,287 @@
+"""What is said of two implementations of one model (`ports.py`): the answer in the place of one by name."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from introspect_cli.compare.join.listed import lists, ordered
+from introspect_cli.compare.match.flow import CLOSE, measured
+from introspect_cli.compare.match.ports import are_ports, ends, flow_of
+from introspect_cli.compare.reasons.words import amount, named, what
+from introspect_cli.compare.result import Counts, Divergence, Role, StructureChange, Verdict
+from introspect_cli.records import Kind, count
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from introspect_cli.compare.match.flow import Match, Parameters, Value
+    from introspect_cli.compare.match.ports import Flow, ModulePair
+    from introspect_cli.compare.options import DiffOptions
+    from introspect_cli.compare.outcome import RankOutcome
+    from introspect_cli.compare.result import DiffResult
+    from introspect_cli.store.reader import Run
+
+_LISTED = 4
+
+
+def by_flow(answer: DiffResult, runs: tuple[Run, Run], options: DiffOptions, outcome: RankOutcome) -> DiffResult:
+    """The answer for two implementations that share hardly a name; for others that of a comparison by name.
+
+    Args:
+        answer: that of the comparison by name.
+        runs: run a and run b.
+        options: what counts.
+        outcome: what came out of the comparison by name.
+    """
+    a, b = (run.rank(outcome.rank) for run in runs)
+    listed = any(lists(run.manifest) for run in runs)
+    if answer.first is None and outcome.match.by_value and not listed:
+        return answer  # what has other names was found, and compared
+    if not len(outcome.paired) or not are_ports(a, b, answer.first, listed=listed):
+        return answer
+    step = int(outcome.paired.steps[0])
+    if step not in a or step not in b:
+        return answer
+    in_order = ordered(runs[0].manifest), ordered(runs[1].manifest)
+    flow = flow_of((a, b), step, options.rtol or CLOSE, in_order)
+    return _answer_of(answer, flow) if flow.related else answer
+
+
+def _answer_of(before: DiffResult, flow: Flow) -> DiffResult:
+    known = flow.parameters
+    total = len(known.pairs) + sum(len(merge.parts) if merge.side == "b" else 1 for merge in known.merges)
+    total_a = total + len(known.only_a)
+    flows = f"{len(flow.forward)} of {count(len(flow.values[0]), 'value')} of a's forward pass are among the "
+    evidence = (
+        f"{total} of {count(total_a, 'telling parameter')} of a are in b{_how(known)}",
+        f"{flows}{len(flow.values[1]):,} of b",
+        _farthest(flow),
+        _missing("a", known.only_a),
+        _missing("b", known.only_b),
+    )
+    verdict, sentence, first = _judged(flow)
+    listed = _listed(flow, first)
+    note = (
+        f"The runs share hardly a name: values were put together by what they hold, in step {flow.step} alone, and "
+        f"agree where their relative L2 distance is at most {flow.close:g} (--rtol sets another)."
+    )
+    return replace(
+        before,
+        verdict=verdict,
+        sentence=sentence,
+        evidence=tuple(line for line in evidence if line),
+        first=first,
+        candidates=(first,) if first is not None else (),
+        divergences=listed,
+        counts=_counts(before.counts, flow, len(listed)),
+        notes=(note, *before.notes),
+        suggestions=(),
+        structure=_changes(flow),
+        map=None,
+        tree=(),
+        strip=(),
+        suspect=None,
+    )
+
+
+def _listed(flow: Flow, first: Divergence | None) -> tuple[Divergence, ...]:
+    """The first divergence, and the modules with equal parameters whose outputs differ after it."""
+    if first is None:
+        return ()
+    rest = [_divergence(flow, pair.one, pair.two, "propagated") for pair in flow.modules if not pair.agree]
+    return (first, *(divergence for divergence in rest if divergence.site != first.site))
+
+
+def _counts(before: Counts, flow: Flow, diverged: int) -> Counts:
+    """What was compared: the values of a's forward pass in one step."""
+    exact = sum(match.rel_l2 == 0 for match in flow.forward)
+    return Counts(
+        steps_a=before.steps_a,
+        steps_b=before.steps_b,
+        steps_compared=1,
+        steps_diverged=int(diverged > 0),
+        records=len(flow.values[0]),
+        equal=exact,
+        diverged=diverged,
+        within=len(flow.forward) - exact,
+    )
+
+
+def _farthest(flow: Flow) -> str:
+    """The modules whose agreeing outputs are farthest apart, and how far the ones before them are."""
+    known = [(pair.rel_l2, pair) for pair in flow.modules if pair.agree and pair.rel_l2 is not None]
+    if not known:
+        return ""
+    rel, worst = max(known, key=lambda pair: pair[0])
+    if not rel:
+        return "the outputs of modules with equal parameters that agree are equal bit for bit"
+    most = max((other for other, pair in known if pair.one.order < worst.one.order), default=0.0)
+    before = f", at most {most:.1e} before" if most else ""
+    return f"of the outputs that agree, those of {worst.a} and {worst.b} are farthest apart: {rel:.1e}{before}"
+
+
+def _how(known: Parameters) -> str:
+    parts = [f"{known.transposed} transposed, in another order or shape"] * bool(known.transposed)
+    if known.merges:
+        parts.append(f"{count(len(known.merges), 'tensor')} of one run {'are' if len(known.merges) > 1 else 'is'} "
+                     "several of the other put together")  # fmt: skip
+    return f" ({'; '.join(parts)})" if parts else ""
+
+
+def _missing(name: str, values: Sequence[Value]) -> str:
+    return f"found in {name} alone: {_some([value.site.fqn for value in values])}" if values else ""
+
+
+def _some(names: Sequence[str]) -> str:
+    """The first of some names, and how many more there are."""
+    rest = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return f"{', '.join(names[:_LISTED])}{rest}"
+
+
+def _judged(flow: Flow) -> tuple[Verdict, str, Divergence | None]:
+    """Verdict, sentence and first divergence."""
+    at, within = f"step {flow.step}", f"within {flow.close:g}"
+    apart = next((pair for pair in flow.modules if not pair.agree), None)
+    if apart is None and flow.end is not None:
+        same = f"the values of both agree {within} through the forward pass of {at}, to {_both(flow.end.a, flow.end.b)}"
+        wrong = next(((one, two) for one, two, agree in flow.gradients if not agree), None)
+        if wrong is not None:
+            text = f"In the backward pass: {same}, but {_both(*wrong)} differs{_far(*wrong)}."
+            return Verdict.DIVERGED, text, _divergence(flow, *wrong, "backward")
+        grads = f", and so do {count(len(flow.gradients), 'gradient')} of parameters" if flow.gradients else ""
+        return Verdict.SAME, f"The implementations agree: {same}{grads}.", None
+    if not flow.forward:
+        return Verdict.UNDECIDED, f"Could not tell: no value of a's forward pass is in b in {at}.", None
+    if apart is not None:
+        text = _parting(flow, apart, at, within)
+        reason = "module" if apart.inputs else "gap"
+        return Verdict.DIVERGED, text, _divergence(flow, apart.one, apart.two, reason)
+    last = [next(iter(ends(values)), None) for values in flow.values]
+    if last[0] is None or last[1] is None:
+        return Verdict.UNDECIDED, f"Could not tell: a run has no output in {at}.", None
+    text = (
+        f"The values stop agreeing before the end of {at}: {what(last[0].site)} of a is nowhere in b. "
+        f"The last value that agrees {within} is {_last(flow, last[0], None)}."
+    )
+    return Verdict.DIVERGED, text, _divergence(flow, last[0], last[1], "gap")
+
+
+def _parting(flow: Flow, apart: ModulePair, at: str, within: str) -> str:
+    """The first module whose output does not agree, and what is known of what went into it."""
+    module = "{} in a, which is {} in b".format(*(named(own.site, own.module_class) for own in (apart.one, apart.two)))
+    far, odd = _far(apart.one, apart.two), _odd(flow, apart)
+    if apart.inputs:
+        look = f"Look at its parameters: {odd}." if odd else _equal_parameters(flow, apart)
+        return (
+            f"The values stop agreeing at {at} in {module}: its input agrees {within}, its output differs{far}. {look}"
+        )
+    before = f"The last value that agrees {within} is {_last(flow, apart.one, apart.two)}.{_between(flow, apart)}"
+    if apart.inputs is False:
+        return f"The values stop agreeing at {at} before {module}: its input differs already. {before}"
+    look = f" Look at its parameters: {odd}." if odd else ""
+    return (
+        f"The values stop agreeing at {at} in or before {module}: its output differs{far}; its input was not recorded "
+        f"in both. {before}{look}"
+    )
+
+
+def _both(one: Value, two: Value) -> str:
+    """A value in the names of both."""
+    return f"{what(one.site)} in a, which is {what(two.site)} in b"
+
+
+def _far(one: Value, two: Value) -> str:
+    """How far apart two values are, in brackets; "" where that cannot be told."""
+    rel = measured(one, two)
+    return "" if rel is None else f" ({amount(rel, 'float32', 'float32')})"
+
+
+def _odd(flow: Flow, apart: ModulePair) -> str:
+    """What is wrong with the parameters of a module; "" where nothing is known to be."""
+    known = flow.parameters
+    lone = [value.site.fqn for value in known.only_a if value.owner == apart.a]
+    lone += [value.site.fqn for value in known.only_b if value.owner == apart.b]
+    if lone:
+        return f"{' and '.join(lone)} {'has' if len(lone) == 1 else 'have'} no equal on the other side"
+    pairs = [(one, two) for one, two in known.pairs if one.owner == apart.a and one.shape == two.shape]
+    turned = [one.site.fqn for one, two in pairs if one.checksum != two.checksum]
+    hold = "holds" if len(turned) == 1 else "hold"
+    return f"{' and '.join(turned)} {hold} the same numbers as in b, in another order" if turned else ""
+
+
+def _equal_parameters(flow: Flow, apart: ModulePair) -> str:
+    names = [one.site.fqn for one, _ in flow.parameters.pairs if one.owner == apart.a]
+    hold = "holds" if len(names) == 1 else "hold"
+    return f"Its telling parameters, {', '.join(names)}, {hold} the same numbers: look at its options and its code."
+
+
+def _before(flow: Flow, one: Value, two: Value | None) -> Match | None:
+    """The last match before a value of a, and of b where that is given."""
+    by_a, by_b = flow.ordered if any(flow.ordered) else (True, True)
+    earlier = [
+        match
+        for match in flow.forward
+        if (not by_a or match.a.order < one.order) and (not by_b or two is None or match.b.order < two.order)
+    ]
+    given = [match for match in earlier if match.a.site.kind is not Kind.INPUT and match.b.site.kind is not Kind.INPUT]
+    chosen = given or earlier
+    return max(chosen, key=lambda match: match.a.order if by_a else match.b.order, default=None)
+
+
+def _last(flow: Flow, one: Value, two: Value | None) -> str:
+    last = _before(flow, one, two)
+    if last is None:
+        return "none"
+    return f"{_both(last.a, last.b)}{', the same numbers in another order' if last.rel_l2 is None else ''}"
+
+
+def _between(flow: Flow, apart: ModulePair) -> str:
+    """The modules that ran between the last agreeing value and the place, in both."""
+    last = _before(flow, apart.one, apart.two)
+    since = (last.a.order, last.b.order) if last is not None else (-1, -1)
+    told = []
+    for place, (name, end) in enumerate((("a", apart.one), ("b", apart.two))):
+        ran = [value for value in flow.values[place] if value.site.kind is Kind.OUTPUT]
+        between = dict.fromkeys(value.site.fqn for value in ran if since[place] < value.order < end.order)
+        names = [module for module in between if module not in (apart.a, apart.b)]
+        if names and flow.ordered[place]:
+            told.append(f"{name} ran {_some(names)}")
+    return f" In between, {'; '.join(told)}." if told else ""
+
+
+def _divergence(flow: Flow, one: Value, two: Value, reason: str) -> Divergence:
+    a, b = (
+        reader.record(reader.read(flow.step), value.row, flow.step).summary
+        for reader, value in zip(flow.readers, (one, two), strict=True)
+    )
+    return Divergence(
+        step=flow.step,
+        step_b=flow.step,
+        rank=flow.readers[0].rank,
+        sequence=float(one.order),
+        site=one.site,
+        module_class=one.module_class,
+        role=Role.ORIGIN if reason in ("module", "backward") else Role.PROPAGATED,
+        reason=reason,
+        a=a,
+        b=b,
+        rel_l2=measured(one, two),
+    )
+
+
+def _changes(flow: Flow) -> tuple[StructureChange, ...]:
+    """Which module of a is which of b, and which parameters are put together."""
+    changes = []
+    for pair in flow.modules:
+        if pair.one.site.call == 0:
+            how = "its output agrees" if pair.agree else "its output differs"
+            text = f"{pair.a} is {pair.b} in b"
+            changes.append(StructureChange("renamed", pair.a, pair.b, text, evidence=f"equal parameters; {how}"))
+    for merge in flow.parameters.merges:
+        parts = " + ".join(merge.parts)
+        sides = (parts, merge.whole) if merge.side == "b" else (merge.whole, parts)
+        change = "merged" if merge.side == "b" else "split"
+        text = f"{sides[0]} {'are' if change == 'merged' else 'is'} {sides[1]} in b"
+        changes.append(StructureChange(change, *sides, text, evidence="equal extrema, equal sums to rounding"))
+    return tuple(changes)

@@ -1,0 +1,203 @@
+"""Two implementations of one model: where the flow of values through them stops agreeing, in the names of both.
+
+A port has other names, another nesting, fused and transposed parameters, inputs under other names; comparing it site by
+site tells only that everything is different. So parameters and activations are put together by value (`flow.py`).
+Modules that own the same parameters do the same work; walked in the order in which a ran them, the first of them whose
+output does not agree is where to look, and whether its input still agrees says which side of it. What is said of it is
+in `port_answer.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from introspect_cli.compare.match.flow import (
+    agreement,
+    forward_of,
+    matched,
+    measured,
+    parameters,
+    parameters_of,
+    values_of,
+)
+from introspect_cli.records import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from introspect_cli.compare.match.flow import Match, Parameters, Value
+    from introspect_cli.compare.result import Divergence
+    from introspect_cli.store.rank_reader import RankReader
+
+_FEW = 1 / 3
+
+
+def are_ports(a: RankReader, b: RankReader, first: Divergence | None, *, listed: bool = False) -> bool:
+    """Whether two runs hardly share a name, of modules and parameters, and comparing them by name led nowhere.
+
+    Args:
+        a: run a's rank.
+        b: run b's.
+        first: the first divergence of a comparison by name.
+        listed: whether a run lists values that were computed elsewhere, which rounds in other places.
+    """
+    if not listed and first is not None and first.a is not None and first.b is not None and first.reason != "structure":
+        # A parameter that is transposed, or has become part of another, has another shape from the start.
+        transposed = first.reason == "initial" and first.a.layout.shape != first.b.layout.shape
+        if not transposed:
+            return False
+    kinds = {Kind.PARAM.value, Kind.INPUT.value, Kind.OUTPUT.value}
+    one, two = (
+        {fqn for fqn, kind in zip(run.sites.fqn, run.sites.kind, strict=True) if kind in kinds} for run in (a, b)
+    )
+    return bool(one) and bool(two) and len(one & two) < _FEW * min(len(one), len(two))
+
+
+@dataclass(frozen=True, eq=False)
+class ModulePair:
+    """A call of a module of a, and of the module of b that owns the same parameters.
+
+    Attributes:
+        one: its output in a.
+        two: its output in b.
+        inputs: whether every telling input of both agrees; None where a run has recorded none.
+        rel_l2: how far apart the outputs are; None where that cannot be told, or they hold the same in another order.
+        agree: whether the outputs agree.
+    """
+
+    one: Value
+    two: Value
+    inputs: bool | None
+    rel_l2: float | None
+    agree: bool
+
+    @property
+    def a(self) -> str:
+        """The module's name in a."""
+        return self.one.site.fqn
+
+    @property
+    def b(self) -> str:
+        """Its name in b."""
+        return self.two.site.fqn
+
+
+@dataclass(frozen=True, eq=False)
+class Flow:
+    """How the values of a step flow through both.
+
+    Attributes:
+        step: the step, of a and of b.
+        close: relative L2 distance up to which values agree.
+        readers: of a and of b.
+        ordered: whether the order of a's records, and of b's, is that in which they were computed.
+        parameters: which parameters are which.
+        values: what flows forward in a, and in b.
+        forward: matched values, in a's order.
+        modules: modules with the same parameters, in the order in which a ran them.
+        end: what of a model's outputs agrees; None where nothing does.
+        gradients: parameters whose gradients were compared, with whether they agree, in the order of recording.
+    """
+
+    step: int
+    close: float
+    readers: tuple[RankReader, RankReader]
+    ordered: tuple[bool, bool]
+    parameters: Parameters
+    values: tuple[Sequence[Value], Sequence[Value]]
+    forward: tuple[Match, ...]
+    modules: tuple[ModulePair, ...]
+    end: Match | None
+    gradients: tuple[tuple[Value, Value, bool], ...]
+
+    @property
+    def related(self) -> bool:
+        """Whether the runs have a parameter or a module's output in common: batches alone make no port."""
+        known = self.parameters.pairs or self.parameters.merges
+        return bool(known) or any(match.a.site.kind is Kind.OUTPUT for match in self.forward)
+
+
+def flow_of(
+    readers: tuple[RankReader, RankReader], step: int, close: float, ordered: tuple[bool, bool] = (True, True)
+) -> Flow:
+    """Put the values of one step of both together.
+
+    Args:
+        readers: of run a's rank and of run b's.
+        step: the step.
+        close: relative L2 distance up to which values agree.
+        ordered: whether the order of a's records, and of b's, is that in which they were computed.
+    """
+    one, two = (values_of(reader, step) for reader in readers)
+    known = parameters(parameters_of(one), parameters_of(two))
+    forward = forward_of(one), forward_of(two)
+    found = matched(*forward, close)
+    modules = _module_pairs(known, *forward, close)
+    if ordered == (False, True):
+        modules.sort(key=lambda pair: pair.two.order)
+    return Flow(
+        step=step,
+        close=close,
+        readers=readers,
+        ordered=ordered,
+        parameters=known,
+        values=forward,
+        forward=tuple(found[value.row] for value in forward[0] if value.row in found),
+        modules=tuple(modules),
+        end=next(iter(matched(ends(forward[0]), ends(forward[1]), close).values()), None),
+        gradients=tuple(_gradients(known, one, two, close)),
+    )
+
+
+def ends(values: Sequence[Value]) -> list[Value]:
+    """The telling outputs of the model that ran last; of the last module where no model has any."""
+    outputs = [value for value in values if value.site.kind is Kind.OUTPUT]
+    roots = [value for value in outputs if "." not in value.site.fqn] or outputs
+    return [own for own in roots if (own.site.fqn, own.site.call) == (roots[-1].site.fqn, roots[-1].site.call)]
+
+
+def _module_pairs(known: Parameters, one: Sequence[Value], two: Sequence[Value], close: float) -> list[ModulePair]:
+    """Modules that own the same parameters, with their inputs and outputs compared."""
+    partners: dict[str, str] = {}
+    for first, second in known.pairs:
+        # A module whose parameters lie in several of the other run does what none of these does.
+        if partners.setdefault(first.owner, second.owner) != second.owner:
+            partners[first.owner] = ""
+    merged = {name.rpartition(".")[0] for merge in known.merges for name in (*merge.parts, merge.whole)}
+    sides = _by_call(one), _by_call(two)
+    found = []
+    for value in one:
+        name, call = value.site.fqn, value.site.call
+        other = partners.get(name)
+        if value.site.kind is not Kind.OUTPUT or not other or {name, other} & merged:
+            continue
+        outputs = sides[1].get((Kind.OUTPUT, other, call), ())
+        partner = next((output for output in outputs if output.moments.numel == value.moments.numel), None)
+        if partner is None:
+            continue
+        inputs = sides[0].get((Kind.INPUT, name, call), ()), sides[1].get((Kind.INPUT, other, call), ())
+        agree = all(any(agreement(x, y, close) for y in inputs[1]) for x in inputs[0]) if all(inputs) else None
+        match = agreement(value, partner, close)
+        rel = match.rel_l2 if match is not None else measured(value, partner)
+        found.append(ModulePair(value, partner, agree, rel, match is not None))
+    return found
+
+
+def _by_call(values: Sequence[Value]) -> dict[tuple[Kind, str, int], list[Value]]:
+    found: dict[tuple[Kind, str, int], list[Value]] = {}
+    for value in values:
+        found.setdefault((value.site.kind, value.site.fqn, value.site.call), []).append(value)
+    return found
+
+
+def _gradients(
+    known: Parameters, one: Sequence[Value], two: Sequence[Value], close: float
+) -> list[tuple[Value, Value, bool]]:
+    """Gradients of parameters that are the same, with whether they agree."""
+    sides = [{value.site.fqn: value for value in side if value.site.kind is Kind.GRAD} for side in (one, two)]
+    pairs = [(sides[0].get(first.site.fqn), sides[1].get(second.site.fqn)) for first, second in known.pairs]
+    both = [(mine, other) for mine, other in pairs if mine is not None and other is not None]
+    # Gradients gather the rounding of the whole backward pass.
+    agree = [(mine, other, agreement(mine, other, 10 * close) is not None) for mine, other in both]
+    return sorted(agree, key=lambda pair: pair[0].order)

@@ -1,0 +1,45 @@
+"""Noise that is measured: what runs that should equal a differ from it by.
+
+Such runs give each site a floor, the largest relative distance seen there up to a step, and a divergence counts where
+it exceeds the floor by a factor.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from introspect_cli.compare.join.distance import Layouts, distances, relative
+
+if TYPE_CHECKING:
+    from introspect_cli.compare.join.sites import Alignment, Mask
+    from introspect_cli.compare.table import Table
+
+
+class NoiseFloor:
+    """What repeated runs of a differ by, per site of a, growing from step to step."""
+
+    def __init__(self, alignment: Alignment, sites: int) -> None:
+        self.alignment = alignment
+        self.floor: npt.NDArray[np.float64] = np.zeros(sites)
+        self.unmeasured: Mask = np.zeros(sites, dtype=np.bool_)
+
+    def learn(self, table: Table, layouts_a: Layouts, layouts_n: Layouts) -> None:
+        """Take in one step of a noise run: `table` is run a against it."""
+        apart, scale = distances(table.a, table.b, table.rows_a, table.rows_b, layouts_a, layouts_n)
+        rel = relative(apart, scale)
+        union = table.sites_a[table.rows_a]
+        known = np.isfinite(rel)
+        np.maximum.at(self.floor, union[known], np.maximum(rel[known], np.finfo(np.float32).eps))
+        self.unmeasured[union[~known]] = True
+        self.unmeasured[table.sites_a[table.only_a]] = True
+
+    def within(self, table: Table, rel: npt.NDArray[np.float64], factor: float) -> Mask:
+        """Differing rows that do not stand out of the noise."""
+        union = table.sites_a[table.rows_a]
+        floor = self.floor[union]
+        with np.errstate(invalid="ignore"):
+            small = (floor > 0) & (rel <= factor * floor)
+        return np.asarray(small | (self.unmeasured[union] & ~np.isfinite(rel)))

@@ -1,0 +1,1 @@
+"""The passes of a comparison, each a function from table to table."""

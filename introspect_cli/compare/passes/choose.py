@@ -1,0 +1,130 @@
+"""Which of a step's divergences is the first: a value that explains itself, or the cause that it follows from."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from introspect_cli.compare.join.carried import Carried
+from introspect_cli.compare.join.sites import kind_code, phase_code
+from introspect_cli.compare.names import ancestors
+from introspect_cli.compare.reasons.base import judge
+from introspect_cli.compare.reasons.hyperparameters import hyperparameter_changes
+from introspect_cli.compare.reasons.structure import drawn
+from introspect_cli.compare.result import Role
+from introspect_cli.compare.step import Step
+from introspect_cli.records import Kind, Phase
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from introspect_cli.compare.evidence import Cause
+    from introspect_cli.compare.structure import Structure
+    from introspect_cli.compare.table import Table
+    from introspect_cli.records import Site
+
+_FLOWING_BACK = (Kind.GRAD_INPUT, Kind.GRAD_OUTPUT)
+
+_AT_ITS_PLACE = frozenset({"batch", "optimizer", "module", "op"})
+"""Reasons that say of a record that all that went into it is equal, so that nothing elsewhere is to blame."""
+
+_BEFORE_GRADIENTS = frozenset({Phase.DATA, Phase.FORWARD, Phase.LOSS})
+
+
+class Lead(NamedTuple):
+    """The first divergence of all: a position of a step.
+
+    Attributes:
+        step: the step.
+        position: the divergence.
+        cause: what makes it one, where that is judged already.
+        stands_for: which divergence of the step at hand that is; None where it is one of another step.
+    """
+
+    step: Step
+    position: int
+    cause: Cause | None = None
+    stands_for: int | None = None
+
+
+def choose(
+    step: Step, positions: Sequence[int], earlier: Structure, began: Table | None, *, brought: bool
+) -> Lead | None:
+    """The divergence that leads the answer, where that is not simply the earliest of the step.
+
+    A value that explains itself leads. Else the first cause is to blame: of the steps in which nothing but causes
+    differed, or of this step.
+
+    Args:
+        step: the first step in which a value diverges.
+        positions: those of its divergences that were selected, in order.
+        earlier: what differed in structure in the steps before.
+        began: the first step in which nothing but causes differed; None where there is none.
+        brought: whether one of these causes brought a value that the other run has nowhere.
+    """
+    table, divergences = step.table, step.divergences
+    effect = next((place for place in positions if not divergences.cause[place]), None)
+    if effect is None or (effect == positions[0] and began is None):
+        return None
+    site = step.sites[effect]
+    alone = step.with_table(table.keeping(~(table.cause & table.one_sided)))
+    place = alone.sites.index(site)
+    cause = judge(alone, place)
+    before = [step.sites[position] for position in positions[: positions.index(effect)]]
+    harmless = not (step.is_one_sided(effect) or brought or earlier.random) and site.phase in _BEFORE_GRADIENTS
+    harmless = harmless and cause.role is Role.ORIGIN and not brings_values(table.keeping(table.cause))
+    if harmless or explains_itself(alone, place, cause, [*before, *earlier.sites()]):
+        return Lead(alone, place, cause, effect)
+    if began is not None:
+        first = Step(step.comparison, began, Carried())
+        return Lead(first, drawn(first) or 0)
+    blamed = drawn(step) if step.sites[positions[0]].kind is Kind.RNG else None
+    return Lead(step, blamed, None, blamed) if blamed is not None and blamed in positions else None
+
+
+def explains_itself(step: Step, effect: int, cause: Cause, before: Iterable[Site]) -> bool:
+    """Whether an effect lies at its own place, and not at one of the causes before it.
+
+    Args:
+        step: the step, without what one run only has.
+        effect: the first effect, by its place in the step.
+        cause: what is known of it.
+        before: the sites of the causes before it.
+    """
+    if cause.role is not Role.ORIGIN or cause.reason not in _AT_ITS_PLACE:
+        return False
+    inside = cause.module or step.sites[effect].fqn
+    told = cause.reason == "optimizer" and bool(hyperparameter_changes(step.table))
+    back = cause.reason == "op" and step.sites[effect].phase is Phase.BACKWARD
+    return not any(
+        (site.kind is Kind.RNG and not told)
+        or (back and site.kind in _FLOWING_BACK)  # a gradient that flows in one run only changes those it is added to
+        or inside in (site.fqn, *ancestors(site.fqn))
+        for site in before
+    )
+
+
+def brings_values(causes: Table) -> bool:
+    """Whether something that one run only has brings a value into the forward pass that the other has nowhere.
+
+    A wrapper gives what is inside it, and an identity what it is given: neither can be to blame.
+    """
+    alignment = causes.alignment
+    giving = [kind_code(kind) for kind in (Kind.OUTPUT, Kind.OP_OUTPUT, Kind.PARAM, Kind.BUFFER)]
+    late = [phase_code(phase) for phase in (Phase.BACKWARD, Phase.OPTIMIZER)]
+    for batch, sites, rows, other in (
+        (causes.a, causes.sites_a, causes.only_a, causes.b),
+        (causes.b, causes.sites_b, causes.only_b, causes.a),
+    ):
+        early = rows[~np.isin(alignment.phase[sites[rows]], late)]
+        gives = early[np.isin(alignment.kind[sites[early]], giving)]
+        if not np.isin(np.asarray(batch.checksum)[gives], np.asarray(other.checksum)).all():
+            return True
+        given, gave = (
+            {alignment.fqn[site] for site in sites[early][alignment.kind[sites[early]] == kind_code(kind)].tolist()}
+            for kind in (Kind.INPUT, Kind.OUTPUT)
+        )
+        if given - gave:
+            return True  # what it gave was not seen
+    return False

@@ -1,0 +1,138 @@
+"""The second pass: a record that one run alone has counts only where the other run could have had it.
+
+A site that only one run has may mean that the model changed, or just that the other capture was told not to look, that
+a compiler hid the module, or that a tensor is recorded once more with the value that it had. So each one-sided row is
+held against what the manifests and the other run's records say; what means nothing is no divergence.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from introspect_cli.compare.join.carried import redundant_starts, starts
+from introspect_cli.compare.join.listed import lists
+from introspect_cli.compare.join.sites import kind_code, phase_code
+from introspect_cli.compare.table import ABSENT, NOT_SEEN, ONLY_A, ONLY_B, Because
+from introspect_cli.compare.watched import MODULE_KINDS
+from introspect_cli.records import Kind, Phase, Status
+
+if TYPE_CHECKING:
+    from introspect_cli.compare.comparison import Comparison
+    from introspect_cli.compare.join.sites import Alignment, Ids, Mask
+    from introspect_cli.compare.table import Table
+    from introspect_cli.store.batch import StepBatch
+
+
+def cover(table: Table, comparison: Comparison) -> Table:
+    """The table in which one-sided rows that mean nothing are absent, and those that cannot be compared not seen."""
+    table = _without_unwatched(table, comparison)
+    table = _without_uncounted(table)
+    if starts(table.alignment, table.site[table.diverging & table.one_sided]).any():
+        again_a, again_b = redundant_starts(comparison.sides, table.alignment, table)
+        table = table.marked(_one_sided(table, again_a, again_b), ABSENT, Because.REPEATED)
+    return _without_evaluation(table, comparison)
+
+
+def _one_sided(table: Table, only_a: Mask, only_b: Mask) -> Ids:
+    """Rows of the table, given which of `table.only_a` and of `table.only_b`."""
+    rows_a, rows_b = np.flatnonzero(table.state == ONLY_A), np.flatnonzero(table.state == ONLY_B)
+    return np.concatenate([rows_a[only_a], rows_b[only_b]])
+
+
+def _without_unwatched(table: Table, comparison: Comparison) -> Table:
+    """What one run could not have recorded: it was told not to, lists values of elsewhere, or hid the module."""
+    sides = comparison.sides
+    for state, manifest, other, other_sites, counts in (
+        (ONLY_A, sides.manifest_a, table.b, table.sites_b, comparison.covered[0]),
+        (ONLY_B, sides.manifest_b, table.a, table.sites_a, comparison.covered[1]),
+    ):
+        alone = table.state == state
+        if lists(manifest):
+            table = table.marked(alone, NOT_SEEN, Because.LISTED)
+            continue
+        table = table.marked(alone & ~counts[table.site], ABSENT, Because.NOT_WATCHED)
+        rows = np.flatnonzero(table.state == state)
+        hidden = _hidden(table.alignment, table.site[rows], other, other_sites)
+        table = table.marked(rows[hidden], ABSENT, Because.HIDDEN)
+    return table
+
+
+def _hidden(alignment: Alignment, sites: Ids, other: StepBatch, other_sites: Ids) -> Mask:
+    """Of sites that one run alone has in a step, those that the other could not have seen.
+
+    The inside of a compiled or scripted module is recorded as not observed, once for each module in it: what the other
+    run recorded of that module has no partner and means nothing.
+
+    Args:
+        alignment: the runs' sites.
+        sites: sites of the one run.
+        other: the other run's records of the step.
+        other_sites: their sites.
+    """
+    blind = (np.asarray(other.status) == int(Status.NOT_OBSERVED)) & (
+        alignment.kind[other_sites] == kind_code(Kind.OUTPUT)
+    )
+    if not blind.any() or not len(sites):
+        return np.zeros(len(sites), dtype=np.bool_)
+    hidden = {alignment.fqn[site] for site in other_sites[blind]}
+    inside = np.isin(alignment.kind[sites], [kind_code(kind) for kind in MODULE_KINDS])
+    return np.asarray(inside & np.fromiter((alignment.fqn[site] in hidden for site in sites), np.bool_, len(sites)))
+
+
+def _without_uncounted(table: Table) -> Table:
+    """What can be said of operators whose numbers need not mean the same in both runs: nothing."""
+    mask = uncounted(table.alignment, table.sites_a, table.sites_b)
+    if mask is None:
+        return table
+    return table.marked(table.diverging & mask[table.site], NOT_SEEN, Because.NOT_COUNTED)
+
+
+def uncounted(alignment: Alignment, sites_a: Ids, sites_b: Ids) -> Mask | None:
+    """By site, operators of a step that cannot be told apart by their number; None where there are none.
+
+    An operator's site ends in how often it has run in its module before. Where one run compiled a module, some
+    operators are gone or made anew, and the numbers of the rest need not mean the same. Such a run says so, by one
+    record for a module and phase. There the results of an operator are compared only if both runs have as many of them.
+
+    Args:
+        alignment: the runs' sites.
+        sites_a: sites that run a has in the step.
+        sites_b: sites that run b has.
+    """
+    if not len(alignment.others):
+        return None
+    present = np.union1d(sites_a, sites_b)
+    marks = np.intersect1d(alignment.others, present)
+    if not len(marks):
+        return None
+    regions = {(alignment.fqn[mark], alignment.phase[mark]) for mark in marks}
+    operators = present[alignment.kind[present] == kind_code(Kind.OP_OUTPUT)]
+    inside = [number for number in operators if (alignment.fqn[number], alignment.phase[number]) in regions]
+    group = {number: (alignment.fqn[number], alignment.phase[number], alignment.path[number]) for number in inside}
+    counts = [Counter(group[number] for number in sites if number in group) for sites in (sites_a, sites_b)]
+    mask = np.zeros(alignment.size, dtype=np.bool_)
+    mask[[number for number in inside if counts[0][group[number]] != counts[1][group[number]]]] = True
+    return mask
+
+
+def _without_evaluation(table: Table, comparison: Comparison) -> Table:
+    """What is there only because one run evaluates more often: it says nothing of the other.
+
+    A copy that is only evaluated is recorded when it first is.
+    """
+    alignment, options = table.alignment, comparison.options
+    if options.strict or not alignment.evaluating.any():
+        return table
+    every = options.evaluation is False or not all(evaluates(table))
+    alone = table.diverging & table.one_sided & alignment.evaluating[table.site]
+    start = alignment.phase[table.site] == phase_code(Phase.START)
+    return table.marked(alone & (start | every), ABSENT, Because.EVALUATION)
+
+
+def evaluates(table: Table) -> tuple[bool, bool]:
+    """Whether run a and run b evaluate in a step."""
+    phase = table.alignment.phase == phase_code(Phase.EVAL)
+    return bool(phase[table.sites_a].any()), bool(phase[table.sites_b].any())

@@ -1,0 +1,147 @@
+"""The first pass: rows of a beside rows of b, by site, as their checksums compare."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from introspect_cli.compare.join.carried import with_starts
+from introspect_cli.compare.join.listed import in_order_of, lists, ordered
+from introspect_cli.compare.join.sites import kind_code
+from introspect_cli.compare.table import (
+    ABSENT,
+    DIFFERENT,
+    EQUAL,
+    NOT_SEEN,
+    ONLY_A,
+    ONLY_B,
+    Because,
+    Table,
+)
+from introspect_cli.records import EXPANDED_TEXT, Kind, Status
+
+if TYPE_CHECKING:
+    from introspect_cli.compare.comparison import Comparison
+    from introspect_cli.compare.join.sites import Alignment, Ids, Mask
+    from introspect_cli.store.batch import StepBatch
+
+_UNSEEN, _PARTIAL, _VALUE = int(Status.NOT_OBSERVED), int(Status.PARTIAL), int(Status.VALUE)
+
+
+def pair(comparison: Comparison, step_a: int, step_b: int) -> Table:
+    """The table of one step.
+
+    Where one run lists tensors at the start of a step, the other has there what its step before left.
+    """
+    sides, alignment = comparison.sides, comparison.alignment
+    batch_a, batch_b, left = sides.a.read(step_a), sides.b.read(step_b), np.empty(0, np.int64)
+    listing = lists(sides.manifest_a), lists(sides.manifest_b)
+    sites = np.asarray(batch_a.site).astype(np.int64), alignment.b_ids[np.asarray(batch_b.site)]
+    if listing[0] != listing[1] and comparison.gathered is None:
+        if listing[0]:
+            batch_b, left = with_starts(alignment, sides.b, step_b, batch_b, alignment.b_ids, sites[0])
+        else:
+            batch_a, left = with_starts(alignment, sides.a, step_a, batch_a, None, sites[1])
+    table = matched(alignment, comparison.compared, (step_a, step_b), (batch_a, batch_b))
+    if not ordered(sides.manifest_a) and ordered(sides.manifest_b):
+        table = replace(table, a=in_order_of(alignment, batch_a, batch_b, table.sites_a, table.sites_b))
+    return replace(table, chosen=comparison.chosen[table.site], left=left)
+
+
+def matched(
+    alignment: Alignment, compared: Mask, steps: tuple[int, int], batches: tuple[StepBatch, StepBatch]
+) -> Table:
+    """The records of one step of both runs, as they are.
+
+    Args:
+        alignment: the runs' sites.
+        compared: by site, which are compared at all; settings, for one, are not.
+        steps: the step of run a, and of run b.
+        batches: the records of either.
+    """
+    a, b = batches
+    sites = np.asarray(a.site).astype(np.int64), alignment.b_ids[np.asarray(b.site)]
+    row_a, row_b, alone_a, alone_b = _partners(alignment, *sites)
+    both = len(row_a)
+    state = np.concatenate([np.full(both, EQUAL), np.full(len(alone_a), ONLY_A), np.full(len(alone_b), ONLY_B)])
+    because = np.full(len(state), Because.RECORDS)
+    site = np.concatenate([sites[0][row_a], sites[0][alone_a], sites[1][alone_b]])
+    counts = compared[site]
+
+    differs = np.asarray(a.checksum)[row_a] != np.asarray(b.checksum)[row_b]
+    state[:both][differs] = DIFFERENT
+    blind = _blind(a, row_a) | _blind(b, row_b) | _expanded(a, b, row_a, row_b, differs)
+    for rows, reason in (
+        (differs & _untouched(alignment, site[:both], a, b, row_a, row_b), Because.UNTOUCHED),
+        (blind & counts[:both], Because.NOT_OBSERVED),
+        (differs & ~counts[:both], Because.NOT_COMPARED),
+    ):
+        state[:both][rows], because[:both][rows] = NOT_SEEN, reason
+
+    blind = np.concatenate([_blind(a, alone_a), _blind(b, alone_b)])
+    for rows, reason in ((blind, Because.NOT_OBSERVED), (~counts[both:], Because.NOT_COMPARED)):
+        state[both:][rows], because[both:][rows] = ABSENT, reason
+    return Table(
+        alignment=alignment,
+        step=steps[0],
+        step_b=steps[1],
+        a=a,
+        b=b,
+        site=site,
+        row_a=np.concatenate([row_a, alone_a, np.full(len(alone_b), -1, np.int64)]),
+        row_b=np.concatenate([row_b, np.full(len(alone_a), -1, np.int64), alone_b]),
+        state=state.astype(np.int8),
+        because=because.astype(np.int8),
+        chosen=counts,
+        cause=np.zeros(len(state), np.bool_),
+        left=np.empty(0, dtype=np.int64),
+    )
+
+
+def _partners(alignment: Alignment, site_a: Ids, site_b: Ids) -> tuple[Ids, Ids, Ids, Ids]:
+    """Rows of a and b with the same site, and the rows that have no partner."""
+    none = np.empty(0, dtype=np.int64)
+    if len(site_a) == len(site_b) and np.array_equal(site_a, site_b):
+        rows = np.arange(len(site_a), dtype=np.int64)
+        return rows, rows, none, none
+    place = np.full(alignment.size, -1, dtype=np.int64)
+    place[site_a] = np.arange(len(site_a))
+    partner = place[site_b]
+    rows_b = np.flatnonzero(partner >= 0)
+    rows_a = partner[rows_b]
+    alone = np.ones(len(site_a), dtype=np.bool_)
+    alone[rows_a] = False
+    return rows_a, rows_b, np.flatnonzero(alone), np.flatnonzero(partner < 0)
+
+
+def _blind(batch: StepBatch, rows: Ids) -> Mask:
+    """Rows whose value was not seen: nothing observed, or so little that there is no checksum."""
+    status = np.asarray(batch.status)[rows]
+    unseen: Mask = status == _UNSEEN
+    partial = status == _PARTIAL
+    if partial.any():
+        unseen |= partial & (np.asarray(batch.checksum)[rows] == 0)
+    return unseen
+
+
+def _expanded(a: StepBatch, b: StepBatch, rows_a: Ids, rows_b: Ids, differs: Mask) -> Mask:
+    """Rows that one run read element by element and of which the other only tells what is in memory."""
+    status_a, status_b = np.asarray(a.status)[rows_a], np.asarray(b.status)[rows_b]
+    unlike: Mask = differs & (status_a != status_b) & ((status_a == _PARTIAL) | (status_b == _PARTIAL))
+    for at in np.flatnonzero(unlike):
+        texts = a.text[rows_a[at]], b.text[rows_b[at]]
+        unlike[at] = any(text.startswith(EXPANDED_TEXT) for text in texts)
+    return unlike
+
+
+def _untouched(alignment: Alignment, sites: Ids, a: StepBatch, b: StepBatch, rows_a: Ids, rows_b: Ids) -> Mask:
+    """Random states that one run records as untouched, in words, and the other as a state: these do not compare.
+
+    Whether a generator counts as touched depends on when the capture began; what is drawn from it shows by itself.
+    """
+    random = alignment.kind[sites] == kind_code(Kind.RNG)
+    if not random.any():
+        return np.asarray(random)
+    return np.asarray(random & ((np.asarray(a.status)[rows_a] == _VALUE) != (np.asarray(b.status)[rows_b] == _VALUE)))

@@ -1,0 +1,81 @@
+"""The fourth pass: which differences are small enough to let pass, by a stated tolerance or by measured noise.
+
+A tolerance is put to the root-mean-square difference of two tensors: RMS(a - b) <= atol + rtol * max(RMS(a), RMS(b)).
+Noise is measured: runs that should equal a, compared with it, give each site a floor, the largest relative distance
+seen there up to this step, and a divergence counts where it exceeds the floor by a factor. Integers, random states
+and shapes tolerate nothing; NaNs and infinities must be as many.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from introspect_cli.compare.join.distance import Layouts, distances, relative, same_nonfinite
+from introspect_cli.compare.join.sites import kind_code
+from introspect_cli.compare.table import WITHIN, Because
+from introspect_cli.records import Kind, Status
+
+if TYPE_CHECKING:
+    from introspect_cli.compare.comparison import Comparison
+    from introspect_cli.compare.join.sites import Ids, Mask
+    from introspect_cli.compare.options import DiffOptions
+    from introspect_cli.compare.table import Table
+
+_VALUE = int(Status.VALUE)
+
+
+def tolerate(table: Table, comparison: Comparison) -> Table:
+    """The table in which differences that tolerance or noise lets pass are within it."""
+    options = comparison.options
+    if len(table.differing) and options.tolerant:
+        table = _let_pass(table, _within_tolerance(table, options, *comparison.layouts), Because.TOLERANCE)
+    if len(table.differing) and comparison.floors:
+        rel = _relative_rows(table, *comparison.layouts)
+        passes = [floor.within(table, rel, options.noise_factor) for floor in comparison.floors]
+        table = _let_pass(table, np.logical_or.reduce(passes), Because.NOISE)
+    return table
+
+
+def _let_pass(table: Table, passes: Mask, because: Because) -> Table:
+    """The table with some of its differing rows within tolerance."""
+    return table.marked(table.differing[passes], WITHIN, because)
+
+
+def _close_values(table: Table, rows: Ids, options: DiffOptions) -> Mask:
+    """Plain numbers within tolerance, by their text."""
+    close = np.zeros(len(rows), dtype=np.bool_)
+    for index, place in enumerate(rows):
+        try:
+            a, b = float(table.a.text[table.rows_a[place]]), float(table.b.text[table.rows_b[place]])
+        except (ValueError, OverflowError):
+            continue
+        close[index] = a == b or abs(a - b) <= options.atol + options.rtol * max(abs(a), abs(b))
+    return close
+
+
+def _within_tolerance(table: Table, options: DiffOptions, layouts_a: Layouts, layouts_b: Layouts) -> Mask:
+    """Differing rows that --rtol and --atol let pass."""
+    rows_a, rows_b = table.rows_a, table.rows_b
+    apart, scale = distances(table.a, table.b, rows_a, rows_b, layouts_a, layouts_b)
+    layout_a, layout_b = np.asarray(table.a.layout)[rows_a], np.asarray(table.b.layout)[rows_b]
+    root = np.sqrt(np.maximum(layouts_a.numel[layout_a], 1.0))
+    with np.errstate(invalid="ignore"):
+        passes = apart / root <= options.atol + options.rtol * scale / root
+    passes &= layouts_a.floating[layout_a] & layouts_b.floating[layout_b]
+    passes &= same_nonfinite(table.a, table.b, rows_a, rows_b)
+    passes &= table.alignment.kind[table.sites_a[rows_a]] != kind_code(Kind.RNG)
+    status_a, status_b = np.asarray(table.a.status)[rows_a], np.asarray(table.b.status)[rows_b]
+    plain = (status_a == _VALUE) | (status_b == _VALUE)
+    passes &= ~plain
+    both = np.flatnonzero((status_a == _VALUE) & (status_b == _VALUE))
+    passes[both] = _close_values(table, both, options)
+    return np.asarray(passes)
+
+
+def _relative_rows(table: Table, layouts_a: Layouts, layouts_b: Layouts) -> npt.NDArray[np.float64]:
+    """Relative distance of every differing row."""
+    apart, scale = distances(table.a, table.b, table.rows_a, table.rows_b, layouts_a, layouts_b)
+    return relative(apart, scale)

@@ -1,0 +1,238 @@
+"""The first divergence with all that a sentence about it may look up."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from introspect_cli.compare.join.distance import ROUNDING
+from introspect_cli.compare.join.sites import kind_code
+from introspect_cli.compare.names import ancestors
+from introspect_cli.compare.passes.pair import matched
+from introspect_cli.compare.reasons.draws import Draw, lone_draws
+from introspect_cli.compare.reasons.hyperparameters import Told, hyperparameter_changes
+from introspect_cli.compare.reasons.settings import describe, rounds_differently
+from introspect_cli.compare.reasons.step_view import call_change, losses_of, optimizers_of
+from introspect_cli.compare.result import Divergence, Role, SettingChange
+from introspect_cli.compare.table import DIFFERENT, EQUAL, NOT_SEEN, WITHIN
+from introspect_cli.records import SETTING_KINDS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from introspect_cli.compare.outcome import RankOutcome
+    from introspect_cli.compare.table import Table
+    from introspect_cli.records import ModuleInfo, Site
+    from introspect_cli.store.reader import Run
+
+_SMALL = 64  # roundings; more is not summation order any more
+
+
+class Scene:
+    """The first divergence with all that a sentence about it may look up.
+
+    Attributes:
+        step: its step.
+        first: the divergence.
+        cause: why it is one.
+        run_a: run a.
+        run_b: run b.
+        compared: the compared steps of its rank, in a's numbering.
+        ranks: how many ranks were compared.
+        narrowed: whether only some records were selected.
+        tolerated: the first difference that tolerance or noise let pass, in words; "" for none.
+        peers: the first divergence of each rank.
+        merges: parameters that are one in one run and several in the other.
+        shared: where one run alone has the first, the first that both have; None where there is none.
+        settings: settings that differ, the strongest explanation first.
+    """
+
+    def __init__(
+        self, outcome: RankOutcome, runs: tuple[Run, Run], peers: Sequence[RankOutcome], *, narrowed: bool
+    ) -> None:
+        """Take what came out of comparing the rank that diverges first.
+
+        Args:
+            outcome: of that rank.
+            runs: run a and run b.
+            peers: of all ranks that were compared.
+            narrowed: whether only some records were selected.
+        """
+        assert outcome.step is not None and outcome.first is not None and outcome.cause is not None  # noqa: PT018 - they are set together
+        self.step, self.first, self.cause = outcome.step, outcome.first, outcome.cause
+        self.table = self.step.table
+        self.run_a, self.run_b = runs
+        self.compared, self.ranks = outcome.paired.steps, len(peers)
+        self.settings: tuple[SettingChange, ...] = ()
+        self.narrowed, self.tolerated = narrowed, outcome.tolerated
+        self.peers = tuple(peer.first for peer in peers if peer.first is not None)
+        self.merges = () if outcome.structure is None else tuple(outcome.structure.merges)
+        self.shared = outcome.shared
+
+    @property
+    def tells(self) -> str:
+        """The word of the reason whose sentence is true: what merely follows is told as that."""
+        known = self.cause.role is Role.ORIGIN or self.cause.reason in {"resumed", "gap"}
+        return self.cause.reason if known else "propagated"
+
+    @property
+    def the_cause_is(self) -> str:
+        """How a sentence says what the cause is, as certain as that is."""
+        return "The cause is" if self.cause.certain else "The cause may be"
+
+    @property
+    def site(self) -> Site:
+        """Where it is."""
+        return self.first.site
+
+    @cached_property
+    def position(self) -> int:
+        """Which of the step's divergences it is."""
+        return self.step.sites.index(self.site)
+
+    @cached_property
+    def union(self) -> int:
+        """Its site's union number."""
+        return int(self.step.divergences.site[self.position])
+
+    @property
+    def before(self) -> Table | None:
+        """The step before, where both runs recorded it."""
+        return self.step.before
+
+    @cached_property
+    def after(self) -> Table | None:
+        """The step after, where both runs recorded it."""
+        table, sides = self.table, self.step.sides
+        steps = table.step + 1, table.step_b + 1
+        if steps[0] not in sides.a or steps[1] not in sides.b:
+            return None
+        every = table.alignment.mask(frozenset(), ())
+        return matched(table.alignment, every, steps, (sides.a.read(steps[0]), sides.b.read(steps[1])))
+
+    @property
+    def dropped(self) -> bool:
+        """Whether either run recorded steps that it does not hold any more."""
+        return bool(self.step.sides.a.thinned or self.step.sides.b.thinned)
+
+    @property
+    def absent(self) -> str:
+        """What became of the steps that are not in both runs, in words."""
+        return "are not kept in both runs" if self.dropped else "were not recorded"
+
+    @property
+    def is_first_step(self) -> bool:
+        """Whether no compared step came before."""
+        return self.first.step == int(self.compared[0])
+
+    @cached_property
+    def steps_before(self) -> int:
+        """Compared steps before this one; all of them agree."""
+        return int((self.compared < self.first.step).sum())
+
+    @cached_property
+    def last_before(self) -> int | None:
+        """The last compared step before this one."""
+        earlier = self.compared[self.compared < self.first.step]
+        return int(earlier[-1]) if len(earlier) else None
+
+    @property
+    def all_before(self) -> str:
+        """That everything recorded before agrees, as far as it was compared: `everything recorded before agrees`."""
+        what = "everything selected" if self.narrowed else "everything recorded"
+        return f"{what} before agrees{' within tolerance' if self.tolerated else ''}"
+
+    @cached_property
+    def agreeing_before(self) -> dict[int, int]:
+        """How many of this step's records that come before it are in which state; settings are told as settings."""
+        step = self.step
+        settings = np.isin(step.alignment.kind, [kind_code(kind) for kind in SETTING_KINDS])
+        earlier = step.state[(step.table.order_of < self.first.sequence) & ~settings]
+        return {state: int((earlier == state).sum()) for state in (EQUAL, WITHIN, NOT_SEEN, DIFFERENT)}
+
+    @cached_property
+    def hyperparameters(self) -> Told:
+        """Hyper-parameters that differ at this step."""
+        return hyperparameter_changes(self.table)
+
+    @cached_property
+    def optimizers(self) -> tuple[list[str], list[str]]:
+        """Names of the optimizers that step in a and in b."""
+        return optimizers_of(self.table, "a"), optimizers_of(self.table, "b")
+
+    @cached_property
+    def calls(self) -> tuple[str, int, int] | None:
+        """(name, calls in a, calls in b) of the outermost module that runs a different number of times."""
+        return call_change(self.table)
+
+    @cached_property
+    def losses(self) -> tuple[int, int]:
+        """How many losses the step has in a and in b."""
+        return losses_of(self.table, "a"), losses_of(self.table, "b")
+
+    @cached_property
+    def modules(self) -> tuple[list[ModuleInfo], list[ModuleInfo]]:
+        """Both module trees."""
+        return list(self.step.modules[0].values()), list(self.step.modules[1].values())
+
+    @cached_property
+    def draws(self) -> list[Draw]:
+        """Random draws that one run only made in this step, before the divergence."""
+        return [
+            draw
+            for draw in lone_draws(self.step, self.step.table)
+            if draw.sequence < (self.table.sequence(self.union, draw.side) or 0)
+        ]
+
+    @cached_property
+    def rounding(self) -> bool:
+        """Whether the distance is a few roundings of the dtype."""
+        return rounds(self.first)
+
+    @cached_property
+    def numerics(self) -> tuple[SettingChange, ...]:
+        """Settings that differ and change how a computer rounds: hardware, threads, libraries, flags."""
+        return tuple(change for change in self.settings if rounds_differently(change))
+
+    def rounding_words(self) -> str:
+        """A sentence on a distance that rounding alone can make; "" where it cannot."""
+        if not self.rounding:
+            return ""
+        if not self.numerics:
+            return " Rounding alone can make such a difference."
+        told = "; ".join(describe(change) for change in self.numerics[:3])
+        return f" Rounding alone can make such a difference, and these settings can change it: {told}."
+
+    @cached_property
+    def blamed(self) -> tuple[ModuleInfo, ...]:
+        """The module whose code is meant and those around it, the innermost first; none where no module is blamed."""
+        if self.cause.reason not in {"module", "own_code", "buffer", "backward", "op"}:
+            return ()
+        name = self.cause.module or self.site.fqn
+        tree = self.step.modules[0] | self.step.modules[1]
+        return tuple(tree[fqn] for fqn in (name, *ancestors(name)) if fqn in tree)
+
+
+def rounds(divergence: Divergence) -> bool:
+    """Whether two values are a few roundings of their dtype apart."""
+    a, b, rel = divergence.a, divergence.b, divergence.rel_l2
+    if a is None or b is None or rel is None or a.layout.dtype != b.layout.dtype:
+        return False
+    unit = ROUNDING.get(a.layout.dtype)
+    return unit is not None and rel <= _SMALL * unit and _alike(a.stats, b.stats, _SMALL * unit)
+
+
+def _alike(a: Mapping[str, float], b: Mapping[str, float], tolerance: float) -> bool:
+    """Whether extrema and mean agree to within rounding too; a sketch does not see small values beside huge ones."""
+    if not a or not b or any(stats.get(name, 0) for stats in (a, b) for name in ("nans", "posinfs", "neginfs")):
+        return False
+    spread = max(abs(a.get("amean", 0.0)), abs(b.get("amean", 0.0)))
+    for name in ("min", "max", "mean"):
+        one, two = a.get(name), b.get(name)
+        if one is None or two is None:
+            return False
+        if abs(one - two) > tolerance * (spread if name == "mean" else max(abs(one), abs(two))):
+            return False
+    return True

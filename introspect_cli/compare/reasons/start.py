@@ -1,0 +1,225 @@
+"""Tensors that differ when a step begins: initialised differently, or changed by no optimizer step."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from introspect_cli.compare.evidence import Cause, Known, answer
+from introspect_cli.compare.join.sites import kind_code, phase_code
+from introspect_cli.compare.reasons.base import Reason
+from introspect_cli.compare.reasons.structure import subject_of
+from introspect_cli.compare.reasons.words import apart, listed, what
+from introspect_cli.compare.table import EQUAL, NOT_SEEN, WITHIN
+from introspect_cli.records import SETTING_KINDS, Kind, Phase
+
+if TYPE_CHECKING:
+    from introspect_cli.compare.reasons.scene import Scene
+    from introspect_cli.compare.step import Step
+    from introspect_cli.records import Summary
+
+_TINY, _HUGE = 1e-20, 1e15
+"""No initialisation makes a tensor whose largest value is beyond."""
+
+TENSORS = frozenset({Kind.PARAM, Kind.BUFFER})
+
+
+class Initial(Reason):
+    """A tensor that a step finds for the first time."""
+
+    word = "initial"
+    place = "the initialisation"
+    kinds = TENSORS
+    weights: ClassVar = {"command": 0.9, "seeds": 1.0, "options": 0.95}
+    names = re.compile(r"seed|init|hidden|embd|layer|head|width|depth|pretrained|checkpoint|resume", re.IGNORECASE)
+
+    def is_fed(self, step: Step, position: int) -> bool:
+        """It is drawn at random or loaded before anything recorded."""
+        site = step.sites[position]
+        if site.phase is not Phase.START or step.is_one_sided(position) or step.was_there(site.fqn):
+            return True
+        return step.rng_differs() or step.carried.diverged
+
+    def sentence(self, scene: Scene) -> str:
+        """How many of the initial tensors differ, and what the script ran elsewhere."""
+        step = scene.first.step
+        late = scene.is_first_step and step > 0  # training had begun when the captures did
+        when = "when recording begins" if late else "before any training"
+        when = when if scene.is_first_step else f"when it is first recorded, in step {step}"
+        text = f"{what(scene.site)} differs {when}{apart(scene.first)}"
+        text += _others(scene.step)
+        children = _children(scene)
+        if children:
+            return (
+                f"{text}: the script runs {children} in a process of its own, which is not recorded and may have "
+                "changed them; or the initialisation, seed or checkpoint is different."
+            )
+        a, b = scene.first.a, scene.first.b
+        if a is not None and b is not None and a.layout.dtype != b.layout.dtype:
+            return f"{text}: the model was cast, to {a.layout.dtype} in a and to {b.layout.dtype} in b."
+        other = _exchanged(scene)
+        if other:
+            return (
+                f"{text}: the initial values of {scene.site.fqn} and {other} are exchanged between a and b: they are "
+                "initialised in a different order, or one is taken for the other."
+            )
+        if not scene.is_first_step:
+            return f"{text}: it was built, copied or updated differently before."
+        if late:
+            return (
+                f"{text}: the steps before step {step} {scene.absent}, so the runs diverged there or began with "
+                "a different initialisation, seed or checkpoint."
+            )
+        wild = _wild(a, "a") or _wild(b, "b")
+        if wild:
+            return (
+                f"{text}: {wild}, as in memory that was never written to (to_empty, torch.empty); or a different "
+                "initialisation, seed or checkpoint."
+            )
+        return (
+            f"{text}: a different initialisation or seed, a different checkpoint was loaded, or the script changed it "
+            "before it was recorded."
+        )
+
+
+def _wild(summary: Summary | None, run: str) -> str:
+    """What is odd about values that somebody is to have initialised; "" for nothing."""
+    stats = summary.stats if summary is not None else {}
+    if any(stats.get(name, 0) > 0 for name in ("nans", "posinfs", "neginfs")):
+        return f"in {run} some of it is not finite"
+    largest = max(abs(stats.get("min", 0.0)), abs(stats.get("max", 0.0)))
+    return f"in {run} its largest value is {largest:.1e}" if 0 < largest < _TINY or largest > _HUGE else ""
+
+
+def initial_tensors(step: Step) -> tuple[int, int]:
+    """How many tensors differ at the start of the step, and how many were recorded there."""
+    differ = sum(site.phase is Phase.START and site.kind in TENSORS for site in step.sites)
+    return differ, len(_states(step))
+
+
+def _states(step: Step) -> list[int]:
+    """What is known of each tensor that was recorded at the start of the step."""
+    starts = [u for kind in TENSORS for u in step.of(kind, frozenset({Phase.START}))]
+    return [int(step.state[union]) for union in starts if step.state[union]]
+
+
+def _others(step: Step) -> str:
+    """What is known of the tensors that were recorded there beside the one that differs."""
+    differ, total = initial_tensors(step)
+    states, others = _states(step), total - 1
+    if not others:
+        return ""
+    whole = f"the other {f'{others} tensors' if others > 1 else 'tensor'} recorded there"
+    if differ > 1:
+        some = whole if differ == total else f"{differ - 1} of {whole}"
+        return f", as {'does' if differ == 2 else 'do'} {some}"
+    parts = [(states.count(state), word) for state, word in _KNOWN]
+    told = [(f"{number} ", f"{'is' if number == 1 else 'are'} {word}") for number, word in parts if number]
+    if len(told) == 1:
+        return f"; {whole} {told[0][1]}"
+    return f"; of {whole}, {listed([''.join(pair) for pair in told])}"
+
+
+_KNOWN = ((EQUAL, "equal"), (WITHIN, "within tolerance"), (NOT_SEEN, "not known"))
+
+
+def _exchanged(scene: Scene) -> str:
+    """The tensor whose initial values this one has in the other run, both ways."""
+    step, table = scene.step, scene.table
+    one, two = table.checksum(scene.union, "a"), table.checksum(scene.union, "b")
+    for kind in TENSORS:
+        for union in step.of(kind, frozenset({Phase.START})):
+            if (table.checksum(int(union), "b"), table.checksum(int(union), "a")) == (
+                one,
+                two,
+            ) and union != scene.union:
+                return str(step.alignment.fqn[union])
+    return ""
+
+
+def _children(scene: Scene) -> str:
+    """What either script ran in processes of its own."""
+    told = [run.manifest.get("children") for run in (scene.run_a, scene.run_b)]
+    return ", ".join(dict.fromkeys(str(name) for names in told if isinstance(names, list) for name in names))
+
+
+class Outside(Reason):
+    """A tensor that a step finds with another value than the step before left."""
+
+    word = "outside"
+    place = "a change outside of an optimizer step"
+    kinds = TENSORS
+    priority = 20
+
+    def applies(self, step: Step, position: int) -> Cause | None:
+        """The tensor was there before, and what the step before left of it is on record."""
+        site = step.sites[position]
+        if site.phase is not Phase.START or not step.was_there(site.fqn):
+            return None
+        if step.is_one_sided(position):
+            subject, role = subject_of(step, position)
+            return None if step.gap else self.cause(role=role, subject=subject)
+        if step.rng_differs() or step.carried.diverged or step.gap:
+            return None
+        return self.cause()
+
+    def sentence(self, scene: Scene) -> str:
+        """In which run, and between which records."""
+        first = scene.first
+        differ, _ = initial_tensors(scene.step)
+        more = f"{differ - 1} more tensor{'s' * (differ > 2)}" if differ > 1 else ""
+        step = f"step {first.step - 1}"
+        if first.a is None or first.b is None:
+            side = "a" if first.b is None else "b"
+            were = f", as {'was' if differ == 2 else 'were'} {more}" if more else ""
+            return (
+                f"{what(first.site)} was changed outside of an optimizer step in {side} only{were}: when the step "
+                f"begins it is not what {step} left (loading a checkpoint, copying, a moving average, in-place code)."
+            )
+        do = f", as {'does' if differ == 2 else 'do'} {more}" if more else ""
+        text = f"{what(first.site)} differs when the step begins{apart(first)}{do}"
+        if scene.union in scene.step.table.left:  # what the step before left is on record in one run alone
+            return f"{text}: the update of {step} is different, or something changed it after{_gradient(scene, step)}."
+        text += f", although {scene.all_before}: "
+        if _by_hand(scene.step):
+            return (
+                f"{text}no optimizer steps in these runs, so the script updates its parameters by hand after "
+                f"the backward pass of {step}, {_rule(scene)}."
+            )
+        return (
+            f"{text}it was changed outside of an optimizer step (loading a checkpoint, a moving average, "
+            f"copying, in-place code) after {step} was recorded."
+        )
+
+
+def _rule(scene: Scene) -> str:
+    """What of an update by hand may be different, given whether the gradient of the step before is on record."""
+    step = scene.step
+    gradients = step.of(Kind.GRAD, frozenset({Phase.BACKWARD}), scene.site.fqn)
+    if step.state_before is not None and answer(step.state_before[gradients], every=True) is Known.EQUAL:
+        return "with a different learning rate or rule (its gradient there is equal)"
+    return "with a different gradient (clipping, scaling), learning rate or rule"
+
+
+def _gradient(scene: Scene, number: str) -> str:
+    """What is known of the gradient that the update before was made of; "" for nothing."""
+    step = scene.step
+    if step.state_before is None:
+        return ""
+    gradients = step.of(Kind.GRAD, frozenset({Phase.BACKWARD, Phase.OPTIMIZER}), scene.site.fqn)
+    equal = answer(step.state_before[gradients], every=True) is Known.EQUAL
+    return f"; its gradient in {number} is equal" if equal else ""
+
+
+def _by_hand(step: Step) -> bool:
+    """Whether no optimizer ever steps in either run; a lean capture records no more of a step than a parameter."""
+    settings = np.isin(step.alignment.kind, [kind_code(kind) for kind in SETTING_KINDS])
+    return not (settings | (step.alignment.phase == phase_code(Phase.OPTIMIZER))).any()
+
+
+REASONS = (
+    Initial(),
+    Outside(),
+)

@@ -1,0 +1,169 @@
+"""What a step leaves of parameters, optimizer state and buffers, where what it was given does not differ."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar
+
+from introspect_cli.compare.evidence import Cause, Evidence, Known, Thing, those
+from introspect_cli.compare.join.sites import KINDS
+from introspect_cli.compare.names import FORWARD, owner_of
+from introspect_cli.compare.reasons.base import Reason
+from introspect_cli.compare.reasons.hyperparameters import Told, changes_for, hyperparameter_changes, in_words
+from introspect_cli.compare.reasons.module import attribute_changes
+from introspect_cli.compare.reasons.step_view import untouched_side
+from introspect_cli.compare.reasons.words import although, apart, what
+from introspect_cli.compare.rests_on import (
+    PASSES,
+    RESTS_ON,
+    Place,
+    gradients_in_step,
+    rests_on,
+    state_before,
+    value_before,
+)
+from introspect_cli.records import Kind, Phase
+
+if TYPE_CHECKING:
+    from introspect_cli.compare.reasons.scene import Scene
+    from introspect_cli.compare.step import Step
+    from introspect_cli.compare.table import Table
+
+
+class Optimizer(Reason):
+    """What an optimizer step leaves."""
+
+    word = "optimizer"
+    place = "the optimizer or its hyper-parameters"
+    kinds = frozenset({Kind.PARAM, Kind.OPTIMIZER_STATE})
+    weights: ClassVar = {"hyperparameter": 1.0, "optimizers": 0.98}
+    names = re.compile(r"lr|learning|beta|momentum|decay|eps|optim|warm|sched|fused|foreach|amsgrad", re.IGNORECASE)
+
+    def applies(self, step: Step, position: int) -> Cause | None:
+        """It comes from the gradient, the value and the optimizer's state before."""
+        site, order = step.sites[position], step.order_at(position)
+        if site.phase is Phase.START:
+            return None
+        carried = step.carried
+        fed = site.fqn in carried.params or any(name == site.fqn for name, _ in carried.states)
+        seen = not site.call and bool(step.of_call(Phase.OPTIMIZER, Kind.GRAD, site.fqn, 0))
+        fed = fed or (bool(step.differing(Kind.GRAD, site.fqn)) if seen else step.differs_before(order, PASSES))
+        earlier = any(
+            step.divergences.order[i] < order and (step.sites[i].phase is Phase.START or step.sites[i].call)
+            for i in step.differing(Kind.PARAM, site.fqn)
+        )
+        if fed or earlier:
+            return None
+        place = Place(site, order)
+        before = state_before(step, place)
+        if site.kind is Kind.PARAM:
+            before = [*value_before(step, place), *those(before, Known.WITHIN)]
+        if site.call:
+            return self.cause(*before, *gradients_in_step(step, place))
+        found = rests_on(step, place, RESTS_ON[self.word])
+        if those(found, Known.UNSEEN) and hyperparameter_changes(step.table):
+            found = [replace(own, needed=False) for own in found]  # a cause is on record all the same
+        return self.cause(*found, *before)
+
+    def sentence(self, scene: Scene) -> str:
+        """Which optimizer, and how it was set up differently."""
+        first = scene.first
+        call = first.site.call
+        when = f"within the optimizer step, before its forward pass {call}" if call else "after the optimizer step"
+        text = f"{what(first.site)} differs {when}{apart(first)}{although(scene.cause.evidence)}."
+        a, b = scene.optimizers
+        name = ", ".join(a) if a and a == b else "the optimizer"
+        if a and b and a != b:
+            return f"{text} The optimizer is {', '.join(a)} in a and {', '.join(b)} in b."
+        side = untouched_side(scene.table, scene.before, scene.union)
+        if side:
+            return f"{text} In {side}, {name} leaves this parameter as it was (not among its parameters, or lr 0)."
+        side, counts = _fresh_state(scene.table, first.site.fqn)
+        if side:
+            return f"{text} The optimizer state of {side} started afresh ({counts})."
+        found = changes(scene)
+        told = in_words(found)
+        if not found and not scene.cause.certain:
+            return f"{text} {_amplified(name)}"
+        if call and those(scene.cause.evidence, Known.UNSEEN):
+            causes = f"{name}, its hyper-parameters{told}, or the gradients it computed (zero_grad)"
+            return f"{text} {scene.the_cause_is} {causes}."
+        return f"{text} {scene.the_cause_is} {name} or its hyper-parameters{told}."
+
+
+def _amplified(name: str) -> str:
+    """That the optimizer made a tolerated difference larger, where its hyper-parameters are equal."""
+    text = f"The suspect is a small difference in what went in, amplified by {name}"
+    if re.match(r"(N?R?Adam|RMSprop|Ada|Lion|Sign|Rprop|LAMB|SparseAdam)", name, re.IGNORECASE):
+        text += ", which divides a gradient by its size (in the first step only its sign is left)"
+    return f"{text}."
+
+
+def changes(scene: Scene) -> Told:
+    """Hyper-parameters that differ and apply to the diverging parameter: by settings, and as recorded at the step."""
+    settings = scene.run_a.settings.get("optimizers"), scene.run_b.settings.get("optimizers")
+    told = changes_for(*settings, scene.site.fqn)
+    others = {
+        name: both
+        for name, both in scene.hyperparameters.items()
+        if not (name.of_all and name.about in told) and not (told and None in both)
+    }
+    return told | others
+
+
+def _fresh_state(table: Table, fqn: str) -> tuple[str, str]:
+    """The side whose optimizer counts fewer steps for a parameter, and both counts in words."""
+    alignment = table.alignment
+    for union in alignment.by_fqn.get(fqn, []):
+        if KINDS[alignment.kind[union]] is Kind.OPTIMIZER_STATE and "step" in alignment.path[union]:
+            one, two = table.plain(union, "a"), table.plain(union, "b")
+            try:
+                counts = float(one or "nan"), float(two or "nan")
+            except ValueError:
+                return "", ""
+            if None not in (one, two) and counts[0] != counts[1] and 1.0 in counts:
+                return ("a" if counts[0] == 1.0 else "b"), f"it has counted {one} steps in a and {two} in b"
+    return "", ""
+
+
+class Buffer(Reason):
+    """A buffer at the end of a step."""
+
+    word = "buffer"
+    place = "the way the module updates it"
+    kinds = frozenset({Kind.BUFFER})
+    names = re.compile(r"momentum|ema|stat|norm", re.IGNORECASE)
+
+    def applies(self, step: Step, position: int) -> Cause | None:
+        """It comes from the inputs of its module and its value before."""
+        site, order = step.sites[position], step.order_at(position)
+        owner = owner_of(site.fqn)
+        if site.phase is Phase.START or site.fqn in step.carried.buffers:
+            return None
+        if step.differing(Kind.INPUT, owner) or step.differing(Kind.BUFFER, site.fqn)[:1] != [position]:
+            return None
+        unions = step.of(Kind.INPUT, FORWARD, owner)
+        seen = any(step.state[unions])
+        if not seen and step.differs_before(order, FORWARD):
+            return None
+        needed = seen or Kind.INPUT not in step.comparison.kinds
+        inputs = [Evidence(Thing.INPUTS, step.known(unions), needed=needed, of=owner)] if needed else []
+        return self.cause(*inputs, *rests_on(step, Place(site, order), RESTS_ON[self.word]), module=owner)
+
+    def sentence(self, scene: Scene) -> str:
+        """Whether it is updated in both runs."""
+        text = f"{what(scene.site)} differs at the end of the step{apart(scene.first)}{although(scene.cause.evidence)}."
+        side = untouched_side(scene.table, scene.before, scene.union)
+        if side:
+            return f"{text} It does not change in {side} (eval mode or frozen there)."
+        changed = attribute_changes(scene, owner_of(scene.site.fqn))
+        if changed:
+            return f"{text} It is updated differently: its module has {'; '.join(changed[:3])}."
+        return f"{text} It is updated differently (momentum, mode, or a different number of times)."
+
+
+REASONS = (
+    Optimizer(),
+    Buffer(),
+)

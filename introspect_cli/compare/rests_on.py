@@ -1,0 +1,330 @@
+"""What rests on what: one declaration, and the functions that look up what is known of each thing.
+
+An output rests on the inputs of its call, on its parameters and buffers, on what ran inside before, and on the random
+numbers that it drew; a gradient on the forward pass, the loss and the gradients before it; and so on. A divergence is
+an origin where all that it rests on was seen and does not differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from introspect_cli.compare.evidence import Evidence, Known, Thing, answer, least
+from introspect_cli.compare.join.sites import KINDS
+from introspect_cli.compare.names import FORWARD, owner_of
+from introspect_cli.compare.step import Step
+from introspect_cli.compare.table import DIFFERENT, EQUAL, WITHIN
+from introspect_cli.records import DRAWN_BEFORE, Kind, Phase, Site
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+PASSES = frozenset({Phase.DATA, Phase.FORWARD, Phase.LOSS, Phase.BACKWARD})
+_START = frozenset({Phase.START})
+_AFTER = frozenset({Phase.OPTIMIZER})
+_DATA = frozenset({Phase.DATA})
+_BACKWARD = frozenset({Phase.BACKWARD})
+_TENSORS = {Kind.PARAM: Thing.PARAMETERS, Kind.BUFFER: Thing.BUFFERS}
+
+
+class Place(NamedTuple):
+    """Where in a step something is computed.
+
+    Attributes:
+        site: what is computed; for a call of a module, an input or output of it.
+        order: when; what was recorded later does not matter.
+        of: the module whose call it is, where that is not the diverging one.
+        start: when the call began in which other modules ran before; -1 where none did, or that is not known.
+    """
+
+    site: Site
+    order: float
+    of: str = ""
+    start: float = -1.0
+
+
+Edge = Callable[[Step, Place], list[Evidence]]
+
+
+def rests_on(step: Step, place: Place, edges: Iterable[Edge]) -> list[Evidence]:
+    """What is known of all that something rests on."""
+    return [found for edge in edges for found in edge(step, place)]
+
+
+# --- random numbers and data
+
+
+def random_at_start(step: Step, _place: Place) -> list[Evidence]:
+    """The random state at the start of the step."""
+    return [Evidence(Thing.RANDOM_AT_START, step.known(step.of(Kind.RNG, _START)))]
+
+
+def drawn_from(step: Step, place: Place) -> list[Evidence]:
+    """The random states that a module's call drew from: nothing where it is known that it drew none."""
+    sites = step.of(Kind.RNG, FORWARD).tolist()
+    own = [
+        number
+        for number in sites
+        if step.table.order_of[number] < place.order and _drew(step.alignment.site(number), place.site)
+    ]
+    known = step.known(own)
+    if known is not Known.UNSEEN:
+        return [Evidence(Thing.DRAWN_FROM, known)]
+    noticed = step.comparison.draws_known and place.site.phase is not Phase.RECOMPUTE
+    return [] if noticed else random_at_start(step, place)
+
+
+def _drew(state: Site, site: Site) -> bool:
+    """Whether a random state was drawn from in a module's call: by its own code, or by a module inside it."""
+    inside = state.fqn.startswith(site.fqn + ".")
+    itself = state.fqn == site.fqn and state.call == site.call and not state.path.endswith(DRAWN_BEFORE)
+    return state.phase is site.phase and (inside or itself)
+
+
+def batches(step: Step, place: Place) -> list[Evidence]:
+    """The batches of the step."""
+    return [Evidence(Thing.BATCHES, step.known(step.of(Kind.BATCH, _DATA), place.order))]
+
+
+# --- the forward pass
+
+
+def inputs(step: Step, place: Place) -> list[Evidence]:
+    """What a module is given at a call; nothing where inputs were recorded, but this call has none."""
+    site = place.site
+    sites = step.of_call(site.phase, Kind.INPUT, site.fqn, site.call)
+    present = [number for number in sites if step.state[number]]
+    if not present and Kind.INPUT in step.comparison.kinds and not step.comparison.modules_chosen:
+        return []
+    return [Evidence(Thing.INPUTS, step.known(present, every=True), needed=True, of=place.of)]
+
+
+def inside(step: Step, place: Place) -> list[Evidence]:
+    """The outputs of the modules that ran inside one so far; nothing where none did."""
+    if place.start < 0:
+        return []
+    prefix, order = place.site.fqn + ".", step.table.order_of
+    outputs_inside = [
+        number
+        for number in step.of(Kind.OUTPUT, FORWARD)
+        if step.alignment.fqn[number].startswith(prefix) and place.start <= order[number] < place.order
+    ]
+    return [Evidence(Thing.INSIDE, step.known(outputs_inside), needed=True)]
+
+
+def tensors(step: Step, place: Place) -> list[Evidence]:
+    """The parameters and the buffers that a module computes with.
+
+    Those of the modules inside it count, as far as their outputs were not recorded.
+    """
+    fqn = place.site.fqn
+    owners = [fqn, *_unseen_inside(step, fqn)]
+    found = []
+    for kind, thing in _TENSORS.items():
+        names = _held_by(step, owners, kind)
+        if names:
+            answers = [_tensor(step, name, kind, place.order) for name in sorted(names)]
+            found.append(Evidence(thing, least(answers), needed=True))
+    if not found and not step.modules[0] and Kind.PARAM not in step.comparison.kinds:
+        found.append(Evidence(Thing.PARAMETERS, Known.UNSEEN, needed=True))
+    return found
+
+
+def outputs(step: Step, place: Place) -> list[Evidence]:
+    """The outputs of all modules that ran before a place of the sequence."""
+    known = step.known(step.of(Kind.OUTPUT, FORWARD), place.order)
+    if _left_out(step, known, place.order):
+        return [LEFT_OUT]
+    return [Evidence(Thing.OUTPUTS, known, needed=True)]
+
+
+def forward(step: Step, _place: Place) -> list[Evidence]:
+    """The forward pass of the step."""
+    known = step.known(np.concatenate([step.of(kind, FORWARD) for kind in (Kind.INPUT, Kind.OUTPUT)]))
+    return [LEFT_OUT if _left_out(step, known) else Evidence(Thing.FORWARD, known, needed=True)]
+
+
+LEFT_OUT = Evidence(Thing.LEFT_OUT, Known.UNSEEN, needed=True)
+"""The modules that a capture was told to leave out."""
+
+
+def calls_left_out(step: Step, fqn: str) -> bool:
+    """Whether a capture was told to leave modules out, and one of these may have made what a module is given."""
+    if not step.comparison.modules_chosen:
+        return False
+    root, names = fqn.partition(".")[0], {name for tree in step.modules for name in tree}
+    others = {name for name in names if "." not in name and name != root}
+    return bool(owner_of(fqn)) or any(name.partition(".")[0] in others and "." in name for name in names)
+
+
+def _left_out(step: Step, known: Known, order: float = np.inf) -> bool:
+    """Whether what modules gave is equal as far as it is on record, and a capture chose modules and not the model."""
+    if known not in {Known.EQUAL, Known.WITHIN} or not step.comparison.modules_chosen:
+        return False
+    sites = step.of(Kind.OUTPUT, FORWARD)
+    roots = [
+        number for number in sites if not owner_of(step.alignment.fqn[number]) and step.table.order_of[number] < order
+    ]
+    return step.known(roots) is Known.UNSEEN
+
+
+def everything(step: Step, place: Place) -> list[Evidence]:
+    """All that was recorded before."""
+    earlier = np.flatnonzero(step.state * (step.table.order_of < place.order))
+    return [Evidence(Thing.EVERYTHING, step.known(earlier))]
+
+
+def what_is_equal(step: Step, place: Place) -> list[Evidence]:
+    """Of module outputs and batches, what is equal, for what may come from all of it."""
+    return [found for found in (*outputs(step, place), *batches(step, place)) if found.known is Known.EQUAL]
+
+
+# --- the backward pass
+
+
+def loss(step: Step, _place: Place) -> list[Evidence]:
+    """The losses of the step; nothing where losses were recorded, but this step has none."""
+    sites = step.of(Kind.LOSS, frozenset({Phase.LOSS}))
+    if not step.state[sites].any() and Kind.LOSS in step.comparison.kinds:
+        return []
+    return [Evidence(Thing.LOSS, step.known(sites), needed=True)]
+
+
+def backward(step: Step, place: Place) -> list[Evidence]:
+    """The backward pass, by the gradients that hooks recorded in it before a place of the sequence."""
+    return [Evidence(Thing.BACKWARD, _gradients(step, place), needed=True)]
+
+
+def gradients(step: Step, place: Place) -> list[Evidence]:
+    """The same gradients, where there are any."""
+    known = _gradients(step, place)
+    return [] if known is Known.UNSEEN else [Evidence(Thing.GRADIENTS, known)]
+
+
+def _gradients(step: Step, place: Place) -> Known:
+    sites = np.concatenate([step.of(kind, _BACKWARD) for kind in (Kind.GRAD_INPUT, Kind.GRAD_OUTPUT)])
+    return step.known(sites, place.order)
+
+
+# --- the optimizer
+
+
+def gradient(step: Step, place: Place) -> list[Evidence]:
+    """A parameter's gradient, as the optimizer sees it."""
+    known = step.known(step.of(Kind.GRAD, _AFTER, place.site.fqn), every=True)
+    return [Evidence(Thing.GRADIENT, known, needed=True)]
+
+
+def gradients_in_step(step: Step, place: Place) -> list[Evidence]:
+    """The gradients that an optimizer computed before, within its step."""
+    return [Evidence(Thing.GRADIENTS_IN_STEP, step.known(step.of(Kind.GRAD, _AFTER), place.order))]
+
+
+def value_before(step: Step, place: Place) -> list[Evidence]:
+    """A parameter's or buffer's own value before a record of it."""
+    return [Evidence(Thing.VALUE_BEFORE, _tensor(step, place.site.fqn, place.site.kind, place.order))]
+
+
+def state_before(step: Step, place: Place) -> list[Evidence]:
+    """The optimizer's state for a parameter, as the step before left it; nothing where there is none yet."""
+    fqn = place.site.fqn
+    if any(name == fqn for name, _ in step.carried.states):
+        return [Evidence(Thing.STATE_BEFORE, Known.DIFFERS)]
+    sites = step.of(Kind.OPTIMIZER_STATE, _AFTER | _START, fqn)
+    started = [number for number in sites if step.alignment.phase[number] != step.alignment.phase[sites[0]]]
+    if step.state_before is not None and len(sites) and step.state_before[sites].any():
+        return [Evidence(Thing.STATE_BEFORE, answer(step.state_before[sites], every=True))]
+    known = step.known(started) if started else Known.UNSEEN
+    begun = step.number == 0 and step.table.step_b == 0
+    return [] if begun and known is Known.UNSEEN else [Evidence(Thing.STATE_BEFORE, known)]
+
+
+def trained(step: Step, place: Place) -> list[Evidence]:
+    """All tensors that are trained, as a place of the sequence finds them."""
+    names = {step.alignment.fqn[u] for u in np.flatnonzero(step.alignment.kind == KINDS.index(Kind.PARAM))}
+    answers = [_tensor(step, name, Kind.PARAM, place.order) for name in sorted(names)]
+    return [Evidence(Thing.TRAINED, least(answers) if answers else Known.UNSEEN, needed=True)]
+
+
+RESTS_ON: dict[str, tuple[Edge, ...]] = {
+    "rng": (random_at_start,),
+    "batch": (random_at_start,),
+    "initial": (random_at_start,),
+    "module": (inputs, tensors, drawn_from),
+    "own_code": (inputs, inside, tensors, drawn_from),
+    "script": (batches, random_at_start),
+    "op": (everything, random_at_start),
+    "value": (what_is_equal, random_at_start),
+    "collective": (what_is_equal, random_at_start),
+    "loss": (outputs, batches, random_at_start),
+    "backward": (forward, loss, random_at_start, gradients),
+    "gradient": (forward, loss, backward, random_at_start),
+    "optimizer": (gradient,),
+    "buffer": (value_before,),
+}
+"""By the word of a reason, what the records that it is about rest on.
+
+Reasons that need more add it in their own `applies`, each with the case that needs it.
+"""
+
+
+# --- one tensor
+
+
+def _unseen_inside(step: Step, fqn: str) -> list[str]:
+    """Modules inside one whose outputs are not on record in this step, nor those of a module between."""
+    prefix = fqn + "."
+    inside = {name for tree in step.modules for name in tree if name.startswith(prefix)}
+    told = {
+        name
+        for name in inside
+        if any(step.state[union] in {EQUAL, WITHIN, DIFFERENT} for union in step.of(Kind.OUTPUT, FORWARD, name))
+    }
+
+    def hidden(name: str) -> bool:
+        while name and name != fqn:
+            if name in told:
+                return False
+            name = owner_of(name)
+        return True
+
+    return [name for name in inside if hidden(name)]
+
+
+def _held_by(step: Step, owners: Iterable[str], kind: Kind) -> set[str]:
+    """FQNs of the tensors that modules hold, tied ones under the name they are recorded by."""
+    names: set[str] = set()
+    for owner in owners:
+        for tree in step.modules:
+            module = tree.get(owner)
+            if module is None:
+                continue
+            names |= {f"{owner}.{name}" for name in (module.parameters if kind is Kind.PARAM else module.buffers)}
+            tied = (alias.partition("=") for alias in module.aliases)
+            names |= {target for _, equals, target in tied if equals and _is(step, target, kind)}
+    names |= {name for owner in owners for name in step.comparison.tensors_in(owner) if _is(step, name, kind)}
+    return names
+
+
+def _is(step: Step, fqn: str, kind: Kind) -> bool:
+    return any(KINDS[step.alignment.kind[union]] is kind for union in step.alignment.by_fqn.get(fqn, []))
+
+
+def _tensor(step: Step, fqn: str, kind: Kind, order: float) -> Known:
+    """What is known of a tensor's value when something computes with it."""
+    alignment, carried = step.alignment, step.carried
+    own = [union for union in alignment.by_fqn.get(fqn, []) if KINDS[alignment.kind[union]] is kind]
+    now = [union for union in own if step.state[union] and step.table.order_of[union] < order]
+    if now:
+        return step.known([max(now, key=lambda union: step.table.order_of[union])], every=True)
+    if fqn in carried.params or fqn in carried.buffers:
+        return Known.DIFFERS
+    before = step.state_before
+    if before is not None and own and before[own].any():
+        return answer(before[[union for union in own if before[union]][-1:]], every=True)
+    if not any(step.alignment.in_both[union] for union in own) or (step.gap and fqn in step.comparison.ended):
+        return Known.UNSEEN
+    return Known.WITHIN if fqn in carried.within else Known.EQUAL

@@ -1,0 +1,301 @@
+"""Arrays that another framework dumped, read into records: each is named by its site.
+
+A name is `[step=K/][rankN/]KIND/NAME[/callN]`, as a path below the directory, a key in an archive, or both joined:
+`step=0/output/h.0.mlp.npy`, or `output/h.0.mlp` in `step=0.npz`. Components of the name are joined by dots, and what
+begins with a bracket is the value's path in nested inputs or outputs. A phase may stand before the kind where it is not
+the usual one: `optimizer/param/...` is a parameter after the step.
+
+Which was computed first is not in a directory listing. An archive of numpy's keeps the order in which it was written;
+numbers before kinds (`0007-output/...`) tell it; otherwise kinds and names are sorted, and it is said.
+
+Files come from JAX, TensorFlow, C++ or somebody else's machine. So nothing in them is executed (no pickles), every
+length is checked against the file, and element types that numpy does not know (bfloat16, fp8) keep their bits and are
+widened exactly.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import struct
+import zipfile
+import zlib
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from introspect_cli.errors import StoreError, UsageError
+from introspect_cli.exchange.incoming import Incoming
+from introspect_cli.records import USUAL_PHASES, Kind, Phase, Site, SiteInfo, shallow
+from introspect_cli.selection import selects
+from introspect_cli.store.files import reason
+from introspect_cli.store.tensorfile import CODES, NUMPY, widened
+from introspect_cli.tensors.arrays import summary
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from introspect_cli.exchange.incoming import Row
+
+SORTED = (
+    "the order in which values were computed is not known: the files do not tell it, and sites were sorted by kind and "
+    "name"
+)
+
+_STEP = re.compile(r"step[=_-]?(\d{1,18})")
+_RANK = re.compile(r"rank[=_-]?(\d{1,6})")
+_CALL = re.compile(r"call[=_-]?(\d{1,9})")
+_NUMBERED = re.compile(r"(\d{1,18})[-_.](?=[a-z])")
+_PHASE_NAMES = {phase.value: phase for phase in Phase}
+_KIND_NAMES = {kind.value: kind for kind in USUAL_PHASES}
+
+SUFFIXES = (".npy", ".npz", ".safetensors")
+"""Endings of the files that are read."""
+
+_MOST_HEADER = 1 << 27
+_DAMAGE = (
+    *(ValueError, EOFError, KeyError, TypeError, SyntaxError, MemoryError, OverflowError, RecursionError),
+    *(struct.error, zipfile.BadZipFile, zlib.error),
+)
+_TYPES = {code: name for name, code in CODES.items()} | {"C64": "complex64"}
+
+
+@dataclass(frozen=True)
+class Named:
+    """What a name says.
+
+    Attributes:
+        step: its step, 0 where none is named.
+        rank: its process, 0 where none is named.
+        order: the number before its kind; None where there is none.
+        site: the site.
+    """
+
+    step: int
+    rank: int
+    order: int | None
+    site: Site
+
+
+@dataclass
+class Dump:
+    """A directory or a file of arrays.
+
+    Attributes:
+        paths: its files, each with its name below the directory, without its ending.
+        kind: the kind of arrays whose name says none.
+        root: what is put before names.
+        whole: globs of the modules and tensors whose values are kept.
+        kept: those values: checksum, data, element type, shape.
+        sorted: whether an order had to be made up; known once everything was read.
+    """
+
+    paths: list[tuple[str, Path]]
+    kind: Kind | None = None
+    root: str = ""
+    whole: tuple[str, ...] = ()
+    kept: list[tuple[int, memoryview, str, tuple[int, ...]]] = field(default_factory=list, init=False)
+    sorted: bool = field(default=False, init=False)
+
+    def read(self) -> Iterator[Incoming]:
+        """Every step of every rank as records.
+
+        Raises:
+            StoreError: a file cannot be read, or two arrays have one name.
+            UsageError: a name does not say what it is of.
+        """
+        found: dict[tuple[int, int], list[tuple[int | None, int, Row]]] = defaultdict(list)
+        seen: dict[tuple[int, int, Site], str] = {}
+        own_order = True
+        for below, path in self.paths:
+            own_order &= path.suffix == ".npz" and len(self.paths) == 1
+            for stored in _arrays(path):
+                words = "/".join(word for word in (below, stored.name) if word)
+                named = parsed(words, self.kind, self.root)
+                key = (named.step, named.rank, named.site)
+                if key in seen:
+                    raise StoreError(f"{seen[key]} and {words} are of the same site: give one of them another name")
+                seen[key] = words
+                kept = summary(stored.bits, stored.values, stored.dtype, stored.shape)
+                if selects(named.site.fqn, self.whole):
+                    data = np.ascontiguousarray(stored.bits).data.cast("B")
+                    self.kept.append((kept.checksum, data, stored.dtype, stored.shape))
+                rows = found[named.step, named.rank]
+                rows.append((named.order, len(rows), (named.site, SiteInfo(), kept)))
+        for (step, rank), rows in sorted(found.items()):
+            numbered = all(order is not None for order, _, _ in rows)
+            if numbered:
+                rows.sort(key=lambda item: (item[0] or 0, item[1]))
+            elif not own_order:
+                self.sorted = True
+                rows.sort(key=lambda item: _natural(item[2][0]))
+            yield Incoming(step, rank, tuple(row for _, _, row in rows))
+
+
+def find(source: Path) -> list[tuple[str, Path]]:
+    """The files of arrays of a directory, or the one file that is named; each with its name without its ending.
+
+    A single archive is not part of any name; a file of one array is.
+    """
+    if source.is_file():
+        return [(source.stem if source.suffix == ".npy" else "", source)] if source.suffix in SUFFIXES else []
+    try:
+        found = [
+            path for end in SUFFIXES for path in source.rglob(f"*{end}") if path.is_file() and not path.is_symlink()
+        ]
+    except OSError as error:  # a directory that went meanwhile
+        raise StoreError(f"{source} cannot be searched: {error.strerror} ({error.filename})") from None
+    named = []
+    for path in sorted(found):
+        words = path.relative_to(source).with_suffix("").as_posix()
+        stem = path.stem
+        # What an archive is called says something only if it is a step or a rank: model-00001-of-00002 is no name.
+        if path.suffix != ".npy" and not (_STEP.fullmatch(stem) or _RANK.fullmatch(stem) or stem in _KIND_NAMES):
+            words = words.rpartition("/")[0]
+        named.append((words, path))
+    return named
+
+
+def parsed(words: str, kind: Kind | None = None, root: str = "") -> Named:
+    """What a name says.
+
+    Raises:
+        UsageError: it has no kind, and none is given; or nothing after it.
+    """
+    parts = [part for part in words.split("/") if part not in ("", ".")]
+    step = rank = call = 0
+    order = phase = None
+    if parts and (match := _STEP.fullmatch(parts[0])):
+        step = int(match[1])
+        parts.pop(0)
+    if parts and (match := _RANK.fullmatch(parts[0])):
+        rank = int(match[1])
+        parts.pop(0)
+    if parts and (match := _NUMBERED.match(parts[0])):
+        order = int(match[1])
+        parts[0] = parts[0][match.end() :]
+    if len(parts) > 1 and parts[0] in _PHASE_NAMES and parts[1] in _KIND_NAMES:
+        phase = _PHASE_NAMES[parts.pop(0)]
+    named = _KIND_NAMES.get(parts[0]) if parts else None
+    if named is not None:
+        parts.pop(0)
+    else:
+        named = kind
+    if named is None:
+        kinds = ", ".join(_KIND_NAMES)
+        raise UsageError(
+            f"the name {words!r} does not say what the array is: put a kind before it ({kinds}), as in output/{words}, "
+            "or give --kind for names without one"
+        )
+    if len(parts) > 1 and (match := _CALL.fullmatch(parts[-1])):
+        call = int(match[1])
+        parts.pop()
+    name, bracket, path = ".".join(parts).partition("[")
+    if named is Kind.INPUT and not bracket:
+        bracket, path = "[", "0]"  # the first argument, as a capture names it
+    default = {Kind.BATCH: "DataLoader", Kind.LOSS: "loss"}.get(named, "")
+    name = ".".join(part for part in (root if named not in (Kind.BATCH, Kind.LOSS) else "", name) if part) or default
+    if not name:
+        raise UsageError(f"the name {words!r} ends with its kind: put the module or tensor after it")
+    return Named(step, rank, order, Site(phase or USUAL_PHASES[named], named, name, call, shallow(bracket + path)))
+
+
+def _natural(site: Site) -> tuple[object, ...]:
+    """A key that sorts by phase, kind and name, numbers in names by their size."""
+    numbers = [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", site.fqn) if part]
+    kind = list(USUAL_PHASES).index(site.kind)
+    if site.phase is Phase.BACKWARD:
+        kind = -kind  # the gradient of an output comes before that of an input
+    return list(Phase).index(site.phase), kind, numbers, site.call, site.path
+
+
+# --- the files
+
+
+@dataclass(frozen=True, eq=False)
+class Stored:
+    """An array as it was stored.
+
+    Attributes:
+        name: what it is called: the key in an archive, "" in a file of one array.
+        bits: its elements, little-endian, row-major, shape (n,).
+        values: the same as numbers, shape (n,).
+        dtype: torch's name of the element type without the prefix.
+        shape: sizes.
+    """
+
+    name: str
+    bits: NDArray[Any]
+    values: NDArray[Any]
+    dtype: str
+    shape: tuple[int, ...]
+
+
+def _arrays(path: Path) -> Iterator[Stored]:
+    """The arrays of a file, in the order in which it has them.
+
+    Raises:
+        StoreError: it cannot be read, or holds what is no array of numbers.
+    """
+    try:
+        if path.suffix == ".safetensors":
+            yield from _safetensors(path)
+        elif path.suffix == ".npy":
+            yield _array("", np.load(path, mmap_mode="r", allow_pickle=False), path)
+        else:
+            with np.load(path, allow_pickle=False) as archive:
+                for name in archive.files:
+                    yield _array(name, archive[name], path)
+    except OSError as error:
+        raise StoreError(f"cannot read {path}: {reason(error)}") from None
+    except _DAMAGE as error:
+        raise StoreError(
+            f"{path} is not a {path.suffix} file that can be read: {error or type(error).__name__}"
+        ) from None
+
+
+def _array(name: str, array: Any, path: Path) -> Stored:
+    """An array that numpy read.
+
+    Raises:
+        StoreError: it holds something else than numbers.
+    """
+    kind = array.dtype.name
+    if kind not in NUMPY:
+        which = f"{name} in {path}" if name else str(path)
+        more = "; bfloat16 loses its name in numpy's files: save it as float32 or as .safetensors" * (kind == "void16")
+        raise StoreError(f"{which} has elements of type {array.dtype}, which is no type of torch's{more}")
+    flat = np.ascontiguousarray(array).reshape(-1).astype(NUMPY[kind], copy=False)
+    return Stored(name, flat, flat, kind, tuple(array.shape))
+
+
+def _safetensors(path: Path) -> Iterator[Stored]:
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        head = file.read(8)
+        length = struct.unpack("<Q", head)[0]
+        if length > min(size - 8, _MOST_HEADER):
+            raise ValueError("its header claims more bytes than the file holds")
+        header = json.loads(file.read(length))
+    if not isinstance(header, dict):
+        raise ValueError("its header lists no tensors")  # noqa: TRY004 - the reader's word for what cannot be read
+    data = np.memmap(path, np.uint8, "r", offset=8 + length) if size > 8 + length else np.zeros(0, np.uint8)
+    for name, entry in header.items():
+        if name == "__metadata__":
+            continue
+        kind, shape, (begin, end) = _TYPES.get(entry["dtype"]), entry["shape"], entry["data_offsets"]
+        if kind is None:
+            raise StoreError(f"{name} in {path} has elements of type {entry['dtype']}, which is not known here")
+        if not all(type(number) is int and number >= 0 for number in (*shape, begin, end)):
+            raise ValueError(f"the sizes of {name} are not numbers")
+        stored = NUMPY[kind]
+        if not begin <= end <= len(data) or math.prod(shape) * stored.itemsize != end - begin:
+            raise ValueError(f"{name} needs another number of bytes than it has")
+        bits = np.frombuffer(data[begin:end].tobytes(), stored)
+        yield Stored(name, bits, widened(bits, kind), kind, tuple(shape))

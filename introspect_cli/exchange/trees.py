@@ -1,0 +1,259 @@
+"""Model debug trees: the calls of one forward as nested JSON, with inputs and outputs; written, and read into records.
+
+A node is `module_path`, `inputs` (`args`, `kwargs`), `outputs` and `children`, in call order; outputs are left out
+where there are children. A tensor has its shape, dtype, lines of values where it was stored whole, and mean, std, min
+and max for the float dtypes that the format gives them to.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from introspect_cli.errors import StoreError
+from introspect_cli.exchange.formats import wanted_steps
+from introspect_cli.exchange.incoming import Incoming, Row, checksum_of, read_bytes, value
+from introspect_cli.inspect.nested import flattened, keys, nested
+from introspect_cli.records import Kind, Layout, Phase, Record, Site, SiteInfo, Status, Summary
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from introspect_cli.selection import Selection
+    from introspect_cli.store.reader import Run
+
+_ADDRESS = re.compile(r"object at 0x[0-9a-fA-F]+")
+_DESCRIBED = ("float16", "bfloat16", "float32")
+NUMBERS = ("mean", "std", "min", "max")
+"""The statistics that the format has, in its order."""
+
+_BLOCK = re.compile(r"\.\d+$")
+_SAFE = re.compile(r"[^A-Za-z0-9_#.-]")
+_FILE = re.compile(r"(.+)_debug_tree_(FULL_TENSORS|SUMMARY)\.json")
+_STEP = re.compile(r"step=(\d{1,18})")
+_RANK = re.compile(r"rank(\d{1,6})")
+_TENSOR = re.compile(r"tensor\(\s*([-+0-9.einfa]+)")
+_TOP = " (top-level)"
+_DEEPEST = 200
+
+
+@dataclass
+class Call:
+    """One call of a module, while the tree is put together."""
+
+    fqn: str
+    number: int
+    inputs: list[Record] = field(default_factory=list)
+    outputs: list[Record] = field(default_factory=list)
+    children: list[Call] = field(default_factory=list)
+
+    @property
+    def begin(self) -> int:
+        """Sequence of the first thing recorded of it."""
+        return min(record.sequence for record in (*self.inputs, *self.outputs))
+
+    @property
+    def end(self) -> int:
+        """Sequence of the last."""
+        return max(record.sequence for record in (*self.inputs, *self.outputs))
+
+
+def write_tree(run: Run, directory: Path, selection: Selection, *, prune_layers: bool = False) -> int:
+    """A pair of files for each outermost call of each step; files written.
+
+    `step=<n>/rank<n>/<Class>_debug_tree_SUMMARY.json`, and `..._FULL_TENSORS.json` where a tensor of it was stored.
+    """
+    written = 0
+    for step, rank in wanted_steps(run, selection):
+        for root in calls(run, step, rank, selection):
+            place = directory / f"step={step}" / f"rank{rank}"
+            place.mkdir(parents=True, exist_ok=True)
+            again = f"_call{root.number}" if root.number else ""
+            stem = f"{_SAFE.sub('_', root.fqn)[:100]}{again}_debug_tree"
+            for name, values in (("FULL_TENSORS", True), ("SUMMARY", False)):
+                document = node(run, root, values=values, top=True)
+                if values and not _has_values(document):
+                    continue
+                tree = pruned(document) if prune_layers else document
+                text = json.dumps(tree, indent=2, ensure_ascii=False, allow_nan=False)
+                (place / f"{stem}_{name}.json").write_text(text + "\n", encoding="utf-8")
+                written += 1
+    return written
+
+
+def calls(run: Run, step: int, rank: int, selection: Selection) -> list[Call]:
+    """The outermost calls of a step, what each called inside it."""
+    found: dict[tuple[str, int], Call] = {}
+    for record in run.rank(rank).records(step):
+        site = record.site
+        if site.phase is not Phase.FORWARD or site.kind not in (Kind.INPUT, Kind.OUTPUT):
+            continue
+        if not selection.wants(site.kind, site.fqn):
+            continue
+        call = found.setdefault((site.fqn, site.call), Call(site.fqn, site.call))
+        (call.inputs if site.kind is Kind.INPUT else call.outputs).append(record)
+    roots: list[Call] = []
+    stack: list[Call] = []
+    # A module that was given nothing worth recording is known by its outputs alone; it still encloses by its name.
+    for call in sorted(found.values(), key=lambda call: (call.begin, -call.end)):
+        while stack and stack[-1].end < call.begin:
+            stack.pop()
+        (stack[-1].children if stack else roots).append(call)
+        stack.append(call)
+    return [root for root in roots if root.children or "." not in root.fqn]
+
+
+def node(run: Run, call: Call, *, values: bool, top: bool = False) -> dict[str, Any]:
+    """One call as nested data."""
+    args: list[tuple[str, Any]] = []
+    kwargs: list[tuple[str, Any]] = []
+    for record in call.inputs:
+        first = keys(record.site.path)[:1]
+        (args if first and isinstance(first[0], int) else kwargs).append((record.site.path, leaf(run, record, values)))
+    given, named = nested(args) if args else [], nested(kwargs) if kwargs else {}
+    document: dict[str, Any] = {
+        "module_path": f"{call.fqn} (top-level)" if top else call.fqn,
+        "inputs": {"args": given if isinstance(given, list) else [given], "kwargs": named},
+    }
+    if not call.children:
+        document["outputs"] = (
+            nested([(r.site.path, leaf(run, r, values)) for r in call.outputs]) if call.outputs else None
+        )
+    document["children"] = [node(run, child, values=values) for child in call.children]
+    return document
+
+
+def leaf(run: Run, record: Record, values: bool) -> Any:
+    """A tensor or a plain value."""
+    summary = record.summary
+    if summary.status in (Status.VALUE, Status.NOT_OBSERVED):
+        return _ADDRESS.sub("object at 0xXXXXXXXX", summary.text)
+    layout = summary.layout
+    found: dict[str, Any] = {"shape": f"torch.Size({list(layout.shape)})", "dtype": f"torch.{layout.dtype}"}
+    stored = run.tensor(summary.checksum) if values and summary.checksum else None
+    if stored is not None:
+        found["value"] = printed(stored)
+    if layout.dtype in _DESCRIBED:
+        # torch's std is the unbiased one.
+        stats = {**summary.stats, "std": summary.stats.get("uvar", np.nan) ** 0.5}
+        found |= {name: f"tensor({stats[name]:.4e})" for name in NUMBERS if name in stats}
+    return found
+
+
+def printed(array: np.ndarray[Any, Any]) -> list[str]:
+    """A tensor's values as torch prints them in scientific notation at a width of 120, one line an item."""
+    formats: Any = {"float_kind": lambda value: f"{value: .4e}"}
+    body = np.array2string(array, separator=", ", max_line_width=120, prefix="tensor(", formatter=formats)
+    return f"tensor({body})".splitlines()
+
+
+def _has_values(found: Any) -> bool:
+    if isinstance(found, dict):
+        return "value" in found or any(_has_values(item) for item in found.values())
+    return isinstance(found, list) and any(_has_values(item) for item in found)
+
+
+def pruned(document: dict[str, Any]) -> dict[str, Any]:
+    """The tree with runs of layer blocks (numbered, with children below) cut to their first and last."""
+    children = [pruned(child) for child in document["children"]]
+    blocks = [child for child in children if _BLOCK.search(child["module_path"]) and child["children"]]
+    dropped = {id(block) for block in blocks[1:-1]}
+    return {**document, "children": [child for child in children if id(child) not in dropped]}
+
+
+# --- reading
+
+
+def find_trees(directory: Path) -> dict[tuple[int, int], list[Path]]:
+    """The files of each (step, rank) below a directory; with values where both of a pair are there.
+
+    Step and rank are those of the directory names `step=<n>` and `rank<n>`, 0 where there are none.
+    """
+    found: dict[tuple[int, int], dict[str, Path]] = {}
+    for path in sorted(directory.glob("**/*_debug_tree_*.json")):
+        match = _FILE.fullmatch(path.name)
+        if match is None or path.is_symlink():
+            continue
+        step = rank = 0
+        for part in path.relative_to(directory).parts[:-1]:
+            if number := _STEP.fullmatch(part):
+                step = int(number[1])
+            elif number := _RANK.fullmatch(part):
+                rank = int(number[1])
+        pairs = found.setdefault((step, rank), {})
+        if match[2] == "FULL_TENSORS" or match[1] not in pairs:
+            pairs[match[1]] = path
+    return {key: list(pairs.values()) for key, pairs in sorted(found.items())}
+
+
+def read_trees(directory: Path) -> Iterator[Incoming]:
+    """Every tree as records.
+
+    Raises:
+        StoreError: a file cannot be read.
+    """
+    for (step, rank), paths in find_trees(directory).items():
+        rows: list[Row] = []
+        seen: dict[str, int] = {}
+        for path in paths:
+            try:
+                document = json.loads(read_bytes(path))
+            except (ValueError, RecursionError):
+                raise StoreError(f"{path} is not a debug tree: it is not valid JSON") from None
+            if not isinstance(document, dict) or "module_path" not in document:
+                raise StoreError(f"{path} is not a debug tree: it has no module_path at its top")
+            rows += _node(document, seen, str(path), 0)
+        yield Incoming(step, rank, tuple(rows))
+
+
+def _node(document: Any, seen: dict[str, int], path: str, depth: int) -> Iterator[Row]:
+    if not isinstance(document, dict) or depth > _DEEPEST:
+        raise StoreError(f"{path} is not a debug tree: a child is no object, or lies more than {_DEEPEST} deep")
+    fqn = str(document.get("module_path", "")).removesuffix(_TOP)
+    call = seen[fqn] = seen.get(fqn, -1) + 1
+    inputs = document.get("inputs")
+    inputs = inputs if isinstance(inputs, dict) else {}
+    for group in ("args", "kwargs"):
+        for place, item in _leaves(inputs.get(group)):
+            yield Site(Phase.FORWARD, Kind.INPUT, fqn, call, place), SiteInfo(), _summary(item)
+    for child in document.get("children") or ():
+        yield from _node(child, seen, path, depth + 1)
+    if document.get("outputs") is not None:
+        for place, item in _leaves(document["outputs"]):
+            yield Site(Phase.FORWARD, Kind.OUTPUT, fqn, call, place), SiteInfo(), _summary(item)
+
+
+def _leaves(found: Any, path: str = "") -> list[tuple[str, Any]]:
+    """Leaves with their paths; the object that stands for a tensor is a leaf."""
+    if isinstance(found, dict) and "shape" in found and "dtype" in found:
+        return [(path, found)]
+    if isinstance(found, dict):
+        return [pair for key, item in found.items() for pair in _leaves(item, f"{path}[{key!r}]")]
+    if isinstance(found, list):
+        return [pair for place, item in enumerate(found) for pair in _leaves(item, f"{path}[{place}]")]
+    return [] if found is None else flattened(found, path)
+
+
+def _summary(item: Any) -> Summary:
+    if not isinstance(item, dict):
+        return value(item)
+    shape = tuple(int(size) for size in re.findall(r"\d+", str(item["shape"]))[:64])
+    dtype = str(item["dtype"]).removeprefix("torch.")
+    stats: dict[str, float] = {}
+    for name in NUMBERS:
+        match = _TENSOR.match(str(item.get(name, "")))
+        try:
+            stats[name] = float(match[1]) if match else float("nan")
+        except ValueError:
+            continue
+    stats = {name: number for name, number in stats.items() if number == number}  # noqa: PLR0124 - leaves NaN out
+    layout = Layout(shape, dtype)
+    if "std" in stats and layout.numel > 0:
+        stats["var"] = stats["std"] ** 2 * (layout.numel - 1) / layout.numel
+    text = json.dumps([item.get("value"), str(item["shape"]), dtype, *sorted(stats.items())])
+    return Summary(Status.PARTIAL, layout, checksum_of(text), stats)

@@ -1,0 +1,346 @@
+"""YAML introspection reports: one document a step and rank, that plain `diff -u` can compare; written and read.
+
+`introspection/<stage>/step=<n>/rank<n>.yaml`, beside `env_vars.yaml` and `pip_freeze.yaml`. Keys are in the order of
+the format, never sorted. A hash is the MD5 of the raw bytes where the tensor was stored whole (bfloat16 widened to
+float32, as the format has it), else the 16 hex digits of our own checksum: the bytes are gone by then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import re
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from introspect_cli.errors import StoreError
+from introspect_cli.exchange.formats import wanted_steps
+from introspect_cli.exchange.incoming import Incoming, Row, checksum_of, read_bytes, scalar, value
+from introspect_cli.exchange.symbols import read_tensor, write_tensor
+from introspect_cli.inspect.nested import flattened, nested
+from introspect_cli.records import Kind, Layout, Phase, Record, Site, SiteInfo, Status, Summary
+from introspect_cli.store import documents
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+    from introspect_cli.selection import Selection
+    from introspect_cli.store.reader import Run
+
+STAGE = "fit"
+
+_WHOLE = re.compile(r"[-+]?\d{1,300}")
+
+_Dumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+_FILE = re.compile(r"rank(\d{1,6})\.yaml")
+_STEP = re.compile(r"step=(\d{1,18})")
+
+
+class _Plain(_Dumper):  # type: ignore[misc] # whichever dumper this PyYAML was built with
+    """A safe dumper that writes no anchors."""
+
+    def ignore_aliases(self, data: object) -> bool:  # noqa: ARG002 - the signature is PyYAML's
+        return True
+
+
+def dump(document: object) -> str:
+    """Block style, unsorted keys, two spaces, unicode as it is, no folded lines."""
+    text: str = yaml.dump(
+        document, Dumper=_Plain, sort_keys=False, allow_unicode=True, default_flow_style=False, indent=2, width=2**30
+    )
+    return text
+
+
+def write_yaml(run: Run, directory: Path, selection: Selection) -> int:
+    """Write the reports; files written."""
+    top = directory / "introspection"
+    top.mkdir()
+    written = 0
+    for name, file in (("environment", "env_vars.yaml"), ("packages", "pip_freeze.yaml")):
+        if name in run.settings:
+            (top / file).write_text(dump(run.settings[name]), encoding="utf-8")
+            written += 1
+    for step, rank in wanted_steps(run, selection):
+        place = top / STAGE / f"step={step}"
+        place.mkdir(parents=True, exist_ok=True)
+        (place / f"rank{rank}.yaml").write_text(dump(report(run, step, rank, selection)), encoding="utf-8")
+        written += 1
+    return written
+
+
+def report(run: Run, step: int, rank: int, selection: Selection) -> dict[str, Any]:
+    """The document of one step of one rank, as nested data."""
+    records = [
+        record
+        for record in run.rank(rank).records(step)
+        if selection.wants(record.site.kind, record.site.fqn) and record.summary.status is not Status.NOT_OBSERVED
+    ]
+    by_kind: dict[Kind, list[Record]] = {}
+    for record in records:
+        by_kind.setdefault(record.site.kind, []).append(record)
+    root = _only_root(by_kind)
+    parts = {
+        "parameters": _parameters(run, by_kind, root),
+        "buffers": _buffers(run, by_kind, root),
+        "optimizers": _optimizers(run, by_kind),
+        "rngs": _rngs(by_kind),
+        "batch": _batch(run, by_kind, step),
+    }
+    return {name: part for name, part in parts.items() if part}
+
+
+def _only_root(by_kind: dict[Kind, list[Record]]) -> str:
+    """`Net.` where every parameter is the same model's, since other tools write their names without it; else ""."""
+    kinds = (Kind.PARAM, Kind.BUFFER, Kind.GRAD)
+    roots = {record.site.fqn.partition(".")[0] for kind in kinds for record in by_kind.get(kind, [])}
+    return f"{roots.pop()}." if len(roots) == 1 else ""
+
+
+def _latest(records: Iterable[Record]) -> dict[str, Record]:
+    """By FQN, what the step left behind, else what it began with."""
+    found: dict[str, Record] = {}
+    for record in records:
+        before = found.get(record.site.fqn)
+        if before is None or record.site.phase is Phase.OPTIMIZER or before.site.phase is not Phase.OPTIMIZER:
+            found[record.site.fqn] = record
+    return found
+
+
+def digest_of(run: Run, record: Record) -> str:
+    """The hash of a record's bits."""
+    stored = run.tensor(record.summary.checksum) if record.summary.checksum else None
+    if stored is None:
+        return f"{record.summary.checksum:016x}"
+    return hashlib.md5(stored.tobytes(), usedforsecurity=False).hexdigest()
+
+
+def _all(digests: Iterable[str]) -> str:
+    """The digest of the digests, in order."""
+    joined = "".join(digests).encode()
+    return hashlib.md5(joined, usedforsecurity=False).hexdigest()
+
+
+def _leaf(run: Run, record: Record) -> Any:
+    summary = record.summary
+    if summary.status is Status.VALUE:
+        return yaml_value(summary.text)
+    line = write_tensor(summary.layout, summary.stats, digest_of(run, record))
+    return yaml_value(line) if not summary.layout.shape else line
+
+
+def yaml_value(text: str) -> Any:
+    """A plain value's repr as the value it stands for, where that is a number, a flag or None."""
+    constants: dict[str, Any] = {"True": True, "False": False, "None": None}
+    if text in constants:
+        return constants[text]
+    if _WHOLE.fullmatch(text):
+        return int(text)
+    with contextlib.suppress(ValueError):
+        return float(text)
+    return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"" else text
+
+
+def _parameters(run: Run, by_kind: dict[Kind, list[Record]], root: str) -> dict[str, Any]:
+    data, grads = _latest(by_kind.get(Kind.PARAM, [])), _latest(by_kind.get(Kind.GRAD, []))
+    found: dict[str, Any] = {}
+    for name in dict.fromkeys([*data, *grads]):
+        parts = {"data": data.get(name), "grad": grads.get(name)}
+        found[name.removeprefix(root)] = {
+            key: _leaf(run, record) for key, record in parts.items() if record is not None
+        }
+    if data:
+        found["__all_data__"] = _all(digest_of(run, record) for record in data.values())
+    if grads:
+        found["__all_grads__"] = _all(digest_of(run, record) for record in grads.values())
+    return found
+
+
+def _buffers(run: Run, by_kind: dict[Kind, list[Record]], root: str) -> dict[str, Any]:
+    buffers = _latest(by_kind.get(Kind.BUFFER, []))
+    found = {name.removeprefix(root): _leaf(run, record) for name, record in buffers.items()}
+    if buffers:
+        found["__all_buffers__"] = _all(digest_of(run, record) for record in buffers.values())
+    return found
+
+
+def _optimizers(run: Run, by_kind: dict[Kind, list[Record]]) -> list[dict[str, Any]]:
+    settings = run.settings.get("optimizers")
+    if not isinstance(settings, list) or not (Kind.OPTIMIZER_STATE in by_kind or Kind.HYPERPARAMETER in by_kind):
+        return []
+    states: dict[str, list[Record]] = {}
+    for record in by_kind.get(Kind.OPTIMIZER_STATE, []):
+        if record.site.phase is Phase.OPTIMIZER:
+            states.setdefault(record.site.fqn, []).append(record)
+    rates = {(r.site.fqn, r.site.path): yaml_value(r.summary.text) for r in by_kind.get(Kind.HYPERPARAMETER, [])}
+    found = []
+    for optimizer in settings:
+        if not isinstance(optimizer, dict) or not isinstance(optimizer.get("groups"), list):
+            continue
+        groups: list[dict[str, Any]] = []
+        state: dict[int, Any] = {}
+        digests: list[str] = []
+        place = 0
+        for number, group in enumerate(optimizer["groups"]):
+            now = {
+                key: rates.get((str(optimizer.get("name")), f"[{number}][{key!r}]"), value)
+                for key, value in group.items()
+                if key != "params"
+            }
+            members = list(range(place, place + len(group.get("params", []))))
+            groups.append({**now, "params": members})
+            for index, name in zip(members, group.get("params", []), strict=True):
+                kept = states.get(str(name), [])
+                if kept:
+                    state[index] = nested([(record.site.path, _leaf(run, record)) for record in kept])
+                    digests += [digest_of(run, record) for record in kept]
+            place += len(members)
+        found.append(
+            {
+                "__type__": optimizer.get("class"),
+                "param_groups": groups,
+                "__all_param_groups__": _all([repr(groups)]),
+                "state": state,
+                "__all_state__": _all(digests),
+            }
+        )
+    return found
+
+
+def _rngs(by_kind: dict[Kind, list[Record]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for record in by_kind.get(Kind.RNG, []):
+        digest = f"{record.summary.checksum:016x}"
+        name = record.site.fqn
+        if name.startswith("cuda"):
+            found.setdefault("torch.cuda", []).append(digest)
+        else:
+            found[name] = {"state": digest} if name in ("numpy", "python") else digest
+    if "torch.cuda" in found:
+        found["torch.cuda"] = _all(found["torch.cuda"])
+    return found
+
+
+def _batch(run: Run, by_kind: dict[Kind, list[Record]], step: int) -> dict[str, Any]:
+    records = [record for record in by_kind.get(Kind.BATCH, []) if record.site.phase is Phase.DATA]
+    if not records:
+        return {}
+    calls: dict[tuple[str, int], list[Record]] = {}
+    for record in records:
+        calls.setdefault((record.site.fqn, record.site.call), []).append(record)
+    batches = [nested([(r.site.path, _leaf(run, r)) for r in call]) for call in calls.values()]
+    return {
+        "__batch_idx__": step,
+        "__batch__": batches[0] if len(batches) == 1 else batches,
+        "__all_batch__": _all(digest_of(run, record) for record in records),
+    }
+
+
+# --- reading
+
+
+def find_reports(directory: Path) -> list[tuple[int, int, Path]]:
+    """(step, rank, file) of every report below a directory, of one stage.
+
+    Raises:
+        StoreError: two stages have a report of the same step.
+    """
+    found: dict[tuple[int, int], Path] = {}
+    for path in sorted(directory.glob("**/step=*/rank*.yaml")):
+        step, rank = _STEP.fullmatch(path.parent.name), _FILE.fullmatch(path.name)
+        if step is None or rank is None or path.is_symlink():
+            continue
+        # Lightning's own stages are those of a callback that names a report by the count of steps that have ended.
+        key = max(int(step[1]) - path.parent.parent.name.startswith("TrainerFn."), 0), int(rank[1])
+        if key in found:
+            raise StoreError(
+                f"{found[key]} and {path} are of the same step: name the directory of one stage (introspection/<stage>)"
+            )
+        found[key] = path
+    return [(step, rank, path) for (step, rank), path in sorted(found.items())]
+
+
+def read_settings(directory: Path) -> dict[str, Any]:
+    """Environment variables and packages, where they lie beside the reports or one level up."""
+    found: dict[str, Any] = {}
+    for name, file in (("environment", "env_vars.yaml"), ("packages", "pip_freeze.yaml")):
+        for place in (directory, directory / "introspection", directory.parent):
+            path = place / file
+            if path.is_file():
+                found[name] = documents.load(read_bytes(path), str(path))
+                break
+    return found
+
+
+def read_reports(directory: Path, root: str) -> Iterator[Incoming]:
+    """Every report as records; names of parameters get `root` in front.
+
+    Raises:
+        StoreError: a report cannot be read.
+    """
+    for step, rank, path in find_reports(directory):
+        document = documents.load(read_bytes(path), str(path))
+        if not isinstance(document, dict):
+            raise StoreError(f"{path} is not an introspection report: it holds no keys at its top")
+        yield Incoming(step, rank, tuple(_rows(document, root)))
+
+
+def _rows(document: dict[Any, Any], root: str) -> Iterator[Row]:
+    names = [name for name in _map(document.get("parameters")) if not str(name).startswith("__all_")]
+    yield from _batch_rows(document.get("batch"))
+    for name, state in _map(document.get("rngs")).items():
+        fqn = "cuda" if name == "torch.cuda" else str(name)
+        text = str(state.get("state")) if isinstance(state, dict) and set(state) == {"state"} else str(state)
+        summary = Summary(Status.VALUE, Layout((), "rng"), checksum_of(text), text=text[:200])
+        yield Site(Phase.START, Kind.RNG, fqn), SiteInfo(), summary
+    for name in names:
+        entry = _map(_map(document.get("parameters"))[name])
+        for key, kind in (("grad", Kind.GRAD), ("data", Kind.PARAM)):
+            if key in entry:
+                yield Site(Phase.OPTIMIZER, kind, f"{root}.{name}"), SiteInfo(), _summary(entry[key])
+    for name, tensor in _map(document.get("buffers")).items():
+        if not str(name).startswith("__all_"):
+            yield Site(Phase.OPTIMIZER, Kind.BUFFER, f"{root}.{name}"), SiteInfo(), _summary(tensor)
+    yield from _optimizer_rows(document.get("optimizers"), [f"{root}.{name}" for name in names])
+
+
+def _map(found: object) -> dict[Any, Any]:
+    return found if isinstance(found, dict) else {}
+
+
+def _summary(found: Any) -> Summary:
+    if isinstance(found, str):
+        tensor = read_tensor(found)
+        if tensor is not None:
+            layout, stats, digest = tensor
+            return Summary(Status.PARTIAL, layout, checksum_of(digest or found), stats)
+    if isinstance(found, (int, float)) and not isinstance(found, bool):
+        return scalar(found, "float32" if isinstance(found, float) else "int64")
+    return value(found)
+
+
+def _batch_rows(batch: object) -> Iterator[Row]:
+    for path, leaf in flattened(_map(batch).get("__batch__")) if batch else ():
+        yield Site(Phase.DATA, Kind.BATCH, "DataLoader", 0, path), SiteInfo("DataLoader"), _summary(leaf)
+
+
+def _optimizer_rows(found: object, names: list[str]) -> Iterator[Row]:
+    seen: dict[str, int] = {}
+    for entry in found if isinstance(found, list) else []:
+        optimizer = _map(entry)
+        kind = str(optimizer.get("__type__", "Optimizer"))
+        seen[kind] = seen.get(kind, 0) + 1
+        name = kind if seen[kind] == 1 else f"{kind}#{seen[kind]}"
+        groups = optimizer.get("param_groups")
+        for number, group in enumerate(groups if isinstance(groups, list) else []):
+            for key, setting in _map(group).items():
+                if key != "params":
+                    site = Site(Phase.OPTIMIZER, Kind.HYPERPARAMETER, name, 0, f"[{number}][{key!r}]")
+                    yield site, SiteInfo(kind), value(setting)
+        for index, state in _map(optimizer.get("state")).items():
+            # The position counts over all parameters of the optimizer, which of most is all of the model's.
+            is_named = isinstance(index, int) and len(seen) == 1 and index < len(names)
+            fqn = names[index] if is_named else f"{name}.{index}"
+            for path, leaf in flattened(state):
+                yield Site(Phase.OPTIMIZER, Kind.OPTIMIZER_STATE, fqn, 0, path), SiteInfo(), _summary(leaf)

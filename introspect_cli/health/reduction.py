@@ -1,0 +1,342 @@
+"""Gradients that differ between ranks when the optimizer takes them, and what the records prove of their reduction.
+
+A script divides before a reduction, after it, or never, so what an optimizer takes is a multiple of what came out of
+the collective. Sketches tell multiples. A wrapper reduces many gradients in one bucket, whose sketch is none of theirs.
+But elements and squares add up, so what is in a bucket beside the other gradients can be told.
+
+Where collectives were not recorded, a bias that is added to a module's output still tells, and the rows of an
+embedding: the elements of their gradient add up to those of the gradient of the output. Where these sums differ between
+ranks, they tell whose gradient an optimizer takes.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from introspect_cli.health.aligned import Gathered
+from introspect_cli.health.collectives import Collectives
+from introspect_cli.health.copies import Copies, copies_of, since, whose
+from introspect_cli.health.findings import Hit, Level, RankRule
+from introspect_cli.health.outputs import Outputs
+from introspect_cli.health.progress import Progress
+from introspect_cli.records import Kind, Phase, Status, count
+from introspect_cli.store.launch import group_size, rank_list
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from introspect_cli.health.aligned import AlignedStep, Ranks, Rows, Value
+
+_REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce", "broadcast")
+_PARALLEL = 1e-5
+_ADDS_UP = 1e-5
+_MATTERS = 1e-3
+_ROUNDING, _RANKS_DIFFER = 1e-5, 1e-3
+_BIAS = re.compile(r"(Linear|(Layer|Group|Batch|Instance|SyncBatch)Norm\w*|Conv\d?d|ConvTranspose\d?d)$")
+
+
+@dataclass
+class Reductions(Gathered):
+    """Why gradients differ between ranks, looked up in the step in which they begin to.
+
+    Attributes:
+        proofs: what the records prove of the reduction of a parameter's gradient, in words, by FQN.
+        alike: ranks by the gradient that they have, where some have one and others another, by FQN.
+    """
+
+    proofs: dict[str, str] = field(default_factory=dict)
+    alike: dict[str, list[list[int]]] = field(default_factory=dict)
+
+    def step(self, now: AlignedStep) -> None:
+        """Explain the gradients that begin to differ in a step."""
+        copies, collectives = self.ranks.of(Copies), self.ranks.of(Collectives)
+        if not copies.unequal:
+            return
+        recorded = _Recorded(now, self.ranks, copies.reduced) if collectives.seen else None
+        for fqn, rows in copies.unequal.items():
+            proof = recorded.proof(rows) if recorded is not None else ""
+            proof = proof or self._not_added(now, fqn, rows)
+            if proof:
+                self.proofs[fqn] = proof
+            self.alike[fqn] = self._alike(now, rows)
+
+    def _alike(self, now: AlignedStep, rows: Rows) -> list[list[int]]:
+        """Ranks by their gradient; nothing where each has another, or a part."""
+        ranks: dict[int, list[int]] = {}
+        for rank, row in rows.items():
+            if now.layout(rank, row).part is not None:
+                return []
+            ranks.setdefault(now.checksum(rank, row), []).append(rank)
+        return [sorted(same) for same in ranks.values()] if len(ranks) < len(rows) else []
+
+    def _not_added(self, now: AlignedStep, fqn: str, rows: Rows) -> str:
+        """That ranks take what their backward passes gave, by sums of elements; "" where that is not known."""
+        outputs = [now.rows[number] for number in self._gradients_of_outputs.get(fqn, ()) if number in now.rows]
+        if len(rows) < 2 or not outputs:
+            return ""
+        given, size, taken = {}, {}, {}
+        for rank, row in rows.items():
+            total = _finite_whole(now, rank, row)
+            parts = [_finite_whole(now, rank, held[rank]) for held in outputs if rank in held]
+            values = [part for part in parts if part is not None]
+            if total is None or not values or len(values) < len(parts):
+                return ""
+            given[rank], size[rank] = sum(value.total for value in values), sum(value.size for value in values)
+            taken[rank] = total.total
+        middle, scale = float(np.mean(list(given.values()))), max(size.values())
+        alone = [
+            rank
+            for rank, total in given.items()
+            if abs(total - middle) > _RANKS_DIFFER * scale and abs(taken[rank] - total) <= _ROUNDING * scale
+        ]
+        if not alone:
+            return ""
+        where = "any rank" if len(alone) == self.ranks.run.world_size else rank_list(sorted(alone))
+        return f"its gradient was not reduced on {where}"
+
+    @cached_property
+    def _gradients_of_outputs(self) -> dict[str, list[int]]:
+        """Of parameters whose gradient adds up to that of their module's output, the sites of the latter."""
+        classes = {module.fqn: module.module_class for module in self.ranks.whole.modules}
+        found: dict[str, list[int]] = {}
+        for number, site in enumerate(self.ranks.sites):
+            if site.kind == Kind.GRAD_OUTPUT and site.phase == Phase.BACKWARD and not site.path:
+                found.setdefault(site.fqn, []).append(number)
+        owners = {site.fqn: site.fqn.rpartition(".")[0] for site in self.ranks.sites if site.kind == Kind.GRAD}
+        return {
+            fqn: found[owner]
+            for fqn, owner in owners.items()
+            if owner in found and _adds_up(classes.get(owner, ""), fqn.rpartition(".")[2])
+        }
+
+
+def _finite_whole(now: AlignedStep, rank: int, row: int) -> Value | None:
+    """A record whose sums are known: None where it is a part, or not all finite."""
+    value, counts = now.value(rank, row), now.batches[rank].counts
+    odd = any(int(counts[name][row]) != 0 for name in ("nans", "posinfs", "neginfs") if name in counts)
+    whole = now.layout(rank, row).part is None and not odd and np.isfinite([value.total, value.size]).all()
+    return value if whole else None
+
+
+def _adds_up(module_class: str, name: str) -> bool:
+    return (name == "bias" and _BIAS.match(module_class) is not None) or (
+        name == "weight" and module_class == "Embedding"
+    )
+
+
+class _Passed(NamedTuple):
+    """A tensor that went into a collective or came out of one.
+
+    Attributes:
+        value: what is on record of it.
+        group: the ranks of the collective.
+        number: which collective of that group.
+        where: what it is, with its line.
+        backward: whether it ran in the backward pass.
+    """
+
+    value: Value
+    group: str
+    number: int
+    where: str
+    backward: bool
+
+
+class _Recorded:
+    """The reductions of one step, rank by rank, and the gradients that came out of them alike."""
+
+    def __init__(self, now: AlignedStep, ranks: Ranks, reduced: Sequence[Rows]) -> None:
+        self._now, self._reduced = now, reduced
+        self._given: dict[int, list[_Passed]] = {}
+        self._gives: dict[int, list[_Passed]] = {}
+        for rank, calls in ranks.of(Collectives).calls.items():
+            sides: tuple[list[_Passed], list[_Passed]] = [], []
+            phases = ranks.readers[rank].sites.phase
+            for (group, number), call in calls.items():
+                for path, row in call.rows.items() if call.operation in _REDUCTIONS else ():
+                    value = _measured(now, rank, row)
+                    if value is not None:
+                        backward = phases[int(now.batches[rank].site[row])] == Phase.BACKWARD
+                        sides[path.startswith(".out")].append(_Passed(value, group, number, call.where, backward))
+            self._given[rank], self._gives[rank] = sides
+
+    def proof(self, rows: Rows) -> str:
+        """Why a gradient differs between ranks, as far as the collectives tell; "" where they do not."""
+        gradients = {rank: _measured(self._now, rank, row) for rank, row in rows.items()}
+        values = {rank: value for rank, value in gradients.items() if value is not None and value.squares > 0}
+        if len(values) < len(rows) or not all(self._gives[rank] or self._given[rank] for rank in rows):
+            return ""
+        came, went = (
+            {rank: passed for rank, value in values.items() if (passed := _same(value, among[rank])) is not None}
+            for among in (self._gives, self._given)
+        )
+        if len(came) == len(rows):
+            return _over_whom(came)
+        kept = [rank for rank in went if rank not in came]
+        if kept:
+            return (
+                f"its gradient was not reduced on {rank_list(sorted(kept))}: its optimizer takes what went into "
+                f"{went[kept[0]].where} there, not what came out"
+            )
+        left = [rank for rank in rows if rank not in came]
+        reasons = [self._left_out(rank, values[rank]) for rank in left]
+        return f"its gradient was not reduced on {rank_list(sorted(left))}: {reasons[0]}" if all(reasons) else ""
+
+    def _left_out(self, rank: int, gradient: Value) -> str:
+        """That nothing which was reduced on a rank can be this gradient; "" where something may be."""
+        values = [_measured(self._now, rank, rows[rank]) for rows in self._reduced if rank in rows]
+        reduced = [value for value in values if value is not None]
+        if not reduced or len(reduced) < len(values):
+            return ""
+        others, gives = count(len(reduced), "other gradient"), self._gives[rank]
+        came = [[passed for passed in gives if _is_multiple(value, passed.value)] for value in reduced]
+        spoken_for = {id(passed) for found in came for passed in found}
+        free = [one for one in gives if id(one) not in spoken_for and one.value.numel >= gradient.numel]
+        if all(came) and not free:
+            return f"no collective of the step gave it, and {others} came from one"
+        buckets = [passed.value for passed in gives if passed.backward]
+        if buckets:
+            what = f"what came out of the {count(len(buckets), 'reduction')} of the backward pass"
+            return f"{what} is the {others} alone" if _hold(buckets, reduced, gradient) else ""
+        sent = {at: [passed for passed in given if passed.backward] for at, given in self._given.items()}
+        what = f"what went into the {count(len(sent[rank]), 'reduction')} of the backward pass"
+        filled = _fill(list(sent.values()), reduced, gradient)
+        return f"{what} has the size and the sum of the {others} alone" if filled else ""
+
+
+def _measured(now: AlignedStep, rank: int, row: int) -> Value | None:
+    """A record with all that reductions are told by; None where any of it is absent."""
+    value = now.value(rank, row)
+    if value.sketch is None or now.batches[rank].status[row] == Status.NOT_OBSERVED:
+        return None
+    numbers = (value.low, value.high, value.mean, value.amean, value.squares)
+    return value if np.isfinite(numbers).all() and np.isfinite(value.sketch).all() else None
+
+
+def _is_multiple(one: Value, two: Value) -> bool:
+    """Whether two tensors of as many elements are positive multiples of each other, by their sketches."""
+    if one.numel != two.numel or one.numel < 2 or one.sketch is None or two.sketch is None:
+        return False  # a single element is a multiple of any other
+    product, norms = float(one.sketch @ two.sketch), float(np.linalg.norm(one.sketch) * np.linalg.norm(two.sketch))
+    if not norms > 0 or product <= 0:
+        return False
+    rest = one.sketch - two.sketch * (product / float(two.sketch @ two.sketch))
+    return float(np.linalg.norm(rest)) <= _PARALLEL * float(np.linalg.norm(one.sketch))
+
+
+def _same(gradient: Value, among: Sequence[_Passed]) -> _Passed | None:
+    """The first tensor that a gradient is a multiple of."""
+    return next((passed for passed in among if _is_multiple(gradient, passed.value)), None)
+
+
+def _over_whom(came: Mapping[int, _Passed]) -> str:
+    """What is wrong with the collectives that a gradient came out of on each rank."""
+    base = min(came)
+    first, groups = came[base], dict.fromkeys(passed.group for passed in came.values())
+    if len(groups) > 1:
+        if any(group_size(name) == len(came) for name in groups):
+            return ""
+        over = " and over ".join(f"{name} alone" for name in groups)
+        return f"its gradient was reduced over {over} ({first.where})"
+    other = next((rank for rank in sorted(came) if came[rank].number != first.number), None)
+    if other is None:
+        return ""
+    return (
+        f"its gradient came out of collective {first.number} of {first.group} on rank {base} and out of collective "
+        f"{came[other].number} on rank {other} ({first.where}), so the ranks reduced gradients in another order"
+    )
+
+
+def _hold(buckets: Sequence[Value], gradients: Sequence[Value], other: Value) -> bool:
+    """Whether buckets hold one multiple of some gradients and nothing of another one, by sums and extrema."""
+    squares, wanted = (sum(value.squares for value in values) for values in (buckets, gradients))
+    if not squares > 0 or not wanted > 0 or other.squares <= _MATTERS * wanted:
+        return False
+    if sum(value.numel for value in buckets) < sum(value.numel for value in gradients):
+        return False
+    factor, width = float(np.sqrt(squares / wanted)), float(np.sqrt(squares))
+    size = sum(value.size for value in buckets)
+    compared = (
+        (size, sum(value.size for value in gradients), size),
+        (sum(value.total for value in buckets), sum(value.total for value in gradients), size),
+        (min(value.low for value in buckets), min(value.low for value in gradients), width),
+        (max(value.high for value in buckets), max(value.high for value in gradients), width),
+    )
+    return all(abs(one - factor * two) <= _ADDS_UP * scale for one, two, scale in compared)
+
+
+def _fill(sent: Sequence[Sequence[_Passed]], gradients: Sequence[Value], other: Value) -> bool:
+    """Whether what all ranks put into buckets is as large as some gradients and adds up to them, without another one.
+
+    A wrapper that waits for its reductions itself shows no more.
+    """
+    elements, ranks = sum(value.numel for value in gradients), len(sent)
+    every = [passed for of_rank in sent for passed in of_rank]
+    if any(sum(passed.value.numel for passed in of_rank) != elements for of_rank in sent):
+        return False
+    if any(group_size(passed.group) != ranks for passed in every):
+        return False
+    total, size = sum(passed.value.total for passed in every), sum(passed.value.size for passed in every)
+    taken, near = sum(value.total for value in gradients), float(_ADDS_UP * size)
+    return abs(other.total) > 10 * near and any(abs(total * factor - taken) <= near for factor in (1.0, 1 / ranks))
+
+
+def _reduction(ranks: Ranks) -> Iterator[Hit]:
+    copies = copies_of(ranks)
+    alone = {fqn for fqn, found in copies.grads.items() if not found.is_multiple and not found.single}
+    begun = {copies.grads[fqn].step for fqn in alone}
+    # Where one gradient differs, all others are multiples that step, as clipping by a norm makes them.
+    followers = {fqn: found.step for fqn, found in copies.grads.items() if fqn not in alone and found.step in begun}
+    looked_at = count(len(ranks.steps), "step")
+    for fqn, gradient in copies.grads.items():
+        if fqn in followers:
+            continue
+        param, proof = copies.params.get(fqn), ranks.of(Reductions).proofs.get(fqn)
+        why = proof or _likely(ranks, fqn)
+        if param is not None and proof:
+            evidence = f"{since(fqn, param)}: {why}"
+        elif param is not None:
+            far = f" ({gradient.size})" if gradient.size else ""
+            evidence = f"{since(fqn, param)}, and its gradient{far} when the optimizer takes it: {why}"
+        else:
+            evidence = (
+                f"the gradient of {fqn} differs on {whose(gradient)} ({gradient.size}) when the optimizer takes it, "
+                f"although the parameter was equal on all ranks: {why}"
+            )
+        number = sum(step == gradient.step for step in followers.values())
+        if number:
+            are = "are multiples there, as clipping by a norm that this one is part of makes them"
+            is_ = "is a multiple there, as clipping by a norm that this one is part of makes it"
+            evidence += f"; {count(number, 'other gradient')} {are if number > 1 else is_}"
+        yield Hit(gradient.step, f"grad {fqn}", f"{evidence} ({looked_at} looked at)", gradient.rank)
+
+
+def _likely(ranks: Ranks, fqn: str) -> str:
+    """Why gradients of copies differ, where nothing is proved: the reduction, unless the ranks had parted before it."""
+    gradient = ranks.of(Copies).grads[fqn]
+    parted = [*ranks.of(Progress).begun, *ranks.of(Outputs).begun]
+    if any(step <= gradient.step for step in parted):
+        return "the ranks had parted before it, as is told beside"
+    if gradient.is_multiple:
+        return "it is a multiple there: divided by another number, clipped by a norm of its own or unscaled alone"
+    alike = ranks.of(Reductions).alike.get(fqn)
+    if alike:
+        which = " and another ".join(f"on {rank_list(same)}" for same in alike)
+        return f"it is one gradient {which}: it was not reduced over all ranks, or changed after that"
+    return "it was not reduced, or not over these ranks, or changed on one after that"
+
+
+REDUCTION = RankRule(
+    "reduction",
+    Level.ERROR,
+    "gradients of one parameter differ between ranks when the optimizer takes them",
+    "the parameter was equal on them before; --record default,collective tells over whom the gradient was reduced",
+    "an all-reduce that is missing, over the wrong group, or skipped on some ranks; of multiples, clipping or "
+    "unscaling by what each rank has of its own",
+    _reduction,
+)

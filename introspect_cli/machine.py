@@ -1,0 +1,61 @@
+"""What this machine has for us: processors, and what the C++ sources were compiled to.
+
+Whoever works on a checkout changes the sources and the Python that calls them together, and may forget to compile: the
+old extension then takes other arguments than it is given, and captures record nothing. So an extension holds a sum of
+all sources, and it is used only where that is the sum of those that lie here. A wheel has none.
+
+The build runs this file by its path, before the package is installed, so it imports nothing of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+DISABLE_VARIABLE: Final = "INTROSPECT_NO_KERNELS"
+"""Environment variable that, set to anything but 0, keeps what was compiled from being used."""
+
+_FOLDERS: Final = ("tensors", "capture/probes")
+
+
+def processors() -> int:
+    """How many processors this process may use, at least 1: a container or `taskset` may allow two of sixty-four."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def digest() -> str:
+    """16 hex digits of the sources' names and text; "" where there are none."""
+    package = Path(__file__).resolve().parent
+    files = sorted(
+        path for folder in _FOLDERS for path in (package / folder).glob("*") if path.suffix in {".cpp", ".h"}
+    )
+    total = hashlib.blake2b(digest_size=8)
+    for path in files:
+        total.update(f"{path.name}\n".encode() + path.read_bytes())
+    return total.hexdigest() if files else ""
+
+
+def disabled() -> bool:
+    """Whether the user wants nothing compiled to be used."""
+    return os.environ.get(DISABLE_VARIABLE, "0") not in {"", "0"}
+
+
+def load(name: str) -> tuple[ModuleType | None, str]:
+    """The extension of a dotted name, or None; and why there is none, "" if there is one."""
+    if disabled():
+        return None, f"{DISABLE_VARIABLE} is set"
+    try:
+        extension = import_module(name)
+    except ModuleNotFoundError:
+        return None, "they were not compiled when introspect was installed"
+    except ImportError as error:
+        return None, str(error)
+    if digest() not in {"", getattr(extension, "SOURCES", None)}:
+        return None, "their sources changed after they were compiled"
+    return extension, ""

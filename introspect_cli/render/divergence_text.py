@@ -1,0 +1,178 @@
+"""Divergences as a table, and what differs at one of them in words."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from introspect_cli.compare.join.distance import shapeless, shapes_differ
+from introspect_cli.compare.result import DiffResult, Divergence, Role
+from introspect_cli.records import Kind, Status, Summary, count
+from introspect_cli.render.blocks import Block, Column, Table, line, table_of
+from introspect_cli.render.text import brief_what, clean, distance, number, shape, site_text, two_numbers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from introspect_cli.compare.element.elements import Elements
+
+_COMPARED = ("mean", "std", "amean", "min", "max")
+_TELLING = ("nans", "infs", "zeros", "mean", "std", "min", "max")
+_SHORT = {"float32": "fp32", "float64": "fp64", "float16": "fp16", "bfloat16": "bf16"}
+
+
+def divergence_table(divergences: Sequence[Divergence], *, ranks: bool = False) -> Table:
+    """Divergences as a table; columns without content are left out."""
+    noisy = any(divergence.floor is not None for divergence in divergences)
+    shifted = any(divergence.step_b != divergence.step for divergence in divergences)
+    briefs = list(zip(*(_brief(glance(divergence)) for divergence in divergences), strict=True))
+    modules = tuple(clean(divergence.site.fqn) for divergence in divergences)
+    kinds = tuple(brief_what(divergence.site) for divergence in divergences)
+    columns: list[tuple[Column, Callable[[Divergence], str]]] = [
+        (Column("step", right=True), lambda divergence: str(divergence.step)),
+        *([(Column("of b", right=True), lambda divergence: str(divergence.step_b))] if shifted else []),
+        *([(Column("rank", right=True), lambda divergence: str(divergence.rank))] if ranks else []),
+        (Column("phase", drop_at=2), lambda divergence: divergence.site.phase.value),
+        (Column("module", least=18, brief=modules, brief_at=1), _module),
+        (Column("what", least=14, brief=kinds, brief_at=2), lambda divergence: site_text(divergence.site)),
+        (Column("a", least=7, brief=briefs[0], brief_at=3), lambda divergence: glance(divergence)[0]),
+        (Column("b", least=7, brief=briefs[1], brief_at=3), lambda divergence: glance(divergence)[1]),
+        (Column("rel. L2", right=True), lambda divergence: distance(divergence.rel_l2)),
+        *([(Column("x noise", right=True), _over_noise)] if noisy else []),
+        (Column("role"), lambda divergence: divergence.role.value),
+    ]
+    return table_of(divergences, columns, lambda own: "origin" if own.role is Role.ORIGIN else "")
+
+
+def _over_noise(divergence: Divergence) -> str:
+    if divergence.rel_l2 is None or not divergence.floor:
+        return "-"
+    return f"{divergence.rel_l2 / divergence.floor:.3g}"
+
+
+def _module(divergence: Divergence) -> str:
+    name, owner = clean(divergence.site.fqn), clean(divergence.module_class)
+    return f"{name} ({owner})" if owner and owner != name else name
+
+
+def _dtype(name: str) -> str:
+    return _SHORT.get(name, name)
+
+
+def glance(divergence: Divergence) -> tuple[str, str]:
+    """Run a and run b at a glance: what tells them apart in a few characters."""
+    a, b = divergence.a, divergence.b
+    if a is None or b is None:
+        return _one_side(a), _one_side(b)
+    if shapes_differ(a, b):
+        return shape(a.layout.shape), shape(b.layout.shape)
+    if Status.VALUE in (a.status, b.status):
+        return _plain(a), _plain(b)
+    if a.layout.dtype != b.layout.dtype:
+        return _dtype(a.layout.dtype), _dtype(b.layout.dtype)
+    if divergence.site.kind is Kind.RNG:
+        return f"#{a.checksum:016x}"[:9], f"#{b.checksum:016x}"[:9]
+    for name, word in (("nans", "NaN"), ("infs", "Inf")):
+        if a.stats.get(name, 0) != b.stats.get(name, 0):
+            return f"{a.stats.get(name, 0):.0f} {word}", f"{b.stats.get(name, 0):.0f} {word}"
+    return _statistic(a, b)
+
+
+def _brief(glances: tuple[str, str]) -> tuple[str, str]:
+    """The same in fewer characters: no name of the statistic, fewer digits."""
+    name, _, value = glances[0].partition(" ")
+    return two_numbers(float(value), float(glances[1]), least=2) if name in _COMPARED else glances
+
+
+def _one_side(summary: Summary | None) -> str:
+    if summary is None:
+        return "(none)"
+    if summary.status is Status.VALUE:
+        return _plain(summary)
+    return f"{shape(summary.layout.shape)} {_dtype(summary.layout.dtype)}"
+
+
+def _shape(summary: Summary) -> str:
+    return f"{summary.layout.numel} elements" if shapeless(summary) else shape(summary.layout.shape)
+
+
+def _plain(summary: Summary) -> str:
+    if summary.status is Status.VALUE:
+        return clean(summary.text, 24)
+    if summary.layout.numel == 1 and "mean" in summary.stats:
+        return number(summary.stats["mean"])
+    return f"{shape(summary.layout.shape)} {_dtype(summary.layout.dtype)}"
+
+
+def _statistic(a: Summary, b: Summary) -> tuple[str, str]:
+    """The statistic that moved most, against the spread of the values; the checksum where none moved visibly."""
+    if a.layout.numel == 1 and "mean" in a.stats and "mean" in b.stats:
+        return two_numbers(a.stats["mean"], b.stats["mean"])
+    spread = max(abs(a.stats.get("std", 0.0)), abs(b.stats.get("std", 0.0)))
+    best, moved = "", 0.0
+    for name in _COMPARED:
+        one, two = a.stats.get(name), b.stats.get(name)
+        if one is None or two is None:
+            continue
+        scale = max(spread, abs(one), abs(two)) if name != "mean" else max(spread, 1e-30)
+        change = abs(one - two) / scale if scale else 0.0
+        if change > moved * 1.5:
+            best, moved = name, change
+    if not best or moved < 1e-8:
+        return f"#{a.checksum:016x}"[:9], f"#{b.checksum:016x}"[:9]
+    text_a, text_b = two_numbers(a.stats[best], b.stats[best])
+    return f"{best} {text_a}", text_b
+
+
+def detail_blocks(result: DiffResult) -> list[Block]:
+    """Of each listed divergence what differs, in two or three lines."""
+    blocks: list[Block] = []
+    for divergence in result.divergences:
+        a, b = divergence.a, divergence.b
+        title = f"{divergence.step_words}: {site_text(divergence.site)} of {_module(divergence)}"
+        blocks += [line(), line(title, "origin" if divergence.role is Role.ORIGIN else "heading")]
+        if a is None or b is None:
+            blocks.append(line(f"only in {'a' if b is None else 'b'}: {_one_side(a or b)}", indent=2))
+            continue
+        statistics = statistics_words(divergence)
+        if divergence.elements is not None:
+            blocks.append(line(elements_words(divergence.elements), indent=2))
+        if statistics:
+            blocks.append(line(statistics, indent=2))
+        elif divergence.elements is None:
+            blocks.append(line(f"checksum {a.checksum:016x} -> {b.checksum:016x}", indent=2))
+    return blocks
+
+
+def statistics_words(divergence: Divergence) -> str:
+    """What differs between the records of both runs: layout, value, statistics; "" where only one has the site."""
+    a, b = divergence.a, divergence.b
+    if a is None or b is None:
+        return ""
+    clauses = [
+        f"{name} {one or '-'} -> {two or '-'}"
+        for name, one, two in (
+            ("shape", *((_shape(a), _shape(b)) if shapes_differ(a, b) else ("", ""))),
+            ("dtype", a.layout.dtype, b.layout.dtype),
+            ("device", a.layout.device, b.layout.device),
+            ("value", clean(a.text, 60), clean(b.text, 60)),
+        )
+        if one != two
+    ]
+    clauses += [
+        f"{name} {' -> '.join(two_numbers(a.stats[name], b.stats[name], 5, 17))}"
+        for name in _TELLING
+        if name in a.stats and name in b.stats and a.stats[name] != b.stats[name]
+    ]
+    return ", ".join(clauses)
+
+
+def elements_words(elements: Elements) -> str:
+    """How two whole tensors differ, in a line: how many elements, by how much, where."""
+    share = f" ({number(100 * elements.differing / elements.total, 3)} %)" if elements.total else ""
+    verb = "differs" if elements.differing == 1 else "differ"
+    words = f"{elements.differing:,} of {count(elements.total, 'element')} {verb}{share}"
+    if elements.largest is not None:
+        words += f", max |a-b| {number(elements.largest, 3)} at {list(elements.where)}"
+    if elements.first != elements.where:
+        words += f"; first at {list(elements.first)}"
+    return words

@@ -1,0 +1,77 @@
+"""What came of running scripts again, as lines and tables: the culprit of a bisection, a divergence seen closely."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from introspect_cli.compare.result import Verdict
+from introspect_cli.render.blocks import Block, Column, line, table_of
+from introspect_cli.render.diff_text import diff_blocks
+from introspect_cli.render.text import clean
+from introspect_cli.render.values_text import closeup_blocks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from introspect_cli.rerun.bisect import Culprit
+    from introspect_cli.rerun.minimise import Difference, Smallest
+    from introspect_cli.rerun.zoom import Zoomed
+
+
+def culprit_blocks(culprit: Culprit) -> list[Block]:
+    """The first bad commit, what it changed, and what parts because of it."""
+    tried = line(f"{len(culprit.tried)} commits tried; their runs are in {clean(str(culprit.directory))}", "dim")
+    if culprit.commit is None:
+        blocks: list[Block] = [line("Could not tell: only commits that cannot be captured are left.", "bold")]
+        blocks += [line(f"could be {commit[:10]}", indent=2) for commit in culprit.candidates]
+        return [*blocks, tried]
+    blocks = [line(f"The first bad commit is {culprit.commit[:10]}: {clean(culprit.subject)}", "bold")]
+    blocks += [line(clean(name), indent=2) for name in culprit.files]
+    blocks.append(line())
+    if culprit.result is not None:
+        blocks += diff_blocks(culprit.result)
+        blocks.append(line())
+    return [*blocks, tried]
+
+
+def smallest_blocks(smallest: Smallest) -> list[Block]:
+    """The smallest set of settings, and what parts because of it."""
+    blocks: list[Block] = [line(f"{smallest.sentence[:1].upper()}{smallest.sentence[1:]}.", "bold")]
+    if smallest.settings:
+        columns: list[tuple[Column, Callable[[Difference], str]]] = [
+            (Column("setting"), lambda setting: clean(setting.name)),
+            (Column("where"), lambda setting: setting.axis),
+            (Column("a", least=8), lambda setting: _value(setting.a)),
+            (Column("b", least=8), lambda setting: _value(setting.b)),
+        ]
+        blocks.append(table_of(smallest.settings, columns))
+    if smallest.unknown:
+        names = ", ".join(map(clean, smallest.unknown))
+        blocks.append(line(f"Not tried, since their values are redacted: {names}"))
+    if smallest.settings and smallest.result is not None:
+        blocks += [line(), *diff_blocks(smallest.result)]
+    return [*blocks, line(f"{smallest.runs} captures", "dim")]
+
+
+def _value(value: object) -> str:
+    return "-" if value is None else clean(str(value), 60)
+
+
+def zoom_blocks(zoomed: Zoomed, width: int) -> list[Block]:
+    """The whole answer of a zoom."""
+    blocks: list[Block] = []
+    if zoomed.before.verdict is not Verdict.DIVERGED:
+        return diff_blocks(zoomed.before)
+    shown = zoomed.after if zoomed.closeups and zoomed.after is not None else zoomed.before
+    blocks.append(line(clean(shown.sentence), "bad"))
+    blocks += [line(clean(side.note, 1200), "" if side.repeats else "unsure") for side in zoomed.sides]
+    if zoomed.after is not None and not zoomed.after.first:
+        blocks.append(line(f"Run again, they do not diverge: {clean(zoomed.after.sentence)}", "unsure"))
+    if zoomed.after is None or not zoomed.after.first:
+        blocks.append(line("What follows is what the stores hold.", "unsure"))
+    for place, closeup in enumerate(zoomed.closeups):
+        blocks += [line(), *closeup_blocks(closeup, width, zoomed.source if not place else ())]
+    if zoomed.directory is not None:
+        runs = " ".join(clean(str(side.run)) for side in zoomed.sides if side.run is not None)
+        blocks += [line(), line(f"The new captures: {runs}", "dim", wrap=False)]
+    return blocks

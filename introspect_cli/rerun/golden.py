@@ -1,0 +1,228 @@
+"""Golden runs: a small run kept in git, and the question whether a script still trains the same.
+
+A whole run is too large for a repository, and a test needs the divergence, not every statistic. So a golden run keeps
+checksums and sketches of losses, outputs, gradients and parameters, at the first steps and a few later ones, in one
+compressed file. Beside it stand the command to run again and the tolerance, so that a check needs nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from introspect_cli.compare.diff import compare_runs
+from introspect_cli.compare.join.distance import ROUNDING
+from introspect_cli.compare.options import DiffOptions
+from introspect_cli.compare.reasons.settings import describe, rounds_differently
+from introspect_cli.compare.result import Verdict
+from introspect_cli.errors import StoreError, UsageError
+from introspect_cli.records import Kind
+from introspect_cli.store import documents
+from introspect_cli.store.pack import pack
+from introspect_cli.store.reader import open_run
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from introspect_cli.compare.result import DiffResult
+    from introspect_cli.store.reader import Run
+
+ABOUT, STORE = "golden.yaml", "run.zip"
+KINDS = "rng,batch,loss,output,grad,param,buffer"
+_SMALL = 64
+"""Roundings of a value's type that summation order may make; more is another computation."""
+
+
+@dataclass(frozen=True)
+class Golden:
+    """What a golden run is checked by.
+
+    Attributes:
+        words: the script and its arguments; empty for one that a test saved.
+        options: capture options that were given beside ours.
+        steps: how many steps it has.
+        tolerance: (rtol, atol) by kind; "" for all others.
+    """
+
+    words: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
+    steps: int = 20
+    tolerance: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+
+
+def own_options(steps: int) -> list[str]:
+    """The options of `capture` that keep a run small: few kinds, no statistics, no settings but the machine's."""
+    later = f",{steps // 2},{steps - 1}" if steps > 8 else ""
+    schedule = f"0:{min(steps, 4)}{later}" if steps > 4 else f"0:{steps}"
+    small = ["--no-env", "--no-packages", "--no-source"]
+    return ["--record", KINDS, "--stats", "none", "--steps", schedule, "--until-step", str(steps - 1), *small]
+
+
+def save(golden: Golden, path: Path, *, force: bool = False) -> int:
+    """Run the script and keep what it computes.
+
+    Returns:
+        how many bytes it takes.
+
+    Raises:
+        StoreError: the directory exists, or the script recorded nothing.
+    """
+    if path.exists() and not force and any(path.iterdir()):
+        raise StoreError(f"{path} exists already; choose another place with -o, or --force to replace it")
+    with tempfile.TemporaryDirectory() as folder:
+        run = _captured(golden, Path(folder) / "run")
+        return keep(run, golden, path)
+
+
+def keep(run: Path, golden: Golden, path: Path) -> int:
+    """Keep a run as a golden one; how many bytes it takes."""
+    path.mkdir(parents=True, exist_ok=True)
+    about = {
+        "words": list(golden.words),
+        "options": list(golden.options),
+        "steps": golden.steps,
+        "tolerance": {kind: list(pair) for kind, pair in golden.tolerance.items()},
+    }
+    (path / ABOUT).write_bytes(documents.dump(about, ABOUT, "golden"))
+    (path / STORE).unlink(missing_ok=True)
+    pack(run, path / STORE)
+    return sum(file.stat().st_size for file in path.iterdir())
+
+
+def read(path: Path) -> Golden:
+    """What a golden run is checked by.
+
+    Raises:
+        StoreError: there is none, or it cannot be read.
+    """
+    try:
+        about = documents.load((path / ABOUT).read_bytes(), str(path / ABOUT))
+        tolerance = {str(kind): (float(rtol), float(atol)) for kind, (rtol, atol) in about["tolerance"].items()}
+        words, options = (tuple(map(str, about[name])) for name in ("words", "options"))
+        return Golden(words, options, int(about["steps"]), tolerance)
+    except OSError:
+        raise StoreError(f"no golden run at {path}: save one with `introspect golden save -o {path} SCRIPT`") from None
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise StoreError(f"{path / ABOUT} cannot be read: save it again with --force") from None
+
+
+def _kept(path: Path) -> Run:
+    try:
+        return open_run(path / STORE)
+    except StoreError as error:
+        raise StoreError(f"{path} cannot be read; save it again with --force ({error})") from None
+
+
+def check(path: Path, *, noise: bool = False, keep_run: Path | None = None) -> DiffResult:
+    """Run the script of a golden run again and compare.
+
+    Args:
+        path: the golden run.
+        noise: whether to run it twice, and to let pass four times what these two differ by.
+        keep_run: where the new run is left.
+
+    Raises:
+        StoreError: there is no golden run, or the script recorded nothing.
+        UsageError: a test saved it, and only that test can check it.
+    """
+    golden = read(path)
+    if not golden.words:
+        raise UsageError(f"a test saved {path}: run that test to check it")
+    with tempfile.TemporaryDirectory() as folder:
+        runs = [_captured(golden, Path(folder) / f"run{number}") for number in range(1 + noise)]
+        if keep_run is not None:
+            shutil.copytree(runs[0], keep_run, dirs_exist_ok=True)
+        return compared(path, golden, runs[0], runs[1:])
+
+
+def compared(path: Path, golden: Golden, run: Path, noise: Sequence[Path] = ()) -> DiffResult:
+    """What a new run is to a golden one: a is the golden run, or with noise the new one."""
+    with ExitStack() as stack:
+        kept, new = stack.enter_context(_kept(path)), stack.enter_context(open_run(run))
+        others = [stack.enter_context(open_run(other)) for other in noise]
+        a, b = (new, kept) if others else (kept, new)
+        results = [compare_runs(a, b, options, others) for options in _parts(golden, kept)]
+    answer = next((r for r in results if r.verdict is Verdict.DIVERGED), results[0])
+    if answer.verdict is Verdict.SAME:
+        answer = next((r for r in results if r.verdict is Verdict.UNDECIDED), answer)
+    return _another_machine(replace(answer, a=str(path)))
+
+
+def _parts(golden: Golden, run: Run) -> list[DiffOptions]:
+    """A comparison for each tolerance: kinds that have one of their own, and all others."""
+    kinds = {kind for rank in run.ranks for kind in run.rank(rank).sites.kind}
+    rest = golden.tolerance.get("", (0.0, 0.0))
+    with_tolerance = {kind: pair for kind, pair in golden.tolerance.items() if kind in kinds}
+    if not with_tolerance:
+        return [DiffOptions(rtol=rest[0], atol=rest[1])]
+    others = frozenset(Kind(kind) for kind in kinds - set(with_tolerance))
+    parts = [DiffOptions(kinds=frozenset({Kind(k)}), rtol=pair[0], atol=pair[1]) for k, pair in with_tolerance.items()]
+    return [*([DiffOptions(kinds=others, rtol=rest[0], atol=rest[1])] if others else []), *parts]
+
+
+def _another_machine(result: DiffResult) -> DiffResult:
+    """Not diverged but undecided where the first difference is one of rounding, and the machine is another."""
+    first = result.first
+    if result.verdict is not Verdict.DIVERGED or first is None or first.a is None or first.b is None:
+        return result
+    unit = ROUNDING.get(first.a.layout.dtype)
+    small = unit is not None and first.rel_l2 is not None and first.rel_l2 <= _SMALL * unit
+    machine = [describe(change) for change in result.settings if rounds_differently(change)]
+    if not small or not machine:
+        return result
+    sentence = (
+        f"Could not tell: the first difference, at step {first.step}, is as small as rounding, and the golden run is "
+        f"of another machine ({'; '.join(machine[:3])}). Give it a tolerance, or save one here."
+    )
+    return replace(result, verdict=Verdict.UNDECIDED, sentence=sentence)
+
+
+def _captured(golden: Golden, run: Path) -> Path:
+    """Run the script under capture.
+
+    Raises:
+        StoreError: it recorded nothing.
+    """
+    options = [*own_options(golden.steps), *golden.options]
+    command = [sys.executable, "-m", "introspect_cli", "capture", "-q", *options, "-o", str(run), *golden.words]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)  # noqa: S603 - the user's script
+    try:
+        with open_run(run) as captured:
+            if any(len(captured.rank(rank)) for rank in captured.ranks):
+                return run
+    except StoreError:
+        pass
+    said = done.stderr.decode("utf-8", "replace").strip().rpartition(os.linesep)[2]
+    raise StoreError(f"the script recorded nothing and ended with code {done.returncode}{f': {said}' if said else ''}")
+
+
+def tolerance_of(texts: Sequence[str], rtol: float, atol: float) -> dict[str, tuple[float, float]]:
+    """Tolerances by kind.
+
+    Args:
+        texts: `KIND=RTOL` or `KIND=RTOL,ATOL`.
+        rtol: for all other kinds.
+        atol: for all other kinds.
+
+    Raises:
+        UsageError: a text is none, or names no kind.
+    """
+    tolerances: dict[str, Any] = {"": (rtol, atol)} if rtol or atol else {}
+    for text in texts:
+        kind, _, numbers = text.partition("=")
+        try:
+            pair = [float(number) for number in numbers.split(",")]
+            Kind(kind)
+        except ValueError:
+            pair = []
+        if len(pair) not in (1, 2) or min(pair) < 0:
+            raise UsageError(f"{text!r} is not a tolerance: write KIND=RTOL or KIND=RTOL,ATOL, such as loss=1e-5")
+        tolerances[kind] = (pair[0], pair[1] if len(pair) == 2 else 0.0)
+    return tolerances

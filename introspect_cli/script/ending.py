@@ -1,0 +1,190 @@
+"""How a script ends: its exit code, and what the interpreter does in C with an exception that nobody caught.
+
+That is `sys.excepthook`, the messages of `SystemExit`, and the tracebacks, which have none of our frames.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Literal, NoReturn
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep  # noqa: PTH100, PTH120 - compared with co_filename text
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How the main part of a script ended.
+
+    Attributes:
+        exit_code: what a shell will see; -SIGINT where the process is to die of that signal, as python does; None
+            where that was not seen.
+        how: what ended it; `ended` where that was not seen.
+        exception: `Class: message` of an uncaught exception, "" otherwise.
+    """
+
+    exit_code: int | None
+    how: Literal["returned", "exit", "exception", "interrupt", "ended"]
+    exception: str = ""
+
+
+def leave(exit_code: int | None) -> NoReturn:
+    """End the process as the script would have ended it.
+
+    Args:
+        exit_code: as in `Ending`.
+
+    Raises:
+        SystemExit: for an exit code.
+        KeyboardInterrupt: for an interrupt, so that the interpreter dies of SIGINT once it has cleaned up.
+    """
+    if exit_code == -signal.SIGINT:
+        sys.excepthook = _say_nothing  # its traceback is printed already
+        raise KeyboardInterrupt
+    raise SystemExit(exit_code)
+
+
+def strip_frames(error: BaseException) -> None:
+    """Take the frames of this package out of an exception's traceback.
+
+    The runner's frames sit at its head, those of patched torch functions in the middle; causes, contexts and
+    the members of exception groups have theirs too. The exception is changed in place.
+    """
+    seen: set[int] = set()
+    pending = [error]
+    while pending:
+        current = pending.pop()
+        if id(current) in seen:
+            continue
+        seen.add(id(current))
+        stripped = _without_ours(current.__traceback__)
+        if stripped is not current.__traceback__:
+            current.__traceback__ = stripped
+        pending.extend(
+            linked for linked in (current.__cause__, current.__context__) if isinstance(linked, BaseException)
+        )
+        members = getattr(current, "exceptions", ())
+        if isinstance(members, (tuple, list)):
+            pending.extend(member for member in members if isinstance(member, BaseException))
+
+
+def _without_ours(head: TracebackType | None) -> TracebackType | None:
+    entries: list[TracebackType] = []
+    entry = head
+    while entry is not None:
+        entries.append(entry)
+        entry = entry.tb_next
+    kept = [entry for entry in entries if not entry.tb_frame.f_code.co_filename.startswith(_PACKAGE)]
+    if len(kept) == len(entries):
+        return head
+    rest: TracebackType | None = None
+    for entry in reversed(kept):
+        rest = TracebackType(rest, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+    return rest
+
+
+def summary(error: BaseException) -> str:
+    """`Class: message`, cut to 500 characters."""
+    try:
+        text = str(error)
+    except BaseException:  # the script's own exception class may fail
+        text = ""
+    name = type(error).__qualname__
+    return f"{name}: {text}"[:500] if text else name
+
+
+def ending_of(raised: BaseException | None) -> Ending:
+    """How the script ended that raised this, or returned."""
+    if raised is None:
+        return Ending(0, "returned")
+    if isinstance(raised, SystemExit):
+        return Ending(_status(raised)[0], "exit")
+    # To python up to 3.13, a subclass of it is an exception like any other.
+    if type(raised) is KeyboardInterrupt or (sys.version_info >= (3, 14) and isinstance(raised, KeyboardInterrupt)):
+        return Ending(-signal.SIGINT, "interrupt", summary(raised))
+    return Ending(1, "exception", summary(raised))
+
+
+def _status(error: SystemExit) -> tuple[int, Any]:
+    """The exit code of a `SystemExit`, and what to print, None for nothing."""
+    code: Any = error
+    with contextlib.suppress(BaseException):
+        code = error.code
+    if code is None:
+        return 0, None
+    if isinstance(code, int):
+        return (int(code) & 0xFF if -(2**63) <= code < 2**63 else 0xFF), None
+    return 1, code
+
+
+def report(error: BaseException, ending: Ending) -> int | None:
+    """Do what the interpreter does with an exception that nobody caught; returns the exit code."""
+    if isinstance(error, SystemExit):
+        return _exit(error)
+    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
+    if sys.version_info >= (3, 12):
+        sys.last_exc = error
+    hook = getattr(sys, "excepthook", None)
+    if hook is None:
+        _write("sys.excepthook is missing\n")
+        _display(error)
+        return ending.exit_code
+    failure: BaseException | None = None
+    try:
+        sys.audit("sys.excepthook", hook, type(error), error, error.__traceback__)
+        hook(type(error), error, error.__traceback__)
+    except SystemExit as leaving:
+        return _exit(leaving)
+    except BaseException as mistake:  # told below, as python does
+        failure = mistake
+    if failure is not None:
+        strip_frames(failure)
+        _write("Error in sys.excepthook:\n")
+        _display(failure)
+        _write("\nOriginal exception was:\n")
+        _display(error)
+    return ending.exit_code
+
+
+def _exit(error: SystemExit) -> int:
+    code, message = _status(error)
+    if message is not None:
+        with contextlib.suppress(BaseException):
+            _write(str(message))
+        _write("\n")
+    return code
+
+
+def _display(error: BaseException) -> None:
+    sys.__excepthook__(type(error), error, error.__traceback__)
+
+
+def _write(text: str) -> None:
+    with contextlib.suppress(BaseException):
+        if sys.stderr is None:
+            os.write(2, text.encode(errors="backslashreplace"))
+        else:
+            sys.stderr.write(text)
+            sys.stderr.flush()
+
+
+def _say_nothing(*_: object) -> None:
+    pass
+
+
+def strip_thread_tracebacks() -> None:
+    """Keep our frames out of what `threading` prints of an exception in one of the script's threads."""
+    shown = threading.excepthook
+
+    def stripped(args: Any) -> None:
+        if args.exc_value is not None:
+            strip_frames(args.exc_value)
+            args = threading.ExceptHookArgs((args.exc_type, args.exc_value, args.exc_value.__traceback__, args.thread))
+        shown(args)
+
+    threading.excepthook = stripped

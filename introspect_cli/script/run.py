@@ -1,0 +1,201 @@
+"""Running somebody's script exactly as python would.
+
+Under capture a script must not be able to tell that it is watched: its output, exit code and tracebacks, what
+`__main__` holds, how it pickles its classes and starts its workers have to be what `python script.py` gives,
+to the byte. So the script gets a fresh `__main__` that stays installed until the interpreter ends, python's
+own `runpy` runs modules, directories and zip files, and what the interpreter does in C when a script ends
+(flushing, `sys.excepthook`, `SystemExit` messages) is done here in the same order, on tracebacks without our
+frames.
+
+What remains visible: the frames below the script's first one, to those who walk the stack past it
+(`inspect.stack()`, a warning whose `stacklevel` points beyond the script). Python counts them, too: a script would run
+out of levels sooner than alone. So the recursion limit is raised by what our frames take, and the script is told, and
+sets, the limit without it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+from introspect_cli.script.ending import (
+    Ending,
+    ending_of,
+    leave,
+    report,
+    strip_frames,
+    strip_thread_tracebacks,
+    summary,
+)
+from introspect_cli.script.signals import Held
+from introspect_cli.script.target import fresh_main, is_container, load, prepare
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from introspect_cli.script.target import Target
+
+
+def run(target: Target, *, started: Callable[[], None], ended: Callable[[Ending], None]) -> Ending:
+    """Run a script or module as `__main__`, and report an uncaught exception as python would.
+
+    The caller ends the process with `leave(ending.exit_code)`, as the script would have. In a child that the
+    script forked and that comes back here `ended` is not called, and `SystemExit` passes through the caller.
+
+    Args:
+        target: what to run, checked before.
+        started: called just before the first line of the script.
+        ended: called once when the main part of the script is over, before its traceback is printed, before
+            threads are waited for and `atexit` handlers run; called, too, for a script that does not compile
+            and so never started. An exception in either is told on stderr and does not reach the script.
+
+    Returns:
+        How it ended.
+    """
+    process = os.getpid()
+    main = sys.modules["__main__"] = fresh_main()
+    contained = target.script is not None and is_container(target.script)
+    module = "__main__" if contained else target.module
+    prepare(target, contained=contained)
+    strip_thread_tracebacks()
+    room, put_back_limit = _make_room(module is None)
+    raised: BaseException | None = None
+    held: Held | None = None
+    try:
+        if module is not None:
+            import runpy
+
+            _guard(started)
+            # python's own way into `-m`, so that its frames in a traceback are the same
+            runpy._run_module_as_main(module, not contained)  # type: ignore[attr-defined]  # noqa: SLF001 - see above
+        else:
+            code = load(str(target.script), main)
+            _guard(started)
+            exec(code, vars(main))  # noqa: S102 - running the script is what we are for
+    except BaseException as error:  # whatever ends a script ends it
+        raised = error
+    while held is None:
+        try:
+            held = _hold()
+        except BaseException as error:  # noqa: PERF203 - a signal's handler may raise after the script's last line
+            raised = raised or error
+    room()
+    if module is None:
+        _flush()
+    ending = ending_of(raised)
+    if os.getpid() == process:
+        _guard(ended, ending)
+    put_back_limit()
+    try:
+        held.release()
+    except (KeyboardInterrupt, SystemExit) as error:  # somebody wants an end while we finish
+        if raised is None or isinstance(raised, SystemExit):
+            raised, ending = error, ending_of(error)
+    except BaseException:  # noqa: S110 - a timeout, say: the script had ended in time
+        pass
+    if raised is not None:
+        strip_frames(raised)
+        ending = Ending(report(raised, ending), ending.how, ending.exception)
+    if module is None and (ending.how != "exit" or sys.version_info >= (3, 14)):
+        for name in ("__file__", "__cached__"):  # python takes them away before the atexit handlers
+            vars(main).pop(name, None)
+    if os.getpid() != process:
+        leave(ending.exit_code)
+    return ending
+
+
+def _hold() -> Held:
+    held = Held()
+    try:
+        held.hold()
+    except BaseException:
+        held.release()
+        raise
+    return held
+
+
+def _guard(callback: Callable[..., None], *args: Any) -> None:
+    try:
+        callback(*args)
+    except BaseException as error:  # the script must not pay for our mistakes
+        with contextlib.suppress(BaseException):
+            print(f"introspect: {summary(error)}; the script goes on unrecorded", file=sys.stderr)  # noqa: T201 - see above
+
+
+def _flush() -> None:
+    for stream in (sys.stderr, sys.stdout):
+        with contextlib.suppress(BaseException):
+            stream.flush()
+
+
+def _make_room(executed: bool) -> tuple[Callable[[], None], Callable[[], None]]:
+    """Raise the recursion limit by what our own frames take of it, unseen by the script.
+
+    How much that is differs from one version of python to the next, so it is found out by going down.
+
+    Args:
+        executed: whether the script will be run by `exec`, which took a level before python 3.12.
+
+    Returns:
+        what gives our own work room, however low the script has set the limit; and what puts that limit back.
+    """
+    tell, change = sys.getrecursionlimit, sys.setrecursionlimit
+    limit = tell()
+    # two levels are for measuring
+    taken = limit - _levels_left() - 2 + (executed and sys.version_info < (3, 12))
+    change(limit + taken)
+
+    @functools.wraps(tell)
+    def getrecursionlimit() -> int:
+        return tell() - taken
+
+    @functools.wraps(change)
+    def setrecursionlimit(limit: Any, /) -> None:
+        try:
+            change(limit + taken if isinstance(limit, int) and limit > 0 else limit)
+        except RecursionError as error:
+            words = str(error)
+            for number in (limit + taken, _last_number(words)):
+                words = words.replace(str(number), str(number - taken))
+            raise RecursionError(words) from None
+
+    sys.getrecursionlimit, sys.setrecursionlimit = getrecursionlimit, setrecursionlimit
+
+    asked = limit
+
+    def room() -> None:
+        nonlocal asked
+        asked = tell() - taken
+        change(max(tell(), limit + taken))
+
+    def put_back() -> None:
+        with contextlib.suppress(RecursionError):
+            change(asked)
+        if sys.getrecursionlimit is getrecursionlimit:
+            sys.getrecursionlimit = tell
+        if sys.setrecursionlimit is setrecursionlimit:
+            sys.setrecursionlimit = change
+
+    return room, put_back
+
+
+def _last_number(words: str) -> int:
+    """The depth in "cannot set the recursion limit to 5 at the recursion depth 12: the limit is too low"."""
+    numbers = [int(word.strip(":")) for word in words.split() if word.strip(":").isdecimal()]
+    return numbers[-1] if numbers else 0
+
+
+def _levels_left() -> int:
+    deepest = 0
+
+    def descend() -> None:
+        nonlocal deepest
+        deepest += 1
+        descend()
+
+    with contextlib.suppress(RecursionError):
+        descend()
+    return deepest

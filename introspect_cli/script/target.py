@@ -1,0 +1,166 @@
+"""What is to be run: a script or a module, found before anything runs, and made ready to be `__main__`."""
+
+from __future__ import annotations
+
+import builtins
+import importlib.machinery
+import os
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType, ModuleType
+
+from introspect_cli.errors import UsageError
+
+_INTERPRETER = re.compile(r"(python|pypy)[\d.]*(\.exe)?")
+
+
+@dataclass(frozen=True)
+class Target:
+    """What to run: a script (a file, directory or zip file) or a module, and its arguments.
+
+    Attributes:
+        script: the script; None for a module.
+        module: the module.
+        args: its arguments.
+        launcher: the command that started it, after `-m` where that is a module; empty where none was followed.
+        launched_in: the directory where that command ran.
+    """
+
+    script: str | None = None
+    module: str | None = None
+    args: tuple[str, ...] = ()
+    launcher: tuple[str, ...] = ()
+    launched_in: str = ""
+
+
+def check(target: Target) -> None:
+    """Find out, without running anything, whether there is something to run.
+
+    Raises:
+        UsageError: no such script or module, a directory without `__main__.py`, a file that is not text.
+    """
+    if target.module is not None:
+        _check_module(target.module)
+        return
+    script = target.script
+    if not script:
+        raise UsageError("nothing to run: give a script, or a module after -m")
+    path = Path(script)
+    if not os.path.exists(script):  # noqa: PTH110 - pathlib raises an error for a name that is too long
+        if _INTERPRETER.fullmatch(path.name):
+            raise UsageError(f"leave out {script!r}: capture runs the script itself (`introspect capture train.py`)")
+        raise UsageError(f"no such script: {script!r}; our own options go before the script")
+    if is_container(script):
+        return
+    if path.is_dir():
+        raise UsageError(f"{script!r} is a directory without __main__.py: name the script in it")
+    try:
+        data = path.read_bytes() if path.is_file() else b""  # reading a pipe would empty it
+    except OSError as error:
+        raise UsageError(f"{script!r} cannot be read: {error.strerror}") from error
+    if path.suffix != ".pyc" and not _is_text(data):
+        raise UsageError(f"{script!r} is not a Python script: it is not text in UTF-8 or the encoding it declares")
+
+
+def is_container(script: str) -> bool:
+    """Whether python would import `__main__` from it: a directory or zip file that has one."""
+    if not (os.path.isdir(script) or os.path.isfile(script)):  # noqa: PTH112, PTH113 - a script of its own name
+        return False
+    import pkgutil
+
+    finder = pkgutil.get_importer(_absolute(script))
+    return finder is not None and finder.find_spec("__main__") is not None
+
+
+def _is_text(data: bytes) -> bool:
+    import importlib.util
+
+    try:
+        return "\0" not in importlib.util.decode_source(data)
+    except (UnicodeDecodeError, SyntaxError):  # the latter for a declaration it cannot follow
+        return False
+
+
+def _check_module(module: str) -> None:
+    import importlib.util
+
+    top = module.partition(".")[0]  # finding a submodule would run its package
+    spec = None
+    saved = sys.path[:]
+    if not _safe_path():
+        sys.path.insert(0, os.getcwd())  # noqa: PTH109 - an entry of sys.path is text
+    try:
+        spec = importlib.util.find_spec(top) if top else None
+    except (ImportError, ValueError):
+        spec = None
+    finally:
+        sys.path[:] = saved
+    if spec is None:
+        raise UsageError(f"no module named {module!r}: -m looks in this directory and among installed packages")
+
+
+def _safe_path() -> bool:
+    return bool(getattr(sys.flags, "safe_path", sys.flags.isolated))
+
+
+def _absolute(script: str) -> str:
+    return os.path.join(os.getcwd(), script)  # noqa: PTH109, PTH118 - python does not normalise either
+
+
+def fresh_main() -> ModuleType:
+    """A `__main__` as the interpreter makes it, its names in the same order."""
+    main = ModuleType("__main__")
+    main.__loader__ = None
+    if sys.version_info < (3, 14):
+        vars(main)["__annotations__"] = {}
+    vars(main)["__builtins__"] = builtins
+    return main
+
+
+def prepare(target: Target, *, contained: bool) -> None:
+    """Set `sys.argv`, `sys.orig_argv` and `sys.path[0]`."""
+    if target.module is not None:
+        sys.argv = ["-m", *target.args]
+        sys.orig_argv = [*_interpreter(), "-m", target.module, *target.args]
+        first = os.getcwd()  # noqa: PTH109 - an entry of sys.path is text
+    else:
+        script = str(target.script)
+        sys.argv = [script, *target.args]
+        sys.orig_argv = [*_interpreter(), *sys.argv]
+        first = _absolute(script) if contained else os.path.dirname(os.path.realpath(script))  # noqa: PTH120 - as above
+    if not _safe_path():
+        sys.path[0] = first
+    elif contained:
+        sys.path.insert(0, first)
+
+
+def _interpreter() -> list[str]:
+    """The interpreter and its own options, as this process was started with them."""
+    words = sys.orig_argv
+    count = 1
+    while count < len(words) and words[count].startswith("-"):
+        word = words[count]
+        valued = word in ("-X", "-W", "--check-hash-based-pycs")
+        if not valued and not word.startswith(("-X", "-W", "--")) and ("m" in word or "c" in word):
+            kept = word[: min(word.index(letter) for letter in "mc" if letter in word)]
+            return [*words[:count], *([kept] if len(kept) > 1 else [])]
+        count += 2 if valued else 1
+    return words[:count]
+
+
+def load(script: str, main: ModuleType) -> CodeType:
+    """The script's code, and what `__main__` says of where it comes from."""
+    path = _absolute(script)
+    if path.endswith(".pyc"):
+        sourceless = importlib.machinery.SourcelessFileLoader("__main__", path)
+        main.__loader__ = sourceless
+        code = sourceless.get_code("__main__")
+        assert code is not None
+    else:
+        main.__loader__ = importlib.machinery.SourceFileLoader("__main__", path)
+        code = compile(Path(path).read_bytes(), path, "exec", dont_inherit=True)
+    vars(main)["__file__"] = path
+    vars(main)["__cached__"] = None
+    return code

@@ -1,0 +1,151 @@
+"""Ordinary tensors in CPU memory or on a GPU: the short way of nearly all that the compiled intake leaves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from introspect_cli.records import Layout
+from introspect_cli.tensors import kernels as k
+from introspect_cli.tensors.cpu import CODES, TABLE_ADDRESS
+from introspect_cli.tensors.gpu.devices import capturing
+from introspect_cli.tensors.gpu.engine import Item
+from introspect_cli.tensors.special import has_memory
+from introspect_cli.tensors.views import address_of, in_memory, strides_kind
+
+if TYPE_CHECKING:
+    from introspect_cli.tensors.cpu import Engine
+    from introspect_cli.tensors.gpu.devices import Devices
+    from introspect_cli.tensors.gpu.engine import DeviceEngine
+    from introspect_cli.tensors.row_notes import Slots
+
+HostItem = tuple[int, int, int, int, int]
+"""Of a tensor in a batch: address of its row, its address, elements, type code, table address."""
+
+
+@dataclass
+class Batch:
+    """Tensors of one `add_all` that are summarised together: those in CPU memory, and those of each GPU."""
+
+    items: list[HostItem] = field(default_factory=list)
+    entries: dict[DeviceEngine, list[tuple[int, list[Item]]]] = field(default_factory=dict)
+
+
+class PlainTensors:
+    """Summarises them; the summarizer's lock is held."""
+
+    def __init__(
+        self, engine: Engine, slots: Slots, memory: Any, devices: Devices, flags: int, sorted_stats: tuple[str, ...]
+    ) -> None:
+        """Take what the summarizer has.
+
+        Args:
+            engine: for CPU memory.
+            slots: of the current step.
+            memory: what `reuse.new_memory` made.
+            devices: the GPUs' engines.
+            flags: STATS, SKETCH.
+            sorted_stats: `med` and `mode`, which the compiled kernels do not know.
+        """
+        self._engine = engine
+        self._slots = slots
+        self._memory = memory
+        self._devices = devices
+        self._flags = flags
+        self._sorted = sorted_stats
+
+    def add(self, slot: int, tensor: torch.Tensor, intake: Any, batch: Batch | None = None) -> bool:
+        """Summarise an ordinary tensor in CPU memory or on a GPU. False, and nothing is done, if it is not one.
+
+        Args:
+            slot: the number that its row gets.
+            tensor: it.
+            intake: the compiled intake, which learns its shape; None without one.
+            batch: where the work is put for later instead of being done, unless the tensor may be known.
+        """
+        if torch._C._len_torch_function_stack():  # noqa: SLF001  # reading a property would call the script's mode
+            return False
+        if not tensor.is_cpu:
+            return tensor.is_cuda and self._on_gpu(slot, tensor, batch)
+        dtype = tensor.dtype
+        code = CODES.get(dtype)
+        engine = self._engine
+        if (
+            code is None
+            or self._sorted
+            or engine.kernels is None
+            or tensor.layout is not torch.strided
+            or tensor.is_nested
+            or tensor.is_neg()
+            or tensor.is_conj()
+        ):
+            return False
+        if not tensor.is_contiguous():
+            return self._strided(slot, tensor, code)
+        index = self._slots.layouts.contiguous(dtype, tensor.shape)
+        address, count = address_of(tensor), tensor.numel()
+        size = k.SIZES[code]
+        offset = tensor.storage_offset()
+        if tensor.untyped_storage().nbytes() < (offset + count) * size or (count and address == offset * size):
+            return False  # freed, with the tensor still there, or without memory of its own; the long way says so
+        if intake is not None:
+            intake.learn(tensor, index)
+        row = self._slots.arena.address(slot)
+        self._slots.layout_of.append(index)
+        if code >= k.OPAQUE8:
+            self._slots.bits_only(slot, dtype)
+        table = TABLE_ADDRESS.get(dtype, 0)
+        if count >= k.WORTHWHILE and self._flags:
+            memory = self._memory
+            kind = code | table << 8
+            known = memory.find(address, kind, count)
+            if known and engine.again(row, known, address, count, code):
+                return True
+            memory.note(address, kind, count, row)
+        if batch is None:
+            engine.contiguous(row, address, count, 0, code, table, self._flags)
+        else:
+            batch.items.append((row, address, count, code, table))
+        return True
+
+    def _strided(self, slot: int, tensor: torch.Tensor, code: int) -> bool:
+        """The short way of a tensor in CPU memory that is not contiguous: a transpose, an image with channels last."""
+        if code >= k.OPAQUE8 or not tensor.numel() or not has_memory(tensor):
+            return False
+        if address_of(tensor) == tensor.storage_offset() * k.SIZES[code] or in_memory(tensor.shape, tensor.stride()):
+            return False  # without memory of its own, or very much larger than its memory; the long way says so
+        row, table = self._slots.arena.address(slot), TABLE_ADDRESS.get(tensor.dtype, 0)
+        if not self._engine.strided(row, tensor, code, table, self._flags):
+            return False
+        self._slots.layout_of.append(self._slots.layouts.strided(tensor))
+        return True
+
+    def _on_gpu(self, slot: int, tensor: torch.Tensor, batch: Batch | None) -> bool:
+        """The short way of an ordinary tensor on a GPU, strided as it may be."""
+        engine = self._devices.engine(tensor.device)
+        if engine is None or tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
+            return False
+        if tensor.is_neg() or tensor.is_conj() or capturing():
+            return False
+        prepared = engine.prepare(tensor)
+        if prepared is None:
+            return False
+        element = prepared.plan.element
+        begun = tensor.storage_offset() * element.size * element.parts
+        if tensor.untyped_storage().nbytes() < begun + prepared.plan.reach:
+            return False
+        if prepared.interned < 0:
+            name, kind = str(tensor.dtype).removeprefix("torch."), strides_kind(tensor)
+            prepared.interned = self._slots.layouts.number(Layout(tuple(tensor.shape), name, str(tensor.device), kind))
+        self._slots.arena.address(slot)
+        self._slots.layout_of.append(prepared.interned)
+        if not element.values:
+            self._slots.bits_only(slot, tensor.dtype)
+        address = address_of(tensor)
+        if batch is None:
+            engine.one(slot, prepared, address)
+        else:
+            batch.entries.setdefault(engine, []).append((slot, [Item(prepared, address)]))
+        return True
