@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import fcntl
+import html
 import io
 import os
 import pty
+import re
 import shutil
 import struct
 import subprocess
@@ -22,6 +24,7 @@ from test_report import pair, step_rows
 from introspect_cli.records import ModuleInfo
 
 WIDTH = 110
+ROOT = Path(__file__).resolve().parent.parent
 
 
 def on_a_terminal(*words, cwd):
@@ -75,3 +78,17 @@ def test_terminal_view(tmp_path, browser, name, words, seen):
     kept = os.environ.get("INTROSPECT_SCREENSHOTS")
     if kept:
         shutil.copy(picture, Path(kept) / picture.name)
+
+
+def words_of(picture):
+    """What an SVG of rich says, with numbers masked: they may differ with the processor."""
+    texts = re.findall(r"<text [^>]*>([^<]*)</text>", picture)
+    return [re.sub(r"[\d.,]+(e[-+]\d+)?", "#", html.unescape(text)).replace("\xa0", " ") for text in texts]
+
+
+def test_the_readmes_picture_of_a_terminal_shows_what_is_printed_today(tmp_path):
+    script = ROOT / "benchmarks/terminal.py"
+    subprocess.run([sys.executable, script, tmp_path / "now.svg"], cwd=ROOT, check=True)
+    then = (ROOT / "docs/images/terminal.svg").read_text(encoding="utf-8")
+    assert words_of((tmp_path / "now.svg").read_text(encoding="utf-8")) == words_of(then)
+    assert any("First divergence" in words for words in words_of(then))
