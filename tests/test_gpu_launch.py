@@ -249,7 +249,9 @@ def on_a_device(summarizer, monkeypatch, cuda):
     summarizer._devices._rows[CPU] = rows
     monkeypatch.setattr(summarizer._plain, "add", lambda *_: False)
     monkeypatch.setattr(
-        summarizer, "_on_cpu", lambda _row, parts: summarizer._devices.add(len(summarizer._layout_of) - 1, parts)
+        summarizer._unusual,
+        "_on_cpu",
+        lambda _row, parts: summarizer._devices.add(len(summarizer._layout_of) - 1, parts),
     )
 
 
@@ -319,7 +321,7 @@ def test_steps_queue_up_while_a_graph_is_captured(recording):
 def test_what_a_graph_would_capture_is_not_observed(monkeypatch):
     summarizer = Summarizer()
     monkeypatch.setattr(devices, "capturing", lambda: True)
-    monkeypatch.setattr("introspect_cli.tensors.summarizer.capturing", lambda: True)
+    monkeypatch.setattr("introspect_cli.tensors.unusual.capturing", lambda: True)
     made_up = torch.device("cuda", 0)
     assert summarizer._devices.engine(made_up) is None
     assert summarizer._devices.reasons == {}, "it is too early to say that there are no kernels"

@@ -35,6 +35,7 @@ from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.result import Verdict
 from introspect_cli.store.reader import open_run
 from introspect_cli.tensors.summarizer import Summarizer
+from introspect_cli.tensors.unusual import UnusualTensors
 
 ENTRIES = [
     (ModuleCalls, "_enter"),
@@ -200,14 +201,14 @@ def test_value_that_cannot_be_summarised_is_one_gap(tmp_path, monkeypatch):
     class Refuses(torch.Tensor):
         pass
 
-    original = Summarizer._special
+    original = UnusualTensors._add
 
     def special(self, tensor):
         if isinstance(tensor, Refuses):
             raise Mistake("no")
         return original(self, tensor)
 
-    monkeypatch.setattr(Summarizer, "_special", special)
+    monkeypatch.setattr(UnusualTensors, "_add", special)
     net = nn.Sequential(nn.Identity(), nn.Linear(8, 1))
     with watched(tmp_path / "run") as session:
         net(torch.randn(2, 8).as_subclass(Refuses))

@@ -20,8 +20,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from introspect_cli.records import EXPANDED_TEXT, Layout, Status
-from introspect_cli.tensors import handles, kernels, reuse, rows
-from introspect_cli.tensors import summarizer as summarizer_module
+from introspect_cli.tensors import handles, kernels, reuse, rows, unusual
 from introspect_cli.tensors.cpu import Engine
 from introspect_cli.tensors.gpu.buffers import DeviceRows
 from introspect_cli.tensors.summarizer import Summarizer
@@ -191,7 +190,7 @@ def test_every_sort_of_tensor_has_an_answer(summarizer, sort):
 def test_a_strided_tensor_goes_the_short_way(summarizer, monkeypatch, stride):
     tensor = SEEN[stride][0]()
     without = one(summarizer, tensor.contiguous())
-    monkeypatch.setattr(summarizer_module, "take_apart", None)  # the long way would fail
+    monkeypatch.setattr(unusual, "take_apart", None)  # the long way would fail
     short = one(summarizer, tensor)
     assert short["status"] is Status.OBSERVED
     assert short["checksum"] == without["checksum"]
@@ -717,7 +716,7 @@ def test_the_way_of_an_accelerator_gives_the_same(summarizer, monkeypatch):
         summarizer._devices.add(len(summarizer._layout_of) - 1, parts)
 
     monkeypatch.setattr(summarizer._plain, "add", lambda *_: False)
-    monkeypatch.setattr(summarizer, "_on_cpu", on_device)
+    monkeypatch.setattr(summarizer._unusual, "_on_cpu", on_device)
     for _ in range(2):
         copies = []
         copy = DeviceRows.copy

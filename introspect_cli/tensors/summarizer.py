@@ -19,23 +19,24 @@ import torch
 
 from introspect_cli.errors import belongs_to_script
 from introspect_cli.records import STATISTICS, Layout, Status
-from introspect_cli.tensors import checksum, parallel, reference, values
 from introspect_cli.tensors import kernels as k
 from introspect_cli.tensors import rows as r
+from introspect_cli.tensors import values
 from introspect_cli.tensors.columns import Target, of_blocks, of_rows
 from introspect_cli.tensors.cpu import Engine
-from introspect_cli.tensors.gpu.devices import CAPTURING, Devices, capturing
+from introspect_cli.tensors.gpu.devices import Devices
 from introspect_cli.tensors.intake import new_intake
 from introspect_cli.tensors.plain import Batch, PlainTensors
 from introspect_cli.tensors.reuse import new_memory, stand
 from introspect_cli.tensors.row_notes import KnownLayouts, RowNotes, Slots
 from introspect_cli.tensors.rows import Arena
-from introspect_cli.tensors.special import PLAIN, Parts, is_wrapped, keyed, take_apart, unseen
+from introspect_cli.tensors.special import PLAIN, is_wrapped, unseen
 from introspect_cli.tensors.table import Handover, finalise
+from introspect_cli.tensors.unusual import UnusualTensors
 from introspect_cli.tensors.views import unobserved
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Mapping
+    from collections.abc import Hashable, Iterable, Mapping
 
     from numpy.typing import NDArray
 
@@ -78,7 +79,6 @@ class Summarizer:
         self._sorted = tuple(sorted_stats)
         self._flags = k.STATS * stats | k.SKETCH * sketch
         self._engine = Engine(threads)
-        self._stand = parallel.Stand()
         self._memory = new_memory()
         self._arena = Arena()
         self._layout_of: list[int] = []
@@ -94,6 +94,7 @@ class Summarizer:
         self._slots = Slots(self._arena, self._layout_of, self._layouts, self._notes, measures=stats or sketch)
         parts = self._engine, self._slots, self._memory, self._devices
         self._plain = PlainTensors(*parts, self._flags, self._sorted)
+        self._unusual = UnusualTensors(self._engine, self._slots, self._devices, self._flags, self._sorted)
         self._reset()
         _LIVE.add(self)
 
@@ -117,7 +118,7 @@ class Summarizer:
                 if self._intake is not None and self._intake.add(tensor) >= 0:
                     return slot
                 if type(tensor) not in PLAIN or is_wrapped(tensor) or not self._plain.add(slot, tensor, self._intake):
-                    self._by_torch(partial(self._special, tensor), tensor)
+                    self._unusual.add(tensor)
             except Exception as error:
                 self._failed(slot, tensor, error)
             return slot
@@ -154,7 +155,7 @@ class Summarizer:
                         or is_wrapped(tensor)
                         or not self._plain.add(slot, tensor, self._intake, batch)
                     ):
-                        self._by_torch(partial(self._special, tensor), tensor)
+                        self._unusual.add(tensor)
                 except Exception as error:
                     self._failed(slot, tensor, error)
             self._engine.batch(batch.items, self._flags)
@@ -192,7 +193,7 @@ class Summarizer:
         if belongs_to_script(error):
             raise error
         with unobserved():
-            self._unseen(unseen(tensor, f"{type(error).__name__}: {error}"))
+            self._unusual.unseen(unseen(tensor, f"{type(error).__name__}: {error}"))
 
     def value(self, obj: object) -> int:
         """Record a plain value by its type and repr; a numeric numpy array counts as a tensor."""
@@ -223,74 +224,19 @@ class Summarizer:
             self._notes.note(slot, Status.NOT_OBSERVED, values.short(values.masked(reason)))
             return slot
 
-    def _unseen(self, parts: Parts) -> None:
-        slot = self._slots.new(Layout(parts.shape, parts.dtype, parts.device, parts.strides))
-        self._notes.note(slot, parts.status, values.short(values.masked(parts.text)))
-
     def copied(self, tensor: torch.Tensor) -> torch.Tensor:
         """A copy in host memory."""
         copies: list[torch.Tensor] = []
         with self._lock:
-            self._by_torch(lambda: copies.append(tensor.detach().to("cpu", copy=True)), tensor)
+            self._unusual.by_torch(lambda: copies.append(tensor.detach().to("cpu", copy=True)), tensor)
         return copies[0]
 
     def parts(self, tensor: torch.Tensor) -> list[torch.Tensor]:
         """Views of a tensor at each index of its first dimension."""
         views: list[torch.Tensor] = []
         with self._lock:
-            self._by_torch(lambda: views.extend(tensor.detach().unbind(0)), tensor)
+            self._unusual.by_torch(lambda: views.extend(tensor.detach().unbind(0)), tensor)
         return views
-
-    def _by_torch(self, call: Callable[[], None], tensor: torch.Tensor) -> None:
-        """Have torch operate on a tensor; in a thread of ours where that would start workers in this one."""
-
-        def unseen_by_script() -> None:
-            with unobserved():
-                call()
-
-        with unobserved():
-            if type(tensor) in PLAIN and not is_wrapped(tensor) and parallel.would_start_workers(tensor):
-                self._stand.call(unseen_by_script)
-            else:
-                call()
-
-    def _special(self, tensor: torch.Tensor) -> None:
-        parts = take_apart(tensor)
-        if parts.values is None:
-            self._unseen(parts)
-            return
-        slot = self._slots.new(Layout(parts.shape, parts.dtype, parts.device, parts.strides, parts.part))
-        if parts.extra:
-            self._notes.own_headers[slot] = checksum.header(parts.dtype, parts.shape, parts.extra)
-        if parts.text or parts.status is not Status.OBSERVED:
-            self._notes.note(slot, parts.status, values.short(parts.text))
-        if not reference.has_values(parts.values.dtype):
-            self._slots.bits_only(slot, parts.values.dtype)
-        device = parts.values.device
-        if device.type == "cuda" and capturing():
-            self._notes.note(slot, Status.NOT_OBSERVED, CAPTURING)
-        elif device.type == "cpu":
-            self._on_cpu(self._arena.row(slot), parts)
-        else:
-            self._devices.add(slot, parts)
-
-    def _on_cpu(self, row: r.Rows, parts: Parts) -> None:
-        assert parts.values is not None
-        self._engine.fill(
-            row,
-            parts.values,
-            with_stats=self._stats,
-            with_sketch=self._sketch,
-            sorted_stats=self._sorted,
-            runs=parts.runs,
-        )
-        if parts.bits:
-            part = r.empty(1)[0]
-            total = 0
-            for offset, tensor in parts.bits:
-                self._engine.fill(part, tensor, with_stats=False, with_sketch=False, runs=keyed(tensor, offset))
-                total += int(part[r.RAW])
-            row[r.RAW] = total & checksum.MASK
 
     def take(self) -> SummaryTable:
         """The table of all rows since the last take, waited for; empties."""
@@ -350,13 +296,13 @@ class Summarizer:
         """In a forked child: forget what the parent's threads hold."""
         self._lock = threading.RLock()
         self._engine.abandon()
-        self._stand = parallel.Stand()
+        self._unusual.abandon()
 
     def close(self) -> None:
         """Free what is held; the summarizer must not be used afterwards."""
         with self._lock:
             self._engine.close()
-            self._stand.close()
+            self._unusual.close()
             if self._memory is not None:
                 self._memory.clear()
             self._arena.clear()

@@ -235,7 +235,9 @@ class CollectiveProbe:
         # What all ranks have: the root of a scatter alone has what goes in, that of a gather what comes out.
         place = facts.gives if facts.word in ("scatter", "recv") else facts.given
         shown = list(_tensors(args, place))
-        sites = self._write(facts.word, self._reduction(args, facts), peer, group, (shown, given, results), frame)
+        sites = self._write(
+            facts.word, _reduction(args, facts, self._asked.reduction), peer, group, (shown, given, results), frame
+        )
         return sites, results
 
     def _write(
@@ -285,12 +287,6 @@ class CollectiveProbe:
             for number in range(len(results))
         ]
 
-    def _reduction(self, args: tuple[Any, ...], facts: Facts) -> str:
-        if facts.reduces < 0:
-            return ""
-        word = torch_distributed.reduction_of(args[facts.reduces]) or self._asked.reduction
-        return f" {word}" if word else ""
-
     def _label(self, group: Any) -> str:
         """What a group is called in records: its ranks, and which of several with the same ones it is."""
         name = str(group.group_name)
@@ -335,6 +331,14 @@ def _tensors(args: tuple[Any, ...], position: int) -> Iterator[torch.Tensor]:
             yield value
         elif isinstance(value, (list, tuple)):
             stack += reversed(value)
+
+
+def _reduction(args: tuple[Any, ...], facts: Facts, asked: str) -> str:
+    """How a collective puts values together, after a blank; `asked` is what the group's method was asked for."""
+    if facts.reduces < 0:
+        return ""
+    word = torch_distributed.reduction_of(args[facts.reduces]) or asked
+    return f" {word}" if word else ""
 
 
 def _shapes(tensors: list[torch.Tensor]) -> str:

@@ -1,0 +1,114 @@
+"""Tensors that are no plain ones (wrapped, sparse, quantized), and all else that needs torch itself."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from introspect_cli.records import Layout, Status
+from introspect_cli.tensors import checksum, parallel, reference, values
+from introspect_cli.tensors import kernels as k
+from introspect_cli.tensors import rows as r
+from introspect_cli.tensors.gpu.devices import CAPTURING, capturing
+from introspect_cli.tensors.special import PLAIN, Parts, is_wrapped, keyed, take_apart
+from introspect_cli.tensors.views import unobserved
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+
+    from introspect_cli.tensors.cpu import Engine
+    from introspect_cli.tensors.gpu.devices import Devices
+    from introspect_cli.tensors.row_notes import Slots
+
+
+class UnusualTensors:
+    """Summarises them; the summarizer's lock is held."""
+
+    def __init__(
+        self, engine: Engine, slots: Slots, devices: Devices, flags: int, sorted_stats: tuple[str, ...]
+    ) -> None:
+        """Take what the summarizer has.
+
+        Args:
+            engine: for CPU memory.
+            slots: of the current step.
+            devices: the GPUs' engines.
+            flags: STATS, SKETCH.
+            sorted_stats: `med` and `mode`.
+        """
+        self._engine = engine
+        self._slots = slots
+        self._devices = devices
+        self._flags = flags
+        self._sorted = sorted_stats
+        self._stand = parallel.Stand()
+
+    def add(self, tensor: torch.Tensor) -> None:
+        """Summarise a tensor of any sort, or a part of one."""
+        self.by_torch(partial(self._add, tensor), tensor)
+
+    def by_torch(self, call: Callable[[], None], tensor: torch.Tensor) -> None:
+        """Have torch operate on a tensor; in a thread of ours where that would start workers in this one."""
+
+        def unseen_by_script() -> None:
+            with unobserved():
+                call()
+
+        with unobserved():
+            if type(tensor) in PLAIN and not is_wrapped(tensor) and parallel.would_start_workers(tensor):
+                self._stand.call(unseen_by_script)
+            else:
+                call()
+
+    def _add(self, tensor: torch.Tensor) -> None:
+        parts = take_apart(tensor)
+        if parts.values is None:
+            self.unseen(parts)
+            return
+        slot = self._slots.new(Layout(parts.shape, parts.dtype, parts.device, parts.strides, parts.part))
+        if parts.extra:
+            self._slots.notes.own_headers[slot] = checksum.header(parts.dtype, parts.shape, parts.extra)
+        if parts.text or parts.status is not Status.OBSERVED:
+            self._slots.notes.note(slot, parts.status, values.short(parts.text))
+        if not reference.has_values(parts.values.dtype):
+            self._slots.bits_only(slot, parts.values.dtype)
+        device = parts.values.device
+        if device.type == "cuda" and capturing():
+            self._slots.notes.note(slot, Status.NOT_OBSERVED, CAPTURING)
+        elif device.type == "cpu":
+            self._on_cpu(self._slots.arena.row(slot), parts)
+        else:
+            self._devices.add(slot, parts)
+
+    def _on_cpu(self, row: r.Rows, parts: Parts) -> None:
+        assert parts.values is not None
+        self._engine.fill(
+            row,
+            parts.values,
+            with_stats=bool(self._flags & k.STATS),
+            with_sketch=bool(self._flags & k.SKETCH),
+            sorted_stats=self._sorted,
+            runs=parts.runs,
+        )
+        if parts.bits:
+            part = r.empty(1)[0]
+            total = 0
+            for offset, tensor in parts.bits:
+                self._engine.fill(part, tensor, with_stats=False, with_sketch=False, runs=keyed(tensor, offset))
+                total += int(part[r.RAW])
+            row[r.RAW] = total & checksum.MASK
+
+    def unseen(self, parts: Parts) -> None:
+        """A row for a tensor that could not be observed, or not whole."""
+        slot = self._slots.new(Layout(parts.shape, parts.dtype, parts.device, parts.strides))
+        self._slots.notes.note(slot, parts.status, values.short(values.masked(parts.text)))
+
+    def abandon(self) -> None:
+        """In a forked child: forget what the parent's thread holds."""
+        self._stand = parallel.Stand()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._stand.close()
