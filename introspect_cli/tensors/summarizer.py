@@ -226,17 +226,13 @@ class Summarizer:
 
     def copied(self, tensor: torch.Tensor) -> torch.Tensor:
         """A copy in host memory."""
-        copies: list[torch.Tensor] = []
         with self._lock:
-            self._unusual.by_torch(lambda: copies.append(tensor.detach().to("cpu", copy=True)), tensor)
-        return copies[0]
+            return self._unusual.copied(tensor)
 
     def parts(self, tensor: torch.Tensor) -> list[torch.Tensor]:
         """Views of a tensor at each index of its first dimension."""
-        views: list[torch.Tensor] = []
         with self._lock:
-            self._unusual.by_torch(lambda: views.extend(tensor.detach().unbind(0)), tensor)
-        return views
+            return self._unusual.parts(tensor)
 
     def take(self) -> SummaryTable:
         """The table of all rows since the last take, waited for; empties."""

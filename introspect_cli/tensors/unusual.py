@@ -47,9 +47,21 @@ class UnusualTensors:
 
     def add(self, tensor: torch.Tensor) -> None:
         """Summarise a tensor of any sort, or a part of one."""
-        self.by_torch(partial(self._add, tensor), tensor)
+        self._by_torch(partial(self._add, tensor), tensor)
 
-    def by_torch(self, call: Callable[[], None], tensor: torch.Tensor) -> None:
+    def copied(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A copy in host memory."""
+        copies: list[torch.Tensor] = []
+        self._by_torch(lambda: copies.append(tensor.detach().to("cpu", copy=True)), tensor)
+        return copies[0]
+
+    def parts(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        """Views of a tensor at each index of its first dimension."""
+        views: list[torch.Tensor] = []
+        self._by_torch(lambda: views.extend(tensor.detach().unbind(0)), tensor)
+        return views
+
+    def _by_torch(self, call: Callable[[], None], tensor: torch.Tensor) -> None:
         """Have torch operate on a tensor; in a thread of ours where that would start workers in this one."""
 
         def unseen_by_script() -> None:
