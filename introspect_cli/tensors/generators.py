@@ -101,14 +101,19 @@ class Generators:
         """Whether every default generator in use is watched."""
         return bool(self.names) and not self.unwatched
 
-    def take(self) -> list[tuple[str, int]]:
-        """Those that have moved since they were last looked at, each with its state before."""
+    def take(self, *, whole: bool = False) -> list[tuple[str, int]]:
+        """Those that have moved since they were last looked at, each with its state before.
+
+        Args:
+            whole: whether states themselves are compared, since somebody else has looked in between.
+        """
         found = []
-        mask = self._compiled.generators_moved()
+        mask = -1 if whole else self._compiled.generators_moved()
         for number, name in enumerate(self.names):
             if mask >> number & 1:
-                found.append((name, self._states[number]))
-                self._states[number] = self._compiled.generator_state(number)
+                known, self._states[number] = self._states[number], self._compiled.generator_state(number)
+                if not whole or known != self._states[number]:
+                    found.append((name, known))
         for name in self._devices:
             now = self._device(name)
             before = self._device_states.get(name)

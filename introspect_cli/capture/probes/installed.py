@@ -14,6 +14,7 @@ from introspect_cli.capture.keeping import Keeping
 from introspect_cli.capture.names import NameFilter, Names
 from introspect_cli.capture.parse_options import rule_of
 from introspect_cli.capture.probes.attributes import AttributeProbe
+from introspect_cli.capture.probes.beginning import BeginningProbe
 from introspect_cli.capture.probes.children import ChildrenProbe
 from introspect_cli.capture.probes.data import DataProbe
 from introspect_cli.capture.probes.gradients import GradientProbe
@@ -107,8 +108,10 @@ class Probes:
         self.context.clock.on_tick.append(self.names.step_over)
         self._modules = modules = ModuleProbe(self.context, gradients)
         self.children = ChildrenProbe(guard, followed=options.children == "all")
+        self.beginning = BeginningProbe(self.context)
         self._probes: list[Probe] = [
             self.children,
+            self.beginning,  # before random states: it looks at the generators first when a step begins
             RngProbe(self.context, began),
             state,
             gradients,
@@ -162,7 +165,11 @@ class Probes:
 
     def new_settings(self) -> Iterator[tuple[str, object]]:
         """Documents of settings that have changed since this was last asked, by name."""
-        for name, document in (("optimizers", self.optimizers.settings), ("nested", self._modules.values.nested)):
+        for name, document in (
+            ("optimizers", self.optimizers.settings),
+            ("nested", self._modules.values.nested),
+            ("beginning", self.beginning),
+        ):
             if document.changed:
                 document.changed = False
                 yield name, document.found

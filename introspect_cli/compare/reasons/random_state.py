@@ -14,6 +14,7 @@ import numpy as np
 from introspect_cli.compare.join.sites import kind_code, phase_code
 from introspect_cli.compare.names import generator_of
 from introspect_cli.compare.reasons.base import Reason
+from introspect_cli.compare.reasons.beginning import first_draw
 from introspect_cli.compare.reasons.draws import lone_draws
 from introspect_cli.compare.reasons.words import although, what
 from introspect_cli.compare.rests_on import Place, random_at_start
@@ -61,9 +62,12 @@ class RandomState(Reason):
                 "it before the first step."
             )
         if scene.is_first_step:
+            text = f"{what(site)} differs already when the first captured step begins"
+            drawn = first_draw(scene, site.fqn)
+            if drawn:
+                return f"{text}: {drawn}."
             return (
-                f"{what(site)} differs already when the first captured step begins: a different seed (or none), or a "
-                f"different number of random draws before it.{_built(scene)}"
+                f"{text}: a different seed (or none), or a different number of random draws before it.{_built(scene)}"
             )
         if site.fqn in unseeded(scene):
             return f"{what(site)} differs when the step begins, although {scene.all_before}."

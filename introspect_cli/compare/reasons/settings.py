@@ -15,6 +15,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from introspect_cli.compare.join.listed import lists
+from introspect_cli.compare.reasons.beginning import DOCUMENT
 from introspect_cli.compare.reasons.changed_code import changed_code
 from introspect_cli.compare.reasons.hyperparameters import Label, Told, optimizer_changes
 from introspect_cli.compare.result import SettingChange
@@ -276,7 +277,7 @@ def _weigh(source: str, name: str, reason: Explained | None, *, rounding: bool) 
 
 def _sourced(a: Run, b: Run) -> Iterator[tuple[Any, ...]]:
     """(source, name, value in a, value in b) of all settings that differ, from two runs' settings and manifests."""
-    settings_a, settings_b = dict(a.settings or {}), dict(b.settings or {})
+    settings_a, settings_b = ({n: run.settings[n] for n in run.settings if n != DOCUMENT} for run in (a, b))
     words_a, words_b = _argv(settings_a, a.manifest), _argv(settings_b, b.manifest)
     if "sources" in settings_a and "sources" in settings_b and _same_file_name(words_a[:1], words_b[:1]):
         words_b[0] = words_a[0]  # what the script holds is told by its hash; its folder explains nothing

@@ -10,6 +10,7 @@ import numpy as np
 from introspect_cli.compare.evidence import Cause, Known, answer
 from introspect_cli.compare.join.sites import kind_code, phase_code
 from introspect_cli.compare.reasons.base import Reason
+from introspect_cli.compare.reasons.beginning import filled
 from introspect_cli.compare.reasons.structure import subject_of
 from introspect_cli.compare.reasons.words import apart, listed, what
 from introspect_cli.compare.table import EQUAL, NOT_SEEN, WITHIN
@@ -78,6 +79,9 @@ class Initial(Reason):
                 f"{text}: {wild}, as in memory that was never written to (to_empty, torch.empty); or a different "
                 "initialisation, seed or checkpoint."
             )
+        drawn = filled(scene)
+        if drawn:
+            return f"{text}: {drawn}."
         return (
             f"{text}: a different initialisation or seed, a different checkpoint was loaded, or the script changed it "
             "before it was recorded."

@@ -1,0 +1,137 @@
+"""What drew random numbers before the first step, in one run and not in the other.
+
+A capture notes each seeding and each draw until the first step begins, with the generator's state before it. So the
+first event that differs is what a person looks for: another seed, an initialiser that one run alone calls, a draw that
+took more numbers. What differs after it follows from it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from introspect_cli.records import count
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from introspect_cli.compare.reasons.scene import Scene
+    from introspect_cli.store.reader import Run
+
+DOCUMENT = "beginning"
+"""The settings document that a capture notes it in; it is compared here alone."""
+
+_SEEDS = {"torch.manual_seed": "torch", "random.seed": "python", "numpy.random.seed": "numpy"}
+
+
+@dataclass(frozen=True)
+class Event:
+    """A generator was seeded, or something drew from it.
+
+    Attributes:
+        seed: what it was seeded with; "" for a draw.
+        state: the generator's state before a draw.
+        by: the function; "" for a draw by something that was not seen itself.
+        name: the parameter that was filled; "" for none that has a name.
+        line: of the user's code; where nobody saw what drew, the line that came next. "" for none.
+    """
+
+    seed: str
+    state: str
+    by: str
+    name: str
+    line: str
+
+    @property
+    def what(self) -> tuple[str, str, str]:
+        """What it is, wherever its line is and whatever came before."""
+        return self.seed, self.by, self.name
+
+    def __str__(self) -> str:
+        """A clause: `normal_ of GPT.wte.weight (model.py:15)`."""
+        at = f" ({self.line})" if self.line else ""
+        if self.seed:
+            return f"{self.by}({self.seed}){at}"
+        if not self.by:
+            return f"a draw before {self.line}" if self.line else "a draw just before the first step"
+        return f"{self.by} of {self.name}{at}" if self.name else f"{self.by}{at}"
+
+
+def first_draw(scene: Scene, generator: str) -> str:
+    """The first seeding or draw before the first step that differs, as a clause; "" where the records do not tell."""
+    a, b = (_events(run, scene.first.rank, generator) for run in (scene.run_a, scene.run_b))
+    if a is None or b is None:
+        return ""
+    same = 0
+    while same < min(len(a), len(b)) and _sameness(a, same) == _sameness(b, same):
+        same += 1
+    rest = a[same:], b[same:]
+    one, two = (events[0] if events else None for events in rest)
+    before = sum(not event.seed for event in a[:same])
+    agree = f"; {count(before, 'draw')} before it {'agrees' if before == 1 else 'agree'}" if before else ""
+    if one is not None and two is not None:
+        if one.seed and two.seed and one.by == two.by:
+            return f"{one.by} {one.seed} -> {two.seed} ({two.line or one.line})"
+        if one.what == two.what and not one.by:
+            since = f"after {b[same - 1]}" if same else "from the beginning on"
+            return f"{since}, something else draws differently in a and b{agree}"
+        if one.what == two.what and not same:
+            return f"{two} draws from another state, and nothing on record seeded it before"
+        if one.what == two.what:
+            return f"{two} draws from another state: {b[same - 1]} took another number of draws{agree}"
+    later = _place(one, rest[1]), _place(two, rest[0])
+    if later[0] != later[1]:
+        side, event = ("b", two) if later[0] < later[1] else ("a", one)
+        return (
+            f"the first {'seeding' if event and event.seed else 'draw'} that differs is {event}, in {side} only{agree}"
+        )
+    return f"the first draw that differs is {one} in a and {two} in b{agree}" if one and two else ""
+
+
+def _sameness(events: Sequence[Event], place: int) -> tuple[object, ...]:
+    """What an event shares with the other run's; of a draw that nobody saw, the state after it tells its length."""
+    event = events[place]
+    unseen = not event.by and [other.state for other in events[place + 1 : place + 2]]
+    return event.what, event.state, unseen
+
+
+def _place(event: Event | None, events: Sequence[Event]) -> int:
+    """Where among events of the other run one is; behind them all where it is not there, or there is none."""
+    if event is None:
+        return len(events)
+    return next((place for place, other in enumerate(events) if other.what == event.what), 1 << 30)
+
+
+def filled(scene: Scene) -> str:
+    """What filled a parameter differently before the first step, as a clause; "" where the records do not tell."""
+    name, rank = scene.site.fqn, scene.first.rank
+    sides = [_events(run, rank, "") for run in (scene.run_a, scene.run_b)]
+    if sides[0] is None or sides[1] is None:
+        return ""
+    one, two = ([event for event in events if event.name == name] for events in (sides[0], sides[1]))
+    if not one and not two:
+        return ""
+    if not one or not two:
+        return f"{(one or two)[-1]} fills it in {'a' if one else 'b'} only"
+    if one[-1].state != two[-1].state:
+        return first_draw(scene, "torch")
+    if one[-1].by != two[-1].by:
+        return f"{one[-1]} fills it in a, {two[-1]} in b"
+    return f"{two[-1]} filled it from the same random state in both: its arguments differ, or it was changed afterwards"
+
+
+def _events(run: Run, rank: int, generator: str) -> Sequence[Event] | None:
+    """What is on record of a generator, or of all of them; None for nothing."""
+    document = run.settings_of(rank).get(DOCUMENT)
+    if not isinstance(document, dict) or not isinstance(document.get("events"), list):
+        return None
+    lines = [*document["events"], *(document.get("last") or [] if not document.get("left_out") else [])]
+    found = []
+    for words in (str(line).split(" ") for line in lines):
+        known = ["" if word == "-" else word for word in words]
+        if words[0] == "seed" and len(words) >= 4:
+            if generator in {"", _SEEDS.get(known[1])}:
+                found.append(Event(known[2], "", known[1], "", " ".join(known[3:])))
+        elif words[0] == "draw" and len(words) >= 6 and generator in {"", known[1]}:
+            found.append(Event("", known[2], known[3], known[4], " ".join(known[5:])))
+    return found

@@ -1,0 +1,174 @@
+"""What seeds and draws before the first step is on record, and the answer names the first of it that differs."""
+
+from __future__ import annotations
+
+import re
+from types import SimpleNamespace
+
+import pytest
+import torch
+import yaml
+from torch import nn
+
+import introspect_cli
+from introspect_cli.capture.probes import beginning
+from introspect_cli.compare.diff import compare_runs
+from introspect_cli.compare.options import DiffOptions
+from introspect_cli.compare.reasons.beginning import _events
+from introspect_cli.store.reader import open_run
+
+SCRIPT = """
+import random
+import numpy as np
+import torch
+from torch import nn
+
+def set_seed(seed):
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.emb = nn.Embedding(16, 8)
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+        self.head = nn.Linear(8, 16)
+        self.apply(self.start)
+
+    def start(self, module):
+        if isinstance(module, nn.Linear):
+            nn.init.normal_(module.weight, std=0.02)
+        elif isinstance(module, nn.Embedding):
+            nn.init.normal_(module.weight.data, std=0.02)
+
+    def forward(self, x):
+        x = self.emb(x)
+        for layer in self.layers:
+            x = x + layer(x)
+        return self.head(x)
+
+set_seed(1337)
+net = Net()
+data = torch.randint(0, 16, (2, 4))
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+originals = []
+for row in data:
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(net(row), row).backward()
+    optimizer.step()
+    originals.append(all("introspect" not in f.__code__.co_filename for f in (torch.manual_seed, nn.init.normal_)))
+print(originals)
+"""
+
+
+@pytest.fixture(scope="module")
+def capture(tmp_path_factory, forks):
+    def run(text, *options):
+        folder = tmp_path_factory.mktemp("run")
+        (folder / "train.py").write_text(text)
+        done = forks("capture", "-q", "-o", "run", *options, "train.py", cwd=folder)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout == "[True, True]\n"  # nothing is replaced any more once the first step has begun
+        return folder / "run"
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def base(capture):
+    return capture(SCRIPT)
+
+
+FIRST = "the first draw that differs is "
+SEEN = {
+    "another seed": ("set_seed(1337)", "set_seed(1338)", "random.seed 1337 -> 1338 (train.py:8)."),
+    "no seed": (
+        "    torch.manual_seed(seed)\n",
+        "    pass\n",
+        "the first seeding that differs is torch.manual_seed(1337) (train.py:10), in a only.",
+    ),
+    "one initialiser less": (
+        "isinstance(module, nn.Embedding)",
+        "False",
+        FIRST + "normal_ of Net.emb.weight (train.py:24), in a only; 7 draws before it agree.",
+    ),
+    "one layer more": (
+        "range(2)",
+        "range(3)",
+        FIRST + "kaiming_uniform_ of Net.layers.2.weight (train.py:16), in b only; 5 draws before it agree.",
+    ),
+    "a second model": (
+        "net = Net()",
+        "net = Net()\nother = nn.Linear(3, 3)",
+        FIRST + "kaiming_uniform_ (train.py:34), in b only; 11 draws before it agree.",
+    ),
+    "no bias": (
+        "nn.Linear(8, 16)",
+        "nn.Linear(8, 16, bias=False)",
+        FIRST + "uniform_ of Net.head.bias (train.py:17), in a only; 6 draws before it agree.",
+    ),
+    "another deviation": (
+        "module.weight, std=0.02",
+        "module.weight, std=0.2",
+        "normal_ of Net.layers.0.weight (train.py:22) filled it from the same random state in both: its arguments",
+    ),
+    "another initialiser": (
+        "nn.init.normal_(module.weight, std=0.02)",
+        "nn.init.xavier_normal_(module.weight)",
+        "(train.py:22) fills it in a, xavier_normal_ of Net.layers.0.weight (train.py:22) in b.",
+    ),
+    "another draw of the script's": (
+        "data = torch.randint",
+        "torch.rand(1)\nother = nn.Linear(1, 1)\ndata = torch.randint",
+        "after normal_ of Net.head.weight (train.py:22), something else draws differently in a and b; 11 draws",
+    ),
+}
+"""By what was changed: the text, what takes its place, and what the answer says."""
+
+
+@pytest.mark.parametrize("changed", SEEN)
+def test_the_first_draw_that_differs_is_named(base, capture, changed):
+    old, new, said = SEEN[changed]
+    assert SCRIPT.count(old) == 1
+    sentence = introspect_cli.diff(base, capture(SCRIPT.replace(old, new))).sentence
+    assert sentence.startswith("First divergence at step 0: ")
+    assert said in sentence
+
+
+def test_equal_beginnings_say_nothing(base, capture):
+    with open_run(base) as a, open_run(capture(SCRIPT.replace("lr=0.1", "lr=0.2"))) as b:
+        result = compare_runs(a, b, DiffOptions())
+    assert "draw" not in result.sentence
+    assert not any(change.source == "beginning" for change in result.settings)
+
+
+def test_runs_without_random_states_keep_the_plain_answer(capture):
+    lean = ("--record", "param,grad,loss")
+    a, b = capture(SCRIPT, *lean), capture(SCRIPT.replace("set_seed(1337)", "set_seed(1338)"), *lean)
+    assert not (a / "settings/beginning.yaml").exists()
+    assert "a different initialisation or seed" in introspect_cli.diff(a, b).sentence
+
+
+def test_a_deep_model_is_folded(tmp_path, monkeypatch):
+    monkeypatch.setattr(beginning, "FIRST", 5)
+    monkeypatch.setattr(beginning, "LAST", 3)
+    net = None
+    with introspect_cli.recording(None, tmp_path / "run"):
+        torch.manual_seed(0)
+        net = nn.Sequential(*(nn.Linear(2, 2) for _ in range(10)))
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        net(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+    document = yaml.safe_load((tmp_path / "run/settings/beginning.yaml").read_text())
+    assert len(document["events"]) == 5
+    assert len(document["last"]) == 3
+    assert document["left_out"] == 13
+    assert re.fullmatch(r"seed torch.manual_seed 0 \S+:\d+", document["events"][0])
+    assert document["last"][-1].split(" ")[3:5] == ["uniform_", "Sequential.9.bias"]
+
+
+@pytest.mark.parametrize("lines", [["seed"], [None], [["draw", 1]], "draw", {"draw": 1}, ["draw torch 0 x"], []])
+def test_lines_that_are_no_events_are_passed_over(lines):
+    run = SimpleNamespace(settings_of=lambda _rank: {"beginning": {"events": lines, "last": None}})
+    assert not _events(run, 0, "")
