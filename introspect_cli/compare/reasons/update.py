@@ -10,7 +10,12 @@ from introspect_cli.compare.evidence import Cause, Evidence, Known, Thing, those
 from introspect_cli.compare.join.sites import KINDS
 from introspect_cli.compare.names import FORWARD, owner_of
 from introspect_cli.compare.reasons.base import Reason
-from introspect_cli.compare.reasons.hyperparameters import Told, changes_for, hyperparameter_changes, in_words
+from introspect_cli.compare.reasons.hyperparameters import (
+    Told,
+    changes_for,
+    hyperparameter_changes,
+    in_words,
+)
 from introspect_cli.compare.reasons.module import attribute_changes
 from introspect_cli.compare.reasons.step_view import untouched_side
 from introspect_cli.compare.reasons.words import although, apart, what
@@ -78,7 +83,7 @@ class Optimizer(Reason):
             return f"{text} The optimizer is {', '.join(a)} in a and {', '.join(b)} in b."
         side = untouched_side(scene.table, scene.before, scene.union)
         if side:
-            return f"{text} In {side}, {name} leaves this parameter as it was (not among its parameters, or lr 0)."
+            return f"{text} {_left_alone(scene, side, name)}"
         side, counts = _fresh_state(scene.table, first.site.fqn)
         if side:
             return f"{text} The optimizer state of {side} started afresh ({counts})."
@@ -90,6 +95,14 @@ class Optimizer(Reason):
             causes = f"{name}, its hyper-parameters{told}, or the gradients it computed (zero_grad)"
             return f"{text} {scene.the_cause_is} {causes}."
         return f"{text} {scene.the_cause_is} {name} or its hyper-parameters{told}."
+
+
+def _left_alone(scene: Scene, side: str, name: str) -> str:
+    """Why one run's optimizer leaves a parameter as it was, as far as the records tell."""
+    rates = [both for label, both in changes(scene).items() if label.about == "lr" and both["ab".index(side)] == "0"]
+    if rates:
+        return f"The cause is lr {rates[0][0]} -> {rates[0][1]}: with lr 0, {name} leaves it as it was in {side}."
+    return f"In {side}, {name} leaves this parameter as it was (not among its parameters, or lr 0)."
 
 
 def _amplified(name: str) -> str:
