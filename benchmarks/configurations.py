@@ -136,9 +136,9 @@ def reduce(source: Path, target: Path, reduction: Reduction) -> Path:
                 rows = _rows(batch, np.flatnonzero(kept[batch.site]), measured=reduction.measured)
                 if len(rows):
                     rank.append(entry.step, dataclasses.replace(rows, site=number_of[rows.site]))
-        calls = not reduction.record or not {"input", "output"}.isdisjoint(reduction.record)
+        told_by = {"nested": {"input", "output"}, "beginning": {"rng"}}  # documents of who records such kinds
         for name, value in run.settings.items():
-            if name != "nested" or calls:  # how inputs and outputs nest is told by who records them
+            if not reduction.record or name not in told_by or not told_by[name].isdisjoint(reduction.record):
                 store.write_settings(name, value)
         store.write_manifest(_manifest(run.manifest, reduction))
     return target

@@ -111,12 +111,12 @@ SEEN = {
     "another deviation": (
         "module.weight, std=0.02",
         "module.weight, std=0.2",
-        "normal_ of Net.layers.0.weight (train.py:22) filled it from the same random state in both: its arguments",
+        "normal_ of Net.layers.0.weight (train.py:22) drew it from one random state in both runs, so",
     ),
     "another initialiser": (
         "nn.init.normal_(module.weight, std=0.02)",
         "nn.init.xavier_normal_(module.weight)",
-        "(train.py:22) fills it in a, xavier_normal_ of Net.layers.0.weight (train.py:22) in b.",
+        "(train.py:22) initialises it in a, xavier_normal_ of Net.layers.0.weight (train.py:22) in b.",
     ),
     "another draw of the script's": (
         "data = torch.randint",

@@ -10,6 +10,7 @@ import torch
 from opcapture import captured
 from torch import nn
 
+import introspect_cli
 from introspect_cli.capture.probes.attributes import CHANGES_OFTEN, AttributeProbe
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.options import DiffOptions
@@ -176,3 +177,32 @@ def told(a, b):
     with open_run(a) as one, open_run(b) as two:
         result = compare_runs(one, two, DiffOptions())
     return result.sentence
+
+
+class Fresh(nn.Module):
+    """A module that makes another one in each forward."""
+
+    def __init__(self, eps):
+        super().__init__()
+        self.linear, self.eps = nn.Linear(4, 4), eps
+
+    def forward(self, x):
+        return nn.LayerNorm(4, eps=self.eps)(self.linear(x))
+
+
+def test_a_module_that_is_made_in_each_forward_has_its_attributes_on_record(tmp_path):
+    for name, eps in (("a", 1e-5), ("b", 1e-2)):
+        torch.manual_seed(0)
+        net = Fresh(eps)
+        with introspect_cli.recording(net, tmp_path / name):
+            optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+            for _ in range(3):
+                net(torch.ones(2, 4)).square().sum().backward()
+                optimizer.step()
+    with open_run(tmp_path / "a") as run:
+        rows = [row for row in run.rank(0).modules if row.fqn == "Fresh.LayerNorm" and row.attributes]
+    assert len(rows) == 1  # as it is the same each time
+    assert ("eps", "1e-05") in rows[0].attributes
+    sentence = introspect_cli.diff(tmp_path / "a", tmp_path / "b").sentence
+    assert "the output of Fresh.LayerNorm (LayerNorm)" in sentence
+    assert "this module's own computation (eps 1e-05 -> 0.01)" in sentence

@@ -93,6 +93,8 @@ class Names:
         self._any_module = False
         self._walked = 0  # `id` of the root in which everything has just been named
         self._module_gone = self._forgetting()
+        self.made_on_the_fly: Callable[[nn.Module], None] = lambda _module: None
+        """Told of a module that no other one holds, when it is named in the forward that calls it."""
 
     def clear(self) -> None:
         """Refer to nothing of the script's any more: what it holds must go when python ends, as without a capture."""
@@ -147,6 +149,7 @@ class Names:
             if top is module and caller is not None:
                 # Held in a plain list or built on the fly: no path leads to it but the call.
                 self._adopt(module, f"{caller.fqn}.{class_name(unwrap(module))}")
+                self.made_on_the_fly(module)
             else:
                 self._adopt(top, class_name(unwrap(top)) + suffix)
                 if self.find(module) is None:

@@ -136,12 +136,14 @@ class AttributeProbe:
         """Listen for roots."""
         self._guarded.on = True
         self._context.on_root.append(self._root_called)
+        self._context.names.made_on_the_fly = self._made_on_the_fly
 
     def remove(self) -> None:
         """Stop, and let go of what was seen."""
         self._guarded.on = False
         self._watched.clear()
         drop(self._context.on_root, self._root_called)
+        self._context.names.made_on_the_fly = lambda _module: None
 
     def _root_called(self, root: nn.Module) -> None:
         if not self._guarded.on or self._modules.stack.phase is Phase.EVAL:
@@ -153,6 +155,14 @@ class AttributeProbe:
             watched = self._watched.get(state.fqn)
             if watched is None or not watched.is_current():
                 self._look(root, state.fqn)
+
+    def _made_on_the_fly(self, module: nn.Module) -> None:
+        """One that is below no root: it is looked at when it is named, in each call where each call makes it anew."""
+        if self._guarded.on and self._modules.stack.phase is not Phase.EVAL:
+            with self._guarded:
+                state = self._context.names.find(module)
+                if state is not None:
+                    self._look(module, state.fqn)
 
     def _look(self, root: nn.Module, root_name: str) -> None:
         """Look at every module, and write rows of those that are not what they were."""

@@ -112,12 +112,15 @@ def filled(scene: Scene) -> str:
     if not one and not two:
         return ""
     if not one or not two:
-        return f"{(one or two)[-1]} fills it in {'a' if one else 'b'} only"
+        return f"{(one or two)[-1]} initialises it in {'a' if one else 'b'} only"
     if one[-1].state != two[-1].state:
         return first_draw(scene, "torch")
     if one[-1].by != two[-1].by:
-        return f"{one[-1]} fills it in a, {two[-1]} in b"
-    return f"{two[-1]} filled it from the same random state in both: its arguments differ, or it was changed afterwards"
+        return f"{one[-1]} initialises it in a, {two[-1]} in b"
+    return (
+        f"{two[-1]} drew it from one random state in both runs, so the initialisation has other arguments, or the "
+        "script changed it before it was recorded"
+    )
 
 
 def _events(run: Run, rank: int, generator: str) -> Sequence[Event] | None:

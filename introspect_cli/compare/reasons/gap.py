@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from introspect_cli.compare.evidence import Cause, Known, those
 from introspect_cli.compare.reasons.base import Reason, reason_named
+from introspect_cli.compare.reasons.module import Module, attribute_changes
 from introspect_cli.compare.reasons.start import TENSORS, initial_tensors
 from introspect_cli.compare.reasons.words import although, apart, things, what
 from introspect_cli.compare.result import Role
@@ -50,6 +51,8 @@ class Gap(Reason):
         if scene.dropped:
             lacks = f"{things(unseen, 'is', 'are')} not on record"
         place = reason_named(cause.instead).where("" if cause.module == site.fqn else cause.module)
+        changed = attribute_changes(scene) if cause.instead == Module.word else []
+        place += f" ({'; '.join(changed[:3])})" if changed else ""
         if scene.step.gap:
             return f"{text}; {lacks}. {scene.the_cause_is} {place}, or lies earlier. {_between(scene, 'by')}"
         return f"{text}; {lacks}. {scene.the_cause_is} {place}, or lies in what was not recorded."
