@@ -47,7 +47,7 @@ def check(
     from introspect_cli.health.findings import Level
     from introspect_cli.render.check_text import check_blocks, rules_blocks
     from introspect_cli.render.json import check_document, rules_document
-    from introspect_cli.store.reader import open_run
+    from introspect_cli.exchange.checkpoints import open_any
 
     chosen = choose(rules, ignore)
     if listed:
@@ -59,7 +59,7 @@ def check(
         return SAME
     if run is None:
         raise click.UsageError("name a run to check")
-    with open_run(run) as opened:
+    with open_any(run) as opened:
         result = check_run(opened, chosen)
     answer(format_, lambda: check_document(result), lambda _: check_blocks(result))
     if result.found(Level(fail_on)):

@@ -99,15 +99,15 @@ def _group(paths: tuple[str, ...], format_: str, **asked: Any) -> Any:
     from introspect_cli.errors import UsageError
     from introspect_cli.render.diff_text import groups_blocks
     from introspect_cli.render.json import groups_document
-    from introspect_cli.store.reader import open_run
+    from introspect_cli.exchange.checkpoints import open_any
 
     given = {name: asked[name] for name in ("values", "settings_only", "want_map", "output")}
     if any(given.values()) or asked["level"] == "op":
         raise UsageError("--values, --settings, --map, --level op and -o show two runs; name two.")
     options = _options(grouped=False, **asked)
     with ExitStack() as stack:
-        noise = [stack.enter_context(open_run(path)) for path in asked["noise"]]
-        groups = group_runs([stack.enter_context(open_run(path)) for path in paths], options, noise)
+        noise = [stack.enter_context(open_any(path)) for path in asked["noise"]]
+        groups = group_runs([stack.enter_context(open_any(path)) for path in paths], options, noise)
     answer(format_, lambda: groups_document(groups), lambda _: groups_blocks(groups))
     return groups.verdict
 
@@ -120,12 +120,12 @@ def _compare(a: str, b: str, format_: str, *, level: str, output: str | None, se
     from introspect_cli.render.diff_text import diff_blocks, settings_blocks
     from introspect_cli.render.json import diff_document
     from introspect_cli.selection import Selection, check_selection
-    from introspect_cli.store.reader import open_run
+    from introspect_cli.exchange.checkpoints import open_any
 
     grouped = format_ == "table" and asked["limit"] is None and not (asked["everything"] or asked["verbose"])
     options = _options(grouped=grouped, **asked)
     with ExitStack() as stack:
-        one, two, *noise = (stack.enter_context(open_run(path)) for path in (a, b, *asked["noise"]))
+        one, two, *noise = (stack.enter_context(open_any(path)) for path in (a, b, *asked["noise"]))
         if level == "op":
             check_selection(Selection(kinds=frozenset({Kind.OP_OUTPUT})), (one, two))
         result = compare_runs(one, two, options, noise)

@@ -51,7 +51,7 @@ def report(
     from introspect_cli.errors import UsageError
     from introspect_cli.render.html import page_html
     from introspect_cli.render.text import size, write_whole
-    from introspect_cli.store.reader import open_run
+    from introspect_cli.exchange.checkpoints import open_any
 
     if output.exists() and not force:
         raise UsageError(f"{output} exists: choose another name with -o, or --force to replace it")
@@ -60,8 +60,8 @@ def report(
         raise UsageError("--steps, --kinds, --modules and --ranks narrow a comparison: name two runs with them")
     with ExitStack() as stack:
         named = [run, *([run_b] if run_b else [])]
-        opened = [stack.enter_context(open_run(path)) for path in named]
-        others = [stack.enter_context(open_run(path)) for path in noise]
+        opened = [stack.enter_context(open_any(path)) for path in named]
+        others = [stack.enter_context(open_any(path)) for path in noise]
         text = page_html(_page(opened, others, DiffOptions(**vars(selection), want_map=True, limit=200, rtol=rtol)))
     try:
         write_whole(output, text)
@@ -75,9 +75,9 @@ def page_of(run: Path) -> str:
     """The page about one run, as HTML."""
     from introspect_cli.compare.options import DiffOptions
     from introspect_cli.render.html import page_html
-    from introspect_cli.store.reader import open_run
+    from introspect_cli.exchange.checkpoints import open_any
 
-    with open_run(run) as opened:
+    with open_any(run) as opened:
         return page_html(_page([opened], [], DiffOptions()))
 
 
