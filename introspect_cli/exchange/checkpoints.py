@@ -7,10 +7,13 @@ capture of the same values has, so that nothing that reads runs need know of che
 
 from __future__ import annotations
 
+import math
 import shutil
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from introspect_cli.errors import StoreError
 from introspect_cli.exchange.checkpoint_files import is_tensors, read_any
@@ -26,8 +29,12 @@ from introspect_cli.tensors.arrays import Pieces, summary_of
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from numpy.typing import NDArray
+
     from introspect_cli.records import Site, Summary
 
+_LARGEST_AGAIN = 1 << 26
+_MOST_AGAIN = 1 << 28
 CHECKPOINT = "checkpoint"
 """The manifest's word for a run that was made of a checkpoint."""
 
@@ -60,7 +67,27 @@ def _opened(path: Path) -> Run:
     except StoreError as error:
         raise StoreError(f"{path} is no checkpoint: {error}") from None
     summaries = {site: summarised(held) for site, held in sites_below(state.rows)}
-    return written(summaries, path, state.settings, {CHECKPOINT: {"from": path.name}, "not_observed": state.notes})
+    run = written(summaries, path, state.settings, {CHECKPOINT: {"from": path.name}, "not_observed": state.notes})
+    held = {summaries[site].checksum: held for site, held in state.rows.items() if isinstance(held, Pieces)}
+    run.elsewhere = _Again(held)
+    return run
+
+
+class _Again:
+    """Reads a tensor once more, for who wants its elements; not large ones, nor many."""
+
+    def __init__(self, held: Mapping[int, Pieces]) -> None:
+        self._held, self._left = held, _MOST_AGAIN
+
+    def __call__(self, checksum: int) -> NDArray[Any] | None:
+        """The tensor with a checksum, its elements as numbers; None where it is not there, or too large."""
+        tensor = self._held.get(checksum)
+        if tensor is None or tensor.unread or math.prod(tensor.shape) > min(self._left, _LARGEST_AGAIN):
+            return None
+        self._left -= math.prod(tensor.shape)
+        pieces = [widened(np.asarray(bits), tensor.dtype) for bits in tensor.read()]
+        whole: NDArray[Any] = np.concatenate(pieces) if pieces else np.zeros(0, np.float32)
+        return whole.reshape(tensor.shape)
 
 
 def _sorted_by_name(path: Path) -> bool:

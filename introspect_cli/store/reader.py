@@ -113,6 +113,8 @@ class Run:
         self.path = path
         self._folder = folder
         self._when_closed: list[Callable[[], None]] = []
+        self.elsewhere: Callable[[int], NDArray[Any] | None] | None = None
+        """Gives whole tensors by their checksums that lie in no store."""
         # Asked first: a run that ends while it is opened is called running, never interrupted.
         locked = is_locked(folder)
         self.manifest = read_manifest(folder)
@@ -242,6 +244,8 @@ class Run:
         Raises:
             StoreError: its file is damaged.
         """
+        if self.elsewhere is not None:
+            return self.elsewhere(checksum)
         places = [self._folder.folder(f"rank{rank}") for rank in self.manifests] or [self._folder]
         try:
             return next((tensor for place in places if (tensor := _tensor(place, checksum)) is not None), None)

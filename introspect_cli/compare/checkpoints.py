@@ -1,0 +1,303 @@
+"""Two checkpoints: which tensors differ, and which are the same under other names or in another form.
+
+A checkpoint is one moment, so nothing happens first and nothing follows from anything: the answer counts tensors. What
+the comparison of runs found out record by record is sorted here. A tensor that one side lacks may be there under another
+name (tied weights are saved once or twice), transposed, or as a part of a larger one; one of another element type may
+hold the same values rounded. Where both files can be read once more, these are proven by their elements.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from introspect_cli.compare.checkpoint_words import MODEL, Cast, Form, Found, sentence_of
+from introspect_cli.compare.join.distance import ROUNDING
+from introspect_cli.compare.match.flow import parameters, values_of
+from introspect_cli.compare.match.merged import same_numbers
+from introspect_cli.compare.result import DiffResult, Divergence, Verdict
+from introspect_cli.records import Kind, Status
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from introspect_cli.compare.match.flow import Value
+    from introspect_cli.compare.match.merged import Merge
+    from introspect_cli.compare.match.names import Rename
+    from introspect_cli.compare.options import DiffOptions
+    from introspect_cli.compare.outcome import RankOutcome
+    from introspect_cli.records import Summary
+    from introspect_cli.store.reader import Run
+
+_COUNTS = re.compile(r"(^|[._])(global_step|step|steps|epoch|iteration|lr)$")
+"""Settings that say how far a training is."""
+
+
+def are_checkpoints(a: Run, b: Run) -> bool:
+    """Whether both were made of checkpoints."""
+    return all(isinstance(run.manifest.get("checkpoint"), dict) for run in (a, b))
+
+
+def strictly(options: DiffOptions) -> DiffOptions:
+    """The options under which checkpoints are compared: names count, and all that differs is looked at."""
+    return replace(options, strict=True, limit=None, whole_step=True, want_map=False)
+
+
+def of_checkpoints(
+    answer: DiffResult, runs: tuple[Run, Run], asked: DiffOptions, outcome: RankOutcome
+) -> DiffResult:
+    """The answer for two checkpoints, in the place of one for two runs.
+
+    Args:
+        answer: that of the comparison of runs.
+        runs: a and b.
+        asked: what was asked for.
+        outcome: what came of the comparison of their one step.
+    """
+    found = _sorted(runs, asked, outcome)
+    compared = sum(found.counts.values())
+    if not compared or (found.same and found.unread):
+        verdict = Verdict.UNDECIDED
+    else:
+        verdict = Verdict.SAME if found.same else Verdict.DIVERGED
+    renamed = [change for change in answer.structure if change.change == "renamed"]
+    settings = tuple(sorted(answer.settings, key=lambda change: not _COUNTS.search(change.name)))
+    sentence, evidence = sentence_of(found, verdict, [change.text for change in renamed], settings)
+    listed = [*found.differ, *found.shapes, *(one for cast in found.casts for one in cast.tensors)]
+    listed.sort(key=lambda one: -(one.rel_l2 if one.rel_l2 is not None else np.inf))
+    listed += [*found.only_a, *found.only_b]
+    first = listed[0] if listed and verdict is Verdict.DIVERGED else None
+    return replace(
+        answer,
+        subject="checkpoints",
+        verdict=verdict,
+        sentence=sentence,
+        evidence=tuple(evidence),
+        settings=settings,
+        first=first,
+        candidates=(first,) if first is not None else (),
+        divergences=tuple(listed if asked.limit is None or asked.whole_step else listed[: asked.limit]),
+        notes=tuple(_notes(runs)),
+        suggestions=(),
+        counts=replace(answer.counts, diverged=len(listed)),
+        structure=(),
+        training=None,
+        evaluation=None,
+        strip=(),
+        suspect=None,
+        tree=(),
+    )
+
+
+def _notes(runs: tuple[Run, Run]) -> list[str]:
+    """What the files do not tell; not what captures of runs leave out."""
+    return [f"{name}: {text}." for run, name in zip(runs, "ab", strict=True) for text in run.manifest["not_observed"]]
+
+
+def _sorted(runs: tuple[Run, Run], asked: DiffOptions, outcome: RankOutcome) -> Found:
+    found = Found()
+    changes = outcome.match.rename or str, str
+    one, two = (_held(run, asked, change) for run, change in zip(runs, changes, strict=True))
+    found.kinds_a = tuple(kind for kind in Kind if kind in one and kind not in two)
+    found.kinds_b = tuple(kind for kind in Kind if kind in two and kind not in one)
+    common = one.keys() & two.keys()
+    every = [own for own in outcome.listed if own.site.kind in common]
+    only = [own for own in every if own.b is None], [own for own in every if own.a is None]
+    for kind in sorted(common, key=list(Kind).index):
+        alone = sum(own.site.kind is kind for own in only[0])
+        found.counts[kind] = one[kind] - alone
+    forms = _Forms(runs, only, outcome)
+    found.shapes = forms.look([own for own in every if _other_shape(own)])
+    found.forms = forms.found
+    settled = [{name for form in forms.found for name in names(form)} for names in (_in_a, _in_b)]
+    found.only_a, found.only_b = (
+        [own for own in side if own.site.kind not in MODEL or own.site.fqn not in done]
+        for side, done in zip(only, settled, strict=True)
+    )
+    plain = [own for own in every if own.a is not None and own.b is not None and not _other_shape(own)]
+    cast = [own for own in plain if own.a and own.b and own.a.layout.dtype != own.b.layout.dtype]
+    found.casts = _casts(runs, cast)
+    found.differ = sorted((own for own in plain if own not in cast), key=lambda own: -(own.rel_l2 or 0.0))
+    found.steps = _optimizer_step(runs[0]), _optimizer_step(runs[1])
+    found.unread = max(sum(_is_unread(run)) for run in runs)
+    return found
+
+
+def _in_a(form: Form) -> tuple[str, ...]:
+    return form.a
+
+
+def _in_b(form: Form) -> tuple[str, ...]:
+    return form.b
+
+
+def _held(run: Run, asked: DiffOptions, rename: Rename) -> Counter[Kind]:
+    """How many tensors and values a checkpoint holds, by kind, of those selected."""
+    reader = run.rank(0)
+    sites = [reader.sites[int(number)][0] for number in np.asarray(reader.read_row(0).site)]
+    return Counter(site.kind for site in sites if asked.wants(site.kind, rename(site.fqn)))
+
+
+def _is_unread(run: Run) -> list[bool]:
+    return [int(status) == int(Status.NOT_OBSERVED) for status in np.asarray(run.rank(0).read_row(0).status)]
+
+
+def _other_shape(own: Divergence) -> bool:
+    return own.a is not None and own.b is not None and own.a.layout.shape != own.b.layout.shape
+
+
+def _optimizer_step(run: Run) -> float | None:
+    """How many steps an optimizer has made, by its state; None where its parameters say different numbers."""
+    reader = run.rank(0)
+    steps = set()
+    for record in reader.records(0):
+        if record.site.kind is Kind.OPTIMIZER_STATE and record.site.path == "['step']":
+            number = record.summary.stats.get("mean")
+            steps.add(number if number is not None else _number(record.summary.text))
+    return next(iter(steps)) if len(steps) == 1 else None
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+# --- the same in another form
+
+
+class _Forms:
+    """Tensors that one side lacks by name, looked for on the other in another form."""
+
+    def __init__(self, runs: tuple[Run, Run], only: Sequence[Sequence[Divergence]], outcome: RankOutcome) -> None:
+        rename = outcome.match.rename or str
+        self.runs, self.found = runs, list[Form]()
+        values = ([own for own in values_of(run.rank(0), 0) if own.site.kind in MODEL] for run in runs)
+        # under b's names, as divergences have them
+        self.every = tuple(
+            {change(own.site.fqn): own for own in side} for side, change in zip(values, (rename, str), strict=True)
+        )
+        self.rename = rename
+        self.left = tuple(
+            {name: values[name] for own in side if (name := own.site.fqn) in values}
+            for side, values in zip(only, self.every, strict=True)
+        )
+
+    def look(self, shapes: Sequence[Divergence]) -> list[Divergence]:
+        """Look for all of them; of tensors that have another shape, those that are left."""
+        for side in (0, 1):
+            others = {own.checksum: name for name, own in self.every[1 - side].items() if name not in self.left[1 - side]}
+            self._tied(side, others)
+        names = [{id(own): name for name, own in side.items()} for side in self.left]
+        known = parameters(list(self.left[0].values()), list(self.left[1].values()))
+        pairs = [(names[0][id(one)], names[1][id(two)]) for one, two in known.pairs]
+        for a, b in pairs:
+            equal = self.left[0][a].checksum == self.left[1][b].checksum
+            self._add((a,), (b,), "tied" if equal else "transposed", proven=equal or self._is_turned(a, b))
+        kept = [{self.every[side][pair[side]].checksum: pair[1 - side] for pair in pairs} for side in (0, 1)]
+        for merge in known.merges:
+            self._merge(merge)
+        for side in (0, 1):  # of tied tensors one is paired, and the others are that one, too
+            self._tied(side, kept[side])
+        return [own for own in shapes if not self._turned_in_place(own.site.fqn)]
+
+    def _add(self, a: tuple[str, ...], b: tuple[str, ...], form: str, *, proven: bool) -> None:
+        self.found.append(Form(a, b, form, proven))
+        for side, names in zip(self.left, (a, b), strict=True):
+            for name in names:
+                side.pop(name, None)
+
+    def _tied(self, side: int, others: Mapping[int, str]) -> None:
+        for name, own in list(self.left[side].items()):
+            if own.checksum in others:
+                pair = (name,), (others[own.checksum],)
+                self._add(*(pair if side == 0 else pair[::-1]), "tied", proven=True)
+
+    def _tensor(self, side: int, name: str) -> Any:
+        return self.runs[side].tensor(self.every[side][name].checksum)
+
+    def _is_turned(self, a: str, b: str) -> bool:
+        """Whether two tensors hold the same elements, one transposed or in another shape."""
+        one, two = self._tensor(0, a), self._tensor(1, b)
+        if one is None or two is None or one.size != two.size:
+            return False
+        forms = [form for form in (one.T, one.reshape(two.shape)) if form.shape == two.shape]
+        return any(np.array_equal(form, two, equal_nan=form.dtype.kind == "f") for form in forms)
+
+    def _turned_in_place(self, name: str) -> bool:
+        """Whether a tensor that has another shape under its name holds the same numbers."""
+        one, two = (side.get(name) for side in self.every)
+        if one is None or two is None or not same_numbers(one.moments, two.moments):
+            return False
+        self._add((name,), (name,), "transposed", proven=self._is_turned(name, name))
+        return True
+
+    def _merge(self, merge: Merge) -> None:
+        """Tensors of one that are one in the other, put together and compared."""
+        whole, parts = (1, 0) if merge.side == "b" else (0, 1)
+        one = self._tensor(whole, merge.whole)
+        pieces = [self._tensor(parts, name) for name in merge.parts]
+        proven = one is not None and all(own is not None for own in pieces) and _are_joined(one, pieces)
+        names = merge.parts, (merge.whole,)
+        self._add(*(names if parts == 0 else names[::-1]), "merged", proven=proven)
+
+
+def _are_joined(whole: Any, pieces: Sequence[Any]) -> bool:
+    """Whether tensors, or their transposes, put together along one dimension are another one."""
+    for forms in (pieces, [piece.T for piece in pieces]):
+        for axis in range(whole.ndim):
+            shapes = {(*form.shape[:axis], *form.shape[axis + 1 :]) for form in forms if form.ndim == whole.ndim}
+            rest = (*whole.shape[:axis], *whole.shape[axis + 1 :])
+            if all(form.ndim == whole.ndim for form in forms) and shapes == {rest}:
+                joined = np.concatenate(forms, axis)
+                if joined.shape == whole.shape and np.array_equal(joined, whole):
+                    return True
+    return False
+
+
+# --- the same in another element type
+
+
+def _casts(runs: tuple[Run, Run], cast: Sequence[Divergence]) -> list[Cast]:
+    groups: dict[tuple[str, str], list[Divergence]] = {}
+    for own in cast:
+        assert own.a is not None
+        assert own.b is not None
+        groups.setdefault((own.a.layout.dtype, own.b.layout.dtype), []).append(own)
+    found = []
+    for (a, b), members in groups.items():
+        proofs = [_is_rounded(runs, own.a, own.b) for own in members]
+        rounded = None if any(proof is None for proof in proofs) else all(proofs)
+        known = [own.rel_l2 for own in members if own.rel_l2 is not None]
+        found.append(Cast(a, b, tuple(members), rounded, max(known, default=None)))
+    return found
+
+
+def _is_rounded(runs: tuple[Run, Run], a: Summary | None, b: Summary | None) -> bool | None:
+    """Whether one of two tensors holds the other's values, rounded to its type; None where it cannot be told."""
+    if a is None or b is None:
+        return None
+    one, two = runs[0].tensor(a.checksum), runs[1].tensor(b.checksum)
+    if one is None or two is None or one.shape != two.shape:
+        return None
+    return any(
+        (found := _rounded(fine, coarse)) is not None and np.array_equal(found, other, equal_nan=True)
+        for fine, coarse, other in ((one, b.layout.dtype, two), (two, a.layout.dtype, one))
+    )
+
+
+def _rounded(array: Any, dtype: str) -> Any:
+    """Values rounded to a type, to nearest and to even, as numbers; None for a type that is not rounded to."""
+    if dtype == "bfloat16" and array.dtype == np.float32:
+        bits = array.view(np.uint32).astype(np.uint64)
+        near = ((bits + 0x7FFF + ((bits >> np.uint64(16)) & np.uint64(1))) >> np.uint64(16)) << np.uint64(16)
+        return np.where(np.isnan(array), array, near.astype(np.uint32).view(np.float32))
+    if dtype in ROUNDING and dtype != "bfloat16" and array.dtype.kind == "f":
+        with np.errstate(over="ignore"):
+            return array.astype(dtype)
+    return None
