@@ -116,16 +116,18 @@ def _compare(a: str, b: str, format_: str, *, level: str, output: str | None, se
     from contextlib import ExitStack
 
     from introspect_cli.compare.diff import compare_runs
+    from introspect_cli.compare.moment import as_moments
     from introspect_cli.records import Kind
     from introspect_cli.render.diff_text import diff_blocks, settings_blocks
     from introspect_cli.render.json import diff_document
+    from introspect_cli.exchange.checkpoints import open_any, written
     from introspect_cli.selection import Selection, check_selection
-    from introspect_cli.exchange.checkpoints import open_any
 
     grouped = format_ == "table" and asked["limit"] is None and not (asked["everything"] or asked["verbose"])
     options = _options(grouped=grouped, **asked)
     with ExitStack() as stack:
         one, two, *noise = (stack.enter_context(open_any(path)) for path in (a, b, *asked["noise"]))
+        one, two = as_moments(one, two, written)
         if level == "op":
             check_selection(Selection(kinds=frozenset({Kind.OP_OUTPUT})), (one, two))
         result = compare_runs(one, two, options, noise)

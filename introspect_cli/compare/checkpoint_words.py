@@ -29,7 +29,7 @@ class Form:
     Attributes:
         a: its name, or those of several that are one in b, in their order.
         b: its name in b, or those of several.
-        form: `tied` (equal bits under another name), `transposed` or `merged`.
+        form: `tied` (equal bits under another name), `transposed`, `merged`, or `constant` (the same number all over).
         proven: whether the elements were compared.
     """
 
@@ -75,6 +75,10 @@ class Found:
         kinds_b: kinds that b alone holds.
         steps: of a and of b, how many steps their optimizer has made; None where that is not one number.
         unread: tensors that could not be read.
+        run: `a` or `b`, where that is the moment of a run and no checkpoint; "" where both are checkpoints.
+        moment: which moment, in words.
+        alike: moments at which the run has the same tensors of the model.
+        unrecorded: tensors of the checkpoint that the run has not recorded, and buffers that the checkpoint lacks.
     """
 
     counts: Counter[Kind] = field(default_factory=Counter)
@@ -88,6 +92,10 @@ class Found:
     kinds_b: tuple[Kind, ...] = ()
     steps: tuple[float | None, float | None] = (None, None)
     unread: int = 0
+    run: str = ""
+    moment: str = ""
+    alike: tuple[str, ...] = ()
+    unrecorded: list[Divergence] = field(default_factory=list)
 
     @property
     def same(self) -> bool:
@@ -110,7 +118,7 @@ def sentence_of(
         renamed: clauses on names that differ.
         settings: settings that differ.
     """
-    rest = [*_forms(found), *_alone(found), *_steps(found)]
+    rest = [*_forms(found), *_also(found), *_alone(found), *_steps(found)]
     names = f"names differ: {'; '.join(renamed[:_NAMED])}" if renamed else ""
     more = f", and {len(renamed) - _NAMED} more" if len(renamed) > _NAMED else ""
     rest = [names + more, *rest] if names else rest
@@ -121,14 +129,40 @@ def sentence_of(
     if verdict is Verdict.SAME:
         if settings:
             rest.append(f"what differs beside them: {_some([describe(change) for change in settings], _SETTINGS)}")
-        return f"The checkpoints hold the same: {_all_equal(found)}.", rest
+        form = ", in part in another form" if any(own.form not in ("tied", "constant") for own in found.forms) else ""
+        same = f"The checkpoints hold the same{' values' if form else ''}"
+        return f"{_at(found) or same}{form}: {_all_equal(found)}.", rest
     clauses = [*_differ(found), *_cast(found), *_shapes(found), *_lacking(found)]
     if not clauses:  # forms that are not proven
         return f"The checkpoints hold the same numbers, in part in another order: {_all_equal(found)} otherwise.", rest
-    if not any(own.site.kind in MODEL for own in _all(found)) and _of(found, MODEL):
-        clauses[0] = f"the models are equal ({count(_of(found, MODEL), 'tensor')}), but {clauses[0]}"
     lead, *others = clauses
+    model_differs = any(own.site.kind in MODEL for own in _all(found))
+    if found.run and not model_differs:
+        return f"{_at(found)}, but {lead}.", [*others, *rest]
+    if found.run:
+        text = f"At no recorded step has run {found.run} all tensors of the checkpoint: nearest is {found.moment}"
+        return f"{text}, where {lead}.", [*others, *rest]
+    if not model_differs and _of(found, MODEL):
+        lead = f"the models are equal ({count(_of(found, MODEL), 'tensor')}), but {lead}"
     return f"The checkpoints differ: {lead}.", [*others, *rest]
+
+
+def _at(found: Found) -> str:
+    """That a checkpoint is of a moment of a run; "" where both are checkpoints."""
+    if not found.run:
+        return ""
+    kinds = [kind.several for kind in MODEL if found.counts[kind]]
+    other = "b" if found.run == "a" else "a"
+    return f"Checkpoint {other} has the {_list(kinds)} that run {found.run} has {found.moment}"
+
+
+def _also(found: Found) -> list[str]:
+    told = []
+    if found.alike:
+        told.append(f"run {found.run} has the same {_some(found.alike)}")
+    if found.unrecorded:
+        told.append(f"not compared, for one side alone has it on record: {_some([_name(own) for own in found.unrecorded])}")
+    return told
 
 
 def _all(found: Found) -> list[Divergence]:
@@ -193,9 +227,10 @@ def _where(members: Sequence[Divergence]) -> str:
     known = [own for own in members if own.rel_l2 is not None]
     if not known:
         return f": {_some([_name(own) for own in members])}"
-    low, high = known[-1], known[0]
-    span = f"{low.rel_l2:.1e} to {high.rel_l2:.1e}" if low.rel_l2 != high.rel_l2 else f"{high.rel_l2:.1e}"
-    return f", by relative L2 {span}, most in {_name(high)}"
+    farthest = known[0]
+    least = min(own.rel_l2 or 0.0 for own in known)
+    span = f"{least:.1e} to {farthest.rel_l2:.1e}" if least < (farthest.rel_l2 or 0.0) else f"{farthest.rel_l2:.1e}"
+    return f", by relative L2 {span}, most in {_name(farthest)}"
 
 
 def _far(own: Divergence) -> str:
@@ -248,7 +283,8 @@ def _lacking(found: Found) -> list[str]:
 _FORMS = {
     "tied": "{a} of a is {b} in b: equal, under another name",
     "transposed": "{a} of a is {b} in b, transposed or in another shape",
-    "merged": "{a} of a is {b} in b, put together",
+    "merged": "{a} of a, put together, is {b} in b",
+    "constant": "{a} of a may be {b} in b: both hold the same number all over",
 }
 
 
@@ -262,14 +298,17 @@ def _forms(found: Found) -> list[str]:
                 continue
             first = text.format(a=" + ".join(members[0].a), b=" + ".join(members[0].b))
             doubt = "" if proven else "; by extrema and moments, the elements were not compared or are in another order"
-            more = f" (and so are {len(members) - 1:,} more)" if len(members) > 1 else ""
+            more = f" (and {len(members) - 1:,} more so)" if len(members) > 1 else ""
             told.append(f"{first}{more}{doubt}")
     return told
 
 
+_LAST = [*sorted(Kind, key=lambda kind: kind is Kind.RNG)]
+
+
 def _alone(found: Found) -> list[str]:
     return [
-        f"{side} alone holds {_list([kind.several for kind in kinds])}: not compared"
+        f"{side} alone holds {_list([kind.several for kind in sorted(kinds, key=_LAST.index)])}: not compared"
         for side, kinds in (("a", found.kinds_a), ("b", found.kinds_b))
         if kinds
     ]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from itertools import permutations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from introspect_cli.compare.checkpoint_words import MODEL, Cast, Form, Found, se
 from introspect_cli.compare.join.distance import ROUNDING
 from introspect_cli.compare.match.flow import parameters, values_of
 from introspect_cli.compare.match.merged import same_numbers
+from introspect_cli.compare.moment import is_checkpoint, prefixes
 from introspect_cli.compare.result import DiffResult, Divergence, Verdict
 from introspect_cli.records import Kind, Status
 
@@ -33,18 +35,34 @@ if TYPE_CHECKING:
     from introspect_cli.records import Summary
     from introspect_cli.store.reader import Run
 
+_OF_A_MODEL = r"^(?!(?:[^.]+\.\d+|torch|python|numpy|cuda.*)$)"
+"""Begins names that are neither a numbered parameter of an optimizer's nor a generator."""
+_PERMUTED = 4
+"""Parts of one tensor that are put together in every order."""
 _COUNTS = re.compile(r"(^|[._])(global_step|step|steps|epoch|iteration|lr)$")
 """Settings that say how far a training is."""
 
 
 def are_checkpoints(a: Run, b: Run) -> bool:
     """Whether both were made of checkpoints."""
-    return all(isinstance(run.manifest.get("checkpoint"), dict) for run in (a, b))
+    return is_checkpoint(a) and is_checkpoint(b)
 
 
-def strictly(options: DiffOptions) -> DiffOptions:
-    """The options under which checkpoints are compared: names count, and all that differs is looked at."""
-    return replace(options, strict=True, limit=None, whole_step=True, want_map=False)
+def strictly(options: DiffOptions, a: Run, b: Run) -> DiffOptions:
+    """The options under which checkpoints are compared: names count, and all that differs is looked at.
+
+    Where hardly a name is shared, but most are with another beginning, that is a renaming: values of two steps differ,
+    and could not tell it.
+    """
+    options = replace(options, strict=True, limit=None, whole_step=True, want_map=False)
+    names = [dict.fromkeys(run.rank(0).sites.fqn) for run in (a, b)]
+    if options.rename or not options.by_value or 3 * len(names[0].keys() & names[1].keys()) > min(map(len, names)):
+        return options
+    old, new = prefixes(*names)
+    if old == new:
+        return options
+    pattern = f"^{re.escape(old)}\\." if old else _OF_A_MODEL
+    return replace(options, rename=((pattern, f"{new}." if new else ""),))
 
 
 def of_checkpoints(
@@ -66,10 +84,13 @@ def of_checkpoints(
         verdict = Verdict.SAME if found.same else Verdict.DIVERGED
     renamed = [change for change in answer.structure if change.change == "renamed"]
     settings = tuple(sorted(answer.settings, key=lambda change: not _COUNTS.search(change.name)))
-    sentence, evidence = sentence_of(found, verdict, [change.text for change in renamed], settings)
-    listed = [*found.differ, *found.shapes, *(one for cast in found.casts for one in cast.tensors)]
-    listed.sort(key=lambda one: -(one.rel_l2 if one.rel_l2 is not None else np.inf))
-    listed += [*found.only_a, *found.only_b]
+    names = [change.text for change in renamed]
+    for pattern, new in () if asked.rename else outcome.match.patterns:
+        old = "" if pattern == _OF_A_MODEL else re.sub(r"[\^\\]|\.$", "", pattern)
+        names.append(f"{old or 'what has no prefix'} in a is taken for {new.rstrip('.') or 'what has no prefix'} in b")
+    sentence, evidence = sentence_of(found, verdict, names, settings)
+    listed = [*found.differ, *(one for cast in found.casts for one in cast.tensors)]
+    listed = [*found.shapes, *found.only_a, *found.only_b, *sorted(listed, key=_farthest_first)]
     first = listed[0] if listed and verdict is Verdict.DIVERGED else None
     return replace(
         answer,
@@ -111,20 +132,41 @@ def _sorted(runs: tuple[Run, Run], asked: DiffOptions, outcome: RankOutcome) -> 
         alone = sum(own.site.kind is kind for own in only[0])
         found.counts[kind] = one[kind] - alone
     forms = _Forms(runs, only, outcome)
-    found.shapes = forms.look([own for own in every if _other_shape(own)])
+    found.shapes = forms.look(only, [own for own in every if _other_shape(own)])
     found.forms = forms.found
+    found.counts[Kind.PARAM] += sum(len(form.a) for form in forms.found if form.a != form.b)
     settled = [{name for form in forms.found for name in names(form)} for names in (_in_a, _in_b)]
     found.only_a, found.only_b = (
         [own for own in side if own.site.kind not in MODEL or own.site.fqn not in done]
         for side, done in zip(only, settled, strict=True)
     )
+    _set_aside(found, runs)
     plain = [own for own in every if own.a is not None and own.b is not None and not _other_shape(own)]
     cast = [own for own in plain if own.a and own.b and own.a.layout.dtype != own.b.layout.dtype]
     found.casts = _casts(runs, cast)
-    found.differ = sorted((own for own in plain if own not in cast), key=lambda own: -(own.rel_l2 or 0.0))
+    found.differ = sorted((own for own in plain if own not in cast), key=_farthest_first)
     found.steps = _optimizer_step(runs[0]), _optimizer_step(runs[1])
     found.unread = max(sum(_is_unread(run)) for run in runs)
     return found
+
+
+def _set_aside(found: Found, runs: tuple[Run, Run]) -> None:
+    """Of a run's moment: what it did not record, and buffers that are not saved, are no difference."""
+    for place, name in enumerate("ab"):
+        about = runs[place].manifest["checkpoint"]
+        if "moment" not in about:
+            continue
+        found.run, found.moment, found.alike = name, str(about["moment"]), tuple(map(str, about.get("alike", ())))
+        mine, theirs = (found.only_a, found.only_b) if name == "a" else (found.only_b, found.only_a)
+        found.unrecorded = [*theirs, *(own for own in mine if own.site.kind is not Kind.PARAM)]
+        theirs.clear()
+        mine[:] = [own for own in mine if own.site.kind is Kind.PARAM]
+
+
+def _farthest_first(own: Divergence) -> tuple[bool, float]:
+    """What is no number of the model's, as a count of batches, comes last: it moves by more than any weight."""
+    whole = own.a is None or not own.a.layout.dtype.startswith(("float", "bfloat", "complex"))
+    return whole, -(own.rel_l2 or 0.0)
 
 
 def _in_a(form: Form) -> tuple[str, ...]:
@@ -188,7 +230,7 @@ class _Forms:
             for side, values in zip(only, self.every, strict=True)
         )
 
-    def look(self, shapes: Sequence[Divergence]) -> list[Divergence]:
+    def look(self, only: Sequence[Sequence[Divergence]], shapes: Sequence[Divergence]) -> list[Divergence]:
         """Look for all of them; of tensors that have another shape, those that are left."""
         for side in (0, 1):
             others = {own.checksum: name for name, own in self.every[1 - side].items() if name not in self.left[1 - side]}
@@ -204,6 +246,7 @@ class _Forms:
             self._merge(merge)
         for side in (0, 1):  # of tied tensors one is paired, and the others are that one, too
             self._tied(side, kept[side])
+        self._constants(only)
         return [own for own in shapes if not self._turned_in_place(own.site.fqn)]
 
     def _add(self, a: tuple[str, ...], b: tuple[str, ...], form: str, *, proven: bool) -> None:
@@ -217,6 +260,19 @@ class _Forms:
             if own.checksum in others:
                 pair = (name,), (others[own.checksum],)
                 self._add(*(pair if side == 0 else pair[::-1]), "tied", proven=True)
+
+    def _constants(self, only: Sequence[Sequence[Divergence]]) -> None:
+        """Tensors that hold one number all over are equal to as many others that do, whichever is which."""
+        alike: list[dict[int, list[str]]] = [{}, {}]
+        done = [{name for form in self.found for name in names(form)} for names in (_in_a, _in_b)]
+        for side, members in enumerate(only):
+            for own in members:
+                summary = own.a if side == 0 else own.b
+                if own.site.kind in MODEL and own.site.fqn not in done[side] and summary is not None:
+                    alike[side].setdefault(summary.checksum, []).append(own.site.fqn)
+        for checksum, names in alike[0].items():
+            for a, b in zip(names, alike[1].get(checksum, []), strict=False):
+                self._add((a,), (b,), "constant", proven=True)
 
     def _tensor(self, side: int, name: str) -> Any:
         return self.runs[side].tensor(self.every[side][name].checksum)
@@ -242,8 +298,12 @@ class _Forms:
         whole, parts = (1, 0) if merge.side == "b" else (0, 1)
         one = self._tensor(whole, merge.whole)
         pieces = [self._tensor(parts, name) for name in merge.parts]
-        proven = one is not None and all(own is not None for own in pieces) and _are_joined(one, pieces)
-        names = merge.parts, (merge.whole,)
+        order: Sequence[int] | None = None
+        if one is not None and all(own is not None for own in pieces):
+            every = permutations(range(len(pieces))) if len(pieces) <= _PERMUTED else [tuple(range(len(pieces)))]
+            order = next((chosen for chosen in every if _are_joined(one, [pieces[at] for at in chosen])), None)
+        proven = order is not None
+        names = tuple(merge.parts[at] for at in order or range(len(pieces))), (merge.whole,)
         self._add(*(names if parts == 0 else names[::-1]), "merged", proven=proven)
 
 

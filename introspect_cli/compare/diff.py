@@ -51,7 +51,7 @@ def compare_runs(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run] = ()
     """
     options = check_selection(options, (a, b), renamer(options.rename, {}))
     asked, checkpoints = options, are_checkpoints(a, b)
-    options = strictly(options) if checkpoints else options
+    options = strictly(options, a, b) if checkpoints else options
     ranks = [rank for rank in a.ranks if rank in b.ranks and options.wants_rank(rank)]
     if options.ranks and not ranks:
         raise UsageError(f"no rank of {options.ranks} is in both runs; run a has {a.ranks} and run b {b.ranks}.")

@@ -2,7 +2,7 @@
 
 State dicts say little of themselves. What has `state` and `param_groups` is an optimizer's; tensors below a key that
 speaks of random numbers are a generator's; all other tensors are the model's, and plain values are settings. Parameters
-and buffers look alike in a file; only those of a BatchNorm are told by their names, three side by side.
+and buffers look alike in a file; only those of a BatchNorm are told by their names, side by side.
 
 An optimizer's state is numbered. Its parameters have names where the file gives them, or where the model's tensors,
 in their order, fit the state's shapes in one way only. Else they stay numbers, and a note says so.
@@ -165,10 +165,10 @@ def _model(part: str, tensors: Mapping[str, Any], state: State) -> None:
 
 
 def _buffers(names: Mapping[str, Any]) -> set[str]:
-    """Names that are buffers for certain: running statistics, with their count beside."""
-    owners = {name.rpartition(".")[0] for name in names if name.rpartition(".")[2] == _BATCHNORM[2]}
-    whole = {owner for owner in owners if all(_inside(owner, leaf) in names for leaf in _BATCHNORM)}
-    return {_inside(owner, leaf) for owner in whole for leaf in _BATCHNORM}
+    """Names that are buffers for certain: running statistics side by side, and their count."""
+    owners = {name.rpartition(".")[0] for name in names if name.rpartition(".")[2] == _BATCHNORM[0]}
+    whole = {owner for owner in owners if _inside(owner, _BATCHNORM[1]) in names}
+    return {name for owner in whole for leaf in _BATCHNORM if (name := _inside(owner, leaf)) in names}
 
 
 def _inside(owner: str, leaf: str) -> str:
