@@ -42,12 +42,12 @@ def check(
     Each finding has the step it began, where, the numbers that show it, and what usually causes it. What a run does
     not hold is never called healthy: rules that could not be asked are listed.
     """
+    from introspect_cli.exchange.checkpoints import open_any
     from introspect_cli.health.check import check as check_run
     from introspect_cli.health.check import choose
     from introspect_cli.health.findings import Level
     from introspect_cli.render.check_text import check_blocks, rules_blocks
     from introspect_cli.render.json import check_document, rules_document
-    from introspect_cli.exchange.checkpoints import open_any
 
     chosen = choose(rules, ignore)
     if listed:

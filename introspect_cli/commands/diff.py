@@ -97,9 +97,9 @@ def _group(paths: tuple[str, ...], format_: str, **asked: Any) -> Any:
 
     from introspect_cli.compare.groups import group_runs
     from introspect_cli.errors import UsageError
+    from introspect_cli.exchange.checkpoints import open_any
     from introspect_cli.render.diff_text import groups_blocks
     from introspect_cli.render.json import groups_document
-    from introspect_cli.exchange.checkpoints import open_any
 
     given = {name: asked[name] for name in ("values", "settings_only", "want_map", "output")}
     if any(given.values()) or asked["level"] == "op":
@@ -117,10 +117,10 @@ def _compare(a: str, b: str, format_: str, *, level: str, output: str | None, se
 
     from introspect_cli.compare.diff import compare_runs
     from introspect_cli.compare.moment import as_moments
+    from introspect_cli.exchange.checkpoints import open_any, written
     from introspect_cli.records import Kind
     from introspect_cli.render.diff_text import diff_blocks, settings_blocks
     from introspect_cli.render.json import diff_document
-    from introspect_cli.exchange.checkpoints import open_any, written
     from introspect_cli.selection import Selection, check_selection
 
     grouped = format_ == "table" and asked["limit"] is None and not (asked["everything"] or asked["verbose"])

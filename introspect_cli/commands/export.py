@@ -32,10 +32,10 @@ Examples:
 def export(run: str, format_: str, output: str, *, prune_layers: bool, **asked: Any) -> int:
     """Write RUN as tables, reports, trees or TensorBoard events."""
     from introspect_cli.errors import UsageError
+    from introspect_cli.exchange.checkpoints import open_any
     from introspect_cli.exchange.formats import export as write
     from introspect_cli.records import count
     from introspect_cli.selection import check_selection
-    from introspect_cli.exchange.checkpoints import open_any
 
     wanted = selection_of(asked)
     with open_any(run) as opened:

@@ -49,9 +49,9 @@ def report(
 
     from introspect_cli.compare.options import DiffOptions
     from introspect_cli.errors import UsageError
+    from introspect_cli.exchange.checkpoints import open_any
     from introspect_cli.render.html import page_html
     from introspect_cli.render.text import size, write_whole
-    from introspect_cli.exchange.checkpoints import open_any
 
     if output.exists() and not force:
         raise UsageError(f"{output} exists: choose another name with -o, or --force to replace it")
@@ -74,8 +74,8 @@ def report(
 def page_of(run: Path) -> str:
     """The page about one run, as HTML."""
     from introspect_cli.compare.options import DiffOptions
-    from introspect_cli.render.html import page_html
     from introspect_cli.exchange.checkpoints import open_any
+    from introspect_cli.render.html import page_html
 
     with open_any(run) as opened:
         return page_html(_page([opened], [], DiffOptions()))

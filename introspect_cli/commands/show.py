@@ -76,11 +76,11 @@ def show(run: str, run_b: str | None, format_: str, **asked: Any) -> int:
 
 def _graph(run: str, format_: str, asked: dict[str, Any]) -> int:
     """Operators of a step as a table, or drawn into a file."""
+    from introspect_cli.exchange.checkpoints import open_any
     from introspect_cli.inspect.data_flow import graph_of, prune
     from introspect_cli.render.graph import draw, graph_blocks
     from introspect_cli.render.json import graph_document
     from introspect_cli.selection import one_step
-    from introspect_cli.exchange.checkpoints import open_any
 
     with open_any(run) as opened:
         step = None if asked["step"] is None else one_step(asked["step"], opened, asked["rank"])

@@ -161,7 +161,9 @@ def _also(found: Found) -> list[str]:
     if found.alike:
         told.append(f"run {found.run} has the same {_some(found.alike)}")
     if found.unrecorded:
-        told.append(f"not compared, for one side alone has it on record: {_some([_name(own) for own in found.unrecorded])}")
+        told.append(
+            f"not compared, for one side alone has it on record: {_some([_name(own) for own in found.unrecorded])}"
+        )
     return told
 
 
@@ -213,7 +215,9 @@ def _differ(found: Found) -> list[str]:
         if not members:
             continue
         total = _of(found, kinds)
-        number = f"all {total:,}" if len(members) == total > 1 else f"{len(members):,} of {total:,}" if total > 1 else "the"
+        number = (
+            f"all {total:,}" if len(members) == total > 1 else f"{len(members):,} of {total:,}" if total > 1 else "the"
+        )
         noun = several if total > 1 else one
         verb = "differs" if len(members) == 1 else "differ"
         told.append(f"{number} {noun} {verb}{_where(members)}")

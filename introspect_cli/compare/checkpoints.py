@@ -1,34 +1,30 @@
 """Two checkpoints: which tensors differ, and which are the same under other names or in another form.
 
-A checkpoint is one moment, so nothing happens first and nothing follows from anything: the answer counts tensors. What
-the comparison of runs found out record by record is sorted here. A tensor that one side lacks may be there under another
-name (tied weights are saved once or twice), transposed, or as a part of a larger one; one of another element type may
-hold the same values rounded. Where both files can be read once more, these are proven by their elements.
+A checkpoint is one moment, so nothing happens first and nothing follows from anything: the answer counts tensors.
+What the comparison of runs found out record by record is sorted here. A tensor that one side lacks may be there under
+another name (tied weights are saved once or twice), transposed, or as a part of a larger one (`checkpoint_forms`); one
+of another element type may hold the same values rounded, which the elements prove where both files can be read again.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from itertools import permutations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from introspect_cli.compare.checkpoint_words import MODEL, Cast, Form, Found, sentence_of
+from introspect_cli.compare.checkpoint_forms import Forms
+from introspect_cli.compare.checkpoint_words import MODEL, Cast, Found, sentence_of
 from introspect_cli.compare.join.distance import ROUNDING
-from introspect_cli.compare.match.flow import parameters, values_of
-from introspect_cli.compare.match.merged import same_numbers
-from introspect_cli.compare.moment import is_checkpoint, prefixes
+from introspect_cli.compare.moment import changed, is_checkpoint, prefixes
 from introspect_cli.compare.result import DiffResult, Divergence, Verdict
 from introspect_cli.records import Kind, Status
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
-    from introspect_cli.compare.match.flow import Value
-    from introspect_cli.compare.match.merged import Merge
     from introspect_cli.compare.match.names import Rename
     from introspect_cli.compare.options import DiffOptions
     from introspect_cli.compare.outcome import RankOutcome
@@ -37,8 +33,6 @@ if TYPE_CHECKING:
 
 _OF_A_MODEL = r"^(?!(?:[^.]+\.\d+|torch|python|numpy|cuda.*)$)"
 """Begins names that are neither a numbered parameter of an optimizer's nor a generator."""
-_PERMUTED = 4
-"""Parts of one tensor that are put together in every order."""
 _COUNTS = re.compile(r"(^|[._])(global_step|step|steps|epoch|iteration|lr)$")
 """Settings that say how far a training is."""
 
@@ -58,16 +52,15 @@ def strictly(options: DiffOptions, a: Run, b: Run) -> DiffOptions:
     names = [dict.fromkeys(run.rank(0).sites.fqn) for run in (a, b)]
     if options.rename or not options.by_value or 3 * len(names[0].keys() & names[1].keys()) > min(map(len, names)):
         return options
-    old, new = prefixes(*names)
-    if old == new:
+    change = old, new = prefixes(*names)
+    known = sum(changed(name, change) in names[1] for name in names[0])
+    if old == new or 2 * known < min(map(len, names)):
         return options
     pattern = f"^{re.escape(old)}\\." if old else _OF_A_MODEL
     return replace(options, rename=((pattern, f"{new}." if new else ""),))
 
 
-def of_checkpoints(
-    answer: DiffResult, runs: tuple[Run, Run], asked: DiffOptions, outcome: RankOutcome
-) -> DiffResult:
+def of_checkpoints(answer: DiffResult, runs: tuple[Run, Run], asked: DiffOptions, outcome: RankOutcome) -> DiffResult:
     """The answer for two checkpoints, in the place of one for two runs.
 
     Args:
@@ -85,9 +78,8 @@ def of_checkpoints(
     renamed = [change for change in answer.structure if change.change == "renamed"]
     settings = tuple(sorted(answer.settings, key=lambda change: not _COUNTS.search(change.name)))
     names = [change.text for change in renamed]
-    for pattern, new in () if asked.rename else outcome.match.patterns:
-        old = "" if pattern == _OF_A_MODEL else re.sub(r"[\^\\]|\.$", "", pattern)
-        names.append(f"{old or 'what has no prefix'} in a is taken for {new.rstrip('.') or 'what has no prefix'} in b")
+    if not asked.rename and outcome.match.patterns and not found.run:
+        names += _prefixed(*outcome.match.patterns[0])
     sentence, evidence = sentence_of(found, verdict, names, settings)
     listed = [*found.differ, *(one for cast in found.casts for one in cast.tensors)]
     listed = [*found.shapes, *found.only_a, *found.only_b, *sorted(listed, key=_farthest_first)]
@@ -114,6 +106,14 @@ def of_checkpoints(
     )
 
 
+def _prefixed(pattern: str, new: str) -> list[str]:
+    """That names have another beginning, in words."""
+    old = "" if pattern == _OF_A_MODEL else re.sub(r"[\^\\]", "", pattern)
+    if old and new:
+        return [f"{old} before names in a is {new} in b"]
+    return [f"names in {'a' if old else 'b'} have {old or new} before them"]
+
+
 def _notes(runs: tuple[Run, Run]) -> list[str]:
     """What the files do not tell; not what captures of runs leave out."""
     return [f"{name}: {text}." for run, name in zip(runs, "ab", strict=True) for text in run.manifest["not_observed"]]
@@ -121,7 +121,7 @@ def _notes(runs: tuple[Run, Run]) -> list[str]:
 
 def _sorted(runs: tuple[Run, Run], asked: DiffOptions, outcome: RankOutcome) -> Found:
     found = Found()
-    changes = outcome.match.rename or str, str
+    changes: tuple[Rename, Rename] = (outcome.match.rename or str, str)
     one, two = (_held(run, asked, change) for run, change in zip(runs, changes, strict=True))
     found.kinds_a = tuple(kind for kind in Kind if kind in one and kind not in two)
     found.kinds_b = tuple(kind for kind in Kind if kind in two and kind not in one)
@@ -131,11 +131,12 @@ def _sorted(runs: tuple[Run, Run], asked: DiffOptions, outcome: RankOutcome) -> 
     for kind in sorted(common, key=list(Kind).index):
         alone = sum(own.site.kind is kind for own in only[0])
         found.counts[kind] = one[kind] - alone
-    forms = _Forms(runs, only, outcome)
+    forms = Forms(runs, only, outcome)
     found.shapes = forms.look(only, [own for own in every if _other_shape(own)])
     found.forms = forms.found
-    found.counts[Kind.PARAM] += sum(len(form.a) for form in forms.found if form.a != form.b)
-    settled = [{name for form in forms.found for name in names(form)} for names in (_in_a, _in_b)]
+    moved = [form for form in forms.found if form.a != form.b]
+    found.counts[Kind.PARAM] += sum(len(form.a) for form in moved)
+    settled = forms.settled
     found.only_a, found.only_b = (
         [own for own in side if own.site.kind not in MODEL or own.site.fqn not in done]
         for side, done in zip(only, settled, strict=True)
@@ -169,14 +170,6 @@ def _farthest_first(own: Divergence) -> tuple[bool, float]:
     return whole, -(own.rel_l2 or 0.0)
 
 
-def _in_a(form: Form) -> tuple[str, ...]:
-    return form.a
-
-
-def _in_b(form: Form) -> tuple[str, ...]:
-    return form.b
-
-
 def _held(run: Run, asked: DiffOptions, rename: Rename) -> Counter[Kind]:
     """How many tensors and values a checkpoint holds, by kind, of those selected."""
     reader = run.rank(0)
@@ -208,116 +201,6 @@ def _number(text: str) -> float | None:
         return float(text)
     except ValueError:
         return None
-
-
-# --- the same in another form
-
-
-class _Forms:
-    """Tensors that one side lacks by name, looked for on the other in another form."""
-
-    def __init__(self, runs: tuple[Run, Run], only: Sequence[Sequence[Divergence]], outcome: RankOutcome) -> None:
-        rename = outcome.match.rename or str
-        self.runs, self.found = runs, list[Form]()
-        values = ([own for own in values_of(run.rank(0), 0) if own.site.kind in MODEL] for run in runs)
-        # under b's names, as divergences have them
-        self.every = tuple(
-            {change(own.site.fqn): own for own in side} for side, change in zip(values, (rename, str), strict=True)
-        )
-        self.rename = rename
-        self.left = tuple(
-            {name: values[name] for own in side if (name := own.site.fqn) in values}
-            for side, values in zip(only, self.every, strict=True)
-        )
-
-    def look(self, only: Sequence[Sequence[Divergence]], shapes: Sequence[Divergence]) -> list[Divergence]:
-        """Look for all of them; of tensors that have another shape, those that are left."""
-        for side in (0, 1):
-            others = {own.checksum: name for name, own in self.every[1 - side].items() if name not in self.left[1 - side]}
-            self._tied(side, others)
-        names = [{id(own): name for name, own in side.items()} for side in self.left]
-        known = parameters(list(self.left[0].values()), list(self.left[1].values()))
-        pairs = [(names[0][id(one)], names[1][id(two)]) for one, two in known.pairs]
-        for a, b in pairs:
-            equal = self.left[0][a].checksum == self.left[1][b].checksum
-            self._add((a,), (b,), "tied" if equal else "transposed", proven=equal or self._is_turned(a, b))
-        kept = [{self.every[side][pair[side]].checksum: pair[1 - side] for pair in pairs} for side in (0, 1)]
-        for merge in known.merges:
-            self._merge(merge)
-        for side in (0, 1):  # of tied tensors one is paired, and the others are that one, too
-            self._tied(side, kept[side])
-        self._constants(only)
-        return [own for own in shapes if not self._turned_in_place(own.site.fqn)]
-
-    def _add(self, a: tuple[str, ...], b: tuple[str, ...], form: str, *, proven: bool) -> None:
-        self.found.append(Form(a, b, form, proven))
-        for side, names in zip(self.left, (a, b), strict=True):
-            for name in names:
-                side.pop(name, None)
-
-    def _tied(self, side: int, others: Mapping[int, str]) -> None:
-        for name, own in list(self.left[side].items()):
-            if own.checksum in others:
-                pair = (name,), (others[own.checksum],)
-                self._add(*(pair if side == 0 else pair[::-1]), "tied", proven=True)
-
-    def _constants(self, only: Sequence[Sequence[Divergence]]) -> None:
-        """Tensors that hold one number all over are equal to as many others that do, whichever is which."""
-        alike: list[dict[int, list[str]]] = [{}, {}]
-        done = [{name for form in self.found for name in names(form)} for names in (_in_a, _in_b)]
-        for side, members in enumerate(only):
-            for own in members:
-                summary = own.a if side == 0 else own.b
-                if own.site.kind in MODEL and own.site.fqn not in done[side] and summary is not None:
-                    alike[side].setdefault(summary.checksum, []).append(own.site.fqn)
-        for checksum, names in alike[0].items():
-            for a, b in zip(names, alike[1].get(checksum, []), strict=False):
-                self._add((a,), (b,), "constant", proven=True)
-
-    def _tensor(self, side: int, name: str) -> Any:
-        return self.runs[side].tensor(self.every[side][name].checksum)
-
-    def _is_turned(self, a: str, b: str) -> bool:
-        """Whether two tensors hold the same elements, one transposed or in another shape."""
-        one, two = self._tensor(0, a), self._tensor(1, b)
-        if one is None or two is None or one.size != two.size:
-            return False
-        forms = [form for form in (one.T, one.reshape(two.shape)) if form.shape == two.shape]
-        return any(np.array_equal(form, two, equal_nan=form.dtype.kind == "f") for form in forms)
-
-    def _turned_in_place(self, name: str) -> bool:
-        """Whether a tensor that has another shape under its name holds the same numbers."""
-        one, two = (side.get(name) for side in self.every)
-        if one is None or two is None or not same_numbers(one.moments, two.moments):
-            return False
-        self._add((name,), (name,), "transposed", proven=self._is_turned(name, name))
-        return True
-
-    def _merge(self, merge: Merge) -> None:
-        """Tensors of one that are one in the other, put together and compared."""
-        whole, parts = (1, 0) if merge.side == "b" else (0, 1)
-        one = self._tensor(whole, merge.whole)
-        pieces = [self._tensor(parts, name) for name in merge.parts]
-        order: Sequence[int] | None = None
-        if one is not None and all(own is not None for own in pieces):
-            every = permutations(range(len(pieces))) if len(pieces) <= _PERMUTED else [tuple(range(len(pieces)))]
-            order = next((chosen for chosen in every if _are_joined(one, [pieces[at] for at in chosen])), None)
-        proven = order is not None
-        names = tuple(merge.parts[at] for at in order or range(len(pieces))), (merge.whole,)
-        self._add(*(names if parts == 0 else names[::-1]), "merged", proven=proven)
-
-
-def _are_joined(whole: Any, pieces: Sequence[Any]) -> bool:
-    """Whether tensors, or their transposes, put together along one dimension are another one."""
-    for forms in (pieces, [piece.T for piece in pieces]):
-        for axis in range(whole.ndim):
-            shapes = {(*form.shape[:axis], *form.shape[axis + 1 :]) for form in forms if form.ndim == whole.ndim}
-            rest = (*whole.shape[:axis], *whole.shape[axis + 1 :])
-            if all(form.ndim == whole.ndim for form in forms) and shapes == {rest}:
-                joined = np.concatenate(forms, axis)
-                if joined.shape == whole.shape and np.array_equal(joined, whole):
-                    return True
-    return False
 
 
 # --- the same in another element type

@@ -206,7 +206,9 @@ def prefixes(names: Iterable[str], others: Iterable[str]) -> tuple[str, str]:
     votes: Counter[tuple[str, str]] = Counter()
     for name in names:
         own = name.split(".")
-        found = [(_shared(own, other.split(".")), other) for other in ends.get(tuple(own[-2:]), ends.get((own[-1],), []))]
+        found = [
+            (_shared(own, other.split(".")), other) for other in ends.get(tuple(own[-2:]), ends.get((own[-1],), []))
+        ]
         most = max((length for length, _ in found), default=0)
         best = [other for length, other in found if length == most]
         if len(best) == 1:
@@ -259,10 +261,8 @@ def _rows(reader: Reader, state: State, checkpoint: Run, numbers: Mapping[str, s
         if place.step not in batches:
             batches[place.step] = reader.read(place.step)
         record = reader.record(batches[place.step], place.row, place.step)
-        name = fqn
-        if kind == Kind.OPTIMIZER_STATE.value:
-            name = numbers.get(fqn, fqn)
-        else:
-            kind = theirs.get(changed(fqn, change), kind)
-        found[Site(Phase.START, Kind(kind), name, 0, path)] = record.summary
+        of_optimizer = kind == Kind.OPTIMIZER_STATE.value
+        name = numbers.get(fqn, fqn) if of_optimizer else fqn
+        called = Kind(kind if of_optimizer else theirs.get(changed(fqn, change), kind))
+        found[Site(Phase.START, called, name, 0, path)] = record.summary
     return found

@@ -66,7 +66,7 @@ def is_tensors(path: str | Path) -> bool:
     """Whether a path is, by its name and what lies there, a file or a directory of tensors and no run."""
     place = Path(path)
     if place.is_dir():
-        names = set(os.listdir(place))
+        names = {entry.name for entry in place.iterdir()}
         return DISTRIBUTED in names or bool(_tensor_files(names))
     return place.suffix in SUFFIXES and (place.exists() or place.is_symlink())
 
@@ -108,7 +108,7 @@ def _of(path: Path) -> dict[Any, Any]:
 
 
 def _directory(path: Path) -> dict[Any, Any]:
-    names = set(os.listdir(path))
+    names = {entry.name for entry in path.iterdir()}
     if DISTRIBUTED in names:
         from introspect_cli.exchange.distributed_files import read_distributed
 

@@ -271,11 +271,15 @@ def _shape_of(values: Any) -> tuple[int, ...] | None:
     """The shape of the parameter that a state is of: that which most of its tensors have; None where none tells."""
     inside: dict[str, Any] = {}
     _leaves(values, "", inside)
-    shapes = Counter(value.shape for value in inside.values() if isinstance(value, Pieces) and math.prod(value.shape) > 1)
+    shapes = Counter(
+        value.shape for value in inside.values() if isinstance(value, Pieces) and math.prod(value.shape) > 1
+    )
     return shapes.most_common(1)[0][0] if shapes else None
 
 
-def _fit(shapes: Sequence[tuple[int, ...] | None], candidates: Sequence[tuple[str, tuple[int, ...]]]) -> list[str] | None:
+def _fit(
+    shapes: Sequence[tuple[int, ...] | None], candidates: Sequence[tuple[str, tuple[int, ...]]]
+) -> list[str] | None:
     """The first names, in order, that have these shapes."""
     found, rest = [], iter(candidates)
     for shape in shapes:

@@ -59,6 +59,7 @@ def inert(data: bytes) -> Any:
         del stack[place:]
         return found
 
+    argument: Any
     for opcode, argument, _ in pickletools.genops(data):
         name = opcode.name
         if name in ("PROTO", "FRAME"):
@@ -148,13 +149,17 @@ def read_distributed(folder: Path) -> dict[Any, Any]:
     """
     path = folder / _METADATA
     try:
-        if not path.is_file() or path.stat().st_size > _MOST_METADATA:
-            raise ValueError("it is larger than any metadata, or no file")
-        made = inert(path.read_bytes())
+        made = inert(_small(path))
         found = _tensors(folder, made.state)
     except (ValueError, KeyError, IndexError, TypeError, AttributeError, StopIteration, OverflowError) as error:
         raise StoreError(f"{path} is no metadata of torch.distributed.checkpoint: {error!r:.120}") from None
     return found
+
+
+def _small(path: Path) -> bytes:
+    if not path.is_file() or path.stat().st_size > _MOST_METADATA:
+        raise ValueError("it is larger than any metadata, or no file")
+    return path.read_bytes()
 
 
 def _tensors(folder: Path, state: dict[str, Any]) -> dict[Any, Any]:

@@ -1,8 +1,9 @@
 """Files that `torch.save` wrote, as plain data: dicts, lists, texts, numbers, and tensors that are read when asked for.
 
-Such a file is a pickle, which can run any program when it is loaded. So torch's weights-only loader reads it and nothing
-else does: what it does not know is an error that names the class. Tensors are mapped where the file allows it, so that
-a checkpoint larger than memory can be read one tensor at a time; of older files, which cannot be mapped, all are held.
+Such a file is a pickle, which can run any program when it is loaded. So torch's weights-only loader reads it and
+nothing else does: what it does not know is an error that names the class. Tensors are mapped where the file allows it,
+so that a checkpoint larger than memory is read one tensor at a time; of older files, which cannot be mapped, all are
+held.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _MOST_NODES = 2_000_000
 _DEEPEST = 64
 _GLOBAL = re.compile(r"GLOBAL ([\w.]+)")
 _MOST_PICKLE = 1 << 28
-_INTEGERS = {1: np.uint8, 2: np.dtype("<u2"), 4: np.dtype("<u4"), 8: np.dtype("<u8")}
+_INTEGERS: dict[int, Any] = {1: np.uint8, 2: np.dtype("<u2"), 4: np.dtype("<u4"), 8: np.dtype("<u8")}
 
 
 def read_file(path: Path) -> Any:
@@ -103,8 +104,8 @@ def _refused(called: str, error: Exception) -> str:
     found = _GLOBAL.search(text)
     if found is not None:
         return (
-            f"{called} holds more than tensors and plain values ({found[1]}), and reading that would execute code: it is "
-            "not read; save the state dicts alone, or as .safetensors"
+            f"{called} holds more than tensors and plain values ({found[1]}), and reading that would execute code: it "
+            "is not read; save the state dicts alone, or as .safetensors"
         )
     first = text.strip().partition("\n")[0][:200]
     return f"{called} is no file of torch.save that can be read: {first or type(error).__name__}"
@@ -150,7 +151,9 @@ def _pieces(tensor: torch.Tensor) -> Pieces:
     dtype, shape = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
     odd = "a quantized tensor" if tensor.is_quantized else "a nested tensor" if tensor.is_nested else ""
     if tensor.layout is not torch.strided or odd or tensor.is_meta:
-        return Pieces(dtype, shape, lambda: (), f"{odd or ('on meta' if tensor.is_meta else 'a sparse tensor')}: not read")
+        return Pieces(
+            dtype, shape, lambda: (), f"{odd or ('on meta' if tensor.is_meta else 'a sparse tensor')}: not read"
+        )
 
     def read() -> Iterator[NDArray[Any]]:
         with torch.no_grad():
