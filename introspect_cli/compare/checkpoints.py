@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from introspect_cli.compare.match.names import Rename
     from introspect_cli.compare.options import DiffOptions
     from introspect_cli.compare.outcome import RankOutcome
+    from introspect_cli.compare.result import SettingChange
     from introspect_cli.records import Summary
     from introspect_cli.store.reader import Run
 
@@ -49,7 +50,7 @@ def strictly(options: DiffOptions, a: Run, b: Run) -> DiffOptions:
     and could not tell it.
     """
     options = replace(options, strict=True, limit=None, whole_step=True, want_map=False)
-    names = [dict.fromkeys(run.rank(0).sites.fqn) for run in (a, b)]
+    names = [_names(run) for run in (a, b)]
     if options.rename or not options.by_value or 3 * len(names[0].keys() & names[1].keys()) > min(map(len, names)):
         return options
     change = old, new = prefixes(*names)
@@ -58,6 +59,12 @@ def strictly(options: DiffOptions, a: Run, b: Run) -> DiffOptions:
         return options
     pattern = f"^{re.escape(old)}\\." if old else _OF_A_MODEL
     return replace(options, rename=((pattern, f"{new}." if new else ""),))
+
+
+def _names(run: Run) -> dict[str, None]:
+    """Names of the model's tensors."""
+    sites, kinds = run.rank(0).sites, {kind.value for kind in MODEL}
+    return dict.fromkeys(fqn for fqn, kind in zip(sites.fqn, sites.kind, strict=True) if kind in kinds)
 
 
 def of_checkpoints(answer: DiffResult, runs: tuple[Run, Run], asked: DiffOptions, outcome: RankOutcome) -> DiffResult:
@@ -76,7 +83,7 @@ def of_checkpoints(answer: DiffResult, runs: tuple[Run, Run], asked: DiffOptions
     else:
         verdict = Verdict.SAME if found.same else Verdict.DIVERGED
     renamed = [change for change in answer.structure if change.change == "renamed"]
-    settings = tuple(sorted(answer.settings, key=lambda change: not _COUNTS.search(change.name)))
+    settings = tuple(sorted(answer.settings, key=_counters_first))
     names = [change.text for change in renamed]
     if not asked.rename and outcome.match.patterns and not found.run:
         names += _prefixed(*outcome.match.patterns[0])
@@ -164,10 +171,16 @@ def _set_aside(found: Found, runs: tuple[Run, Run]) -> None:
         mine[:] = [own for own in mine if own.site.kind is Kind.PARAM]
 
 
-def _farthest_first(own: Divergence) -> tuple[bool, float]:
-    """What is no number of the model's, as a count of batches, comes last: it moves by more than any weight."""
-    whole = own.a is None or not own.a.layout.dtype.startswith(("float", "bfloat", "complex"))
-    return whole, -(own.rel_l2 or 0.0)
+def _counters_first(change: SettingChange) -> tuple[bool, bool]:
+    return not _COUNTS.search(change.name), "sched" in change.name
+
+
+def _farthest_first(own: Divergence) -> tuple[bool, bool, float]:
+    """The model before the rest; what counts, as batches or steps, last: it moves by more than any weight."""
+    counts = (
+        own.a is None or own.a.layout.numel < 2 or not own.a.layout.dtype.startswith(("float", "bfloat", "complex"))
+    )
+    return own.site.kind not in MODEL, counts, -(own.rel_l2 or 0.0)
 
 
 def _held(run: Run, asked: DiffOptions, rename: Rename) -> Counter[Kind]:

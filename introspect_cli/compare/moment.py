@@ -22,7 +22,7 @@ from introspect_cli.records import Kind, Phase, Site
 from introspect_cli.store.whole import WholeReader
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from introspect_cli.records import Summary
     from introspect_cli.store.reader import Run
@@ -77,9 +77,9 @@ def _moment(run: Run, checkpoint: Run, write: Callable[..., Run]) -> Run:
     if not any(kind in (own.value for own in MODEL) for state in moments.values() for kind, _, _ in state):
         raise StoreError(f"{run.path} has no parameters on record: a checkpoint can be compared with none of its steps")
     chosen, alike = _chosen(reader, moments, checkpoint)
-    rows = _rows(reader, moments[chosen], checkpoint, _numbers(run, checkpoint))
+    rows = _rows(reader, moments[chosen], checkpoint, run)
     about = {
-        "checkpoint": {"moment": _words(reader, *chosen), "alike": [_words(reader, *own) for own in alike]},
+        "checkpoint": {"moment": _words(reader, *chosen), "alike": _later(reader, alike)},
         "not_observed": [],
     }
     return write(rows, run.path, {}, about)
@@ -88,6 +88,12 @@ def _moment(run: Run, checkpoint: Run, write: Callable[..., Run]) -> Run:
 def _words(reader: Reader, step: int, when: str) -> str:
     step_named = step_words(step, reader.labels.get(step, {}))
     return f"after {step_named}" if when == "after" else f"when {step_named} begins"
+
+
+def _later(reader: Reader, alike: Sequence[tuple[int, str]]) -> list[str]:
+    """Moments in words; when a step begins is told where it does not follow one that is told."""
+    after = {step for step, when in alike if when == "after"}
+    return [_words(reader, step, when) for step, when in alike if when == "after" or step - 1 not in after]
 
 
 def _reader(run: Run) -> Reader:
@@ -238,26 +244,44 @@ def changed(name: str, change: tuple[str, str]) -> str:
 # --- what the run had
 
 
-def _numbers(run: Run, checkpoint: Run) -> dict[str, str]:
+def _numbers(run: Run, checkpoint: Run, root: str) -> dict[str, str]:
     """By name, what a checkpoint calls a parameter whose optimizer state is numbered; empty where it has names."""
     names = [fqn for (kind, fqn, _) in _held(checkpoint) if kind == Kind.OPTIMIZER_STATE.value]
     heads = {name.rpartition(".")[0] for name in names}
     if not names or len(heads) != 1 or not all(name.rpartition(".")[2].isdecimal() for name in names):
         return {}
-    documents = run.settings.get("optimizers") or []
-    if len(documents) != 1 or not isinstance(documents[0], dict):
+    documents = run.settings.get("optimizers", [])
+    listed = [
+        [str(name) for group in document.get("groups", []) for name in group.get("params", [])]
+        for document in documents
+        if isinstance(document, dict)
+    ]
+    of_model = [members for members in listed if members and all(_is_below(name, root) for name in members)]
+    if len(of_model) != 1:
         return {}
-    members = [name for group in documents[0].get("groups", []) for name in group.get("params", [])]
-    return {str(name): f"{next(iter(heads))}.{number}" for number, name in enumerate(members)}
+    return {name: f"{next(iter(heads))}.{number}" for number, name in enumerate(of_model[0])}
 
 
-def _rows(reader: Reader, state: State, checkpoint: Run, numbers: Mapping[str, str]) -> dict[Site, Summary]:
-    """The records of a moment, as a checkpoint has them: its file may not tell buffers from parameters."""
+def _is_below(name: str, root: str) -> bool:
+    return not root or name.startswith(f"{root}.")
+
+
+def _rows(reader: Reader, state: State, checkpoint: Run, run: Run) -> dict[Site, Summary]:
+    """The records of a moment, as a checkpoint has them.
+
+    A run may have several models: those whose names tell that the checkpoint is not of them are left out. A file may
+    not tell buffers from parameters, and number what the run has names for.
+    """
     theirs = {fqn: kind for (kind, fqn, _) in _held(checkpoint) if kind != Kind.OPTIMIZER_STATE.value}
-    change = prefixes([fqn for kind, fqn, _ in state if kind != Kind.OPTIMIZER_STATE.value], theirs)
+    mine = [fqn for kind, fqn, _ in state if kind != Kind.OPTIMIZER_STATE.value]
+    change = prefixes(mine, theirs)
+    root = change[0] if 2 * sum(changed(fqn, change) in theirs for fqn in mine) >= len(theirs) else ""
+    numbers = _numbers(run, checkpoint, root)
     batches: dict[int, Any] = {}
     found: dict[Site, Summary] = {}
     for (kind, fqn, path), place in state.items():
+        if not _is_below(fqn, root):
+            continue
         if place.step not in batches:
             batches[place.step] = reader.read(place.step)
         record = reader.record(batches[place.step], place.row, place.step)

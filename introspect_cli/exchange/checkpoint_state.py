@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from introspect_cli.errors import StoreError
 from introspect_cli.records import Kind, Phase, Site, shallow
+from introspect_cli.store.tensorfile import widened
 from introspect_cli.tensors.arrays import Pieces
 
 if TYPE_CHECKING:
@@ -108,6 +109,22 @@ def _sort(
             plain[name] = part
     if loose:
         models[""] = loose
+    if any(_is_of_size(tensors) for tensors in models.values()):
+        for name in [name for name, tensors in models.items() if not _is_of_size(tensors)]:
+            plain[name] = {leaf: _number(value) for leaf, value in models.pop(name).items()}
+
+
+def _is_of_size(tensors: Mapping[str, Any]) -> bool:
+    """Whether tensors are a model's: what holds single numbers alone, as callbacks do, is settings."""
+    return any(math.prod(value.shape) > 1 for value in tensors.values())
+
+
+def _number(value: Any) -> Any:
+    """The one number of a tensor."""
+    if not isinstance(value, Pieces) or value.unread:
+        return None
+    found = [widened(bits, value.dtype).tolist() for bits in value.read()]
+    return found[0][0] if found and len(found[0]) == 1 and isinstance(found[0][0], (bool, int, float)) else None
 
 
 def _singular(name: str) -> str:
