@@ -22,6 +22,7 @@ Examples:
   introspect diff runA runB --noise runA2 --map
   introspect diff runA runB --modules 'blocks.*' --kinds output,grad -v
   introspect diff runA runB --values            (captured with --save-tensors)
+  introspect diff runA checkpoint-40            (or two checkpoints: .safetensors, .pt, .ckpt, directories)
 
 Exit status: 0 the same, 1 diverged, 2 could not tell (with --bisect: 125).""",
 )
@@ -69,6 +70,7 @@ def diff(a: str, b: str, more: tuple[str, ...], format_: str, *, bisect: bool, z
     """Find where runs A and B first diverge, and why; of more runs, which agree with which."""
     from introspect_cli.compare.result import Verdict
     from introspect_cli.errors import IntrospectError, UsageError
+    from introspect_cli.exchange.checkpoints import is_checkpoint
 
     if asked["values"] and format_ != "table":
         raise UsageError("--values shows a table; `introspect show --values --format json` writes the values of a run.")
@@ -76,6 +78,8 @@ def diff(a: str, b: str, more: tuple[str, ...], format_: str, *, bisect: bool, z
         raise UsageError("-o draws operators: give --level op with it.")
     if zoom and (format_ != "table" or more):
         raise UsageError("--zoom shows two runs as a table: name two, without --format.")
+    if zoom and any(map(is_checkpoint, (a, b))):
+        raise UsageError("--zoom runs two scripts again, and a checkpoint has none.")
     try:
         verdict = _group((a, b, *more), format_, **asked) if more else _compare(a, b, format_, **asked)
     except IntrospectError as error:

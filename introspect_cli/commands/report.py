@@ -83,7 +83,9 @@ def page_of(run: Path) -> str:
 
 def _page(runs: list[Run], noise: list[Run], options: DiffOptions) -> Page:
     from introspect_cli.compare.diff import compare_runs
+    from introspect_cli.compare.moment import as_moments
     from introspect_cli.compare.options import DiffOptions
+    from introspect_cli.exchange.checkpoints import written
     from introspect_cli.health.check import check_tables
     from introspect_cli.health.curves import curves, depth
     from introspect_cli.health.history import pack
@@ -91,7 +93,7 @@ def _page(runs: list[Run], noise: list[Run], options: DiffOptions) -> Page:
     from introspect_cli.records import Kind
     from introspect_cli.render.page_data import Page
 
-    result = compare_runs(runs[0], runs[1], options, noise) if len(runs) > 1 else None
+    result = compare_runs(*as_moments(runs[0], runs[1], written), options, noise) if len(runs) > 1 else None
     first = result.first if result is not None else None
     common = [rank for rank in runs[0].ranks if all(rank in run.ranks for run in (*runs, *noise))]
     rank = first.rank if first is not None else common[0] if common else 0

@@ -75,6 +75,8 @@ class Found:
         kinds_b: kinds that b alone holds.
         steps: of a and of b, how many steps their optimizer has made; None where that is not one number.
         unread: tensors that could not be read.
+        within: values that differ within the tolerance or noise given.
+        selected: whether a part of the checkpoints was selected.
         run: `a` or `b`, where that is the moment of a run and no checkpoint; "" where both are checkpoints.
         moment: which moment, in words.
         alike: moments at which the run has the same tensors of the model.
@@ -92,6 +94,8 @@ class Found:
     kinds_b: tuple[Kind, ...] = ()
     steps: tuple[float | None, float | None] = (None, None)
     unread: int = 0
+    within: int = 0
+    selected: bool = False
     run: str = ""
     moment: str = ""
     alike: tuple[str, ...] = ()
@@ -131,6 +135,7 @@ def sentence_of(
             rest.append(f"what differs beside them: {_some([describe(change) for change in settings], _SETTINGS)}")
         form = ", in part in another form" if any(own.form not in ("tied", "constant") for own in found.forms) else ""
         same = f"The checkpoints hold the same{' values' if form else ''}"
+        same = "The checkpoints agree" if found.within else same
         return f"{_at(found) or same}{form}: {_all_equal(found)}.", rest
     clauses = [*_differ(found), *_cast(found), *_shapes(found), *_lacking(found)]
     if not clauses:  # forms that are not proven
@@ -153,7 +158,8 @@ def _at(found: Found) -> str:
         return ""
     kinds = [kind.several for kind in MODEL if found.counts[kind]]
     other = "b" if found.run == "a" else "a"
-    return f"Checkpoint {other} has the {_list(kinds)} that run {found.run} has {found.moment}"
+    close = " within the tolerance" if found.within else ""
+    return f"Checkpoint {other} has the {_list(kinds)} that run {found.run} has {found.moment}{close}"
 
 
 def _also(found: Found) -> list[str]:
@@ -187,7 +193,9 @@ def _all_equal(found: Found) -> str:
     """`all 9 tensors of the model and 18 values of the optimizer state are equal`."""
     parts = [count(number, *words) for kinds, *words in _GROUPS if (number := _of(found, kinds))]
     verb = "is" if sum(found.counts.values()) == 1 else "are"
-    return f"{'all ' if verb == 'are' else ''}{_list(parts)} {verb} equal"
+    passed = f", {found.within:,} of them only within the tolerance or noise given" if found.within else ""
+    every = f"all {_list(parts)}" if verb == "are" else _list(parts)
+    return f"{every} {verb} equal{passed}{', of those selected' if found.selected else ''}"
 
 
 def _list(words: Sequence[str]) -> str:

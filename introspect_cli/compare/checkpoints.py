@@ -154,6 +154,8 @@ def _sorted(runs: tuple[Run, Run], asked: DiffOptions, outcome: RankOutcome) -> 
     found.casts = _casts(runs, cast)
     found.differ = sorted((own for own in plain if own not in cast), key=_farthest_first)
     found.steps = _optimizer_step(runs[0]), _optimizer_step(runs[1])
+    found.within = outcome.tally.within
+    found.selected = bool(asked.kinds or asked.modules)
     found.unread = max(sum(_is_unread(run)) for run in runs)
     return found
 

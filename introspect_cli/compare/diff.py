@@ -16,6 +16,7 @@ from introspect_cli.compare.join.wholes import told as layouts_differ
 from introspect_cli.compare.match.correspondence import correspond
 from introspect_cli.compare.match.names import renamer
 from introspect_cli.compare.match.port_answer import by_flow
+from introspect_cli.compare.moment import is_checkpoint
 from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.reasons.hardware import fault_sentence, on_one_device
 from introspect_cli.compare.result import DiffResult, Verdict
@@ -51,6 +52,8 @@ def compare_runs(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run] = ()
     """
     options = check_selection(options, (a, b), renamer(options.rename, {}))
     asked, checkpoints = options, are_checkpoints(a, b)
+    if not checkpoints and (is_checkpoint(a) or is_checkpoint(b)):
+        raise UsageError("a checkpoint is compared with one run at a time: name these two, without --noise")
     options = strictly(options, a, b) if checkpoints else options
     ranks = [rank for rank in a.ranks if rank in b.ranks and options.wants_rank(rank)]
     if options.ranks and not ranks:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import shutil
 import tempfile
+import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -120,5 +121,5 @@ def written(
         shutil.rmtree(place, ignore_errors=True)
         raise
     run.path = path
-    run.when_closed(lambda: shutil.rmtree(place, ignore_errors=True))
+    run.when_closed(weakref.finalize(run, shutil.rmtree, place, ignore_errors=True))  # or when python ends
     return run
