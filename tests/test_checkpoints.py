@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from contextlib import ExitStack
 
 import numpy as np
 import pytest
@@ -31,6 +32,11 @@ def answer(a, b, **options):
     """What `diff` finds."""
     with open_any(a) as opened, open_any(b) as other:
         return compare_runs(*as_moments(opened, other, written), DiffOptions(**options))
+
+
+def grouped(*paths):
+    with ExitStack() as stack:
+        return group_runs([stack.enter_context(open_any(path)) for path in paths], DiffOptions())
 
 
 def said(a, b, **options):
@@ -270,8 +276,7 @@ def test_a_run_without_parameters_cannot_be_compared_with_a_checkpoint(place, tm
     with pytest.raises(IntrospectError, match="has no parameters on record"):
         said(bare, place / "3.pt")
     with pytest.raises(IntrospectError, match="compared with one run at a time"):
-        with open_any(place / "run") as one, open_any(place / "3.pt") as two, open_any(place / "5.pt") as three:
-            group_runs([one, two, three], DiffOptions())
+        grouped(place / "run", place / "3.pt", place / "5.pt")
 
 
 # --- the command line

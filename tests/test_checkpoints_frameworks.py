@@ -1,4 +1,4 @@
-"""Checkpoints that transformers, Lightning, accelerate and torch.distributed.checkpoint write are read as what they are."""
+"""Checkpoints that transformers, Lightning, accelerate and torch.distributed write are read as what they are."""
 
 from __future__ import annotations
 

@@ -233,11 +233,15 @@ def _span(path: Path, first: int, length: int, stored: np.dtype[Any]) -> Callabl
 def _numbers(file: Any, path: Path, length: int, stored: np.dtype[Any]) -> Iterator[NDArray[Any]]:
     left = length
     while left:
-        data = file.read(min(left, PIECE * stored.itemsize))
-        if not data or len(data) % stored.itemsize:
-            raise StoreError(f"{path} ends before its last tensor: it is cut, or being written")
-        left -= len(data)
-        yield np.frombuffer(data, stored)
+        data = np.empty(min(left, PIECE * stored.itemsize), np.uint8)
+        memory, read = memoryview(data.data), 0
+        while read < len(data):
+            more = file.readinto(memory[read:])
+            if not more:
+                raise StoreError(f"{path} ends before its last tensor: it is cut, or being written")
+            read += more
+        left -= read
+        yield data.view(stored)
 
 
 # --- numpy's archives

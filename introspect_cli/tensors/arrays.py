@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 CHUNK: Final = 1 << 18
 """Elements summarised at once; temporaries are some hundred bytes an element."""
 
-PIECE: Final = 1 << 22
+PIECE: Final = 1 << 20
 """Elements of a piece of an array that is read piece by piece: a whole number of the kernels' chunks."""
 
 CODES: Final = {

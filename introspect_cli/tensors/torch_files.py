@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
-_MOST_NODES = 2_000_000
+_MOST_NODES = 1_000_000
+_MOST_AGAIN = 10_000
+"""Times that lists and dicts may be met again: few refer to one object twice."""
 _DEEPEST = 64
 _GLOBAL = re.compile(r"GLOBAL ([\w.]+)")
 _MOST_PICKLE = 1 << 28
@@ -115,17 +117,21 @@ class _Walk:
     """Makes plain data of what was loaded: a pickle may refer to one list a million times, or to itself."""
 
     def __init__(self, called: str) -> None:
-        self._called = called
-        self._nodes = 0
+        import torch
+
+        self._called, self._tensor = called, torch.Tensor
+        self._nodes = self._again = 0
+        self._seen = set[int]()
 
     def plain(self, value: Any, depth: int) -> Any:
         """A value as plain data, tensors as `Pieces`."""
-        import torch
-
         self._nodes += 1
-        if self._nodes > _MOST_NODES or depth > _DEEPEST:
+        if isinstance(value, (dict, list)):
+            self._again += id(value) in self._seen
+            self._seen.add(id(value))
+        if self._nodes > _MOST_NODES or self._again > _MOST_AGAIN or depth > _DEEPEST:
             raise StoreError(f"{self._called} is no checkpoint: what it holds is nested too deep, or without end")
-        if isinstance(value, torch.Tensor):
+        if isinstance(value, self._tensor):
             return _pieces(value)
         if isinstance(value, (np.ndarray, np.generic)):
             return _array(np.asarray(value))
