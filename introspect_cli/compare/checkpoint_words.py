@@ -246,8 +246,16 @@ def _where(members: Sequence[Divergence]) -> str:
 
 
 def _far(own: Divergence) -> str:
-    if own.rel_l2 is None or own.a is None or own.b is None:
+    if own.a is None or own.b is None:
         return ""
+    if own.rel_l2 is None:
+        odd = [[summary.stats.get(name, 0.0) for name in ("nans", "infs")] for summary in (own.a, own.b)]
+        words = [
+            f"{count(int(b), word, word)} in b, {int(a):,} in a"
+            for word, a, b in zip(("NaN", "Inf"), *odd, strict=True)
+            if a != b
+        ]
+        return f" ({'; '.join(words)})" if words else ""
     text = f" ({amount(own.rel_l2, own.a.layout.dtype, own.b.layout.dtype, coarser=False)}"
     if own.elements is not None:
         text += f"; {own.elements.differing:,} of {count(own.elements.total, 'element')}"

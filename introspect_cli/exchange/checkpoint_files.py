@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from introspect_cli.errors import StoreError, scarcity
+from introspect_cli.exchange.distributed_files import read_distributed
 from introspect_cli.store.files import reason
 from introspect_cli.store.tensorfile import CODES, NUMPY
 from introspect_cli.tensors.arrays import PIECE, Pieces, cut
@@ -67,7 +68,7 @@ def is_tensors(path: str | Path) -> bool:
     place = Path(path)
     if place.is_dir():
         names = {entry.name for entry in place.iterdir()}
-        return DISTRIBUTED in names or bool(_tensor_files(names))
+        return DISTRIBUTED in names or bool(_tensor_files(names)) or bool(_parts(place, names))
     return place.suffix in SUFFIXES and (place.exists() or place.is_symlink())
 
 
@@ -84,6 +85,11 @@ def _tensor_files(names: set[str]) -> list[str]:
         if found:
             return found
     return []
+
+
+def _parts(place: Path, names: set[str]) -> list[str]:
+    """Directories of `torch.distributed.checkpoint` inside a checkpoint, as accelerate makes them for FSDP."""
+    return [name for name in sorted(names) if (place / name / DISTRIBUTED).is_file()]
 
 
 def _is_beside(name: str) -> bool:
@@ -110,8 +116,6 @@ def _of(path: Path) -> dict[Any, Any]:
 def _directory(path: Path) -> dict[Any, Any]:
     names = {entry.name for entry in path.iterdir()}
     if DISTRIBUTED in names:
-        from introspect_cli.exchange.distributed_files import read_distributed
-
         return read_distributed(path)
     found: dict[Any, Any] = {}
     files = _tensor_files(names)
@@ -123,14 +127,17 @@ def _directory(path: Path) -> dict[Any, Any]:
                 f"{path} has several files with a tensor {next(iter(found.keys() & inside.keys()))!r}: name one of them"
             )
         found |= inside
-    whole: dict[Any, Any] = {"model": found}
+    whole: dict[Any, Any] = {"model": found} if found else {}
+    for name in _parts(path, names):
+        part = read_distributed(path / name)
+        whole |= part if not whole.keys() & part.keys() else {name: part}
     for name in sorted(names):
         if match := _BESIDE.fullmatch(name):
             whole[name.partition(".")[0] if match[1] else f"rng {name.partition('.')[0]}"] = _file(path / name)
     if _STATE in names:
         state = _json(path / _STATE)
         whole["trainer"] = {key: state[key] for key in _COUNTERS if key in state} if isinstance(state, dict) else {}
-    return whole if len(whole) > 1 else found
+    return whole if len(whole) > 1 or not found else found
 
 
 def _sharded(folder: Path, name: str) -> dict[Any, Any]:

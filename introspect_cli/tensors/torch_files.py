@@ -110,7 +110,8 @@ def _refused(called: str, error: Exception) -> str:
             "is not read; save the state dicts alone, or as .safetensors"
         )
     first = text.strip().partition("\n")[0][:200]
-    return f"{called} is no file of torch.save that can be read: {first or type(error).__name__}"
+    first = first if " " in first else "it is damaged, or of another format"
+    return f"{called} is no file of torch.save that can be read: {first}"
 
 
 class _Walk:
