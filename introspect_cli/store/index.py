@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import struct
 import zlib
 from collections.abc import Callable
@@ -57,8 +56,6 @@ Entries = NDArray[np.void]
 
 OPTIONS = {"last": "--last", "max_size": "--max-size", "rule": "--schedule"}
 """What drops steps, and the option that asks for it."""
-
-OLDER_RECORDS = re.compile(r"records-[1-9]\d{0,8}\.arrow")
 
 _MOST_STEPS = 1 << 62
 

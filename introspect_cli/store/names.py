@@ -21,7 +21,6 @@ from introspect_cli.records import SETTING_KINDS, Kind, Layout, ModuleInfo, Part
 from introspect_cli.store.arrow import Batch, Decoder, Malformed, Schema, encode_batch, schema_message
 from introspect_cli.store.columns import (
     ColumnData,
-    Harmless,
     Lists,
     Texts,
     integer_lists,
@@ -295,9 +294,9 @@ def modules_of(columns: Mapping[str, ColumnData], path: str) -> list[ModuleInfo]
 def _plain(column: ColumnData) -> list[Any]:
     """The values of a column, texts made harmless."""
     if isinstance(column, Texts):
-        return Harmless(column, LIMIT_NAME).tolist()
+        return column.harmless(LIMIT_NAME).tolist()
     if isinstance(column, Lists) and isinstance(column.values, Texts):
-        values, offsets = Harmless(column.values, LIMIT_NAME).tolist(), column.offsets.tolist()
+        values, offsets = column.values.harmless(LIMIT_NAME).tolist(), column.offsets.tolist()
         return [tuple(values[start:end]) for start, end in pairwise(offsets)]
     return list(column.tolist())
 

@@ -75,12 +75,6 @@ class Plan:
     owner: Array
     unfit: dict[int, str]
 
-    def fits(self, other: Rows) -> bool:
-        """Whether a step is of the same sites and layouts, and as much was seen of them."""
-        basis = self.basis
-        names = ("site", "number", "status")
-        return basis is other or all(np.array_equal(getattr(basis, name), getattr(other, name)) for name in names)
-
     @cached_property
     def copies(self) -> Array:
         """Where in `rows` there is a copy of a part that another rank has."""
