@@ -192,11 +192,7 @@ def find_trees(directory: Path) -> dict[tuple[int, int], list[Path]]:
 
 
 def read_trees(directory: Path) -> Iterator[Incoming]:
-    """Every tree as records.
-
-    Raises:
-        StoreError: a file cannot be read.
-    """
+    """Every tree as records."""
     for (step, rank), paths in find_trees(directory).items():
         rows: list[Row] = []
         seen: dict[str, int] = {}

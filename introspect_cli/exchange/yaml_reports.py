@@ -274,11 +274,7 @@ def read_settings(directory: Path) -> dict[str, Any]:
 
 
 def read_reports(directory: Path, root: str) -> Iterator[Incoming]:
-    """Every report as records; names of parameters get `root` in front.
-
-    Raises:
-        StoreError: a report cannot be read.
-    """
+    """Every report as records; names of parameters get `root` in front."""
     for step, rank, path in find_reports(directory):
         document = documents.load(read_bytes(path), str(path))
         if not isinstance(document, dict):

@@ -140,11 +140,7 @@ def share_samples(ranks: Ranks, one: int, two: int) -> bool:
 
 
 def copies_of(ranks: Ranks) -> Copies:
-    """What is known of copies.
-
-    Raises:
-        NotObservedError: there are none.
-    """
+    """What is known of copies."""
     copies = ranks.of(Copies)
     if not copies.all:
         raise NotObservedError("two ranks that recorded the same parameter")

@@ -67,11 +67,7 @@ class _Batch(NamedTuple):
 
 
 def _batches(table: Table) -> dict[str, list[_Batch]]:
-    """Every loader's batches, in order.
-
-    Raises:
-        NotObservedError: there are none.
-    """
+    """Every loader's batches, in order."""
     columns = table.few
     groups: dict[tuple[str, int], list[int]] = {}
     for site in table.pick(Kind.BATCH, phase=Phase.DATA):
@@ -109,11 +105,7 @@ def _one_batch(table: Table) -> Iterator[Hit]:
 
 
 def _running(table: Table, name: str) -> list[int]:
-    """The running statistics of that name.
-
-    Raises:
-        NotObservedError: there are none.
-    """
+    """The running statistics of that name."""
     buffers = table.pick(Kind.BUFFER, phase=Phase.OPTIMIZER)
     sites = [site for site in buffers if table.fqn[site].endswith(f".{name}") and "Norm" in table.module_class[site]]
     return observed(sites, "running statistics of a BatchNorm")

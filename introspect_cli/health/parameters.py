@@ -111,11 +111,7 @@ class _Updates(NamedTuple):
 
 
 def _updates(table: Table) -> list[_Updates]:
-    """The updates of each weight of two or more dimensions.
-
-    Raises:
-        NotObservedError: there are none.
-    """
+    """The updates of each weight of two or more dimensions."""
     moves = table.moves
     observed(moves.names, "parameters after optimizer steps")
     optimizers = {table.fqn[site] for site in table.pick(Kind.HYPERPARAMETER)}

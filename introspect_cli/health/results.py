@@ -51,13 +51,7 @@ class Call(NamedTuple):
 
 
 def wrong_result(now: AlignedStep, calls: Mapping[int, Call], *, complete: bool) -> tuple[int, str] | None:
-    """A rank and what is wrong with its result; None where nothing is, or that cannot be decided.
-
-    Args:
-        now: a step of all ranks.
-        calls: one collective of each rank.
-        complete: whether these are all ranks of its group.
-    """
+    """A rank and what is wrong with its result; None where nothing is, or that cannot be decided."""
     what = calls[min(calls)].what
     operation, how = [*what.split(), "", ""][:2]
     given, gives = (_values(now, calls, side) for side in (".in", ".out"))

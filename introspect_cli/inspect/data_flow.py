@@ -85,11 +85,6 @@ class Graph:
 def graph_of(run: Any, step: int | None = None, rank: int | None = None) -> Graph:
     """The dataflow of a step.
 
-    Args:
-        run: an opened run.
-        step: which; None for the first that has operators.
-        rank: which; None for the first.
-
     Raises:
         UsageError: the run has no such step, or no operators in it.
     """

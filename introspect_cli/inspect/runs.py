@@ -79,10 +79,6 @@ class Found:
 def find_runs(roots: Iterable[Path], most: int = MOST) -> Found:
     """All runs at or below the given directories, links not followed, nor directories whose names begin with a dot.
 
-    Args:
-        roots: where to begin.
-        most: how many directories to look into, the nearest first.
-
     Raises:
         UsageError: a directory does not exist.
     """
@@ -115,11 +111,7 @@ def find_runs(roots: Iterable[Path], most: int = MOST) -> Found:
 
 
 def _look_into(folder: Path) -> tuple[list[Path], list[Path]]:
-    """The runs that a directory is or holds as packs, and the directories to look into next: none in a run.
-
-    Raises:
-        OSError: it cannot be read.
-    """
+    """The runs that a directory is or holds as packs, and the directories to look into next: none in a run."""
     if (folder / MANIFEST).is_file():
         return [folder], []
     with os.scandir(folder) as scanned:

@@ -36,9 +36,6 @@ class Ending:
 def leave(exit_code: int | None) -> NoReturn:
     """End the process as the script would have ended it.
 
-    Args:
-        exit_code: as in `Ending`.
-
     Raises:
         SystemExit: for an exit code.
         KeyboardInterrupt: for an interrupt, so that the interpreter dies of SIGINT once it has cleaned up.

@@ -134,11 +134,7 @@ EMPTY = Index(np.zeros(0, ENTRY), Columns((*RECORD_COLUMNS, TEXT)), b"", ended=F
 
 
 def parse_index(data: bytes, rank: int, path: str) -> Index:
-    """The index in `data`, up to the last whole entry.
-
-    Raises:
-        StoreError: it is damaged before its end, or of a newer format.
-    """
+    """The index in `data`, up to the last whole entry."""
     if len(data) < HEADER.size:
         return EMPTY
     length, run_id, crc = _header(data, rank, path)

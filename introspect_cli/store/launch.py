@@ -169,12 +169,7 @@ def world_size(manifest: Mapping[str, Any]) -> int:
 
 
 def merged(own: Mapping[str, Any], ranks: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
-    """One manifest for the run: the lowest rank's, with what any rank says of how it ended and what it did not see.
-
-    Args:
-        own: the launch's manifest.
-        ranks: the ranks' manifests, by number.
-    """
+    """One manifest for the run: the lowest rank's, with what any rank says of how it ended and what it did not see."""
     if not ranks:
         return {**own, "status": "running"}
     first = ranks[min(ranks)]
@@ -247,14 +242,7 @@ def rank_list(ranks: list[int]) -> str:
 def endings(
     size: int, last: Mapping[int, int | None], ended: Mapping[int, bool], left_out: Collection[int] = ()
 ) -> list[str]:
-    """Sentences on ranks that left nothing, or that ended before the others.
-
-    Args:
-        size: how many ranks were started.
-        last: the last whole step of each rank that is there.
-        ended: whether each closed its part properly.
-        left_out: ranks that were to record no step.
-    """
+    """Sentences on ranks that left nothing, or that ended before the others."""
     out = []
     absent = [rank for rank in range(size) if rank not in last and rank not in left_out]
     if absent:

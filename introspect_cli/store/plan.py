@@ -110,14 +110,7 @@ def group_of(starts: Array, size: int) -> Array:
 
 
 def planned(step: RankedStep, places: Places, kinds: Array, left_out: Array) -> Plan:
-    """Find out what becomes of the sites of a step.
-
-    Args:
-        step: all ranks' columns.
-        places: the ranks' layouts.
-        kinds: of each site of the whole, the code of its kind.
-        left_out: bool (n,), rows that count for nothing.
-    """
+    """What becomes of the sites of a step, given the code of each site's kind and which rows count for nothing."""
     basis = step.rows
     rows = np.flatnonzero(~left_out)
     rows = rows[np.argsort(basis.site[rows], kind="stable")]

@@ -120,15 +120,7 @@ class RankedStep:
         places: Sequence[Array],
         like: Rows | None = None,
     ) -> None:
-        """Take a batch of each rank, and the whole's numbers of their sites and layouts.
-
-        Args:
-            batches: of each rank.
-            ranks: their numbers.
-            numbers: of each rank, the whole's numbers of its sites.
-            places: of each rank, the numbers of its layouts.
-            like: the rows of another step of the same ranks.
-        """
+        """Take a batch of each rank, and the whole's numbers of their sites and layouts."""
         self.batches, self._ranks = batches, list(ranks)
         self.rows = like if like is not None and like.are_of(batches) else Rows(batches, numbers, places)
 
@@ -180,12 +172,7 @@ class RankedStep:
         return self._ranks[int(self.rows.rank[row])]
 
     def taken(self, rows: Array, columns: Sequence[Array]) -> Array:
-        """Some rows of a column, without putting all of it end to end.
-
-        Args:
-            rows: int64 (m,).
-            columns: each rank's own.
-        """
+        """Some rows of a column, without putting all of it end to end."""
         ranks = self.rows.rank[rows]
         out = np.empty((len(rows), *columns[0].shape[1:]), np.result_type(*columns))
         for rank in np.unique(ranks).tolist():

@@ -49,14 +49,7 @@ class Columns:
 
 
 def of_rows(rows: r.Rows, facts: Facts, names: Sequence[str], *, with_sketch: bool) -> Columns:
-    """The columns of rows, by numpy.
-
-    Args:
-        rows: shape (n, 32).
-        facts: what is known of them beside.
-        names: statistics that are wanted.
-        with_sketch: whether sketches are.
-    """
+    """The columns of rows, by numpy."""
     seen = facts.seen
     sums, found = checksum.finalise(rows[:, r.RAW], facts.headers), statistics.finalise(rows, names)
     sketches = sketch.finalise(rows) if with_sketch else None
@@ -151,14 +144,7 @@ class Target:
         return cls(arrays)
 
     def fill(self, arena: Arena, facts: Facts, notes: RowNotes, slots: list[int]) -> None:
-        """Fill all arrays.
-
-        Args:
-            arena: holds the rows.
-            facts: what is known of them beside.
-            notes: the step's.
-            slots: the slot of each record.
-        """
+        """Fill all arrays."""
         if facts is not self._facts or slots != self.slots:
             self._follow(facts, slots)
         assert kernels.KERNELS is not None

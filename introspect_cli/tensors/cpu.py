@@ -224,16 +224,7 @@ class Engine:
         sorted_stats: Sequence[str] = (),
         runs: Sequence[tuple[int, torch.Tensor]] | None = None,
     ) -> None:
-        """Summarise any strided CPU tensor into a row.
-
-        Args:
-            out: the row, shape (32,).
-            tensor: what to summarise; not quantized.
-            with_stats: whether to fill the statistics words.
-            with_sketch: whether to fill the sketch words.
-            sorted_stats: `med`, `mode`.
-            runs: the runs of a shard, see `reference.row`.
-        """
+        """Summarise any strided CPU tensor into a row."""
         code = CODES.get(tensor.dtype)
         if self.kernels is None or code is None:
             row = reference.row(

@@ -63,12 +63,7 @@ def functions() -> bytes | None:
 
 
 def _found() -> list[_Function]:
-    """The functions, in torch's library that is loaded already.
-
-    Raises:
-        OSError: it is not where it was.
-        AttributeError: it lacks one of them.
-    """
+    """The functions, in torch's library that is loaded already."""
     folder = Path(torch.__file__).parent / "lib"
     library = ctypes.CDLL(str(next((path for name in _LIBRARIES if (path := folder / name).exists()), folder)))
     return [library[name] for name, _ in _QUESTIONS]

@@ -163,11 +163,7 @@ def _serve(tickets: SimpleQueue[_Ticket | None], gone: SimpleQueue[None]) -> Non
 
 
 class Helpers:
-    """Helper threads; one call is shared at a time.
-
-    Args:
-        count: threads beside the caller's.
-    """
+    """Helper threads; one call is shared at a time."""
 
     def __init__(self, count: int) -> None:
         self._tickets: SimpleQueue[_Ticket | None] = SimpleQueue()

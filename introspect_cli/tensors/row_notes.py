@@ -88,12 +88,7 @@ class RowNotes:
         self.texts[slot] = text
 
     def facts(self, layout_of: list[int], layouts: KnownLayouts) -> Facts:
-        """What is known of the step's rows: the last step's object where it is the same.
-
-        Args:
-            layout_of: the number of each row's layout.
-            layouts: them.
-        """
+        """What is known of the step's rows: the last step's object where it is the same."""
         last = self._facts
         if (
             last is None

@@ -25,9 +25,6 @@ _COPIED: Final = 1 << 26
 def sum_of_samples(tensor: torch.Tensor) -> int | None:
     """The checksums of all samples of a tensor, added up modulo 2**64.
 
-    Args:
-        tensor: shape (n, ...), of any dtype that the compiled kernels know.
-
     Returns:
         None of what is no plain tensor with samples in the memory of the CPU, or where there are no compiled kernels.
     """

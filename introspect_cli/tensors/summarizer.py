@@ -267,10 +267,6 @@ class Summarizer:
     def put_into(self, target: Target, slots: list[int]) -> bool:
         """Give away all rows since the last time, as columns of records; empties.
 
-        Args:
-            target: where they go.
-            slots: the slot of each record.
-
         Returns:
             False, and nothing is done, where devices still compute some rows.
         """

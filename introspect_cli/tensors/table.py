@@ -62,15 +62,7 @@ class SummaryTable:
 def finalise(
     columns: Columns, *, layouts: list[Layout], facts: Facts, fixed: dict[int, int], texts: dict[int, str]
 ) -> SummaryTable:
-    """A step's table, out of what follows from its rows.
-
-    Args:
-        columns: taken over, and written to.
-        layouts: distinct layouts.
-        facts: what is known of the rows beside.
-        fixed: checksums that are not sums (plain values), by row.
-        texts: of rows that have one.
-    """
+    """A step's table, out of what follows from its rows."""
     for slot, value in fixed.items():
         columns.checksum[slot] = value
     counts: dict[str, npt.NDArray[np.int64]] = {}

@@ -29,15 +29,7 @@ class UnusualTensors:
     def __init__(
         self, engine: Engine, slots: Slots, devices: Devices, flags: int, sorted_stats: tuple[str, ...]
     ) -> None:
-        """Take what the summarizer has.
-
-        Args:
-            engine: for CPU memory.
-            slots: of the current step.
-            devices: the GPUs' engines.
-            flags: STATS, SKETCH.
-            sorted_stats: `med` and `mode`.
-        """
+        """Take what the summarizer has."""
         self._engine = engine
         self._slots = slots
         self._devices = devices

@@ -191,13 +191,7 @@ def can_copy(shape: tuple[int, ...], size: int) -> bool:
 
 @lru_cache(maxsize=256)
 def cut_up(shape: tuple[int, ...], strides: tuple[int, ...], size: int) -> Pieces | None:
-    """The pieces of a tensor that is not empty, in logical order; None where it has to be copied another way.
-
-    Args:
-        shape: of the tensor.
-        strides: in elements.
-        size: bytes of an element.
-    """
+    """The pieces of a tensor that is not empty, in logical order; None where it has to be copied another way."""
     if not (can_copy(shape, size) and are_short(shape)):
         return None
     found: list[tuple[int, int, int, int, int]] = []

@@ -36,13 +36,7 @@ def capturing() -> bool:
 
 
 class Devices:
-    """Rows and engines, made when a device is first met.
-
-    Args:
-        stats: whether to compute statistics.
-        sketch: whether to compute sketches.
-        sorted_stats: `med`, `mode`; whoever wants them has torch operations.
-    """
+    """Rows and engines, made when a device is first met."""
 
     def __init__(self, *, stats: bool, sketch: bool, sorted_stats: Sequence[str] = ()) -> None:
         self._stats = stats
