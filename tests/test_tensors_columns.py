@@ -12,10 +12,9 @@ from introspect_cli.records import STATISTICS, Layout, Status
 from introspect_cli.store.index import digest_of_records
 from introspect_cli.tensors import columns, kernels
 from introspect_cli.tensors import rows as r
-from introspect_cli.tensors.columns import Target
+from introspect_cli.tensors.columns import Target, finalise
 from introspect_cli.tensors.row_notes import ALL_OF_IT, BITS_ALONE, NOTHING, KnownLayouts, RowNotes
 from introspect_cli.tensors.rows import ROWS, Arena
-from introspect_cli.tensors.table import finalise
 
 pytestmark = pytest.mark.skipif(kernels.KERNELS is None, reason="no compiled kernels")
 

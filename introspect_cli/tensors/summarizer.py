@@ -22,7 +22,7 @@ from introspect_cli.records import STATISTICS, Layout, Status
 from introspect_cli.tensors import kernels as k
 from introspect_cli.tensors import rows as r
 from introspect_cli.tensors import values
-from introspect_cli.tensors.columns import Target, of_blocks, of_rows
+from introspect_cli.tensors.columns import Handover, Target, finalise, of_blocks, of_rows
 from introspect_cli.tensors.cpu import Engine
 from introspect_cli.tensors.gpu.devices import Devices
 from introspect_cli.tensors.intake import new_intake
@@ -31,7 +31,6 @@ from introspect_cli.tensors.reuse import new_memory, stand
 from introspect_cli.tensors.row_notes import KnownLayouts, RowNotes, Slots
 from introspect_cli.tensors.rows import Arena
 from introspect_cli.tensors.special import PLAIN, is_wrapped, unseen
-from introspect_cli.tensors.table import Handover, finalise
 from introspect_cli.tensors.unusual import UnusualTensors
 from introspect_cli.tensors.views import unobserved
 
@@ -40,8 +39,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from introspect_cli.tensors.columns import SummaryTable
     from introspect_cli.tensors.gpu.engine import DeviceEngine, Item
-    from introspect_cli.tensors.table import SummaryTable
 
 _LIVE: weakref.WeakSet[Summarizer] = weakref.WeakSet()
 """Summarizers whose locks and threads a forked child must not inherit."""
