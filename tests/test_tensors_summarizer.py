@@ -190,7 +190,7 @@ def test_every_sort_of_tensor_has_an_answer(summarizer, sort):
 def test_a_strided_tensor_goes_the_short_way(summarizer, monkeypatch, stride):
     tensor = SEEN[stride][0]()
     without = one(summarizer, tensor.contiguous())
-    monkeypatch.setattr(unusual, "take_apart", None)  # the long way would fail
+    monkeypatch.setattr(unusual, "parts_of", None)  # the long way would fail
     short = one(summarizer, tensor)
     assert short["status"] is Status.OBSERVED
     assert short["checksum"] == without["checksum"]

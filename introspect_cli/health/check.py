@@ -119,8 +119,8 @@ def check_tables(
         hits: list[Hit] = []
         lacking = [] if subjects else ["a rank with records"]
         for subject in subjects:
-            found, needs = _answer(rule, subject)
-            hits += found
+            hits_of_one, needs = _answer(rule, subject)
+            hits += hits_of_one
             lacking += needs
         if hits:
             findings.append(_folded(rule, hits))

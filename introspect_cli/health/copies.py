@@ -120,7 +120,7 @@ def _difference(now: AlignedStep, rows: Rows) -> Difference | None:
         if status == Status.NOT_OBSERVED or unplaced:
             return None
         by_part.setdefault((layout.shape, layout.part), {})[rank] = row
-    return next((found for same in by_part.values() if (found := now.difference(same)) is not None), None)
+    return next((difference for same in by_part.values() if (difference := now.difference(same)) is not None), None)
 
 
 def is_data_parallel(ranks: Ranks) -> bool:

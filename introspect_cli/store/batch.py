@@ -314,11 +314,11 @@ def derived_stats(counts: Mapping[str, Array], floats: Mapping[str, Array], nume
 
 def record_stats(counts: Mapping[str, Array], floats: Mapping[str, Array], numel: int, row: int) -> dict[str, float]:
     """All statistics of one row, stored and derived; counts are ints, absent ones are left out."""
-    own_counts = {name: column[row : row + 1] for name, column in counts.items()}
-    own_floats = {name: column[row : row + 1] for name, column in floats.items()}
-    out: dict[str, float] = {name: int(value[0]) for name, value in own_counts.items() if value[0] >= 0}
-    derived = derived_stats(own_counts, own_floats, np.array([numel]))
-    for name, value in (*own_floats.items(), *derived.items()):
+    row_counts = {name: column[row : row + 1] for name, column in counts.items()}
+    row_floats = {name: column[row : row + 1] for name, column in floats.items()}
+    out: dict[str, float] = {name: int(value[0]) for name, value in row_counts.items() if value[0] >= 0}
+    derived = derived_stats(row_counts, row_floats, np.array([numel]))
+    for name, value in (*row_floats.items(), *derived.items()):
         if not np.isnan(value[0]):
             out[name] = int(value[0]) if name == "infs" else float(value[0])
     return out

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from introspect_cli.store.rank_writer import RankWriter
 
 _NAME = re.compile(r"[a-z0-9_]{1,64}")
-_OURS = re.compile(
+_RUN_FILES = re.compile(
     r"manifest\.yaml|settings|tensors|children|label|\.lock|rank\d{1,6}|attempt\d{1,4}|\.manifest\.yaml\.\d+|index\.bin"
     r"|[a-z]+\.arrow|labels\.jsonl|records-\d+\.arrow|\.index\.bin\.\d+"
 )
@@ -308,7 +308,7 @@ def _set_aside(path: Path, *, force: bool) -> Path | None:
         names = folder.names()
         if names in ([], [LOCK]):  # the second is what a capture killed at its very start leaves
             return None
-        strange = next((name for name in names if not _OURS.fullmatch(name)), None)
+        strange = next((name for name in names if not _RUN_FILES.fullmatch(name)), None)
         if strange is not None or not (MANIFEST in names or LOCK in names):
             what = f"holds {strange!r}" if strange is not None else "has no manifest"
             raise StoreError(f"{path} is not (only) a run: it {what}; choose another directory")

@@ -55,15 +55,15 @@ class Columns:
 def of_rows(rows: r.Rows, facts: Facts, names: Sequence[str], *, with_sketch: bool) -> Columns:
     """The columns of rows, by numpy."""
     seen = facts.seen
-    sums, found = checksum.finalise(rows[:, r.RAW], facts.headers), statistics.finalise(rows, names)
+    sums, columns = checksum.finalise(rows[:, r.RAW], facts.headers), statistics.finalise(rows, names)
     sketches = sketch.finalise(rows) if with_sketch else None
     sums[seen == NOTHING] = 0
     absent = np.flatnonzero(seen)  # few, as a rule
-    for column in found.values():
+    for column in columns.values():
         column[absent] = -1 if column.dtype.kind == "i" else np.nan
     if sketches is not None:
         sketches[absent] = np.nan
-    return Columns(sums, found, sketches)
+    return Columns(sums, columns, sketches)
 
 
 def of_blocks(arena: Arena, facts: Facts, names: Sequence[str], *, with_sketch: bool) -> Columns | None:
@@ -74,18 +74,18 @@ def of_blocks(arena: Arena, facts: Facts, names: Sequence[str], *, with_sketch: 
     # Few arrays, and the columns are rows of them: asking one for its address takes longer than filling a column.
     sums = np.empty(count, np.uint64)
     sketches = np.empty((count, SKETCH_SIZE), np.float32) if with_sketch else None
-    found: dict[str, npt.NDArray[Any]] = {}
+    columns: dict[str, npt.NDArray[Any]] = {}
     addresses: dict[str, int] = {}
     for kind, together in _by_type(names).items():
         array = np.empty((len(together), count), kind)
         base, step = array.ctypes.data, array.strides[0]
         for place, name in enumerate(together):
-            found[name], addresses[name] = array[place], base + place * step
+            columns[name], addresses[name] = array[place], base + place * step
     last = 0 if sketches is None else sketches.ctypes.data
     targets = column_addresses({"checksum": sums.ctypes.data, **addresses, "sketch": last})
     of, how = facts.headers.ctypes.data, facts.seen.ctypes.data
     kernels.KERNELS.columns(arena.place, ROWS, 0, of, how, count, targets.ctypes.data)
-    return Columns(sums, {name: found[name] for name in names}, sketches)
+    return Columns(sums, {name: columns[name] for name in names}, sketches)
 
 
 def column_addresses(addresses: Mapping[str, int]) -> npt.NDArray[np.uint64]:
@@ -95,10 +95,10 @@ def column_addresses(addresses: Mapping[str, int]) -> npt.NDArray[np.uint64]:
 
 def _by_type(names: Sequence[str]) -> dict[str, list[str]]:
     """Statistics by the type of their columns."""
-    found: dict[str, list[str]] = {}
+    by_type: dict[str, list[str]] = {}
     for name in names:
-        found.setdefault(STATISTICS[name].type, []).append(name)
-    return found
+        by_type.setdefault(STATISTICS[name].type, []).append(name)
+    return by_type
 
 
 _OTHERS = {"site", "sequence", "layout"}

@@ -100,7 +100,7 @@ class Engine:
         self._team_threads = 0
         self._item = np.zeros(k.ITEM_WORDS, dtype=np.int64)
         self._blocks = np.zeros(0, dtype=np.uint8)
-        self._workers = self._found_workers()
+        self._workers = self._has_workers()
         self._make_room(1 << 22)
 
     @property
@@ -108,7 +108,7 @@ class Engine:
         """What threads that share a call know of it, as `kernels` has it; good as long as the engine."""
         return self._team
 
-    def _found_workers(self) -> bool:
+    def _has_workers(self) -> bool:
         """Whether torch's own threads can be had; if so, the team knows how."""
         workers = parallel.find_workers() if self._threads is None else None
         if workers is None or self.kernels is None:
@@ -141,15 +141,15 @@ class Engine:
             False, and nothing is done, where it has to be copied in another way.
         """
         count, size = tensor.numel(), k.SIZES[code]
-        found = cut_up(tuple(tensor.shape), tensor.stride(), size) if count else None
-        if found is None:
+        cut = cut_up(tuple(tensor.shape), tensor.stride(), size) if count else None
+        if cut is None:
             return False
         threads = self._torchs_threads(count) or 1
         if len(self._blocks) < threads * k.CHUNK * size:
             room = np.empty(threads * k.CHUNK * size + 64, dtype=np.uint8)
             self._blocks = room[-room.ctypes.data % 64 :]
-        number, parts = len(found.pieces), r.empty(len(found.pieces))
-        given = (address_of(tensor), found.pieces.ctypes.data, count, number, found.plans.ctypes.data, code, flags)
+        number, parts = len(cut.pieces), r.empty(len(cut.pieces))
+        given = (address_of(tensor), cut.pieces.ctypes.data, count, number, cut.plans.ctypes.data, code, flags)
         where = (table, parts.ctypes.data, self._blocks.ctypes.data, out)
         self._call("summarise_strided", threads, count, *given, *where)
         return True
@@ -331,5 +331,5 @@ def sum_of_samples(tensor: torch.Tensor) -> int | None:
             return None
         name = str(tensor.dtype).removeprefix("torch.")
         sample = _header(name, tuple(tensor.shape[1:]))
-        found: int = k.KERNELS.sum_of_samples(address_of(tensor), total, each, code, sample)
-        return found & MASK
+        added: int = k.KERNELS.sum_of_samples(address_of(tensor), total, each, code, sample)
+        return added & MASK
