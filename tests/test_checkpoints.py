@@ -271,6 +271,27 @@ def test_a_checkpoint_of_no_step_names_the_nearest_and_what_differs(place, tmp_p
     assert "b lacks 2 tensors of a: Net.up.weight" in beside.replace("up.weight", "Net.up.weight")
 
 
+def test_a_checkpoint_of_a_part_of_the_model_says_what_it_lacks(place, tmp_path):
+    state = torch.load(place / "weights.pt")
+    del state["up.bias"]
+    torch.save(state, tmp_path / "part.pt")
+    verdict, sentence, _ = said(place / "run", tmp_path / "part.pt")
+    assert verdict == "diverged"
+    told = "What checkpoint b holds of the model, run a has after step 3, but b lacks 1 tensor of a: up.bias."
+    assert sentence == told
+
+
+def test_weights_that_hardly_any_step_has_are_set_beside_the_nearest_and_not_beside_a_chance(place, tmp_path):
+    """Zeros that the run begins with are in every checkpoint that never trained them."""
+    state = torch.load(place / "weights.pt")
+    noisy = {
+        name: own + 1e-4 * torch.randn_like(own) if own.is_floating_point() else own for name, own in state.items()
+    }
+    torch.save({**noisy, "bn.bias": torch.zeros(16)}, tmp_path / "other.pt")
+    _, sentence, _ = said(place / "run", tmp_path / "other.pt")
+    assert "nearest is when step 0 begins" not in sentence
+
+
 def test_a_run_without_parameters_cannot_be_compared_with_a_checkpoint(place, tmp_path):
     bare = captured(tmp_path / "bare", lambda: trained(tmp_path), record=frozenset({Kind.LOSS}))
     with pytest.raises(IntrospectError, match="has no parameters on record"):

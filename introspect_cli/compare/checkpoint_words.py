@@ -144,6 +144,10 @@ def sentence_of(
     model_differs = any(own.site.kind in MODEL for own in _all(found))
     if found.run and not model_differs:
         return f"{_at(found)}, but {lead}.", [*others, *rest]
+    if found.run and not (found.differ or found.shapes or found.casts):
+        letter = "b" if found.run == "a" else "a"
+        text = f"What checkpoint {letter} holds of the model, run {found.run} has {found.moment}, but {lead}."
+        return text, [*others, *rest]
     if found.run:
         text = f"At no recorded step has run {found.run} all tensors of the checkpoint: nearest is {found.moment}"
         return f"{text}, where {lead}.", [*others, *rest]
