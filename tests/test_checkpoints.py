@@ -211,7 +211,18 @@ def test_fused_and_transposed_tensors_are_found_and_proven_by_their_elements(tmp
     shuffled = two["h.0.fc.weight"].reshape(-1)[torch.randperm(128)].reshape(8, 16)
     safetensors.save_file({**two, "h.0.fc.weight": shuffled}, tmp_path / "b.safetensors")
     verdict, _, beside = said(tmp_path / "a.safetensors", tmp_path / "b.safetensors")
-    assert (verdict, "by extrema and moments" in beside) == ("diverged", True)
+    assert (verdict, "but its elements are in another order" in beside) == ("diverged", True)
+
+
+def test_tensors_in_another_form_that_are_too_large_to_be_read_again_are_not_called_equal(tmp_path, monkeypatch):
+    monkeypatch.setattr("introspect_cli.exchange.checkpoints._LARGEST_AGAIN", 8)
+    weight = torch.randn(16, 8)
+    torch.save({"w": weight, "b": torch.randn(4)}, tmp_path / "a.pt")
+    torch.save({**torch.load(tmp_path / "a.pt"), "w": weight.T.contiguous()}, tmp_path / "b.pt")
+    verdict, sentence, beside = said(tmp_path / "a.pt", tmp_path / "b.pt")
+    assert verdict == "undecided"
+    assert sentence.startswith("Could not tell: of 2 tensors 1 in another form agree by extrema and moments alone")
+    assert "its elements were not compared" in beside
 
 
 def test_two_steps_of_one_training_differ_in_all_and_say_how_far_each_is(place):
