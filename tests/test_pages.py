@@ -44,7 +44,7 @@ def run_page(tmp_path, introspect):
 
 
 def test_links_between_pages_lead_somewhere():
-    for path in (*DOCS.glob("*.md"), DOCS.parent / "README.md", DOCS.parent / "CONTRIBUTING.md"):
+    for path in (*DOCS.rglob("*.md"), DOCS.parent / "README.md", DOCS.parent / "CONTRIBUTING.md"):
         for target, _, anchor in (
             link.partition("#") for link in re.findall(r"\]\((?!https?:)([^)]+)\)", path.read_text())
         ):
@@ -72,7 +72,7 @@ def test_the_readmes_notebook_cell(tmp_path, monkeypatch):
 
 def test_the_page_on_lightning(run_page):
     pytest.importorskip("lightning.pytorch")
-    place = run_page("lightning.md")
+    place = run_page("guides/lightning.md")
     same = introspect_cli.diff(place / "runA", place / "runB")
     assert same.same, same.sentence
     assert same.sentence.endswith("up to and including step 7 (epoch 1, batch 3).")
@@ -85,7 +85,7 @@ def test_the_page_on_lightning(run_page):
 def test_the_page_on_transformers(run_page, introspect):
     pytest.importorskip("accelerate")
     pytest.importorskip("transformers")
-    place = run_page("transformers.md")
+    place = run_page("guides/transformers.md")
     apart = introspect_cli.diff(place / "runA", place / "runB")
     assert not apart.same
     assert apart.first.step_words == "step 0 (epoch 0, batches 0-1)"
@@ -96,7 +96,7 @@ def test_the_page_on_transformers(run_page, introspect):
 
 def test_the_page_on_accelerate(run_page):
     pytest.importorskip("accelerate")
-    place = run_page("accelerate.md")
+    place = run_page("guides/accelerate.md")
     with introspect_cli.open_run(place / "runA") as run:
         labels = run.run.rank(0).labels
         assert [own["epoch"] for own in labels.values()] == [0] * 4 + [1] * 4

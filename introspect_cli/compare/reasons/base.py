@@ -35,7 +35,7 @@ class Reason:
     """A reason that a record can differ for.
 
     Attributes:
-        word: its name in `--format json`, documented in docs/diff.md.
+        word: its name in `--format json`, documented in docs/reference/diff.md.
         place: where the cause lies, in words: `the loss code`.
         kinds: kinds of the records it is about; empty for all.
         priority: of several that could apply, the smallest is asked first.
