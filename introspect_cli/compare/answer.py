@@ -61,7 +61,14 @@ def answer_for(a: Run, b: Run, options: DiffOptions, outcomes: Sequence[RankOutc
     scene = Scene(best, (a, b), outcomes, narrowed=options.narrowed)
     tuned = changes(scene) if scene.cause.reason == "optimizer" else scene.hyperparameters
     scene.settings = settings = setting_changes(
-        a, b, reason_named(scene.cause.reason), tuned, rounding=scene.rounding, blamed=scene.blamed
+        a,
+        b,
+        reason_named(scene.cause.reason),
+        tuned,
+        rounding=scene.rounding,
+        blamed=scene.blamed,
+        fed=scene.fed,
+        rates=bool(tuned) or scene.no_rates,
     )
     training, evaluation = separately(a, b, options, outcomes)
     told = told_separately(scene, training, evaluation)

@@ -15,6 +15,7 @@ from introspect_cli.capture.names import NameFilter, Names
 from introspect_cli.capture.parse_options import rule_of
 from introspect_cli.capture.probes.attributes import AttributeProbe
 from introspect_cli.capture.probes.beginning import BeginningProbe
+from introspect_cli.capture.probes.built import BuiltProbe
 from introspect_cli.capture.probes.children import ChildrenProbe
 from introspect_cli.capture.probes.data import DataProbe
 from introspect_cli.capture.probes.gradients import GradientProbe
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     from introspect_cli.store.writer import StoreWriter
 
 
-STANDALONE: tuple[Callable[[Context], Probe], ...] = (DataProbe, LossProbe, ScriptCallsProbe)
+STANDALONE: tuple[Callable[[Context], Probe], ...] = (BuiltProbe, DataProbe, LossProbe, ScriptCallsProbe)
 """Probes that need nothing but what all probes share."""
 
 
@@ -169,6 +170,7 @@ class Probes:
             ("optimizers", self.optimizers.settings),
             ("nested", self._modules.values.nested),
             ("beginning", self.beginning),
+            ("built", self.context.built),
         ):
             if document.changed:
                 document.changed = False

@@ -17,7 +17,7 @@ from introspect_cli.compare.reasons.settings import describe, rounds_differently
 from introspect_cli.compare.reasons.step_view import call_change, losses_of, optimizers_of
 from introspect_cli.compare.result import Divergence, Role, SettingChange
 from introspect_cli.compare.table import DIFFERENT, EQUAL, NOT_SEEN, WITHIN
-from introspect_cli.records import SETTING_KINDS
+from introspect_cli.records import SETTING_KINDS, Kind, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -204,6 +204,19 @@ class Scene:
             return " Rounding alone can make such a difference."
         told = "; ".join(describe(change) for change in self.numerics[:3])
         return f" Rounding alone can make such a difference, and these settings can change it: {told}."
+
+    @property
+    def no_rates(self) -> bool:
+        """Whether no hyper-parameter was recorded in either run."""
+        return kind_code(Kind.HYPERPARAMETER) not in self.step.alignment.kind
+
+    @property
+    def fed(self) -> str | None:
+        """The loader whose batch differs; "" where no batch was recorded, None where those that were are equal."""
+        if self.site.kind is Kind.BATCH:
+            return f"{self.site.fqn} (evaluation)" if self.site.phase is Phase.EVAL else self.site.fqn
+        before = self.step.of(Kind.BATCH, frozenset({Phase.DATA, Phase.EVAL}))
+        return None if before.size else ""
 
     @cached_property
     def blamed(self) -> tuple[ModuleInfo, ...]:

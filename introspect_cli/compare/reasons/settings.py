@@ -95,6 +95,8 @@ _SWITCHES = {
 """Flags that are on or off, as a sentence calls them."""
 
 _NUMERICS = frozenset({"runtime", "packages", "hardware"})
+_ELSEWHERE = frozenset({DOCUMENT})
+"""Documents that are no settings."""
 _GIT = frozenset({"commit", "dirty"})
 
 
@@ -223,6 +225,26 @@ def _nested(a: Any, b: Any) -> Iterator[tuple[str, Any, Any]]:
             )
 
 
+def _built_changes(a: Any, b: Any) -> Iterator[tuple[str, str, Any, Any]]:
+    """(kind, name, value in a, value in b) of what differs between things that both runs built, with where that was."""
+    for kind in a.keys() & b.keys() if isinstance(a, Mapping) and isinstance(b, Mapping) else ():
+        one_side, other_side = a[kind], b[kind]
+        if not (isinstance(one_side, Mapping) and isinstance(other_side, Mapping)):
+            continue
+        for thing in one_side.keys() & other_side.keys():
+            one, two = one_side[thing], other_side[thing]
+            if not (isinstance(one, Mapping) and isinstance(two, Mapping)):
+                continue
+            lines = list(dict.fromkeys(str(own["line"]) for own in (one, two) if "line" in own))
+            where = f"{thing} ({' and '.join(lines)})" if lines else str(thing)
+            changes = [change for change in _changes(one, two) if change[0] != "line"]
+            # a sampler of another class has other attributes
+            others = tuple(f"{name}{sign}" for name, _, _ in changes for sign in ".[")
+            for name, x, y in changes:
+                if not name.startswith(others):
+                    yield kind, f"{where}: {name}", x, y
+
+
 def _argv(settings: Mapping[str, Any], manifest: Mapping[str, Any]) -> list[str]:
     command = settings.get("command")
     argv = command.get("argv") if isinstance(command, Mapping) else None
@@ -240,6 +262,31 @@ def _says_where(name: str) -> bool:
     """Whether an option says where results go, or what a run is called: `--out-dir`, `hydra.run.dir`."""
     words = name.split(".")
     return any(_EXPLAINS_NOTHING.match("-".join(words[-count:])) for count in (1, 2))
+
+
+_BUILT = frozenset({"loaders", "schedulers", "scalers"})
+
+
+def _weigh_built(source: str, name: str, reason: Explained | None, fed: str | None, *, rates: bool) -> float:
+    """How well it explains a divergence that something was built with another argument.
+
+    Args:
+        source: kind of thing.
+        name: which, where it was built, and the argument.
+        reason: why the runs diverge; None where they do not.
+        fed: the loader whose batch differs; "" where no batch was recorded, None where those that were are equal.
+        rates: whether hyper-parameters differ at the diverging step, or none were recorded.
+    """
+    if _says_where(name.rpartition(".")[2]):
+        return 0.1
+    if reason is None:
+        return 0.5
+    if source == "loaders":
+        mine = fed is not None and re.match(rf"{re.escape(fed)}(?: \(\d+\))?(?: \([^()]*:[^()]*\))?:", name)
+        return 0.97 if mine else 0.85 if fed == "" else 0.3
+    if source == "schedulers":
+        return max(0.9 * reason.weights.get("optimizers", 0.3), 0.3) if rates else 0.3
+    return reason.weights.get(source, 0.3)
 
 
 def _weigh(source: str, name: str, reason: Explained | None, *, rounding: bool) -> float:
@@ -277,7 +324,7 @@ def _weigh(source: str, name: str, reason: Explained | None, *, rounding: bool) 
 
 def _sourced(a: Run, b: Run) -> Iterator[tuple[Any, ...]]:
     """(source, name, value in a, value in b) of all settings that differ, from two runs' settings and manifests."""
-    settings_a, settings_b = ({n: run.settings[n] for n in run.settings if n != DOCUMENT} for run in (a, b))
+    settings_a, settings_b = ({n: run.settings[n] for n in run.settings if n not in _ELSEWHERE} for run in (a, b))
     words_a, words_b = _argv(settings_a, a.manifest), _argv(settings_b, b.manifest)
     if "sources" in settings_a and "sources" in settings_b and _same_file_name(words_a[:1], words_b[:1]):
         words_b[0] = words_a[0]  # what the script holds is told by its hash; its folder explains nothing
@@ -287,6 +334,9 @@ def _sourced(a: Run, b: Run) -> Iterator[tuple[Any, ...]]:
         if source == "command" or source not in settings_a or source not in settings_b:
             continue  # settings that one capture was told not to keep are no change
         one_side, other_side = settings_a[source], settings_b[source]
+        if source == "built":
+            yield from _built_changes(one_side, other_side)
+            continue
         found = (optimizer_changes if source == "optimizers" else _changes)(one_side, other_side)
         for name, one, two in found:
             if source == "sources":
@@ -345,6 +395,8 @@ def setting_changes(
     *,
     rounding: bool = False,
     blamed: Sequence[ModuleInfo] = (),
+    fed: str | None = None,
+    rates: bool = False,
 ) -> tuple[SettingChange, ...]:
     """Settings that differ between two runs, the strongest explanation first.
 
@@ -355,6 +407,8 @@ def setting_changes(
         hyperparameters: name to (value in a, value in b), as recorded at the diverging step.
         rounding: whether the distance is of the size of rounding, which speaks for kernels, not for code.
         blamed: the module whose code is meant and those around it, the innermost first.
+        fed: the loader whose batch differs; "" where no batch was recorded, None where those that were are equal.
+        rates: whether hyper-parameters differ at the diverging step, or none were recorded.
     """
     found: list[SettingChange] = []
     named = set()
@@ -365,7 +419,10 @@ def setting_changes(
     for origin, name, one, two in _sourced(a, b):
         if isinstance(name, Label) and name.about in named:
             continue
-        weight = _weigh(origin, name, reason, rounding=rounding)
+        if origin in _BUILT:
+            weight = _weigh_built(origin, name, reason, fed, rates=rates)
+        else:
+            weight = _weigh(origin, name, reason, rounding=rounding)
         if weight <= 0:
             continue
         found.append(
