@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.capture.environment import redact, sources
+from introspect_cli.capture.environment.read_files import ReadFiles
 from introspect_cli.capture.environment.source_files import SourceFiles
 from introspect_cli.errors import DocumentTooLargeError
 from introspect_cli.records import Kind
@@ -150,6 +151,8 @@ class Documents:
         self._sources = SourceFiles(
             store.save_source if options.sources and not _repeats(launch) else None, options.redact, time.time()
         )
+        self.files: ReadFiles | None = None
+        self._keeps_texts = options.sources and not _repeats(launch)
         self._directory = str(Path.cwd())  # the script may go elsewhere
         self._found: dict[str, object] = {}
         self._wrote_sources = False
@@ -171,6 +174,7 @@ class Documents:
             self._put(name, own)
         if changed and self._options.source:
             self._write_sources()
+        self._write_files()
 
     def write_all(self) -> None:
         """Write what does not depend on the probes: code, command, machine, versions, flags.
@@ -183,6 +187,7 @@ class Documents:
         options, target = self._options, self._target
         if options.source:
             self._write_sources()
+        self._write_files()
         if target is not None:
             self._one("command", lambda: settings.command(target, self._directory, options.redact))
         self._one("runtime", settings.runtime)
@@ -208,6 +213,21 @@ class Documents:
         if self._sources.look() or not self._wrote_sources:
             self._wrote_sources = True
             self._put("sources", dict(sorted(self._sources.digests.items())))
+
+    def watch_files(self) -> ReadFiles | None:
+        """Begin to watch which files the script opens; None where sources are not recorded."""
+        if self._options.source:
+            self.files = ReadFiles(self._guard, self._store.path, self._options.redact, texts=self._keeps_texts)
+            self.files.install()
+        return self.files
+
+    def _write_files(self) -> None:
+        files = self.files
+        if files is not None and files.changed:
+            files.changed = False
+            for digest, text in files.texts():
+                self._store.save_source(digest, text)
+            self._put("files", files.found)
 
     def _one(self, name: str, ask: Callable[[], object]) -> None:
         """Write one document; one that cannot be had costs no other."""

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from introspect_cli.capture.environment.read_files import ReadFiles
     from introspect_cli.capture.options import CaptureOptions
     from introspect_cli.capture.probes.installed import Probes
     from introspect_cli.store.launch import Launch
@@ -103,6 +104,7 @@ class Session:
             guarded=self._guard.around("session", "the state of numpy's generator is"),
         )
         self._began = self._start.states
+        self._files: ReadFiles | None = None
         self._manifest = opening(target, options, self.launch)
         with self._store_errors():
             self._store.write_manifest(self._manifest)
@@ -126,6 +128,7 @@ class Session:
         self._documents.begin()
         self._tracebacks.install()
         self._signals.install()
+        self._watch_files()
         self._start.install()
 
     def join(self, began: dict[str, bytes | None]) -> None:
@@ -138,7 +141,12 @@ class Session:
         self._began = began
         self._tracebacks.install()
         self._signals.install()
+        self._watch_files()
         self._torch_imported()
+
+    def _watch_files(self) -> None:
+        with self._guard.around("files", "files that the script reads are"):
+            self._files = self._documents.watch_files()
 
     @property
     def words(self) -> list[str]:
@@ -233,6 +241,8 @@ class Session:
         self._closed = True
         self._guard.script_is_over = True
         self._start.remove()
+        if self._files is not None:
+            self._files.remove()
         self._signals.remove()
         self._tracebacks.remove()
         self._terminal.clear()
@@ -294,6 +304,8 @@ class Session:
         self._words = []
         for publishing in self._publishing:
             publishing.abandon()
+        if self._files is not None:
+            self._files.remove()
         if self.probes is not None:
             self.probes.forked()
         self._store.abandon()

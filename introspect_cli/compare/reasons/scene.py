@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from introspect_cli.compare.evidence import Known, Thing
 from introspect_cli.compare.join.distance import ROUNDING
 from introspect_cli.compare.join.sites import kind_code
 from introspect_cli.compare.names import ancestors
@@ -212,11 +213,13 @@ class Scene:
 
     @property
     def fed(self) -> str | None:
-        """The loader whose batch differs; "" where no batch was recorded, None where those that were are equal."""
+        """The loader whose batch differs; "" where data may and was not recorded, None where data is not the cause."""
         if self.site.kind is Kind.BATCH:
             return f"{self.site.fqn} (evaluation)" if self.site.phase is Phase.EVAL else self.site.fqn
-        before = self.step.of(Kind.BATCH, frozenset({Phase.DATA, Phase.EVAL}))
-        return None if before.size else ""
+        unseen = self.cause.reason == "plain" or any(
+            found.known is Known.UNSEEN for found in self.cause.rests_on(Thing.BATCHES)
+        )
+        return "" if unseen else None
 
     @cached_property
     def blamed(self) -> tuple[ModuleInfo, ...]:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from introspect_cli.compare.join.listed import lists
 from introspect_cli.compare.reasons.beginning import DOCUMENT
 from introspect_cli.compare.reasons.changed_code import changed_code
+from introspect_cli.compare.reasons.files import READ, FileChange, file_changes
 from introspect_cli.compare.reasons.hyperparameters import Label, Told, optimizer_changes
 from introspect_cli.compare.result import SettingChange
 from introspect_cli.store.launch import rank_list
@@ -95,7 +96,7 @@ _SWITCHES = {
 """Flags that are on or off, as a sentence calls them."""
 
 _NUMERICS = frozenset({"runtime", "packages", "hardware"})
-_ELSEWHERE = frozenset({DOCUMENT})
+_ELSEWHERE = frozenset({DOCUMENT, "files"})
 """Documents that are no settings."""
 _GIT = frozenset({"commit", "dirty"})
 
@@ -274,7 +275,7 @@ def _weigh_built(source: str, name: str, reason: Explained | None, fed: str | No
         source: kind of thing.
         name: which, where it was built, and the argument.
         reason: why the runs diverge; None where they do not.
-        fed: the loader whose batch differs; "" where no batch was recorded, None where those that were are equal.
+        fed: the loader whose batch differs; "" where data may and was not recorded, None where data is not the cause.
         rates: whether hyper-parameters differ at the diverging step, or none were recorded.
     """
     if _says_where(name.rpartition(".")[2]):
@@ -287,6 +288,18 @@ def _weigh_built(source: str, name: str, reason: Explained | None, fed: str | No
     if source == "schedulers":
         return max(0.9 * reason.weights.get("optimizers", 0.3), 0.3) if rates else 0.3
     return reason.weights.get(source, 0.3)
+
+
+def _weigh_file(change: FileChange, reason: Explained | None, fed: str | None) -> float:
+    """How well it explains a divergence that a file, or a value in one, is another: this as an argument."""
+    if change.value:
+        return _weigh("command", change.value.rpartition(".")[2], reason, rounding=False)
+    if reason is None:
+        return 0.5
+    if change.a is None or change.b is None:
+        return 0.3  # what is read in one run alone is often a cache
+    data = 0.3 if fed is None else 0.96 if fed else 0.85
+    return max(reason.weights.get("checkpoints", 0.3) if change.checkpoint else 0.0, data)
 
 
 def _weigh(source: str, name: str, reason: Explained | None, *, rounding: bool) -> float:
@@ -346,6 +359,9 @@ def _sourced(a: Run, b: Run) -> Iterator[tuple[Any, ...]]:
                 yield source, name, one, two
             elif name in _GIT:
                 yield source, name, *(value[:10] if isinstance(value, str) else value for value in (one, two))
+    if all("files" in run.settings for run in (a, b)):
+        for change in file_changes(a, b, _changes):
+            yield "files", change, change.a, change.b
     told = [run.manifest.get("options") for run in (a, b)]
     options_a, options_b = (options if isinstance(options, Mapping) else {} for options in told)
     for name in ("seed", "deterministic", "compile"):
@@ -407,7 +423,7 @@ def setting_changes(
         hyperparameters: name to (value in a, value in b), as recorded at the diverging step.
         rounding: whether the distance is of the size of rounding, which speaks for kernels, not for code.
         blamed: the module whose code is meant and those around it, the innermost first.
-        fed: the loader whose batch differs; "" where no batch was recorded, None where those that were are equal.
+        fed: the loader whose batch differs; "" where data may and was not recorded, None where data is not the cause.
         rates: whether hyper-parameters differ at the diverging step, or none were recorded.
     """
     found: list[SettingChange] = []
@@ -419,7 +435,10 @@ def setting_changes(
     for origin, name, one, two in _sourced(a, b):
         if isinstance(name, Label) and name.about in named:
             continue
-        if origin in _BUILT:
+        shown = str(name)
+        if isinstance(name, FileChange):
+            weight, shown = _weigh_file(name, reason, fed), name.name
+        elif origin in _BUILT:
             weight = _weigh_built(origin, name, reason, fed, rates=rates)
         else:
             weight = _weigh(origin, name, reason, rounding=rounding)
@@ -428,7 +447,7 @@ def setting_changes(
         found.append(
             SettingChange(
                 origin,
-                name,
+                shown,
                 *_texts(one, two),
                 reason is not None and weight >= 0.5,
                 round(weight, 3),
@@ -481,7 +500,7 @@ def _alone(found: list[SettingChange]) -> list[SettingChange]:
 
 def describe(change: SettingChange) -> str:
     """A change like a diff: `lr 0.0003 -> 0.001`, `model.py changed`, `--amp, set only in b`."""
-    if change.source == "sources" and change.a == "":
+    if change.source in {"sources", "files"} and change.a == "":
         return f"{change.name} {change.b}"
     switched = {"True": "a", "False": "b"}.get(str(change.a)) if {change.a, change.b} == {"True", "False"} else None
     if switched and change.source == "runtime" and change.name in _SWITCHES:
@@ -489,10 +508,10 @@ def describe(change: SettingChange) -> str:
     only = ", set only in" if change.source in {"command", "environment", "options"} else " only in"
     name = "uncommitted changes" if (change.source, change.name) == ("git", "dirty") else change.name
     if change.a is None:
-        tail = "" if change.b in {"given", "imported", None} else f"{_sign(name)}{change.b}"
+        tail = "" if change.b in {"given", "imported", READ, None} else f"{_sign(name)}{change.b}"
         return f"{name}{tail}{only} b"
     if change.b is None:
-        tail = "" if change.a in {"given", "imported"} else f"{_sign(name)}{change.a}"
+        tail = "" if change.a in {"given", "imported", READ} else f"{_sign(name)}{change.a}"
         return f"{name}{tail}{only} a"
     return f"{name} {change.a} -> {change.b}"
 
