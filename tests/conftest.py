@@ -176,6 +176,7 @@ def _hooked():
         "DataLoader.__iter__": vars(dataloader.DataLoader)["__iter__"],
         "iterator.__next__": vars(dataloader._BaseDataLoaderIter)["__next__"],
         "GradScaler.step": vars(torch.amp.GradScaler)["step"],
+        "torch.save": torch.save,
         "Optimizer.__init__": vars(optimizer.Optimizer)["__init__"],
     }
     registries = {

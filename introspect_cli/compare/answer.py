@@ -12,13 +12,14 @@ from introspect_cli.compare.reasons.ranks import together, upstream
 from introspect_cli.compare.reasons.scene import Scene
 from introspect_cli.compare.reasons.settings import on_some_ranks, setting_changes
 from introspect_cli.compare.reasons.update import changes
+from introspect_cli.compare.reasons.words import listed
 from introspect_cli.compare.result import DiffResult, Divergence, Separate, Verdict
 from introspect_cli.compare.results import same_results
 from introspect_cli.compare.sentence import lines_of
 from introspect_cli.compare.separate import separately, told_separately
 from introspect_cli.compare.verdict import counts_of, doubted, first_of, undiverged
 from introspect_cli.compare.watched import blindness_notes, option_notes
-from introspect_cli.records import count
+from introspect_cli.records import Kind, count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from introspect_cli.compare.options import DiffOptions
     from introspect_cli.compare.outcome import RankOutcome
     from introspect_cli.store.reader import Run
+
+
+_SHOWN = 3
 
 
 def answer_for(a: Run, b: Run, options: DiffOptions, outcomes: Sequence[RankOutcome], notes: list[str]) -> DiffResult:
@@ -148,6 +152,13 @@ def _missing_notes(a: Run, b: Run, outcomes: Sequence[RankOutcome]) -> list[str]
             ranks = ", ".join(map(str, missing[:8])) + ("..." if len(missing) > 8 else "")
             notes.append(f"Only run {name} has rank{'s' * (len(missing) > 1)} {ranks}: not compared.")
     for outcome in outcomes[:1]:
+        saved_a, saved_b = (
+            {fqn for fqn, kind in zip(sites.fqn, sites.kind, strict=True) if kind == Kind.PRODUCT.value}
+            for sites in (outcome.paired.a.sites, outcome.paired.b.sites)
+        )
+        for names, name in ((saved_a - saved_b, "a"), (saved_b - saved_a, "b")):
+            if names:
+                notes.append(f"Only run {name} saves {listed(sorted(names)[:_SHOWN])}: not compared.")
         for steps, name in ((outcome.paired.only_a, "a"), (outcome.paired.only_b, "b")):
             if steps:
                 notes.append(f"Only run {name} has step{'s' * (len(steps) > 1)} {_ranges(steps)}: not compared.")

@@ -64,6 +64,8 @@ class Because(IntEnum):
     """--rtol and --atol."""
     NOISE = 13
     """--noise."""
+    NOT_SAVED = 14
+    """The other run saves no such file in the step."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,6 +22,7 @@ from introspect_cli.capture.probes.gradients import GradientProbe
 from introspect_cli.capture.probes.loss import LossProbe
 from introspect_cli.capture.probes.modules import ModuleProbe
 from introspect_cli.capture.probes.optimizers import OptimizerProbe
+from introspect_cli.capture.probes.products import ProductProbe
 from introspect_cli.capture.probes.rng import RngProbe
 from introspect_cli.capture.probes.script_calls import ScriptCallsProbe
 from introspect_cli.capture.probes.state import StateProbe
@@ -44,7 +45,13 @@ if TYPE_CHECKING:
     from introspect_cli.store.writer import StoreWriter
 
 
-STANDALONE: tuple[Callable[[Context], Probe], ...] = (BuiltProbe, DataProbe, LossProbe, ScriptCallsProbe)
+STANDALONE: tuple[Callable[[Context], Probe], ...] = (
+    BuiltProbe,
+    DataProbe,
+    LossProbe,
+    ProductProbe,
+    ScriptCallsProbe,
+)
 """Probes that need nothing but what all probes share."""
 
 

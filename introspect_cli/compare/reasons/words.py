@@ -94,6 +94,8 @@ def what(site: Site, module_class: str = "") -> str:
         return _collective(site)
     if site.kind is Kind.VALUE:
         return f"{site.kind.one} {site.fqn}{path}{call}"
+    if site.kind is Kind.PRODUCT:
+        return f"{site.kind.one}{path} of {site.fqn}{call}"
     if site.kind in {Kind.PARAM, Kind.BUFFER}:
         return f"{site.kind.one} {site.fqn}"
     if site.kind is Kind.OPTIMIZER_STATE:
