@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from introspect_cli.capture.ops.arguments import OperatorArguments
     from introspect_cli.capture.options import CaptureOptions
     from introspect_cli.capture.probes.base import Guard, Probe
     from introspect_cli.capture.regions.compile import CompileProbe
@@ -131,6 +132,7 @@ class Probes:
         taps = TapProbe(self.context, modules, gradients)
         self._probes.append(taps)
         self.notes: list[str] = []
+        self._arguments: OperatorArguments | None = None
         self._compile: CompileProbe | None = None
         if options.compile != "boundary":
             from introspect_cli.capture.regions.compile import CompileProbe
@@ -160,6 +162,7 @@ class Probes:
                 into_compiled=self._compile is not None and self._compile.runs_as_python,
             )
             self._probes.append(ops)
+            self._arguments = ops.arguments
             if self._compile is not None and options.compile == "keep":
                 from introspect_cli.capture.regions.operators import CompiledOps
 
@@ -178,6 +181,7 @@ class Probes:
             ("nested", self._modules.values.nested),
             ("beginning", self.beginning),
             ("built", self.context.built),
+            *((("operators", self._arguments),) if self._arguments is not None else ()),
         ):
             if document.changed:
                 document.changed = False

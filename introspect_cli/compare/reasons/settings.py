@@ -96,7 +96,7 @@ _SWITCHES = {
 """Flags that are on or off, as a sentence calls them."""
 
 _NUMERICS = frozenset({"runtime", "packages", "hardware"})
-_ELSEWHERE = frozenset({DOCUMENT, "files"})
+_ELSEWHERE = frozenset({DOCUMENT, "files", "operators"})
 """Documents that are no settings."""
 _GIT = frozenset({"commit", "dirty"})
 
