@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
+from argparse import Namespace
 from collections import OrderedDict, deque
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,6 +34,9 @@ _MOST_ITEMS = 32
 _MOST_NODES = 400
 _LONGEST = 200
 _LARGEST = 256  # bits of an integer
+
+_HOLDERS = (functools.partial, SimpleNamespace, Namespace)
+"""Python's classes that hold what they are given."""
 
 _LENGTHS = ("torchvision.", "datasets.")
 """Libraries beside torch whose data sets say how long they are without running anything of the script's."""
@@ -78,7 +83,7 @@ class Description:
                     str(key)[:_LONGEST]: self.of(own, depth + 1) for key, own in value.items() if type(key) in _PLAIN
                 }
             return [self.of(item, depth + 1) for item in value]
-        if too_far or issubclass(kind, (nn.Module, ModuleType, torch.optim.Optimizer)):
+        if too_far or issubclass(kind, (nn.Module, ModuleType, torch.optim.Optimizer)) or _is_pythons(kind):
             return called(kind)
         self._seen.add(id(value))
         if kind is functools.partial:
@@ -126,6 +131,12 @@ class Description:
                 around[variable] = cell.cell_contents
         held = {variable: self.of(own, depth + 1) for variable, own in around.items() if type(own) in _PLAIN}
         return {"function": name, **held} if held else name
+
+
+def _is_pythons(kind: type) -> bool:
+    """Whether a class is python's own, a logger or a lock, which says nothing of what was asked for."""
+    home = kind.__module__ if type(kind.__module__) is str else ""
+    return kind not in _HOLDERS and home != "__main__" and home.partition(".")[0] in sys.stdlib_module_names
 
 
 def flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:

@@ -181,17 +181,17 @@ class ReadFiles:
             return
         if status.st_mtime >= self._began:
             return  # made by the script
-        real = os.path.realpath(path)
-        if not self._is_watched(real):
+        shown, real = os.path.abspath(path), os.path.realpath(path)  # noqa: PTH100 - as below; a cache links to digests
+        if not (self._is_watched(real) and self._is_watched(shown)):
             return
-        ending = os.path.splitext(real)[1].lower()  # noqa: PTH122 - text is what is at hand
+        ending = os.path.splitext(shown)[1].lower()  # noqa: PTH122 - text is what is at hand
         with self._lock:
             line = _line(frame)
             if (line, ending) in self._many or len(self._files) >= _MOST_FILES:
                 return
             if len(self._seen) < _MOST_OPENED:
                 self._seen.add(key)
-            name = self._named(real)
+            name = self._named(shown, real)
             of_line = self._of_line.setdefault((line, ending), [])
             of_line.append(name)
             self.changed = True
@@ -229,13 +229,14 @@ class ReadFiles:
         self._bytes += needed
         return _File(size, _digest(descriptor, size, sampled=sampled), sampled, line)
 
-    def _named(self, real: str) -> str:
+    def _named(self, shown: str, real: str) -> str:
         """A path as two runs have it alike: in the project, or where the script was started, or as it is."""
-        for root in (sources.Project.root + os.sep, self._start):
-            if len(root) > 1 and real.startswith(root):
-                return real[len(root) :]
+        for path in (shown, real):
+            for root in (sources.Project.root + os.sep, self._start):
+                if len(root) > 1 and path.startswith(root):
+                    return path[len(root) :]
         home = os.path.expanduser("~") + os.sep  # noqa: PTH111 - as above
-        return f"~/{real[len(home) :]}" if len(home) > 2 and real.startswith(home) else real
+        return f"~/{shown[len(home) :]}" if len(home) > 2 and shown.startswith(home) else shown
 
     def _safetensors_imported(self) -> None:
         """Safetensors opens files itself."""
