@@ -10,6 +10,7 @@ set of thousands of files one line is kept.
 from __future__ import annotations
 
 import builtins
+import functools
 import hashlib
 import io
 import os
@@ -133,6 +134,7 @@ class ReadFiles:
         self._many: dict[tuple[str, str], str] = {}
         self._opened = self._bytes = self._text = 0
         self._kept: set[str] = set()
+        self._left_out = False
         self._imports = ImportWatch({"safetensors": self._safetensors_imported})
 
     def install(self) -> None:
@@ -175,28 +177,32 @@ class ReadFiles:
         key = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
         if not stat.S_ISREG(status.st_mode) or not path or key in self._seen:
             return
+        ending = os.path.splitext(path)[1].lower()  # noqa: PTH122 - text is what is at hand
+        line = _line(frame)
+        if (line, ending) in self._many:
+            return
         self._opened += 1
         if self._opened > _MOST_OPENED:
-            self._guarded.on = False
+            self._guarded.on, self._left_out = False, True
             return
         if status.st_mtime >= self._began:
             return  # made by the script
-        shown, real = os.path.abspath(path), os.path.realpath(path)  # noqa: PTH100 - as below; a cache links to digests
+        shown, real = os.path.abspath(path), os.path.realpath(path)  # noqa: PTH100 - as above; a cache links to digests
         if not (self._is_watched(real) and self._is_watched(shown)):
             return
-        ending = os.path.splitext(shown)[1].lower()  # noqa: PTH122 - text is what is at hand
         with self._lock:
-            line = _line(frame)
-            if (line, ending) in self._many or len(self._files) >= _MOST_FILES:
+            self.changed = True
+            if len(self._files) >= _MOST_FILES:
+                self._left_out = True
                 return
-            if len(self._seen) < _MOST_OPENED:
-                self._seen.add(key)
+            self._seen.add(key)
             name = self._named(shown, real)
             of_line = self._of_line.setdefault((line, ending), [])
             of_line.append(name)
-            self.changed = True
             if len(of_line) > _MOST_OF_A_LINE * (3 if ending in CONFIG else 1):
-                self._many[line, ending] = os.path.commonpath([os.path.dirname(own) or "." for own in of_line])  # noqa: PTH120 - as above
+                folders = [os.path.dirname(own) or "." for own in of_line]  # noqa: PTH120 - as above
+                alike = len({folder.startswith(os.sep) for folder in folders}) == 1
+                self._many[line, ending] = (os.path.commonpath(folders) if alike else "") or "."
                 for own in of_line:
                     self._files.pop(own, None)
                 return
@@ -278,7 +284,7 @@ class ReadFiles:
                 f"{place}/*{ending}": {"many": True, **({"line": line} if line else {})}
                 for (line, ending), place in self._many.items()
             }
-        return {**files, **many}
+        return {**files, **many, **({"(others)": {"many": True}} if self._left_out else {})}
 
     def texts(self) -> list[tuple[str, bytes]]:
         """Digest and text of the configuration files, each handed out once."""
@@ -310,11 +316,17 @@ def _line(frame: FrameType | None) -> str:
     for _ in range(_DEEPEST):
         if frame is None:
             return ""
-        path = frame.f_code.co_filename
-        if sources.is_users(path):
-            return f"{sources.relative(path)}:{frame.f_lineno}"
+        name = _users(frame.f_code.co_filename)
+        if name:
+            return f"{name}:{frame.f_lineno}"
         frame = frame.f_back
     return ""
+
+
+@functools.lru_cache(maxsize=1024)
+def _users(path: str) -> str:
+    """The name of a file of the user's; "" of any other."""
+    return sources.relative(path) if sources.is_users(path) else ""
 
 
 def _decoded(data: bytes) -> str | None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from introspect_cli.compare.join.listed import lists
 from introspect_cli.compare.reasons.beginning import DOCUMENT
+from introspect_cli.compare.reasons.built import built_changes
 from introspect_cli.compare.reasons.changed_code import changed_code
 from introspect_cli.compare.reasons.files import READ, FileChange, file_changes
 from introspect_cli.compare.reasons.hyperparameters import Label, Told, optimizer_changes
@@ -226,26 +227,6 @@ def _nested(a: Any, b: Any) -> Iterator[tuple[str, Any, Any]]:
             )
 
 
-def _built_changes(a: Any, b: Any) -> Iterator[tuple[str, str, Any, Any]]:
-    """(kind, name, value in a, value in b) of what differs between things that both runs built, with where that was."""
-    for kind in a.keys() & b.keys() if isinstance(a, Mapping) and isinstance(b, Mapping) else ():
-        one_side, other_side = a[kind], b[kind]
-        if not (isinstance(one_side, Mapping) and isinstance(other_side, Mapping)):
-            continue
-        for thing in one_side.keys() & other_side.keys():
-            one, two = one_side[thing], other_side[thing]
-            if not (isinstance(one, Mapping) and isinstance(two, Mapping)):
-                continue
-            lines = list(dict.fromkeys(str(own["line"]) for own in (one, two) if "line" in own))
-            where = f"{thing} ({' and '.join(lines)})" if lines else str(thing)
-            changes = [change for change in _changes(one, two) if change[0] != "line"]
-            # a sampler of another class has other attributes
-            others = tuple(f"{name}{sign}" for name, _, _ in changes for sign in ".[")
-            for name, x, y in changes:
-                if not name.startswith(others):
-                    yield kind, f"{where}: {name}", x, y
-
-
 def _argv(settings: Mapping[str, Any], manifest: Mapping[str, Any]) -> list[str]:
     command = settings.get("command")
     argv = command.get("argv") if isinstance(command, Mapping) else None
@@ -348,7 +329,7 @@ def _sourced(a: Run, b: Run) -> Iterator[tuple[Any, ...]]:
             continue  # settings that one capture was told not to keep are no change
         one_side, other_side = settings_a[source], settings_b[source]
         if source == "built":
-            yield from _built_changes(one_side, other_side)
+            yield from built_changes(one_side, other_side, _changes)
             continue
         found = (optimizer_changes if source == "optimizers" else _changes)(one_side, other_side)
         for name, one, two in found:
