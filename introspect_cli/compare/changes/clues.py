@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.changes.ranking import Clues
+from introspect_cli.compare.evidence import Known, Thing
 from introspect_cli.compare.names import ancestors
 from introspect_cli.compare.reasons.beginning import differing_lines
 
@@ -49,6 +50,9 @@ def clues_of(scene: Scene) -> Clues:
         words=frozenset(word for word in words if len(word) > 1 and not _INDEX.fullmatch(word)),
         lines=(_parsed(lines[0]), _parsed(lines[1])),
         kind=site.kind,
+        tensor=site.fqn.rpartition(".")[2],
+        roots=tuple({module.module_class: 0 for name, module in tree.items() if "." not in name}),
+        batch_is_equal=any(found.known is Known.EQUAL for found in cause.rests_on(Thing.BATCHES)),
     )
 
 
