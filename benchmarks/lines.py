@@ -2,10 +2,10 @@
 
 Every planted fault of `fixtures` that a flag switches on is made a change of the source: both versions of the script are
 written without the flag's comparisons, one as if the fault were off and one as if it were on, so that the changed
-statements are known by construction. Beside them b has decoys: in every other function one statement written in
-another way that computes the same, an option's help, a message that is printed, a function that nobody calls.
+statements are known by construction. Beside them b has decoys: in other functions (`--decoys`, three by default, drawn by the case's name; 0 for all of them) one
+statement written in another way that computes the same; a message that is printed; a function that nobody calls.
 
-    python benchmarks/lines.py [--only PATTERN] [--keep DIRECTORY] [--jobs N] [-v]
+    python benchmarks/lines.py [--only PATTERN] [--decoys N] [--keep DIRECTORY] [--jobs N] [-v]
 
 named: the first change that is listed is one of the fault's. wrong: a change that cannot matter is called likely:
 what only prints, what nobody calls. The exit status is 0 where nine of ten are named and none is wrong.
@@ -118,11 +118,17 @@ def switched(text: str, flag: str, value: str) -> str:
 
 
 class Decoys(ast.NodeTransformer):
-    """In every function without a fault, one assignment written in another way."""
+    """In functions without a fault, one assignment written in another way."""
 
-    def __init__(self, spared: set[str], seed: str) -> None:
+    def __init__(self, spared: set[str], seed: str, most: int, tree: ast.Module) -> None:
         self.spared, self.random = spared, random.Random(seed)
         self.prefix: list[str] = []
+        functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and self._plain(node)]
+        self.chosen = set(self.random.sample(functions, min(most or len(functions), len(functions))))
+
+    @staticmethod
+    def _plain(node: ast.FunctionDef) -> list[ast.Assign | ast.Return]:
+        return [own for own in node.body if isinstance(own, (ast.Assign, ast.Return)) and own.value is not None]
 
     def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
         self.prefix.append(node.name)
@@ -132,14 +138,13 @@ class Decoys(ast.NodeTransformer):
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         name = ".".join([*self.prefix, node.name])
-        plain = [own for own in node.body if isinstance(own, (ast.Assign, ast.Return)) and own.value is not None]
-        if name not in self.spared and plain:
-            own = self.random.choice(plain)
+        if name not in self.spared and node in self.chosen:
+            own = self.random.choice(self._plain(node))
             own.value = ast.Subscript(ast.List([own.value], ast.Load()), ast.Constant(0), ast.Load())
         return node
 
 
-def variant_of(case: Case) -> Variant | None:
+def variant_of(case: Case, decoys: int) -> Variant | None:
     """The fault of a case as a change of the source; None where it is none that a flag switches on."""
     found = _flag_of(case)
     if found is None:
@@ -151,7 +156,8 @@ def variant_of(case: Case) -> Variant | None:
     if not changes:
         return None
     planted = {(change.scope, *(side.text if side else "" for side in (change.a, change.b))) for change in changes}
-    tree = Decoys({change.scope for change in changes}, case.name).visit(ast.parse(on))
+    tree = ast.parse(on)
+    tree = Decoys({change.scope for change in changes}, case.name, decoys, tree).visit(tree)
     extra = ast.parse(f"def {UNUSED}(x):\n    print('nobody calls this', x)\n    return x * 2\n").body
     tree.body[-1:-1] = [*extra, *ast.parse("print('begins', end='')").body]
     return Variant(case, off, ast.unparse(ast.fix_missing_locations(tree)), frozenset(planted))
@@ -217,13 +223,14 @@ def main() -> int:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="*", help="names of the cases to run, as a glob")
+    parser.add_argument("--decoys", type=int, default=3, help="functions with a decoy; 0 for all")
     parser.add_argument("--keep", type=Path, help="a directory for the runs, kept and used again")
     parser.add_argument("--jobs", type=int, default=2, help="cases at a time")
     parser.add_argument("-v", "--verbose", action="store_true", help="say what was named in each case")
     options = parser.parse_args()
     cases = [case for case in [*load_cases(), *load_field_cases()] if case.expect]
     chosen = [case for case in cases if fnmatch.fnmatch(case.name, options.only)]
-    variants = [variant for case in chosen if (variant := variant_of(case)) is not None]
+    variants = [variant for case in chosen if (variant := variant_of(case, options.decoys)) is not None]
     counted: dict[str, int] = {}
     with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(options.jobs) as pool:
         directory = options.keep or Path(scratch)

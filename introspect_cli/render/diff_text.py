@@ -41,7 +41,7 @@ def diff_blocks(
         blocks += [line(), line("First on each rank, by step and phase (no other order is known):", "heading")]
         blocks.append(divergence_table(by_rank, ranks=True))
     blocks += _structure(result, everything=everything)
-    if result.verdict is Verdict.DIVERGED:
+    if result.verdict is Verdict.DIVERGED or (result.code is not None and result.code.likely):
         blocks += code_blocks(result.code)
     blocks += _settings(result, everything=everything)
     if result.divergences:

@@ -21,14 +21,16 @@ if TYPE_CHECKING:
 Key = tuple[str, str]
 """What a statement gives or takes: a name, and where it is one.
 
-That is the function to which it is local, `:` for a name of all files, `.` for an attribute of anything, `=` for what an
-option, a keyword or a field is called, a class for an attribute of its `self`.
+That is the function to which it is local, `:` for a name of all files, `.` for an attribute of anything, `=` for what
+an option, a keyword or a field is called, a class for an attribute of its `self`.
 """
 
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _UNREADABLE = (SyntaxError, ValueError, RecursionError, MemoryError)
 _SAME_EVERYWHERE = frozenset({"self", "cls", "args", "kwargs", "config", "cfg", "torch", "nn", "np"})
 """Names that stand in every other statement and lead everywhere; their attributes are followed by name."""
+_OF_EVERY_CLASS = frozenset({"__init__", "forward", "step", "train", "eval", "to", "backward"})
+"""Methods whose name does not say whose they are."""
 _OPTIONS = frozenset(
     {"args", "config", "cfg", "opt", "opts", "options", "hparams", "flags", "conf", "settings", "params"}
 )
@@ -185,7 +187,7 @@ class Program:
 
     def called(self, name: str, by: tuple[str, str]) -> list[tuple[str, str]]:
         """Functions that a call of a name in a function may mean: those of its class or file before any other."""
-        if name in {"forward", "step", "train", "eval"}:
+        if name in _OF_EVERY_CLASS:
             return []
         found = self.functions.get(name, [])
         own_class = by[1].rpartition(".")[0]

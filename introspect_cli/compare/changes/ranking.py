@@ -110,6 +110,7 @@ _IN_PLACE = re.compile(r"[a-z]\w*_\Z|load_state_dict|update_parameters|vector_to
 _SCHEDULE = re.compile(r"LR$|Scheduler|scheduler|Schedule|Warm|swa", re.IGNORECASE)
 _STEPS = re.compile(r"sched|warm|lr", re.IGNORECASE)
 _DATA_CLASS = re.compile(r"Data[Ss]et|Sampler|Loader|DataModule|DataPipe|Collat")
+_LOSS = re.compile(r"loss|entropy|nll", re.IGNORECASE)
 _COLLECTIVES = frozenset(
     {"all_reduce", "all_gather", "reduce_scatter", "broadcast", "barrier", "send", "recv", "scatter"}
 )
@@ -283,6 +284,10 @@ class _Side:
     def _nothing(self) -> dict[int, int]:
         return {}
 
+    def _raised(self) -> dict[int, int]:
+        """The function whose line raised, and what it calls."""
+        return self.program.within({self.program.statements[number].place for number in self.recorded})
+
     def _calling(self, names: Iterable[str], depth: int = 0) -> dict[int, int]:
         return dict.fromkeys(self.program.calling(names), depth)
 
@@ -329,7 +334,10 @@ class _Side:
         starts = program.calling({"backward", "manual_backward", "scale", "grad"})
         ends = [place for place in program.by_place if place[1].endswith(("training_step", "compute_loss"))]
         starts |= {number for place in ends for number in program.by_place[place]}
-        return self._outside_of_modules(program.behind(starts, self.clues.models | self._given(), most=5))
+        found = self._outside_of_modules(program.behind(starts, self.clues.models | self._given(), most=5))
+        made = [n for name, numbers in program.callers.items() if _LOSS.search(name) for n in numbers]
+        near = {program.statements[number].place for number in [*made, *starts]}
+        return {n: 0 if program.statements[n].place in near else depth for n, depth in found.items()}
 
     def _given(self) -> frozenset[str]:
         """Names of what the model is given: that is equal where its outputs are."""
@@ -369,6 +377,7 @@ class _Side:
             for number in loaders
             for _, name in program.statements[number].uses
             for place in program.functions.get(name, ())
+            if not place[1].endswith(".__init__")
         }
         found = dict.fromkeys(loaders, 0)
         for place, depth in {**own, **dict.fromkeys(handed, 0)}.items():
@@ -431,18 +440,20 @@ class _Side:
         return {n: depth + 1 for n, depth in program.within(inside).items()} | dict.fromkeys(found, 0)
 
     def _structure(self) -> dict[int, int]:
-        """By what one run only has: gradients are cut, optimizers are given other parameters, modules built or called."""
+        """By what one run only has: a gradient is cut, an optimizer lacks a parameter, a module is built or called."""
         program, clues = self.program, self.clues
         if clues.kind in _GRADIENTS:
             cut = dict.fromkeys(program.definers.get((".", "requires_grad"), ()), 0)
-            return self._gradient() | self._calling(_CUTS) | cut
+            return {**dict.fromkeys(self._optimizer(), 1), **self._gradient(), **self._calling(_CUTS), **cut}
         if clues.kind in {Kind.OPTIMIZER_STATE, Kind.HYPERPARAMETER}:
             return self._optimizer() | self._touching()
-        named = {
-            n for word in clues.words for n in (*program.callers.get(word, ()), *program.definers.get((".", word), ()))
-        }
-        own = self._methods(("__init__",) if clues.kind in {Kind.PARAM, Kind.BUFFER} else ("forward", "__init__"))
-        return own | dict.fromkeys(named, 0) | (self._touching() if clues.kind in {Kind.PARAM, Kind.BUFFER} else {})
+        named = {n for word in clues.words for n in program.callers.get(word, ())}
+        named |= {n for word in clues.words for n in program.definers.get((".", word), ())}
+        if clues.kind in {Kind.PARAM, Kind.BUFFER}:
+            return self._methods(("__init__",)) | self._touching() | dict.fromkeys(named, 0)
+        calls = self._outside_of_modules(program.behind(program.calling(clues.models), clues.models, most=2))
+        inside = {number: depth + 1 for number, depth in self._methods(("__init__",)).items()}
+        return inside | self._methods(("forward",)) | calls | dict.fromkeys(named, 0)
 
     def _outside(self) -> dict[int, int]:
         program = self.program
@@ -466,6 +477,8 @@ class _Side:
         program, clues = self.program, self.clues
         if clues.reason in {"rng", "initial", "structure"}:
             return program.calling(clues.roots) | program.calling(clues.classes)
+        if clues.reason == "optimizer":
+            return program.calling(_LOADS)
         if clues.reason not in _OF_MODULES:
             return set()
         found: set[int] = set()
@@ -513,5 +526,6 @@ _COMPUTES: dict[str, Callable[[_Side], dict[int, int]]] = {
     "resumed": _Side._resumed,  # noqa: SLF001
     "buffer": _Side._buffer,  # noqa: SLF001
     "collective": _Side._collective,  # noqa: SLF001
+    "raised": _Side._raised,  # noqa: SLF001
     "parts": _Side._collective,  # noqa: SLF001
 }
