@@ -1,14 +1,16 @@
 """Count how often the changed line that made two runs diverge is the first that `diff` names.
 
-Every planted fault of `fixtures` that a flag switches on is made a change of the source: both versions of the script are
-written without the flag's comparisons, one as if the fault were off and one as if it were on, so that the changed
-statements are known by construction. Beside them b has decoys: in other functions (`--decoys`, three by default, drawn by the case's name; 0 for all of them) one
-statement written in another way that computes the same; a message that is printed; a function that nobody calls.
+Every planted fault of `fixtures` that a flag switches on is made a change of the source: both versions of the script
+are written without the flag's comparisons, one as if the fault were off and one as if it were on, so that the changed
+statements are known by construction. Beside them b has decoys: in other functions (`--decoys`, three by default, drawn
+by the case's name; 0 for all of them) one statement written in another way that computes the same; a message that is
+printed; a function that nobody calls.
 
     python benchmarks/lines.py [--only PATTERN] [--decoys N] [--keep DIRECTORY] [--jobs N] [-v]
 
-named: the first change that is listed is one of the fault's. wrong: a change that cannot matter is called likely:
-what only prints, what nobody calls. The exit status is 0 where nine of ten are named and none is wrong.
+named: the first change that is listed is one of the fault's. later: it is called likely, and another comes first.
+wrong: what only prints, or what nobody calls, is called likely. The exit status is 0 where nine of ten are named and
+none is wrong.
 """
 
 from __future__ import annotations
@@ -62,6 +64,7 @@ class Switched(ast.NodeTransformer):
         self.flag, self.value = flag, value
 
     def visit_Compare(self, node: ast.Compare) -> ast.expr:
+        """A comparison of the flag becomes what it comes to."""
         self.generic_visit(node)
         if len(node.ops) != 1 or not self._is_flag(node.left):
             return node
@@ -77,11 +80,13 @@ class Switched(ast.NodeTransformer):
         return self.flag == (getattr(node, "attr", None) or getattr(node, "id", None))
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.expr:
+        """Fold `not`."""
         self.generic_visit(node)
         constant = _constant(node.operand)
         return ast.Constant(not constant) if isinstance(node.op, ast.Not) and constant is not None else node
 
     def visit_BoolOp(self, node: ast.BoolOp) -> ast.expr:
+        """Fold `and` and `or`."""
         self.generic_visit(node)
         decides = isinstance(node.op, ast.Or)
         left = [value for value in node.values if _constant(value) is not (not decides)]
@@ -90,11 +95,13 @@ class Switched(ast.NodeTransformer):
         return left[0] if len(left) == 1 else ast.BoolOp(node.op, left)
 
     def visit_IfExp(self, node: ast.IfExp) -> ast.expr:
+        """Keep the branch that is taken."""
         self.generic_visit(node)
         constant = _constant(node.test)
         return node if constant is None else node.body if constant else node.orelse
 
     def visit_If(self, node: ast.If) -> Any:
+        """Keep the branch that is taken."""
         self.generic_visit(node)
         constant = _constant(node.test)
         if constant is None:
@@ -102,6 +109,7 @@ class Switched(ast.NodeTransformer):
         return (node.body if constant else node.orelse) or None
 
     def generic_visit(self, node: ast.AST) -> ast.AST:
+        """Leave no body empty."""
         super().generic_visit(node)
         if isinstance(getattr(node, "body", None), list) and not node.body:  # type: ignore[attr-defined]
             node.body = [ast.Pass()]  # type: ignore[attr-defined]
@@ -131,12 +139,14 @@ class Decoys(ast.NodeTransformer):
         return [own for own in node.body if isinstance(own, (ast.Assign, ast.Return)) and own.value is not None]
 
     def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
+        """Go on by its name."""
         self.prefix.append(node.name)
         self.generic_visit(node)
         self.prefix.pop()
         return node
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        """Write one statement in another way."""
         name = ".".join([*self.prefix, node.name])
         if name not in self.spared and node in self.chosen:
             own = self.random.choice(self._plain(node))
@@ -165,13 +175,13 @@ def variant_of(case: Case, decoys: int) -> Variant | None:
 
 def _flag_of(case: Case) -> tuple[str, str] | None:
     """The flag of a case that b has beside a's arguments, and its value."""
-    rest = [word for word in case.b.args[len(case.a.args) :]]
+    rest = list(case.b.args[len(case.a.args) :])
     if len(rest) == 2 and rest[0] in FLAGS and case.b.args[: len(case.a.args)] == case.a.args and not case.b.env:
         return FLAGS[rest[0]], rest[1]
     return None
 
 
-def capture(variant: Variant, directory: Path, captures: Captures, run: Any) -> tuple[Path, Path]:
+def capture(variant: Variant, captures: Captures, run: Any) -> tuple[Path, Path]:
     """Both versions captured; that without the fault once for all faults of one script."""
     paths = []
     for letter, text in (("a", variant.a), ("b", variant.b)):
@@ -184,7 +194,7 @@ def capture(variant: Variant, directory: Path, captures: Captures, run: Any) -> 
             place.parent.mkdir(parents=True)
             beside = (FIXTURES / side.script).parent
             for other in beside.iterdir():
-                if other.name != place.name and other.name != "__pycache__":
+                if other.name not in {place.name, "__pycache__"}:
                     (place.parent / other.name).symlink_to(other)
             place.write_text(text, encoding="utf-8")
             done = run("capture", "-q", "--force", *side.options, "-o", str(target), str(place), *side.args)
@@ -195,10 +205,10 @@ def capture(variant: Variant, directory: Path, captures: Captures, run: Any) -> 
     return paths[0], paths[1]
 
 
-def judged(variant: Variant, directory: Path, captures: Captures, run: Any) -> tuple[str, str]:
+def judged(variant: Variant, captures: Captures, run: Any) -> tuple[str, str]:
     """`named`, `second`, `missed`, `wrong` or why it could not be told, and what was said."""
     try:
-        answer = compare(*capture(variant, directory, captures, run), run)
+        answer = compare(*capture(variant, captures, run), run)
     except RuntimeError as error:
         return "failed", str(error)[-200:]
     if answer["verdict"] != "diverged":
@@ -237,7 +247,7 @@ def main() -> int:
         directory.mkdir(parents=True, exist_ok=True)
         run = Forks()
         captures = Captures(directory, run)
-        found = pool.map(lambda variant: judged(variant, directory, captures, run), variants)
+        found = pool.map(lambda variant: judged(variant, captures, run), variants)
         for variant, (verdict, told) in zip(variants, found, strict=True):
             counted[verdict] = counted.get(verdict, 0) + 1
             if options.verbose or verdict != "named":

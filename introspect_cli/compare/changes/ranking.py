@@ -336,8 +336,10 @@ class _Side:
         starts |= {number for place in ends for number in program.by_place[place]}
         found = self._outside_of_modules(program.behind(starts, self.clues.models | self._given(), most=5))
         made = [n for name, numbers in program.callers.items() if _LOSS.search(name) for n in numbers]
-        near = {program.statements[number].place for number in [*made, *starts]}
-        return {n: 0 if program.statements[n].place in near else depth for n, depth in found.items()}
+        near = {program.statements[number].place for number in made}
+        near -= {program.statements[number].place for number in starts}
+        found = {n: 0 if program.statements[n].place in near else depth for n, depth in found.items()}
+        return found | self._forwards() if self.clues.gap and self.clues.reason == "loss" else found
 
     def _given(self) -> frozenset[str]:
         """Names of what the model is given: that is equal where its outputs are."""
