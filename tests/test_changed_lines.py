@@ -122,16 +122,17 @@ def test_the_page_shows_both_sides(told, introspect, tmp_path):
             MODEL,
             TRAIN.replace("    loss = ", "    if step == 2:\n        raise ValueError('bad batch')\n    loss = "),
             (
-                "Run b ended by an exception where run a goes on: ValueError: bad batch, at train.py:10. Until then, up "
-                "to and including step 1, everything that both recorded agrees."
+                "Run b ended by an exception where run a goes on: ValueError: bad batch, at train.py:10. Until then, "
+                "up to and including step 1, everything that both recorded agrees."
             ),
         ),
         (
             MODEL.replace("self.a(x))", "self.a(x))[:, :5]"),
             TRAIN,
             (
-                "Run b ended by an exception in step 0 where run a goes on: RuntimeError: mat1 and mat2 shapes cannot be "
-                "multiplied (8x5 and 8x1), at model.py:12 in forward. The last record that agrees is the output of Net.a."
+                "Run b ended by an exception in step 0 where run a goes on: RuntimeError: mat1 and mat2 shapes cannot "
+                "be multiplied (8x5 and 8x1), at model.py:12 in forward. The last record that agrees is the output of "
+                "Net.a."
             ),
         ),
         (

@@ -39,7 +39,7 @@ def clues_of(scene: Scene) -> Clues:
     # all steps before agree: a condition on the number of this one is a hint
     late = {str(scene.first.step)} if scene.first.step > 1 and scene.steps_before else set()
     lines: list[list[str]] = [[scene.first.source if scene.first.a is not None else ""], []]
-    if cause.reason in {"rng", "initial", "outside", "structure", "batch"}:
+    if cause.reason in {"rng", "initial", "structure", "batch"} and scene.is_first_step:
         lines = [[*found, *more] for found, more in zip(lines, differing_lines(scene), strict=True)]
     return Clues(
         reason=cause.instead or cause.reason,
@@ -55,6 +55,7 @@ def clues_of(scene: Scene) -> Clues:
         kind=site.kind,
         tensor=site.fqn.rpartition(".")[2],
         roots=tuple({module.module_class: 0 for name, module in tree.items() if "." not in name}),
+        at_start=scene.is_first_step,
         batch_is_equal=any(found.known is Known.EQUAL for found in cause.rests_on(Thing.BATCHES)),
     )
 

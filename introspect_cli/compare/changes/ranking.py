@@ -75,7 +75,7 @@ _DRAWS = frozenset(
     }
 )
 _INITIALISES = re.compile(
-    r"init|reset_parameters|_weights$|constant_|zeros_|ones_|fill_|copy_|load_state_dict|from_pretrained"
+    r"(?<!_)init|_init_|reset_parameters|_weights\Z|constant_|zeros_|ones_|fill_|copy_|load_state_dict|from_pretrained"
 )
 _CASTS = frozenset(
     {"to", "half", "bfloat16", "float", "double", "autocast", "type", "set_default_dtype", "cuda", "cpu"}
@@ -136,6 +136,7 @@ class Clues:
         tensor: what the tensor is called in its module.
         roots: classes of the modules that no other holds.
         batch_is_equal: whether the batches of the step are on record and equal.
+        at_start: whether no compared step came before.
     """
 
     reason: str
@@ -152,6 +153,7 @@ class Clues:
     tensor: str = ""
     roots: tuple[str, ...] = ()
     batch_is_equal: bool = False
+    at_start: bool = True
 
 
 @dataclass(frozen=True)
@@ -253,15 +255,27 @@ def _words(text: str) -> Iterable[str]:
         yield from re.findall(r"\w+", text)
 
 
+def _merged(*found: Mapping[int, int]) -> dict[int, int]:
+    """Statements of several kinds, each with the least that lies between."""
+    least: dict[int, int] = {}
+    for numbers in found:
+        for number, depth in numbers.items():
+            least[number] = min(least.get(number, depth), depth)
+    return least
+
+
 class _Side:
     """One version, and how near each of its statements is to the divergence."""
 
     def __init__(self, program: Program, clues: Clues, named: Iterable[tuple[str, int]]) -> None:
         self.program, self.clues = program, clues
+        built = [program.statements[number] for number in program.calling(clues.roots)]
+        named = [*named]
+        self.models = clues.models | {key[1] for one in built for key in one.defines if key[0] not in {".", "="}}
         self.recorded = {number for file, line in named for number in program.at(file, line, line)}
         self.computes = _COMPUTES.get(clues.reason, _Side._nothing)(self)
         seeds = [*self.recorded, *self.computes]
-        self.builds = program.behind([*seeds, *self._built()], clues.models)
+        self.builds = program.behind([*seeds, *self._built()], self.models)
         self.between = self._loop() if clues.reason in _OF_STEPS or clues.gap else set()
         if clues.gap or clues.reason == "propagated":
             self.between |= {*self._loss(), *self._gradient(), *self._optimizer(), *self._forwards()}
@@ -291,13 +305,10 @@ class _Side:
     def _calling(self, names: Iterable[str], depth: int = 0) -> dict[int, int]:
         return dict.fromkeys(self.program.calling(names), depth)
 
-    def _methods(self, names: tuple[str, ...]) -> dict[int, int]:
-        """Statements of these methods of the modules that it is about, those of the innermost first."""
-        found: dict[int, int] = {}
-        for depth, name in enumerate(self.clues.classes):
-            for number, more in self.program.within(self.program.methods(name, *names)).items():
-                found[number] = min(found.get(number, depth + more), depth + more)
-        return found
+    def _methods(self, names: tuple[str, ...], without: int = 0) -> dict[int, int]:
+        """Statements of these methods of the modules that it is about, but for so many, the innermost first."""
+        every = [self.program.within(self.program.methods(name, *names)) for name in self.clues.classes[without:]]
+        return _merged(*({n: depth + more for n, more in found.items()} for depth, found in enumerate(every)))
 
     def _forwards(self) -> dict[int, int]:
         """The forward of every module."""
@@ -312,7 +323,7 @@ class _Side:
         if not known or (clues.reason in {"module", "buffer"} and known != clues.classes[0]):
             return casts  # a module of a library: what builds it is meant, and not what calls it
         places = program.methods(known, "forward", "__call__", "training_step", "backward")
-        return casts | self._window(program.within(places), places)
+        return _merged(casts, self._window(program.within(places), places))
 
     def _window(self, found: dict[int, int], places: set[tuple[str, str]]) -> dict[int, int]:
         """Of a forward, what does not come after the call of the module that differs first."""
@@ -326,7 +337,7 @@ class _Side:
 
     def _backward(self) -> dict[int, int]:
         own = self._methods(("forward", "__call__", "backward"))
-        return {number: depth + 2 for number, depth in self._loss().items()} | own | self._calling(_CUTS)
+        return _merged({number: depth + 2 for number, depth in self._loss().items()}, own, self._calling(_CUTS))
 
     def _loss(self) -> dict[int, int]:
         """What gives `backward` its loss, from what the model was given and gave on."""
@@ -334,18 +345,18 @@ class _Side:
         starts = program.calling({"backward", "manual_backward", "scale", "grad"})
         ends = [place for place in program.by_place if place[1].endswith(("training_step", "compute_loss"))]
         starts |= {number for place in ends for number in program.by_place[place]}
-        found = self._outside_of_modules(program.behind(starts, self.clues.models | self._given(), most=5))
+        found = self._outside_of_modules(program.behind(starts, self.models | self._given(), most=5))
         made = [n for name, numbers in program.callers.items() if _LOSS.search(name) for n in numbers]
         near = {program.statements[number].place for number in made}
         near -= {program.statements[number].place for number in starts}
         found = {n: 0 if program.statements[n].place in near else depth for n, depth in found.items()}
-        return found | self._forwards() if self.clues.gap and self.clues.reason == "loss" else found
+        return _merged(found, self._forwards()) if self.clues.gap and self.clues.reason == "loss" else found
 
     def _given(self) -> frozenset[str]:
         """Names of what the model is given: that is equal where its outputs are."""
-        calls = self.program.calling(self.clues.models)
+        calls = self.program.calling(self.models)
         used = {key[1] for number in calls for key in self.program.statements[number].uses if key[0] not in {".", "="}}
-        return frozenset(used - self.clues.models)
+        return frozenset(used - self.models)
 
     def _outside_of_modules(self, found: dict[int, int]) -> dict[int, int]:
         ends = (".forward", ".__init__")
@@ -354,9 +365,9 @@ class _Side:
     def _script(self) -> dict[int, int]:
         """What is between the loader and the call of the model."""
         program, clues = self.program, self.clues
-        near = program.behind(program.calling(clues.models), clues.models, most=4)
+        near = program.behind(program.calling(self.models), self.models, most=4)
         data = {} if clues.batch_is_equal else {number: depth + 3 for number, depth in self._batch().items()}
-        return data | self._outside_of_modules(near)
+        return _merged(data, self._outside_of_modules(near))
 
     def _batch(self) -> dict[int, int]:
         """The data set's classes, what a loader is built with, and the functions that are handed to it."""
@@ -368,7 +379,7 @@ class _Side:
             if _DATA_CLASS.search(name) or any(map(_DATA_CLASS.search, bases)) or program.methods(name, *_GETS)
         }
         own = {
-            place: 0 if place[1].endswith(_GETS) else 1
+            place: 0 if place[1].endswith(_GETS) else 2
             for place in program.by_place
             for qualified, (file, _) in classes.items()
             if place[0] == file and (place[1] == qualified or place[1].startswith(f"{qualified}."))
@@ -381,22 +392,25 @@ class _Side:
             for place in program.functions.get(name, ())
             if not place[1].endswith(".__init__")
         }
-        found = dict.fromkeys(loaders, 0)
-        for place, depth in {**own, **dict.fromkeys(handed, 0)}.items():
-            for number, more in program.within([place]).items():
-                found[number] = min(found.get(number, depth + more), depth + more)
-        return found
+        reached = [
+            {number: depth + more for number, more in program.within([place]).items()}
+            for place, depth in {**own, **dict.fromkeys(handed, 1)}.items()
+        ]
+        return _merged(dict.fromkeys(loaders, 0), self._calling({"set_epoch"}), *reached)
 
     def _random(self) -> dict[int, int]:
-        return self._calling(_DRAWS, 1) | self._calling(_SEEDS)
+        draws = self.program.calling(_DRAWS)
+        in_steps = {} if self.clues.at_start else dict.fromkeys(draws & self._loop(), 0)
+        return _merged(dict.fromkeys(draws, 1), self._calling(_SEEDS), in_steps)
 
     def _initial(self) -> dict[int, int]:
         program = self.program
         named = {n for name, numbers in program.callers.items() if _INITIALISES.search(name) for n in numbers}
-        functions = [place for name, every in program.functions.items() if _INITIALISES.search(name) for place in every]
+        initialises = [name for name in program.functions if _INITIALISES.search(name) and not name.startswith("__")]
+        functions = [place for name in initialises for place in program.functions[name]]
         own = self._methods(("__init__", "reset_parameters", "_init_weights", "init_weights"))
         casts = self._calling(_CASTS) if "dtype" in self.clues.words else {}
-        return dict.fromkeys(named, 1) | program.within(functions) | own | self._touching() | casts
+        return _merged(dict.fromkeys(named, 1), program.within(functions), own, self._touching(), casts)
 
     def _touching(self) -> dict[int, int]:
         """What changes a tensor of its name in place, outside of a forward."""
@@ -407,7 +421,7 @@ class _Side:
             if not program.statements[number].scope.endswith(".forward")
         }
         inner = {number for number in found for number in program.statements[number].around}
-        return dict.fromkeys(inner, 1) | dict.fromkeys(found, 0)
+        return _merged(dict.fromkeys(inner, 1), dict.fromkeys(found, 0))
 
     def _optimizer(self) -> dict[int, int]:
         """Where optimizers and schedules are built and stepped; the step of one that is the user's own."""
@@ -421,7 +435,7 @@ class _Side:
         }
         groups = [key for key in program.definers if key[0] in {".", "="} and key[1] in clues.words]
         found = {number for key in groups for number in program.definers[key]}
-        return dict.fromkeys(found | steps, 0) | own | self._calling(names)
+        return _merged(dict.fromkeys(found | steps, 0), own, self._calling(names))
 
     def _gradient(self) -> dict[int, int]:
         """What stands between `backward` and the optimizer's step, and what clears, clips or scales gradients."""
@@ -439,38 +453,40 @@ class _Side:
             for name in program.statements[number].calls
             for place in program.called(name, program.statements[number].place)
         ]
-        return {n: depth + 1 for n, depth in program.within(inside).items()} | dict.fromkeys(found, 0)
+        return _merged({n: depth + 1 for n, depth in program.within(inside).items()}, dict.fromkeys(found, 0))
 
     def _structure(self) -> dict[int, int]:
         """By what one run only has: a gradient is cut, an optimizer lacks a parameter, a module is built or called."""
         program, clues = self.program, self.clues
         if clues.kind in _GRADIENTS:
             cut = dict.fromkeys(program.definers.get((".", "requires_grad"), ()), 0)
-            return {**dict.fromkeys(self._optimizer(), 1), **self._gradient(), **self._calling(_CUTS), **cut}
+            return _merged(dict.fromkeys(self._optimizer(), 1), self._gradient(), self._calling(_CUTS), cut)
         if clues.kind in {Kind.OPTIMIZER_STATE, Kind.HYPERPARAMETER}:
-            return self._optimizer() | self._touching()
+            return _merged(self._optimizer(), self._touching())
         named = {n for word in clues.words for n in program.callers.get(word, ())}
         named |= {n for word in clues.words for n in program.definers.get((".", word), ())}
         if clues.kind in {Kind.PARAM, Kind.BUFFER}:
-            return self._methods(("__init__",)) | self._touching() | dict.fromkeys(named, 0)
-        calls = self._outside_of_modules(program.behind(program.calling(clues.models), clues.models, most=2))
-        inside = {number: depth + 1 for number, depth in self._methods(("__init__",)).items()}
-        return inside | self._methods(("forward",)) | calls | dict.fromkeys(named, 0)
+            return _merged(self._methods(("__init__",)), self._touching(), dict.fromkeys(named, 0))
+        calls = self._outside_of_modules(program.behind(program.calling(self.models), self.models, most=2))
+        if len(clues.classes) < 2:  # the script calls it
+            return _merged(calls, dict.fromkeys(named, 0))
+        inside = {number: depth + 2 for number, depth in self._methods(("__init__",), 1).items()}
+        return _merged(inside, self._methods(("forward",), 1), calls, dict.fromkeys(named, 0))
 
     def _outside(self) -> dict[int, int]:
         program = self.program
         calls = {n for name, numbers in program.callers.items() if _IN_PLACE.fullmatch(name) for n in numbers}
         written = dict.fromkeys([*calls, *program.definers.get((".", "data"), ())], 1)
-        return self._resumed() | written | self._touching()
+        return _merged(self._resumed(), written, self._touching())
 
     def _resumed(self) -> dict[int, int]:
-        return self._calling(_SAVES, 1) | self._calling(_LOADS)
+        return _merged(self._calling(_SAVES, 1), self._calling(_LOADS))
 
     def _buffer(self) -> dict[int, int]:
-        return {number: depth + 1 for number, depth in self._outside().items()} | self._forward()
+        return _merged({number: depth + 1 for number, depth in self._outside().items()}, self._forward())
 
     def _collective(self) -> dict[int, int]:
-        return self._gradient() | self._calling(_COLLECTIVES)
+        return _merged(self._gradient(), self._calling(_COLLECTIVES))
 
     # --- what builds it, and what else runs in a step
 

@@ -89,10 +89,7 @@ def first_draw(scene: Scene, generator: str) -> str:
 
 
 def differing_lines(scene: Scene) -> tuple[list[str], list[str]]:
-    """Lines of a's code and of b's, `file:line`: the first seeding or draw before the first step that differs.
-
-    Also that which filled the tensor at hand.
-    """
+    """Lines of a's code and of b's, `file:line`: the first seeding or draw before the first step that differs."""
     found: tuple[list[str], list[str]] = [], []
     runs = (scene.run_a, scene.run_b)
     for generator in ("torch", "python", "numpy"):
@@ -102,9 +99,6 @@ def differing_lines(scene: Scene) -> tuple[list[str], list[str]]:
             same += 1
         for lines, events in zip(found, (a, b), strict=True):
             lines += [event.line for event in events[same : same + 1]]
-    for lines, run in zip(found, runs, strict=True):
-        events = _events(run, scene.first.rank, "") or []
-        lines += [event.line for event in events if event.name == scene.site.fqn]
     return found
 
 
