@@ -31,6 +31,8 @@ def clues_of(scene: Scene) -> Clues:
     words |= {getattr(label, "about", "") for label in scene.hyperparameters}
     for name in names[:1]:
         words |= _attributes_that_differ(scene.step.modules, name)
+    if cause.reason in {"initial", "outside"}:
+        words.add(site.fqn.rpartition(".")[2])
     if cause.subject:
         words.add(_last(cause.subject))
     if scene.first.a is not None and scene.first.b is not None:

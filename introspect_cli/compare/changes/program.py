@@ -89,7 +89,7 @@ class Statement:
     def only_tells(self) -> bool:
         """Whether it prints or logs and gives nothing that others take."""
         calls = [node for node in ast.walk(self.node) if isinstance(node, ast.Call)]
-        return isinstance(self.node, ast.Expr) and bool(calls) and _last_name(calls[0].func) in _LOGS
+        return isinstance(self.node, ast.Expr) and bool(calls) and last_name(calls[0].func) in _LOGS
 
 
 class Program:
@@ -280,7 +280,7 @@ class _Reader:
         assert isinstance(node, DEFINITIONS)
         qualified = scope.prefix + node.name
         if isinstance(node, ast.ClassDef):
-            bases = tuple(name for base in node.bases if (name := _last_name(base)))
+            bases = tuple(name for base in node.bases if (name := last_name(base)))
             self.program.classes[node.name].append((self.file, qualified, bases))
             inner = _Scope(self.file, qualified, f"{qualified}.", scope.local, f"{self.file}:{qualified}.self")
             self.add(node, inner, (), scope)
@@ -379,7 +379,7 @@ class _Names(ast.NodeVisitor):
         self.generic_visit(node)
 
     def visit_Call(self, node: ast.Call) -> None:
-        name = _last_name(node.func)
+        name = last_name(node.func)
         if name:
             self.calls.append(name)
         if name == "add_argument":
@@ -443,7 +443,7 @@ def _assigned(node: ast.FunctionDef | ast.AsyncFunctionDef) -> frozenset[str]:
     return frozenset(found - elsewhere)
 
 
-def _last_name(node: ast.expr) -> str:
+def last_name(node: ast.expr) -> str:
     """`AdamW` of `torch.optim.AdamW`; "" of what has no name."""
     while isinstance(node, ast.Subscript):
         node = node.value

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from introspect_cli.compare.changes.program import Program
+from introspect_cli.compare.changes.program import Program, last_name
 from introspect_cli.records import Kind
 
 if TYPE_CHECKING:
@@ -354,8 +354,12 @@ class _Side:
 
     def _given(self) -> frozenset[str]:
         """Names of what the model is given: that is equal where its outputs are."""
-        calls = self.program.calling(self.models)
-        used = {key[1] for number in calls for key in self.program.statements[number].uses if key[0] not in {".", "="}}
+        used: set[str] = set()
+        for number in self.program.calling(self.models):
+            for call in ast.walk(self.program.statements[number].node):
+                if isinstance(call, ast.Call) and last_name(call.func) in self.models:
+                    arguments = [*call.args, *(keyword.value for keyword in call.keywords)]
+                    used |= {own.id for part in arguments for own in ast.walk(part) if isinstance(own, ast.Name)}
         return frozenset(used - self.models)
 
     def _outside_of_modules(self, found: dict[int, int]) -> dict[int, int]:
@@ -477,6 +481,7 @@ class _Side:
         program = self.program
         calls = {n for name, numbers in program.callers.items() if _IN_PLACE.fullmatch(name) for n in numbers}
         written = dict.fromkeys([*calls, *program.definers.get((".", "data"), ())], 1)
+        written = {n: depth for n, depth in written.items() if not program.statements[n].scope.endswith(".forward")}
         return _merged(self._resumed(), written, self._touching())
 
     def _resumed(self) -> dict[int, int]:
