@@ -349,6 +349,9 @@ class _Side:
         made = [n for name, numbers in program.callers.items() if _LOSS.search(name) for n in numbers]
         near = {program.statements[number].place for number in made}
         near -= {program.statements[number].place for number in starts}
+        if self.clues.batch_is_equal:
+            data = self._batch()
+            found = {number: depth for number, depth in found.items() if number not in data}
         found = {n: 0 if program.statements[n].place in near else depth for n, depth in found.items()}
         return _merged(found, self._forwards()) if self.clues.gap and self.clues.reason == "loss" else found
 
