@@ -42,7 +42,10 @@ def clues_of(scene: Scene) -> Clues:
     late = {str(scene.first.step)} if scene.first.step > 1 and scene.steps_before else set()
     lines: list[list[str]] = [[scene.first.source if scene.first.a is not None else ""], []]
     if cause.reason in {"rng", "initial", "structure", "batch"} and scene.is_first_step:
-        lines = [[*found, *more] for found, more in zip(lines, differing_lines(scene), strict=True)]
+        lines = [
+            [*found, *more]
+            for found, more in zip(lines, differing_lines((scene.run_a, scene.run_b), scene.first.rank), strict=True)
+        ]
     return Clues(
         reason=cause.instead or cause.reason,
         gap=cause.reason == "gap",
