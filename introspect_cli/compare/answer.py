@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from introspect_cli.compare.changes.between import code_changes
+from introspect_cli.compare.changes.told import nothing_changed, with_code
+from introspect_cli.compare.endings import at_the_end, before_the_end
 from introspect_cli.compare.match.trees import suggest_renames, tree_at
 from introspect_cli.compare.overview import strip_of, tree_of
 from introspect_cli.compare.reasons.base import reason_named
@@ -49,7 +52,10 @@ def answer_for(a: Run, b: Run, options: DiffOptions, outcomes: Sequence[RankOutc
         verdict, text = undiverged(options, counts, outcomes, results=results)
         if verdict is Verdict.SAME:
             verdict, text = doubted(a, b) or (verdict, text)
-        settings = setting_changes(a, b, None, {})
+        if verdict is Verdict.UNDECIDED:
+            text = before_the_end(a, b, options, outcomes) or text
+        code = code_changes(a, b, None)
+        settings = with_code(setting_changes(a, b, None, {}), code)
         alike = Separate(verdict, text)
         return DiffResult(
             a=str(a.path),
@@ -59,12 +65,14 @@ def answer_for(a: Run, b: Run, options: DiffOptions, outcomes: Sequence[RankOutc
             settings=settings,
             notes=tuple(notes),
             counts=counts,
+            code=code,
             training=alike,
             evaluation=alike if any(outcome.evaluated for outcome in outcomes) else None,
         )
     scene = Scene(best, (a, b), outcomes, narrowed=options.narrowed)
     tuned = changes(scene) if scene.cause.reason == "optimizer" else scene.hyperparameters
-    scene.settings = settings = setting_changes(
+    code = code_changes(a, b, scene)
+    found = setting_changes(
         a,
         b,
         reason_named(scene.cause.reason),
@@ -74,8 +82,12 @@ def answer_for(a: Run, b: Run, options: DiffOptions, outcomes: Sequence[RankOutc
         fed=scene.fed,
         rates=bool(tuned) or scene.no_rates,
     )
+    scene.settings = settings = with_code(found, code)
     training, evaluation = separately(a, b, options, outcomes)
     told = told_separately(scene, training, evaluation)
+    opening, later = at_the_end(scene)
+    told = f"{opening} {told}" if opening else told
+    notes += [later] if later else []
     listed = _listed(outcomes, best.first, None if options.whole_step else options.limit)
     suggestions: tuple[str, ...] = ()
     if scene.cause.reason in {"structure", "initial"}:
@@ -85,11 +97,12 @@ def answer_for(a: Run, b: Run, options: DiffOptions, outcomes: Sequence[RankOutc
         b=str(b.path),
         verdict=Verdict.DIVERGED,
         sentence=told,
-        evidence=(*lines_of(scene), *together(scene)),
+        evidence=(*lines_of(scene), *together(scene), *nothing_changed(scene, code)),
         first=best.first,
         candidates=tuple(sorted(scene.peers, key=upstream)),
         divergences=listed,
         settings=settings,
+        code=code,
         notes=tuple(notes),
         suggestions=suggestions,
         counts=counts,

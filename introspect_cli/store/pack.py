@@ -69,13 +69,7 @@ def open_store(path: str | Path) -> Folder:
 
 
 def pack(run: Path, out: Path, *, sources: bool = True) -> int:
-    """Write the run in a directory into a file; bytes written.
-
-    Args:
-        run: the directory of a run that nobody writes.
-        out: the file, which must not exist.
-        sources: whether the text of source files goes with it.
-    """
+    """Write the run in a directory into a file, with the text of source files or without; bytes written."""
     if not out.name:
         raise StoreError(f"{out} is no name of a file: name one that is not there yet")
     temporary = out.with_name(f".{out.name}.{os.getpid()}")
