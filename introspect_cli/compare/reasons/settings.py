@@ -245,6 +245,8 @@ def _says_where(name: str) -> bool:
     return any(_EXPLAINS_NOTHING.match("-".join(words[-count:])) for count in (1, 2))
 
 
+_STEPS_WITH = re.compile(r"(lr|learning_?rate|weight_?decay|momentum|betas?|nesterov|amsgrad)$", re.IGNORECASE)
+"""What an optimizer steps with: it explains an update, and nothing before."""
 _BUILT = frozenset({"loaders", "schedulers", "scalers"})
 
 
@@ -273,7 +275,8 @@ def _weigh_built(source: str, name: str, reason: Explained | None, fed: str | No
 def _weigh_file(change: FileChange, reason: Explained | None, fed: str | None) -> float:
     """How well it explains a divergence that a file, or a value in one, is another: this as an argument."""
     if change.value:
-        return _weigh("command", change.value.rpartition(".")[2], reason, rounding=False)
+        name = change.value.rpartition(".")[2]
+        return _weigh("hyperparameter" if _STEPS_WITH.match(name) else "command", name, reason, rounding=False)
     if reason is None:
         return 0.5
     if change.a is None or change.b is None:
