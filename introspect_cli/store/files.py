@@ -349,9 +349,9 @@ def innocent(error: OSError | ValueError) -> str:
     return scarcity(error) or (reason(error) if isinstance(error, PermissionError) else "")
 
 
-def reason(error: OSError) -> str:
-    """What the system says of an error, to follow a colon."""
-    return (error.strerror or str(error)).lower()
+def reason(error: OSError | StoreError) -> str:
+    """What the system says of an error, or the store, to follow a colon."""
+    return (error.strerror or str(error)).lower() if isinstance(error, OSError) else str(error)
 
 
 def _reason(error: OSError) -> str:

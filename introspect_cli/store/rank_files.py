@@ -153,8 +153,7 @@ class RankFiles:
         except (OSError, StoreError) as error:
             with suppress(OSError, StoreError):  # else before the next step
                 self._take_back()
-            what = reason(error) if isinstance(error, OSError) else str(error)
-            raise StoreError(f"cannot drop steps from {self.folder.path}: {what}") from None
+            raise StoreError(f"cannot drop steps from {self.folder.path}: {reason(error)}") from None
 
     def cut(self) -> None:
         """Leave the files ending where the last write that succeeded ended."""

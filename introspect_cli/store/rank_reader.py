@@ -8,6 +8,7 @@ CRC is taken over those very bytes, and columns are views of them.
 from __future__ import annotations
 
 import zlib
+from contextlib import closing
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -114,17 +115,14 @@ class RankReader(StepReader):
 
         Raises:
             FileNotFoundError: there is none.
-            StoreError: it cannot be read, or is larger.
         """
-        folder = self._run.folder(f"rank{self.rank}")
-        try:
+        with _folder(self._run, self.rank) as folder:
             return folder.read_file(name, limit)
-        finally:
-            folder.close()
 
     def _open(self, name: str) -> Handle:
         try:
-            return _opened(self._run, self.rank, name)
+            with _folder(self._run, self.rank) as folder:
+                return folder.file(name)
         except FileNotFoundError:
             raise DamageError(f"{self.path}/{name}", "it is missing") from None
 
@@ -262,18 +260,16 @@ class RankReader(StepReader):
         return self._memory[: records.read_into(int(entry["offset"]), self._memory[:length])]
 
 
-def _opened(run: Folder, rank: int, name: str) -> Handle:
-    folder = run.folder(f"rank{rank}")
-    try:
-        return folder.file(name)
-    finally:
-        folder.close()
+def _folder(run: Folder, rank: int) -> closing[Folder]:
+    """The directory of a rank, open within a `with`."""
+    return closing(run.folder(f"rank{rank}"))
 
 
 def _read_index(run: Folder, rank: int) -> tuple[Index, bool]:
     """The index of a rank, and whether a process is writing it."""
     try:
-        handle = _opened(run, rank, INDEX)
+        with _folder(run, rank) as folder:
+            handle = folder.file(INDEX)
     except FileNotFoundError:
         return EMPTY, False
     try:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import zlib
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,7 +23,7 @@ import numpy as np
 from introspect_cli.store.arrow import schema_message
 from introspect_cli.store.files import INDEX, Appended
 from introspect_cli.store.format import FIRST_CHAIN, LIMIT_INDEX, index_header
-from introspect_cli.store.index import added, chained, described, parse_index, records_name
+from introspect_cli.store.index import added, chained, parse_index, records_name
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -83,7 +83,8 @@ def write_without(folder: Folder, rank: int, dropped: Collection[int], why: str,
         _copy(old, records, entries, schema_message(index.columns.records))
     finally:
         old.close()
-    header = index_header(rank, index.run_id, described(index.columns.described(), generation, thinned))
+    about = index.columns.described(generation=generation, thinned=[list(astuple(each)) for each in thinned])
+    header = index_header(rank, index.run_id, about)
     body, crc, chain = _indexed(entries, len(schema_message(index.columns.records)), zlib.crc32(header))
     fresh = Appended(folder, _beside(), locked=True)
     fresh.append(header + body)

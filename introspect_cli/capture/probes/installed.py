@@ -28,7 +28,6 @@ from introspect_cli.capture.recorder import Recorder
 from introspect_cli.capture.regions.probe import TapProbe
 from introspect_cli.capture.samples import KINDS as SAMPLED
 from introspect_cli.records import Kind
-from introspect_cli.tensors import kernels
 from introspect_cli.tensors.summarizer import Summarizer
 
 if TYPE_CHECKING:
@@ -79,7 +78,6 @@ class Probes:
             sorted_stats=options.sorted_stats,
             operators=options.level == "op",
             samples=not SAMPLED.isdisjoint(options.record),
-            digest=None if kernels.KERNELS is None else kernels.StepDigest(),
         )
         self._guard = guard
         self.names = Names(NameFilter(options.modules, options.exclude, options.max_depth))
