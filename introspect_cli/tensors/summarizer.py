@@ -28,8 +28,7 @@ from introspect_cli.tensors.gpu.devices import Devices
 from introspect_cli.tensors.intake import new_intake
 from introspect_cli.tensors.plain import Batch, PlainTensors
 from introspect_cli.tensors.reuse import new_memory, stand
-from introspect_cli.tensors.row_notes import LayoutNumbers, RowNotes, Slots
-from introspect_cli.tensors.rows import Arena
+from introspect_cli.tensors.row_notes import Slots
 from introspect_cli.tensors.special import PLAIN, is_wrapped, unseen
 from introspect_cli.tensors.unusual import UnusualTensors
 from introspect_cli.tensors.views import unobserved
@@ -73,27 +72,17 @@ class Summarizer:
         sorted_stats: tuple[str, ...] = (),
         threads: int | None = None,
     ) -> None:
-        self._stats = stats
         self._sketch = sketch
-        self._sorted = tuple(sorted_stats)
-        self._flags = k.STATS * stats | k.SKETCH * sketch
-        self._engine = Engine(threads)
-        self._memory = new_memory()
-        self._arena = Arena()
-        self._layout_of: list[int] = []
+        wanted = tuple(sorted_stats)
+        devices = Devices(stats=stats, sketch=sketch, sorted_stats=wanted)
+        self._slots = slots = Slots(Engine(threads), devices, new_memory(), k.STATS * stats | k.SKETCH * sketch, wanted)
+        self._engine, self._devices, self._memory, self._arena = slots.engine, devices, slots.memory, slots.arena
+        self._layout_of, self._layouts, self._notes = slots.layout_of, slots.layouts, slots.notes
         self._lock = threading.RLock()
-        held = (self._layout_of, self._arena.addresses, self._engine.team, self._memory, self._lock)
-        self._intake = None if self._sorted else new_intake(self._flags, *held)
-        self._layouts = LayoutNumbers()
-        self._notes = RowNotes()
-        self._kept = [
-            name for name, own in STATISTICS.items() if stats and (not own.on_request or name in self._sorted)
-        ]
-        self._devices = Devices(stats=stats, sketch=sketch, sorted_stats=self._sorted)
-        self._slots = Slots(self._arena, self._layout_of, self._layouts, self._notes, measures=stats or sketch)
-        parts = self._engine, self._slots, self._memory, self._devices
-        self._plain = PlainTensors(*parts, self._flags, self._sorted)
-        self._unusual = UnusualTensors(self._engine, self._slots, self._devices, self._flags, self._sorted)
+        shared = (self._layout_of, self._arena.addresses, self._engine.team, self._memory, self._lock)
+        self._intake = None if wanted else new_intake(slots.flags, *shared)
+        self._kept = [name for name, own in STATISTICS.items() if stats and (not own.on_request or name in wanted)]
+        self._plain, self._unusual = PlainTensors(slots), UnusualTensors(slots)
         self._reset()
         _LIVE.add(self)
 
@@ -157,7 +146,7 @@ class Summarizer:
                         self._unusual.add(tensor)
                 except Exception as error:
                     self._failed(slot, tensor, error)
-            self._engine.batch(batch.items, self._flags)
+            self._engine.batch(batch.items, self._slots.flags)
             for engine, entries in batch.entries.items():
                 self._launch(engine, entries)
         return slots
