@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.errors import UsageError
-from introspect_cli.schedule.condition import When
-from introspect_cli.schedule.rule import ALWAYS, NEVER, Moment, Rule, decided
+from introspect_cli.schedule.rule import ALWAYS, NEVER, Moment, Rule, When, decided
 from introspect_cli.schedule.spans import Span, multiples, span_of
 
 if TYPE_CHECKING:
