@@ -77,11 +77,7 @@ class RunList:
 
 
 def find_runs(roots: Iterable[Path], most: int = MOST) -> RunList:
-    """All runs at or below the given directories, links not followed, nor directories whose names begin with a dot.
-
-    Raises:
-        UsageError: a directory does not exist.
-    """
+    """All runs at or below the given directories, links not followed, nor directories whose names begin with a dot."""
     waiting: deque[tuple[Path, int]] = deque()
     for root in roots:
         if not root.is_dir():
@@ -157,11 +153,7 @@ def _time(value: object) -> dt.datetime | None:
 
 
 def parse_age(text: str) -> dt.timedelta:
-    """`7d`, `12h`, `30m`, `45s` or `2w` as a duration.
-
-    Raises:
-        UsageError: it is none.
-    """
+    """`7d`, `12h`, `30m`, `45s` or `2w` as a duration."""
     number, unit = text[:-1], text[-1:]
     if unit not in _UNITS or not (number.isascii() and number.isdigit()):
         raise UsageError(f"{text!r} is not an age: give a number and s, m, h, d or w, as in 7d.")

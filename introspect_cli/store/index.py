@@ -308,14 +308,7 @@ Words = NDArray[np.uint64]
 
 
 def step_digest(keys: Words, checksums: Words, statuses: NDArray[Any], setting: NDArray[np.bool_]) -> bytes:
-    """The 16-byte digest of a step.
-
-    Args:
-        keys: uint64 (n,), the key of each record's site.
-        checksums: uint64 (n,).
-        statuses: uint8 (n,).
-        setting: bool (n,), True for records that digests leave out.
-    """
+    """The 16-byte digest of a step."""
     mixed = mix(keys ^ mix(checksums + (statuses.astype(np.uint64) + np.uint64(1)) * _STATUS))
     again = mix(mixed + _SECOND)
     if setting.any():

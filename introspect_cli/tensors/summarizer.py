@@ -105,11 +105,16 @@ class Summarizer:
             try:
                 if self._intake is not None and self._intake.add(tensor) >= 0:
                     return slot
-                if type(tensor) not in PLAIN or is_wrapped(tensor) or not self._plain.add(slot, tensor, self._intake):
-                    self._unusual.add(tensor)
+                self._add(slot, tensor)
             except Exception as error:
                 self._failed(slot, tensor, error)
             return slot
+
+    def _add(self, slot: int, tensor: Any, batch: Batch | None = None) -> None:
+        """Summarise what the intake leaves."""
+        is_plain = type(tensor) in PLAIN and not is_wrapped(tensor)
+        if not (is_plain and self._plain.add(slot, tensor, self._intake, batch)):
+            self._unusual.add(tensor)
 
     def add_all(self, tensors: Iterable[torch.Tensor], slots: list[int] | None = None) -> list[int]:
         """Summarise tensors now, large ones and small ones shared out among the threads together.
@@ -138,12 +143,7 @@ class Summarizer:
                 try:
                     if self._intake is not None and self._intake.add_all([tensor], batch.items)[0] >= 0:
                         continue  # its shape was learnt from one before it
-                    if (
-                        type(tensor) not in PLAIN
-                        or is_wrapped(tensor)
-                        or not self._plain.add(slot, tensor, self._intake, batch)
-                    ):
-                        self._unusual.add(tensor)
+                    self._add(slot, tensor, batch)
                 except Exception as error:
                     self._failed(slot, tensor, error)
             self._engine.batch(batch.items, self._slots.flags)
