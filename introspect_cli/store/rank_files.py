@@ -273,11 +273,8 @@ def write_without(folder: Folder, rank: int, dropped: Collection[int], why: str,
     generation = index.generation + 1
     clear(folder, generation)
     records = Appended(folder, records_name(generation))
-    old = folder.file(records_name(index.generation))
-    try:
+    with folder.file(records_name(index.generation)) as old:
         _copy(old, records, entries, schema_message(index.columns.records))
-    finally:
-        old.close()
     about = index.columns.described(generation=generation, thinned=[list(astuple(each)) for each in thinned])
     header = index_header(rank, index.run_id, about)
     body, crc, chain = _indexed(entries, len(schema_message(index.columns.records)), zlib.crc32(header))

@@ -96,11 +96,8 @@ def verify_run(path: str | Path) -> VerifyReport:
     Raises:
         StoreError: there is none, it is not a run, or it is newer than this reader. Damage is reported, not raised.
     """
-    folder = open_store(path)
-    try:
+    with open_store(path) as folder:
         return _Check(folder).report()
-    finally:
-        folder.close()
 
 
 class _Check:
@@ -155,11 +152,9 @@ class _Check:
         for folder, name in self._inside(self._folder, CHILDREN):
             child = self._try(folder.folder, name)
             if child is not None:
-                try:
+                with child:
                     for finding in _Check(child, is_child=True).report().findings:
                         self._note(finding)
-                finally:
-                    child.close()
 
     def _note(self, sentence: str) -> None:
         if len(self._findings) < _MAX_FINDINGS:
@@ -270,9 +265,6 @@ def _checked_document(folder: Folder, name: str, run_id: object) -> int:
 
 
 def _checked_tensor(folder: Folder, name: str) -> int:
-    handle = folder.file(name)
-    try:
+    with folder.file(name) as handle:
         tensorfile.check(handle, int(name[:16], 16))
-    finally:
-        handle.close()
     return 1
