@@ -58,7 +58,10 @@ def rests_on(step: Step, place: Place, edges: Iterable[Edge]) -> list[Evidence]:
 
 
 def random_at_start(step: Step, _place: Place) -> list[Evidence]:
-    """The random state at the start of the step."""
+    """The random state at the start of the step; nothing where a resumed run restores it within the step."""
+    goes, read = step.comparison.goes, step.comparison.read_on
+    if goes is not None and read is not None and read.generators and step.number in {goes.at, goes.first}:
+        return []
     return [Evidence(Thing.RANDOM_AT_START, step.known(step.of(Kind.RNG, _START)))]
 
 
