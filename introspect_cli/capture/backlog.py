@@ -17,7 +17,7 @@ import torch
 
 from introspect_cli.capture.sheet import Sheet
 from introspect_cli.errors import StoreError
-from introspect_cli.schedule import NEVER
+from introspect_cli.schedule.rule import NEVER
 from introspect_cli.store.batch import StepBatch, given_columns
 from introspect_cli.store.columns import sparse_texts
 from introspect_cli.tensors.kernels import numbers
