@@ -9,6 +9,8 @@ from introspect_cli.compare.reasons.base import reason_named
 from introspect_cli.compare.reasons.scene import Scene
 from introspect_cli.compare.reasons.words import listed
 from introspect_cli.compare.result import DiffResult, Divergence, Origin, Part, Restored, Resumption, Role, Verdict
+from introspect_cli.compare.resumed.data import IN_TIME, PLACE, RANDOM
+from introspect_cli.compare.resumed.parts import RATES
 from introspect_cli.compare.verdict import first_of
 from introspect_cli.records import Kind, count
 
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 _NAMED = 3
 """Parts that the first sentence names."""
 
-_OF_THE_UPDATE = frozenset({Kind.OPTIMIZER_STATE.several, "learning rates and schedulers"})
+_OF_THE_UPDATE = frozenset({Kind.OPTIMIZER_STATE.several, RATES})
 
 
 def with_origins(
@@ -63,7 +65,8 @@ def with_head(answer: DiffResult, resumed: Resumption) -> str:
     if answer.verdict is Verdict.UNDECIDED:
         return f"{answer.sentence} {head}"
     if answer.verdict is Verdict.SAME and not resumed.lost:
-        head = f"Resumed right: run {resumed.run} restored all that is on record of step {resumed.at - 1} of {whole}."
+        right = f"run {resumed.run} restored all that is on record of step {resumed.at - 1} of {whole}"
+        head = f"Resumed right: {right}{_but(resumed)}."
     return f"{head} {answer.sentence}"
 
 
@@ -72,15 +75,32 @@ def head_of(resumed: Resumption) -> str:
     whole = "ba"["ab".index(resumed.run)]
     run = f"Run {resumed.run}, resumed after step {resumed.at - 1} of {whole},"
     if not resumed.lost:
-        return f"{run} restored all that is on record."
-    names = [_named(part) for part in resumed.lost[:_NAMED]]
-    if len(resumed.lost) > _NAMED:
-        names.append(f"{count(len(resumed.lost) - _NAMED, 'more part')}")
+        return f"{run} restored all that is on record{_but(resumed)}."
+    lost = together(resumed.lost)
+    names = [f"the {name}" for name in lost[:_NAMED]]
+    if len(lost) > _NAMED:
+        names.append(count(len(lost) - _NAMED, "more part"))
     return f"{run} did not restore {listed(names)}."
 
 
-def _named(part: Part) -> str:
-    return f"the {part.part} ({part.text})" if part.text else f"the {part.part}"
+def _but(resumed: Resumption) -> str:
+    """What was not restored and changes nothing."""
+    left = [part for part in resumed.parts if part.state is Restored.NO and not part.matters]
+    return f" but the {listed(together(left))}" if left else ""
+
+
+def together(parts: Sequence[Part]) -> list[str]:
+    """Parts in words, generators of which the same is said as one."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for part in parts:
+        _, is_random, generator = part.part.partition(RANDOM)
+        names = found.setdefault((RANDOM if is_random else part.part, part.text), [])
+        names += [generator] if is_random else []
+    told = []
+    for (name, text), names in found.items():
+        words = f"random state{'s' * (len(names) > 1)} of {listed(names)}" if names else name
+        told.append(f"{words} ({text})" if text else words)
+    return told
 
 
 def _notes(resumed: Resumption) -> list[str]:
@@ -90,11 +110,11 @@ def _notes(resumed: Resumption) -> list[str]:
         much = count(resumed.thrown_away, "batch", "batches")
         them = "it" if resumed.thrown_away == 1 else "them"
         notes.append(f"Run {resumed.run} read {much} in its first step and threw {them} away, to get to its place.")
-    late = [part.part for part in resumed.parts if part.state is Restored.YES and part.text == "within the first step"]
+    late = [replace(part, text="") for part in resumed.parts if part.text == IN_TIME]
     if late:
-        notes.append(
-            f"When run {resumed.run} begins, the {listed(late)} differs; it is restored before it is drawn from."
-        )
+        differ, are = ("differs", "is") if len(late) == 1 else ("differ", "are")
+        names = listed(together(late))
+        notes.append(f"The {names} {differ} when run {resumed.run} begins and {are} restored within its first step.")
     return notes
 
 
@@ -108,7 +128,7 @@ def _with_parts(resumed: Resumption, first: Divergence | None, told: tuple[Origi
     parts = [(part, _shows(first, part)) for part in resumed.lost]
     parts.sort(key=lambda own: not own[1])
     lost = [
-        Origin(f"{_named(part)} was not restored", first if shows and place == 0 else None, part.part)
+        Origin(f"the {together([part])[0]} was not restored", first if shows and place == 0 else None, part.part)
         for place, (part, shows) in enumerate(parts)
     ]
     others = [
@@ -125,9 +145,9 @@ def _shows(divergence: Divergence, part: Part) -> bool:
     """Whether a divergence is what a lost part makes."""
     kind = divergence.site.kind
     if kind is Kind.RNG:
-        return part.part.startswith("random state")
+        return part.part.startswith(RANDOM)
     if kind is Kind.BATCH:
-        return part.part == "place in the data"
+        return part.part == PLACE
     if divergence.reason == "optimizer":
         return part.part in _OF_THE_UPDATE
     if divergence.reason == "resumed":

@@ -29,7 +29,6 @@ from introspect_cli.compare.passes.separate import separate
 from introspect_cli.compare.passes.tolerate import tolerate
 from introspect_cli.compare.reasons.base import judge
 from introspect_cli.compare.reasons.words import what
-from introspect_cli.compare.restored import resumption_of
 from introspect_cli.compare.result import Role
 from introspect_cli.compare.results import (
     agreed_kinds,
@@ -38,6 +37,7 @@ from introspect_cli.compare.results import (
     results_differ,
     watches_results,
 )
+from introspect_cli.compare.resumed.parts import resumption_of
 from introspect_cli.compare.step import Step, carry_over, within_tolerance_of
 from introspect_cli.compare.structure import Structure
 from introspect_cli.compare.table import ABSENT, NOT_SEEN, WITHIN, Because

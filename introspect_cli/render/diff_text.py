@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from introspect_cli.compare.origins import together
 from introspect_cli.compare.reasons.settings import describe
 from introspect_cli.compare.result import DiffResult, Divergence, Restored, SettingChange, Verdict
 from introspect_cli.compare.structure import SHOWN, clause_of
@@ -130,11 +131,9 @@ def _resumed(result: DiffResult) -> list[Block]:
     title = f"What run {resumed.run} begins with, against step {resumed.at} of {whole}:"
     blocks: list[Block] = [line(), line(title, "heading")]
     for state in (Restored.NO, Restored.YES, Restored.UNSEEN):
-        parts = [
-            f"{part.part} ({part.text})" if part.text else part.part for part in resumed.parts if part.state is state
-        ]
+        parts = together([part for part in resumed.parts if part.state is state])
         if parts:
-            blocks.append(line(clean(f"{state.value}: {', '.join(parts)}"), "bad" if state is Restored.NO else "", 2))
+            blocks.append(line(clean(f"{state.value}: {'; '.join(parts)}"), "bad" if state is Restored.NO else "", 2))
     return blocks
 
 

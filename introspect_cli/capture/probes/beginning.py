@@ -143,6 +143,8 @@ class BeginningProbe:
     @property
     def found(self) -> dict[str, object]:
         """The events in their order, a line of words each; names are known once the model has been called."""
+        if self._generators is None:  # nobody looked for draws
+            return {"read": list(self._read)}
         names = _Names(self._context)
         first, last = ([_line(event, names) for event in kept] for kept in (self._first, self._last))
         return {"events": first, "last": last, "left_out": self._left_out, "read": list(self._read)}
@@ -153,7 +155,7 @@ class BeginningProbe:
             with self._guarded:
                 self._put_back()
                 self._look(None, whole=True)
-                self.changed = True
+                self.changed = self._generators is not None or bool(self._read)
 
     def _over(self) -> None:
         """The first step is over; nothing is taken off a list that is being gone through."""

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 _BACK = 8
 """Steps in which the other run may have read a batch ahead."""
 
+State = tuple[int, Status]
+"""What is on record of a generator: checksum and status."""
+
 Batch = tuple[tuple[str, int], ...]
 """What a batch holds: paths and checksums."""
 
@@ -89,7 +92,7 @@ def _read_before(own: Late, at: int, loader: str) -> list[Batch]:
 # --- random states
 
 
-def random_states(reader: Reader, step: int, sites: Columns) -> dict[tuple[str, Phase, str, int], tuple[int, Status]]:
+def random_states(reader: Reader, step: int, sites: Columns) -> dict[tuple[str, Phase, str, int], State]:
     """The states of generators on record in a step: generator, phase, module and call to checksum and status."""
     if step not in reader:
         return {}

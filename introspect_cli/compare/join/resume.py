@@ -271,10 +271,8 @@ def optimizer_states(reader: Reader, step: int, sites: Columns, phase: Phase) ->
     batch = reader.read(step)
     numbers = np.asarray(batch.site)
     wanted = (sites.kind == _STATE) & (sites.phase == phase_code(phase))
-    found = []
-    for row in np.flatnonzero(wanted[numbers]).tolist():
-        found.append((sites.path[numbers[row]], scalar(batch, row), _moves(batch, row)))
-    return found
+    rows = np.flatnonzero(wanted[numbers]).tolist()
+    return [(sites.path[numbers[row]], scalar(batch, row), _moves(batch, row)) for row in rows]
 
 
 def scalar(batch: Any, row: int) -> float | None:

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from introspect_cli.compare.names import generator_of
+from introspect_cli.compare.passes.choose import is_drawn_from
 from introspect_cli.compare.reasons.base import judge
 from introspect_cli.compare.reasons.hyperparameters import hyperparameter_changes
 from introspect_cli.compare.result import Role
-from introspect_cli.records import Kind, Phase
+from introspect_cli.records import Phase
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -52,7 +51,7 @@ def origins(step: Step, positions: Sequence[int], first: Site, cause: Cause) -> 
         key = _key(step, site, other)
         if other.role is not Role.ORIGIN or other.reason not in _AT_ITS_PLACE or key in seen:
             continue
-        if _has_effect(step, site, other):
+        if _has_effect(step, position, other):
             seen.add(key)
             found.append((position, other))
             if len(found) == _MOST:
@@ -79,16 +78,12 @@ def _key(step: Step, site: Site, cause: Cause) -> tuple[str, str]:
     return cause.reason, ""
 
 
-def _has_effect(step: Step, site: Site, cause: Cause) -> bool:
+def _has_effect(step: Step, position: int, cause: Cause) -> bool:
     """Whether the origin made something else differ, or there is a cause on record: else it may follow from another.
 
     A generator that differs moves no number until something draws from it. An optimizer may compute with the gradients
     of all parameters, so an equal one of its own says little.
     """
     if cause.reason == "rng":
-        drawn = step.of(Kind.RNG, frozenset(Phase) - {Phase.START})
-        return any(
-            step.state[union] and generator_of(step.alignment.site(int(union))) == generator_of(site)
-            for union in drawn[np.isin(drawn, step.divergences.site)]
-        )
+        return is_drawn_from(step, position)
     return cause.reason != "optimizer" or bool(hyperparameter_changes(step.table))
