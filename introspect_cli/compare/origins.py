@@ -9,7 +9,7 @@ from introspect_cli.compare.reasons.base import reason_named
 from introspect_cli.compare.reasons.scene import Scene
 from introspect_cli.compare.reasons.words import listed
 from introspect_cli.compare.result import DiffResult, Divergence, Origin, Part, Restored, Resumption, Role, Verdict
-from introspect_cli.compare.resumed.data import IN_TIME, PLACE, RANDOM
+from introspect_cli.compare.resumed.data import PLACE, RANDOM
 from introspect_cli.compare.resumed.parts import RATES
 from introspect_cli.compare.verdict import first_of
 from introspect_cli.records import Kind, count
@@ -110,11 +110,10 @@ def _notes(resumed: Resumption) -> list[str]:
         much = count(resumed.thrown_away, "batch", "batches")
         them = "it" if resumed.thrown_away == 1 else "them"
         notes.append(f"Run {resumed.run} read {much} in its first step and threw {them} away, to get to its place.")
-    late = [replace(part, text="") for part in resumed.parts if part.text == IN_TIME]
-    if late:
-        differ, are = ("differs", "is") if len(late) == 1 else ("differ", "are")
-        names = listed(together(late))
-        notes.append(f"The {names} {differ} when run {resumed.run} begins and {are} restored within its first step.")
+    if resumed.in_time:
+        s, differ, are = ("", "differs", "is") if len(resumed.in_time) == 1 else ("s", "differ", "are")
+        names = f"The random state{s} of {listed(resumed.in_time)}"
+        notes.append(f"{names} {differ} when run {resumed.run} begins and {are} restored within its first step.")
     return notes
 
 

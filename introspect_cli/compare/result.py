@@ -309,6 +309,7 @@ class Resumption:
         sign: what says that it is resumed.
         parts: each part.
         thrown_away: batches that it read before, to get to its place in the data.
+        in_time: generators that were in another state when it began, and in the right one when they were drawn from.
     """
 
     run: str
@@ -317,6 +318,7 @@ class Resumption:
     sign: str
     parts: tuple[Part, ...]
     thrown_away: int = 0
+    in_time: tuple[str, ...] = ()
 
     @property
     def lost(self) -> tuple[Part, ...]:

@@ -15,9 +15,6 @@ if TYPE_CHECKING:
     from introspect_cli.compare.join.read_on import Batch, State
     from introspect_cli.compare.resumed.beside import Beside, Side
 
-IN_TIME = "within the first step"
-"""What is said of a generator that is in another state when the run begins, and in the right one when it is needed."""
-
 PLACE = "place in the data"
 RANDOM = "random state of "
 
@@ -50,7 +47,7 @@ def _restored(beside: Beside, generator: str, late: State | None, whole: State |
     if checksum == other:
         return Restored.YES, "nothing had drawn from it in either run" if status is Status.VALUE else ""
     in_time = read is not None and generator in read.generators
-    return (Restored.YES, IN_TIME) if in_time else (Restored.NO, "")
+    return (Restored.YES, "within the first step") if in_time else (Restored.NO, "")
 
 
 def _unused(generator: str, states: tuple[dict[tuple[str, Phase, str, int], State], ...]) -> bool:
@@ -66,6 +63,8 @@ def _unused(generator: str, states: tuple[dict[tuple[str, Phase, str, int], Stat
 
 def place(beside: Beside) -> Part:
     """Which batches the later run goes on with."""
+    if Kind.BATCH.value not in beside.kinds:
+        return _by_inputs(beside)
     read = beside.comparison.read_on
     thrown, seen = read.batches if read is not None else {}, 0
     for late, whole in beside.steps():
@@ -102,6 +101,8 @@ def _which(beside: Beside, read: list[Batch], loader: str) -> str:
 
 def _by_inputs(beside: Beside) -> Part:
     """By what the models are given, where no batch is on record."""
+    if Kind.INPUT.value not in beside.kinds:
+        return Part(PLACE, Restored.UNSEEN)
     late, whole = (_inputs(side) for side in beside.first)
     shared = late.keys() & whole.keys()
     if not shared:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from introspect_cli.compare.join.read_on import ReadOn
 from introspect_cli.compare.join.sites import kind_code
 from introspect_cli.compare.reasons.words import listed
 from introspect_cli.compare.result import Part, Restored, Resumption
@@ -45,8 +46,9 @@ def resumption_of(comparison: Comparison) -> Resumption | None:
         counters(beside),
         copies(beside),
     )
-    read = comparison.read_on.batches if comparison.read_on is not None else {}
-    return Resumption(goes.late, goes.at, goes.first, goes.sign.value, parts, sum(read.values()))
+    read = comparison.read_on or ReadOn()
+    thrown_away, in_time = sum(read.batches.values()), tuple(sorted(read.generators))
+    return Resumption(goes.late, goes.at, goes.first, goes.sign.value, parts, thrown_away, in_time)
 
 
 # --- tensors
