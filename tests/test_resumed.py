@@ -175,16 +175,17 @@ KEPT = [
 def test_the_answer_names_what_was_not_restored_and_nothing_else(runs, tmp_path, lose, at, shuffle, workers, momentum):
     loop = {"shuffle": shuffle, "workers": workers, "momentum": momentum}
     result = compared(*resume(runs, tmp_path, lose, at, **loop))
+    expected = LOST[lose] - ({PLACE} if at == EPOCH and not shuffle else set())  # an epoch begins with the same batch
     assert (result.resumed.run, result.resumed.at, result.resumed.first) == ("b", at, 0)
-    assert lost(result) == LOST[lose], result.sentence
-    if not LOST[lose]:
+    assert lost(result) == expected, result.sentence
+    if not expected:
         assert result.verdict is Verdict.SAME, result.sentence
         assert result.sentence.startswith(f"Resumed right: run b restored all that is on record of step {at - 1} of a.")
         return
     assert result.verdict is Verdict.DIVERGED, result.sentence
     assert result.sentence.startswith(f"Run b, resumed after step {at - 1} of a, did not restore the ")
     assert (result.first.step, result.first.step_b) == (at, 0)
-    assert {origin.part for origin in result.origins if origin.part} == LOST[lose]
+    assert {origin.part for origin in result.origins if origin.part} == expected
     assert result.origins[0].divergence is result.first
 
 

@@ -171,6 +171,8 @@ class OptimizerProbe:
         stepping = self._stepping(optimizer)
         if stepping.held is None:
             self._note(stepping)
+            if not self._closures:
+                self._record_state_before(stepping)
         self._records.gradients(stepping, self._closures)
         self._closures += 1
 
@@ -263,13 +265,18 @@ class OptimizerProbe:
         kinds = self._context.kinds
         if Kind.HYPERPARAMETER in kinds:
             self._hyperparameters.record(stepping.optimizer, name, stepping.turn.first)
-        if stepping.held is not None and stepping.held.names and Kind.OPTIMIZER_STATE in kinds:
+        self._record_state_before(stepping)
+        if not has_closure:
+            self._records.gradients(stepping)
+
+    def _record_state_before(self, stepping: Stepping) -> None:
+        """Record the optimizer's state as its first step finds it; where a closure names its parameters, after that."""
+        name = self._names.name(stepping.optimizer, type(stepping.optimizer).__name__)
+        if stepping.held is not None and stepping.held.names and Kind.OPTIMIZER_STATE in self._context.kinds:
             place = name, stepping.turn.first
             if self._recorder.resumed or place not in self._state_seen:
                 self._state_seen.add(place)
                 self._records.state(stepping, Phase.START)
-        if not has_closure:
-            self._records.gradients(stepping)
 
     def _record_after(self, stepping: Stepping, *, has_closure: bool, gradients: bool = True) -> None:
         if has_closure and gradients and not self._closures:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from introspect_cli.compare.join.carried import values_of
 from introspect_cli.compare.join.read_on import ReadOn
 from introspect_cli.compare.join.sites import kind_code
 from introspect_cli.compare.reasons.words import listed
@@ -16,7 +17,7 @@ from introspect_cli.compare.result import Part, Restored, Resumption
 from introspect_cli.compare.resumed.beside import Beside, Side, key_of, numbers_of
 from introspect_cli.compare.resumed.data import place, random
 from introspect_cli.labels import shown
-from introspect_cli.records import EVALUATED, Kind, count
+from introspect_cli.records import EVALUATED, Kind, Phase, count
 
 if TYPE_CHECKING:
     from introspect_cli.compare.comparison import Comparison
@@ -94,9 +95,20 @@ def optimizer(beside: Beside) -> Part:
     if counted is not None:
         return Part(name, Restored.NO, f"step {beside.change(*counted)}", *beside.ab(*counted))
     if not began:
+        if _ends_equal(beside):  # it was there and nobody looked
+            return Part(name, Restored.UNSEEN, f"not as {beside.goes.late} begins, equal after its first step")
         return Part(name, Restored.NO, f"{beside.goes.late} begins without {paths}")
     bits = " in bits" if beside.tolerant else ""
     return Part(name, Restored.NO, f"{paths} of {count(len({own[1] for own in differ}), 'parameter')} differ{bits}")
+
+
+def _ends_equal(beside: Beside) -> bool:
+    """Whether the optimizers leave the first step with one state in both runs."""
+    left = [
+        {tensor: value for tensor, value in found.items() if tensor[0] == kind_code(Kind.OPTIMIZER_STATE)}
+        for found in (values_of(*side, Phase.OPTIMIZER) for side in beside.first)
+    ]
+    return bool(left[0]) and left[0] == left[1]
 
 
 def _counted(beside: Beside) -> tuple[str, str] | None:
