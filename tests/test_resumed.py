@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 from itertools import product
@@ -261,3 +262,78 @@ def test_text_json_and_page_have_the_list(runs, tmp_path):
     page = first_screen(result)
     assert "What run b begins with, against step 6 of a" in page
     assert "did not restore the optimizer state" in page
+
+
+def scaled(kept=None, *, lose=False, end=8):
+    """A loop with a gradient scaler, whose scale grows every second step; what it ends with."""
+    torch.manual_seed(0)
+    net = nn.Linear(4, 1)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2)
+    source = torch.Generator().manual_seed(1)
+    batches = torch.randn(end, 5, 4, generator=source)
+    first = 0
+    if kept is not None:
+        first = kept["done"]
+        net.load_state_dict(kept["model"])
+        optimizer.load_state_dict(kept["optimizer"])
+        if not lose:
+            scaler.load_state_dict(kept["scaler"])
+    for batch in batches[first:]:
+        optimizer.zero_grad()
+        scaler.scale(net(batch).square().mean()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    state = {"model": net.state_dict(), "optimizer": optimizer.state_dict(), "scaler": scaler.state_dict(), "done": end}
+    return copy.deepcopy(state)
+
+
+@pytest.mark.parametrize("lose", [False, True])
+def test_the_scale_of_a_gradient_scaler_is_a_part(tmp_path, lose):
+    whole = recorded(tmp_path / "whole", scaled)
+    kept = scaled(end=4)
+    result = compared(whole, recorded(tmp_path / "resumed", lambda: scaled(kept, lose=lose)))
+    part = next(part for part in result.resumed.parts if part.part == "scaler")
+    assert part.state is (Restored.NO if lose else Restored.YES)
+    assert part.text == ("scale 32 -> 8" if lose else "scale 32")
+    assert lost(result) == ({"scaler"} if lose else set()), result.sentence
+
+
+def averaged(kept=None, *, lose=False, end=6):
+    """A loop that evaluates an averaged copy of its model in each step; what it ends with."""
+    torch.manual_seed(0)
+    net = nn.Linear(4, 1)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+    average = torch.optim.swa_utils.AveragedModel(net, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
+    batches = torch.randn(6, 5, 4, generator=torch.Generator().manual_seed(1))[:end]
+    first = 0
+    if kept is not None:
+        first = kept["done"]
+        net.load_state_dict(kept["model"])
+        optimizer.load_state_dict(kept["optimizer"])
+        if not lose:
+            average.load_state_dict(kept["average"])
+    for batch in batches[first:]:
+        optimizer.zero_grad()
+        net(batch).square().mean().backward()
+        optimizer.step()
+        average.update_parameters(net)
+        with torch.no_grad():
+            average(batch)
+    state = {
+        "model": net.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "average": average.state_dict(),
+        "done": end,
+    }
+    return copy.deepcopy(state | {"done": end})
+
+
+@pytest.mark.parametrize("lose", [False, True])
+def test_an_averaged_copy_is_a_part_where_it_is_on_record(tmp_path, lose):
+    whole = recorded(tmp_path / "whole", averaged, eval=True)
+    kept = averaged(end=3)
+    result = compared(whole, recorded(tmp_path / "resumed", lambda: averaged(kept, lose=lose), eval=True))
+    part = next(part for part in result.resumed.parts if part.part == "averaged copies")
+    assert part.state is (Restored.NO if lose else Restored.YES), part
+    assert ("averaged copies" in result.sentence) is lose

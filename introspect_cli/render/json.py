@@ -107,9 +107,11 @@ def diff_document(result: DiffResult) -> dict[str, Any]:
         "training": _separate(result.training),
         "evaluation": _separate(result.evaluation),
         "structure": plain(result.structure),
-        "origins": [_origin(origin) for origin in result.origins],
-        "resumed": plain(result.resumed),
     }
+    if len(result.origins) > 1 or any(origin.part for origin in result.origins):
+        document["origins"] = [_origin(origin) for origin in result.origins]
+    if result.resumed is not None:
+        document["resumed"] = plain(result.resumed)
     if result.map is not None:
         document["map"] = plain(result.map)
     return document

@@ -17,15 +17,13 @@ from introspect_cli.compare.result import Part, Restored, Resumption
 from introspect_cli.compare.resumed.beside import Beside, Side, key_of, numbers_of
 from introspect_cli.compare.resumed.data import place, random
 from introspect_cli.labels import shown
-from introspect_cli.records import EVALUATED, Kind, Phase, count
+from introspect_cli.records import EVALUATED, SCALER, Kind, Phase, count
 
 if TYPE_CHECKING:
     from introspect_cli.compare.comparison import Comparison
+    from introspect_cli.compare.join.carried import Tensor
 
 RATES = "learning rates and schedulers"
-_SCALER = "GradScaler"
-"""What the records of a gradient scaler are named by."""
-
 _COPIES = ("AveragedModel", "EMA", "ModelEma", "ExponentialMovingAverage")
 """Classes of models that hold a moving average of another."""
 
@@ -122,15 +120,26 @@ def _counted(beside: Beside) -> tuple[str, str] | None:
 
 
 def copies(beside: Beside) -> Part:
-    """Averaged copies of a model, which are evaluated or held beside it."""
-    name, began, there = "averaged copies", beside.began, beside.there
-    held = {tensor for tensor in began if _is_copy(tensor[1])} & (there or {}).keys()
-    if there is None or not held:
-        return Part(name, Restored.UNSEEN, "none on record")
-    differ = [tensor[1] for tensor in held if began[tensor] != there[tensor]]
-    if differ:
-        return Part(name, Restored.NO, f"{len(differ)} of {len(held)} differ, {min(differ)}")
-    return Part(name, Restored.YES, f"all {len(held)}")
+    """Averaged copies of a model, as an evaluation first finds them in both runs."""
+    name, trained = "averaged copies", True
+    for late, whole in beside.steps():
+        mine, theirs = (_of(side, Phase.START, copy=True) for side in (late, whole))
+        held = mine.keys() & theirs.keys()
+        differ = [tensor[1] for tensor in held if mine[tensor] != theirs[tensor]]
+        if differ and not trained:
+            return Part(name, Restored.UNSEEN, "first on record when the parameters differ")
+        if differ:
+            return Part(name, Restored.NO, f"{len(differ)} of {len(held)} differ, {min(differ)}")
+        if held:
+            return Part(name, Restored.YES, f"all {len(held)}")
+        ends = [_of(side, Phase.OPTIMIZER, copy=False) for side in (late, whole)]
+        trained = trained and ends[0] == ends[1]
+    return Part(name, Restored.UNSEEN, "none on record")
+
+
+def _of(side: Side, phase: Phase, *, copy: bool) -> dict[Tensor, int]:
+    """The tensors of copies, or all others, as a phase of a step has them."""
+    return {tensor: value for tensor, value in values_of(*side, phase).items() if _is_copy(tensor[1]) is copy}
 
 
 def _is_copy(fqn: str) -> bool:
@@ -183,7 +192,7 @@ def scaler(beside: Beside) -> Part:
         {
             path: value
             for (fqn, path), value in numbers_of(side, Kind.HYPERPARAMETER)
-            if fqn.startswith(_SCALER) and value is not None
+            if fqn == SCALER and value is not None
         }
         for side in beside.first
     )
