@@ -10,7 +10,7 @@ from introspect_cli.compare.join.sites import align, columns
 from introspect_cli.compare.join.steps import differing, pair_steps
 from introspect_cli.compare.match.names import parse_rename, renamer, strip_wrappers
 from introspect_cli.compare.options import DiffOptions
-from introspect_cli.compare.result import Verdict
+from introspect_cli.compare.result import Restored, Verdict
 from introspect_cli.compare.watched import option_notes
 from introspect_cli.errors import UsageError
 from introspect_cli.records import Kind, ModuleInfo
@@ -281,7 +281,8 @@ class TestOffset:
         resumed = self.resumed(kinds=(Kind.PARAM, Kind.BUFFER))
         result = diff(train(steps=6, rng=False), resumed, about_b=read)
         assert (result.resumed.run, result.resumed.at) == ("b", 3)
-        assert result.resumed.lost[0].part == "optimizer state"
+        state = next(part for part in result.resumed.parts if part.part == "optimizer state")
+        assert (state.state, state.text) == (Restored.UNSEEN, "not as b begins, equal after its first step")
         both = diff(train(steps=6, rng=False), resumed, about_a=read, about_b=read)
         assert both.resumed is None
 
@@ -301,6 +302,15 @@ class TestOffset:
         assert result.resumed is None
         assert not any("--offset" in note for note in result.notes)
         assert (result.first.reason, result.first.site.fqn) == ("initial", "Net.b.weight")
+
+    def test_a_resumed_run_may_go_on_counting(self, diff):
+        """Steps of both have one number, and what the later run begins with is held against the step before."""
+        going_on = {"first_step": 3}
+        result = diff(train(steps=6, rng=False), self.resumed(), about_b=going_on)
+        assert result.verdict is Verdict.SAME
+        assert (result.resumed.run, result.resumed.at, result.resumed.first) == ("b", 3, 3)
+        selected = {**going_on, "manifest": {"options": {"steps": "3:"}}}
+        assert diff(train(steps=6, rng=False), self.resumed(), about_b=selected).resumed is None
 
     def test_offset_as_given(self, diff):
         assert diff(train(steps=6, rng=False), self.resumed(), DiffOptions(offset=3)).verdict is Verdict.SAME

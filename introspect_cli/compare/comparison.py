@@ -131,6 +131,11 @@ class Comparison:
             return None
         return goes_on(self.sides, self.offset, asked=self.options.offset is not None)
 
+    def goes_on_at(self, step: int) -> bool:
+        """Whether a step of a is the one at which a resumed run goes on."""
+        goes = self.goes
+        return goes is not None and step == (goes.at if goes.late == "b" else goes.first)
+
     @cached_property
     def read_on(self) -> ReadOn | None:
         """What the later run read and drew to get there; None where everything counts."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from introspect_cli.compare.passes.origins import shows
 from introspect_cli.compare.reasons.base import reason_named
 from introspect_cli.compare.reasons.scene import Scene
 from introspect_cli.compare.reasons.words import listed
 from introspect_cli.compare.result import DiffResult, Divergence, Origin, Part, Restored, Resumption, Role, Verdict
-from introspect_cli.compare.resumed.data import PLACE, RANDOM
+from introspect_cli.compare.resumed.data import RANDOM
 from introspect_cli.compare.resumed.parts import RATES
 from introspect_cli.compare.verdict import first_of
 from introspect_cli.records import Kind, count
@@ -36,10 +37,9 @@ def with_origins(
     if resumed is None:
         return replace(answer, origins=told)
     notes = (*answer.notes, *_notes(resumed))
-    sentence = with_head(answer, resumed)
-    return replace(
-        answer, sentence=sentence, notes=notes, resumed=resumed, origins=_with_parts(resumed, answer.first, told)
-    )
+    sentence, lost = with_head(answer, resumed), best.lost if best is not None else []
+    origins = _with_parts(resumed, answer.first, lost, told)
+    return replace(answer, sentence=sentence, notes=notes, resumed=resumed, origins=origins)
 
 
 def _origins(
@@ -117,38 +117,37 @@ def _notes(resumed: Resumption) -> list[str]:
     return notes
 
 
-def _with_parts(resumed: Resumption, first: Divergence | None, told: tuple[Origin, ...]) -> tuple[Origin, ...]:
+def _with_parts(
+    resumed: Resumption, first: Divergence | None, lost: Sequence[Divergence], told: tuple[Origin, ...]
+) -> tuple[Origin, ...]:
     """The origins, where a checkpoint that was not restored explains them: each part that was lost is one.
 
     The first divergence belongs to the part that it shows, which leads.
     """
     if first is None or not resumed.lost:
         return told
-    parts = [(part, _shows(first, part)) for part in resumed.lost]
-    parts.sort(key=lambda own: not own[1])
-    lost = [
-        Origin(f"the {together([part])[0]} was not restored", first if shows and place == 0 else None, part.part)
-        for place, (part, shows) in enumerate(parts)
-    ]
+    parts = sorted(resumed.lost, key=lambda part: not _makes(part, first))
+    leads = next(iter(parts)) if _makes(parts[0], first) else None
+    found = []
+    for part in parts:
+        record = first if part is leads else next((own for own in lost if shows(own.site, part)), None)
+        were = "were" if part.part.partition(" of ")[0].endswith("s") else "was"
+        found.append(Origin(f"the {together([part])[0]} {were} not restored", record, part.part))
     others = [
         origin
         for origin in told
         if origin.divergence is not None
         and origin.divergence is not first
-        and not any(_shows(origin.divergence, part) for part in resumed.lost)
+        and not any(_makes(part, origin.divergence) for part in parts)
     ]
-    return (*lost, *others)
+    return (*found, *others)
 
 
-def _shows(divergence: Divergence, part: Part) -> bool:
+def _makes(part: Part, divergence: Divergence) -> bool:
     """Whether a divergence is what a lost part makes."""
-    kind = divergence.site.kind
-    if kind is Kind.RNG:
-        return part.part.startswith(RANDOM)
-    if kind is Kind.BATCH:
-        return part.part == PLACE
+    if shows(divergence.site, part):
+        return True
     if divergence.reason == "optimizer":
         return part.part in _OF_THE_UPDATE
-    if divergence.reason == "resumed":
-        return part.part in {Kind.PARAM.several, Kind.BUFFER.several, Kind.OPTIMIZER_STATE.several}
-    return False
+    states = {Kind.PARAM.several, Kind.BUFFER.several, Kind.OPTIMIZER_STATE.several}
+    return divergence.reason == "resumed" and part.part in states

@@ -72,6 +72,7 @@ class RankOutcome:
         unopened: common steps after those, which were not compared.
         resumption: what a resumed run goes on with; None where neither run is one.
         origins: other divergences of the first diverging step that rest on nothing that differs, with their causes.
+        lost: divergences of the first diverging step that show what a resumed run did not restore.
         alone: compares evaluation alone (True) or training alone (False); None where no evaluation is on record.
     """
 
@@ -100,6 +101,7 @@ class RankOutcome:
     unopened: int = 0
     resumption: Resumption | None = None
     origins: list[tuple[Divergence, Cause]] = field(default_factory=list)
+    lost: list[Divergence] = field(default_factory=list)
     alone: Callable[[bool], RankOutcome] | None = None
 
     def cut(self, places: int) -> None:

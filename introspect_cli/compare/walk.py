@@ -23,7 +23,7 @@ from introspect_cli.compare.overview import Heat
 from introspect_cli.compare.passes.choose import brings_values, choose
 from introspect_cli.compare.passes.combine import combine
 from introspect_cli.compare.passes.cover import cover, evaluates
-from introspect_cli.compare.passes.origins import origins
+from introspect_cli.compare.passes.origins import origins, shown_by
 from introspect_cli.compare.passes.pair import matched, pair
 from introspect_cli.compare.passes.separate import separate
 from introspect_cli.compare.passes.tolerate import tolerate
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from introspect_cli.compare.join.sites import Mask
     from introspect_cli.compare.join.steps import Sides
     from introspect_cli.compare.options import DiffOptions
+    from introspect_cli.compare.result import Resumption
     from introspect_cli.compare.table import Table
     from introspect_cli.store.index import StepEntry
     from introspect_cli.store.whole import Reader
@@ -81,6 +82,9 @@ class Walk:
         self.last: int | None = None
         self.began: Table | None = None
         self.brought = False
+        self.resumption: Resumption | None = None
+        if comparison.options.evaluation is None and not comparison.options.narrowed:
+            self.resumption = outcome.resumption = resumption_of(comparison)
 
     def run(self, places: Sequence[int]) -> None:
         """Walk the steps at these places, filling in the outcome.
@@ -212,13 +216,15 @@ class Walk:
             if lead is not None:
                 self._list(lead.step, lead.position, lead.cause)
                 positions = [position for position in positions if position != lead.stands_for]
+        lost = shown_by(step, self.resumption) if begins else {}
         for position in positions:
             room = limit is None or len(outcome.listed) < limit or (begins and self.options.whole_step)
             if outcome.first is not None and not room:
                 break
-            self._list(step, position)
+            self._list(step, position, lost.get(position) if outcome.first is not None else None)
         if begins:
             self._share(step, positions)
+            outcome.lost += [materialise(step, position, cause) for position, cause in lost.items()]
             self._see_origins(step, positions)
         self.carried, self.last = carry_over(step, carried, comparison.ended), table.step
 
@@ -321,7 +327,7 @@ def compare_rank(
     paired = outcome.paired  # as far as it was walked
     records = _records(paired, None if counted.all() else counted)  # ranks as one know it of what was read
     blind = _blind_rows(sides.a, paired, counted)
-    if options.evaluation is None and not options.narrowed:
+    if not places and options.evaluation is None and not options.narrowed:
         outcome.resumption = resumption_of(comparison)
     outcome.tally = replace(outcome.tally, records=records + outcome.tally.records, blind_both=blind)
     return outcome

@@ -9,17 +9,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from introspect_cli.compare.evidence import Cause
 from introspect_cli.compare.names import generator_of
 from introspect_cli.compare.passes.choose import is_drawn_from
 from introspect_cli.compare.reasons.base import judge
 from introspect_cli.compare.reasons.hyperparameters import hyperparameter_changes
 from introspect_cli.compare.result import Role
-from introspect_cli.records import Phase
+from introspect_cli.compare.resumed.data import PLACE, RANDOM
+from introspect_cli.records import Kind, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from introspect_cli.compare.evidence import Cause
+    from introspect_cli.compare.result import Part, Resumption
     from introspect_cli.compare.step import Step
     from introspect_cli.records import Site
 
@@ -87,3 +89,25 @@ def _has_effect(step: Step, position: int, cause: Cause) -> bool:
     if cause.reason == "rng":
         return is_drawn_from(step, position)
     return cause.reason != "optimizer" or bool(hyperparameter_changes(step.table))
+
+
+def shown_by(step: Step, resumption: Resumption | None) -> dict[int, Cause]:
+    """The divergences of the step at which a run goes on that show what it did not restore, one for each part."""
+    if resumption is None or not step.comparison.goes_on_at(step.number):
+        return {}
+    found = {}
+    for part in resumption.lost:
+        those = [position for position, site in enumerate(step.sites) if shows(site, part)]
+        those.sort(key=lambda position: step.sites[position].path != "['step']")  # a count says most
+        if those:
+            found[those[0]] = Cause(Role.ORIGIN, "resumed")
+    return found
+
+
+def shows(site: Site, part: Part) -> bool:
+    """Whether a record holds a part of what a resumed run goes on with."""
+    if site.kind is Kind.RNG:
+        return site.phase is Phase.START and part.part == RANDOM + generator_of(site)
+    if site.kind is Kind.BATCH:
+        return part.part == PLACE
+    return site.kind is Kind.OPTIMIZER_STATE and part.part == site.kind.several

@@ -182,8 +182,7 @@ class Scene:
     @cached_property
     def draws(self) -> list[Draw]:
         """Random draws that one run only made in this step, before the divergence; not to get to where it goes on."""
-        goes = self.step.comparison.goes
-        if goes is not None and self.table.step == (goes.at if goes.late == "b" else goes.first):
+        if self.step.comparison.goes_on_at(self.table.step):
             return []
         return [
             draw
