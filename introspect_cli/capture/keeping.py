@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from introspect_cli.labels import Labels
     from introspect_cli.store.rank_writer import RankWriter
     from introspect_cli.store.writer import StoreWriter
-    from introspect_cli.tensors.table import SummaryTable
+    from introspect_cli.tensors.columns import SummaryTable
 
 _HISTORY = 100
 _FEW = 5

@@ -352,6 +352,7 @@ class DiffResult:
         evaluation: the answer for evaluation alone; None where the runs have none on record in one step.
         origins: all that differs and rests on nothing that differs, in the first diverging step; the first leads.
         resumed: what a resumed run goes on with; None where neither is resumed.
+        subject: what was compared: `runs` or `checkpoints`.
     """
 
     a: str
@@ -375,3 +376,4 @@ class DiffResult:
     evaluation: Separate | None = None
     origins: tuple[Origin, ...] = ()
     resumed: Resumption | None = None
+    subject: str = "runs"
