@@ -21,6 +21,7 @@ from introspect_cli.records import Kind
 from introspect_cli.render.cards import first_screen
 from introspect_cli.render.diff_text import diff_blocks
 from introspect_cli.render.json import diff_document
+from introspect_cli.schedule.rules import Schedule
 
 EPOCH, STEPS = 4, 9
 OPTIMIZER, RATES, PLACE = "optimizer state", "learning rates and schedulers", "place in the data"
@@ -145,6 +146,9 @@ def runs(tmp_path_factory):
     return get
 
 
+EVERY_2 = Schedule.parse("::2")
+
+
 def resume(runs, path, lose="nothing", at=6, record=None, **loop):
     """The run that was not interrupted, and one that goes on from its checkpoint without some parts."""
     whole, checkpoint = runs(at, **loop)
@@ -234,6 +238,20 @@ def test_what_was_not_recorded_is_not_called_restored(runs, tmp_path, lose):
         assert states[part] is Restored.UNSEEN, part
     assert states["parameters"] is Restored.YES
     assert result.verdict is (Verdict.DIVERGED if lose == "optimizer" else Verdict.SAME), result.sentence
+    assert "buffers, optimizer state, learning rates and schedulers and 2 more were not recorded." in result.sentence
+
+
+@pytest.mark.parametrize(("lose", "both"), [("nothing", True), ("nothing", False), ("optimizer", True)])
+def test_sampled_steps_are_enough(runs, tmp_path, lose, both):
+    """The step before is not on record: what either step begins with is, since it was taken up again there."""
+    whole, checkpoint = runs(6, shuffle=True)
+    if both:
+        whole = recorded(tmp_path / "whole", lambda: train(shuffle=True), steps=EVERY_2)
+    resumed = recorded(tmp_path / "b", lambda: train(checkpoint, lose.split("+"), shuffle=True), steps=EVERY_2)
+    result = compared(whole, resumed)
+    assert (result.resumed.run, result.resumed.at) == ("b", 6)
+    assert lost(result) == LOST[lose]
+    assert result.verdict is (Verdict.SAME if lose == "nothing" else Verdict.DIVERGED), result.sentence
 
 
 def test_a_generator_that_nothing_draws_from_is_told_and_changes_nothing(runs, tmp_path, monkeypatch):

@@ -66,7 +66,7 @@ def with_head(answer: DiffResult, resumed: Resumption) -> str:
         return f"{answer.sentence} {head}"
     if answer.verdict is Verdict.SAME and not resumed.lost:
         right = f"run {resumed.run} restored all that is on record of step {resumed.at - 1} of {whole}"
-        head = f"Resumed right: {right}{_but(resumed)}."
+        head = f"Resumed right: {right}{_but(resumed)}{_unseen(resumed)}."
     return f"{head} {answer.sentence}"
 
 
@@ -75,7 +75,7 @@ def head_of(resumed: Resumption) -> str:
     whole = "ba"["ab".index(resumed.run)]
     run = f"Run {resumed.run}, resumed after step {resumed.at - 1} of {whole},"
     if not resumed.lost:
-        return f"{run} restored all that is on record{_but(resumed)}."
+        return f"{run} restored all that is on record{_but(resumed)}{_unseen(resumed)}."
     lost = together(resumed.lost)
     names = [f"the {name}" for name in lost[:_NAMED]]
     if len(lost) > _NAMED:
@@ -87,6 +87,16 @@ def _but(resumed: Resumption) -> str:
     """What was not restored and changes nothing."""
     left = [part for part in resumed.parts if part.state is Restored.NO and not part.matters]
     return f" but the {listed(together(left))}" if left else ""
+
+
+def _unseen(resumed: Resumption) -> str:
+    """What was not recorded and may have been lost."""
+    names = together([replace(part, text="") for part in resumed.unseen])
+    if not names:
+        return ""
+    more = [f"{len(names) - _NAMED} more"] if len(names) > _NAMED else []
+    were = "was" if len(names) == 1 and not names[0].partition(" of ")[0].endswith("s") else "were"
+    return f"; {listed([*names[:_NAMED], *more])} {were} not recorded"
 
 
 def together(parts: Sequence[Part]) -> list[str]:

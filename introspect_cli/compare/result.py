@@ -287,7 +287,8 @@ class Part:
         text: more of it, with values; "" where there is no more to say.
         a: its value in run a, where it is a number; None otherwise.
         b: its value in run b.
-        matters: whether anything may rest on it: False where nothing drew from a generator, and of what only counts.
+        matters: whether anything may rest on it: False where nothing drew from a generator, of what only counts, and of
+            what neither run has.
     """
 
     part: str
@@ -319,6 +320,11 @@ class Resumption:
     parts: tuple[Part, ...]
     thrown_away: int = 0
     in_time: tuple[str, ...] = ()
+
+    @property
+    def unseen(self) -> tuple[Part, ...]:
+        """The parts that were not recorded and on which something may rest."""
+        return tuple(part for part in self.parts if part.state is Restored.UNSEEN and part.matters)
 
     @property
     def lost(self) -> tuple[Part, ...]:

@@ -64,7 +64,7 @@ def _origins(result: DiffResult) -> str:
     if len(result.origins) < 2:
         return ""
     lines = "".join(f"<li>{text(origin.sentence, 1000)}</li>" for origin in result.origins)
-    return f'<p class="quiet">These differ independently of each other:</p><ul class="plain">{lines}</ul>'
+    return f'<p class="quiet">Each of these rests on nothing that differs:</p><ul class="plain">{lines}</ul>'
 
 
 def _apart(result: DiffResult) -> str:

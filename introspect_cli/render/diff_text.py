@@ -156,7 +156,7 @@ def _origins(result: DiffResult) -> list[Block]:
     """Every origin, where there are several; the parts of a checkpoint are listed as such."""
     if len(result.origins) < 2 or all(origin.part for origin in result.origins):
         return []
-    blocks: list[Block] = [line(), line("These differ independently of each other:", "heading")]
+    blocks: list[Block] = [line(), line("Each of these rests on nothing that differs:", "heading")]
     blocks += [line(clean(origin.sentence), indent=2) for origin in result.origins]
     return blocks
 

@@ -34,6 +34,9 @@ _BACK = 8
 State = tuple[int, Status]
 """What is on record of a generator: checksum and status."""
 
+States = dict[tuple[str, Phase, str, int], State]
+"""States by generator, phase, module and call."""
+
 Batch = tuple[tuple[str, int], ...]
 """What a batch holds: paths and checksums."""
 
@@ -92,7 +95,7 @@ def _read_before(own: Late, at: int, loader: str) -> list[Batch]:
 # --- random states
 
 
-def random_states(reader: Reader, step: int, sites: Columns) -> dict[tuple[str, Phase, str, int], State]:
+def random_states(reader: Reader, step: int, sites: Columns) -> States:
     """The states of generators on record in a step: generator, phase, module and call to checksum and status."""
     if step not in reader:
         return {}
@@ -109,28 +112,42 @@ def random_states(reader: Reader, step: int, sites: Columns) -> dict[tuple[str, 
 
 
 def _restored_within(own: Late, goes: Goes) -> frozenset[str]:
-    late, whole = (
-        random_states(reader, step, sites)
-        for reader, step, sites in ((own.late, goes.first, own.sites), (own.whole, goes.at, own.sites_whole))
-    )
-    after = (
-        random_states(reader, step + 1, sites)
-        for reader, step, sites in ((own.late, goes.first, own.sites), (own.whole, goes.at, own.sites_whole))
-    )
-    next_late, next_whole = after
+    late, whole = _states(own, goes, 0)
     found = set()
     for key in late.keys() & whole.keys():
         generator, phase = key[0], key[1]
-        if phase is not Phase.START or late[key][0] == whole[key][0]:
-            continue
-        within = [own for own in late.keys() & whole.keys() if own[0] == generator and own[1] is not Phase.START]
-        if within:
-            restored = all(late[own] == whole[own] for own in within)
-        else:
-            restored = key in next_late and next_late[key] == next_whole.get(key)
-        if restored:
-            found.add(generator)
+        if phase is Phase.START and late[key][0] != whole[key][0]:
+            later = _later(own, goes, generator)
+            if later and all(one == other for one, other in later):
+                found.add(generator)
     return frozenset(found)
+
+
+def looked_later(own: Late, goes: Goes, generator: str) -> bool:
+    """Whether both runs have a generator's state on record after that step has begun."""
+    return bool(_later(own, goes, generator))
+
+
+def _later(own: Late, goes: Goes, generator: str) -> list[tuple[State, State]]:
+    """A generator's states in both runs when something draws from it in that step; else when a later step begins."""
+    late, whole = _states(own, goes, 0)
+    within = [key for key in late.keys() & whole.keys() if key[0] == generator and key[1] is not Phase.START]
+    if within:
+        return [(late[key], whole[key]) for key in within]
+    start = (generator, Phase.START, generator, 0)
+    for after in range(1, _BACK + 1):
+        late, whole = _states(own, goes, after)
+        if start in late and start in whole:
+            return [(late[start], whole[start])]
+    return []
+
+
+def _states(own: Late, goes: Goes, after: int) -> tuple[States, States]:
+    """The random states of the later and the whole run, so many steps after the first."""
+    return (
+        random_states(own.late, goes.first + after, own.sites),
+        random_states(own.whole, goes.at + after, own.sites_whole),
+    )
 
 
 # --- the step without it

@@ -204,11 +204,23 @@ def _begins_after(own: Late, *, read: bool) -> tuple[int, bool] | None:
 
 
 def _step_with(own: Late, start: dict[Tensor, int]) -> tuple[int, int] | None:
-    """The step of the whole run that begins with most of `start`, and with how much; None where none stands out."""
+    """The step of the whole run that begins with most of `start`, and with how much; None where none stands out.
+
+    What a step begins with, the step before left; where that was not captured, its own start tells.
+    """
+    for phase, after in ((Phase.OPTIMIZER, 1), (Phase.START, 0)):
+        found = _row_with(own, start, phase)
+        if found is not None:
+            return int(own.whole.entries["step"][found[0]]) + after, found[1]
+    return None
+
+
+def _row_with(own: Late, start: dict[Tensor, int], phase: Phase) -> tuple[int, int] | None:
+    """The row of the step that has most of `start` in a phase, and how much; None where none stands out."""
     sites = own.sites_whole
-    after = (sites.phase == phase_code(Phase.OPTIMIZER)) & (sites.call == 0)  # later calls are within the step
-    after &= np.isin(sites.kind, [kind_code(kind) for kind in STATE_KINDS])
-    last = {(int(sites.kind[n]), sites.fqn[n], sites.path[n]): n for n in np.flatnonzero(after).tolist()}
+    wanted = (sites.phase == phase_code(phase)) & (sites.call == 0)  # later calls are within the step
+    wanted &= np.isin(sites.kind, [kind_code(kind) for kind in STATE_KINDS])
+    last = {(int(sites.kind[n]), sites.fqn[n], sites.path[n]): n for n in np.flatnonzero(wanted).tolist()}
     shared = [tensor for tensor in start if tensor in last]
     if not shared:
         return None
@@ -225,7 +237,7 @@ def _step_with(own: Late, start: dict[Tensor, int]) -> tuple[int, int] | None:
     best = int(equal.max(initial=0))
     if (equal == best).sum() != 1 or 2 * best < len(goal):
         return None
-    return int(own.whole.entries["step"][np.argmax(equal)]) + 1, best
+    return int(np.argmax(equal)), best
 
 
 def _step_counted(own: Late) -> int | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from introspect_cli.compare.evidence import Cause
+from introspect_cli.compare.evidence import Cause, Known
 from introspect_cli.compare.names import generator_of
 from introspect_cli.compare.passes.choose import is_drawn_from
 from introspect_cli.compare.reasons.base import judge
@@ -53,6 +53,8 @@ def origins(step: Step, positions: Sequence[int], first: Site, cause: Cause) -> 
         key = _key(step, site, other)
         if other.role is not Role.ORIGIN or other.reason not in _AT_ITS_PLACE or key in seen:
             continue
+        if any(own.known is not Known.EQUAL for own in other.evidence):
+            continue  # it may come from what was not seen, or have grown from what was let pass
         if _has_effect(step, position, other):
             seen.add(key)
             found.append((position, other))
@@ -68,12 +70,10 @@ def _looked_at(step: Step, positions: Sequence[int]) -> Iterator[int]:
 
 
 def _key(step: Step, site: Site, cause: Cause) -> tuple[str, str]:
-    """What has one cause: all tensors of an optimizer, all that is initialised, all modules of a class."""
-    if cause.reason == "rng":
-        return cause.reason, generator_of(site)
+    """What may have one cause: generators, tensors of an optimizer, all that is initialised, all modules of a class."""
     if cause.reason == "batch":
         return cause.reason, site.fqn
-    if cause.reason in {"module", "own_code", "op"}:
+    if cause.reason in {"module", "own_code", "op", "buffer"}:
         name = cause.module or site.fqn
         classes = [tree[name].module_class for tree in step.modules if name in tree]
         return "module", classes[0] if classes else name

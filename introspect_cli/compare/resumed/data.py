@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.compare.join.read_on import batches_of, random_states
+from introspect_cli.compare.join.read_on import batches_of, looked_later, random_states
 from introspect_cli.compare.join.sites import kind_code, phase_code
 from introspect_cli.compare.result import Part, Restored
 from introspect_cli.records import Kind, Phase, Status, count
@@ -46,8 +46,11 @@ def _restored(beside: Beside, generator: str, late: State | None, whole: State |
         return Restored.UNSEEN, f"nothing had drawn from it in {goes.late if status is Status.VALUE else goes.whole}"
     if checksum == other:
         return Restored.YES, "nothing had drawn from it in either run" if status is Status.VALUE else ""
-    in_time = read is not None and generator in read.generators
-    return (Restored.YES, "within the first step") if in_time else (Restored.NO, "")
+    if read is not None and generator in read.generators:
+        return Restored.YES, "within the first step"
+    if not looked_later(beside.own, goes, generator):
+        return Restored.UNSEEN, f"another one when {goes.late} begins, and nothing later is on record"
+    return Restored.NO, ""
 
 
 def _unused(generator: str, states: tuple[dict[tuple[str, Phase, str, int], State], ...]) -> bool:

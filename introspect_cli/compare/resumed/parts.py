@@ -63,7 +63,7 @@ def tensors(beside: Beside, kind: Kind) -> Part:
     code = kind_code(kind)
     both = [tensor for tensor in began if tensor[0] == code and tensor in there and not _is_copy(tensor[1])]
     if not both:
-        return Part(name, Restored.UNSEEN, "none on record")
+        return Part(name, Restored.UNSEEN, "none on record", matters=False)
     missing = sum(tensor[0] == code and tensor not in began and not _is_copy(tensor[1]) for tensor in there)
     unseen = f"; {missing} more not recorded in {beside.goes.late}" if missing else ""
     differ = sorted(tensor[1] for tensor in both if began[tensor] != there[tensor])
@@ -85,7 +85,7 @@ def optimizer(beside: Beside) -> Part:
     began = {tensor: value for tensor, value in beside.began.items() if tensor[0] == code}
     differ = [tensor for tensor in (there | began) if began.get(tensor) != there.get(tensor)]
     if not there and not began:
-        return Part(name, Restored.UNSEEN, "none on record")
+        return Part(name, Restored.UNSEEN, "none on record", matters=False)
     if not differ:
         return Part(name, Restored.YES, f"all {count(len(there), 'value')}" if len(there) > 1 else "")
     counted = _counted(beside)
@@ -127,14 +127,14 @@ def copies(beside: Beside) -> Part:
         held = mine.keys() & theirs.keys()
         differ = [tensor[1] for tensor in held if mine[tensor] != theirs[tensor]]
         if differ and not trained:
-            return Part(name, Restored.UNSEEN, "first on record when the parameters differ")
+            return Part(name, Restored.UNSEEN, "first on record when the parameters differ", matters=False)
         if differ:
             return Part(name, Restored.NO, f"{len(differ)} of {len(held)} differ, {min(differ)}")
         if held:
             return Part(name, Restored.YES, f"all {len(held)}")
         ends = [_of(side, Phase.OPTIMIZER, copy=False) for side in (late, whole)]
         trained = trained and ends[0] == ends[1]
-    return Part(name, Restored.UNSEEN, "none on record")
+    return Part(name, Restored.UNSEEN, "none on record", matters=False)
 
 
 def _of(side: Side, phase: Phase, *, copy: bool) -> dict[Tensor, int]:
@@ -198,7 +198,7 @@ def scaler(beside: Beside) -> Part:
     )
     shared = sorted(late.keys() & whole.keys())
     if not shared:
-        return Part("scaler", Restored.UNSEEN, "none on record")
+        return Part("scaler", Restored.UNSEEN, "none on record", matters=False)
     for path in shared:
         if late[path] != whole[path]:
             values = f"{late[path]:g}", f"{whole[path]:g}"
@@ -212,7 +212,7 @@ def counters(beside: Beside) -> Part:
     late, whole = one.labels.get(first, {}), two.labels.get(at, {})
     names = [label for label in ("global_step", "epoch", "batch") if label in late and label in whole]
     if not names:
-        return Part("counters", Restored.UNSEEN)
+        return Part("counters", Restored.UNSEEN, matters=False)
     differ = [label for label in names if late[label] != whole[label]]
     if differ:
         text = ", ".join(f"{label} {beside.change(shown(late[label]), shown(whole[label]))}" for label in differ)
