@@ -211,7 +211,18 @@ def test_fused_and_transposed_tensors_are_found_and_proven_by_their_elements(tmp
     shuffled = two["h.0.fc.weight"].reshape(-1)[torch.randperm(128)].reshape(8, 16)
     safetensors.save_file({**two, "h.0.fc.weight": shuffled}, tmp_path / "b.safetensors")
     verdict, _, beside = said(tmp_path / "a.safetensors", tmp_path / "b.safetensors")
-    assert (verdict, "by extrema and moments" in beside) == ("diverged", True)
+    assert (verdict, "but its elements are in another order" in beside) == ("diverged", True)
+
+
+def test_tensors_in_another_form_that_are_too_large_to_be_read_again_are_not_called_equal(tmp_path, monkeypatch):
+    monkeypatch.setattr("introspect_cli.exchange.checkpoints._LARGEST_AGAIN", 8)
+    weight = torch.randn(16, 8)
+    torch.save({"w": weight, "b": torch.randn(4)}, tmp_path / "a.pt")
+    torch.save({**torch.load(tmp_path / "a.pt"), "w": weight.T.contiguous()}, tmp_path / "b.pt")
+    verdict, sentence, beside = said(tmp_path / "a.pt", tmp_path / "b.pt")
+    assert verdict == "undecided"
+    assert sentence.startswith("Could not tell: of 2 tensors 1 in another form agree by extrema and moments alone")
+    assert "its elements were not compared" in beside
 
 
 def test_two_steps_of_one_training_differ_in_all_and_say_how_far_each_is(place):
@@ -269,6 +280,27 @@ def test_a_checkpoint_of_no_step_names_the_nearest_and_what_differs(place, tmp_p
     verdict, sentence, beside = said(place / "run", tmp_path / "small.pt")
     assert (verdict, "nearest is after step 3, where" in sentence) == ("diverged", True)
     assert "b lacks 2 tensors of a: Net.up.weight" in beside.replace("up.weight", "Net.up.weight")
+
+
+def test_a_checkpoint_of_a_part_of_the_model_says_what_it_lacks(place, tmp_path):
+    state = torch.load(place / "weights.pt")
+    del state["up.bias"]
+    torch.save(state, tmp_path / "part.pt")
+    verdict, sentence, _ = said(place / "run", tmp_path / "part.pt")
+    assert verdict == "diverged"
+    told = "What checkpoint b holds of the model, run a has after step 3, but b lacks 1 tensor of a: up.bias."
+    assert sentence == told
+
+
+def test_weights_that_hardly_any_step_has_are_set_beside_the_nearest_and_not_beside_a_chance(place, tmp_path):
+    """Zeros that the run begins with are in every checkpoint that never trained them."""
+    state = torch.load(place / "weights.pt")
+    noisy = {
+        name: own + 1e-4 * torch.randn_like(own) if own.is_floating_point() else own for name, own in state.items()
+    }
+    torch.save({**noisy, "bn.bias": torch.zeros(16)}, tmp_path / "other.pt")
+    _, sentence, _ = said(place / "run", tmp_path / "other.pt")
+    assert "nearest is when step 0 begins" not in sentence
 
 
 def test_a_run_without_parameters_cannot_be_compared_with_a_checkpoint(place, tmp_path):

@@ -67,7 +67,7 @@ class Forms:
         self._constants(only)
         return [own for own in shapes if not self._turned_in_place(own.site.fqn)]
 
-    def _add(self, a: tuple[str, ...], b: tuple[str, ...], form: str, *, proven: bool) -> None:
+    def _add(self, a: tuple[str, ...], b: tuple[str, ...], form: str, *, proven: bool | None) -> None:
         self.found.append(Form(tuple(self._in_a.get(name, name) for name in a), b, form, proven))
         self.settled[0].update(a)
         self.settled[1].update(b)
@@ -97,13 +97,13 @@ class Forms:
     def _tensor(self, side: int, name: str) -> Any:
         return self.runs[side].tensor(self.every[side][name].checksum)
 
-    def _is_turned(self, a: str, b: str) -> bool:
-        """Whether two tensors hold the same elements, one transposed or in another shape."""
+    def _is_turned(self, a: str, b: str) -> bool | None:
+        """Whether two tensors hold the same elements, one transposed or in another shape; None where nobody knows."""
         one, two = self._tensor(0, a), self._tensor(1, b)
-        if one is None or two is None or one.size != two.size:
-            return False
-        forms = [form for form in (one.T, one.reshape(two.shape)) if form.shape == two.shape]
-        return any(np.array_equal(form, two, equal_nan=form.dtype.kind == "f") for form in forms)
+        if one is None or two is None:
+            return None
+        forms = [one.T, one.reshape(two.shape)] if one.size == two.size else []
+        return any(form.shape == two.shape and np.array_equal(form, two) for form in forms)
 
     def _turned_in_place(self, name: str) -> bool:
         """Whether a tensor that has another shape under its name holds the same numbers."""
@@ -121,12 +121,13 @@ class Forms:
         result = called[whole][merge.whole]
         one, pieces = self._tensor(whole, result), [self._tensor(parts, name) for name in members]
         order: Sequence[int] | None = None
-        if one is not None and all(own is not None for own in pieces):
+        known = one is not None and all(own is not None for own in pieces)
+        if known:
             every = permutations(range(len(pieces))) if len(pieces) <= _PERMUTED else [tuple(range(len(pieces)))]
             order = next((chosen for chosen in every if _are_joined(one, [pieces[at] for at in chosen])), None)
         together = tuple(members[at] for at in order or range(len(members)))
         a, b = (together, (result,)) if parts == 0 else ((result,), together)
-        self._add(a, b, "merged", proven=order is not None)
+        self._add(a, b, "merged", proven=order is not None if known else None)
 
 
 def _are_joined(whole: Any, pieces: Sequence[Any]) -> bool:

@@ -30,13 +30,13 @@ class Form:
         a: its name, or those of several that are one in b, in their order.
         b: its name in b, or those of several.
         form: `tied` (equal bits under another name), `transposed`, `merged`, or `constant` (the same number all over).
-        proven: whether the elements were compared.
+        proven: whether the elements are the same; None where they could not be compared.
     """
 
     a: tuple[str, ...]
     b: tuple[str, ...]
     form: str
-    proven: bool
+    proven: bool | None
 
 
 @dataclass(frozen=True)
@@ -104,8 +104,19 @@ class Found:
     @property
     def same(self) -> bool:
         """Whether nothing differs that both could have, but for its name or a form that was proven."""
-        rest = self.differ or self.shapes or self.casts or self.only_a or self.only_b
-        return not rest and all(form.proven for form in self.forms)
+        return not self.rest and all(form.proven for form in self.forms)
+
+    @property
+    def doubtful(self) -> int:
+        """Where nothing else differs: how many tensors are in another form whose elements were not compared."""
+        if self.rest or any(form.proven is False for form in self.forms):
+            return 0
+        return sum(form.proven is None for form in self.forms)
+
+    @property
+    def rest(self) -> bool:
+        """Whether anything differs beside names and forms."""
+        return bool(self.differ or self.shapes or self.casts or self.only_a or self.only_b)
 
 
 # --- words
@@ -128,6 +139,11 @@ def sentence_of(
     rest = [names + more, *rest] if names else rest
     if not sum(found.counts.values()):
         return "Could not tell: the checkpoints have no kind of tensor in common.", rest
+    if verdict is Verdict.UNDECIDED and found.doubtful:
+        text = (
+            f"Could not tell: of {count(sum(found.counts.values()), 'tensor')} {found.doubtful:,} in another form agree"
+        )
+        return f"{text} by extrema and moments alone, the others are equal.", rest
     if verdict is Verdict.UNDECIDED:
         return f"Could not tell: all that could be read is equal, but {found.unread} could not be read.", rest
     if verdict is Verdict.SAME:
@@ -144,6 +160,10 @@ def sentence_of(
     model_differs = any(own.site.kind in MODEL for own in _all(found))
     if found.run and not model_differs:
         return f"{_at(found)}, but {lead}.", [*others, *rest]
+    if found.run and not (found.differ or found.shapes or found.casts):
+        letter = "b" if found.run == "a" else "a"
+        text = f"What checkpoint {letter} holds of the model, run {found.run} has {found.moment}, but {lead}."
+        return text, [*others, *rest]
     if found.run:
         text = f"At no recorded step has run {found.run} all tensors of the checkpoint: nearest is {found.moment}"
         return f"{text}, where {lead}.", [*others, *rest]
@@ -308,16 +328,22 @@ _FORMS = {
 }
 
 
+_DOUBTS = {
+    True: "",
+    False: "; by extrema and moments, but its elements are in another order",
+    None: "; by extrema and moments, its elements were not compared",
+}
+
+
 def _forms(found: Found) -> list[str]:
     """What has another form, a line for each; of many of one form an example and the number."""
     told = []
     for form, text in _FORMS.items():
-        for proven in (True, False):
-            members = [own for own in found.forms if (own.form, own.proven) == (form, proven)]
+        for proven, doubt in _DOUBTS.items():
+            members = [own for own in found.forms if own.form == form and own.proven is proven]
             if not members:
                 continue
             first = text.format(a=" + ".join(members[0].a), b=" + ".join(members[0].b))
-            doubt = "" if proven else "; by extrema and moments, the elements were not compared or are in another order"
             more = f" (and {len(members) - 1:,} more so)" if len(members) > 1 else ""
             told.append(f"{first}{more}{doubt}")
     return told

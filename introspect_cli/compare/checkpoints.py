@@ -78,7 +78,7 @@ def of_checkpoints(answer: DiffResult, runs: tuple[Run, Run], asked: DiffOptions
     """
     found = _sorted(runs, asked, outcome)
     compared = sum(found.counts.values())
-    if not compared or (found.same and found.unread):
+    if not compared or (found.same and found.unread) or found.doubtful:
         verdict = Verdict.UNDECIDED
     else:
         verdict = Verdict.SAME if found.same else Verdict.DIVERGED

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from introspect_cli.records import Kind, Phase, Site
 from introspect_cli.store.whole import WholeReader
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from introspect_cli.records import Summary
     from introspect_cli.store.reader import Run
@@ -31,20 +32,38 @@ if TYPE_CHECKING:
 Tensor = tuple[str, str, str]
 """Kind, FQN and path."""
 
+_PHASES = {Phase.START: "before", Phase.OPTIMIZER: "after"}
 _KINDS = frozenset(kind.value for kind in (*MODEL, Kind.OPTIMIZER_STATE))
 
 
-@dataclass(frozen=True)
-class _Place:
-    """Where a tensor's record is: step and row."""
+@dataclass(eq=False)
+class State:
+    """What a run had at a moment, by tensor.
 
-    step: int
-    row: int
-    checksum: int
+    Attributes:
+        tensors: what they are.
+        checksum: uint64, 0 where none was recorded yet.
+        step: the step of the record.
+        row: its row.
+    """
+
+    tensors: list[Tensor]
+    checksum: Any
+    step: Any
+    row: Any
+
+    def copy(self) -> State:
+        """The same, which stays as it is when the walk goes on."""
+        return State(self.tensors, self.checksum.copy(), self.step.copy(), self.row.copy())
+
+    @cached_property
+    def of_optimizer(self) -> Any:
+        """Which tensors are an optimizer's state."""
+        return np.array([kind == Kind.OPTIMIZER_STATE.value for kind, _, _ in self.tensors], np.bool_)
 
 
-State = dict[Tensor, _Place]
-"""What a run had at a moment."""
+Moment = tuple[int, str]
+"""A step, and `before` or `after` it."""
 
 
 def is_checkpoint(run: Run) -> bool:
@@ -73,11 +92,8 @@ def as_moments(a: Run, b: Run, write: Callable[..., Run]) -> tuple[Run, Run]:
 
 def _moment(run: Run, checkpoint: Run, write: Callable[..., Run]) -> Run:
     reader = _reader(run)
-    moments = _moments(reader)
-    if not any(kind in (own.value for own in MODEL) for state in moments.values() for kind, _, _ in state):
-        raise StoreError(f"{run.path} has no parameters on record: a checkpoint can be compared with none of its steps")
-    chosen, alike = _chosen(reader, moments, checkpoint)
-    rows = _rows(reader, moments[chosen], checkpoint, run)
+    chosen, alike, state = _chosen(reader, checkpoint, str(run.path))
+    rows = _rows(reader, state, checkpoint, run)
     about = {
         "checkpoint": {"moment": _words(reader, *chosen), "alike": _later(reader, alike)},
         "not_observed": [],
@@ -105,53 +121,58 @@ def _reader(run: Run) -> Reader:
     return WholeReader(str(run.path), readers, complete=True) if parted and len(readers) > 1 else readers[0]
 
 
-def _moments(reader: Reader) -> dict[tuple[int, str], State]:
-    """What a run had at each moment: when a step began that says so, and after each step."""
-    found: dict[tuple[int, str], State] = {}
-    now: State = {}
+def _moments(reader: Reader) -> Iterator[tuple[Moment, State]]:
+    """Each moment at which something was recorded, with what the run had then, which the next one changes."""
     sites = reader.sites
-    wanted = {
-        number: (kind, fqn, path)
-        for number, (kind, fqn, path) in enumerate(zip(sites.kind, sites.fqn, sites.path, strict=True))
-        if kind in _KINDS
-    }
+    numbers: dict[Tensor, int] = {}
+    of_site = np.array(
+        [
+            numbers.setdefault((kind, fqn, path), len(numbers)) if kind in _KINDS else -1
+            for kind, fqn, path in zip(sites.kind, sites.fqn, sites.path, strict=True)
+        ],
+        np.int64,
+    )
+    at = {phase: np.array([own == phase.value for own in sites.phase], np.bool_) for phase in _PHASES}
+    blank = np.zeros(len(numbers), np.int64)
+    now = State(list(numbers), np.zeros(len(numbers), np.uint64), blank.copy(), blank.copy())
     for step in np.asarray(reader.entries["step"]).tolist():
         batch = reader.read(step)
-        numbers, checksums = np.asarray(batch.site).tolist(), np.asarray(batch.checksum).tolist()
-        for phase in (Phase.START.value, Phase.OPTIMIZER.value):
-            fresh = {
-                wanted[number]: _Place(step, row, checksums[row])
-                for row, number in enumerate(numbers)
-                if number in wanted and sites.phase[number] == phase and checksums[row]
-            }
-            if fresh:
-                now = {**now, **fresh}
-                when = "before" if phase == Phase.START.value else "after"
-                found[step, when] = now
-    return found
+        own, checksums = np.asarray(batch.site).astype(np.int64), np.asarray(batch.checksum)
+        for phase, when in _PHASES.items():
+            rows = np.flatnonzero((of_site[own] >= 0) & at[phase][own] & (checksums != 0))
+            if len(rows):
+                ids = of_site[own[rows]]
+                now.checksum[ids], now.step[ids], now.row[ids] = checksums[rows], step, rows
+                yield (step, when), now
 
 
 # --- which moment
 
 
-def _chosen(
-    reader: Reader, moments: Mapping[tuple[int, str], State], checkpoint: Run
-) -> tuple[tuple[int, str], list[tuple[int, str]]]:
-    """The moment, and others at which the run had just as many of the model's tensors."""
+def _chosen(reader: Reader, checkpoint: Run, called: str) -> tuple[Moment, list[Moment], State]:
+    """The moment, others at which the run had just as many of the model's tensors, and what it had."""
     held = _held(checkpoint)
-    goal = Counter(checksum for (kind, _, _), checksum in held.items() if kind in (own.value for own in MODEL))
-    beside = Counter(checksum for (kind, _, _), checksum in held.items() if kind == Kind.OPTIMIZER_STATE.value)
-    scores = {}
-    for moment, state in moments.items():
-        model = Counter(place.checksum for (kind, _, _), place in state.items() if kind != Kind.OPTIMIZER_STATE.value)
-        states = Counter(place.checksum for (kind, _, _), place in state.items() if kind == Kind.OPTIMIZER_STATE.value)
-        scores[moment] = sum((goal & model).values()), sum((beside & states).values())
-    best = max(scores.values())
-    first = [moment for moment, score in scores.items() if score == best]
-    if len({score[0] for score in scores.values()}) > 1 or best[0] == sum(goal.values()) or len(moments) == 1:
-        alike = [moment for moment, score in scores.items() if score[0] == best[0] and moment != first[0]]
-        return first[0], alike
-    return _nearest(reader, moments, checkpoint), []
+    goal, beside = (
+        np.array(
+            [own for (kind, _, _), own in held.items() if (kind == Kind.OPTIMIZER_STATE.value) is wanted], np.uint64
+        )
+        for wanted in (False, True)
+    )
+    scores: dict[Moment, tuple[int, int]] = {}
+    best: tuple[Moment, State] | None = None
+    for moment, state in _moments(reader):
+        model, states = state.checksum[~state.of_optimizer], state.checksum[state.of_optimizer]
+        scores[moment] = int(np.isin(goal, model).sum()), int(np.isin(beside, states).sum())
+        if best is None or scores[moment] > scores[best[0]]:
+            best = moment, state.copy()
+    if best is None or not (best[1].checksum[~best[1].of_optimizer] != 0).any():
+        raise StoreError(f"{called} has no parameters on record: no step of it can be compared with a checkpoint")
+    most = scores[best[0]][0]
+    told = len({score[0] for score in scores.values()}) > 1 and 2 * most >= len(goal)
+    if told or most == len(goal) or len(scores) == 1:
+        return best[0], [moment for moment, score in scores.items() if score[0] == most and moment != best[0]], best[1]
+    moment, state = _nearest(reader, checkpoint, best)
+    return moment, [], state
 
 
 def _held(checkpoint: Run) -> dict[Tensor, int]:
@@ -166,35 +187,32 @@ def _held(checkpoint: Run) -> dict[Tensor, int]:
     }
 
 
-def _nearest(reader: Reader, moments: Mapping[tuple[int, str], State], checkpoint: Run) -> tuple[int, str]:
-    """The moment whose tensors are nearest to the checkpoint's of the same names; the last where nothing tells."""
+def _nearest(reader: Reader, checkpoint: Run, otherwise: tuple[Moment, State]) -> tuple[Moment, State]:
+    """The moment whose tensors are nearest to the checkpoint's of the same names; another one where nothing tells."""
     other = checkpoint.rank(0)
-    batch = other.read_row(0)
+    batch, kinds = other.read_row(0), {kind.value for kind in MODEL}
     rows = {
         other.sites.fqn[number]: row
         for row, number in enumerate(np.asarray(batch.site).tolist())
-        if other.sites.kind[number] in {kind.value for kind in MODEL}
+        if other.sites.kind[number] in kinds
     }
-    last = list(moments)[-1]
-    names = [fqn for kind, fqn, _ in moments[last] if kind != Kind.OPTIMIZER_STATE.value]
-    change = prefixes(names, rows)
+    change = prefixes([fqn for kind, fqn, _ in otherwise[1].tensors if kind in kinds], rows)
     layouts = Layouts(reader.layouts), Layouts(other.layouts)
-    best, least = last, np.inf
-    for moment, state in moments.items():
-        apart = []
-        steps: dict[int, list[tuple[int, int]]] = defaultdict(list)
-        for (kind, fqn, _), place in state.items():
-            name = changed(fqn, change)
-            if kind != Kind.OPTIMIZER_STATE.value and name in rows:
-                steps[place.step].append((place.row, rows[name]))
-        for step, pairs in steps.items():
-            mine, theirs = (np.array(column, np.int64) for column in zip(*pairs, strict=True))
-            apart.append(relative(*distances(reader.read(step), batch, mine, theirs, *layouts)))
-        every = np.concatenate(apart) if apart else np.array([np.inf])
+    partner = np.array(
+        [rows.get(changed(fqn, change), -1) if kind in kinds else -1 for kind, fqn, _ in otherwise[1].tensors]
+    )
+    best, least = otherwise, np.inf
+    for moment, state in _moments(reader):
+        shared = np.flatnonzero((partner >= 0) & (state.checksum != 0))
+        apart = [
+            relative(*distances(reader.read(int(step)), batch, state.row[of_step], partner[of_step], *layouts))
+            for step in sorted(set(state.step[shared].tolist()))
+            if len(of_step := shared[state.step[shared] == step])
+        ]
+        every = np.concatenate(apart) if apart else np.zeros(0)
         known = every[np.isfinite(every)]
-        mean = float(known.mean()) if len(known) else np.inf
-        if mean < least:
-            best, least = moment, mean
+        if len(known) and known.mean() < least:
+            best, least = (moment, state.copy()), float(known.mean())
     return best
 
 
@@ -273,18 +291,19 @@ def _rows(reader: Reader, state: State, checkpoint: Run, run: Run) -> dict[Site,
     not tell buffers from parameters, and number what the run has names for.
     """
     theirs = {fqn: kind for (kind, fqn, _) in _held(checkpoint) if kind != Kind.OPTIMIZER_STATE.value}
-    mine = [fqn for kind, fqn, _ in state if kind != Kind.OPTIMIZER_STATE.value]
+    mine = [fqn for kind, fqn, _ in state.tensors if kind != Kind.OPTIMIZER_STATE.value]
     change = prefixes(mine, theirs)
     root = change[0] if 2 * sum(changed(fqn, change) in theirs for fqn in mine) >= len(theirs) else ""
     numbers = _numbers(run, checkpoint, root)
     batches: dict[int, Any] = {}
     found: dict[Site, Summary] = {}
-    for (kind, fqn, path), place in state.items():
-        if not _is_below(fqn, root):
+    for number, (kind, fqn, path) in enumerate(state.tensors):
+        if not _is_below(fqn, root) or not state.checksum[number]:
             continue
-        if place.step not in batches:
-            batches[place.step] = reader.read(place.step)
-        record = reader.record(batches[place.step], place.row, place.step)
+        step = int(state.step[number])
+        if step not in batches:
+            batches[step] = reader.read(step)
+        record = reader.record(batches[step], int(state.row[number]), step)
         of_optimizer = kind == Kind.OPTIMIZER_STATE.value
         name = numbers.get(fqn, fqn) if of_optimizer else fqn
         called = Kind(kind if of_optimizer else theirs.get(changed(fqn, change), kind))

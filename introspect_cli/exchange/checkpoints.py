@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from introspect_cli.records import Site, Summary
 
-_LARGEST_AGAIN = 1 << 26
+_LARGEST_AGAIN = 1 << 24
 _MOST_AGAIN = 1 << 28
 CHECKPOINT = "checkpoint"
 """The manifest's word for a run that was made of a checkpoint."""
