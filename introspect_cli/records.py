@@ -125,6 +125,9 @@ GRADIENT_OF = {Kind.INPUT: Kind.GRAD_INPUT, Kind.OUTPUT: Kind.GRAD_OUTPUT}
 SETTING_KINDS = frozenset({Kind.HYPERPARAMETER})
 """Kinds that explain a divergence and never are one; digests leave them out."""
 
+SCALER = "GradScaler"
+"""What the scale of a gradient scaler is recorded under, beside the optimizers' hyper-parameters."""
+
 USUAL_PHASES = {kind: kind.phase for kind in Kind if kind.phase is not None}
 """The kinds of tensors that have one."""
 

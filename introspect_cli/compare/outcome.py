@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from introspect_cli.compare.join.steps import Paired
     from introspect_cli.compare.join.wholes import Gathered
     from introspect_cli.compare.overview import Heat
-    from introspect_cli.compare.result import Divergence
+    from introspect_cli.compare.result import Divergence, Resumption
     from introspect_cli.compare.step import Step
     from introspect_cli.compare.structure import Structure
     from introspect_cli.records import Kind
@@ -70,6 +70,9 @@ class RankOutcome:
         evaluated: the compared steps in which both runs recorded an evaluation that was selected.
         later: records of steps after the first divergence that were opened.
         unopened: common steps after those, which were not compared.
+        resumption: what a resumed run goes on with; None where neither run is one.
+        origins: other divergences of the first diverging step that rest on nothing that differs, with their causes.
+        lost: divergences of the first diverging step that show what a resumed run did not restore.
         alone: compares evaluation alone (True) or training alone (False); None where no evaluation is on record.
     """
 
@@ -96,6 +99,9 @@ class RankOutcome:
     evaluated: tuple[int, ...] = ()
     later: int = 0
     unopened: int = 0
+    resumption: Resumption | None = None
+    origins: list[tuple[Divergence, Cause]] = field(default_factory=list)
+    lost: list[Divergence] = field(default_factory=list)
     alone: Callable[[bool], RankOutcome] | None = None
 
     def cut(self, places: int) -> None:

@@ -255,6 +255,84 @@ class Separate:
 
 
 @dataclass(frozen=True)
+class Origin:
+    """A value that differs and rests on nothing that differs.
+
+    Attributes:
+        sentence: what differs and why, as a clause.
+        divergence: the record; None where it is a part of a checkpoint, without a record that differs.
+        part: the part of a checkpoint that was not restored; "" where it is none.
+    """
+
+    sentence: str
+    divergence: Divergence | None
+    part: str = ""
+
+
+class Restored(str, Enum):
+    """What became of a part of a checkpoint."""
+
+    YES = "restored"
+    NO = "not restored"
+    UNSEEN = "not recorded"
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of what a resumed run goes on with.
+
+    Attributes:
+        part: its name: `parameters`, `random state of torch`.
+        state: whether it was restored.
+        text: more of it, with values; "" where there is no more to say.
+        a: its value in run a, where it is a number; None otherwise.
+        b: its value in run b.
+        matters: whether anything may rest on it: False where nothing drew from a generator, of what only counts, and of
+            what neither run has.
+    """
+
+    part: str
+    state: Restored
+    text: str = ""
+    a: str | None = None
+    b: str | None = None
+    matters: bool = True
+
+
+@dataclass(frozen=True)
+class Resumption:
+    """What a resumed run goes on with.
+
+    Attributes:
+        run: `a` or `b`, the resumed run.
+        at: the step of the other run that its first step is compared with.
+        first: that first step.
+        sign: what says that it is resumed.
+        parts: each part.
+        thrown_away: batches that it read before, to get to its place in the data.
+        in_time: generators that were in another state when it began, and in the right one when they were drawn from.
+    """
+
+    run: str
+    at: int
+    first: int
+    sign: str
+    parts: tuple[Part, ...]
+    thrown_away: int = 0
+    in_time: tuple[str, ...] = ()
+
+    @property
+    def unseen(self) -> tuple[Part, ...]:
+        """The parts that were not recorded and on which something may rest."""
+        return tuple(part for part in self.parts if part.state is Restored.UNSEEN and part.matters)
+
+    @property
+    def lost(self) -> tuple[Part, ...]:
+        """The parts that were not restored and on which something may rest."""
+        return tuple(part for part in self.parts if part.state is Restored.NO and part.matters)
+
+
+@dataclass(frozen=True)
 class DiffResult:
     """Everything a comparison found.
 
@@ -278,6 +356,8 @@ class DiffResult:
         structure: what differs besides numbers and settings.
         training: the answer for training alone.
         evaluation: the answer for evaluation alone; None where the runs have none on record in one step.
+        origins: all that differs and rests on nothing that differs, in the first diverging step; the first leads.
+        resumed: what a resumed run goes on with; None where neither is resumed.
         subject: what was compared: `runs` or `checkpoints`.
     """
 
@@ -300,4 +380,6 @@ class DiffResult:
     structure: tuple[StructureChange, ...] = ()
     training: Separate | None = None
     evaluation: Separate | None = None
+    origins: tuple[Origin, ...] = ()
+    resumed: Resumption | None = None
     subject: str = "runs"

@@ -34,7 +34,7 @@ def sentence(scene: Scene, head: str = "First divergence at") -> str:
     blamed = [
         change for change in scene.settings if change.explains and change.weight >= 0.8 and change.source not in told
     ]
-    if blamed:
+    if blamed and not scene.lost:
         text += f" Likely cause: {'; '.join(describe(change) for change in blamed[:3])}."
     return text
 

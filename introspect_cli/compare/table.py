@@ -64,6 +64,8 @@ class Because(IntEnum):
     """--rtol and --atol."""
     NOISE = 13
     """--noise."""
+    READ_ON = 14
+    """A resumed run read or drew it to get to where it goes on."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -23,11 +23,13 @@ from introspect_cli.compare.overview import Heat
 from introspect_cli.compare.passes.choose import brings_values, choose
 from introspect_cli.compare.passes.combine import combine
 from introspect_cli.compare.passes.cover import cover, evaluates
+from introspect_cli.compare.passes.origins import origins, shown_by
 from introspect_cli.compare.passes.pair import matched, pair
 from introspect_cli.compare.passes.separate import separate
 from introspect_cli.compare.passes.tolerate import tolerate
 from introspect_cli.compare.reasons.base import judge
 from introspect_cli.compare.reasons.words import what
+from introspect_cli.compare.result import Role
 from introspect_cli.compare.results import (
     agreed_kinds,
     records_results,
@@ -35,6 +37,7 @@ from introspect_cli.compare.results import (
     results_differ,
     watches_results,
 )
+from introspect_cli.compare.resumed.parts import resumption_of
 from introspect_cli.compare.step import Step, carry_over, within_tolerance_of
 from introspect_cli.compare.structure import Structure
 from introspect_cli.compare.table import ABSENT, NOT_SEEN, WITHIN, Because
@@ -50,6 +53,7 @@ if TYPE_CHECKING:
     from introspect_cli.compare.join.sites import Mask
     from introspect_cli.compare.join.steps import Sides
     from introspect_cli.compare.options import DiffOptions
+    from introspect_cli.compare.result import Resumption
     from introspect_cli.compare.table import Table
     from introspect_cli.store.index import StepEntry
     from introspect_cli.store.whole import Reader
@@ -78,6 +82,9 @@ class Walk:
         self.last: int | None = None
         self.began: Table | None = None
         self.brought = False
+        self.resumption: Resumption | None = None
+        if comparison.options.evaluation is None and not comparison.options.narrowed:
+            self.resumption = outcome.resumption = resumption_of(comparison)
 
     def run(self, places: Sequence[int]) -> None:
         """Walk the steps at these places, filling in the outcome.
@@ -141,6 +148,7 @@ class Walk:
         """Count what the passes of a step let pass, or found that nothing can be said of."""
         comparison, outcome, chosen = self.comparison, self.outcome, table.chosen
         of_a = (table.row_b < 0) & (table.state == ABSENT)  # compared with nothing, so not equal
+        of_a |= (table.row_a >= 0) & (table.because == Because.READ_ON)
         self._count(apart=int((of_a if comparison.entire else of_a & chosen).sum()))
         if len(table.a) > entry_a.rows:
             self._count(records=int(comparison.chosen[table.left].sum()))
@@ -208,13 +216,16 @@ class Walk:
             if lead is not None:
                 self._list(lead.step, lead.position, lead.cause)
                 positions = [position for position in positions if position != lead.stands_for]
+        lost = shown_by(step, self.resumption) if begins else {}
         for position in positions:
             room = limit is None or len(outcome.listed) < limit or (begins and self.options.whole_step)
             if outcome.first is not None and not room:
                 break
-            self._list(step, position)
+            self._list(step, position, lost.get(position) if outcome.first is not None else None)
         if begins:
             self._share(step, positions)
+            outcome.lost += [materialise(step, position, cause) for position, cause in lost.items()]
+            self._see_origins(step, positions)
         self.carried, self.last = carry_over(step, carried, comparison.ended), table.step
 
     def _before(self, table: Table) -> tuple[Table | None, Carried]:
@@ -263,6 +274,14 @@ class Walk:
             step.resumed = False
         outcome.listed.append(divergence)
 
+    def _see_origins(self, step: Step, positions: Sequence[int]) -> None:
+        """Keep what else of the step rests on nothing that differs, where the first divergence is an origin itself."""
+        first, cause = self.outcome.first, self.outcome.cause
+        if first is None or cause is None or cause.role is not Role.ORIGIN or first.step != step.number:
+            return
+        for position, other in origins(step, positions, first.site, cause):
+            self.outcome.origins.append((materialise(step, position, other), other))
+
     def _share(self, step: Step, positions: Sequence[int]) -> None:
         """Keep the first divergence of the step in which the first one is that both runs have, if that one is not."""
         first = self.outcome.first
@@ -308,6 +327,8 @@ def compare_rank(
     paired = outcome.paired  # as far as it was walked
     records = _records(paired, None if counted.all() else counted)  # ranks as one know it of what was read
     blind = _blind_rows(sides.a, paired, counted)
+    if not places and options.evaluation is None and not options.narrowed:
+        outcome.resumption = resumption_of(comparison)
     outcome.tally = replace(outcome.tally, records=records + outcome.tally.records, blind_both=blind)
     return outcome
 

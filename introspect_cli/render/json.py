@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from introspect_cli.compare.groups import Groups
-    from introspect_cli.compare.result import DiffResult, Divergence, Separate
+    from introspect_cli.compare.result import DiffResult, Divergence, Origin, Separate
     from introspect_cli.health.findings import CheckResult, RankRule, Rule
     from introspect_cli.inspect.data_flow import Graph
     from introspect_cli.inspect.history import History, Stored
@@ -108,6 +108,10 @@ def diff_document(result: DiffResult) -> dict[str, Any]:
         "evaluation": _separate(result.evaluation),
         "structure": plain(result.structure),
     }
+    if len(result.origins) > 1 or any(origin.part for origin in result.origins):
+        document["origins"] = [_origin(origin) for origin in result.origins]
+    if result.resumed is not None:
+        document["resumed"] = plain(result.resumed)
     if result.map is not None:
         document["map"] = plain(result.map)
     return document
@@ -144,6 +148,11 @@ def divergence_document(divergence: Divergence) -> dict[str, Any]:
         "labels_b": label_document(divergence.labels_b),
     }
     return document | {name: finite(value) for name, value in extra.items() if value is not None}
+
+
+def _origin(origin: Origin) -> dict[str, Any]:
+    divergence = divergence_document(origin.divergence) if origin.divergence else None
+    return {"sentence": origin.sentence, "part": origin.part or None, "divergence": divergence}
 
 
 def _separate(result: Separate | None) -> dict[str, Any] | None:

@@ -197,6 +197,7 @@ class Sides:
         manifest_b: manifest of run b.
         tensors: whole tensors, where they are stored.
         rename: FQNs of a to those of b; None where they are the same.
+        read: names of the checkpoints that a and b read before their first step.
     """
 
     rank: int
@@ -207,3 +208,4 @@ class Sides:
     manifest_b: dict[str, Any]
     tensors: Tensors
     rename: Rename | None = None
+    read: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset())

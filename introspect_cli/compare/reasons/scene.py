@@ -47,6 +47,7 @@ class Scene:
         merges: parameters that are one in one run and several in the other.
         shared: where one run alone has the first, the first that both have; None where there is none.
         settings: settings that differ, the strongest explanation first.
+        lost: whether a resumed run did not restore something.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class Scene:
         self.peers = tuple(peer.first for peer in peers if peer.first is not None)
         self.merges = () if outcome.structure is None else tuple(outcome.structure.merges)
         self.shared = outcome.shared
+        self.lost = outcome.resumption is not None and bool(outcome.resumption.lost)
 
     @property
     def tells(self) -> str:
@@ -179,7 +181,9 @@ class Scene:
 
     @cached_property
     def draws(self) -> list[Draw]:
-        """Random draws that one run only made in this step, before the divergence."""
+        """Random draws that one run only made in this step, before the divergence; not to get to where it goes on."""
+        if self.step.comparison.goes_on_at(self.table.step):
+            return []
         return [
             draw
             for draw in lone_draws(self.step, self.step.table)
