@@ -12,34 +12,54 @@ import numpy as np
 import numpy.typing as npt
 
 from introspect_cli.compare.join.distance import Layouts, distances, relative
+from introspect_cli.compare.reach import begins_beside
 
 if TYPE_CHECKING:
     from introspect_cli.compare.join.sites import Alignment, Mask
+    from introspect_cli.compare.reach import Reached
     from introspect_cli.compare.table import Table
 
 
 class NoiseFloor:
-    """What repeated runs of a differ by, per site of a, growing from step to step."""
+    """What a run that should equal a differs from it by, per site of a, growing from step to step.
 
-    def __init__(self, alignment: Alignment, sites: int) -> None:
+    Attributes:
+        alignment: the sites of a and of that run.
+        seed: of its `--perturb`, where that moved its initial parameters by one rounding; else None.
+    """
+
+    def __init__(self, alignment: Alignment, sites: int, seed: int | None = None) -> None:
         self.alignment = alignment
+        self.seed = seed
         self.floor: npt.NDArray[np.float64] = np.zeros(sites)
         self.unmeasured: Mask = np.zeros(sites, dtype=np.bool_)
 
-    def learn(self, table: Table, layouts_a: Layouts, layouts_n: Layouts) -> None:
+    def learn(self, table: Table, layouts_a: Layouts, layouts_n: Layouts, reached: Reached) -> None:
         """Take in one step of a noise run: `table` is run a against it."""
         apart, scale = distances(table.a, table.b, table.rows_a, table.rows_b, layouts_a, layouts_n)
         rel = relative(apart, scale)
+        units = layouts_a.unit[np.asarray(table.a.layout)[table.rows_a]]
+        if self.seed is not None and not begins_beside(table, rel, units):
+            self.seed = None  # it is no run that begins a rounding beside a
+        if self.seed is not None:
+            reached.learn(table, apart, layouts_a)
         union = table.sites_a[table.rows_a]
         known = np.isfinite(rel)
         np.maximum.at(self.floor, union[known], np.maximum(rel[known], np.finfo(np.float32).eps))
         self.unmeasured[union[~known]] = True
         self.unmeasured[table.sites_a[table.only_a]] = True
 
-    def within(self, table: Table, rel: npt.NDArray[np.float64], factor: float) -> Mask:
+    def of(self, table: Table, layouts_a: Layouts) -> npt.NDArray[np.float64]:
+        """The floor of each differing row; where rounding is what is measured, no less than one of its dtype."""
+        floor = self.floor[table.sites_a[table.rows_a]]
+        if self.seed is None:
+            return floor
+        return np.asarray(np.maximum(floor, layouts_a.unit[np.asarray(table.a.layout)[table.rows_a]]))
+
+    def within(self, table: Table, layouts_a: Layouts, rel: npt.NDArray[np.float64], factor: float) -> Mask:
         """Differing rows that do not stand out of the noise."""
         union = table.sites_a[table.rows_a]
-        floor = self.floor[union]
+        floor = self.of(table, layouts_a)
         with np.errstate(invalid="ignore"):
             small = (floor > 0) & (rel <= factor * floor)
         return np.asarray(small | (self.unmeasured[union] & ~np.isfinite(rel)))

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from introspect_cli.compare.join.steps import Paired
     from introspect_cli.compare.join.wholes import Gathered
     from introspect_cli.compare.overview import Heat
-    from introspect_cli.compare.result import Divergence
+    from introspect_cli.compare.result import Divergence, Reach
     from introspect_cli.compare.step import Step
     from introspect_cli.compare.structure import Structure
     from introspect_cli.records import Kind
@@ -67,6 +67,8 @@ class RankOutcome:
         agreed: the kinds of results that agree in every step that diverges; None where no step does.
         results: the kinds of results that agree in every step that was opened; None where none was.
         results_differ: whether in any of these steps a result diverges, or was not seen.
+        reach: how far rounding carries a, and b beside it; None without perturbed runs among the noise.
+        foreign: perturbed runs among the noise that do not begin a rounding beside a.
         evaluated: the compared steps in which both runs recorded an evaluation that was selected.
         later: records of steps after the first divergence that were opened.
         unopened: common steps after those, which were not compared.
@@ -93,6 +95,8 @@ class RankOutcome:
     agreed: frozenset[Kind] | None = None
     results: frozenset[Kind] | None = None
     results_differ: bool = False
+    reach: Reach | None = None
+    foreign: int = 0
     evaluated: tuple[int, ...] = ()
     later: int = 0
     unopened: int = 0

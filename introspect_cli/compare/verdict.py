@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from introspect_cli.compare.join.distance import Layouts
+from introspect_cli.compare.reach import furthest_of, within_words
 from introspect_cli.compare.reasons.ranks import upstream
 from introspect_cli.compare.reasons.words import what, what_diverges
 from introspect_cli.compare.result import Counts, Verdict
@@ -133,6 +134,9 @@ def undiverged(
         return Verdict.SAME, _by_results(outcomes, until)
     told = extent(counts, outcomes) + ("," if counts.within else "")
     agree = f"{told} agree{'s' * (counts.equal == 1)} {until}"
+    reach = furthest_of(outcome.reach for outcome in outcomes)
+    if reach is not None and counts.within and not options.tolerant:
+        return Verdict.SAME, f"{within_words(reach)}: {agree}.{emptied(outcomes)}"
     changes = sentence_of(structure_of(outcomes, same=True))
     if not changes or options.evaluation is not None:
         return Verdict.SAME, f"{subject} the same: {agree}.{emptied(outcomes)}"

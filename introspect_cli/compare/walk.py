@@ -125,11 +125,13 @@ class Walk:
             if entry_a.step not in reader:
                 continue
             entry = reader.entry(reader.row_of(entry_a.step))
+            if entry.digest == entry_a.digest and floor.seed is not None:
+                comparison.reached.agree(entry_a.step)
             if entry.digest != entry_a.digest:
                 batches = comparison.sides.a.read(entry_a.step), reader.read(entry.step)
                 compared = floor.alignment.mask(frozenset(), ())
                 table = matched(floor.alignment, compared, (entry_a.step, entry.step), batches)
-                floor.learn(table, comparison.layouts[0], Layouts(reader.layouts))
+                floor.learn(table, comparison.layouts[0], Layouts(reader.layouts), comparison.reached)
 
     # --- counts
 
@@ -306,6 +308,9 @@ def compare_rank(
         if outcome.first is None and outcome.lonely is not None and not options.strict:
             return compare_rank(sides, replace(options, strict=True), offset, ends)
     paired = outcome.paired  # as far as it was walked
+    seeds = [floor.seed for floor in comparison.floors if floor.seed is not None]
+    outcome.reach = comparison.reached.result(seeds, paired.steps.tolist()) if seeds else None
+    outcome.foreign = sum(seed is not None for seed in sides.seeds) - len(seeds)
     records = _records(paired, None if counted.all() else counted)  # ranks as one know it of what was read
     blind = _blind_rows(sides.a, paired, counted)
     outcome.tally = replace(outcome.tally, records=records + outcome.tally.records, blind_both=blind)

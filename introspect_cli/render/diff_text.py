@@ -11,6 +11,7 @@ from introspect_cli.labels import step_words
 from introspect_cli.records import Kind, Phase, Site, count
 from introspect_cli.render.blocks import Block, Column, Line, Table, line
 from introspect_cli.render.divergence_text import detail_blocks, divergence_table
+from introspect_cli.render.reach_text import reach_blocks
 from introspect_cli.render.text import clean, distance
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ def diff_blocks(
         blocks.append(divergence_table(by_rank, ranks=True))
     blocks += _structure(result, everything=everything)
     blocks += _settings(result, everything=everything)
+    blocks += reach_blocks(result.reach)
     if result.divergences:
         several = len({divergence.rank for divergence in result.divergences}) > 1
         already = {_place(divergence) for divergence in by_rank}

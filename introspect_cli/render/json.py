@@ -108,6 +108,8 @@ def diff_document(result: DiffResult) -> dict[str, Any]:
         "evaluation": _separate(result.evaluation),
         "structure": plain(result.structure),
     }
+    if result.reach is not None:
+        document["reach"] = plain(result.reach)
     if result.map is not None:
         document["map"] = plain(result.map)
     return document
@@ -140,6 +142,7 @@ def divergence_document(divergence: Divergence) -> dict[str, Any]:
         "residual": divergence.residual,
         "source": divergence.source or None,
         "noise": divergence.floor,
+        "size": divergence.size.value if divergence.size is not None else None,
         "labels": label_document(divergence.labels),
         "labels_b": label_document(divergence.labels_b),
     }

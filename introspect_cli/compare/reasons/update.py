@@ -94,7 +94,7 @@ class Optimizer(Reason):
         if call and those(scene.cause.evidence, Known.UNSEEN):
             causes = f"{name}, its hyper-parameters{told}, or the gradients it computed (zero_grad)"
             return f"{text} {scene.the_cause_is} {causes}."
-        return f"{text} {scene.the_cause_is} {name} or its hyper-parameters{told}."
+        return f"{text} {scene.the_cause_is} {name} or its hyper-parameters{told}.{scene.rounding_words()}"
 
 
 def _left_alone(scene: Scene, side: str, name: str) -> str:
