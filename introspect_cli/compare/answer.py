@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from introspect_cli.compare.forms import forms_note
 from introspect_cli.compare.match.trees import suggest_renames, tree_at
 from introspect_cli.compare.overview import strip_of, tree_of
 from introspect_cli.compare.reach import furthest_of, leaves_words, perturbed_notes
@@ -35,6 +36,7 @@ def answer_for(a: Run, b: Run, options: DiffOptions, outcomes: Sequence[RankOutc
     notes = [*_state_notes(a, b), *notes, *option_notes(a.manifest, b.manifest), *_missing_notes(a, b, outcomes)]
     notes += [*blindness_notes(a.manifest, b.manifest), *_unopened_notes(outcomes)]
     notes += on_some_ranks(a, b) if len(outcomes) > 1 else []
+    notes += [note for note in dict.fromkeys(forms_note(outcome.forms) for outcome in outcomes) if note]
     notes += perturbed_notes(a.manifest, b.manifest, foreign=any(outcome.foreign for outcome in outcomes))
     blind = sum(outcome.tally.blind_both for outcome in outcomes)
     if blind:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from introspect_cli.compare.evidence import Cause
+    from introspect_cli.compare.forms import Form
     from introspect_cli.compare.join.steps import Paired
     from introspect_cli.compare.join.wholes import Gathered
     from introspect_cli.compare.overview import Heat
@@ -65,6 +66,7 @@ class RankOutcome:
         match: which name of a is which of b.
         gathered: compares what was gathered from ranks; None where ranks are compared one by one.
         agreed: the kinds of results that agree in every step that diverges; None where no step does.
+        forms: inputs of the first step that has any which have another form in b, in their order.
         results: the kinds of results that agree in every step that was opened; None where none was.
         results_differ: whether in any of these steps a result diverges, or was not seen.
         reach: how far rounding carries a, and b beside it; None without perturbed runs among the noise.
@@ -93,6 +95,7 @@ class RankOutcome:
     match: Correspondence = field(default_factory=Correspondence)
     gathered: Gathered | None = None
     agreed: frozenset[Kind] | None = None
+    forms: tuple[Form, ...] = ()
     results: frozenset[Kind] | None = None
     results_differ: bool = False
     reach: Reach | None = None

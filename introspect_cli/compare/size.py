@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 
 _FEWEST = 256
 _MULTIPLE = 4.0
+LEAST_BOUND = _MULTIPLE * _FEWEST**0.5
+"""Roundings that two values may be apart whatever they are made of."""
+
 _PASSES = frozenset({Phase.BACKWARD, Phase.FORWARD, Phase.EVAL, Phase.START})
 
 
@@ -61,7 +64,7 @@ def size_of(
         nonfinite = (sum(own.stats.get(name, 0) for name in ("nans", "posinfs", "neginfs")) for own in (a, b))
         return Size.MORE if any(nonfinite) else None
     bound = _MULTIPLE * max(terms, _FEWEST) ** 0.5 * unit
-    if rel > bound or (scale is not None and rel > _MULTIPLE * _FEWEST**0.5 * unit):
+    if rel > bound or (scale is not None and rel > LEAST_BOUND * unit):
         return Size.MORE
     if not (a.stats and b.stats):
         return None

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from introspect_cli.compare.comparison import Comparison
+from introspect_cli.compare.forms import forms_of
 from introspect_cli.compare.items import materialise
 from introspect_cli.compare.join.carried import is_gap, kept, resumed
 from introspect_cli.compare.join.distance import Layouts
@@ -23,6 +24,7 @@ from introspect_cli.compare.overview import Heat
 from introspect_cli.compare.passes.choose import brings_values, choose
 from introspect_cli.compare.passes.combine import combine
 from introspect_cli.compare.passes.cover import cover, evaluates
+from introspect_cli.compare.passes.form import form
 from introspect_cli.compare.passes.pair import matched, pair
 from introspect_cli.compare.passes.separate import separate
 from introspect_cli.compare.passes.tolerate import tolerate
@@ -37,7 +39,7 @@ from introspect_cli.compare.results import (
 )
 from introspect_cli.compare.step import Step, carry_over, within_tolerance_of
 from introspect_cli.compare.structure import Structure
-from introspect_cli.compare.table import ABSENT, NOT_SEEN, WITHIN, Because
+from introspect_cli.compare.table import ABSENT, FORM, NOT_SEEN, WITHIN, Because
 from introspect_cli.compare.watched import options_of
 from introspect_cli.records import Phase, Status
 from introspect_cli.store.whole import WholeReader
@@ -58,6 +60,7 @@ PASSES: tuple[Callable[[Table, Comparison], Table], ...] = (
     cover,  # first, since no later pass may take what a run could not have recorded for a divergence
     combine,  # before any tolerance: equal samples are equal, and a share of a batch has no distance to the whole
     tolerate,  # before causes are told from values, so that what is let pass is neither
+    form,  # after it, since what a module gives may be within tolerance, and before what one run alone has is a cause
     separate,  # last: marks what diverges still
 )
 """What each opened step goes through, in this order, after `pair` has put its records side by side.
@@ -150,6 +153,10 @@ class Walk:
             runs = evaluates(table)
             if runs[0] != runs[1]:
                 self.structure.evaluations.setdefault(table.step, "a" if runs[0] else "b")
+        formed = np.flatnonzero(chosen & (table.state == FORM))
+        if len(formed):
+            self._count(apart=int((table.row_a[formed] >= 0).sum()))
+            outcome.forms = outcome.forms or forms_of(table, formed, self.comparison.sides)
         within = np.flatnonzero(chosen & (table.state == WITHIN))
         self._count(within=len(within))
         if len(within) and not outcome.tolerated and outcome.first is None:

@@ -15,7 +15,7 @@ from introspect_cli.compare.reasons.hyperparameters import Told, hyperparameter_
 from introspect_cli.compare.reasons.settings import describe, rounds_differently
 from introspect_cli.compare.reasons.step_view import call_change, losses_of, optimizers_of
 from introspect_cli.compare.result import Role, SettingChange, Size
-from introspect_cli.compare.table import DIFFERENT, EQUAL, NOT_SEEN, WITHIN
+from introspect_cli.compare.table import DIFFERENT, EQUAL, FORM, NOT_SEEN, WITHIN
 from introspect_cli.records import SETTING_KINDS
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ class Scene:
         step = self.step
         settings = np.isin(step.alignment.kind, [kind_code(kind) for kind in SETTING_KINDS])
         earlier = step.state[(step.table.order_of < self.first.sequence) & ~settings]
-        return {state: int((earlier == state).sum()) for state in (EQUAL, WITHIN, NOT_SEEN, DIFFERENT)}
+        return {state: int((earlier == state).sum()) for state in (EQUAL, WITHIN, NOT_SEEN, FORM, DIFFERENT)}
 
     @cached_property
     def hyperparameters(self) -> Told:

@@ -89,7 +89,7 @@ class Optimizer(Reason):
             return f"{text} The optimizer state of {side} started afresh ({counts})."
         found = changes(scene)
         told = in_words(found)
-        if not found and not scene.cause.certain:
+        if not found and scene.cause.grown:
             return f"{text} {_amplified(name)}"
         if call and those(scene.cause.evidence, Known.UNSEEN):
             causes = f"{name}, its hyper-parameters{told}, or the gradients it computed (zero_grad)"
