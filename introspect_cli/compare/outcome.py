@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from introspect_cli.compare.evidence import Known
 from introspect_cli.compare.match.correspondence import Correspondence
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ class RankOutcome:
         agreed: the kinds of results that agree in every step that diverges; None where no step does.
         forms: inputs of the first step that has any which have another form in b, in their order.
         results: the kinds of results that agree in every step that was opened; None where none was.
-        results_differ: whether in any of these steps a result diverges, or was not seen.
+        results_known: what is known of all results of these steps: equal, within tolerance, or not that.
         reach: how far rounding carries a, and b beside it; None without perturbed runs among the noise.
         foreign: perturbed runs among the noise that do not begin a rounding beside a.
         evaluated: the compared steps in which both runs recorded an evaluation that was selected.
@@ -97,7 +98,7 @@ class RankOutcome:
     agreed: frozenset[Kind] | None = None
     forms: tuple[Form, ...] = ()
     results: frozenset[Kind] | None = None
-    results_differ: bool = False
+    results_known: Known = Known.EQUAL
     reach: Reach | None = None
     foreign: int = 0
     evaluated: tuple[int, ...] = ()

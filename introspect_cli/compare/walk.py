@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from introspect_cli.compare.comparison import Comparison
+from introspect_cli.compare.evidence import Known, least
 from introspect_cli.compare.forms import forms_of
 from introspect_cli.compare.items import materialise
 from introspect_cli.compare.join.carried import is_gap, kept, resumed
@@ -34,7 +35,7 @@ from introspect_cli.compare.results import (
     agreed_kinds,
     records_results,
     results_agree,
-    results_differ,
+    results_known,
     watches_results,
 )
 from introspect_cli.compare.step import Step, carry_over, within_tolerance_of
@@ -77,7 +78,8 @@ class Walk:
         self.structure = outcome.structure = Structure(comparison.alignment)
         self.carried = resumed(comparison.sides, comparison.alignment, comparison.offset)
         self.resumed = bool(self.carried.params or self.carried.buffers or self.carried.states)
-        outcome.results_differ = self.resumed  # what a checkpoint did not restore
+        if self.resumed:  # what a checkpoint did not restore
+            outcome.results_known = Known.DIFFERS
         self.last: int | None = None
         self.began: Table | None = None
         self.brought = False
@@ -167,10 +169,10 @@ class Walk:
     def _see_results(self, table: Table) -> None:
         """Remember which results agree in every step, while all of them do."""
         outcome = self.outcome
-        if self.comparison.entire and not outcome.results_differ:
+        if self.comparison.entire and outcome.results_known is not Known.DIFFERS:
             kinds = agreed_kinds(table)
             outcome.results = kinds if outcome.results is None else outcome.results & kinds
-            outcome.results_differ = results_differ(table)
+            outcome.results_known = least((outcome.results_known, results_known(table)))
 
     def _count_unseen(self, table: Table) -> None:
         """Count records that one run or both could not see."""

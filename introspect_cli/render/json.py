@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from introspect_cli.compare.groups import Groups
-    from introspect_cli.compare.result import DiffResult, Divergence, Separate
+    from introspect_cli.compare.result import DiffResult, Divergence, Reach, Separate
     from introspect_cli.health.findings import CheckResult, RankRule, Rule
     from introspect_cli.inspect.data_flow import Graph
     from introspect_cli.inspect.history import History, Stored
@@ -109,10 +109,27 @@ def diff_document(result: DiffResult) -> dict[str, Any]:
         "structure": plain(result.structure),
     }
     if result.reach is not None:
-        document["reach"] = plain(result.reach)
+        document["reach"] = _reach(result.reach)
     if result.map is not None:
         document["map"] = plain(result.map)
     return document
+
+
+def _reach(reach: Reach) -> dict[str, Any]:
+    """How far rounding carries run a, and b beside it, step by step."""
+    steps = [
+        {
+            "step": step.step,
+            "rounding": step.rounding,
+            "b": step.b,
+            "times": finite(step.times),
+            "kind": step.site.kind.value if step.site is not None else None,
+            "fqn": step.site.fqn if step.site is not None else None,
+            "path": step.site.path if step.site is not None else None,
+        }
+        for step in reach.steps
+    ]
+    return {"seeds": list(reach.seeds), "compared": reach.compared, "steps": steps}
 
 
 def divergence_document(divergence: Divergence) -> dict[str, Any]:
