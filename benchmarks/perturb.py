@@ -1,4 +1,4 @@
-"""Ten pairs of runs: does `diff --noise PERTURBED` tell a fault that hides at the size of rounding from rounding itself?
+"""Ten pairs of runs: does `diff --noise PERTURBED` tell a fault at the size of rounding from rounding itself?
 
 A small GPT trains for some steps. Five variants compute the same in another order or by another kernel (threads, a
 fused optimizer, SDPA, torch.compile, a product in two halves); five hold a small fault (an eps, an activation that
@@ -18,7 +18,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-SCRIPT = '''
+SCRIPT = """
 import sys
 import torch
 from torch import nn
@@ -69,8 +69,8 @@ class Block(nn.Module):
     def __init__(self, place):
         super().__init__()
         self.ln1, self.ln2, self.attn, self.act = nn.LayerNorm(D), nn.LayerNorm(D), Attention(), Gelu()
-        first = Halves if variant == "halves" and place == 1 else RoundTrip if variant == "bf16" and place == 2 else nn.Linear
-        self.up, self.down = first(D, 4 * D), nn.Linear(4 * D, D)
+        up = {("halves", 1): Halves, ("bf16", 2): RoundTrip}.get((variant, place), nn.Linear)
+        self.up, self.down = up(D, 4 * D), nn.Linear(4 * D, D)
 
     def forward(self, x):
         x = x + self.attn(self.ln1(x))
@@ -109,7 +109,7 @@ for _ in range(steps):
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
-'''
+"""
 
 BENIGN = {
     "threads": "1 thread against 2",

@@ -12,12 +12,18 @@ import numpy as np
 import numpy.typing as npt
 
 from introspect_cli.compare.join.distance import Layouts, distances, relative
+from introspect_cli.compare.join.sites import kind_code
 from introspect_cli.compare.reach import begins_beside
+from introspect_cli.records import Kind
 
 if TYPE_CHECKING:
     from introspect_cli.compare.join.sites import Alignment, Mask
     from introspect_cli.compare.reach import Reached
     from introspect_cli.compare.table import Table
+
+_SUMS = (Kind.LOSS, Kind.GRAD, Kind.OPTIMIZER_STATE)
+_OF_A_SUM = 4.0
+"""Roundings; with the factor by which a divergence must exceed the floor, those of a sum over 256: sqrt(n) u."""
 
 
 class NoiseFloor:
@@ -50,11 +56,16 @@ class NoiseFloor:
         self.unmeasured[table.sites_a[table.only_a]] = True
 
     def of(self, table: Table, layouts_a: Layouts) -> npt.NDArray[np.float64]:
-        """The floor of each differing row; where rounding is what is measured, no less than one of its dtype."""
-        floor = self.floor[table.sites_a[table.rows_a]]
+        """The floor of each differing row; where rounding is what is measured, no less than one of its dtype.
+
+        A sum over samples is rounded in itself, whatever goes into it: there four roundings are the least.
+        """
+        union = table.sites_a[table.rows_a]
         if self.seed is None:
-            return floor
-        return np.asarray(np.maximum(floor, layouts_a.unit[np.asarray(table.a.layout)[table.rows_a]]))
+            return np.asarray(self.floor[union])
+        summed = np.isin(table.alignment.kind[union], [kind_code(kind) for kind in _SUMS])
+        units = layouts_a.unit[np.asarray(table.a.layout)[table.rows_a]]
+        return np.asarray(np.maximum(self.floor[union], np.where(summed, _OF_A_SUM, 1.0) * units))
 
     def within(self, table: Table, layouts_a: Layouts, rel: npt.NDArray[np.float64], factor: float) -> Mask:
         """Differing rows that do not stand out of the noise."""
