@@ -62,6 +62,6 @@ def check(
     with open_run(run) as opened:
         result = check_run(opened, chosen)
     answer(format_, lambda: check_document(result), lambda _: check_blocks(result))
-    if result.found(Level(fail_on)):
+    if result.reaches(Level(fail_on)):
         return DIVERGED
     return SAME if result.checked else UNDECIDED

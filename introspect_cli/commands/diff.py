@@ -171,7 +171,7 @@ def _graph(a: Any, b: Any, result: Any, options: Any) -> Any:
     from introspect_cli.compare.diff import compare_runs
     from introspect_cli.inspect.data_flow import graph_of, prune
     from introspect_cli.render.graph import marked
-    from introspect_cli.schedule import Schedule
+    from introspect_cli.schedule.rules import Schedule
 
     if result.first is None:
         return None

@@ -135,7 +135,7 @@ def _closeups(runs: list[Run], result: DiffResult, options: DiffOptions) -> tupl
 
     from introspect_cli.compare.diff import compare_runs
     from introspect_cli.compare.element.closeup import closeup, worth_a_look
-    from introspect_cli.schedule import Schedule
+    from introspect_cli.schedule.rules import Schedule
 
     first = result.first
     if first is None or not any(first.step in run.rank(first.rank) for run in runs[:1]):
@@ -153,7 +153,7 @@ def _graph(runs: list[Run], rank: int, step: int) -> Graph | None:
     from introspect_cli.errors import UsageError
     from introspect_cli.inspect.data_flow import graph_of, prune
     from introspect_cli.render.graph import marked
-    from introspect_cli.schedule import Schedule
+    from introspect_cli.schedule.rules import Schedule
 
     try:
         graph = graph_of(runs[0], step, rank)

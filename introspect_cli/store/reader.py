@@ -173,11 +173,7 @@ class Run:
 
     @property
     def label(self) -> str:
-        """What somebody wrote of the run; "" where nobody did.
-
-        Raises:
-            StoreError: it cannot be read.
-        """
+        """What somebody wrote of the run; "" where nobody did."""
         try:
             data = self._folder.read_file(LABEL, 4 * LONGEST_LABEL)
         except FileNotFoundError:
@@ -205,19 +201,11 @@ class Run:
 
     @cached_property
     def settings(self) -> Settings:
-        """The settings documents by name, read when asked for; the lowest rank's, where each has its own.
-
-        Raises:
-            StoreError: their directory is damaged.
-        """
+        """The settings documents by name, read when asked for; the lowest rank's, where each has its own."""
         return self.settings_of(min(self.manifests)) if self.manifests else self._settings(self._folder)
 
     def settings_of(self, rank: int) -> Settings:
-        """The settings documents of one rank; the run's, where one process wrote it.
-
-        Raises:
-            StoreError: their directory is damaged.
-        """
+        """The settings documents of one rank; the run's, where one process wrote it."""
         if rank not in self.manifests:
             return self.settings
         folder = self._folder.folder(f"rank{rank}")
@@ -237,9 +225,6 @@ class Run:
 
         bfloat16, fp8 and complex32 come as the float32 or complex64 of the same value; element types numpy does
         not know as a flat uint8 array of their bytes.
-
-        Raises:
-            StoreError: its file is damaged.
         """
         places = [self._folder.folder(f"rank{rank}") for rank in self.manifests] or [self._folder]
         try:
@@ -286,11 +271,7 @@ def _tensor(place: Folder, checksum: int) -> NDArray[Any] | None:
 
 
 def read_rank_manifests(run: Folder, ranks: Iterable[int], run_id: object) -> tuple[dict[int, dict[str, Any]], bool]:
-    """The manifests that ranks of a launch wrote, by number, and whether any of them is being written.
-
-    Raises:
-        StoreError: one is damaged, or belongs to another run.
-    """
+    """The manifests that ranks of a launch wrote, by number, and whether any of them is being written."""
     manifests, locked = {}, False
     for rank in ranks:
         folder = run.folder(f"rank{rank}")
@@ -391,11 +372,7 @@ def _only_launch(folder: Folder) -> Folder | None:
 
 
 def read_manifest(folder: Folder) -> dict[str, Any]:
-    """The manifest of the run in `folder`.
-
-    Raises:
-        StoreError: it is missing, damaged, or of a newer format.
-    """
+    """The manifest of the run in `folder`."""
     path = f"{folder.path}/{MANIFEST}"
     try:
         data = folder.read_file(MANIFEST, LIMIT_DOCUMENT)

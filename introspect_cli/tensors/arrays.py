@@ -40,8 +40,8 @@ def summary(bits: NDArray[Any], values: NDArray[Any], dtype: str, shape: tuple[i
         total = statistics.merge(total, _row(bits[start:end], values[start:end], start))
     head = np.array([checksum.header(dtype, shape)], np.uint64)
     # Medians are absent of merged rows, and where there was nothing to merge.
-    found = statistics.finalise(total, _KEPT)
-    stats = {name: float(column[0]) for name, column in found.items() if not np.isnan(column[0])}
+    columns = statistics.finalise(total, _KEPT)
+    stats = {name: float(column[0]) for name, column in columns.items() if not np.isnan(column[0])}
     return Summary(
         Status.OBSERVED,
         Layout(shape, dtype, "cpu", "contiguous"),
@@ -63,8 +63,8 @@ def _row(bits: NDArray[Any], values: NDArray[Any], first: int) -> r.Rows:
     sizes = np.where(np.isnan(wide), np.nan, np.abs(wide)) if complex_ else wide
     known = sizes[np.isfinite(sizes)]
     ints[r.FINITE] = len(known)
-    for column, found in ((r.NANS, np.isnan(sizes)), (r.POSINFS, sizes == np.inf), (r.NEGINFS, sizes == -np.inf)):
-        ints[column] = np.count_nonzero(found)
+    for column, flags in ((r.NANS, np.isnan(sizes)), (r.POSINFS, sizes == np.inf), (r.NEGINFS, sizes == -np.inf)):
+        ints[column] = np.count_nonzero(flags)
     if len(known):
         ints[r.ZEROS] = np.count_nonzero(known == 0)
         mean = known.mean()
