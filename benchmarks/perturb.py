@@ -123,7 +123,7 @@ FAULTS = {
     "bf16": ("an activation through bfloat16", "GPT.blocks.2.up"),
     "gelu": ("a constant of GELU 0.044715 -> 0.0447", "GPT.blocks.2.act"),
     "scale": ("the scale of attention times 1 + 2e-5", "GPT.blocks.3.attn"),
-    "smoothing": ("label smoothing 0 -> 1e-6", "loss"),
+    "smoothing": ("label smoothing 0 -> 1e-6", "grad_output of GPT.head"),
 }
 TOLERANCES = (1e-6, 1e-5)
 
@@ -146,7 +146,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--seeds", type=int, default=1, help="perturbed runs")
-    parser.add_argument("--keep", type=Path, help="where the runs stay")
+    parser.add_argument("--keep", type=Path, help="where the runs stay; those that are there are not made again")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         folder = given.keep or Path(scratch)
@@ -156,6 +156,8 @@ def main() -> None:
 
         def capture(name: str, variant: str, *options: str) -> Path:
             run = folder / name
+            if (run / "manifest.yaml").exists():
+                return run
             done = tool("capture", "-q", "--force", "-o", str(run), *options, str(script), variant, str(given.steps))
             if done.returncode:
                 raise SystemExit(f"{name}: {done.stderr}")

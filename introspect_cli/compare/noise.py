@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from introspect_cli.compare.join.distance import Layouts, distances, relative
 from introspect_cli.compare.join.sites import kind_code
-from introspect_cli.compare.reach import begins_beside
+from introspect_cli.compare.reach import ROUNDING_FACTOR, begins_beside
 from introspect_cli.records import Kind
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from introspect_cli.compare.table import Table
 
 _SUMS = (Kind.LOSS, Kind.GRAD, Kind.OPTIMIZER_STATE)
-_OF_A_SUM = 4.0
+_OF_A_SUM = 256**0.5 / ROUNDING_FACTOR
 """Roundings; with the factor by which a divergence must exceed the floor, those of a sum over 256: sqrt(n) u."""
 
 
@@ -58,7 +58,7 @@ class NoiseFloor:
     def of(self, table: Table, layouts_a: Layouts) -> npt.NDArray[np.float64]:
         """The floor of each differing row; where rounding is what is measured, no less than one of its dtype.
 
-        A sum over samples is rounded in itself, whatever goes into it: there four roundings are the least.
+        A sum over samples is rounded in itself, whatever goes into it: there the least is more.
         """
         union = table.sites_a[table.rows_a]
         if self.seed is None:
@@ -68,7 +68,8 @@ class NoiseFloor:
         return np.asarray(np.maximum(self.floor[union], np.where(summed, _OF_A_SUM, 1.0) * units))
 
     def within(self, table: Table, layouts_a: Layouts, rel: npt.NDArray[np.float64], factor: float) -> Mask:
-        """Differing rows that do not stand out of the noise."""
+        """Differing rows that do not stand out of the noise, by a factor; a perturbed run has one of its kind."""
+        factor = factor if self.seed is None else ROUNDING_FACTOR
         union = table.sites_a[table.rows_a]
         floor = self.of(table, layouts_a)
         with np.errstate(invalid="ignore"):
