@@ -129,8 +129,7 @@ def leaves_words(reach: Reach, first: Divergence) -> str:
     if first.step == at.step and first.rel_l2 and first.floor:
         fqn, times = first.site.fqn, first.rel_l2 / first.floor
     where = f" in {fqn}" if fqn else ""
-    told = f"b leaves what one rounding of the parameters does to a at step {at.step}{where}, {times:.2g} x as far. "
-    return told
+    return f"b leaves what one rounding of the parameters does to a at step {at.step}{where}, {times:.2g} x as far. "
 
 
 def perturbed_notes(manifest_a: dict[str, Any], manifest_b: dict[str, Any], *, foreign: bool) -> list[str]:
