@@ -97,6 +97,7 @@ _SWITCHES = {
 _KERNEL_OPTIONS = re.compile(r"(^|[. ])(fused|foreach|capturable)$")
 """Options of an optimizer that choose the kernel, and compute the same but for rounding."""
 
+_OF_OPTIMIZERS = frozenset({"hyperparameter", "optimizers"})
 _OF_THE_SCRIPT = frozenset({"command", "sources", "git"})
 _NUMERICS = frozenset({"runtime", "packages", "hardware"})
 _GIT = frozenset({"commit", "dirty"})
@@ -416,7 +417,8 @@ def _rounding_first(found: list[SettingChange]) -> list[SettingChange]:
 
     An argument that made such a setting another is told by it; one that made none is left as the best there is.
     """
-    if not any(rounds_differently(change) for change in found):
+    tuned = (change for change in found if change.source in _OF_OPTIMIZERS and change.explains)
+    if not any(map(rounds_differently, found)) or not all(map(rounds_differently, tuned)):
         return found
     return [
         replace(change, weight=max(change.weight, 0.9), explains=True)
@@ -428,10 +430,15 @@ def _rounding_first(found: list[SettingChange]) -> list[SettingChange]:
     ]
 
 
+def chooses_kernel(name: str) -> bool:
+    """Whether a hyper-parameter is one that chooses the kernel, and computes the same but for rounding."""
+    return bool(_KERNEL_OPTIONS.search(name))
+
+
 def rounds_differently(change: SettingChange) -> bool:
     """Whether a setting changes how results are rounded: hardware, threads, libraries that compute, their flags."""
-    if change.source in {"hyperparameter", "optimizers"}:
-        return bool(_KERNEL_OPTIONS.search(change.name))
+    if change.source in _OF_OPTIMIZERS:
+        return chooses_kernel(change.name)
     if change.source == "options":
         return change.name in {"--deterministic", "--compile"}
     if change.source == "packages":

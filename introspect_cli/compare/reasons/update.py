@@ -17,6 +17,7 @@ from introspect_cli.compare.reasons.hyperparameters import (
     in_words,
 )
 from introspect_cli.compare.reasons.module import attribute_changes
+from introspect_cli.compare.reasons.settings import chooses_kernel
 from introspect_cli.compare.reasons.step_view import untouched_side
 from introspect_cli.compare.reasons.words import although, apart, what
 from introspect_cli.compare.rests_on import (
@@ -94,7 +95,8 @@ class Optimizer(Reason):
         if call and those(scene.cause.evidence, Known.UNSEEN):
             causes = f"{name}, its hyper-parameters{told}, or the gradients it computed (zero_grad)"
             return f"{text} {scene.the_cause_is} {causes}."
-        return f"{text} {scene.the_cause_is} {name} or its hyper-parameters{told}.{scene.rounding_words()}"
+        rounded = scene.rounding_words() if all(chooses_kernel(label) for label in found) else ""
+        return f"{text} {scene.the_cause_is} {name} or its hyper-parameters{told}.{rounded}"
 
 
 def _left_alone(scene: Scene, side: str, name: str) -> str:
