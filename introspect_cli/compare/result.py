@@ -328,6 +328,7 @@ class DiffResult:
         training: the answer for training alone.
         evaluation: the answer for evaluation alone; None where the runs have none on record in one step.
         reach: how far rounding carries run a, and b beside it; None without perturbed runs given as noise.
+        subject: what was compared: `runs` or `checkpoints`.
     """
 
     a: str
@@ -350,3 +351,4 @@ class DiffResult:
     training: Separate | None = None
     evaluation: Separate | None = None
     reach: Reach | None = None
+    subject: str = "runs"

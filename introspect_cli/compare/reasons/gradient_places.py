@@ -1,8 +1,8 @@
 """Which of the things that are done to gradients can have made one differ, as far as the records show.
 
-Clipping by a norm, unscaling and averaging over accumulated batches multiply all gradients by one factor. So where a
-gradient differs by no factor, or where another one that is not zero is equal, they were not what changed. A missing
-zero_grad adds the gradient of the step before, which the sketches show. Several ranks or several backward passes in a
+Clipping by a norm, unscaling and averaging over accumulated batches multiply all gradients of an optimizer by one
+factor. So where a gradient differs by no factor, or where another one that is not zero is equal, they were not what
+changed. A missing zero_grad adds the gradient of the step before, which the sketches show. Several ranks or several backward passes in a
 step are left out of this: what clips a part of a gradient before it is added up leaves no factor in the sum.
 """
 
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 _REST = 1e-5
 """What is left of a gradient beside the best multiple of the other, where that is no rounding of a factor."""
+
+_MEASURED, _OF_THE_REST = 1e-4, 0.3
 
 
 class Handling(Enum):
@@ -45,11 +47,9 @@ def excluded(scene: Scene) -> frozenset[Handling]:
         return frozenset()
     if losses_of(scene.table, "b") != 1:
         return frozenset()
-    some_equal = others_equal(scene)
+    some_equal = max(map(len, scene.optimizers)) < 2 and others_equal(scene)
     found = TOGETHER if some_equal or _no_factor(scene) else frozenset()
-    before = scene.step.before
-    seen = before is not None and before.sketch(scene.union, "a") is not None  # then it would have been told
-    return found | {Handling.ZERO_GRAD} if some_equal or seen else found
+    return found | {Handling.ZERO_GRAD} if some_equal or _not_of_before(scene) else found
 
 
 def others_equal(scene: Scene) -> bool:
@@ -61,6 +61,20 @@ def others_equal(scene: Scene) -> bool:
         return False
     unions = (int(union) for union in scene.step.of(Kind.GRAD, phases))
     return any(scene.step.state[union] == EQUAL and float(largest[rows[union]]) > 0 for union in unions)
+
+
+def _not_of_before(scene: Scene) -> bool:
+    """Whether what a gradient differs by is not made of it and that of the step before, as it is without zero_grad."""
+    before = scene.step.before
+    old = None if before is None else before.sketch(scene.union, "a")
+    a, b = scene.table.sketch(scene.union, "a"), scene.table.sketch(scene.union, "b")
+    if a is None or b is None or old is None or not all(np.isfinite(own).all() for own in (a, b, old)):
+        return False
+    apart, basis = float(np.linalg.norm(b - a)), np.stack([a, old], axis=1)
+    if apart < _MEASURED * float(np.linalg.norm(a)):
+        return False  # of so small a difference, sketches have no direction
+    rest = b - basis @ np.linalg.lstsq(basis, b, rcond=None)[0]
+    return float(np.linalg.norm(rest)) > _OF_THE_REST * apart
 
 
 def _no_factor(scene: Scene) -> bool:
