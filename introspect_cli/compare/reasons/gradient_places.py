@@ -2,8 +2,9 @@
 
 Clipping by a norm, unscaling and averaging over accumulated batches multiply all gradients of an optimizer by one
 factor. So where a gradient differs by no factor, or where another one that is not zero is equal, they were not what
-changed. A missing zero_grad adds the gradient of the step before, which the sketches show. Several ranks or several backward passes in a
-step are left out of this: what clips a part of a gradient before it is added up leaves no factor in the sum.
+changed. A missing zero_grad adds the gradient of the step before, which the sketches show. Several ranks or several
+backward passes in a step are left out of this: what clips a part of a gradient before it is added up leaves no factor
+in the sum.
 """
 
 from __future__ import annotations
