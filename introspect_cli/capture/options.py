@@ -312,6 +312,16 @@ class CaptureOptions:
     deterministic: bool = option(
         False, HOW, "Ask torch and its libraries for deterministic algorithms.", "--deterministic"
     )
+    perturb: int | None = option(
+        None,
+        HOW,
+        "Move each initial parameter by one rounding, up or down by a seed [default: 0]; `diff --noise` takes such a "
+        "run.",
+        "--perturb",
+        metavar="[SEED]",
+        least=0,
+        most=2**32 - 1,
+    )
     env: bool = option(
         True, SETTINGS, "Environment variables, secrets redacted [default: yes].", "--env/--no-env", narrows=True
     )

@@ -20,6 +20,7 @@ from introspect_cli.compare.join.sites import KINDS, align, columns, kind_code, 
 from introspect_cli.compare.join.wholes import Gathered
 from introspect_cli.compare.names import owner_of
 from introspect_cli.compare.noise import NoiseFloor
+from introspect_cli.compare.reach import Reached
 from introspect_cli.compare.watched import (
     chooses_modules,
     covered,
@@ -111,7 +112,15 @@ class Comparison:
     def floors(self) -> list[NoiseFloor]:
         """What each noise run differs from a by, as far as it was read."""
         own = self.alignment.a
-        return [NoiseFloor(align(own, columns(noise.sites, self.sides.rename)), len(own)) for noise in self.sides.noise]
+        return [
+            NoiseFloor(align(own, columns(noise.sites, self.sides.rename)), len(own), seed)
+            for noise, seed in zip(self.sides.noise, self.sides.seeds, strict=True)
+        ]
+
+    @cached_property
+    def reached(self) -> Reached:
+        """How far rounding carries a, and b beside it, as far as a perturbed run is among the noise runs."""
+        return Reached()
 
     @cached_property
     def causes(self) -> Causes | None:

@@ -28,6 +28,7 @@ from introspect_cli.compare.verdict import structure_of
 from introspect_cli.compare.walk import compare_rank
 from introspect_cli.compare.watched import chooses_modules
 from introspect_cli.errors import UsageError
+from introspect_cli.records import perturbed_by
 from introspect_cli.selection import check_selection
 from introspect_cli.store.whole import WholeReader
 
@@ -138,6 +139,7 @@ def _rank(
         a=one,
         b=two,
         noise=tuple(run.rank(one.rank) for run in noise if one.rank in run.ranks),
+        seeds=tuple(perturbed_by(run.manifest) for run in noise if one.rank in run.ranks),
         manifest_a=a.manifest,
         manifest_b=b.manifest,
         tensors=Tensors(a, b),

@@ -37,6 +37,14 @@ class Role(str, Enum):
     PROPAGATED = "propagated"
 
 
+class Size(str, Enum):
+    """How large a divergence is, as a class; `size.py` has the rule."""
+
+    ROUNDING = "rounding"
+    MORE = "more than rounding"
+    STRUCTURAL = "structural"
+
+
 @dataclass(frozen=True)
 class Divergence:
     """One site at one step whose records differ, or that only one run has.
@@ -54,6 +62,7 @@ class Divergence:
         b: what run b recorded; None where only a has the site.
         rel_l2: L2 distance over the larger of the two L2 norms; None where it cannot be told.
         exact: whether `rel_l2` comes from the stored tensors and not from the sketches.
+        size: its class; None where what was recorded does not tell, and of random states.
         scale: c where b is c times a to within the sketch's precision; None otherwise.
         residual: what is left of b beside c times a, over b's norm; None where `scale` is.
         floor: relative distance that the noise runs show at this site; None without noise runs.
@@ -76,6 +85,7 @@ class Divergence:
     b: Summary | None
     rel_l2: float | None = None
     exact: bool = False
+    size: Size | None = None
     scale: float | None = None
     residual: float | None = None
     floor: float | None = None
@@ -238,6 +248,45 @@ class Suspect:
 
 
 @dataclass(frozen=True)
+class StepReach:
+    """How far rounding has carried run a up to a step, and how far b is from a there.
+
+    Attributes:
+        step: step of run a.
+        rounding: relative L2 of all parameters after the step, a perturbed run against a; None where not measured.
+        b: the same of b against a.
+        times: the largest distance of b at any site, over what rounding made there up to this step.
+        site: where that is; None where b equals a.
+    """
+
+    step: int
+    rounding: float | None
+    b: float | None = 0.0
+    times: float = 0.0
+    site: Site | None = None
+
+
+@dataclass(frozen=True)
+class Reach:
+    """Whether b stays within what one rounding of the initial parameters does to a.
+
+    Attributes:
+        seeds: of the perturbed runs.
+        steps: the compared steps that a perturbed run has, as far as they were walked; at least one.
+        compared: how many steps were compared.
+    """
+
+    seeds: tuple[int, ...]
+    steps: tuple[StepReach, ...]
+    compared: int
+
+    @property
+    def furthest(self) -> StepReach:
+        """The step in which b goes furthest beyond it, or comes nearest to that."""
+        return max(self.steps, key=lambda own: own.times)
+
+
+@dataclass(frozen=True)
 class Separate:
     """What came out for training alone, or for evaluation alone.
 
@@ -358,6 +407,7 @@ class DiffResult:
         evaluation: the answer for evaluation alone; None where the runs have none on record in one step.
         origins: all that differs and rests on nothing that differs, in the first diverging step; the first leads.
         resumed: what a resumed run goes on with; None where neither is resumed.
+        reach: how far rounding carries run a, and b beside it; None without perturbed runs given as noise.
         subject: what was compared: `runs` or `checkpoints`.
     """
 
@@ -382,4 +432,5 @@ class DiffResult:
     evaluation: Separate | None = None
     origins: tuple[Origin, ...] = ()
     resumed: Resumption | None = None
+    reach: Reach | None = None
     subject: str = "runs"

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from introspect_cli.errors import StoreError, UsageError
 from introspect_cli.inspect.overview import size_on_disk
+from introspect_cli.records import perturbed_by
 from introspect_cli.store.files import MANIFEST, DamageError
 from introspect_cli.store.pack import ENDING, is_pack
 from introspect_cli.store.reader import Run, open_run
@@ -47,6 +48,7 @@ class RunRow:
             code than 0), `damaged`, or `unreadable` (for us, or of a newer format), which says nothing of how it is.
         detail: the exception or exit code of a failed run, the sentence about a damaged or an unreadable one.
         label: what somebody wrote of it.
+        perturbed: seed of its `--perturb`, which moved its initial parameters; None for an ordinary run.
     """
 
     path: Path
@@ -57,6 +59,7 @@ class RunRow:
     ended: str
     detail: str = ""
     label: str = ""
+    perturbed: int | None = None
 
 
 @dataclass(frozen=True)
@@ -135,7 +138,9 @@ def _opened(path: Path, run: Run, size: int) -> RunRow:
     if ended == "complete" and code not in (None, 0):
         ended, detail = "failed", str(manifest.get("exception") or f"exit code {code}")
     steps = max((len(run.rank(rank)) for rank in run.ranks), default=0)
-    return RunRow(path, _command(manifest), _time(manifest.get("started")), steps, size, ended, detail, run.label)
+    began = _time(manifest.get("started"))
+    seed = perturbed_by(manifest)
+    return RunRow(path, _command(manifest), began, steps, size, ended, detail, run.label, seed)
 
 
 def _command(manifest: dict[str, Any]) -> str:

@@ -12,6 +12,7 @@ from introspect_cli.labels import step_words
 from introspect_cli.records import Kind, Phase, Site, count
 from introspect_cli.render.blocks import Block, Column, Line, Table, line
 from introspect_cli.render.divergence_text import detail_blocks, divergence_table
+from introspect_cli.render.reach_text import reach_blocks
 from introspect_cli.render.text import clean, distance
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ def diff_blocks(
     blocks += _origins(result)
     blocks += _structure(result, everything=everything)
     blocks += _settings(result, everything=everything)
+    blocks += reach_blocks(result.reach)
     if result.subject == "checkpoints":
         blocks += _tensors(result, everything=everything, verbose=verbose)
     elif result.divergences:

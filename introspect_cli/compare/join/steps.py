@@ -193,6 +193,7 @@ class Sides:
         a: reader of run a's rank.
         b: reader of run b's rank.
         noise: readers of the noise runs' ranks.
+        seeds: of each noise run, that of its `--perturb`, None without one.
         manifest_a: manifest of run a.
         manifest_b: manifest of run b.
         tensors: whole tensors, where they are stored.
@@ -204,6 +205,7 @@ class Sides:
     a: Reader
     b: Reader
     noise: tuple[Reader, ...]
+    seeds: tuple[int | None, ...]
     manifest_a: dict[str, Any]
     manifest_b: dict[str, Any]
     tensors: Tensors
