@@ -27,7 +27,7 @@ from introspect_cli.capture.option import (
     option,
 )
 from introspect_cli.records import STATISTICS, Kind
-from introspect_cli.schedule.condition import NAMES
+from introspect_cli.schedule.rule import NAMES
 from introspect_cli.schedule.rules import Schedule
 
 if TYPE_CHECKING:
@@ -312,6 +312,16 @@ class CaptureOptions:
     deterministic: bool = option(
         False, HOW, "Ask torch and its libraries for deterministic algorithms.", "--deterministic"
     )
+    perturb: int | None = option(
+        None,
+        HOW,
+        "Move each initial parameter by one rounding, up or down by a seed [default: 0]; `diff --noise` takes such a "
+        "run.",
+        "--perturb",
+        metavar="[SEED]",
+        least=0,
+        most=2**32 - 1,
+    )
     env: bool = option(
         True, SETTINGS, "Environment variables, secrets redacted [default: yes].", "--env/--no-env", narrows=True
     )
@@ -320,6 +330,12 @@ class CaptureOptions:
     )
     source: bool = option(
         True, SETTINGS, "Hashes of the script's own source files [default: yes].", "--source/--no-source", narrows=True
+    )
+    sources: bool = option(
+        True,
+        SETTINGS,
+        "Also their text, secrets redacted, so that diff shows the changed line [default: yes].",
+        "--sources/--no-sources",
     )
     redact: tuple[str, ...] = option(
         (),

@@ -26,9 +26,8 @@ from introspect_cli.capture.tracebacks import TracebackFilter
 from introspect_cli.errors import IntrospectError, StoreError
 from introspect_cli.machine import DISABLE_VARIABLE
 from introspect_cli.records import Kind
-from introspect_cli.script.ending import Ending, leave
+from introspect_cli.script.ending import Ending, Held, leave
 from introspect_cli.script.run import run
-from introspect_cli.script.signals import Held
 from introspect_cli.script.target import Target, check
 from introspect_cli.store.writer import StoreWriter
 
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from introspect_cli.capture.environment.read_files import ReadFiles
     from introspect_cli.capture.options import CaptureOptions
     from introspect_cli.capture.probes.installed import Probes
     from introspect_cli.store.launch import Launch
@@ -95,7 +95,7 @@ class Session:
         self._tracebacks = TracebackFilter()
         self._signals = Signals(self._guard.sections)
         self._words: list[str] = []
-        self._documents = Documents(target, options, self._store, self._guard)
+        self._documents = Documents(target, options, self._store, self._guard, self.launch)
         self._start = Start(
             self._torch_imported,
             seed=options.seed,
@@ -103,6 +103,7 @@ class Session:
             guarded=self._guard.around("session", "the state of numpy's generator is"),
         )
         self._began = self._start.states
+        self._files: ReadFiles | None = None
         self._manifest = opening(target, options, self.launch)
         with self._store_errors():
             self._store.write_manifest(self._manifest)
@@ -123,8 +124,10 @@ class Session:
     def start(self) -> None:
         """Be ready for the script's first line."""
         _forget_in_forks(self)
+        self._documents.begin()
         self._tracebacks.install()
         self._signals.install()
+        self._watch_files()
         self._start.install()
 
     def join(self, began: dict[str, bytes | None]) -> None:
@@ -137,7 +140,12 @@ class Session:
         self._began = began
         self._tracebacks.install()
         self._signals.install()
+        self._watch_files()
         self._torch_imported()
+
+    def _watch_files(self) -> None:
+        with self._guard.around("files", "files that the script reads are"):
+            self._files = self._documents.watch_files()
 
     @property
     def words(self) -> list[str]:
@@ -232,6 +240,8 @@ class Session:
         self._closed = True
         self._guard.script_is_over = True
         self._start.remove()
+        if self._files is not None:
+            self._files.remove()
         self._signals.remove()
         self._tracebacks.remove()
         self._terminal.clear()
@@ -257,6 +267,8 @@ class Session:
                 self._documents.write(probes)
             if "torch" in sys.modules:
                 self._documents.write_all()
+            for sentence in self._documents.notes():
+                self._guard.note(sentence)
         with self._store_errors():
             self._manifest["status"] = "interrupted" if self._store_lost else "complete"
             self._manifest |= closing(self.options, self._guard, probes, ending, steps)
@@ -291,6 +303,8 @@ class Session:
         self._words = []
         for publishing in self._publishing:
             publishing.abandon()
+        if self._files is not None:
+            self._files.remove()
         if self.probes is not None:
             self.probes.forked()
         self._store.abandon()

@@ -17,8 +17,10 @@ from introspect_cli.records import clean
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from introspect_cli.compare.changes.ranking import CodeChanges
+    from introspect_cli.compare.changes.statements import Side
     from introspect_cli.compare.groups import Groups
-    from introspect_cli.compare.result import DiffResult, Divergence, Separate
+    from introspect_cli.compare.result import DiffResult, Divergence, Origin, Reach, Separate
     from introspect_cli.health.findings import CheckResult, RankRule, Rule
     from introspect_cli.inspect.data_flow import Graph
     from introspect_cli.inspect.history import History, Stored
@@ -31,6 +33,9 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 """Version of every document; a key may be added under the same version, none removed or changed."""
+
+_LONGEST_CODE = 4000
+"""Characters of one changed statement."""
 
 _UNUSUAL = re.compile(r"[^\n -~]")
 
@@ -107,10 +112,63 @@ def diff_document(result: DiffResult) -> dict[str, Any]:
         "training": _separate(result.training),
         "evaluation": _separate(result.evaluation),
         "structure": plain(result.structure),
+        "code": _code(result.code),
     }
+    if len(result.origins) > 1 or any(origin.part for origin in result.origins):
+        document["origins"] = [_origin(origin) for origin in result.origins]
+    if result.resumed is not None:
+        document["resumed"] = plain(result.resumed)
+    if result.reach is not None:
+        document["reach"] = _reach(result.reach)
     if result.map is not None:
         document["map"] = plain(result.map)
     return document
+
+
+def _code(code: CodeChanges | None) -> dict[str, Any] | None:
+    """Changed statements, the most likely cause first."""
+    if code is None:
+        return None
+    return {
+        "changes": [
+            {
+                "place": one.change.place,
+                "file": one.change.file,
+                "scope": one.change.scope,
+                "unit": one.change.unit,
+                "nearness": one.nearness.value,
+                "likely": one.likely,
+                "a": _lines(one.change.a),
+                "b": _lines(one.change.b),
+            }
+            for one in code.ranked
+        ],
+        "in_comments": list(code.in_comments),
+        "unread": [{"file": name, "why": why} for name, why in code.unread],
+    }
+
+
+def _lines(side: Side | None) -> dict[str, Any] | None:
+    if side is None:
+        return None
+    return {"first": side.first, "last": side.last, "text": side.text[:_LONGEST_CODE]}
+
+
+def _reach(reach: Reach) -> dict[str, Any]:
+    """How far rounding carries run a, and b beside it, step by step."""
+    steps = [
+        {
+            "step": step.step,
+            "rounding": step.rounding,
+            "b": step.b,
+            "times": finite(step.times),
+            "kind": step.site.kind.value if step.site is not None else None,
+            "fqn": step.site.fqn if step.site is not None else None,
+            "path": step.site.path if step.site is not None else None,
+        }
+        for step in reach.steps
+    ]
+    return {"seeds": list(reach.seeds), "compared": reach.compared, "steps": steps}
 
 
 def divergence_document(divergence: Divergence) -> dict[str, Any]:
@@ -140,10 +198,16 @@ def divergence_document(divergence: Divergence) -> dict[str, Any]:
         "residual": divergence.residual,
         "source": divergence.source or None,
         "noise": divergence.floor,
+        "size": divergence.size.value if divergence.size is not None else None,
         "labels": label_document(divergence.labels),
         "labels_b": label_document(divergence.labels_b),
     }
     return document | {name: finite(value) for name, value in extra.items() if value is not None}
+
+
+def _origin(origin: Origin) -> dict[str, Any]:
+    divergence = divergence_document(origin.divergence) if origin.divergence else None
+    return {"sentence": origin.sentence, "part": origin.part or None, "divergence": divergence}
 
 
 def _separate(result: Separate | None) -> dict[str, Any] | None:

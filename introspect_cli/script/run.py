@@ -19,10 +19,12 @@ import contextlib
 import functools
 import os
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.script.ending import (
     Ending,
+    Held,
     ending_of,
     leave,
     report,
@@ -30,7 +32,6 @@ from introspect_cli.script.ending import (
     strip_thread_tracebacks,
     summary,
 )
-from introspect_cli.script.signals import Held
 from introspect_cli.script.target import fresh_main, is_container, load, prepare
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def run(target: Target, *, started: Callable[[], None], ended: Callable[[Ending]
         pass
     if raised is not None:
         strip_frames(raised)
-        ending = Ending(report(raised, ending), ending.how, ending.exception)
+        ending = replace(ending, exit_code=report(raised, ending))
     if module is None and (ending.how != "exit" or sys.version_info >= (3, 14)):
         for name in ("__file__", "__cached__"):  # python takes them away before the atexit handlers
             vars(main).pop(name, None)

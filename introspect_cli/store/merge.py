@@ -24,8 +24,13 @@ if TYPE_CHECKING:
 _PLACE = re.compile(r"((?:attempt\d+/)?)(?:rank(\d+)/)?(.+)")
 
 
-def merge(sources: Sequence[Path], out: Path) -> list[int]:
+def merge(sources: Sequence[Path], out: Path, *, texts: bool = True) -> list[int]:
     """Copy the ranks of one launch into one run.
+
+    Args:
+        sources: directories of runs, each with some of the ranks, or packs of them.
+        out: the directory of the run, which must not exist.
+        texts: whether the text of source files goes with them.
 
     Returns:
         the ranks of the last attempt, rising.
@@ -44,7 +49,7 @@ def merge(sources: Sequence[Path], out: Path) -> list[int]:
         out.parent.mkdir(parents=True, exist_ok=True)
         fresh = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
         try:
-            _copy(sources, fresh)
+            _copy(sources, fresh, texts=texts)
             with open_run(fresh) as run:
                 ranks = list(run.ranks)
             fresh.chmod(0o755)
@@ -67,14 +72,13 @@ def _job(source: Path) -> str:
         return str(launch.get("job"))
 
 
-def _copy(sources: Sequence[Path], fresh: Path) -> None:
+def _copy(sources: Sequence[Path], fresh: Path, *, texts: bool) -> None:
     held: dict[tuple[str, str], Path] = {}
     ids: dict[str, tuple[str, Path]] = {}
     for source in sources:
-        folder = open_store(source)
-        try:
+        with open_store(source) as folder:
             path = Path(folder.path)
-            for name, file in files_of(path):
+            for name, file in files_of(path, sources=texts):
                 match = _PLACE.fullmatch(name)
                 assert match is not None
                 attempt, rank, _ = match.groups()
@@ -88,8 +92,6 @@ def _copy(sources: Sequence[Path], fresh: Path) -> None:
                 # What is of no rank says the same everywhere; the manifest of a level goes with the first rank there.
                 if rank is not None or not target.exists():
                     shutil.copyfile(file, target)
-        finally:
-            folder.close()
     for attempt, (_, path) in ids.items():
         shutil.copyfile(path / attempt / MANIFEST, fresh / attempt / MANIFEST)
 
@@ -98,11 +100,8 @@ def _same_id(ids: dict[str, tuple[str, Path]], attempt: str, path: Path, source:
     """That the ranks of an attempt are of one run."""
     if attempt in ids and ids[attempt][1] == path:
         return
-    folder = open_store(path / attempt)
-    try:
+    with open_store(path / attempt) as folder:
         run_id = str(read_manifest(folder).get("id"))
-    finally:
-        folder.close()
     first_id, first = ids.setdefault(attempt, (run_id, path))
     if first_id != run_id:
         raise StoreError(f"{source} is of another launch than {first}: only ranks of one launch make a run")

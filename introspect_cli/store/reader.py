@@ -36,6 +36,7 @@ from introspect_cli.store.index import newer_format
 from introspect_cli.store.launch import ATTEMPT_NAME, endings, launch_of, merged, world_size
 from introspect_cli.store.pack import is_remote, open_store
 from introspect_cli.store.rank_reader import RankReader
+from introspect_cli.store.source_files import kept_in, read_from
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -211,11 +212,8 @@ class Run:
         """The settings documents of one rank; the run's, where one process wrote it."""
         if rank not in self.manifests:
             return self.settings
-        folder = self._folder.folder(f"rank{rank}")
-        try:
+        with self._folder.folder(f"rank{rank}") as folder:
             return self._settings(folder)
-        finally:
-            folder.close()
 
     def _settings(self, folder: Folder) -> Settings:
         try:
@@ -231,13 +229,35 @@ class Run:
         """
         if self.elsewhere is not None:
             return self.elsewhere(checksum)
-        places = [self._folder.folder(f"rank{rank}") for rank in self.manifests] or [self._folder]
-        try:
-            return next((tensor for place in places if (tensor := _tensor(place, checksum)) is not None), None)
-        finally:
-            for place in places:
-                if place is not self._folder:
-                    place.close()
+        return next((tensor for place in self._places() if (tensor := _tensor(place, checksum)) is not None), None)
+
+    def source(self, digest: str) -> bytes | None:
+        """A source file whose text is kept, by its digest; None where it is not.
+
+        Raises:
+            StoreError: its file is damaged.
+        """
+        return next((data for place in self._places() if (data := read_from(place, digest)) is not None), None)
+
+    @cached_property
+    def kept_sources(self) -> frozenset[str]:
+        """Digests of the source files whose text is kept.
+
+        Raises:
+            StoreError: their directory is damaged.
+        """
+        return frozenset(digest for place in self._places() for digest in kept_in(place))
+
+    def _places(self) -> Iterator[Folder]:
+        """The directories that hold whole tensors and source files: each rank's, where each has its own."""
+        if not self.manifests:
+            yield self._folder
+        for rank in self.manifests:
+            place = self._folder.folder(f"rank{rank}")
+            try:
+                yield place
+            finally:
+                place.close()
 
     def when_closed(self, then: Callable[[], None]) -> None:
         """Call a function when the run is closed."""
@@ -263,21 +283,12 @@ class Run:
 def _tensor(place: Folder, checksum: int) -> NDArray[Any] | None:
     """A tensor that is kept below a directory, if it is."""
     try:
-        folder = place.folder(TENSORS)
-    except FileNotFoundError:
-        return None
-    try:
-        handle = folder.file(f"{checksum:016x}.safetensors")
-        try:
+        with place.folder(TENSORS) as folder, folder.file(f"{checksum:016x}.safetensors") as handle:
             tensor: NDArray[Any] = tensorfile.decode(handle, checksum)
-        finally:
-            handle.close()
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise unreadable(folder.path, error) from None
-    finally:
-        folder.close()
+        raise unreadable(f"{place.path}/{TENSORS}", error) from None
     return tensor
 
 
@@ -285,15 +296,12 @@ def read_rank_manifests(run: Folder, ranks: Iterable[int], run_id: object) -> tu
     """The manifests that ranks of a launch wrote, by number, and whether any of them is being written."""
     manifests, locked = {}, False
     for rank in ranks:
-        folder = run.folder(f"rank{rank}")
-        try:
+        with run.folder(f"rank{rank}") as folder:
             locked |= is_locked(folder)
             if MANIFEST in folder:  # a rank that was killed at its very start has none
                 manifests[rank] = read_manifest(folder)
                 if manifests[rank].get("id") != run_id:
                     raise DamageError(folder.path, "it belongs to another run than the manifest")
-        finally:
-            folder.close()
     return manifests, locked
 
 

@@ -23,6 +23,7 @@ from introspect_cli.store.files import (
     MANIFEST,
     RUNS,
     SETTINGS,
+    SOURCES,
     TENSORS,
     Folder,
     Handle,
@@ -31,19 +32,19 @@ from introspect_cli.store.files import (
     take_lock,
 )
 from introspect_cli.store.launch import joined
+from introspect_cli.store.source_files import encode
 from introspect_cli.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from types import TracebackType
 
-    from introspect_cli.store.index import Digest
     from introspect_cli.store.launch import Launch
     from introspect_cli.store.rank_writer import RankWriter
 
 _NAME = re.compile(r"[a-z0-9_]{1,64}")
 _RUN_FILES = re.compile(
-    r"manifest\.yaml|settings|tensors|children|label|\.lock|rank\d{1,6}|attempt\d{1,4}|\.manifest\.yaml\.\d+|index\.bin"
+    r"manifest\.yaml|settings|sources|tensors|children|label|\.lock|rank\d{1,6}|attempt\d{1,4}|\.manifest\.yaml\.\d+|index\.bin"
     r"|[a-z]+\.arrow|labels\.jsonl|records-\d+\.arrow|\.index\.bin\.\d+"
 )
 _PRIVATE_FILE, _PRIVATE_DIRECTORY = 0o600, 0o700
@@ -148,6 +149,23 @@ class StoreWriter:
             raise StoreError(f"cannot write to {self.path}: {reason(error)}") from None
         self._write_document(f"{SETTINGS}/{name}.yaml", value)
 
+    def save_source(self, digest: str, data: bytes) -> None:
+        """Keep the text of a source file under the digest of what it held, once, readable by its owner only.
+
+        Raises:
+            StoreError: it cannot be written.
+        """
+        name = f"{digest}.gz"
+        try:
+            folder = self._here().make_folder(SOURCES, _PRIVATE_DIRECTORY)
+            try:
+                if name not in folder:
+                    folder.replace(name, [encode(data)], _PRIVATE_FILE, durable=self._durable)
+            finally:
+                folder.close()
+        except OSError as error:
+            raise StoreError(f"cannot write the sources of {self.path}: {reason(error)}") from None
+
     def _here(self) -> Folder:
         """The run's directory; the lock is taken again if the script closed its descriptor."""
         if not self._lock.is_ours():
@@ -213,7 +231,6 @@ class StoreWriter:
         sorted_stats: tuple[str, ...] = (),
         operators: bool = False,
         samples: bool = False,
-        digest: Digest | None = None,
     ) -> RankWriter:
         """The writer of what `rank` records, with the columns that are asked for; see `format.record_columns`."""
         from introspect_cli.store.format import record_columns
@@ -227,7 +244,7 @@ class StoreWriter:
             folder = here.make_folder(f"rank{rank}") if rank != self._rank else Folder.at(here.path)
         except OSError as error:
             raise StoreError(f"cannot write to {self.path}: {reason(error)}") from None
-        writer = RankWriter(folder, rank, schema, bytes.fromhex(self.id), durable=self._durable, digest=digest)
+        writer = RankWriter(folder, rank, schema, bytes.fromhex(self.id), durable=self._durable)
         self._ranks.append(writer)
         return writer
 
@@ -273,11 +290,9 @@ class StoreWriter:
 def remove_run(path: Path) -> None:
     """Delete a run that nobody is writing."""
     try:
-        old = _set_aside(path, force=True)
+        refuse_or_remove(path, force=True)
     except OSError as error:
         raise StoreError(f"cannot remove {path}: {reason(error)}") from None
-    if old is not None:
-        shutil.rmtree(old, ignore_errors=True)
 
 
 def refuse_or_remove(path: Path, *, force: bool) -> None:

@@ -15,12 +15,15 @@ from introspect_cli.capture.names import NameFilter, Names
 from introspect_cli.capture.parse_options import rule_of
 from introspect_cli.capture.probes.attributes import AttributeProbe
 from introspect_cli.capture.probes.beginning import BeginningProbe
+from introspect_cli.capture.probes.built import BuiltProbe
 from introspect_cli.capture.probes.children import ChildrenProbe
 from introspect_cli.capture.probes.data import DataProbe
 from introspect_cli.capture.probes.gradients import GradientProbe
 from introspect_cli.capture.probes.loss import LossProbe
 from introspect_cli.capture.probes.modules import ModuleProbe
 from introspect_cli.capture.probes.optimizers import OptimizerProbe
+from introspect_cli.capture.probes.perturb import PerturbProbe
+from introspect_cli.capture.probes.products import ProductProbe
 from introspect_cli.capture.probes.rng import RngProbe
 from introspect_cli.capture.probes.script_calls import ScriptCallsProbe
 from introspect_cli.capture.probes.state import StateProbe
@@ -28,7 +31,6 @@ from introspect_cli.capture.recorder import Recorder
 from introspect_cli.capture.regions.probe import TapProbe
 from introspect_cli.capture.samples import KINDS as SAMPLED
 from introspect_cli.records import Kind
-from introspect_cli.tensors import kernels
 from introspect_cli.tensors.summarizer import Summarizer
 
 if TYPE_CHECKING:
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from introspect_cli.capture.ops.arguments import OperatorArguments
     from introspect_cli.capture.options import CaptureOptions
     from introspect_cli.capture.probes.base import Guard, Probe
     from introspect_cli.capture.regions.compile import CompileProbe
@@ -43,7 +46,13 @@ if TYPE_CHECKING:
     from introspect_cli.store.writer import StoreWriter
 
 
-STANDALONE: tuple[Callable[[Context], Probe], ...] = (DataProbe, LossProbe, ScriptCallsProbe)
+STANDALONE: tuple[Callable[[Context], Probe], ...] = (
+    BuiltProbe,
+    DataProbe,
+    LossProbe,
+    ProductProbe,
+    ScriptCallsProbe,
+)
 """Probes that need nothing but what all probes share."""
 
 
@@ -79,7 +88,6 @@ class Probes:
             sorted_stats=options.sorted_stats,
             operators=options.level == "op",
             samples=not SAMPLED.isdisjoint(options.record),
-            digest=None if kernels.KERNELS is None else kernels.StepDigest(),
         )
         self._guard = guard
         self.names = Names(NameFilter(options.modules, options.exclude, options.max_depth))
@@ -109,6 +117,7 @@ class Probes:
         self._modules = modules = ModuleProbe(self.context, gradients)
         self.children = ChildrenProbe(guard, followed=options.children == "all")
         self.beginning = BeginningProbe(self.context)
+        self.perturbed = None if options.perturb is None else PerturbProbe(self.context, options.perturb)
         self._probes: list[Probe] = [
             self.children,
             self.beginning,  # before random states: it looks at the generators first when a step begins
@@ -119,10 +128,12 @@ class Probes:
             self.optimizers,
             modules,
             AttributeProbe(self.context, modules, self.rank, options.redact),
+            *([self.perturbed] if self.perturbed is not None else []),
         ]
         taps = TapProbe(self.context, modules, gradients)
         self._probes.append(taps)
         self.notes: list[str] = []
+        self._arguments: OperatorArguments | None = None
         self._compile: CompileProbe | None = None
         if options.compile != "boundary":
             from introspect_cli.capture.regions.compile import CompileProbe
@@ -152,6 +163,7 @@ class Probes:
                 into_compiled=self._compile is not None and self._compile.runs_as_python,
             )
             self._probes.append(ops)
+            self._arguments = ops.arguments
             if self._compile is not None and options.compile == "keep":
                 from introspect_cli.capture.regions.operators import CompiledOps
 
@@ -169,6 +181,8 @@ class Probes:
             ("optimizers", self.optimizers.settings),
             ("nested", self._modules.values.nested),
             ("beginning", self.beginning),
+            ("built", self.context.built),
+            *((("operators", self._arguments),) if self._arguments is not None else ()),
         ):
             if document.changed:
                 document.changed = False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from introspect_cli.compare.evidence import Cause, Known, those
 from introspect_cli.compare.reasons.base import Reason, reason_named
@@ -30,6 +30,7 @@ class Gap(Reason):
         "what is missing and which causes remain."
     )
     priority = 21
+    weights: ClassVar = {"scalers": 0.6}
 
     def applies(self, step: Step, position: int) -> Cause | None:
         """A tensor was there before, and the step before was not recorded."""
@@ -54,12 +55,13 @@ class Gap(Reason):
         lacks = f"{things(unseen, 'was', 'were')} not recorded"
         if scene.dropped:
             lacks = f"{things(unseen, 'is', 'are')} not on record"
-        place = reason_named(cause.instead).where("" if cause.module == site.fqn else cause.module)
+        place = reason_named(cause.instead).where("" if cause.module == site.fqn else cause.module, scene)
         changed = attribute_changes(scene) if cause.instead == Module.word else []
         place += f" ({'; '.join(changed[:3])})" if changed else ""
         if scene.step.gap:
             return f"{text}; {lacks}. {scene.the_cause_is} {place}, or lies earlier. {_between(scene, 'by')}"
-        return f"{text}; {lacks}. {scene.the_cause_is} {place}, or lies in what was not recorded."
+        text = f"{text}; {lacks}. {scene.the_cause_is} {place}, or lies in what was not recorded."
+        return text if site.phase is Phase.START else text + scene.rounding_words()
 
 
 def _between(scene: Scene, until: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from introspect_cli.compare.evidence import RANDOM, Cause, Known, Thing
 from introspect_cli.compare.reasons.base import Reason
@@ -83,6 +83,7 @@ class Loss(Reason):
     meaning = "The loss differs although the model's outputs are equal: the loss code, or the targets."
     place = "the loss code or the targets"
     kinds = frozenset({Kind.LOSS})
+    weights: ClassVar = {"scalers": 0.96}
     names = re.compile(r"loss|smooth|reduc|label|ignore|pad|accum|scale", re.IGNORECASE)
 
     def is_fed(self, step: Step, position: int) -> bool:

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from introspect_cli.compare.join.listed import lists
 from introspect_cli.compare.reasons.beginning import DOCUMENT
-from introspect_cli.compare.reasons.changed_code import changed_code
+from introspect_cli.compare.reasons.built import built_changes
+from introspect_cli.compare.reasons.files import READ, FileChange, file_changes
 from introspect_cli.compare.reasons.hyperparameters import Label, Told, optimizer_changes
 from introspect_cli.compare.result import SettingChange
 from introspect_cli.store.launch import rank_list
@@ -94,7 +95,14 @@ _SWITCHES = {
 }
 """Flags that are on or off, as a sentence calls them."""
 
+_KERNEL_OPTIONS = re.compile(r"(^|[. ])(fused|foreach|capturable)$")
+"""Options of an optimizer that choose the kernel, and compute the same but for rounding."""
+
+_OF_OPTIMIZERS = frozenset({"hyperparameter", "optimizers"})
+_OF_THE_SCRIPT = frozenset({"command", "sources", "git"})
 _NUMERICS = frozenset({"runtime", "packages", "hardware"})
+_ELSEWHERE = frozenset({DOCUMENT, "files", "operators"})
+"""Documents that are no settings."""
 _GIT = frozenset({"commit", "dirty"})
 
 
@@ -242,6 +250,46 @@ def _says_where(name: str) -> bool:
     return any(_EXPLAINS_NOTHING.match("-".join(words[-count:])) for count in (1, 2))
 
 
+_STEPS_WITH = re.compile(r"(lr|learning_?rate|weight_?decay|momentum|betas?|nesterov|amsgrad)$", re.IGNORECASE)
+"""What an optimizer steps with: it explains an update, and nothing before."""
+_BUILT = frozenset({"loaders", "schedulers", "scalers"})
+
+
+def _weigh_built(source: str, name: str, reason: Explained | None, fed: str | None, *, rates: bool) -> float:
+    """How well it explains a divergence that something was built with another argument.
+
+    Args:
+        source: kind of thing.
+        name: which, where it was built, and the argument.
+        reason: why the runs diverge; None where they do not.
+        fed: the loader whose batch differs; "" where data may and was not recorded, None where data is not the cause.
+        rates: whether hyper-parameters differ at the diverging step, or none were recorded.
+    """
+    if _says_where(name.rpartition(".")[2]):
+        return 0.1
+    if reason is None:
+        return 0.5
+    if source == "loaders":
+        mine = fed is not None and re.match(rf"{re.escape(fed)}(?: \(\d+\))?(?: \([^()]*:[^()]*\))?:", name)
+        return 0.97 if mine else 0.85 if fed == "" else 0.3
+    if source == "schedulers":
+        return max(0.9 * reason.weights.get("optimizers", 0.3), 0.3) if rates else 0.3
+    return reason.weights.get(source, 0.3)
+
+
+def _weigh_file(change: FileChange, reason: Explained | None, fed: str | None) -> float:
+    """How well it explains a divergence that a file, or a value in one, is another: this as an argument."""
+    if change.value:
+        name = change.value.rpartition(".")[2]
+        return _weigh("hyperparameter" if _STEPS_WITH.match(name) else "command", name, reason, rounding=False)
+    if reason is None:
+        return 0.5
+    if change.a is None or change.b is None:
+        return 0.3  # what is read in one run alone is often a cache
+    data = 0.3 if fed is None else 0.96 if fed else 0.85
+    return max(reason.weights.get("checkpoints", 0.3) if change.checkpoint else 0.0, data)
+
+
 def _weigh(source: str, name: str, reason: Explained | None, *, rounding: bool) -> float:
     """How well a change explains a divergence, 0 to 1; 0 is noise that is not shown."""
     if source == "environment":
@@ -277,7 +325,7 @@ def _weigh(source: str, name: str, reason: Explained | None, *, rounding: bool) 
 
 def _sourced(a: Run, b: Run) -> Iterator[tuple[Any, ...]]:
     """(source, name, value in a, value in b) of all settings that differ, from two runs' settings and manifests."""
-    settings_a, settings_b = ({n: run.settings[n] for n in run.settings if n != DOCUMENT} for run in (a, b))
+    settings_a, settings_b = ({n: run.settings[n] for n in run.settings if n not in _ELSEWHERE} for run in (a, b))
     words_a, words_b = _argv(settings_a, a.manifest), _argv(settings_b, b.manifest)
     if "sources" in settings_a and "sources" in settings_b and _same_file_name(words_a[:1], words_b[:1]):
         words_b[0] = words_a[0]  # what the script holds is told by its hash; its folder explains nothing
@@ -287,6 +335,9 @@ def _sourced(a: Run, b: Run) -> Iterator[tuple[Any, ...]]:
         if source == "command" or source not in settings_a or source not in settings_b:
             continue  # settings that one capture was told not to keep are no change
         one_side, other_side = settings_a[source], settings_b[source]
+        if source == "built":
+            yield from built_changes(one_side, other_side, _changes)
+            continue
         found = (optimizer_changes if source == "optimizers" else _changes)(one_side, other_side)
         for name, one, two in found:
             if source == "sources":
@@ -296,9 +347,12 @@ def _sourced(a: Run, b: Run) -> Iterator[tuple[Any, ...]]:
                 yield source, name, one, two
             elif name in _GIT:
                 yield source, name, *(value[:10] if isinstance(value, str) else value for value in (one, two))
+    if all("files" in run.settings for run in (a, b)):
+        for change in file_changes(a, b, _changes):
+            yield "files", change, change.a, change.b
     told = [run.manifest.get("options") for run in (a, b)]
     options_a, options_b = (options if isinstance(options, Mapping) else {} for options in told)
-    for name in ("seed", "deterministic", "compile"):
+    for name in ("seed", "deterministic", "compile", "perturb"):
         if options_a.get(name) != options_b.get(name):
             yield "options", f"--{name}", options_a.get(name), options_b.get(name)
 
@@ -345,6 +399,8 @@ def setting_changes(
     *,
     rounding: bool = False,
     blamed: Sequence[ModuleInfo] = (),
+    fed: str | None = None,
+    rates: bool = False,
 ) -> tuple[SettingChange, ...]:
     """Settings that differ between two runs, the strongest explanation first.
 
@@ -355,6 +411,8 @@ def setting_changes(
         hyperparameters: name to (value in a, value in b), as recorded at the diverging step.
         rounding: whether the distance is of the size of rounding, which speaks for kernels, not for code.
         blamed: the module whose code is meant and those around it, the innermost first.
+        fed: the loader whose batch differs; "" where data may and was not recorded, None where data is not the cause.
+        rates: whether hyper-parameters differ at the diverging step, or none were recorded.
     """
     found: list[SettingChange] = []
     named = set()
@@ -365,20 +423,28 @@ def setting_changes(
     for origin, name, one, two in _sourced(a, b):
         if isinstance(name, Label) and name.about in named:
             continue
-        weight = _weigh(origin, name, reason, rounding=rounding)
+        shown = str(name)
+        if isinstance(name, FileChange):
+            weight, shown = _weigh_file(name, reason, fed), name.name
+        elif origin in _BUILT:
+            weight = _weigh_built(origin, name, reason, fed, rates=rates)
+        else:
+            weight = _weigh(origin, name, reason, rounding=rounding)
         if weight <= 0:
             continue
         found.append(
             SettingChange(
                 origin,
-                name,
+                shown,
                 *_texts(one, two),
                 reason is not None and weight >= 0.5,
                 round(weight, 3),
             )
         )
     if reason is not None:
-        found = _by_file(found, blamed, a.settings.get("git"), b.settings.get("git"))
+        found = _by_file(found, blamed)
+    if rounding and reason is not None:
+        found = _rounding_first(found)
     if reason is not None and all(change.weight < 0.6 for change in found):
         found = _alone(found)
     found.sort(key=lambda change: -change.weight)
@@ -386,14 +452,13 @@ def setting_changes(
     return tuple(own for own in found if not ((silent[0] and own.a is None) or (silent[1] and own.b is None)))
 
 
-def _by_file(found: list[SettingChange], blamed: Sequence[ModuleInfo], git_a: Any, git_b: Any) -> list[SettingChange]:
+def _by_file(found: list[SettingChange], blamed: Sequence[ModuleInfo]) -> list[SettingChange]:
     """The changed file in which the blamed module's class stands before all others; told with the line."""
     changed = {change.name for change in found if change.source == "sources"}
     for module in blamed:
         file, _, line = module.source.rpartition(":")
         if file in changed:
-            code = changed_code(git_a, git_b, file, module.module_class)
-            told = f"changed ({module.module_class} is at {file}:{line}{f'; {code}' if code else ''})"
+            told = f"changed ({module.module_class} is at {file}:{line})"
             return [
                 replace(change, b=told, weight=0.97)
                 if change.name == file
@@ -405,8 +470,35 @@ def _by_file(found: list[SettingChange], blamed: Sequence[ModuleInfo], git_a: An
     return found
 
 
+def _rounding_first(found: list[SettingChange]) -> list[SettingChange]:
+    """Settings that change how results are rounded, where any does, before the script's name, arguments and files.
+
+    An argument that made such a setting another is told by it; one that made none is left as the best there is.
+    """
+    tuned = (change for change in found if change.source in _OF_OPTIMIZERS and change.explains)
+    if not any(map(rounds_differently, found)) or not all(map(rounds_differently, tuned)):
+        return found
+    return [
+        replace(change, weight=max(change.weight, 0.9), explains=True)
+        if rounds_differently(change)
+        else replace(change, weight=min(change.weight, 0.75))
+        if change.source in _OF_THE_SCRIPT
+        else change
+        for change in found
+    ]
+
+
+def chooses_kernel(name: str) -> bool:
+    """Whether a hyper-parameter is one that chooses the kernel, and computes the same but for rounding."""
+    return bool(_KERNEL_OPTIONS.search(name))
+
+
 def rounds_differently(change: SettingChange) -> bool:
     """Whether a setting changes how results are rounded: hardware, threads, libraries that compute, their flags."""
+    if change.source in _OF_OPTIMIZERS:
+        return chooses_kernel(change.name)
+    if change.source == "options":
+        return change.name in {"--deterministic", "--compile"}
     if change.source == "packages":
         return bool(_NUMERIC_PACKAGES.match(change.name.lower()))
     if change.source == "environment":
@@ -424,7 +516,7 @@ def _alone(found: list[SettingChange]) -> list[SettingChange]:
 
 def describe(change: SettingChange) -> str:
     """A change like a diff: `lr 0.0003 -> 0.001`, `model.py changed`, `--amp, set only in b`."""
-    if change.source == "sources" and change.a == "":
+    if change.source in {"sources", "files"} and change.a == "":
         return f"{change.name} {change.b}"
     switched = {"True": "a", "False": "b"}.get(str(change.a)) if {change.a, change.b} == {"True", "False"} else None
     if switched and change.source == "runtime" and change.name in _SWITCHES:
@@ -432,10 +524,10 @@ def describe(change: SettingChange) -> str:
     only = ", set only in" if change.source in {"command", "environment", "options"} else " only in"
     name = "uncommitted changes" if (change.source, change.name) == ("git", "dirty") else change.name
     if change.a is None:
-        tail = "" if change.b in {"given", "imported", None} else f"{_sign(name)}{change.b}"
+        tail = "" if change.b in {"given", "imported", READ, None} else f"{_sign(name)}{change.b}"
         return f"{name}{tail}{only} b"
     if change.b is None:
-        tail = "" if change.a in {"given", "imported"} else f"{_sign(name)}{change.a}"
+        tail = "" if change.a in {"given", "imported", READ} else f"{_sign(name)}{change.a}"
         return f"{name}{tail}{only} a"
     return f"{name} {change.a} -> {change.b}"
 
