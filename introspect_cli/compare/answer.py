@@ -87,7 +87,7 @@ def answer_for(a: Run, b: Run, options: DiffOptions, outcomes: Sequence[RankOutc
         fed=scene.fed,
         rates=bool(tuned) or scene.no_rates,
     )
-    scene.settings = settings = with_code(found, code)
+    scene.settings = settings = with_code(found, code, rounding=scene.rounding)
     training, evaluation = separately(a, b, options, outcomes)
     told = told_separately(scene, training, evaluation)
     reach = furthest_of(outcome.reach for outcome in outcomes)
