@@ -13,7 +13,8 @@ import pytest
 import yaml
 
 from introspect_cli.compare.reasons.settings import arguments
-from introspect_cli.rerun.minimise import Difference, command_line, ddmin
+from introspect_cli.rerun.ddmin import ddmin
+from introspect_cli.rerun.minimise import Difference, command_line
 
 pytestmark = pytest.mark.usefixtures("quick_python")
 

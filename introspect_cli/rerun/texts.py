@@ -1,0 +1,102 @@
+"""The text of the files that a run was made of: kept in the run, on disk, or in git.
+
+A text counts where its digest is the one that the run recorded, wherever it comes from. A text that the run keeps
+without its secrets is not what ran, so one from elsewhere is preferred to it.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import tokenize
+from dataclasses import dataclass, field
+from importlib.util import decode_source
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from introspect_cli.errors import UsageError
+from introspect_cli.rerun.worktree import Repository
+from introspect_cli.sums import source_digest
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from introspect_cli.rerun.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Texts:
+    """The source files of a run.
+
+    Attributes:
+        root: the project they are named in.
+        texts: the text of each file by its name.
+        missing: names of files whose text cannot be had.
+    """
+
+    root: Path
+    texts: Mapping[str, str] = field(default_factory=dict)
+    missing: tuple[str, ...] = ()
+
+
+def texts_of(recipe: Recipe) -> Texts:
+    """The text of each source file that a run recorded."""
+    root = project_root(recipe)
+    texts, missing = {}, []
+    for name, digest in recipe.sources.items():
+        data = _on_disk(root / name, digest)
+        if data is None:
+            data = _in_git(recipe, name, digest)
+        text = None if data is None else decoded(data)
+        if text is None:
+            missing.append(name)
+        else:
+            texts[name] = text
+    return Texts(root, texts, tuple(missing))
+
+
+def project_root(recipe: Recipe) -> Path:
+    """The directory to which a run's source files are named relative."""
+    script = Path(os.path.realpath(recipe.directory / recipe.script)) if recipe.script else None
+    start = script.parent if script is not None else Path(os.path.realpath(recipe.directory))
+    for directory in (start, *start.parents):
+        named = script is None or os.path.relpath(script, directory) in recipe.sources
+        if (directory / ".git").exists() and named:
+            return directory
+    return start
+
+
+def decoded(data: bytes) -> str | None:
+    """A source file as python reads it; None where it cannot."""
+    try:
+        return decode_source(data)
+    except (SyntaxError, UnicodeDecodeError):
+        return None
+
+
+def encoded(text: str) -> bytes:
+    """A text as a source file, in the encoding that it declares."""
+    data = text.encode("utf-8", "surrogateescape")
+    try:
+        encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
+        return text.encode(encoding)
+    except (SyntaxError, UnicodeEncodeError):
+        return data
+
+
+def _on_disk(path: Path, digest: str) -> bytes | None:
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return None
+    return data if source_digest(data) == digest else None
+
+
+def _in_git(recipe: Recipe, name: str, digest: str) -> bytes | None:
+    if not recipe.commit:
+        return None
+    try:
+        data = Repository(recipe.directory).blob(f"{recipe.commit}:{name}")
+    except UsageError:
+        return None
+    return data if data is not None and source_digest(data) == digest else None
