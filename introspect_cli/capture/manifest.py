@@ -12,12 +12,15 @@ import contextlib
 import datetime as dt
 import os
 import platform
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.capture.environment import redact, sources
+from introspect_cli.capture.environment.source_files import SourceFiles
 from introspect_cli.errors import DocumentTooLargeError
 from introspect_cli.records import Kind
+from introspect_cli.script.target import COMPILED
 from introspect_cli.version import __version__
 
 if TYPE_CHECKING:
@@ -109,6 +112,11 @@ def never_seen(options: CaptureOptions, probes: Probes | None, steps: int) -> li
     return found
 
 
+def _repeats(launch: Launch | None) -> bool:
+    """Whether another process of this machine keeps the text of the same files."""
+    return launch is not None and bool(launch.rank if launch.local_rank is None else launch.local_rank)
+
+
 def _now() -> str:
     return dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds")
 
@@ -116,7 +124,14 @@ def _now() -> str:
 class Documents:
     """Writes the documents under `settings/`."""
 
-    def __init__(self, target: Target | None, options: CaptureOptions, store: StoreWriter, guard: Guard) -> None:
+    def __init__(
+        self,
+        target: Target | None,
+        options: CaptureOptions,
+        store: StoreWriter,
+        guard: Guard,
+        launch: Launch | None = None,
+    ) -> None:
         """Ask what has to be asked before the script starts.
 
         Args:
@@ -124,16 +139,20 @@ class Documents:
             options: which documents are wanted.
             store: where to write them.
             guard: is told of a document that cannot be had.
+            launch: this process's part in a distributed run.
         """
         self._target = target
         self._options = options
         self._store = store
         self._guard = guard
-        self._sources: dict[str, str] = {}
         script = target.script if target is not None else None
         sources.set_project(os.path.dirname(os.path.realpath(script)) if script else str(Path.cwd()))  # noqa: PTH120 - realpath first
+        self._sources = SourceFiles(
+            store.save_source if options.sources and not _repeats(launch) else None, options.redact, time.time()
+        )
         self._directory = str(Path.cwd())  # the script may go elsewhere
         self._found: dict[str, object] = {}
+        self._wrote_sources = False
         if options.source:
             self._ask("git", lambda: sources.git(sources.Project.root))
         if options.packages:
@@ -174,12 +193,21 @@ class Documents:
         self._give("git")
         self._give("packages")
 
+    def begin(self) -> None:
+        """Take the script's text as it was compiled, just before its first line."""
+        target = self._target
+        if self._options.source and target is not None and target.script in COMPILED:
+            with self._guard.around("settings sources", "the text of the script is"):
+                self._sources.add(sources.named(target.script, "__main__"), COMPILED[target.script])
+
+    def notes(self) -> list[str]:
+        """Sentences on what of the source files is not recorded, or not as it ran."""
+        return self._sources.notes()
+
     def _write_sources(self) -> None:
-        # The first hash stands: it is nearest to what was imported.
-        found = sources.imported_sources() | self._sources
-        if found != self._sources:
-            self._sources = found
-            self._put("sources", found)
+        if self._sources.look() or not self._wrote_sources:
+            self._wrote_sources = True
+            self._put("sources", dict(sorted(self._sources.digests.items())))
 
     def _one(self, name: str, ask: Callable[[], object]) -> None:
         """Write one document; one that cannot be had costs no other."""

@@ -95,7 +95,7 @@ class Session:
         self._tracebacks = TracebackFilter()
         self._signals = Signals(self._guard.sections)
         self._words: list[str] = []
-        self._documents = Documents(target, options, self._store, self._guard)
+        self._documents = Documents(target, options, self._store, self._guard, self.launch)
         self._start = Start(
             self._torch_imported,
             seed=options.seed,
@@ -123,6 +123,7 @@ class Session:
     def start(self) -> None:
         """Be ready for the script's first line."""
         _forget_in_forks(self)
+        self._documents.begin()
         self._tracebacks.install()
         self._signals.install()
         self._start.install()
@@ -257,6 +258,8 @@ class Session:
                 self._documents.write(probes)
             if "torch" in sys.modules:
                 self._documents.write_all()
+            for sentence in self._documents.notes():
+                self._guard.note(sentence)
         with self._store_errors():
             self._manifest["status"] = "interrupted" if self._store_lost else "complete"
             self._manifest |= closing(self.options, self._guard, probes, ending, steps)
