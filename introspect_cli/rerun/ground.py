@@ -1,9 +1,9 @@
 """A directory in which a variant of somebody's code runs as the code itself ran in the user's.
 
 The variant's sources are files of their own; all else that the script may read by a relative path (data, configuration)
-is linked from where it lies, so nothing is copied. What a script writes must not reach the user's files: directories are
-made and not linked, and files that are younger than the run are left out, since the run may have written them; links to
-those would be written through. A directory of very many files is linked as a whole.
+is linked from where it lies, so nothing is copied. What a script writes must not reach the user's files: directories
+are made and not linked, and files that are younger than the run are left out, since the run may have written them;
+links to those would be written through. A directory of very many files is linked as a whole.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Planted:
     modules: Path | None = None
 
     def moved(self, path: Path) -> Path:
-        """Where a path of the user's is rebuilt; itself where it is not."""
+        """Where a path of the user's is rebuilt; the path itself where it is not."""
         for top, rebuilt in self.tops.items():
             if path.is_relative_to(top):
                 return rebuilt / path.relative_to(top)
@@ -73,10 +73,9 @@ class Planted:
         """A word of a command line, or the value after its `=`, moved where it is the path of something rebuilt."""
         option, equals, value = word.partition("=") if word.startswith("-") else ("", "", word)
         path = Path(value)
-        if not path.is_absolute() or not any(path.is_relative_to(top) for top in self.tops):
-            return word
-        rebuilt = self.moved(path)
-        return f"{option}{equals}{rebuilt}" if rebuilt.exists() else word
+        real = Path(os.path.realpath(path))
+        inside = path.is_absolute() and any(real.is_relative_to(top) for top in self.tops)
+        return f"{option}{equals}{self.moved(real)}" if inside else word
 
 
 def survey(root: Path, directory: Path, sources: Collection[str], before: float | None, skipped: Path) -> Ground:
@@ -151,7 +150,11 @@ def _is_run(entries: Collection[os.DirEntry[str]]) -> bool:
 
 
 def plant(
-    ground: Ground, place: Path, sources: Mapping[str, bytes], files: Mapping[str, Path], reachable: Collection[Path]
+    ground: Ground,
+    place: Path,
+    sources: Mapping[str, bytes],
+    files: Mapping[str, Path | None],
+    reachable: Collection[Path],
 ) -> Planted:
     """Make a ground.
 
@@ -159,7 +162,7 @@ def plant(
         ground: what lies around the run.
         place: a directory, which is emptied.
         sources: what each source file holds, by its name in the project.
-        files: other files that are linked from elsewhere, by their name in the project.
+        files: other files that are linked from elsewhere, by their name in the project; None for one that is left out.
         reachable: directories of the user's in which python looks for modules by itself.
 
     Raises:
@@ -174,11 +177,13 @@ def plant(
         planted = Planted(place, tops, place)
         for path in ground.made:
             planted.moved(path).mkdir(parents=True, exist_ok=True)
-        for name, target in {**{str(path): path for path in ground.files}, **_named(ground, files)}.items():
-            link = planted.moved(Path(name))
-            link.parent.mkdir(parents=True, exist_ok=True)
-            link.unlink(missing_ok=True)
-            link.symlink_to(os.path.realpath(target))
+        linked: dict[Path, Path | None] = {path: path for path in ground.files}
+        linked |= {ground.root / name: target for name, target in files.items()}
+        for path, target in linked.items():
+            if target is not None:
+                link = planted.moved(path)
+                link.parent.mkdir(parents=True, exist_ok=True)
+                link.symlink_to(os.path.realpath(target))
         for name, data in sources.items():
             path = planted.moved(ground.root / name)
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -192,10 +197,6 @@ def plant(
     except OSError as error:
         raise StoreError(f"cannot write {place}: {error.strerror or error}") from None
     return replace(planted, directory=planted.moved(ground.directory), modules=modules)
-
-
-def _named(ground: Ground, files: Mapping[str, Path]) -> dict[str, Path]:
-    return {str(ground.root / name): target for name, target in files.items()}
 
 
 def _beside(top: Path, rebuilt: Path, place: Path) -> None:

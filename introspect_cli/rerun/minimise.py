@@ -15,6 +15,7 @@ from introspect_cli.compare.reasons.settings import ARGUMENT, OPTION, arguments
 from introspect_cli.compare.result import DiffResult, Verdict
 from introspect_cli.errors import UsageError
 from introspect_cli.rerun.ddmin import ddmin
+from introspect_cli.rerun.element import Difference
 from introspect_cli.rerun.variant import Rerun, Variant, capture, judge
 from introspect_cli.store.files import REDACTED, RUNS
 from introspect_cli.store.reader import open_run
@@ -28,23 +29,6 @@ _IRRELEVANT = frozenset(
     | {"TERM", "TMPDIR", "TMUX", "TMUX_PANE", "USER", "WINDOWID", "XDG_SESSION_ID", "INVOCATION_ID"}
 )
 """Variables that name where and by whom a shell was opened."""
-
-
-@dataclass(frozen=True)
-class Difference:
-    """One setting that differs between the two runs.
-
-    Attributes:
-        axis: `argument`, `environment` or `capture` (an option of `introspect capture` that changes the run).
-        name: option or variable.
-        a: its value in run a; None where absent. A list for options of several values, True for a flag.
-        b: its value in run b.
-    """
-
-    axis: str
-    name: str
-    a: Any
-    b: Any
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """The text of the files that a run was made of: kept in the run, on disk, or in git.
 
-A text counts where its digest is the one that the run recorded, wherever it comes from. A text that the run keeps
-without its secrets is not what ran, so one from elsewhere is preferred to it.
+A text counts where its digest is the one that the run recorded, wherever it comes from. A text from which a secret was
+taken out is not what ran, so it is the last that is taken.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING
 
 from introspect_cli.errors import UsageError
 from introspect_cli.rerun.worktree import Repository
+from introspect_cli.store.sources import Sources
 from introspect_cli.sums import source_digest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from introspect_cli.rerun.recipe import Recipe
+    from introspect_cli.store.reader import Run
 
 
 @dataclass(frozen=True)
@@ -32,27 +34,37 @@ class Texts:
         root: the project they are named in.
         texts: the text of each file by its name.
         missing: names of files whose text cannot be had.
+        redacted: names of files whose text is there without its secrets.
     """
 
     root: Path
     texts: Mapping[str, str] = field(default_factory=dict)
     missing: tuple[str, ...] = ()
+    redacted: tuple[str, ...] = ()
 
 
-def texts_of(recipe: Recipe) -> Texts:
-    """The text of each source file that a run recorded."""
+def texts_of(run: Run, recipe: Recipe) -> Texts:
+    """The text of each source file that a run recorded.
+
+    Raises:
+        StoreError: one that the run keeps is damaged.
+    """
     root = project_root(recipe)
-    texts, missing = {}, []
-    for name, digest in recipe.sources.items():
-        data = _on_disk(root / name, digest)
-        if data is None:
-            data = _in_git(recipe, name, digest)
+    kept = Sources(run)
+    texts, missing, redacted = {}, [], []
+    for name, digest in kept.digests.items():
+        source = kept.get(name)
+        data = source.data if source is not None and source.exact else _on_disk(root / name, digest)
+        data = _in_git(recipe, name, digest) if data is None else data
         text = None if data is None else decoded(data)
+        if text is None and source is not None:
+            text = source.text
+            redacted.append(name)
         if text is None:
             missing.append(name)
         else:
             texts[name] = text
-    return Texts(root, texts, tuple(missing))
+    return Texts(root, texts, tuple(missing), tuple(redacted))
 
 
 def project_root(recipe: Recipe) -> Path:

@@ -1,0 +1,163 @@
+"""What differs between two runs and can be changed by itself: statements, files, settings, the interpreter."""
+
+from __future__ import annotations
+
+import filecmp
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from introspect_cli.compare.changes.statements import changed_statements
+from introspect_cli.compare.reasons.settings import ENV_NOISE
+from introspect_cli.errors import UsageError
+from introspect_cli.records import count
+from introspect_cli.rerun.element import Element, OtherFile, OtherPython
+from introspect_cli.rerun.minimise import differences
+from introspect_cli.rerun.recipe import Recipe, UnrepeatableError, recipe_of
+from introspect_cli.rerun.texts import texts_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from introspect_cli.rerun.ground import Ground
+    from introspect_cli.store.reader import Run
+
+_SHOWN = 5
+_LARGEST = 256 * 2**20
+
+
+@dataclass(frozen=True)
+class Sides:
+    """Two runs as what they were made of.
+
+    Attributes:
+        recipe: how a can be run again.
+        root: a's project.
+        a: text of each of a's source files, by name.
+        b: text of each of b's, by the name that the file has in a.
+        elements: what differs.
+        unknown: what differs and cannot be tried, as clauses.
+        root_b: b's project.
+    """
+
+    recipe: Recipe
+    root: Path
+    a: Mapping[str, str]
+    b: Mapping[str, str]
+    elements: tuple[Element, ...]
+    unknown: tuple[str, ...]
+    root_b: Path
+
+    @property
+    def inert(self) -> dict[str, str]:
+        """Source files that only b has: they do nothing until a statement imports them."""
+        return {name: text for name, text in self.b.items() if name not in self.a and not (self.root / name).exists()}
+
+
+def sides_of(a: Run, b: Run) -> Sides:
+    """What two runs were made of, and what of it differs.
+
+    Raises:
+        UsageError: a cannot be run again from what it recorded.
+        StoreError: a run is damaged.
+    """
+    recipe, recipe_b = recipe_of(a), _recipe_for_texts(b)
+    one, two = texts_of(a, recipe), texts_of(b, recipe_b)
+    if not recipe.sources:
+        raise UsageError(f"{a.path} recorded no source files: capture it again with this version")
+    names = _names_in_a(recipe, recipe_b, one.root, two.root)
+    digests_b = {names.get(name, name): digest for name, digest in recipe_b.sources.items()}
+    texts_b = {names.get(name, name): text for name, text in two.texts.items()}
+    texts_a = dict(one.texts)
+    for name in one.missing:
+        if recipe.sources[name] == digests_b.get(name) and name in texts_b:
+            texts_a[name] = texts_b[name]
+    gone = [name for name in one.missing if name not in texts_a]
+    if gone:
+        raise UsageError(
+            f"the text of {_listed(gone)} is not kept in {a.path}, and the file was changed since: capture it again"
+        )
+    unknown = [
+        f"{name}: its text in b is not kept" for name in two.missing if digests_b[name] != recipe.sources.get(name)
+    ]
+    unknown += [
+        f"{name}: a secret was taken out of its text"
+        for name in {*one.redacted, *two.redacted}
+        if recipe.sources.get(name) != digests_b.get(name)
+    ]
+    elements: list[Element] = []
+    for name, text in texts_b.items():
+        before = texts_a.get(name)
+        if before is None and (one.root / name).is_file():
+            before = (one.root / name).read_text("utf-8", "replace")
+        if before is not None and recipe.sources.get(name) != digests_b.get(name):
+            elements += changed_statements(name, before, text)
+    first, second = dict(a.settings), dict(b.settings)
+    settings, secret = differences(first, second)
+    elements += [item for item in settings if item.axis != "environment" or not ENV_NOISE.match(item.name)]
+    unknown += [f"{name}: its value was redacted" for name in secret]
+    packages = _packages(first, second)
+    if packages and recipe_b.python != recipe.python and Path(recipe_b.python or "/").is_file():
+        elements.append(OtherPython(recipe.python, recipe_b.python, len(packages)))
+    elif packages:
+        unknown.append(f"{count(len(packages), 'package')} of another version: {_listed(packages)}")
+    return Sides(recipe, one.root, texts_a, texts_b, tuple(elements), tuple(unknown), two.root)
+
+
+def other_files(ground_a: Ground, ground_b: Ground) -> tuple[OtherFile, ...]:
+    """Files beside the sources that are others in the project of b, where that is another directory."""
+    one, two = (_by_name(ground) for ground in (ground_a, ground_b))
+    return tuple(
+        OtherFile(name, one.get(name), two.get(name))
+        for name in sorted({*one, *two})
+        if not _equal(one.get(name), two.get(name))
+    )
+
+
+def _by_name(ground: Ground) -> dict[str, Path]:
+    files = [path for path in ground.files if path.is_relative_to(ground.root) and path.is_file()]
+    return {os.path.relpath(path, ground.root): path for path in files}
+
+
+def _equal(one: Path | None, two: Path | None) -> bool:
+    """Whether two files hold the same; where they are too large to be read, whether they are as long."""
+    if one is None or two is None:
+        return False
+    try:
+        size = one.stat().st_size
+        return size == two.stat().st_size and (size > _LARGEST or filecmp.cmp(one, two, shallow=False))
+    except OSError:
+        return True
+
+
+def _recipe_for_texts(run: Run) -> Recipe:
+    """How a run can be run again; where it cannot, as much as its source files are found by."""
+    try:
+        return recipe_of(run)
+    except UnrepeatableError:
+        command, sources = run.settings.get("command") or {}, run.settings.get("sources") or {}
+        directory = Path(str(command.get("directory") or "."))
+        script = str(command.get("script") or "")
+        return Recipe((), (), (), directory, script=script, sources=dict(sources))
+
+
+def _names_in_a(a: Recipe, b: Recipe, root_a: Path, root_b: Path) -> dict[str, str]:
+    """The name in a of b's script, where the two have other names."""
+    if not a.script or not b.script:
+        return {}
+    name_a, name_b = (
+        os.path.relpath(os.path.realpath(recipe.directory / recipe.script), root)
+        for recipe, root in ((a, root_a), (b, root_b))
+    )
+    return {name_b: name_a} if name_a not in b.sources and name_b in b.sources else {}
+
+
+def _packages(a: dict[str, Any], b: dict[str, Any]) -> list[str]:
+    one, two = (settings.get("packages") or {} for settings in (a, b))
+    return [f"{name} {one[name]} -> {two[name]}" for name in one if name in two and one[name] != two[name]]
+
+
+def _listed(names: list[str]) -> str:
+    rest = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + rest
