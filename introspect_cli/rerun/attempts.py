@@ -20,7 +20,6 @@ from introspect_cli.compare.reasons.settings import arguments
 from introspect_cli.compare.result import DiffResult, Verdict
 from introspect_cli.errors import UsageError
 from introspect_cli.rerun.element import Difference, Element, OtherFile, OtherPython
-from introspect_cli.rerun.elements import Sides
 from introspect_cli.rerun.ground import Ground, Planted, plant
 from introspect_cli.rerun.minimise import applied, command_line
 from introspect_cli.rerun.texts import encoded
@@ -32,6 +31,7 @@ from introspect_cli.sums import source_digest
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from introspect_cli.rerun.elements import Sides
     from introspect_cli.rerun.recipe import Recipe
 
 
@@ -123,7 +123,9 @@ class Attempts:
             raise OutOfRunsError
         self.runs += 1
         self.made[chosen] = self._run(elements, sources)
-        return judge(self.reference, self.made[chosen], self.until)
+        verdict, result = judge(self.reference, self.made[chosen], self.until)
+        failed = self.made[chosen].exit_code != self.reference.exit_code and not self.sides.b_failed
+        return Verdict.UNDECIDED if failed else verdict, result
 
     def _run(self, elements: Sequence[Element], sources: Mapping[str, bytes]) -> Rerun:
         recipe, set_as_in_b, python = self._started(elements)

@@ -109,7 +109,10 @@ def prove(
             "the two runs differ in no statement, file, argument, environment variable or seed that could be changed"
             + (f" (not tried: {'; '.join(sides.unknown)})" if sides.unknown else "")
         )
-    tell(f"{counted(elements)} between the runs; they diverge at step {recorded.first.step}")
+    renamed = (
+        f" (in {', '.join(sides.as_written)} variables were renamed, which is no change)" if sides.as_written else ""
+    )
+    tell(f"{counted(elements)} between the runs{renamed}; they diverge at step {recorded.first.step}")
     attempts = Attempts(
         sides=sides,
         elements=elements,
@@ -276,7 +279,7 @@ class _Search:
         attempts = self.attempts
         known = attempts.answers.get(chosen)
         return Proof(
-            elements=tuple(attempts.elements[place] for place in sorted(chosen)),
+            elements=tuple(attempts.sides.shown(attempts.elements[place]) for place in sorted(chosen)),
             proven=proven,
             each=each,
             changes=len(attempts.elements),

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import filecmp
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from textwrap import dedent
 from typing import TYPE_CHECKING, Any
 
-from introspect_cli.compare.changes.statements import changed_statements
+from introspect_cli.compare.changes.renames import with_names_of_a
+from introspect_cli.compare.changes.statements import Change, changed_statements
 from introspect_cli.compare.reasons.settings import ENV_NOISE
 from introspect_cli.errors import UsageError
 from introspect_cli.records import count
 from introspect_cli.rerun.element import Element, OtherFile, OtherPython
 from introspect_cli.rerun.minimise import differences
 from introspect_cli.rerun.recipe import Recipe, UnrepeatableError, recipe_of
-from introspect_cli.rerun.texts import texts_of
+from introspect_cli.rerun.texts import decoded, texts_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from collections.abc import Set as AbstractSet
 
     from introspect_cli.rerun.ground import Ground
     from introspect_cli.store.reader import Run
@@ -35,24 +38,35 @@ class Sides:
         recipe: how a can be run again.
         root: a's project.
         a: text of each of a's source files, by name.
-        b: text of each of b's, by the name that the file has in a.
+        b: text of each of b's, by the name that the file has in a; variables that were renamed have the names of a.
+        as_written: those of b's in which variables were renamed, as they were.
         elements: what differs.
         unknown: what differs and cannot be tried, as clauses.
         root_b: b's project.
+        b_failed: whether b's script failed, so that one that fails may do as b does.
     """
 
     recipe: Recipe
     root: Path
     a: Mapping[str, str]
     b: Mapping[str, str]
+    as_written: Mapping[str, str]
     elements: tuple[Element, ...]
     unknown: tuple[str, ...]
     root_b: Path
+    b_failed: bool
 
     @property
     def inert(self) -> dict[str, str]:
         """Source files that only b has: they do nothing until a statement imports them."""
         return {name: text for name, text in self.b.items() if name not in self.a and not (self.root / name).exists()}
+
+    def shown(self, element: Element) -> Element:
+        """An element as a reader knows it: with b's text as it was written."""
+        if not isinstance(element, Change) or element.b is None or element.file not in self.as_written:
+            return element
+        lines = self.as_written[element.file].replace("\r\n", "\n").split("\n")[element.b.first - 1 : element.b.last]
+        return replace(element, b=replace(element.b, text=dedent("\n".join(lines))))
 
 
 def sides_of(a: Run, b: Run) -> Sides:
@@ -68,41 +82,56 @@ def sides_of(a: Run, b: Run) -> Sides:
         raise UsageError(f"{a.path} recorded no source files: capture it again with this version")
     names = _names_in_a(recipe, recipe_b, one.root, two.root)
     digests_b = {names.get(name, name): digest for name, digest in recipe_b.sources.items()}
-    texts_b = {names.get(name, name): text for name, text in two.texts.items()}
-    texts_a = dict(one.texts)
-    for name in one.missing:
-        if recipe.sources[name] == digests_b.get(name) and name in texts_b:
-            texts_a[name] = texts_b[name]
+    differing = {name for name, digest in digests_b.items() if recipe.sources.get(name) != digest}
+    written = {names.get(name, name): text for name, text in two.texts.items()}
+    texts_a = {**{name: written[name] for name in one.missing if name in written.keys() - differing}, **one.texts}
     gone = [name for name in one.missing if name not in texts_a]
     if gone:
         raise UsageError(
             f"the text of {_listed(gone)} is not kept in {a.path}, and the file was changed since: capture it again"
         )
-    unknown = [
-        f"{name}: its text in b is not kept" for name in two.missing if digests_b[name] != recipe.sources.get(name)
-    ]
-    unknown += [
-        f"{name}: a secret was taken out of its text"
-        for name in {*one.redacted, *two.redacted}
-        if recipe.sources.get(name) != digests_b.get(name)
-    ]
-    elements: list[Element] = []
-    for name, text in texts_b.items():
-        before = texts_a.get(name)
-        if before is None and (one.root / name).is_file():
-            before = (one.root / name).read_text("utf-8", "replace")
-        if before is not None and recipe.sources.get(name) != digests_b.get(name):
-            elements += changed_statements(name, before, text)
+    texts_b, changes = _changed_sources(texts_a, written, differing, one.root)
     first, second = dict(a.settings), dict(b.settings)
     settings, secret = differences(first, second)
+    elements: list[Element] = [*changes]
     elements += [item for item in settings if item.axis != "environment" or not ENV_NOISE.match(item.name)]
+    unknown = [f"{name}: its text in b is not kept" for name in two.missing if names.get(name, name) in differing]
     unknown += [f"{name}: its value was redacted" for name in secret]
+    redacted = differing & {*one.redacted, *(names.get(name, name) for name in two.redacted)}
+    unknown += [f"{name}: secrets were taken out of its text" for name in sorted(redacted)]
     packages = _packages(first, second)
     if packages and recipe_b.python != recipe.python and Path(recipe_b.python or "/").is_file():
         elements.append(OtherPython(recipe.python, recipe_b.python, len(packages)))
     elif packages:
         unknown.append(f"{count(len(packages), 'package')} of another version: {_listed(packages)}")
-    return Sides(recipe, one.root, texts_a, texts_b, tuple(elements), tuple(unknown), two.root)
+    return Sides(
+        recipe=recipe,
+        root=one.root,
+        a=texts_a,
+        b=texts_b,
+        as_written={name: text for name, text in written.items() if text != texts_b[name]},
+        elements=tuple(elements),
+        unknown=tuple(unknown),
+        root_b=two.root,
+        b_failed=b.manifest.get("exit_code") != 0,
+    )
+
+
+def _changed_sources(
+    texts_a: Mapping[str, str], texts_b: Mapping[str, str], differing: AbstractSet[str], root: Path
+) -> tuple[dict[str, str], list[Change]]:
+    """B's texts with a's names for renamed variables, and what differs then."""
+    made = dict(texts_b)
+    changes: list[Change] = []
+    for name in sorted(differing & texts_b.keys()):
+        before = texts_a.get(name)
+        if before is None and (root / name).is_file():
+            before = decoded((root / name).read_bytes())
+        if before is not None:
+            others = [text for other, text in texts_b.items() if other != name]
+            made[name] = with_names_of_a(before, texts_b[name], others)
+            changes += changed_statements(name, before, made[name])
+    return made, changes
 
 
 def other_files(ground_a: Ground, ground_b: Ground) -> tuple[OtherFile, ...]:
