@@ -38,11 +38,11 @@ Exit status: 1 when the culprit is found, 2 when it cannot be told."""
 )
 @click.option(
     "--max-runs",
-    type=click.IntRange(min=1),
+    type=click.IntRange(min=0),
     metavar="N",
     default=50,
     show_default=True,
-    help="With --changes, run no more than N variants.",
+    help="Run no more than N variants to find the changed statement.",
 )
 @click.option("--until-step", type=click.IntRange(min=0), metavar="N", help="Look no further than step N.")
 @click.option("--setup", metavar="COMMAND", help="Shell command to run before each capture, such as a reinstall.")
@@ -106,6 +106,6 @@ def bisect(
     from introspect_cli.rerun.bisect import Plan
     from introspect_cli.rerun.bisect import bisect as find
 
-    culprit = find(Plan(good=str(good), options=options, words=rest, **given), tell)
+    culprit = find(Plan(good=str(good), options=options, words=rest, max_runs=max_runs, **given), tell)
     answer(format_, lambda: culprit_document(culprit), lambda _: culprit_blocks(culprit))
     return DIVERGED if culprit.commit else UNDECIDED

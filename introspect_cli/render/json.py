@@ -341,7 +341,8 @@ def runs_document(search: Found) -> dict[str, Any]:
 
 def culprit_document(culprit: Culprit) -> dict[str, Any]:
     """A bisection over commits."""
-    return _with_result({"format": FORMAT, **vars(culprit)}, culprit.result)
+    proof = None if culprit.proof is None else changes_document(culprit.proof)
+    return _with_result({"format": FORMAT, **vars(culprit), "proof": proof}, culprit.result)
 
 
 def smallest_document(smallest: Smallest) -> dict[str, Any]:

@@ -34,6 +34,8 @@ def culprit_blocks(culprit: Culprit) -> list[Block]:
         return [*blocks, tried]
     blocks = [line(f"The first bad commit is {culprit.commit[:10]}: {clean(culprit.subject)}", "bold")]
     blocks += [line(clean(name), indent=2) for name in culprit.files]
+    if culprit.proof is not None:
+        blocks += [line(), *_proof_blocks(culprit.proof)]
     blocks.append(line())
     if culprit.result is not None:
         blocks += diff_blocks(culprit.result)
@@ -66,6 +68,14 @@ def _value(value: object) -> str:
 
 def changes_blocks(proof: Proof) -> list[Block]:
     """The smallest set of changes, what stands there in both versions, and what it makes diverge."""
+    blocks = _proof_blocks(proof)
+    if proof.result is not None:
+        blocks += [line(), *diff_blocks(proof.result)]
+    undecided = f", {proof.undecided} of them told nothing" if proof.undecided else ""
+    return [*blocks, line(f"{proof.runs} runs{undecided}, in {clean(str(proof.directory))}", "dim")]
+
+
+def _proof_blocks(proof: Proof) -> list[Block]:
     blocks: list[Block] = [line(f"{proof.sentence[:1].upper()}{proof.sentence[1:]}.", "bold")]
     for element in proof.elements[:_SHOWN]:
         blocks += [line(), *_element_blocks(element)]
@@ -73,10 +83,7 @@ def changes_blocks(proof: Proof) -> list[Block]:
         blocks += [line(), line(f"and {len(proof.elements) - _SHOWN} more")]
     if proof.unknown:
         blocks += [line(), line(f"Not tried: {clean('; '.join(proof.unknown), 1200)}", "unsure")]
-    if proof.result is not None:
-        blocks += [line(), *diff_blocks(proof.result)]
-    undecided = f", {proof.undecided} of them told nothing" if proof.undecided else ""
-    return [*blocks, line(f"{proof.runs} runs{undecided}, in {clean(str(proof.directory))}", "dim")]
+    return blocks
 
 
 def _element_blocks(element: Element) -> list[Block]:

@@ -129,7 +129,8 @@ class Attempts:
 
     def _run(self, elements: Sequence[Element], sources: Mapping[str, bytes]) -> Rerun:
         recipe, set_as_in_b, python = self._started(elements)
-        files = {item.name: item.b for item in elements if isinstance(item, OtherFile)}
+        files = {item.name: item.a for item in self.elements if isinstance(item, OtherFile)}
+        files |= {item.name: item.b for item in elements if isinstance(item, OtherFile)}
         described = json.dumps(
             [
                 [[name, source_digest(data)] for name, data in sorted(sources.items())],

@@ -20,9 +20,10 @@ from introspect_cli.records import count
 from introspect_cli.rerun.attempts import Attempts, OutOfRunsError
 from introspect_cli.rerun.ddmin import ddmin
 from introspect_cli.rerun.element import Element, counted, place_of
-from introspect_cli.rerun.elements import other_files, sides_of
+from introspect_cli.rerun.elements import sides_of
 from introspect_cli.rerun.ground import survey
 from introspect_cli.rerun.likely import likely_first
+from introspect_cli.rerun.other_files import at_commits, in_directories, tracked
 from introspect_cli.rerun.variant import Rerun, judge
 from introspect_cli.store.files import RUNS
 from introspect_cli.store.reader import open_run
@@ -135,8 +136,13 @@ def _grounds(sides: Sides, a: Run, b: Run, output: Path) -> tuple[tuple[Ground, 
     if not apart:
         began = None if began is None or began_b is None else min(began, began_b)
     directory, names = sides.recipe.directory, {*sides.a, *sides.b}
-    around = survey(sides.root, directory, names, began, output)
-    files = other_files(around, survey(sides.root_b, sides.root_b, names, began_b, output)) if apart else ()
+    kept = tracked(sides.root)
+    around = survey(sides.root, directory, names, began, output, kept)
+    if apart:
+        kept_b = tracked(sides.root_b)
+        files = in_directories(around, survey(sides.root_b, sides.root_b, names, began_b, output, kept_b))
+    else:
+        files = at_commits(sides, names, output / "files")
     return (around, survey(sides.root, directory, names, None, output)), files
 
 
@@ -220,21 +226,22 @@ class _Search:
             )
         if verdict is Verdict.UNDECIDED:
             return f"a cannot be run again from what it recorded: {attempts.why(nothing)}"
-        if self._enough(self.everything):
-            return ""
-        if attempts.answers[self.everything][0] is Verdict.SAME:
+        return "" if self._enough(self.everything) else self._all_do_not()
+
+    def _all_do_not(self) -> str:
+        """Why all changes do not make a diverge."""
+        if self.attempts.answers[self.everything][0] is Verdict.SAME:
             return "running a with all of b's changes does not diverge from a: something else differs between the runs"
-        return f"a with all of b's changes cannot be judged: {attempts.why(self.everything)}"
+        return f"a with all of b's changes cannot be judged: {self.attempts.why(self.everything)}"
 
     def _sufficient(self, core: frozenset[int]) -> Proof:
         """Add what a set needs to make the runs diverge by itself, and say what was found."""
         if self._enough(core):
             each = len(core) > 1 and all(self._enough(frozenset({place})) for place in sorted(core))
             return self._proof(core, self._proven(core, core, each=each), proven=True, each=each)
+        if not self._enough(self.everything):
+            return self._proof(frozenset(), self._all_do_not())
         rest = sorted(self.everything - core)
-        if not rest or not self._enough(self.everything):
-            sentence = f"b without {self._names(core)} is the same as a, but a with it alone does not diverge"
-            return self._proof(core, sentence)
         partners = frozenset(ddmin(rest, lambda part: self._enough(core | frozenset(part))))
         both = core | partners
         self._enough(both)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import filecmp
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +13,7 @@ from introspect_cli.compare.changes.statements import Change, changed_statements
 from introspect_cli.compare.reasons.settings import ENV_NOISE
 from introspect_cli.errors import UsageError
 from introspect_cli.records import count
-from introspect_cli.rerun.element import Element, OtherFile, OtherPython
+from introspect_cli.rerun.element import Element, OtherPython
 from introspect_cli.rerun.minimise import differences
 from introspect_cli.rerun.recipe import Recipe, UnrepeatableError, recipe_of
 from introspect_cli.rerun.texts import decoded, texts_of
@@ -23,11 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from collections.abc import Set as AbstractSet
 
-    from introspect_cli.rerun.ground import Ground
     from introspect_cli.store.reader import Run
 
 _SHOWN = 5
-_LARGEST = 256 * 2**20
 
 
 @dataclass(frozen=True)
@@ -43,6 +40,7 @@ class Sides:
         elements: what differs.
         unknown: what differs and cannot be tried, as clauses.
         root_b: b's project.
+        commits: the commits that the runs come from, "" where that was not recorded.
         b_failed: whether b's script failed, so that one that fails may do as b does.
     """
 
@@ -54,12 +52,13 @@ class Sides:
     elements: tuple[Element, ...]
     unknown: tuple[str, ...]
     root_b: Path
+    commits: tuple[str, str]
     b_failed: bool
 
     @property
     def inert(self) -> dict[str, str]:
         """Source files that only b has: they do nothing until a statement imports them."""
-        return {name: text for name, text in self.b.items() if name not in self.a and not (self.root / name).exists()}
+        return {name: text for name, text in self.b.items() if name not in self.a}
 
     def shown(self, element: Element) -> Element:
         """An element as a reader knows it: with b's text as it was written."""
@@ -90,7 +89,8 @@ def sides_of(a: Run, b: Run) -> Sides:
         raise UsageError(
             f"the text of {_listed(gone)} is not kept in {a.path}, and the file was changed since: capture it again"
         )
-    texts_b, changes = _changed_sources(texts_a, written, differing, one.root)
+    texts_a |= _not_imported(written.keys() - recipe.sources.keys(), one.root)
+    texts_b, changes = _changed_sources(texts_a, written, differing)
     first, second = dict(a.settings), dict(b.settings)
     settings, secret = differences(first, second)
     elements: list[Element] = [*changes]
@@ -113,51 +113,28 @@ def sides_of(a: Run, b: Run) -> Sides:
         elements=tuple(elements),
         unknown=tuple(unknown),
         root_b=two.root,
+        commits=(recipe.commit, recipe_b.commit),
         b_failed=b.manifest.get("exit_code") != 0,
     )
 
 
+def _not_imported(names: AbstractSet[str], root: Path) -> dict[str, str]:
+    """Text of the files that b imports and that only lie in a's directory."""
+    found = {name: decoded((root / name).read_bytes()) for name in names if (root / name).is_file()}
+    return {name: text for name, text in found.items() if text is not None}
+
+
 def _changed_sources(
-    texts_a: Mapping[str, str], texts_b: Mapping[str, str], differing: AbstractSet[str], root: Path
+    texts_a: Mapping[str, str], texts_b: Mapping[str, str], differing: AbstractSet[str]
 ) -> tuple[dict[str, str], list[Change]]:
     """B's texts with a's names for renamed variables, and what differs then."""
     made = dict(texts_b)
     changes: list[Change] = []
-    for name in sorted(differing & texts_b.keys()):
-        before = texts_a.get(name)
-        if before is None and (root / name).is_file():
-            before = decoded((root / name).read_bytes())
-        if before is not None:
-            others = [text for other, text in texts_b.items() if other != name]
-            made[name] = with_names_of_a(before, texts_b[name], others)
-            changes += changed_statements(name, before, made[name])
+    for name in sorted(differing & texts_b.keys() & texts_a.keys()):
+        others = [text for other, text in texts_b.items() if other != name]
+        made[name] = with_names_of_a(texts_a[name], texts_b[name], others)
+        changes += changed_statements(name, texts_a[name], made[name])
     return made, changes
-
-
-def other_files(ground_a: Ground, ground_b: Ground) -> tuple[OtherFile, ...]:
-    """Files beside the sources that are others in the project of b, where that is another directory."""
-    one, two = (_by_name(ground) for ground in (ground_a, ground_b))
-    return tuple(
-        OtherFile(name, one.get(name), two.get(name))
-        for name in sorted({*one, *two})
-        if not _equal(one.get(name), two.get(name))
-    )
-
-
-def _by_name(ground: Ground) -> dict[str, Path]:
-    files = [path for path in ground.files if path.is_relative_to(ground.root) and path.is_file()]
-    return {os.path.relpath(path, ground.root): path for path in files}
-
-
-def _equal(one: Path | None, two: Path | None) -> bool:
-    """Whether two files hold the same; where they are too large to be read, whether they are as long."""
-    if one is None or two is None:
-        return False
-    try:
-        size = one.stat().st_size
-        return size == two.stat().st_size and (size > _LARGEST or filecmp.cmp(one, two, shallow=False))
-    except OSError:
-        return True
 
 
 def _recipe_for_texts(run: Run) -> Recipe:

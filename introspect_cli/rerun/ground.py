@@ -78,7 +78,14 @@ class Planted:
         return f"{option}{equals}{self.moved(real)}" if inside else word
 
 
-def survey(root: Path, directory: Path, sources: Collection[str], before: float | None, skipped: Path) -> Ground:
+def survey(
+    root: Path,
+    directory: Path,
+    sources: Collection[str],
+    before: float | None,
+    skipped: Path,
+    kept: Collection[Path] = (),
+) -> Ground:
     """Look at what lies around a run.
 
     Args:
@@ -87,6 +94,7 @@ def survey(root: Path, directory: Path, sources: Collection[str], before: float 
         sources: names of the source files in the project, which are not linked.
         before: files changed after this time (seconds since 1970) are left out; None for none.
         skipped: a directory that is left out: where variants and their runs are kept.
+        kept: files that no run wrote, which are linked whenever they were changed.
     """
     root, directory = Path(os.path.realpath(root)), Path(os.path.realpath(directory))
     if directory.is_relative_to(root):
@@ -100,7 +108,7 @@ def survey(root: Path, directory: Path, sources: Collection[str], before: float 
         for path, linked in _entries(top, needed, Path(os.path.realpath(skipped))):
             if not linked:
                 made.append(path)
-            elif path not in planted and (before is None or path.is_dir() or _changed(path) <= before):
+            elif path not in planted and (before is None or path in kept or path.is_dir() or _changed(path) <= before):
                 files.append(path)
     return Ground(root, directory, tops, tuple(files), tuple(made))
 
@@ -178,7 +186,7 @@ def plant(
         for path in ground.made:
             planted.moved(path).mkdir(parents=True, exist_ok=True)
         linked: dict[Path, Path | None] = {path: path for path in ground.files}
-        linked |= {ground.root / name: target for name, target in files.items()}
+        linked |= {ground.root / name: target for name, target in files.items() if name not in sources}
         for path, target in linked.items():
             if target is not None:
                 link = planted.moved(path)
