@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from introspect_cli.compare.changes.between import code_changes
+from introspect_cli.compare.changes.told import nothing_changed, with_code
 from introspect_cli.compare.match.trees import suggest_renames, tree_at
 from introspect_cli.compare.overview import strip_of, tree_of
 from introspect_cli.compare.reasons.base import reason_named
@@ -45,7 +47,8 @@ def answer_for(a: Run, b: Run, options: DiffOptions, outcomes: Sequence[RankOutc
         verdict, text = undiverged(options, counts, outcomes, results=results)
         if verdict is Verdict.SAME:
             verdict, text = doubted(a, b) or (verdict, text)
-        settings = setting_changes(a, b, None, {})
+        code = code_changes(a, b, None)
+        settings = with_code(setting_changes(a, b, None, {}), code)
         alike = Separate(verdict, text)
         return DiffResult(
             a=str(a.path),
@@ -55,14 +58,15 @@ def answer_for(a: Run, b: Run, options: DiffOptions, outcomes: Sequence[RankOutc
             settings=settings,
             notes=tuple(notes),
             counts=counts,
+            code=code,
             training=alike,
             evaluation=alike if any(outcome.evaluated for outcome in outcomes) else None,
         )
     scene = Scene(best, (a, b), outcomes, narrowed=options.narrowed)
     tuned = changes(scene) if scene.cause.reason == "optimizer" else scene.hyperparameters
-    scene.settings = settings = setting_changes(
-        a, b, reason_named(scene.cause.reason), tuned, rounding=scene.rounding, blamed=scene.blamed
-    )
+    code = code_changes(a, b, scene)
+    found = setting_changes(a, b, reason_named(scene.cause.reason), tuned, rounding=scene.rounding, blamed=scene.blamed)
+    scene.settings = settings = with_code(found, code)
     training, evaluation = separately(a, b, options, outcomes)
     told = told_separately(scene, training, evaluation)
     listed = _listed(outcomes, best.first, None if options.whole_step else options.limit)
@@ -74,11 +78,12 @@ def answer_for(a: Run, b: Run, options: DiffOptions, outcomes: Sequence[RankOutc
         b=str(b.path),
         verdict=Verdict.DIVERGED,
         sentence=told,
-        evidence=(*lines_of(scene), *together(scene)),
+        evidence=(*lines_of(scene), *together(scene), *nothing_changed(scene, code)),
         first=best.first,
         candidates=tuple(sorted(scene.peers, key=upstream)),
         divergences=listed,
         settings=settings,
+        code=code,
         notes=tuple(notes),
         suggestions=suggestions,
         counts=counts,

@@ -10,6 +10,7 @@ from introspect_cli.compare.structure import SHOWN, clause_of
 from introspect_cli.labels import step_words
 from introspect_cli.records import Kind, Phase, Site, count
 from introspect_cli.render.blocks import Block, Column, Line, Table, line
+from introspect_cli.render.code_text import code_blocks
 from introspect_cli.render.divergence_text import detail_blocks, divergence_table
 from introspect_cli.render.text import clean, distance
 
@@ -40,6 +41,8 @@ def diff_blocks(
         blocks += [line(), line("First on each rank, by step and phase (no other order is known):", "heading")]
         blocks.append(divergence_table(by_rank, ranks=True))
     blocks += _structure(result, everything=everything)
+    if result.verdict is Verdict.DIVERGED:
+        blocks += code_blocks(result.code)
     blocks += _settings(result, everything=everything)
     if result.divergences:
         several = len({divergence.rank for divergence in result.divergences}) > 1
@@ -139,7 +142,11 @@ def _settings(result: DiffResult, *, everything: bool) -> list[Block]:
     settings = result.settings
     if not settings or (result.verdict is not Verdict.DIVERGED and not everything):
         return []
+    if not everything:  # what is shown as a changed statement
+        settings = tuple(change for change in settings if change.source != "sources" or not _is_shown(change, result))
     explaining = [change for change in settings if change.explains]
+    if not settings:
+        return []
     shown = settings if everything else tuple(explaining[:_SHOWN_SETTINGS] or settings[:_SHOWN_SETTINGS])
     title = "Settings that differ and can explain it:" if explaining else "Settings that differ:"
     blocks: list[Block] = [line(), line(title, "heading")]
@@ -147,6 +154,11 @@ def _settings(result: DiffResult, *, everything: bool) -> list[Block]:
     if len(settings) > len(shown):
         blocks.append(line(f"and {len(settings) - len(shown)} more (--settings lists them)", "dim", 2))
     return blocks
+
+
+def _is_shown(change: SettingChange, result: DiffResult) -> bool:
+    best = result.code.ranked[0] if result.code is not None and result.code.ranked else None
+    return best is not None and best.likely and best.change.file == change.name
 
 
 def settings_blocks(result: DiffResult) -> list[Block]:

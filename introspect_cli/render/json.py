@@ -18,6 +18,8 @@ from introspect_cli.rerun.element import kind_of, place_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from introspect_cli.compare.changes.ranking import CodeChanges
+    from introspect_cli.compare.changes.statements import Side
     from introspect_cli.compare.groups import Groups
     from introspect_cli.compare.result import DiffResult, Divergence, Separate
     from introspect_cli.health.findings import CheckResult, RankRule, Rule
@@ -35,6 +37,9 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 """Version of every document; a key may be added under the same version, none removed or changed."""
+
+_LONGEST_CODE = 4000
+"""Characters of one changed statement."""
 
 _UNUSUAL = re.compile(r"[^\n -~]")
 
@@ -111,10 +116,40 @@ def diff_document(result: DiffResult) -> dict[str, Any]:
         "training": _separate(result.training),
         "evaluation": _separate(result.evaluation),
         "structure": plain(result.structure),
+        "code": _code(result.code),
     }
     if result.map is not None:
         document["map"] = plain(result.map)
     return document
+
+
+def _code(code: CodeChanges | None) -> dict[str, Any] | None:
+    """Changed statements, the most likely cause first."""
+    if code is None:
+        return None
+    return {
+        "changes": [
+            {
+                "place": one.change.place,
+                "file": one.change.file,
+                "scope": one.change.scope,
+                "unit": one.change.unit,
+                "nearness": one.nearness.value,
+                "likely": one.likely,
+                "a": _lines(one.change.a),
+                "b": _lines(one.change.b),
+            }
+            for one in code.ranked
+        ],
+        "in_comments": list(code.in_comments),
+        "unread": [{"file": name, "why": why} for name, why in code.unread],
+    }
+
+
+def _lines(side: Side | None) -> dict[str, Any] | None:
+    if side is None:
+        return None
+    return {"first": side.first, "last": side.last, "text": side.text[:_LONGEST_CODE]}
 
 
 def divergence_document(divergence: Divergence) -> dict[str, Any]:

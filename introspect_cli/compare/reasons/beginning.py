@@ -88,6 +88,26 @@ def first_draw(scene: Scene, generator: str) -> str:
     return f"the first draw that differs is {one} in a and {two} in b{agree}" if one and two else ""
 
 
+def differing_lines(scene: Scene) -> tuple[list[str], list[str]]:
+    """Lines of a's code and of b's, `file:line`: the first seeding or draw before the first step that differs.
+
+    Also that which filled the tensor at hand.
+    """
+    found: tuple[list[str], list[str]] = [], []
+    runs = (scene.run_a, scene.run_b)
+    for generator in ("torch", "python", "numpy"):
+        a, b = (_events(run, scene.first.rank, generator) or [] for run in runs)
+        same = 0
+        while same < min(len(a), len(b)) and _sameness(a, same) == _sameness(b, same):
+            same += 1
+        for lines, events in zip(found, (a, b), strict=True):
+            lines += [event.line for event in events[same : same + 1]]
+    for lines, run in zip(found, runs, strict=True):
+        events = _events(run, scene.first.rank, "") or []
+        lines += [event.line for event in events if event.name == scene.site.fqn]
+    return found
+
+
 def _sameness(events: Sequence[Event], place: int) -> tuple[object, ...]:
     """What an event shares with the other run's; of a draw that nobody saw, the state after it tells its length."""
     event = events[place]

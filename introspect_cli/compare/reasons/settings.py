@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from introspect_cli.compare.join.listed import lists
 from introspect_cli.compare.reasons.beginning import DOCUMENT
-from introspect_cli.compare.reasons.changed_code import changed_code
 from introspect_cli.compare.reasons.hyperparameters import Label, Told, optimizer_changes
 from introspect_cli.compare.result import SettingChange
 from introspect_cli.store.launch import rank_list
@@ -378,7 +377,7 @@ def setting_changes(
             )
         )
     if reason is not None:
-        found = _by_file(found, blamed, a.settings.get("git"), b.settings.get("git"))
+        found = _by_file(found, blamed)
     if reason is not None and all(change.weight < 0.6 for change in found):
         found = _alone(found)
     found.sort(key=lambda change: -change.weight)
@@ -386,14 +385,13 @@ def setting_changes(
     return tuple(own for own in found if not ((silent[0] and own.a is None) or (silent[1] and own.b is None)))
 
 
-def _by_file(found: list[SettingChange], blamed: Sequence[ModuleInfo], git_a: Any, git_b: Any) -> list[SettingChange]:
+def _by_file(found: list[SettingChange], blamed: Sequence[ModuleInfo]) -> list[SettingChange]:
     """The changed file in which the blamed module's class stands before all others; told with the line."""
     changed = {change.name for change in found if change.source == "sources"}
     for module in blamed:
         file, _, line = module.source.rpartition(":")
         if file in changed:
-            code = changed_code(git_a, git_b, file, module.module_class)
-            told = f"changed ({module.module_class} is at {file}:{line}{f'; {code}' if code else ''})"
+            told = f"changed ({module.module_class} is at {file}:{line})"
             return [
                 replace(change, b=told, weight=0.97)
                 if change.name == file
