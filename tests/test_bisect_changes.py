@@ -243,7 +243,7 @@ def test_two_scratch_directories_without_git(first, tmp_path):
         "Of 6 changes in 2 files, one makes them diverge: model.py:12; proven by 2 runs: without it the runs are the "
         "same up to step 0, with it alone they diverge where b does."
     )
-    assert "  - h = torch.relu(h)\n  + hidden = torch.tanh(hidden)\n" in answer.stdout
+    assert "    - h = torch.relu(h)\n    + hidden = torch.tanh(hidden)\n" in answer.stdout
     assert (state(first / "exp1"), state(b)) == before
     assert not list((tmp_path / "introspect-runs").rglob("variants/*"))
 

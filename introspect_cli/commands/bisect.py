@@ -70,8 +70,8 @@ def bisect(
     from introspect_cli.commands.capture import capture
     from introspect_cli.commands.capture_options import split_words
     from introspect_cli.errors import UsageError
-    from introspect_cli.render.json import changes_document, culprit_document, smallest_document
-    from introspect_cli.render.rerun_text import changes_blocks, culprit_blocks, smallest_blocks
+    from introspect_cli.render.json import culprit_document, proof_document, smallest_document
+    from introspect_cli.render.rerun_text import culprit_blocks, proof_blocks, smallest_blocks
 
     if sum(chosen is not None for chosen in (good, settings, changes)) != 1:
         raise UsageError(
@@ -93,7 +93,7 @@ def bisect(
             most_runs=max_runs,
             keep=given["keep"],
         )
-        answer(format_, lambda: changes_document(proof), lambda _: changes_blocks(proof))
+        answer(format_, lambda: proof_document(proof), lambda _: proof_blocks(proof))
         return DIVERGED if proof.proven else UNDECIDED
     if settings is not None:
         from introspect_cli.rerun.minimise import minimise

@@ -376,7 +376,7 @@ def runs_document(search: Found) -> dict[str, Any]:
 
 def culprit_document(culprit: Culprit) -> dict[str, Any]:
     """A bisection over commits."""
-    proof = None if culprit.proof is None else changes_document(culprit.proof)
+    proof = None if culprit.proof is None else proof_document(culprit.proof)
     return _with_result({"format": FORMAT, **vars(culprit), "proof": proof}, culprit.result)
 
 
@@ -385,7 +385,7 @@ def smallest_document(smallest: Smallest) -> dict[str, Any]:
     return _with_result({"format": FORMAT, **vars(smallest)}, smallest.result)
 
 
-def changes_document(proof: Proof) -> dict[str, Any]:
+def proof_document(proof: Proof) -> dict[str, Any]:
     """The smallest set of changes that makes two runs diverge."""
     elements = [{"kind": kind_of(element), "place": place_of(element), **plain(element)} for element in proof.elements]
     return _with_result({"format": FORMAT, **vars(proof), "elements": elements}, proof.result)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from introspect_cli.compare.changes.ranking import Nearness, Ranked
 from introspect_cli.compare.changes.statements import Change
 from introspect_cli.compare.result import Verdict
 from introspect_cli.render.blocks import Block, Column, line, table_of
+from introspect_cli.render.code_text import change_lines
 from introspect_cli.render.diff_text import diff_blocks
 from introspect_cli.render.text import clean
 from introspect_cli.render.values_text import closeup_blocks
@@ -22,7 +24,6 @@ if TYPE_CHECKING:
     from introspect_cli.rerun.zoom import Zoomed
 
 _SHOWN = 6
-_LINES = 8
 
 
 def culprit_blocks(culprit: Culprit) -> list[Block]:
@@ -35,7 +36,7 @@ def culprit_blocks(culprit: Culprit) -> list[Block]:
     blocks = [line(f"The first bad commit is {culprit.commit[:10]}: {clean(culprit.subject)}", "bold")]
     blocks += [line(clean(name), indent=2) for name in culprit.files]
     if culprit.proof is not None:
-        blocks += [line(), *_proof_blocks(culprit.proof)]
+        blocks += [line(), *_proven(culprit.proof)]
     blocks.append(line())
     if culprit.result is not None:
         blocks += diff_blocks(culprit.result)
@@ -66,19 +67,19 @@ def _value(value: object) -> str:
     return "-" if value is None else clean(str(value), 60)
 
 
-def changes_blocks(proof: Proof) -> list[Block]:
+def proof_blocks(proof: Proof) -> list[Block]:
     """The smallest set of changes, what stands there in both versions, and what it makes diverge."""
-    blocks = _proof_blocks(proof)
+    blocks = _proven(proof)
     if proof.result is not None:
         blocks += [line(), *diff_blocks(proof.result)]
     undecided = f", {proof.undecided} of them told nothing" if proof.undecided else ""
     return [*blocks, line(f"{proof.runs} runs{undecided}, in {clean(str(proof.directory))}", "dim")]
 
 
-def _proof_blocks(proof: Proof) -> list[Block]:
+def _proven(proof: Proof) -> list[Block]:
     blocks: list[Block] = [line(f"{proof.sentence[:1].upper()}{proof.sentence[1:]}.", "bold")]
     for element in proof.elements[:_SHOWN]:
-        blocks += [line(), *_element_blocks(element)]
+        blocks += _element_blocks(element)
     if len(proof.elements) > _SHOWN:
         blocks += [line(), line(f"and {len(proof.elements) - _SHOWN} more")]
     if proof.unknown:
@@ -88,20 +89,12 @@ def _proof_blocks(proof: Proof) -> list[Block]:
 
 def _element_blocks(element: Element) -> list[Block]:
     """One change, both sides below one another."""
-    name = clean(place_of(element))
     if not isinstance(element, Change):
+        name = clean(place_of(element))
         differs = f"{_value(element.a)} -> {_value(element.b)}"
         what = f"python, and {element.packages} packages" if isinstance(element, OtherPython) else name
         return [line(f"{what}: {differs}")]
-    where = f" in {clean(element.scope)}" if element.scope else ""
-    unit = {"moved": " (moved)", "file": " (the whole file)"}.get(element.unit, "")
-    blocks: list[Block] = [line(f"{name}{where}{unit}")]
-    for mark, side in (("-", element.a), ("+", element.b)):
-        lines = [] if side is None else side.text.split("\n")
-        blocks += [line(f"{mark} {clean(text)}", indent=2, wrap=False) for text in lines[:_LINES]]
-        if len(lines) > _LINES:
-            blocks.append(line(f"{mark} ... and {len(lines) - _LINES} more lines", "dim", indent=2))
-    return blocks
+    return list(change_lines(Ranked(element, Nearness.ELSEWHERE)))
 
 
 def zoom_blocks(zoomed: Zoomed, width: int) -> list[Block]:

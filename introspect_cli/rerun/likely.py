@@ -1,11 +1,11 @@
-"""Which changes are tried first: those that stand where the runs diverge."""
+"""Which changes are tried first: those that the comparison calls the likeliest."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.changes.statements import Change
-from introspect_cli.rerun.element import Difference
+from introspect_cli.rerun.element import Difference, OtherPython
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -13,22 +13,31 @@ if TYPE_CHECKING:
     from introspect_cli.compare.result import DiffResult
     from introspect_cli.rerun.element import Element
 
+_LAST = 1 << 30
+
 
 def likely_first(elements: Sequence[Element], recorded: DiffResult) -> tuple[Element, ...]:
-    """The elements, the likeliest to make the runs diverge first.
+    """The elements in the order in which the comparison weighs settings, and changed statements within a file.
 
     Args:
         elements: what differs.
         recorded: how the runs diverge.
     """
-    explaining = {change.name.rpartition(" ")[2] for change in recorded.settings if change.explains}
-    blamed = recorded.first.module_class if recorded.first is not None else ""
+    settings = {change.name: place for place, change in reversed([*enumerate(recorded.settings)])}
+    code = recorded.code.ranked if recorded.code is not None else ()
+    statements = {_lines(one.change): (place, one.likely) for place, one in enumerate(code)}
 
-    def rank(element: Element) -> int:
+    def order(element: Element) -> tuple[int, int]:
         if isinstance(element, Change):
-            return 0 if blamed and blamed in element.scope.split(".") else 2
-        if isinstance(element, Difference):
-            return 1 if element.name in explaining else 3 if element.axis == "argument" else 4
-        return 3
+            place, likely = statements.get(_lines(element), (_LAST, False))
+            return (settings.get(element.file, _LAST) if likely else _LAST, place)
+        name = "" if isinstance(element, OtherPython) else element.name
+        return (settings.get(name, _LAST + isinstance(element, Difference)), 0)
 
-    return tuple(sorted(elements, key=rank))
+    return tuple(sorted(elements, key=order))
+
+
+def _lines(change: Change) -> tuple[object, ...]:
+    """What tells changes from one another, whatever the names of variables in them."""
+    a, b = (None if side is None else (side.first, side.last) for side in (change.a, change.b))
+    return change.file, change.unit, a, b
