@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from introspect_cli.compare.changes.names import undefined
 from introspect_cli.compare.changes.statements import Change, Side
 from introspect_cli.compare.result import DiffResult, Verdict
 from introspect_cli.rerun.attempts import Attempts, OutOfRunsError
@@ -33,6 +34,7 @@ class Asked(Attempts):
         if self.runs >= self.most:
             raise OutOfRunsError
         self.runs += 1
+        self.made[chosen] = Rerun(Path(), 0, 1)
         said = self.rule({self.elements[place].file for place in chosen})
         return {"": Verdict.SAME, "x": Verdict.DIVERGED, "?": Verdict.UNDECIDED}[said], None
 
@@ -40,7 +42,7 @@ class Asked(Attempts):
         return "it ends with 1"
 
 
-def search(names, rule, most=100):
+def search(names, rule, most=100, likely=1):
     elements = [Change(name, "", Side(1, 1, "a"), Side(1, 1, "b")) for name in names]
     recipe = Recipe((), (), (), Path())
     sides = Sides(recipe, Path(), {}, {}, {}, tuple(elements), (), Path(), ("", ""), b_failed=False)
@@ -48,7 +50,7 @@ def search(names, rule, most=100):
     told = []
     asked = Asked(sides, elements, ground, Rerun(Path(), 0, 1), (), 3, Path("runs"), most, told.append)
     asked.rule = rule
-    proof = _Search(asked, (ground, ground), DiffResult("a", "b", Verdict.DIVERGED, "they diverge")).run()
+    proof = _Search(asked, (ground, ground), DiffResult("a", "b", Verdict.DIVERGED, "they diverge"), likely).run()
     return {element.file for element in proof.elements}, proof
 
 
@@ -63,7 +65,7 @@ def test_the_likeliest_change_is_proven_by_two_runs():
 
 def test_one_of_many_changes_takes_few_runs():
     names = [f"f{number}" for number in range(64)]
-    found, proof = search(names, lambda chosen: "x" if "f41" in chosen else "")
+    found, proof = search(names, lambda chosen: "x" if "f41" in chosen else "", likely=3)
     assert (found, proof.proven) == ({"f41"}, True)
     assert proof.runs <= 18
 
@@ -277,6 +279,21 @@ def test_what_cannot_be_bisected_is_said_in_a_sentence(first):
     assert "nothing to bisect" in call(first, "bisect", "--changes", "a", "a", code=2).stderr
     assert "leave 'train.py' out" in call(first, "bisect", "--changes", "a", "a", "train.py", code=2).stderr
     assert "say what to bisect" in call(first, "bisect", "--changes", "a", "a", "--good", "x", code=2).stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("import os\nprint(os.getpid(), __file__)", set()),
+        ("print(os.getpid())", {"os"}),
+        ("from x import *\nf()", set()),
+        ("def f(a, *b, c=1, **d):\n    return [e for e in (a, b, c, d, g)]\nf(h := 1, h)", {"g"}),
+        ("try:\n    pass\nexcept E as e:\n    print(e)", {"E"}),
+        ("x = (", set()),
+    ],
+)
+def test_names_that_nothing_defines(text, names):
+    assert undefined(text) == names
 
 
 # The directory of a variant.

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from introspect_cli.compare.changes.names import undefined
 from introspect_cli.compare.changes.statements import Change, apply
 from introspect_cli.compare.reasons.settings import arguments
 from introspect_cli.compare.result import DiffResult, Verdict
@@ -87,6 +88,8 @@ class Attempts:
         if chosen not in self.answers:
             self.answers[chosen] = self._answer(chosen)
             verdict, result = self.answers[chosen]
+            if chosen not in self.made:
+                return verdict
             said = {Verdict.SAME: "the same as a", Verdict.UNDECIDED: "cannot be told"}.get(verdict, "diverges from a")
             if verdict is Verdict.DIVERGED and result is not None and result.first is not None:
                 said += f" at step {result.first.step}"
@@ -101,14 +104,16 @@ class Attempts:
 
     @property
     def undecided(self) -> int:
-        """How many attempts told nothing."""
-        return sum(verdict is Verdict.UNDECIDED for verdict, _ in self.answers.values())
+        """How many runs told nothing."""
+        return sum(
+            verdict is Verdict.UNDECIDED and chosen in self.made for chosen, (verdict, _) in self.answers.items()
+        )
 
     def why(self, chosen: frozenset[int]) -> str:
         """Why an attempt that was made tells nothing."""
         done, (_, result) = self.made.get(chosen), self.answers[chosen]
         if done is None:
-            return "the changes make no file that python can read"
+            return "a file cannot be read by python, or uses a name that nothing defines"
         if done.exit_code:
             return f"it ends with {done.exit_code}: {done.last_lines.rpartition(' / ')[2]}"
         return result.sentence if result is not None else done.last_lines
@@ -218,12 +223,14 @@ def sources_with(elements: Sequence[Element], sides: Sides) -> dict[str, bytes]:
     """Make a's source files, with these of b's changes.
 
     Raises:
-        ValueError: a file cannot be made.
+        ValueError: a file cannot be made, or uses a name that nothing in it defines: it would not run.
     """
     texts = {**sides.inert, **sides.a}
     changes = [item for item in elements if isinstance(item, Change)]
     for name in {change.file for change in changes}:
         text = apply(texts.get(name), [change for change in changes if change.file == name], sides.b[name])
         if text is not None:
+            if undefined(text) - undefined(sides.b[name]) - undefined(texts.get(name)):
+                raise ValueError(name)
             texts[name] = text
     return {name: encoded(text) for name, text in texts.items()}

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 MOST_RUNS = 50
 _NAMED = 4
+_TRIED = 3
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,7 @@ def prove(
     with open_run(a) as one, open_run(b) as two:
         sides = sides_of(one, two)
         grounds, files = _grounds(sides, one, two, directory)
-    elements = likely_first((*sides.elements, *files), recorded)
+    elements, likely = likely_first((*sides.elements, *files), recorded)
     if not elements:
         raise UsageError(
             "the two runs differ in no statement, file, argument, environment variable or seed that could be changed"
@@ -126,7 +127,7 @@ def prove(
         tell=tell,
         keep=keep,
     )
-    return _Search(attempts, grounds, recorded).run()
+    return _Search(attempts, grounds, recorded, likely).run()
 
 
 def _grounds(sides: Sides, a: Run, b: Run, output: Path) -> tuple[tuple[Ground, ...], tuple[Element, ...]]:
@@ -161,12 +162,14 @@ class _Search:
         attempts: runs a with some changes.
         grounds: what lies around a: the first is used as long as a runs in it.
         recorded: how b diverges from a.
+        likely: how many of the elements, the first ones, are called likely by the comparison.
         smallest: the smallest set so far without which b is the same as a.
     """
 
     attempts: Attempts
     grounds: tuple[Ground, ...]
     recorded: DiffResult
+    likely: int = 0
     smallest: frozenset[int] | None = None
 
     @property
@@ -188,8 +191,8 @@ class _Search:
 
     def _quick(self) -> frozenset[int] | None:
         """The likeliest change, if it is the cause."""
-        few = 2 if len(self.everything) > 2 else 1
-        for place in range(few):
+        few = min(self.likely, _TRIED) if len(self.everything) > _TRIED else 0
+        for place in range(max(few, len(self.everything) == 1)):
             if self._needed(frozenset({place})):
                 return frozenset({place})
         return None

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 _LAST = 1 << 30
 
 
-def likely_first(elements: Sequence[Element], recorded: DiffResult) -> tuple[Element, ...]:
-    """The elements in the order in which the comparison weighs settings, and changed statements within a file.
+def likely_first(elements: Sequence[Element], recorded: DiffResult) -> tuple[tuple[Element, ...], int]:
+    """The elements in the order in which the comparison weighs settings and statements; how many it calls likely.
 
     Args:
         elements: what differs.
@@ -31,10 +31,19 @@ def likely_first(elements: Sequence[Element], recorded: DiffResult) -> tuple[Ele
         if isinstance(element, Change):
             place, likely = statements.get(_lines(element), (_LAST, False))
             return (settings.get(element.file, _LAST) if likely else _LAST, place)
-        name = "" if isinstance(element, OtherPython) else element.name
-        return (settings.get(name, _LAST + isinstance(element, Difference)), 0)
+        return (settings.get(_name(element), _LAST + isinstance(element, Difference)), 0)
 
-    return tuple(sorted(elements, key=order))
+    found = tuple(sorted(elements, key=order))
+    explaining = {change.name for change in recorded.settings if change.explains}
+    likely = [order(element)[0] < _LAST and _name(element) in explaining for element in found]
+    return found, [*likely, False].index(False)
+
+
+def _name(element: Element) -> str:
+    """What the comparison calls it among the settings."""
+    if isinstance(element, Change):
+        return element.file
+    return "" if isinstance(element, OtherPython) else element.name
 
 
 def _lines(change: Change) -> tuple[object, ...]:
