@@ -45,7 +45,7 @@ class Asked(Attempts):
 def search(names, rule, most=100, likely=1):
     elements = [Change(name, "", Side(1, 1, "a"), Side(1, 1, "b")) for name in names]
     recipe = Recipe((), (), (), Path())
-    sides = Sides(recipe, Path(), {}, {}, {}, tuple(elements), (), Path(), ("", ""), b_failed=False)
+    sides = Sides(recipe, Path(), {}, {}, {}, {}, tuple(elements), (), Path(), (), Path(), ("", ""), b_failed=False)
     ground = Ground(Path(), Path(), (), (), ())
     told = []
     asked = Asked(sides, elements, ground, Rerun(Path(), 0, 1), (), 3, Path("runs"), most, told.append)
@@ -310,8 +310,9 @@ def test_a_variant_finds_data_and_cannot_write_what_the_run_wrote(tmp_path):
     (root / ".git").mkdir()
     (root / "lib").mkdir()
     (root / "lib" / "__init__.py").write_text("")
-    ground = survey(root, root / "configs", {"lib/__init__.py"}, 2e9 - 1e9 + 5, tmp_path / "out")
-    planted = plant(ground, tmp_path / "out", {"lib/__init__.py": b"changed"}, {}, [root / "configs"])
+    source = root / "lib" / "__init__.py"
+    ground = survey(root, root / "configs", {source}, 2e9 - 1e9 + 5, tmp_path / "out")
+    planted = plant(ground, tmp_path / "out", {source: b"changed"}, {}, [root / "configs"])
     assert planted.directory.name == "configs"
     assert (planted.directory / "c.yaml").resolve() == old
     assert (planted.directory / "../../data").resolve() == tmp_path / "above" / "data"

@@ -23,7 +23,7 @@ from introspect_cli.errors import UsageError
 from introspect_cli.rerun.element import Difference, Element, OtherFile, OtherPython
 from introspect_cli.rerun.ground import Ground, Planted, plant
 from introspect_cli.rerun.minimise import applied, command_line
-from introspect_cli.rerun.texts import encoded
+from introspect_cli.rerun.texts import encoded, search_path
 from introspect_cli.rerun.variant import Rerun, Variant, capture, judge
 from introspect_cli.store.reader import open_run
 from introspect_cli.store.sources import Sources
@@ -148,7 +148,9 @@ class Attempts:
         described += f" {len(self.ground.files)}"
         name = hashlib.blake2b(described.encode(), digest_size=6).hexdigest()
         place = self.output / "variants" / name
-        planted = plant(self.ground, place, sources, files, self._reachable())
+        texts = {self.sides.places[name]: data for name, data in sources.items()}
+        others = {self.ground.tops[0] / name: path for name, path in files.items()}
+        planted = plant(self.ground, place, texts, others, search_path(self.sides.recipe))
         environment = {**set_as_in_b, "PYTHONDONTWRITEBYTECODE": "1"}
         paths = environment.get("PYTHONPATH", os.environ.get("PYTHONPATH")) or ""
         paths = os.pathsep.join(planted.moved_word(path) for path in paths.split(os.pathsep))
@@ -182,14 +184,6 @@ class Attempts:
         python = next((item.b for item in elements if isinstance(item, OtherPython)), recipe.python)
         variables = {**recipe.environment, **as_in_b.environment}
         return replace(recipe, options=(*options, *as_in_b.options), arguments=words), variables, python
-
-    def _reachable(self) -> list[Path]:
-        """Directories of the user's in which python looks for modules without an installed package."""
-        recipe = self.sides.recipe
-        variables = {**os.environ, **recipe.environment}
-        paths = (variables.get("PYTHONPATH") or "").split(os.pathsep)
-        first = Path(recipe.script).parent if recipe.script else Path()
-        return [Path(os.path.realpath(recipe.directory / path)) for path in (str(first), *filter(None, paths))]
 
     def _check(self, done: Rerun, sources: Mapping[str, bytes]) -> None:
         """Make sure that the files with changes were those that ran.

@@ -136,15 +136,16 @@ def _grounds(sides: Sides, a: Run, b: Run, output: Path) -> tuple[tuple[Ground, 
     apart = os.path.realpath(sides.root) != os.path.realpath(sides.root_b)
     if not apart:
         began = None if began is None or began_b is None else min(began, began_b)
-    directory, names = sides.recipe.directory, {*sides.a, *sides.b}
-    kept = tracked(sides.root)
-    around = survey(sides.root, directory, names, began, output, kept)
+    directory, sources = sides.recipe.directory, {*sides.places.values()}
+    around = survey(sides.root, directory, sources, began, output, tracked(sides.root))
     if apart:
-        kept_b = tracked(sides.root_b)
-        files = in_directories(around, survey(sides.root_b, sides.root_b, names, began_b, output, kept_b))
+        kept = tracked(sides.root_b)
+        files = in_directories(
+            around, survey(sides.root_b, sides.directory_b, {*sides.places_b}, began_b, output, kept)
+        )
     else:
-        files = at_commits(sides, names, output / "files")
-    return (around, survey(sides.root, directory, names, None, output)), files
+        files = at_commits(sides, around, output / "files")
+    return (around, survey(sides.root, directory, sources, None, output)), files
 
 
 def _began(run: Run) -> float | None:

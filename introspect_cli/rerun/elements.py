@@ -16,10 +16,10 @@ from introspect_cli.records import count
 from introspect_cli.rerun.element import Element, OtherPython
 from introspect_cli.rerun.minimise import differences
 from introspect_cli.rerun.recipe import Recipe, UnrepeatableError, recipe_of
-from introspect_cli.rerun.texts import decoded, texts_of
+from introspect_cli.rerun.texts import decoded, place_of_source, texts_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
     from collections.abc import Set as AbstractSet
 
     from introspect_cli.store.reader import Run
@@ -34,24 +34,30 @@ class Sides:
     Attributes:
         recipe: how a can be run again.
         root: a's project.
+        places: where each source file lies in a's directories, by its name.
         a: text of each of a's source files, by name.
         b: text of each of b's, by the name that the file has in a; variables that were renamed have the names of a.
         as_written: those of b's in which variables were renamed, as they were.
         elements: what differs.
         unknown: what differs and cannot be tried, as clauses.
         root_b: b's project.
+        places_b: where b's source files lie.
+        directory_b: where b ran.
         commits: the commits that the runs come from, "" where that was not recorded.
         b_failed: whether b's script failed, so that one that fails may do as b does.
     """
 
     recipe: Recipe
     root: Path
+    places: Mapping[str, Path]
     a: Mapping[str, str]
     b: Mapping[str, str]
     as_written: Mapping[str, str]
     elements: tuple[Element, ...]
     unknown: tuple[str, ...]
     root_b: Path
+    places_b: Collection[Path]
+    directory_b: Path
     commits: tuple[str, str]
     b_failed: bool
 
@@ -89,7 +95,7 @@ def sides_of(a: Run, b: Run) -> Sides:
         raise UsageError(
             f"the text of {_listed(gone)} is not kept in {a.path}, and the file was changed since: capture it again"
         )
-    texts_a |= _not_imported(written.keys() - recipe.sources.keys(), one.root)
+    texts_a |= _not_imported(written.keys() - recipe.sources.keys(), recipe, one.root)
     texts_b, changes = _changed_sources(texts_a, written, differing)
     first, second = dict(a.settings), dict(b.settings)
     settings, secret = differences(first, second)
@@ -107,20 +113,24 @@ def sides_of(a: Run, b: Run) -> Sides:
     return Sides(
         recipe=recipe,
         root=one.root,
+        places={name: place_of_source(name, recipe, one.root) for name in {*texts_a, *texts_b}},
         a=texts_a,
         b=texts_b,
         as_written={name: text for name, text in written.items() if text != texts_b[name]},
         elements=tuple(elements),
         unknown=tuple(unknown),
         root_b=two.root,
+        places_b=tuple(two.places.values()),
+        directory_b=recipe_b.directory,
         commits=(recipe.commit, recipe_b.commit),
         b_failed=b.manifest.get("exit_code") != 0,
     )
 
 
-def _not_imported(names: AbstractSet[str], root: Path) -> dict[str, str]:
+def _not_imported(names: AbstractSet[str], recipe: Recipe, root: Path) -> dict[str, str]:
     """Text of the files that b imports and that only lie in a's directory."""
-    found = {name: decoded((root / name).read_bytes()) for name in names if (root / name).is_file()}
+    places = {name: place_of_source(name, recipe, root) for name in names}
+    found = {name: decoded(path.read_bytes()) for name, path in places.items() if path.is_file()}
     return {name: text for name, text in found.items() if text is not None}
 
 

@@ -34,7 +34,8 @@ class Ground:
     Attributes:
         root: the project.
         directory: where the script ran.
-        tops: directories that are rebuilt, none inside another: the project and where the script ran.
+        tops: directories that are rebuilt, none inside another: the project, where the script ran, and where source
+            files from elsewhere lie. The first holds the project.
         files: paths below the tops that are linked, files and whole directories.
         made: directories below the tops, which are made.
     """
@@ -81,7 +82,7 @@ class Planted:
 def survey(
     root: Path,
     directory: Path,
-    sources: Collection[str],
+    sources: Collection[Path],
     before: float | None,
     skipped: Path,
     kept: Collection[Path] = (),
@@ -91,26 +92,40 @@ def survey(
     Args:
         root: the project.
         directory: where the script ran.
-        sources: names of the source files in the project, which are not linked.
+        sources: the source files, which are not linked.
         before: files changed after this time (seconds since 1970) are left out; None for none.
         skipped: a directory that is left out: where variants and their runs are kept.
         kept: files that no run wrote, which are linked whenever they were changed.
     """
     root, directory = Path(os.path.realpath(root)), Path(os.path.realpath(directory))
-    if directory.is_relative_to(root):
-        tops: tuple[Path, ...] = (root,)
-    else:
-        tops = (directory,) if root.is_relative_to(directory) else (root, directory)
-    planted = {root / name for name in sources}
-    needed = {parent for path in (*planted, root, directory) for parent in (path, *path.parents)}
+    tops = _outermost([directory, root] if root.is_relative_to(directory) else [root, directory])
+    tops = _outermost([*tops, *(_package_root(path) for path in sources)])
+    needed = {parent for path in (*sources, root, directory) for parent in (path, *path.parents)}
     files, made = [], []
     for top in tops:
         for path, linked in _entries(top, needed, Path(os.path.realpath(skipped))):
             if not linked:
                 made.append(path)
-            elif path not in planted and (before is None or path in kept or path.is_dir() or _changed(path) <= before):
+            elif path not in sources and (before is None or path in kept or path.is_dir() or _changed(path) <= before):
                 files.append(path)
     return Ground(root, directory, tops, tuple(files), tuple(made))
+
+
+def _outermost(paths: Iterable[Path]) -> tuple[Path, ...]:
+    """Directories without those that lie in another one."""
+    found: list[Path] = []
+    for path in paths:
+        if not any(path.is_relative_to(other) for other in found):
+            found.append(path)
+    return tuple(found)
+
+
+def _package_root(path: Path) -> Path:
+    """The directory from which a source file is imported."""
+    directory = path.parent
+    while (directory / "__init__.py").is_file() and directory != directory.parent:
+        directory = directory.parent
+    return directory
 
 
 def _changed(path: Path) -> float:
@@ -160,8 +175,8 @@ def _is_run(entries: Collection[os.DirEntry[str]]) -> bool:
 def plant(
     ground: Ground,
     place: Path,
-    sources: Mapping[str, bytes],
-    files: Mapping[str, Path | None],
+    sources: Mapping[Path, bytes],
+    files: Mapping[Path, Path | None],
     reachable: Collection[Path],
 ) -> Planted:
     """Make a ground.
@@ -169,8 +184,8 @@ def plant(
     Args:
         ground: what lies around the run.
         place: a directory, which is emptied.
-        sources: what each source file holds, by its name in the project.
-        files: other files that are linked from elsewhere, by their name in the project; None for one that is left out.
+        sources: what each source file holds, by where it lies.
+        files: other files that are linked from elsewhere, by where they would lie; None for one that is left out.
         reachable: directories of the user's in which python looks for modules by itself.
 
     Raises:
@@ -186,14 +201,14 @@ def plant(
         for path in ground.made:
             planted.moved(path).mkdir(parents=True, exist_ok=True)
         linked: dict[Path, Path | None] = {path: path for path in ground.files}
-        linked |= {ground.root / name: target for name, target in files.items() if name not in sources}
+        linked |= {path: target for path, target in files.items() if path not in sources}
         for path, target in linked.items():
             if target is not None:
                 link = planted.moved(path)
                 link.parent.mkdir(parents=True, exist_ok=True)
                 link.symlink_to(os.path.realpath(target))
-        for name, data in sources.items():
-            path = planted.moved(ground.root / name)
+        for source, data in sources.items():
+            path = planted.moved(source)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.unlink(missing_ok=True)
             path.write_bytes(data)
@@ -201,7 +216,7 @@ def plant(
         (planted.moved(ground.root) / ".git").mkdir(exist_ok=True)
         for top, rebuilt in tops.items():
             _beside(top, rebuilt, place)
-        modules = _modules(ground, planted, sources, reachable)
+        modules = _modules(planted, sources, reachable)
     except OSError as error:
         raise StoreError(f"cannot write {place}: {error.strerror or error}") from None
     return replace(planted, directory=planted.moved(ground.directory), modules=modules)
@@ -222,17 +237,17 @@ def _beside(top: Path, rebuilt: Path, place: Path) -> None:
                 link.symlink_to(top / entry.name)
 
 
-def _modules(ground: Ground, planted: Planted, sources: Iterable[str], reachable: Collection[Path]) -> Path | None:
+def _modules(planted: Planted, sources: Iterable[Path], reachable: Collection[Path]) -> Path | None:
     """Links to packages of the project that python would look for elsewhere: those that are installed as editable."""
     directory = planted.place / "modules"
-    for name in sources:
-        path = ground.root / name
+    for path in sources:
         if any(path.is_relative_to(known) for known in reachable):
             continue
-        while (path.parent / "__init__.py").exists() or (planted.moved(path.parent) / "__init__.py").exists():
-            path = path.parent
-        link = directory / path.name
+        package = path
+        while (planted.moved(package.parent) / "__init__.py").exists():
+            package = package.parent
+        link = directory / package.name
         directory.mkdir(exist_ok=True)
         if not link.exists():
-            link.symlink_to(planted.moved(path))
+            link.symlink_to(planted.moved(package))
     return directory if directory.exists() else None

@@ -11,7 +11,6 @@ from introspect_cli.rerun.element import OtherFile
 from introspect_cli.rerun.worktree import Repository
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
     from pathlib import Path
 
     from introspect_cli.rerun.elements import Sides
@@ -32,8 +31,8 @@ def in_directories(ground_a: Ground, ground_b: Ground) -> tuple[OtherFile, ...]:
 
 
 def _by_name(ground: Ground) -> dict[str, Path]:
-    files = [path for path in ground.files if path.is_relative_to(ground.root) and path.is_file()]
-    return {os.path.relpath(path, ground.root): path for path in files}
+    files = [path for path in ground.files if path.is_relative_to(ground.tops[0]) and path.is_file()]
+    return {os.path.relpath(path, ground.tops[0]): path for path in files}
 
 
 def _equal(one: Path | None, two: Path | None) -> bool:
@@ -55,7 +54,7 @@ def tracked(root: Path) -> frozenset[Path]:
         return frozenset()
 
 
-def at_commits(sides: Sides, sources: Collection[str], place: Path) -> tuple[OtherFile, ...]:
+def at_commits(sides: Sides, ground: Ground, place: Path) -> tuple[OtherFile, ...]:
     """Files that are no sources and differ between the commits of the runs, written out below a directory.
 
     Raises:
@@ -70,9 +69,12 @@ def at_commits(sides: Sides, sources: Collection[str], place: Path) -> tuple[Oth
         answer = repository.ask("diff", "--name-only", "-z", "--no-renames", *sides.commits)
     except UsageError:
         return ()
-    names = [name for name in answer.split("\0") if name and name not in sources]
+    names = [name for name in answer.split("\0") if name and sides.root / name not in sides.places.values()]
     return tuple(
-        OtherFile(name, *(_written(repository, f"{commit}:{name}", place / commit / name) for commit in sides.commits))
+        OtherFile(
+            os.path.relpath(ground.root / name, ground.tops[0]),
+            *(_written(repository, f"{commit}:{name}", place / commit / name) for commit in sides.commits),
+        )
         for name in names[:_MOST]
     )
 

@@ -10,7 +10,7 @@ import io
 import os
 import tokenize
 from dataclasses import dataclass, field
-from importlib.util import decode_source
+from importlib.util import decode_source, find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,12 +32,14 @@ class Texts:
 
     Attributes:
         root: the project they are named in.
+        places: where each file lies, or lay, by its name.
         texts: the text of each file by its name.
         missing: names of files whose text cannot be had.
         redacted: names of files whose text is there without its secrets.
     """
 
     root: Path
+    places: Mapping[str, Path] = field(default_factory=dict)
     texts: Mapping[str, str] = field(default_factory=dict)
     missing: tuple[str, ...] = ()
     redacted: tuple[str, ...] = ()
@@ -51,10 +53,11 @@ def texts_of(run: Run, recipe: Recipe) -> Texts:
     """
     root = project_root(recipe)
     kept = Sources(run)
+    places = {name: place_of_source(name, recipe, root) for name in kept.digests}
     texts, missing, redacted = {}, [], []
     for name, digest in kept.digests.items():
         source = kept.get(name)
-        data = source.data if source is not None and source.exact else _on_disk(root / name, digest)
+        data = source.data if source is not None and source.exact else _on_disk(places[name], digest)
         data = _in_git(recipe, name, digest) if data is None else data
         text = None if data is None else decoded(data)
         if text is None and source is not None:
@@ -64,7 +67,7 @@ def texts_of(run: Run, recipe: Recipe) -> Texts:
             missing.append(name)
         else:
             texts[name] = text
-    return Texts(root, texts, tuple(missing), tuple(redacted))
+    return Texts(root, places, texts, tuple(missing), tuple(redacted))
 
 
 def project_root(recipe: Recipe) -> Path:
@@ -76,6 +79,45 @@ def project_root(recipe: Recipe) -> Path:
         if (directory / ".git").exists() and named:
             return directory
     return start
+
+
+def place_of_source(name: str, recipe: Recipe, root: Path) -> Path:
+    """Where a source file lies: in the project, or where python found its module; in the project where it is gone.
+
+    A file from elsewhere is named by its module, a package `pkg` as `pkg.py`.
+    """
+    path = root / name
+    if path.is_file():
+        return path
+    forms = (name, name.removesuffix(".py") + "/__init__.py")
+    for directory in (*search_path(recipe), *_installed(name)):
+        for form in forms:
+            if (directory / form).is_file():
+                return directory / form
+    return root / (
+        forms[1] if any(other.startswith(forms[1][: -len("__init__.py")]) for other in recipe.sources) else name
+    )
+
+
+def search_path(recipe: Recipe) -> list[Path]:
+    """Directories in which python looks for modules before it looks for installed packages."""
+    variables = {**os.environ, **recipe.environment}
+    paths = (variables.get("PYTHONPATH") or "").split(os.pathsep)
+    first = str(Path(recipe.script).parent) if recipe.script else "."
+    return [Path(os.path.realpath(recipe.directory / path)) for path in (first, *filter(None, paths))]
+
+
+def _installed(name: str) -> list[Path]:
+    """The directory where this python finds the package of a source file, as after `pip install -e`."""
+    package = name.split("/", maxsplit=1)[0].removesuffix(".py")
+    try:
+        spec = find_spec(package) if package.isidentifier() else None
+    except (ImportError, ValueError):
+        return []
+    if spec is None or not spec.origin or spec.origin in {"built-in", "frozen"}:
+        return []
+    origin = Path(os.path.realpath(spec.origin))
+    return [origin.parent.parent if spec.submodule_search_locations else origin.parent]
 
 
 def decoded(data: bytes) -> str | None:
