@@ -29,6 +29,7 @@ class Asked(Attempts):
     """Answers of a rule instead of runs."""
 
     rule = None
+    narrowed = False
 
     def _answer(self, chosen):
         if self.runs >= self.most:
@@ -270,9 +271,11 @@ def test_another_file_in_the_other_directory_is_found(first, tmp_path):
     b = project(tmp_path / "exp2")
     (b / "data.json").write_text("[1.0, 0.5, 2.5]")
     os.utime(b / "data.json", (1e9, 1e9))
-    call(b, "capture", "-q", "-o", "../b", "train.py", code=0)
-    answer = call(tmp_path, "bisect", "--changes", first / "a", "b", code=1)
-    assert "one makes them diverge: data.json; " in answer.stdout
+    call(b, "capture", "-q", "-o", "../b", "--record", "loss,param", "train.py", code=0)
+    answer = call(tmp_path, "bisect", "--changes", "b", first / "a", code=1)
+    said = " ".join(answer.stdout.split())
+    assert "one makes them diverge: data.json; " in said
+    assert "the runs are the same up to step 0 in what a recorded, with it alone" in said
 
 
 def test_what_cannot_be_bisected_is_said_in_a_sentence(first):

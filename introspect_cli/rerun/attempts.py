@@ -118,6 +118,15 @@ class Attempts:
             return f"it ends with {done.exit_code}: {done.last_lines.rpartition(' / ')[2]}"
         return result.sentence if result is not None else done.last_lines
 
+    @property
+    def narrowed(self) -> bool:
+        """Whether a was told to record something else than the attempts were, which records what is so by default."""
+        asked = []
+        for done in (self.reference, *list(self.made.values())[:1]):
+            with open_run(done.run) as run:
+                asked.append({**(run.manifest.get("narrowing") or {}), "until_step": None})
+        return any(one != asked[0] for one in asked)
+
     def _answer(self, chosen: frozenset[int]) -> tuple[Verdict, DiffResult | None]:
         elements = [self.elements[place] for place in sorted(chosen)]
         try:

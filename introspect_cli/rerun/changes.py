@@ -256,10 +256,11 @@ class _Search:
         make = "one makes" if not several else f"{len(both)} make" if each else f"{len(both)} together make"
         them = "them" if several else "it"
         without = them if core == both else self._names(core)
+        recorded = " in what a recorded" if self.attempts.narrowed else ""
         return (
             f"of {counted(self.attempts.elements)}, {make} them diverge: {self._names(both)}; proven by "
             f"{count(self.attempts.runs, 'run')}: without {without} the runs are the same up to step "
-            f"{self.attempts.until}, with {them} alone they diverge{self._where(both)}"
+            f"{self.attempts.until}{recorded}, with {them} alone they diverge{self._where(both)}"
             + ("; each of them does by itself" if each else "")
         )
 
