@@ -278,6 +278,25 @@ def test_another_file_in_the_other_directory_is_found(first, tmp_path):
     assert "the runs are the same up to step 0 in what a recorded, with it alone" in said
 
 
+def test_packages_beside_the_directory_of_the_script(first, tmp_path):
+    (tmp_path / "scripts").mkdir()
+    project(tmp_path / "lib")
+    (tmp_path / "lib" / "__init__.py").write_text("")
+    (tmp_path / "lib" / "train.py").unlink()
+    (tmp_path / "lib" / "data.json").rename(tmp_path / "data.json")
+    script = tmp_path / "scripts" / "train.py"
+    script.write_text(TRAIN.replace("import model", "from lib import model"))
+    environment = pytest.MonkeyPatch()
+    environment.setenv("PYTHONPATH", ".")
+    call(tmp_path, "capture", "-q", "-o", "a", script, code=0)
+    model = tmp_path / "lib" / "model.py"
+    model.write_text(MODEL.replace("relu(h)", "relu(h) * 2").replace("Linear(3, 4)", "Linear(3, 4, bias=True)"))
+    call(tmp_path, "capture", "-q", "-o", "b", script, code=0)
+    environment.undo()
+    answer = call(tmp_path, "bisect", "--changes", "a", "b", code=1)
+    assert "Of 2 changes in 1 file, one makes them diverge: lib/model.py:12; " in answer.stdout
+
+
 def test_what_cannot_be_bisected_is_said_in_a_sentence(first):
     assert "nothing to bisect" in call(first, "bisect", "--changes", "a", "a", code=2).stderr
     assert "leave 'train.py' out" in call(first, "bisect", "--changes", "a", "a", "train.py", code=2).stderr

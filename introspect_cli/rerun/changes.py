@@ -192,8 +192,9 @@ class _Search:
 
     def _quick(self) -> frozenset[int] | None:
         """The likeliest change, if it is the cause."""
-        few = min(self.likely, _TRIED) if len(self.everything) > _TRIED else 0
-        for place in range(max(few, len(self.everything) == 1)):
+        half = max(len(self.everything) // 2, 1)
+        few = 1 if len(self.everything) == 1 else min(self.likely, _TRIED, half)
+        for place in range(few):
             if self._needed(frozenset({place})):
                 return frozenset({place})
         return None
