@@ -73,7 +73,7 @@ def capturing(
     """
     from introspect_cli.capture.parse_options import options_of
     from introspect_cli.capture.session import Session
-    from introspect_cli.script.ending import Ending
+    from introspect_cli.script.ending import Ending, raised_ending
 
     if _active:
         raise UsageError(f"a capture is under way already, into {_active[0]}: end it before the next")
@@ -88,7 +88,7 @@ def capturing(
         session.adopt(model)
         yield session.path
     except BaseException as error:
-        ending = Ending(1, "exception", f"{type(error).__name__}: {error}")
+        ending = raised_ending(error)
         raise
     finally:
         _active.clear()
@@ -101,23 +101,23 @@ recording = capture
 
 
 def open_run(path: str | Path) -> RunView:
-    """Open a run to look at it as tables.
+    """Open a run, or a checkpoint as one, to look at it as tables.
 
     Raises:
         StoreError: there is none, it is damaged, or newer than this reader.
     """
+    from introspect_cli.exchange.checkpoints import open_any
     from introspect_cli.notebook import RunView
-    from introspect_cli.store.reader import open_run as opened
 
-    return RunView(opened(path))
+    return RunView(open_any(path))
 
 
 def diff(a: str | Path, b: str | Path, **options: Any) -> Comparison:
-    """Compare two runs.
+    """Compare two runs, two checkpoints, or a run with a checkpoint.
 
     Args:
-        a: path of the first run.
-        b: path of the second run.
+        a: path of the first.
+        b: path of the second.
         options: fields of `introspect_cli.compare.options.DiffOptions` by name, and `noise`, paths of repeated runs.
 
     Raises:

@@ -69,6 +69,7 @@ def closing(options: CaptureOptions, guard: Guard, probes: Probes | None, ending
         "exit_code": ending.exit_code,
         "how": ending.how,
         "exception": redact.looks(ending.exception),
+        **({"raised_at": place} if (place := _raised_at(ending)) is not None else {}),
         "observed": sorted(kind.value for kind in options.record),
         "draws": probes is not None and probes.context.draws.complete,
         "not_observed": redact.nested([*guard.sentences, *never_seen(options, probes, steps)]),
@@ -83,6 +84,14 @@ def closing(options: CaptureOptions, guard: Guard, probes: Probes | None, ending
         # What comes after the last optimizer step is in the store as one more step, and is none.
         "remainder": probes is not None and probes.recorder.steps_written > steps,
     }
+
+
+def _raised_at(ending: Ending) -> dict[str, Any] | None:
+    """The innermost frame of an uncaught exception that is the user's own code; None where there is none."""
+    for path, line, function in reversed(ending.frames):
+        if sources.is_users(path):
+            return {"file": sources.relative(path), "line": line, "function": function}
+    return None
 
 
 def never_seen(options: CaptureOptions, probes: Probes | None, steps: int) -> list[str]:

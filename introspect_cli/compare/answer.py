@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from introspect_cli.compare.changes.between import code_changes
 from introspect_cli.compare.changes.told import nothing_changed, with_code
+from introspect_cli.compare.endings import at_the_end, before_the_end
 from introspect_cli.compare.match.trees import suggest_renames, tree_at
 from introspect_cli.compare.overview import strip_of, tree_of
 from introspect_cli.compare.reasons.base import reason_named
@@ -47,6 +48,8 @@ def answer_for(a: Run, b: Run, options: DiffOptions, outcomes: Sequence[RankOutc
         verdict, text = undiverged(options, counts, outcomes, results=results)
         if verdict is Verdict.SAME:
             verdict, text = doubted(a, b) or (verdict, text)
+        if verdict is Verdict.UNDECIDED:
+            text = before_the_end(a, b, options, outcomes) or text
         code = code_changes(a, b, None)
         settings = with_code(setting_changes(a, b, None, {}), code)
         alike = Separate(verdict, text)
@@ -69,6 +72,9 @@ def answer_for(a: Run, b: Run, options: DiffOptions, outcomes: Sequence[RankOutc
     scene.settings = settings = with_code(found, code)
     training, evaluation = separately(a, b, options, outcomes)
     told = told_separately(scene, training, evaluation)
+    opening, later = at_the_end(scene)
+    told = f"{opening} {told}" if opening else told
+    notes += [later] if later else []
     listed = _listed(outcomes, best.first, None if options.whole_step else options.limit)
     suggestions: tuple[str, ...] = ()
     if scene.cause.reason in {"structure", "initial"}:

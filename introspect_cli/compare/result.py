@@ -280,6 +280,7 @@ class DiffResult:
         code: how the source files differ; None where either run has no digests of them.
         training: the answer for training alone.
         evaluation: the answer for evaluation alone; None where the runs have none on record in one step.
+        subject: what was compared: `runs` or `checkpoints`.
     """
 
     a: str
@@ -302,3 +303,4 @@ class DiffResult:
     code: CodeChanges | None = None
     training: Separate | None = None
     evaluation: Separate | None = None
+    subject: str = "runs"

@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Literal, NoReturn
 
@@ -26,18 +26,39 @@ class Ending:
             where that was not seen.
         how: what ended it; `ended` where that was not seen.
         exception: `Class: message` of an uncaught exception, "" otherwise.
+        frames: of that exception, the outermost first, none of this package: path, line, function.
     """
 
     exit_code: int | None
     how: Literal["returned", "exit", "exception", "interrupt", "ended"]
     exception: str = ""
+    frames: tuple[tuple[str, int, str], ...] = field(default=(), repr=False, compare=False)
+
+
+_MOST_FRAMES = 500
+
+
+def frames_of(error: BaseException) -> tuple[tuple[str, int, str], ...]:
+    """Where an exception came from: path, line and function of each frame; of a syntax error, also its own line."""
+    found: list[tuple[str, int, str]] = []
+    entry = error.__traceback__
+    while entry is not None and len(found) < _MOST_FRAMES:
+        code = entry.tb_frame.f_code
+        if not code.co_filename.startswith(_PACKAGE):
+            found.append((code.co_filename, entry.tb_lineno, code.co_name))
+        entry = entry.tb_next
+    if isinstance(error, SyntaxError) and isinstance(error.filename, str) and isinstance(error.lineno, int):
+        found.append((error.filename, error.lineno, ""))
+    return tuple(found)
+
+
+def raised_ending(error: BaseException) -> Ending:
+    """How something ended that raised an exception which nobody caught."""
+    return Ending(1, "exception", summary(error), frames_of(error))
 
 
 def leave(exit_code: int | None) -> NoReturn:
     """End the process as the script would have ended it.
-
-    Args:
-        exit_code: as in `Ending`.
 
     Raises:
         SystemExit: for an exit code.
@@ -62,7 +83,7 @@ def strip_frames(error: BaseException) -> None:
         if id(current) in seen:
             continue
         seen.add(id(current))
-        stripped = _without_ours(current.__traceback__)
+        stripped = _without_package_frames(current.__traceback__)
         if stripped is not current.__traceback__:
             current.__traceback__ = stripped
         pending.extend(
@@ -73,7 +94,7 @@ def strip_frames(error: BaseException) -> None:
             pending.extend(member for member in members if isinstance(member, BaseException))
 
 
-def _without_ours(head: TracebackType | None) -> TracebackType | None:
+def _without_package_frames(head: TracebackType | None) -> TracebackType | None:
     entries: list[TracebackType] = []
     entry = head
     while entry is not None:
@@ -107,7 +128,7 @@ def ending_of(raised: BaseException | None) -> Ending:
     # To python up to 3.13, a subclass of it is an exception like any other.
     if type(raised) is KeyboardInterrupt or (sys.version_info >= (3, 14) and isinstance(raised, KeyboardInterrupt)):
         return Ending(-signal.SIGINT, "interrupt", summary(raised))
-    return Ending(1, "exception", summary(raised))
+    return raised_ending(raised)
 
 
 def _status(error: SystemExit) -> tuple[int, Any]:

@@ -89,7 +89,7 @@ class WholeReader(StepReader):
         self._read = lru_cache(maxsize=3)(self._put_together)
 
     @cached_property
-    def apart(self) -> frozenset[str]:
+    def distinct_roots(self) -> frozenset[str]:
         """Roots whose stages have other parameters under equal names, as stages cut out of a sequence have.
 
         One that several stages have begins with equal values on all of them.
@@ -134,7 +134,7 @@ class WholeReader(StepReader):
                 if key not in number_of:
                     site, info = reader.sites[number]
                     if stages is not None:
-                        site = replace(site, fqn=stages.name(site.fqn, self.apart))
+                        site = replace(site, fqn=stages.name(site.fqn, self.distinct_roots))
                     if self.fold_calls and site.kind in _FLOWING:
                         site = replace(site, call=0)
                     number_of[key] = by_site.setdefault(site, len(rows))
@@ -160,7 +160,7 @@ class WholeReader(StepReader):
         return (
             modules
             if stages is None
-            else [replace(module, fqn=stages.name(module.fqn, self.apart)) for module in modules]
+            else [replace(module, fqn=stages.name(module.fqn, self.distinct_roots)) for module in modules]
         )
 
     @cached_property

@@ -13,9 +13,10 @@ from dataclasses import replace
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
-from introspect_cli.compare.changes.clues import clues_of
+from introspect_cli.compare.changes.clues import clues_of, clues_of_ending
 from introspect_cli.compare.changes.ranking import CodeChanges, ranked
 from introspect_cli.compare.changes.statements import Change, changed_statements
+from introspect_cli.compare.endings import one_raised
 from introspect_cli.store.sources import Sources
 from introspect_cli.sums import source_digest
 
@@ -66,7 +67,9 @@ def code_changes(a: Run, b: Run, scene: Scene | None) -> CodeChanges | None:
             unread.append((other, "secret"))
     wanted = {change.file for change in changes}
     every = one.all(renamed, wanted), two.all({}, wanted)
-    order = ranked(changes, every, clues_of(scene) if scene is not None else None)
+    ended = one_raised(a, b) if scene is None else None
+    clues = clues_of(scene) if scene is not None else clues_of_ending(ended) if ended is not None else None
+    order = ranked(changes, every, clues)
     order = tuple(replace(own, above=_above(own.change, every)) for own in order)
     return CodeChanges(order, tuple(in_comments), tuple(unread), len(names))
 

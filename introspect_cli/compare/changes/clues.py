@@ -6,12 +6,14 @@ import re
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.changes.ranking import Clues
+from introspect_cli.compare.evidence import Known, Thing
 from introspect_cli.compare.names import ancestors
 from introspect_cli.compare.reasons.beginning import differing_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from introspect_cli.compare.endings import Raised
     from introspect_cli.compare.reasons.scene import Scene
     from introspect_cli.records import ModuleInfo
 
@@ -29,14 +31,21 @@ def clues_of(scene: Scene) -> Clues:
     words |= {getattr(label, "about", "") for label in scene.hyperparameters}
     for name in names[:1]:
         words |= _attributes_that_differ(scene.step.modules, name)
+    if cause.reason in {"initial", "outside"}:
+        words.add(site.fqn.rpartition(".")[2])
     if cause.subject:
         words.add(_last(cause.subject))
     if scene.first.a is not None and scene.first.b is not None:
         dtypes = scene.first.a.layout.dtype, scene.first.b.layout.dtype
         words |= set(dtypes) | {"autocast", "to", "half", "float", "dtype"} if dtypes[0] != dtypes[1] else set()
+    # all steps before agree: a condition on the number of this one is a hint
+    late = {str(scene.first.step)} if scene.first.step > 1 and scene.steps_before else set()
     lines: list[list[str]] = [[scene.first.source if scene.first.a is not None else ""], []]
-    if cause.reason in {"rng", "initial", "outside", "structure", "batch"}:
-        lines = [[*found, *more] for found, more in zip(lines, differing_lines(scene), strict=True)]
+    if cause.reason in {"rng", "initial", "structure", "batch"} and scene.is_first_step:
+        lines = [
+            [*found, *more]
+            for found, more in zip(lines, differing_lines((scene.run_a, scene.run_b), scene.first.rank), strict=True)
+        ]
     return Clues(
         reason=cause.instead or cause.reason,
         gap=cause.reason == "gap",
@@ -46,10 +55,20 @@ def clues_of(scene: Scene) -> Clues:
         before=_last(cause.before),
         models=frozenset(_last(module.variable) for module in tree.values() if module.variable),
         optimizers=tuple(dict.fromkeys(name.partition("#")[0] for side in scene.optimizers for name in side)),
-        words=frozenset(word for word in words if len(word) > 1 and not _INDEX.fullmatch(word)),
+        words=frozenset(word for word in words if len(word) > 1 and not _INDEX.fullmatch(word)) | late,
         lines=(_parsed(lines[0]), _parsed(lines[1])),
         kind=site.kind,
+        tensor=site.fqn.rpartition(".")[2],
+        roots=tuple({module.module_class: 0 for name, module in tree.items() if "." not in name}),
+        at_start=scene.is_first_step,
+        batch_is_equal=any(found.known is Known.EQUAL for found in cause.rests_on(Thing.BATCHES)),
     )
+
+
+def clues_of_ending(found: Raised) -> Clues:
+    """What is known of a run that ended by an exception where the other went on."""
+    line = ((found.file, found.line),) if found.file else ()
+    return Clues("raised", lines=((), line) if found.side == "b" else (line, ()))
 
 
 def _parsed(lines: Iterable[str]) -> tuple[tuple[str, int], ...]:

@@ -19,12 +19,22 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
 Key = tuple[str, str]
-"""What a statement gives or takes: a name, and the function it is local to, `:` for all files, `.` for an attribute."""
+"""What a statement gives or takes: a name, and where it is one.
+
+That is the function to which it is local, `:` for a name of all files, `.` for an attribute of anything, `=` for what
+an option, a keyword or a field is called, a class for an attribute of its `self`.
+"""
 
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _UNREADABLE = (SyntaxError, ValueError, RecursionError, MemoryError)
 _SAME_EVERYWHERE = frozenset({"self", "cls", "args", "kwargs", "config", "cfg", "torch", "nn", "np"})
 """Names that stand in every other statement and lead everywhere; their attributes are followed by name."""
+_OF_EVERY_CLASS = frozenset({"__init__", "forward", "step", "train", "eval", "to", "backward"})
+"""Methods whose name does not say whose they are."""
+_OPTIONS = frozenset(
+    {"args", "config", "cfg", "opt", "opts", "options", "hparams", "flags", "conf", "settings", "params"}
+)
+"""Names of what holds options."""
 _LOGS = frozenset(
     {
         "print",
@@ -79,7 +89,7 @@ class Statement:
     def only_tells(self) -> bool:
         """Whether it prints or logs and gives nothing that others take."""
         calls = [node for node in ast.walk(self.node) if isinstance(node, ast.Call)]
-        return isinstance(self.node, ast.Expr) and bool(calls) and _last_name(calls[0].func) in _LOGS
+        return isinstance(self.node, ast.Expr) and bool(calls) and last_name(calls[0].func) in _LOGS
 
 
 class Program:
@@ -158,28 +168,26 @@ class Program:
                 }
         return found
 
-    def reached(self, places: Iterable[tuple[str, str]]) -> set[tuple[str, str]]:
-        """These functions and those that they call, and so on."""
-        found, pending = set(), list(places)
-        while pending:
-            place = pending.pop()
-            if place in found:
-                continue
-            found.add(place)
-            pending += [
-                called
-                for number in self.by_place.get(place, ())
-                for name in self.statements[number].calls
-                for called in self.called(name, place)
-            ]
-            pending += [
-                other for other in self.by_place if other[0] == place[0] and other[1].startswith(f"{place[1]}.<")
-            ]
+    def reached(self, places: Iterable[tuple[str, str]]) -> dict[tuple[str, str], int]:
+        """These functions and those that they call, and so on, with how many calls lie between."""
+        found: dict[tuple[str, str], int] = {}
+        edge, depth = list(places), 0
+        while edge:
+            fresh = [place for place in dict.fromkeys(edge) if place not in found]
+            found.update(dict.fromkeys(fresh, depth))
+            edge = [called for place in fresh for called in self._called_by(place)]
+            depth += 1
         return found
+
+    def _called_by(self, place: tuple[str, str]) -> Iterator[tuple[str, str]]:
+        for number in self.by_place.get(place, ()):
+            for name in self.statements[number].calls:
+                yield from self.called(name, place)
+        yield from (other for other in self.by_place if other[0] == place[0] and other[1].startswith(f"{place[1]}.<"))
 
     def called(self, name: str, by: tuple[str, str]) -> list[tuple[str, str]]:
         """Functions that a call of a name in a function may mean: those of its class or file before any other."""
-        if name in {"forward", "step", "train", "eval"}:
+        if name in _OF_EVERY_CLASS:
             return []
         found = self.functions.get(name, [])
         own_class = by[1].rpartition(".")[0]
@@ -187,9 +195,10 @@ class Program:
         same_file = [place for place in found if place[0] == by[0]]
         return same_class or same_file or (found if len(found) <= 3 else [])
 
-    def within(self, places: Iterable[tuple[str, str]]) -> set[int]:
-        """Numbers of all statements of these functions."""
-        return {number for place in places for number in self.by_place.get(place, ())}
+    def within(self, places: Iterable[tuple[str, str]]) -> dict[int, int]:
+        """Numbers of all statements of these functions and of those that they call, with how many calls lie between."""
+        reached = self.reached(places)
+        return {number: depth for place, depth in reached.items() for number in self.by_place.get(place, ())}
 
     def behind(self, seeds: Iterable[int], stop: frozenset[str] = frozenset(), most: int = 6) -> dict[int, int]:
         """Statements whose values reach these, by number with how many statements lie between.
@@ -211,9 +220,12 @@ class Program:
         """What gives a statement its values: definitions, returns of what it calls, callers, and heads around it."""
         yield from statement.around
         for key in statement.uses:
-            if key[1] in stop or (key[1] in _SAME_EVERYWHERE and key[0] != "."):
+            if key[1] in stop or (key[1] in _SAME_EVERYWHERE and key[0] not in {".", "="}):
                 continue
-            yield from self.definers.get(key, ())
+            found = self.definers.get(key, ())
+            if not found and key[0].endswith(".self"):  # of a base class
+                found = self.definers.get((".", key[1]), ())
+            yield from found
             if key in self.parameters:
                 yield from self.callers.get(self.parameters[key][1].rpartition(".")[2], ())
         for name in statement.calls:
@@ -231,6 +243,7 @@ class _Scope:
     name: str = ""
     prefix: str = ""
     local: tuple[tuple[str, frozenset[str]], ...] = ()  # of the functions around, the innermost first
+    owner: str = ""  # the class around
 
     def key(self, name: str) -> Key:
         for function, names in self.local:
@@ -267,16 +280,16 @@ class _Reader:
         assert isinstance(node, DEFINITIONS)
         qualified = scope.prefix + node.name
         if isinstance(node, ast.ClassDef):
-            bases = tuple(name for base in node.bases if (name := _last_name(base)))
+            bases = tuple(name for base in node.bases if (name := last_name(base)))
             self.program.classes[node.name].append((self.file, qualified, bases))
-            inner = _Scope(self.file, qualified, f"{qualified}.", scope.local)
+            inner = _Scope(self.file, qualified, f"{qualified}.", scope.local, f"{self.file}:{qualified}.self")
             self.add(node, inner, (), scope)
         else:
             self.program.functions[node.name].append((self.file, qualified))
             if node.name == "__init__":
                 self.program.functions[qualified.split(".")[-2]].append((self.file, qualified))
             local = (qualified, _assigned(node))
-            inner = _Scope(self.file, qualified, f"{qualified}.<locals>.", (local, *scope.local))
+            inner = _Scope(self.file, qualified, f"{qualified}.<locals>.", (local, *scope.local), scope.owner)
             self.add(node, inner, (), scope)
         self.body(node.body, inner)
 
@@ -328,12 +341,19 @@ class _Names(ast.NodeVisitor):
         (self.uses if isinstance(node.ctx, ast.Load) else self.defines).add(self.scope.key(node.id))
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
-        (self.uses if isinstance(node.ctx, ast.Load) else self.defines).add((".", node.attr))
+        of = node.value.id if isinstance(node.value, ast.Name) else ""
+        own = self.scope.owner if of == "self" else ""
+        if not isinstance(node.ctx, ast.Load):
+            self.defines |= {(".", node.attr), *([(own, node.attr)] if own else [])}
+        elif own:
+            self.uses.add((own, node.attr))
+        else:
+            self.uses |= {("=", node.attr), *([] if of in _OPTIONS else [(".", node.attr)])}
         self.visit(node.value)
 
     def visit_Subscript(self, node: ast.Subscript) -> None:
         if isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str):
-            (self.uses if isinstance(node.ctx, ast.Load) else self.defines).add((".", node.slice.value))
+            (self.uses if isinstance(node.ctx, ast.Load) else self.defines).add(("=", node.slice.value))
         if not isinstance(node.ctx, ast.Load):
             self._changed(node.value)
         self.generic_visit(node)
@@ -344,13 +364,13 @@ class _Names(ast.NodeVisitor):
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
         if not self.scope.local and isinstance(node.target, ast.Name):
-            self.defines.add((".", node.target.id))
+            self.defines.add(("=", node.target.id))
         self.generic_visit(node)
 
     def visit_Assign(self, node: ast.Assign) -> None:
         for target in node.targets:
             if isinstance(target, ast.Name) and self.scope.name and not self.scope.prefix.endswith("<locals>."):
-                self.defines.add((".", target.id))  # of a class
+                self.defines |= {("=", target.id), (self.scope.owner, target.id)}  # of a class
         self.generic_visit(node)
 
     def visit_Expr(self, node: ast.Expr) -> None:
@@ -359,22 +379,22 @@ class _Names(ast.NodeVisitor):
         self.generic_visit(node)
 
     def visit_Call(self, node: ast.Call) -> None:
-        name = _last_name(node.func)
+        name = last_name(node.func)
         if name:
             self.calls.append(name)
         if name == "add_argument":
             for argument in node.args:
                 if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
-                    self.defines.add((".", argument.value.lstrip("-").replace("-", "_")))
+                    self.defines.add(("=", argument.value.lstrip("-").replace("-", "_")))
         for keyword in node.keywords:
             if keyword.arg is not None:
-                self.defines.add((".", keyword.arg))
+                self.defines.add(("=", keyword.arg))
         self.generic_visit(node)
 
     def visit_Dict(self, node: ast.Dict) -> None:
         for key in node.keys:
             if isinstance(key, ast.Constant) and isinstance(key.value, str):
-                self.defines.add((".", key.value))
+                self.defines.add(("=", key.value))
         self.generic_visit(node)
 
     def visit_Lambda(self, node: ast.Lambda) -> None:
@@ -386,6 +406,8 @@ class _Names(ast.NodeVisitor):
             node = node.func if isinstance(node, ast.Call) else node.value
             if isinstance(node, ast.Attribute):
                 self.defines.add((".", node.attr))
+                if isinstance(node.value, ast.Name) and node.value.id == "self" and self.scope.owner:
+                    self.defines.add((self.scope.owner, node.attr))
         if isinstance(node, ast.Name):
             self.defines.add(self.scope.key(node.id))
 
@@ -421,7 +443,7 @@ def _assigned(node: ast.FunctionDef | ast.AsyncFunctionDef) -> frozenset[str]:
     return frozenset(found - elsewhere)
 
 
-def _last_name(node: ast.expr) -> str:
+def last_name(node: ast.expr) -> str:
     """`AdamW` of `torch.optim.AdamW`; "" of what has no name."""
     while isinstance(node, ast.Subscript):
         node = node.value
