@@ -278,6 +278,7 @@ def test_another_file_in_the_other_directory_is_found(first, tmp_path):
     assert "the runs are the same up to step 0 in what a recorded, with it alone" in said
 
 
+@pytest.mark.sweep
 def test_packages_beside_the_directory_of_the_script(first, tmp_path):
     (tmp_path / "scripts").mkdir()
     project(tmp_path / "lib")
