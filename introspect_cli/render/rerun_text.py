@@ -72,7 +72,7 @@ def proof_blocks(proof: Proof) -> list[Block]:
     blocks = _proven(proof)
     if proof.result is not None:
         blocks += [line(), *diff_blocks(proof.result)]
-    undecided = f", {proof.undecided} of them told nothing" if proof.undecided else ""
+    undecided = f", {proof.undecided} of them answered nothing" if proof.undecided else ""
     return [*blocks, line(f"{proof.runs} runs{undecided}, in {clean(str(proof.directory))}", "dim")]
 
 

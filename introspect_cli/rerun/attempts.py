@@ -104,7 +104,7 @@ class Attempts:
 
     @property
     def undecided(self) -> int:
-        """How many runs told nothing."""
+        """How many runs answered nothing."""
         return sum(
             verdict is Verdict.UNDECIDED and chosen in self.made for chosen, (verdict, _) in self.answers.items()
         )
@@ -120,7 +120,7 @@ class Attempts:
 
     @property
     def narrowed(self) -> bool:
-        """Whether a was told to record something else than the attempts were, which records what is so by default."""
+        """Whether a was asked to record something else than the attempts were, which records what is so by default."""
         asked = []
         for done in (self.reference, *list(self.made.values())[:1]):
             with open_run(done.run) as run:

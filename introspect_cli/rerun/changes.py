@@ -45,12 +45,12 @@ class Proof:
     """What came of it.
 
     Attributes:
-        elements: the smallest set of changes found; empty where there is none.
+        elements: the smallest set of changes; empty where there is none.
         proven: whether the runs are the same without them and diverge with them alone.
         each: whether each of several makes the runs diverge by itself.
         changes: how many changes there are.
         runs: how many runs were made.
-        undecided: attempts that told nothing, since they do not run as far.
+        undecided: runs that answered nothing, since they do not run as far.
         result: what a with them alone diverges in; else what it rests on.
         sentence: the answer in words.
         unknown: what differs and could not be tried, as clauses.
@@ -133,12 +133,12 @@ def prove(
 def _grounds(sides: Sides, a: Run, b: Run, output: Path) -> tuple[tuple[Ground, ...], tuple[Element, ...]]:
     """What lies around a: without what is younger than its run, and with it; and files that are others around b."""
     began, began_b = _began(a), _began(b)
-    apart = os.path.realpath(sides.root) != os.path.realpath(sides.root_b)
-    if not apart:
+    elsewhere = os.path.realpath(sides.root) != os.path.realpath(sides.root_b)
+    if not elsewhere:
         began = None if began is None or began_b is None else min(began, began_b)
     directory, sources = sides.recipe.directory, {*sides.places.values()}
     around = survey(sides.root, directory, sources, began, output, tracked(sides.root))
-    if apart:
+    if elsewhere:
         kept = tracked(sides.root_b)
         files = in_directories(
             around, survey(sides.root_b, sides.directory_b, {*sides.places_b}, began_b, output, kept)
@@ -203,10 +203,10 @@ class _Search:
         """Whether b without these changes is the same as a."""
         rest = self.everything - part
         name = f"b without {self._names(part)}" if rest else "a again, unchanged"
-        found = self.attempts.verdict(rest, name) is Verdict.SAME
-        if found and (self.smallest is None or len(part) < len(self.smallest)):
+        same = self.attempts.verdict(rest, name) is Verdict.SAME
+        if same and (self.smallest is None or len(part) < len(self.smallest)):
             self.smallest = part
-        return found
+        return same
 
     def _enough(self, part: frozenset[int]) -> bool:
         """Whether a with these changes alone diverges from a."""
@@ -240,7 +240,7 @@ class _Search:
         return f"a with all of b's changes cannot be judged: {self.attempts.why(self.everything)}"
 
     def _sufficient(self, core: frozenset[int]) -> Proof:
-        """Add what a set needs to make the runs diverge by itself, and say what was found."""
+        """Add what a set needs to make the runs diverge by itself, and say what came of it."""
         if self._enough(core):
             each = len(core) > 1 and all(self._enough(frozenset({place})) for place in sorted(core))
             return self._proof(core, self._proven(core, core, each=each), proven=True, each=each)
@@ -290,7 +290,7 @@ class _Search:
 
     def _proof(self, chosen: frozenset[int], sentence: str, *, proven: bool = False, each: bool = False) -> Proof:
         attempts = self.attempts
-        known = attempts.answers.get(chosen)
+        answer = attempts.answers.get(chosen)
         return Proof(
             elements=tuple(attempts.sides.shown(attempts.elements[place]) for place in sorted(chosen)),
             proven=proven,
@@ -298,7 +298,7 @@ class _Search:
             changes=len(attempts.elements),
             runs=attempts.runs,
             undecided=attempts.undecided,
-            result=known[1] if known is not None and proven else None,
+            result=answer[1] if answer is not None and proven else None,
             sentence=sentence,
             unknown=attempts.sides.unknown,
             directory=attempts.output,

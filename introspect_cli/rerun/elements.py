@@ -130,8 +130,8 @@ def sides_of(a: Run, b: Run) -> Sides:
 def _not_imported(names: AbstractSet[str], recipe: Recipe, root: Path) -> dict[str, str]:
     """Text of the files that b imports and that only lie in a's directory."""
     places = {name: place_of_source(name, recipe, root) for name in names}
-    found = {name: decoded(path.read_bytes()) for name, path in places.items() if path.is_file()}
-    return {name: text for name, text in found.items() if text is not None}
+    texts = {name: decoded(path.read_bytes()) for name, path in places.items() if path.is_file()}
+    return {name: text for name, text in texts.items() if text is not None}
 
 
 def _changed_sources(

@@ -55,7 +55,7 @@ class Planted:
         place: the directory that holds all of it, to be removed.
         tops: where each directory of the user's is rebuilt.
         directory: where to run.
-        modules: a directory of packages to be found before others; None where none is needed.
+        modules: a directory of packages that come before others; None where none is needed.
     """
 
     place: Path
@@ -113,11 +113,11 @@ def survey(
 
 def _outermost(paths: Iterable[Path]) -> tuple[Path, ...]:
     """Directories without those that lie in another one."""
-    found: list[Path] = []
+    outermost: list[Path] = []
     for path in paths:
-        if not any(path.is_relative_to(other) for other in found):
-            found.append(path)
-    return tuple(found)
+        if not any(path.is_relative_to(other) for other in outermost):
+            outermost.append(path)
+    return tuple(outermost)
 
 
 def _package_root(path: Path) -> Path:
@@ -241,7 +241,7 @@ def _modules(planted: Planted, sources: Iterable[Path], reachable: Collection[Pa
     """Links to packages of the project that python would look for elsewhere: those that are installed as editable."""
     directory = planted.place / "modules"
     for path in sources:
-        if any(path.is_relative_to(known) for known in reachable):
+        if any(path.is_relative_to(directory) for directory in reachable):
             continue
         package = path
         while (planted.moved(package.parent) / "__init__.py").exists():

@@ -33,10 +33,10 @@ def likely_first(elements: Sequence[Element], recorded: DiffResult) -> tuple[tup
             return (settings.get(element.file, _LAST) if likely else _LAST, place)
         return (settings.get(_name(element), _LAST + isinstance(element, Difference)), 0)
 
-    found = tuple(sorted(elements, key=order))
+    ordered = tuple(sorted(elements, key=order))
     explaining = {change.name for change in recorded.settings if change.explains}
-    likely = [order(element)[0] < _LAST and _name(element) in explaining for element in found]
-    return found, [*likely, False].index(False)
+    likely = [order(element)[0] < _LAST and _name(element) in explaining for element in ordered]
+    return ordered, [*likely, False].index(False)
 
 
 def _name(element: Element) -> str:

@@ -1,7 +1,7 @@
 """Names that a file uses and nothing in it defines.
 
 A text made of some of the changes between two versions often uses what only another change defines. It would end with a
-NameError: that is known without running it.
+NameError: that needs no run.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ def with_names_of_a(text_a: str, text_b: str, elsewhere: Collection[str] = ()) -
 
 def _owners(tree: ast.Module) -> dict[str, _Owner]:
     """The file and its functions, by qualified name; none of those of which there are several."""
-    found: dict[str, list[_Owner]] = {"": [tree]}
+    owners: dict[str, list[_Owner]] = {"": [tree]}
 
     def visit(node: ast.AST, prefix: str) -> None:
         for child in ast.iter_child_nodes(node):
@@ -58,11 +58,11 @@ def _owners(tree: ast.Module) -> dict[str, _Owner]:
             if isinstance(child, DEFINITIONS):
                 inner = f"{prefix}{child.name}."
                 if isinstance(child, _FUNCTIONS):
-                    found.setdefault(prefix + child.name, []).append(child)
+                    owners.setdefault(prefix + child.name, []).append(child)
             visit(child, inner)
 
     visit(tree, "")
-    return {name: owners[0] for name, owners in found.items() if len(owners) == 1}
+    return {name: nodes[0] for name, nodes in owners.items() if len(nodes) == 1}
 
 
 def _renamed(a: _Owner, b: _Owner) -> dict[str, str]:
@@ -89,18 +89,18 @@ def _renamed(a: _Owner, b: _Owner) -> dict[str, str]:
 
 def _words(owner: _Owner) -> set[str]:
     """All identifiers below a node, attributes left out."""
-    found = set()
+    words = set()
     for node in ast.walk(owner):
         for field, value in ast.iter_fields(node):
             if field in {"id", "name", "arg", "asname", "rest"} and isinstance(value, str):
-                found.add(value)
+                words.add(value)
             elif field == "names" and isinstance(node, ast.Global | ast.Nonlocal):
-                found.update(value)
-    return found
+                words.update(value)
+    return words
 
 
 def _bound(owner: _Owner) -> set[str]:
-    """Variables that are assigned to in a function itself and known by nothing but that."""
+    """Variables that are assigned to in a function itself and bound by nothing else."""
     bound, other = set(), set()
 
     def visit(node: ast.AST) -> None:
@@ -152,7 +152,7 @@ def _names(node: ast.AST) -> list[ast.Name]:
 
 def _shape(node: ast.AST, open_names: set[str]) -> str:
     """A statement, the names that are looked for left open."""
-    return re.sub(r"id='(\w+)'", lambda found: "id=?" if found[1] in open_names else found[0], ast.dump(node))
+    return re.sub(r"id='(\w+)'", lambda match: "id=?" if match[1] in open_names else match[0], ast.dump(node))
 
 
 class _Renaming(ast.NodeTransformer):
@@ -169,8 +169,10 @@ def _with(text: str, owner: str, names: Mapping[str, str]) -> str:
     """The text with variables of a function renamed; as it was where that cannot be done in the text."""
     node = _owners(ast.parse(text))[owner]
     lines = [line.encode() for line in text.split("\n")]
-    found = sorted({(name.lineno, name.col_offset, name.id) for name in _names(node) if name.id in names}, reverse=True)
-    for number, column, new in found:
+    places = sorted(
+        {(name.lineno, name.col_offset, name.id) for name in _names(node) if name.id in names}, reverse=True
+    )
+    for number, column, new in places:
         line = lines[number - 1]
         lines[number - 1] = line[:column] + names[new].encode() + line[column + len(new.encode()) :]
     made = b"\n".join(lines).decode("utf-8", "replace")
