@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 from introspect_cli.compare.changes.between import code_changes
 from introspect_cli.compare.changes.told import nothing_changed, with_code
 from introspect_cli.compare.endings import at_the_end, before_the_end
+from introspect_cli.compare.forms import forms_note
 from introspect_cli.compare.match.trees import suggest_renames, tree_at
 from introspect_cli.compare.overview import strip_of, tree_of
+from introspect_cli.compare.reach import furthest_of, leaves_words, perturbed_notes
 from introspect_cli.compare.reasons.base import reason_named
 from introspect_cli.compare.reasons.hardware import suspect
 from introspect_cli.compare.reasons.ranks import together, upstream
@@ -37,6 +39,8 @@ def answer_for(a: Run, b: Run, options: DiffOptions, outcomes: Sequence[RankOutc
     notes = [*_state_notes(a, b), *notes, *option_notes(a.manifest, b.manifest), *_missing_notes(a, b, outcomes)]
     notes += [*blindness_notes(a.manifest, b.manifest), *_unopened_notes(outcomes)]
     notes += on_some_ranks(a, b) if len(outcomes) > 1 else []
+    notes += [note for note in dict.fromkeys(forms_note(outcome.forms) for outcome in outcomes) if note]
+    notes += perturbed_notes(a.manifest, b.manifest, foreign=any(outcome.foreign for outcome in outcomes))
     blind = sum(outcome.tally.blind_both for outcome in outcomes)
     if blind:
         notes.append(
@@ -63,15 +67,18 @@ def answer_for(a: Run, b: Run, options: DiffOptions, outcomes: Sequence[RankOutc
             counts=counts,
             code=code,
             training=alike,
+            reach=furthest_of(outcome.reach for outcome in outcomes),
             evaluation=alike if any(outcome.evaluated for outcome in outcomes) else None,
         )
     scene = Scene(best, (a, b), outcomes, narrowed=options.narrowed)
     tuned = changes(scene) if scene.cause.reason == "optimizer" else scene.hyperparameters
     code = code_changes(a, b, scene)
     found = setting_changes(a, b, reason_named(scene.cause.reason), tuned, rounding=scene.rounding, blamed=scene.blamed)
-    scene.settings = settings = with_code(found, code)
+    scene.settings = settings = with_code(found, code, rounding=scene.rounding)
     training, evaluation = separately(a, b, options, outcomes)
     told = told_separately(scene, training, evaluation)
+    reach = furthest_of(outcome.reach for outcome in outcomes)
+    told = leaves_words(reach, best.first) + told if reach is not None else told
     opening, later = at_the_end(scene)
     told = f"{opening} {told}" if opening else told
     notes += [later] if later else []
@@ -101,6 +108,7 @@ def answer_for(a: Run, b: Run, options: DiffOptions, outcomes: Sequence[RankOutc
         else (),
         suspect=suspect(scene),
         strip=strip_of(scene.step, scene.first.site),
+        reach=reach,
         training=training or Separate(Verdict.DIVERGED, told, best.first),
         evaluation=evaluation,
     )

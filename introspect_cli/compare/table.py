@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 
 Codes = npt.NDArray[np.int8]
 
-ABSENT, EQUAL, WITHIN, DIFFERENT, NOT_SEEN, ONLY_A, ONLY_B = range(7)
-"""What is known of a row: nothing that counts, equal, within tolerance, different, not seen by a run, only in a, or b.
+ABSENT, EQUAL, WITHIN, DIFFERENT, NOT_SEEN, ONLY_A, ONLY_B, FORM = range(8)
+"""What is known of a row: nothing that counts, equal, within tolerance, different, not seen by a run, only in a, or b,
+another form of what comes to the same.
 
 ABSENT is what one run alone has where the other could not have had it.
 """
@@ -64,6 +65,10 @@ class Because(IntEnum):
     """--rtol and --atol."""
     NOISE = 13
     """--noise."""
+    READ_ON = 14
+    """A resumed run read or drew it to get to where it goes on."""
+    FORM = 15
+    """Another dtype or shape, or given by one run alone, where what comes of it agrees or is rounded otherwise."""
 
 
 @dataclass(frozen=True, eq=False)
