@@ -84,7 +84,7 @@ class Wholes:
         return self._numbers[part]
 
     def batched(self, numbers: Array) -> int:
-        """The number of what tensors of some layouts are together: one tensor, if only the first size differs.
+        """The number of what tensors of some layouts are together: one tensor, as long as all, as wide as the widest.
 
         Args:
             numbers: int64, of layouts.
@@ -94,8 +94,8 @@ class Wholes:
             layouts = [self._places.layouts[number] for number in numbers.tolist()]
             shape = layouts[0].shape
             shapes = [layout.shape for layout in layouts if layout.shape]
-            if shape and all(other[1:] == shape[1:] for other in shapes):
-                shape = (sum(other[0] for other in shapes), *shape[1:])
+            if shape and all(len(other) == len(shape) for other in shapes):
+                shape = (sum(other[0] for other in shapes), *map(max, zip(*(other[1:] for other in shapes), strict=True)))
             self._batched[key] = self._number_of(replace(whole_layout(layouts[0]), shape=shape))
         return self._batched[key]
 

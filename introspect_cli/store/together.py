@@ -111,10 +111,14 @@ class Together:
         samples = self._put_parts(result)
         self._put_owed(result)
         self._put_loose(result, plan.loose | samples)
-        for group in np.flatnonzero((result.how == Joined.AS_RECORDED) & plan.flows & (plan.ranks > 1)).tolist():
+        several = plan.flows | np.isin(plan.kind, _RANK_LOCAL)
+        members = np.bincount(plan.group, minlength=len(plan.starts))
+        alike = (result.how == Joined.AS_RECORDED) & (plan.flows & (plan.ranks > 1) | several & (plan.calls > 1))
+        for group in np.flatnonzero(alike).tolist():
             if not result.text[group]:
-                result.how[group], result.ranks[group] = Joined.ALIKE, plan.ranks[group]
-                result.text[group] = f"equal on {plan.ranks[group]} ranks"
+                result.how[group], result.ranks[group] = Joined.ALIKE, members[group]
+                where = f"on {plan.ranks[group]} ranks" if plan.ranks[group] > 1 else f"in {members[group]} calls"
+                result.text[group] = f"equal {where}"
         return result.batch()
 
     def _sums(self, plan: Plan, groups: Array) -> Adding:
@@ -264,7 +268,9 @@ class Together:
         rows = plan.rows[at]
         result.set(groups, Joined.GATHERED, _OBSERVED)
         result.mark(groups, at, starts, ordered=False)
-        result.put_moments(groups, rows, starts, self._places.held[step.rows.number[rows]])
+        held = self._places.held[step.rows.number[rows]]
+        result.elements[groups] = np.add.reduceat(held, starts)
+        result.put_moments(groups, rows, starts, held)
         for group, whose, members in zip(groups.tolist(), of_ranks, np.split(rows, starts[1:]), strict=True):
             result.text[group] = f"values of {whose} together"
             numbers = step.rows.number[members]

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from introspect_cli.compare.join.sites import Alignment
+    from introspect_cli.compare.join.split import Calls, Splits
     from introspect_cli.compare.join.steps import Sides
     from introspect_cli.compare.options import DiffOptions
     from introspect_cli.compare.result import Divergence
@@ -50,36 +51,21 @@ _COARSE = frozenset({"bfloat16", "float16"})
 _FLOATING = ("float", "bfloat", "complex")
 
 
-def wholes(a: Run, b: Run) -> tuple[Reader, Reader]:
-    """All ranks of each run as one, calls folded where one run calls its modules more often than the other."""
-    fold = _calls(a) != _calls(b)
-    return _whole(a, fold_calls=fold), _whole(b, fold_calls=fold)
+def wholes(a: Run, b: Run, splits: Splits) -> tuple[Reader, Reader]:
+    """All ranks of each run as one, calls put together where one run calls its modules more often than the other."""
+    return _whole(a, splits.folds[0]), _whole(b, splits.folds[1])
 
 
-def _whole(run: Run, *, fold_calls: bool) -> Reader:
+def _whole(run: Run, fold: Calls) -> Reader:
     readers = [run.rank(rank) for rank in run.recorded]
-    if len(readers) == 1 and not _parts(readers[0]) and not fold_calls and not run.left_out:
+    if len(readers) == 1 and not _parts(readers[0]) and not fold and not run.left_out:
         return readers[0]
     stages = stages_in(run.manifests)
     recorded = f"{len(readers)} of {run.world_size} ranks were recorded" if run.left_out else ""
     complete = len(readers) == run.world_size
     return WholeReader(
-        str(run.path), readers, fold_calls=fold_calls, stages=stages, lacking=recorded, complete=complete
+        str(run.path), readers, fold=fold, stages=stages, lacking=recorded, complete=complete
     )
-
-
-def _calls(run: Run) -> dict[str, int]:
-    """How often modules are called in a step, at most, where that is more than once."""
-    most: dict[str, int] = {}
-    every = stages_in(run.manifests)
-    for rank in run.ranks:
-        sites, stages = run.rank(rank).sites, every.get(rank)
-        calls = sites.call
-        for at in np.flatnonzero(calls).tolist():
-            if sites.kind[at] == Kind.OUTPUT.value:
-                fqn = sites.fqn[at] if stages is None else stages.name(sites.fqn[at])
-                most[fqn] = max(most.get(fqn, 0), int(calls[at]))
-    return most
 
 
 def same_layout(a: Run, b: Run) -> bool:
@@ -119,10 +105,18 @@ def tolerances(options: DiffOptions, readers: Iterable[Reader]) -> DiffOptions:
     return replace(options, rtol=RTOL_COARSE if coarse else RTOL, atol=ATOL)
 
 
-def told(a: Run, b: Run, options: DiffOptions, *, fold_calls: bool) -> str:
+def told(a: Run, b: Run, options: DiffOptions, splits: Splits) -> str:
     """A note on what is compared."""
-    folded = ", calls of a module together" if fold_calls else ""
+    folded = ", calls of a module together" if splits.folded else ""
     sizes = [count(run.world_size, "rank") if run.world_size > 1 else "one process" for run in (a, b)]
+    differ, each = "The layouts differ", "rank to rank"
+    if splits.apart:
+        cut = splits.a.words, splits.b.words
+        if a.world_size == b.world_size == 1:
+            sizes, differ, each = list(cut), "The batch of a step is cut differently", "call to call"
+        else:
+            sizes = [f"{size}, {own}{' each' * (size != 'one process')}" for size, own in zip(sizes, cut, strict=True)]
+            each = "rank to rank or call to call"
     sampled = all(run.rank(run.recorded[0]).has_samples for run in (a, b) if run.recorded)
     by = (
         "by its samples where these are on record and equal, else by extrema and means"
@@ -130,8 +124,8 @@ def told(a: Run, b: Run, options: DiffOptions, *, fold_calls: bool) -> str:
         else "by its extrema and means alone"
     )
     return (
-        f"The layouts differ (a: {sizes[0]}, b: {sizes[1]}), so wholes are compared: parts added up, copies counted "
-        f"once{folded}, what differs from rank to rank {by}, random states not at all. "
+        f"{differ} (a: {sizes[0]}, b: {sizes[1]}), so wholes are compared: parts added up, copies counted "
+        f"once{folded}, what differs from {each} {by}, random states not at all. "
         f"Sums in another order may differ by {options.rtol:g} of the values."
     )
 
