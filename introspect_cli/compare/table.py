@@ -64,6 +64,10 @@ class Because(IntEnum):
     """--rtol and --atol."""
     NOISE = 13
     """--noise."""
+    AHEAD = 14
+    """A loader that is asked for batches of later steps, where the runs cut a batch differently."""
+    PADDED = 15
+    """Samples that are padded to another length, where the runs cut a batch differently."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -140,7 +140,8 @@ class Walk:
     def _count_passed(self, table: Table, entry_a: StepEntry) -> None:
         """Count what the passes of a step let pass, or found that nothing can be said of."""
         comparison, outcome, chosen = self.comparison, self.outcome, table.chosen
-        of_a = (table.row_b < 0) & (table.state == ABSENT)  # compared with nothing, so not equal
+        alone = (table.row_b < 0) | np.isin(table.because, (Because.AHEAD, Because.PADDED))
+        of_a = alone & (table.row_a >= 0) & (table.state == ABSENT)  # compared with nothing, so not equal
         self._count(apart=int((of_a if comparison.entire else of_a & chosen).sum()))
         if len(table.a) > entry_a.rows:
             self._count(records=int(comparison.chosen[table.left].sum()))

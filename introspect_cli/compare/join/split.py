@@ -46,6 +46,11 @@ class Microbatches:
     elements: tuple[int, ...] = ()
 
     @property
+    def usual(self) -> int:
+        """How many a step has, as the first step has it where that is on record."""
+        return len(self.sizes) or self.number
+
+    @property
     def words(self) -> str:
         """`4 microbatches of 2 samples`, `8 samples at once`."""
         sizes = list(dict.fromkeys(self.sizes))
@@ -67,12 +72,14 @@ class Splits:
         b: of run b.
         folds: of run a, and of run b, how many calls of a name one microbatch makes; of what is to be put together.
         apart: whether they cut the same batch into other microbatches, as far as that is on record.
+        root: the outermost module that both call; "" where none is on record.
     """
 
     a: Microbatches
     b: Microbatches
     folds: tuple[Calls, Calls]
     apart: bool = False
+    root: str = ""
 
     @property
     def folded(self) -> bool:
@@ -169,7 +176,7 @@ def splits_of(a: Run, b: Run, *, alike: bool) -> Splits:
                 fold[key] = each if alike else 1
     steps = [set(run.rank(run.recorded[0]).entries["step"].tolist()) if run.recorded else set() for run in (a, b)]
     step = min(steps[0] & steps[1], default=None)
-    splits = Splits(one.microbatches(root, numbers[0], step), two.microbatches(root, numbers[1], step), folds)
+    splits = Splits(one.microbatches(root, numbers[0], step), two.microbatches(root, numbers[1], step), folds, root=root)
     return replace(splits, apart=_are_apart(a, b, splits, step, alike=alike))
 
 

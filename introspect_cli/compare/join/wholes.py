@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from introspect_cli.compare.join.amounts import Amounts
 from introspect_cli.compare.join.distance import other_shapes
 from introspect_cli.compare.join.shared_out import OTHER, SAME, SharedOut
+from introspect_cli.compare.join.split import splits_of
 from introspect_cli.compare.join.sites import Ids, Mask, kind_code, phase_code
 from introspect_cli.records import Joined, Kind, Phase, count
 from introspect_cli.store.launch import stages_in
@@ -51,8 +53,9 @@ _COARSE = frozenset({"bfloat16", "float16"})
 _FLOATING = ("float", "bfloat", "complex")
 
 
-def wholes(a: Run, b: Run, splits: Splits) -> tuple[Reader, Reader]:
+def wholes(a: Run, b: Run, splits: Splits | None = None) -> tuple[Reader, Reader]:
     """All ranks of each run as one, calls put together where one run calls its modules more often than the other."""
+    splits = splits or splits_of(a, b, alike=False)
     return _whole(a, splits.folds[0]), _whole(b, splits.folds[1])
 
 
@@ -178,12 +181,22 @@ class Gathered:
         a, b = sides.a, sides.b
         self.factor: int | None = None
         self._shared = SharedOut(sides)
+        self._amounts = Amounts((a.layouts, b.layouts)) if sides.splits is not None and sides.splits.apart else None
         self._exact: set[tuple[int, int]] = set()
         self._often = _losses(a), _losses(b)
         self._layouts = a.layouts, b.layouts
         self._divided = False
         self._flows_back = False
         self._scaled: dict[str, float] = {}
+
+    @property
+    def times(self) -> float | None:
+        """How many times those of a the gradients inside the backward pass of b are; None where that was not seen."""
+        return None if self.factor is None else 1 / self.factor if self.factor > 0 else float(-self.factor)
+
+    def of_equal_amounts(self, table: Table) -> Table:
+        """The table without what two splits of a batch have other amounts of, which means nothing."""
+        return table if self._amounts is None else self._amounts.without(table)
 
     def same_samples(self, table: Table) -> Mask:
         """Differing rows whose samples are all equal, whichever rank has which."""
@@ -222,6 +235,8 @@ class Gathered:
             | _how(table.b, table.rows_b, Joined.GATHERED)
             | self._equal_parts(table)
         )
+        single = self._single(alignment, table)
+        gathered |= single & (_how(table.a, table.rows_a, Joined.ALIKE) | _how(table.b, table.rows_b, Joined.ALIKE))
         batches = alignment.kind[np.asarray(table.a.site)[table.rows_a]] == kind_code(Kind.BATCH)
         if table.a.sketch is None or table.b.sketch is None:
             gathered |= self._added_up(alignment, table)
@@ -237,7 +252,8 @@ class Gathered:
         )
         chosen = table.chosen[table.differing][rows]
         self._flows_back |= bool((np.isin(kinds, [kind_code(kind) for kind in _FLOWING_BACK]) & chosen).any())
-        loss = kinds == kind_code(Kind.LOSS)
+        single = single[rows]
+        often = _often(table.a, rows_a), _often(table.b, rows_b)
         size = np.maximum(*(_size(batch, own) for batch, own in ((table.a, rows_a), (table.b, rows_b))))
         close = np.ones(len(rows), np.bool_)
         for name in _MOMENTS:
@@ -249,8 +265,9 @@ class Gathered:
                 apart = np.abs(one - two * factor**power)
                 near = (apart <= rtol * (size * np.maximum(factor, 1.0)) ** power) | (np.isnan(one) & np.isnan(two))
             if name == "mean":
-                near |= loss & self._is_divided(one, two, rtol, chosen)
-            close &= near | (loss & (name != "mean"))
+                loss = kinds == kind_code(Kind.LOSS)
+                near |= single & self._add_up(one, two, often, rtol, loss & chosen & ~near)
+            close &= near | (single & (name != "mean"))
         out[rows] |= close
         return out | self._sums(alignment, table, rtol)
 
@@ -345,12 +362,37 @@ class Gathered:
                         self._scaled[f"{fqn}{path}"] = whole if times > 1 else -whole
         return out
 
-    def _is_divided(self, one: Column, two: Column, rtol: float, chosen: Mask) -> Mask:
-        """Losses of accumulated batches that a script divides by the number of batches, so that they add up."""
-        times = self._often[1] / self._often[0]
-        divided = np.abs(one - two * times) <= rtol * np.abs(one)
-        self._divided |= times != 1 and bool((divided & chosen).any())
-        return divided
+    def _single(self, alignment: Alignment, table: Table) -> Mask:
+        """Differing rows of single numbers that calls gave, one each: losses, and what a model that computes its own gives."""
+        kinds = alignment.kind[np.asarray(table.a.site)[table.rows_a]]
+        out = kinds == kind_code(Kind.LOSS)
+        several = (_often(table.a, table.rows_a) > 1) | (_often(table.b, table.rows_b) > 1)
+        if several.any():
+            single = [
+                np.array([not own[number].shape for number in np.asarray(batch.layout)[rows].tolist()], np.bool_)
+                for own, batch, rows in zip(
+                    self._layouts, (table.a, table.b), (table.rows_a, table.rows_b), strict=True
+                )
+            ]
+            out = out | (several & single[0] & single[1])
+        return np.asarray(out)
+
+    def _add_up(self, one: Column, two: Column, often: tuple[Ids, Ids], rtol: float, losses: Mask) -> Mask:
+        """Single numbers of microbatches of which a script takes the sum, as it divides each by how many there are.
+
+        Args:
+            one: their means in run a.
+            two: those in run b.
+            often: how many there are, on a rank of a and on one of b.
+            rtol: what sums in another order may differ by.
+            losses: of which this is told.
+        """
+        total, other = one * often[0], two * often[1]
+        divided = np.abs(total - other) <= rtol * np.abs(total)
+        self._divided |= bool((divided & losses & (often[0] != often[1])).any())
+        return np.asarray(
+            divided | (np.abs(total - two) <= rtol * np.abs(total)) | (np.abs(one - other) <= rtol * np.abs(one))
+        )
 
     def _factor(self, table: Table, rows_a: Ids, rows_b: Ids, kinds: object) -> float:
         """By what gradients of b are smaller: the whole number that most sites show."""
@@ -370,7 +412,7 @@ class Gathered:
 
     def notes(self) -> list[str]:
         """What to say of the factors, and of what was compared sample by sample."""
-        found = []
+        found = [] if self._amounts is None else self._amounts.notes()
         if self._exact:
             many = count(len(self._exact), "value")
             found.append(f"{many} that ranks share out by samples: every sample is equal, whichever rank has it.")
@@ -407,6 +449,11 @@ def _losses(reader: Reader) -> int:
         losses = (int(calls[at]) for at in np.flatnonzero(calls).tolist() if sites.kind[at] == Kind.LOSS.value)
         most = max(most, max(losses, default=0))
     return most + 1
+
+
+def _often(batch: StepBatch, rows: Ids) -> Ids:
+    """How many calls of one rank became each row."""
+    return np.ones(len(rows), np.int64) if batch.calls is None else np.asarray(batch.calls)[rows]
 
 
 def _held(batch: StepBatch, row: int) -> tuple[int, int]:
