@@ -161,11 +161,12 @@ def _of_gradients(step: Step, splits: Splits) -> Finding | None:
     factor = _common_factor(step)
     if factor is None:
         return _of_clipping(step)
-    ratio = numbers[1] / numbers[0]
     ranks = _ranks(step)[1] / _ranks(step)[0]
     inside = step.comparison.gathered.times if step.comparison.gathered is not None else None
-    if _near(factor, ratio) and ratio != 1 and (inside is None or _near(inside, ratio * ranks)):
-        return Finding(Fault.SUMMED, "b" if ratio > 1 else "a", factor)
+    if inside is None or _near(inside, factor * ranks):  # a factor that only comes after the backward pass is no loss's
+        for side, summed in (("b", numbers[1]), ("a", 1 / numbers[0]), ("", numbers[1] / numbers[0])):
+            if summed != 1 and _near(factor, summed):
+                return Finding(Fault.SUMMED, side, factor)
     for side, number, usual, wanted in (
         ("b", numbers[1], splits.b.usual, factor),
         ("a", numbers[0], splits.a.usual, 1 / factor),
@@ -251,7 +252,7 @@ def _of_losses(step: Step, position: int, splits: Splits) -> Finding | None:
         total = sum(parts)
         if len(parts) < usual and _near(total * usual / len(parts), whole[0], _EXACT):
             return Finding(Fault.INCOMPLETE, side, len(parts) / usual)
-        for by in ("tokens", "samples"):
+        for by in ("samples", "tokens"):
             counts = [getattr(own, by) for own in micro]
             if len(counts) != len(parts) or not all(counts) or len(set(counts)) == 1:
                 continue
@@ -290,17 +291,18 @@ def _near(one: float, two: float, close: float = _CLOSE) -> bool:
 def _summed(scene: Scene, found: Finding) -> str:
     splits = _splits(scene)
     one, two = _cut(scene.step, splits)
-    number = (len(two) or splits.b.usual) if found.side == "b" else (len(one) or splits.a.usual)
-    rest = _splits_of(splits, found.side)
-    other = "" if min(splits.a.number, splits.b.number) == 1 else f" (so are the {rest} of the other run)"
+    numbers = {"a": len(one) or splits.a.usual, "b": len(two) or splits.b.usual}
+    text = f"gradients of b are {found.factor:.4g} x those of a, {what(scene.site)} first: "
+    if not found.side:
+        return (
+            f"{text}in both runs the losses of the microbatches of a step ({numbers['a']} in a, {numbers['b']} in b) are "
+            "added up, not averaged. Divide each by their number."
+        )
+    number = numbers[found.side]
     return (
-        f"gradients of b are {found.factor:.4g} x those of a, {what(scene.site)} first: in {found.side} the losses of "
-        f"the {number} microbatches of a step are added up, not averaged{other}. Divide each by {number}."
+        f"{text}in {found.side} the losses of the {number} microbatches of a step are added up, not averaged. Divide "
+        f"each by {number}."
     )
-
-
-def _splits_of(splits: Splits, side: str) -> int:
-    return splits.a.number if side == "b" else splits.b.number
 
 
 def _incomplete(scene: Scene, found: Finding) -> str:
@@ -335,8 +337,8 @@ def _clipped(scene: Scene, found: Finding) -> str:
     side = found.side or _more(scene)
     return (
         f"the gradients, {what(scene.site)} first, are no multiples of one another, and their norm is {found.norm:.4g} "
-        f"altogether {who}, as clipping leaves it. The likely cause is that {side} clips before the gradients of all "
-        "microbatches are added up."
+        f"altogether {who}, as clipping leaves it: {side} probably clips before the gradients of all microbatches are "
+        "added up."
     )
 
 
