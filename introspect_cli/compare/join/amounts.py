@@ -42,24 +42,33 @@ class Amounts:
 
     def without(self, table: Table) -> Table:
         """The table in which what has other amounts is absent."""
-        alignment, rows = table.alignment, table.differing
-        site, kinds = table.site[rows], alignment.kind[table.site[rows]]
-        flowing = np.isin(kinds, _FLOWING)
-        if not flowing.any():
+        if not np.isin(table.alignment.kind[table.site[table.diverging]], _FLOWING).any():
             return table
+        alignment, rows = table.alignment, table.differing
+        kinds = alignment.kind[table.site]
+        inputs = (kinds == kind_code(Kind.INPUT)) & (alignment.phase[table.site] == phase_code(Phase.FORWARD))
+        given = inputs & np.array(["." not in alignment.fqn[number] for number in table.site.tolist()], np.bool_)
+        batches = (kinds == kind_code(Kind.BATCH)) & (alignment.phase[table.site] == phase_code(Phase.DATA))
         samples, elements = self._differ(table)
-        inputs = (alignment.kind == kind_code(Kind.INPUT)) & (alignment.phase == phase_code(Phase.FORWARD))
-        given = np.array([inputs[number] and "." not in alignment.fqn[number] for number in table.site.tolist()], np.bool_)
-        batches = kinds == kind_code(Kind.BATCH)
-        known = bool(given.any())
-        self.ahead |= {alignment.fqn[number] for number in site[batches & samples].tolist()}
-        ahead = batches & np.array([alignment.fqn[number] in self.ahead for number in site.tolist()], np.bool_)
-        padded = flowing & elements & ~ahead
-        if not (padded & ~samples & (batches | given[rows])).any() or (padded & samples & given[rows]).any():
+        used = self._samples_of(table, np.flatnonzero(given & (table.row_a >= 0) & (table.row_b >= 0)))
+        for place, row in enumerate(rows.tolist()):
+            if batches[row] and samples[place] and not (used and self._samples_of(table, rows[[place]]) <= used):
+                self.ahead.add(alignment.fqn[table.site[row]])
+        named = np.array([alignment.fqn[number] in self.ahead for number in table.site.tolist()], np.bool_)
+        ahead = batches & named & table.diverging
+        padded = np.isin(kinds[rows], _FLOWING) & elements & ~ahead[rows]
+        lead = batches[rows] | given[rows]
+        if not (padded & ~samples & lead).any() or (padded & samples & given[rows]).any():
             padded[:] = False
         self.padded |= bool(padded.any())
-        table = table.marked(rows[ahead], ABSENT if known else NOT_SEEN, Because.AHEAD)
+        table = table.marked(ahead, ABSENT if given.any() else NOT_SEEN, Because.AHEAD)
         return table.marked(rows[padded], ABSENT, Because.PADDED)
+
+    def _samples_of(self, table: Table, rows: Ids) -> set[tuple[int, int]]:
+        """How many samples the runs have of some rows."""
+        sides = zip((table.a, table.b), (table.row_a[rows], table.row_b[rows]), self._layouts, strict=True)
+        one, two = (_amounts(batch, own, layouts)[0].tolist() for batch, own, layouts in sides)
+        return set(zip(one, two, strict=True))
 
     def _differ(self, table: Table) -> tuple[Mask, Mask]:
         """Of each differing row, whether the runs have other numbers of samples, and of elements."""
