@@ -108,7 +108,7 @@ class StepBatch:
         how: uint8 (n,), how the ranks' records were put together, `records.Joined`; None for the records of one rank.
         ranks: uint32 (n,), how many ranks have the one value that stands for theirs; 0 where that is not so.
         calls: int64 (n,), how many calls of one rank were put together, at most; None for the records of one rank.
-        elements: int64 (n,), elements of different values that were put together; -1 where that is not so, None as above.
+        elements: int64 (n,), elements of different values that were put together, else -1; None as above.
     """
 
     site: NDArray[np.uint32]

@@ -125,7 +125,7 @@ class CombinedStep:
         return ~any_of(sums != sums[plan.starts][plan.group], plan.starts)
 
     def distinct(self, at: Array, group: Array) -> Array:
-        """Of members, whether no other rank has that value: what a rank has twice, of two of its calls, counts twice."""
+        """Of members, whether no other rank has that value; what two calls of one rank have counts twice."""
         rows = self.plan.rows[at]
         sums, rank = self.step.checksum[rows], self.step.rows.rank[rows]
         order = np.lexsort((np.arange(len(at)), rank, sums, group))

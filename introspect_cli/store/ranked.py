@@ -95,7 +95,10 @@ class Wholes:
             shape = layouts[0].shape
             shapes = [layout.shape for layout in layouts if layout.shape]
             if shape and all(len(other) == len(shape) for other in shapes):
-                shape = (sum(other[0] for other in shapes), *map(max, zip(*(other[1:] for other in shapes), strict=True)))
+                shape = (
+                    sum(other[0] for other in shapes),
+                    *map(max, zip(*(other[1:] for other in shapes), strict=True)),
+                )
             self._batched[key] = self._number_of(replace(whole_layout(layouts[0]), shape=shape))
         return self._batched[key]
 

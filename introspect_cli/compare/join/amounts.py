@@ -74,7 +74,9 @@ class Amounts:
         """Of each differing row, whether the runs have other numbers of samples, and of elements."""
         one, two = (
             _amounts(batch, rows, layouts)
-            for batch, rows, layouts in zip((table.a, table.b), (table.rows_a, table.rows_b), self._layouts, strict=True)
+            for batch, rows, layouts in zip(
+                (table.a, table.b), (table.rows_a, table.rows_b), self._layouts, strict=True
+            )
         )
         both = (one[0] >= 0) & (two[0] >= 0)
         return np.asarray(both & (one[0] != two[0])), np.asarray(both & (one[1] != two[1]))

@@ -1,4 +1,4 @@
-"""The microbatches of one step of a run: their samples, losses, and how much of each counts, as far as that is on record.
+"""The microbatches of one step of a run: their samples, losses, and how much of each counts, as far as it is known.
 
 How many tokens of a microbatch count follows from the gradient of what the loss is computed of: it is zero for each
 token that the loss leaves out.

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.compare.join.sites import evaluating, phase_code
 from introspect_cli.compare.join.sites import columns as columns_of
+from introspect_cli.compare.join.sites import evaluating, phase_code
 from introspect_cli.records import KIND_CODES, Kind, Phase, count
 from introspect_cli.store.launch import stages_in
 
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 _MODULE = [KIND_CODES[kind.value] for kind in (Kind.INPUT, Kind.OUTPUT)]
 _CALLED = [*_MODULE, *(KIND_CODES[kind.value] for kind in (Kind.BATCH, Kind.LOSS, Kind.VALUE))]
-_CLOSE = 1e-3
+_CLOSE = 0.2
+"""How near losses are where all that is known of a split is them: means of means are no further off, as a rule."""
 
 
 @dataclass(frozen=True)
@@ -176,7 +177,9 @@ def splits_of(a: Run, b: Run, *, alike: bool) -> Splits:
                 fold[key] = each if alike else 1
     steps = [set(run.rank(run.recorded[0]).entries["step"].tolist()) if run.recorded else set() for run in (a, b)]
     step = min(steps[0] & steps[1], default=None)
-    splits = Splits(one.microbatches(root, numbers[0], step), two.microbatches(root, numbers[1], step), folds, root=root)
+    splits = Splits(
+        one.microbatches(root, numbers[0], step), two.microbatches(root, numbers[1], step), folds, root=root
+    )
     return replace(splits, apart=_are_apart(a, b, splits, step, alike=alike))
 
 
@@ -187,7 +190,7 @@ def _same_sites(a: Run, b: Run) -> bool:
 
 
 def _root(a: Mapping[str, int], b: Mapping[str, int]) -> str:
-    """The outermost module that both call, but a different number of times; one that they call as often; "" for none."""
+    """The outermost module that both call, if possible one that is called more often in one of them; "" for none."""
     both = [name for name in a if name in b]
     depth = min((name.count(".") for name in both), default=0)
     outer = [name for name in both if name.count(".") == depth]
@@ -225,4 +228,4 @@ def _losses(reader: RankReader, step: int) -> Sequence[float]:
     if "mean" not in batch.floats:
         return []
     rows = [row for row, site in enumerate(np.asarray(batch.site).tolist()) if sites.kind[site] == Kind.LOSS.value]
-    return np.asarray(batch.floats["mean"])[rows].tolist()
+    return [float(batch.floats["mean"][row]) for row in rows]

@@ -17,8 +17,8 @@ import numpy as np
 from introspect_cli.compare.join.amounts import Amounts
 from introspect_cli.compare.join.distance import other_shapes
 from introspect_cli.compare.join.shared_out import OTHER, SAME, SharedOut
-from introspect_cli.compare.join.split import splits_of
 from introspect_cli.compare.join.sites import Ids, Mask, kind_code, phase_code
+from introspect_cli.compare.join.split import splits_of
 from introspect_cli.records import Joined, Kind, Phase, count
 from introspect_cli.store.launch import stages_in
 from introspect_cli.store.whole import Reader, WholeReader
@@ -66,9 +66,7 @@ def _whole(run: Run, fold: Calls) -> Reader:
     stages = stages_in(run.manifests)
     recorded = f"{len(readers)} of {run.world_size} ranks were recorded" if run.left_out else ""
     complete = len(readers) == run.world_size
-    return WholeReader(
-        str(run.path), readers, fold=fold, stages=stages, lacking=recorded, complete=complete
-    )
+    return WholeReader(str(run.path), readers, fold=fold, stages=stages, lacking=recorded, complete=complete)
 
 
 def same_layout(a: Run, b: Run) -> bool:
@@ -112,6 +110,8 @@ def told(a: Run, b: Run, options: DiffOptions, splits: Splits) -> str:
     """A note on what is compared."""
     folded = ", calls of a module together" if splits.folded else ""
     sizes = [count(run.world_size, "rank") if run.world_size > 1 else "one process" for run in (a, b)]
+    recorded = any(Kind.OP_OUTPUT.value in run.rank(rank).sites.kind for run in (a, b) for rank in run.recorded[:1])
+    operators = " and results of operators" if splits.folded and recorded else ""
     differ, each = "The layouts differ", "rank to rank"
     if splits.apart:
         cut = splits.a.words, splits.b.words
@@ -128,7 +128,7 @@ def told(a: Run, b: Run, options: DiffOptions, splits: Splits) -> str:
     )
     return (
         f"{differ} (a: {sizes[0]}, b: {sizes[1]}), so wholes are compared: parts added up, copies counted "
-        f"once{folded}, what differs from {each} {by}, random states not at all. "
+        f"once{folded}, what differs from {each} {by}, random states{operators} not at all. "
         f"Sums in another order may differ by {options.rtol:g} of the values."
     )
 
@@ -182,6 +182,8 @@ class Gathered:
         self.factor: int | None = None
         self._shared = SharedOut(sides)
         self._amounts = Amounts((a.layouts, b.layouts)) if sides.splits is not None and sides.splits.apart else None
+        self._ranks = len(getattr(b, "readers", [b])) / len(getattr(a, "readers", [a]))
+        self.by_samples = self._amounts is not None
         self._exact: set[tuple[int, int]] = set()
         self._often = _losses(a), _losses(b)
         self._layouts = a.layouts, b.layouts
@@ -193,6 +195,11 @@ class Gathered:
     def times(self) -> float | None:
         """How many times those of a the gradients inside the backward pass of b are; None where that was not seen."""
         return None if self.factor is None else 1 / self.factor if self.factor > 0 else float(-self.factor)
+
+    @property
+    def summed(self) -> bool:
+        """Whether these gradients tell that a run adds up losses of microbatches: no ranks make that factor."""
+        return self._amounts is not None and self.times is not None and abs(self.times - self._ranks) > _SURE
 
     def of_equal_amounts(self, table: Table) -> Table:
         """The table without what two splits of a batch have other amounts of, which means nothing."""
@@ -363,7 +370,7 @@ class Gathered:
         return out
 
     def _single(self, alignment: Alignment, table: Table) -> Mask:
-        """Differing rows of single numbers that calls gave, one each: losses, and what a model that computes its own gives."""
+        """Differing rows of single numbers, one of each call: losses, and those that a model computes itself."""
         kinds = alignment.kind[np.asarray(table.a.site)[table.rows_a]]
         out = kinds == kind_code(Kind.LOSS)
         several = (_often(table.a, table.rows_a) > 1) | (_often(table.b, table.rows_b) > 1)
@@ -433,6 +440,13 @@ class Gathered:
         if self.factor is None or abs(self.factor) == 1 or not self._flows_back:
             return found
         small, large = ("b", "a") if self.factor > 0 else ("a", "b")
+        if self.summed:
+            found.append(
+                f"Gradients inside the backward pass of run {large} are {abs(self.factor)} x those of run {small}: the "
+                "losses of its microbatches are added up, not averaged. Where its parameters' gradients agree all the "
+                "same, clipping hides that."
+            )
+            return found
         found.append(
             f"Gradients inside the backward pass of run {large} are {abs(self.factor)} x those of run {small}: there "
             "the loss is a mean over fewer samples. That is taken into account."

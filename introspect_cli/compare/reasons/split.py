@@ -24,8 +24,6 @@ from introspect_cli.records import Kind, Phase, count
 from introspect_cli.store.whole import WholeReader
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from introspect_cli.compare.evidence import Cause
     from introspect_cli.compare.join.split import Splits
     from introspect_cli.compare.reasons.scene import Scene
@@ -58,6 +56,7 @@ class Finding:
         fault: which.
         side: in which run, `a` or `b`; "" where that cannot be said.
         factor: how many times a is b, where one number says it; 0 for none.
+        times: the same of the gradients inside the backward pass.
         counts: how much of each microbatch counts, for losses that count alike.
         by: what is counted: `tokens`, `samples`.
         norm: of all gradients, where clipping left it.
@@ -66,6 +65,7 @@ class Finding:
     fault: Fault
     side: str = ""
     factor: float = 0.0
+    times: float = 0.0
     counts: tuple[int, ...] = ()
     by: str = ""
     norm: float = 0.0
@@ -92,7 +92,7 @@ class Split(Reason):
     def sentence(self, scene: Scene) -> str:
         """What it is, in which run, by which numbers."""
         found = found_in(scene.step, scene.position)
-        assert found is not None  # noqa: S101 - it applied
+        assert found is not None
         return _SENTENCES[found.fault](scene, found)
 
     def evidence(self, scene: Scene) -> list[str]:
@@ -163,10 +163,12 @@ def _of_gradients(step: Step, splits: Splits) -> Finding | None:
         return _of_clipping(step)
     ranks = _ranks(step)[1] / _ranks(step)[0]
     inside = step.comparison.gathered.times if step.comparison.gathered is not None else None
-    if inside is None or _near(inside, factor * ranks):  # a factor that only comes after the backward pass is no loss's
-        for side, summed in (("b", numbers[1]), ("a", 1 / numbers[0]), ("", numbers[1] / numbers[0])):
-            if summed != 1 and _near(factor, summed):
-                return Finding(Fault.SUMMED, side, factor)
+    times = (
+        factor if inside is None else inside / ranks
+    )  # a factor that only comes after the backward pass is no loss's
+    for side, summed in (("b", numbers[1]), ("a", 1 / numbers[0]), ("", numbers[1] / numbers[0])):
+        if summed != 1 and _near(times, summed) and (_near(times, factor) or (times > 1) == (factor > 1)):
+            return Finding(Fault.SUMMED, side, factor, times=times)
     for side, number, usual, wanted in (
         ("b", numbers[1], splits.b.usual, factor),
         ("a", numbers[0], splits.a.usual, 1 / factor),
@@ -217,9 +219,7 @@ def _norm(step: Step, side: str) -> float:
     if "mean" not in batch.floats or "var" not in batch.floats:
         return float("nan")
     layouts = step.comparison.layouts[side == "b"]
-    rows = np.flatnonzero(
-        (step.alignment.kind[sites] == kind_code(Kind.GRAD)) & (step.alignment.call[sites] == 0)
-    )
+    rows = np.flatnonzero((step.alignment.kind[sites] == kind_code(Kind.GRAD)) & (step.alignment.call[sites] == 0))
     mean, var = (np.asarray(batch.floats[name], np.float64)[rows] for name in ("mean", "var"))
     elements = layouts.numel[np.asarray(batch.layout)[rows]]
     return float(np.sqrt((elements * (var + mean**2)).sum()))
@@ -292,11 +292,15 @@ def _summed(scene: Scene, found: Finding) -> str:
     splits = _splits(scene)
     one, two = _cut(scene.step, splits)
     numbers = {"a": len(one) or splits.a.usual, "b": len(two) or splits.b.usual}
-    text = f"gradients of b are {found.factor:.4g} x those of a, {what(scene.site)} first: "
+    text = f"gradients of b are {found.times:.4g} x those of a, "
+    if _near(found.times, found.factor):
+        text += f"{what(scene.site)} first: "
+    else:
+        text += f"and {found.factor:.4g} x when the optimizer sees them (clipping), {what(scene.site)} first: "
     if not found.side:
         return (
-            f"{text}in both runs the losses of the microbatches of a step ({numbers['a']} in a, {numbers['b']} in b) are "
-            "added up, not averaged. Divide each by their number."
+            f"{text}in both runs the losses of the microbatches of a step ({numbers['a']} in a, {numbers['b']} in b) "
+            "are added up, not averaged. Divide each by their number."
         )
     number = numbers[found.side]
     return (
@@ -354,15 +358,15 @@ def _amount(scene: Scene, found: Finding) -> str:
     for name, own, ranks in zip("ab", cut, _ranks(scene.step), strict=True):
         samples = [micro.samples for micro in own]
         each = " on each rank" if ranks > 1 else ""
-        number = count(len(own), "microbatch", "microbatches")
-        told.append(f"{name} takes {number} with {count(sum(samples), 'sample')} in all{each}")
+        many = count(len(own), "microbatch", "microbatches")
+        told.append(f"{name} takes {many} with {count(sum(samples), 'sample')} in all{each}")
     more = ""
     usual = _splits(scene)
-    for name, own, number in (("a", cut[0], usual.a.usual), ("b", cut[1], usual.b.usual)):
-        if len(own) > number > 0:
+    for side, taken, number in (("a", cut[0], usual.a.usual), ("b", cut[1], usual.b.usual)):
+        if len(taken) > number > 0:
             more = (
-                f" In {name} that is {len(own) - number} more than usual: gradients of microbatches before an optimizer "
-                "step that did not come are left."
+                f" In {side} that is {len(taken) - number} more than usual: gradients of microbatches before an "
+                "optimizer step that did not come are left."
             )
     return f"{what(scene.site)} has other samples: {told[0]}, {told[1]}.{more}"
 
@@ -400,7 +404,7 @@ def _over(scene: Scene) -> str:
 
 def _splits(scene: Scene) -> Splits:
     splits = scene.step.sides.splits
-    assert splits is not None  # noqa: S101 - else nothing was found
+    assert splits is not None
     return splits
 
 
