@@ -88,7 +88,7 @@ class Scene:
         return self.first.site
 
     @property
-    def comparison_of_samples(self) -> bool:
+    def by_samples(self) -> bool:
         """Whether the runs cut their batches differently, and are compared over the samples."""
         gathered = self.step.comparison.gathered
         return gathered is not None and gathered.by_samples

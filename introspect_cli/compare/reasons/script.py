@@ -66,13 +66,12 @@ class Script(Reason):
                 f"{text} although the batch is {known}: the script changes something between the data loader and "
                 f"{scene.site.fqn} (preprocessing, noise, masks, positions)."
             )
-        given = scene.step.of(Kind.BATCH, frozenset({Phase.DATA}))
-        batches_are = "no data loader was recorded"
-        if scene.comparison_of_samples and given.size:
-            batches_are = "the loader's batches of the step are not what it uses"
+        loaded = "no data loader was recorded"
+        if scene.by_samples and scene.step.of(Kind.BATCH, frozenset({Phase.DATA})).size:
+            loaded = "the loader's batches of the step are not what it uses"
         return (
-            f"{text} and is the first record of the step that does; {batches_are}, so the cause is the data pipeline or "
-            "the script's own preparation of the batch."
+            f"{text} and is the first record of the step that does; {loaded}, so the cause is the data pipeline or the "
+            "script's own preparation of the batch."
         )
 
 
