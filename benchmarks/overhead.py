@@ -28,7 +28,7 @@ from introspect_cli.capture.option import DEFAULT_STATS
 from introspect_cli.capture.options import CaptureOptions
 from introspect_cli.capture.session import Session
 from introspect_cli.records import Kind
-from introspect_cli.schedule import Schedule
+from introspect_cli.schedule.rules import Schedule
 from introspect_cli.script.ending import Ending
 from introspect_cli.store.reader import open_run
 from introspect_cli.tensors import kernels, parallel, rows

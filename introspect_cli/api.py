@@ -101,23 +101,23 @@ recording = capture
 
 
 def open_run(path: str | Path) -> RunView:
-    """Open a run to look at it as tables.
+    """Open a run, or a checkpoint as one, to look at it as tables.
 
     Raises:
         StoreError: there is none, it is damaged, or newer than this reader.
     """
+    from introspect_cli.exchange.checkpoints import open_any
     from introspect_cli.notebook import RunView
-    from introspect_cli.store.reader import open_run as opened
 
-    return RunView(opened(path))
+    return RunView(open_any(path))
 
 
 def diff(a: str | Path, b: str | Path, **options: Any) -> Comparison:
-    """Compare two runs.
+    """Compare two runs, two checkpoints, or a run with a checkpoint.
 
     Args:
-        a: path of the first run.
-        b: path of the second run.
+        a: path of the first.
+        b: path of the second.
         options: fields of `introspect_cli.compare.options.DiffOptions` by name, and `noise`, paths of repeated runs.
 
     Raises:

@@ -157,9 +157,9 @@ def introspect() -> None:
 
 def main() -> NoReturn:
     """Run the command line of this process and exit."""
-    outcome = _told(_verb)
+    outcome = _exit_code_of(_verb)
     if callable(outcome):
-        outcome = _told(outcome)
+        outcome = _exit_code_of(outcome)
     if outcome == -signal.SIGINT:
         from introspect_cli.script.ending import leave
 
@@ -194,7 +194,7 @@ def _any_text() -> Iterator[None]:
             out.reconfigure(errors="strict")
 
 
-def _told(work: Callable[[], Any]) -> Any:
+def _exit_code_of(work: Callable[[], Any]) -> Any:
     """What `work` returns; where it raises, the exit code of an error that has been told, or -SIGINT."""
     try:
         return work()

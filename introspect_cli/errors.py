@@ -44,7 +44,7 @@ def abridged(sentence: str) -> str:
 
     The end of a sentence says what to do; behind a hundred thousand characters nobody finds it.
     """
-    sentence = re.sub(rf"\S{{{_LONGEST_WORD + 1},}}", lambda found: _cut(found[0], _LONGEST_WORD), sentence)
+    sentence = re.sub(rf"\S{{{_LONGEST_WORD + 1},}}", lambda match: _cut(match[0], _LONGEST_WORD), sentence)
     return _cut(sentence, _LONGEST)
 
 

@@ -253,15 +253,16 @@ def _selection(
 
 
 def compare(a: str | Path, b: str | Path, options: Mapping[str, Any]) -> Comparison:
-    """Compare two runs by path; see `introspect_cli.api.diff`.
+    """Compare two runs or checkpoints by path; see `introspect_cli.api.diff`.
 
     Raises:
         UsageError: an option is unknown.
         StoreError: a run cannot be read.
     """
     from introspect_cli.compare.diff import compare_runs
+    from introspect_cli.compare.moment import as_moments
     from introspect_cli.compare.options import DiffOptions
-    from introspect_cli.store.reader import open_run
+    from introspect_cli.exchange.checkpoints import open_any, written
 
     fields_given = dict(options)
     noise = fields_given.pop("noise", ())
@@ -273,5 +274,6 @@ def compare(a: str | Path, b: str | Path, options: Mapping[str, Any]) -> Compari
     given = {name: fields_given.pop(name) for name in ("steps", "kinds", "modules", "ranks") if name in fields_given}
     fields_given |= vars(_selection(**given))
     with ExitStack() as stack:
-        one, two, *others = (stack.enter_context(open_run(path)) for path in (a, b, *noise))
+        one, two, *others = (stack.enter_context(open_any(path)) for path in (a, b, *noise))
+        one, two = as_moments(one, two, written)
         return Comparison(compare_runs(one, two, DiffOptions(**fields_given), others))

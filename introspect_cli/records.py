@@ -376,9 +376,9 @@ def bounded(text: str, limit: int) -> str:
 
 def shallow(path: str) -> str:
     """A value's path with at most 64 levels: nothing that people write is nested deeper, and readers walk it down."""
-    for level, found in enumerate(_LEVEL.finditer(path)):
+    for level, match in enumerate(_LEVEL.finditer(path)):
         if level == _DEEPEST:
-            return f"{path[: found.start()]}['...{_mark(path)}']"
+            return f"{path[: match.start()]}['...{_mark(path)}']"
     return path
 
 

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from introspect_cli.compare.match.score import in_one_order
 from introspect_cli.compare.result import Verdict
 from introspect_cli.records import Kind
-from introspect_cli.schedule import Schedule
+from introspect_cli.schedule.rules import Schedule
 
 
 def renames(result):

@@ -219,7 +219,7 @@ def test_a_step_that_a_scaler_skipped_is_a_remark(tmp_path):
     path = write_run(tmp_path / "run", [step(weight, weight), step(bad, weight), step(weight, weight * 2)])
     result = found(path)
     assert [(f.rule, f.step) for f in result.findings if "steps" in f.rule] == [("skipped-steps", 1)]
-    assert not result.found(Level.ERROR)
+    assert not result.reaches(Level.ERROR)
 
 
 def test_ranks_are_folded_and_the_first_is_named(tmp_path):

@@ -14,7 +14,7 @@ from introspect_cli.capture.parse_options import parse_kinds, parse_stats
 from introspect_cli.commands.capture import capture
 from introspect_cli.errors import UsageError
 from introspect_cli.records import Kind
-from introspect_cli.schedule import Schedule
+from introspect_cli.schedule.rules import Schedule
 from introspect_cli.script.target import Target
 
 

@@ -18,7 +18,7 @@ from torch import nn
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.result import Role, Verdict
-from introspect_cli.schedule import Schedule
+from introspect_cli.schedule.rules import Schedule
 from introspect_cli.store.reader import open_run
 
 

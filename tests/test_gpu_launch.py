@@ -13,7 +13,7 @@ from opcapture import captured, records
 from introspect_cli.capture.keeping import Keeping
 from introspect_cli.capture.recorder import Recorder
 from introspect_cli.records import Kind, Phase, Site, Status
-from introspect_cli.schedule import Schedule
+from introspect_cli.schedule.rules import Schedule
 from introspect_cli.tensors import reference
 from introspect_cli.tensors import rows as r
 from introspect_cli.tensors.gpu import buffers, devices, plan

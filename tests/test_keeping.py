@@ -21,7 +21,9 @@ import introspect_cli
 from introspect_cli.capture.options import CaptureOptions
 from introspect_cli.capture.parse_options import options_of, parse_size, rule_of
 from introspect_cli.errors import StoreError, UsageError
-from introspect_cli.schedule import ALWAYS, Epochs, Every, EverySeconds, First, Last, Moment, Schedule, When, parse_rule
+from introspect_cli.schedule.condition import When
+from introspect_cli.schedule.rule import ALWAYS, Moment
+from introspect_cli.schedule.rules import Epochs, Every, EverySeconds, First, Last, Schedule, parse_rule
 from introspect_cli.store.index import Thinned, added, parse_thinned
 from introspect_cli.store.pack import pack
 from introspect_cli.store.reader import RunState, open_run

@@ -56,7 +56,7 @@ LAYERS = {
     "rerun": BASE | {"store", "compare", "selection"},
     "render": BASE | {"compare", "inspect", "health", "rerun"},
     "notebook": BASE | {"store", "compare", "health", "render", "exchange", "selection"},
-    "api": BASE | {"store", "compare", "capture", "script", "notebook", "selection"},
+    "api": BASE | {"store", "compare", "capture", "script", "notebook", "exchange", "selection"},
     "integrations": BASE | {"api", "capture", "tensors", "store", "script", "rerun", "compare"},
     "commands": EVERYTHING - {"cli", "__main__", "__init__"},
     "cli": BASE | {"commands", "script", "selection"},

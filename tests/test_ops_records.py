@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from introspect_cli.records import Kind, Phase, Status
-from introspect_cli.schedule import Schedule
+from introspect_cli.schedule.rules import Schedule
 from introspect_cli.tensors.summarizer import Summarizer
 
 

@@ -14,7 +14,7 @@ from introspect_cli.compare.result import Verdict
 from introspect_cli.errors import UsageError
 from introspect_cli.health.check import check
 from introspect_cli.records import Kind
-from introspect_cli.schedule import Schedule
+from introspect_cli.schedule.rules import Schedule
 from introspect_cli.selection import read_selection
 from introspect_cli.store.reader import open_run
 

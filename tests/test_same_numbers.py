@@ -312,7 +312,7 @@ def test_values_that_two_modules_share_prove_no_rename_of_either(tmp_path):
 
 
 def test_a_rename_is_found_in_a_run_of_sampled_steps(tmp_path):
-    from introspect_cli.schedule import Schedule
+    from introspect_cli.schedule.rules import Schedule
 
     every = Schedule.parse("1::2")
     runs = [

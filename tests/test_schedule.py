@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from introspect_cli.errors import UsageError
-from introspect_cli.schedule import Schedule
+from introspect_cli.schedule.rules import Schedule
 
 BEYOND = 640  # beyond the first step that the last start, the longest stride and the longest `every` share
 

@@ -12,10 +12,9 @@ from introspect_cli.records import STATISTICS, Layout, Status
 from introspect_cli.store.index import digest_of_records
 from introspect_cli.tensors import columns, kernels
 from introspect_cli.tensors import rows as r
-from introspect_cli.tensors.columns import Target
-from introspect_cli.tensors.row_notes import ALL_OF_IT, BITS_ALONE, NOTHING, KnownLayouts, RowNotes
+from introspect_cli.tensors.columns import Target, finalise
+from introspect_cli.tensors.row_notes import ALL_OF_IT, BITS_ALONE, NOTHING, LayoutNumbers, RowNotes
 from introspect_cli.tensors.rows import ROWS, Arena
-from introspect_cli.tensors.table import finalise
 
 pytestmark = pytest.mark.skipif(kernels.KERNELS is None, reason="no compiled kernels")
 
@@ -46,7 +45,7 @@ def arena_of(count):
     arena.hold(count)
     for block, anything in zip(arena.blocks, blocks_of_anything([ROWS] * len(arena.blocks)), strict=True):
         block[:] = anything
-    layouts, notes = KnownLayouts(), RowNotes()
+    layouts, notes = LayoutNumbers(), RowNotes()
     for number in range(5):
         layouts.number(Layout((number,), "float32", "cpu", "contiguous"))
     sorts = ["", "bits", "text", "header", Status.NOT_OBSERVED, Status.VALUE]
@@ -54,7 +53,7 @@ def arena_of(count):
         if kind == "bits":
             notes.unmeasured.append(slot)
         elif kind == "header":
-            notes.own_headers[slot] = slot << 40
+            notes.header_of[slot] = slot << 40
         elif kind:
             notes.note(
                 slot, Status.PARTIAL if kind == "text" else Status(int(kind)), f"text {slot}" if slot % 3 else ""
@@ -144,14 +143,14 @@ def test_a_target_is_of_what_the_kernels_compute_and_nothing_else():
 
 
 def test_facts_are_the_same_object_until_they_change():
-    layouts, notes = KnownLayouts(), RowNotes()
+    layouts, notes = LayoutNumbers(), RowNotes()
     for number in range(2):
         layouts.number(Layout((number,), "float32", "cpu", "contiguous"))
 
     def of(layout_of, change=None):
         notes.clear()
         notes.note(1, Status.PARTIAL, str(layout_of))
-        notes.own_headers[0] = 5
+        notes.header_of[0] = 5
         notes.unmeasured.append(1)
         if change is not None:
             change()
@@ -163,7 +162,7 @@ def test_facts_are_the_same_object_until_they_change():
     changes = [
         lambda: notes.note(1, Status.VALUE, ""),
         lambda: notes.note(0, Status.PARTIAL, ""),
-        lambda: notes.own_headers.update({0: 6}),
+        lambda: notes.header_of.update({0: 6}),
         lambda: notes.unmeasured.append(0),
     ]
     found = [of([0, 1], change) for change in changes]

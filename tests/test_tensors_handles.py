@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from introspect_cli.tensors import handles
+from introspect_cli.tensors import intake
 from introspect_cli.tensors.kernels import KERNELS
 from introspect_cli.tensors.summarizer import Summarizer
 
@@ -15,9 +15,9 @@ pytestmark = pytest.mark.skipif(KERNELS is None, reason="no compiled kernels, wh
 
 @pytest.fixture
 def _asked_anew():
-    handles.functions.cache_clear()
+    intake.functions.cache_clear()
     yield
-    handles.functions.cache_clear()
+    intake.functions.cache_clear()
 
 
 def of_every_sort():
@@ -27,7 +27,7 @@ def of_every_sort():
     shrunk.untyped_storage().resize_(40)
     freed.untyped_storage().resize_(0)
     sort = [x, x.t(), x[1:], x[:, 1:], x.expand(3, 6, 5), torch.randn(()), torch.randn(0, 3), torch.nn.Parameter(x)]
-    sort += [x.to(own) for own in handles._TYPES if own is not None] + [x.to(torch.complex64), x.to(torch.float8_e5m2)]
+    sort += [x.to(own) for own in intake._TYPES if own is not None] + [x.to(torch.complex64), x.to(torch.float8_e5m2)]
     sort += [torch.complex(x, x).conj().imag, x._lazy_clone(), x.to_sparse(), x.to_mkldnn(), shrunk, freed]
     sort += [torch.empty(3, device="meta"), torch._to_functional_tensor(x), torch.randn(2, 1, 2, 1, 2, 1, 2)]
     return [*sort, torch._neg_view(x)]
@@ -47,9 +47,9 @@ def summaries(tensors):
 def test_what_is_recorded_is_the_same_with_and_without_them(monkeypatch):
     tensors = of_every_sort()
     with_them, stands = summaries(tensors)
-    handles.functions.cache_clear()
-    monkeypatch.setattr(handles, "_found", lambda: torch.absent)
-    assert handles.functions() is None
+    intake.functions.cache_clear()
+    monkeypatch.setattr(intake, "_functions_of_torch", lambda: torch.absent)
+    assert intake.functions() is None
     without, stood = summaries(tensors)
     assert with_them.text == without.text
     assert with_them.layouts == without.layouts
@@ -62,21 +62,21 @@ def test_what_is_recorded_is_the_same_with_and_without_them(monkeypatch):
 
 @pytest.mark.usefixtures("_asked_anew")
 def test_none_are_used_that_say_anything_else_than_torch(monkeypatch):
-    if handles.functions() is None:
+    if intake.functions() is None:
         pytest.skip("this torch has none")
     for attribute, other in (
-        ("_TYPES", handles._TYPES[::-1]),
-        ("_QUESTIONS", (*handles._QUESTIONS[:6], handles._QUESTIONS[7], handles._QUESTIONS[6], handles._QUESTIONS[8])),
+        ("_TYPES", intake._TYPES[::-1]),
+        ("_QUESTIONS", (*intake._QUESTIONS[:6], intake._QUESTIONS[7], intake._QUESTIONS[6], intake._QUESTIONS[8])),
         ("_place", lambda _samples: None),
     ):
-        handles.functions.cache_clear()
+        intake.functions.cache_clear()
         with monkeypatch.context() as patch:
-            patch.setattr(handles, attribute, other)
-            assert handles.functions() is None
+            patch.setattr(intake, attribute, other)
+            assert intake.functions() is None
 
 
 def test_looking_leaves_lazy_copies_lazy():
-    if handles.functions() is None:
+    if intake.functions() is None:
         pytest.skip("this torch has none")
     summarizer = Summarizer()
     lazy = torch.ones(8)._lazy_clone()
@@ -104,7 +104,7 @@ def test_a_tensor_of_a_transform_goes_the_long_way(capfd):
 
 
 def test_a_lazy_negation_is_seen_in_the_tensor_itself():
-    if handles.functions() is None:
+    if intake.functions() is None:
         pytest.skip("this torch has none")
     x = torch.arange(24.0).reshape(4, 6)
     lazy = torch._neg_view(x)

@@ -15,7 +15,7 @@ from introspect_cli.store.batch import sample_lists, samples_of
 from introspect_cli.store.reader import open_run
 from introspect_cli.sums import MASK
 from introspect_cli.tensors import kernels
-from introspect_cli.tensors.samples import sum_of_samples
+from introspect_cli.tensors.cpu import sum_of_samples
 from introspect_cli.tensors.summarizer import Summarizer
 
 pytestmark = pytest.mark.skipif(kernels.KERNELS is None, reason="the compiled kernels are switched off")

@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from introspect_cli.records import EXPANDED_TEXT, Layout, Status
-from introspect_cli.tensors import handles, kernels, reuse, rows, unusual
+from introspect_cli.tensors import intake, kernels, reuse, rows, unusual
 from introspect_cli.tensors.cpu import Engine
 from introspect_cli.tensors.gpu.buffers import DeviceRows
 from introspect_cli.tensors.summarizer import Summarizer
@@ -190,7 +190,7 @@ def test_every_sort_of_tensor_has_an_answer(summarizer, sort):
 def test_a_strided_tensor_goes_the_short_way(summarizer, monkeypatch, stride):
     tensor = SEEN[stride][0]()
     without = one(summarizer, tensor.contiguous())
-    monkeypatch.setattr(unusual, "take_apart", None)  # the long way would fail
+    monkeypatch.setattr(unusual, "parts_of", None)  # the long way would fail
     short = one(summarizer, tensor)
     assert short["status"] is Status.OBSERVED
     assert short["checksum"] == without["checksum"]
@@ -772,7 +772,7 @@ def test_the_short_way_answers_as_the_long_one(sort):
     """Every sort of tensor after a plain one of its shape and type, which the short way then knows."""
     tables = []
     short, long = Summarizer(), Summarizer()
-    if handles.functions() is None and not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
+    if intake.functions() is None and not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
         pytest.skip("this torch tells no extension quickly where a tensor is")
     assert short._intake is not None
     long._intake = None

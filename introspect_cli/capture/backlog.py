@@ -17,11 +17,11 @@ import torch
 
 from introspect_cli.capture.sheet import Sheet
 from introspect_cli.errors import StoreError
-from introspect_cli.schedule import NEVER
+from introspect_cli.schedule.rule import NEVER
 from introspect_cli.store.batch import StepBatch, given_columns
 from introspect_cli.store.columns import sparse_texts
+from introspect_cli.tensors.columns import Handover
 from introspect_cli.tensors.kernels import numbers
-from introspect_cli.tensors.table import Handover
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from introspect_cli.store.batch import Array
     from introspect_cli.store.rank_writer import RankWriter
     from introspect_cli.store.writer import StoreWriter
+    from introspect_cli.tensors.columns import SummaryTable
     from introspect_cli.tensors.summarizer import Summarizer
-    from introspect_cli.tensors.table import SummaryTable
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,9 @@ import numpy as np
 
 from introspect_cli.errors import StoreError
 from introspect_cli.records import Kind
-from introspect_cli.schedule import ALWAYS, NEVER, Epochs, Last, Moment, OnePerReplica, Ranks, Rule, Schedule, When
+from introspect_cli.schedule.condition import When
+from introspect_cli.schedule.rule import ALWAYS, NEVER, Moment, Rule
+from introspect_cli.schedule.rules import Epochs, Last, OnePerReplica, Ranks, Schedule
 from introspect_cli.store.batch import l2_norm
 
 if TYPE_CHECKING:
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
     from introspect_cli.labels import Labels
     from introspect_cli.store.rank_writer import RankWriter
     from introspect_cli.store.writer import StoreWriter
-    from introspect_cli.tensors.table import SummaryTable
+    from introspect_cli.tensors.columns import SummaryTable
 
 _HISTORY = 100
 _FEW = 5

@@ -27,7 +27,8 @@ from introspect_cli.capture.option import (
     option,
 )
 from introspect_cli.records import STATISTICS, Kind
-from introspect_cli.schedule import NAMES, Schedule
+from introspect_cli.schedule.condition import NAMES
+from introspect_cli.schedule.rules import Schedule
 
 if TYPE_CHECKING:
     from pathlib import Path

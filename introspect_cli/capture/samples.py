@@ -17,8 +17,8 @@ import numpy as np
 
 from introspect_cli.records import Kind, Phase
 from introspect_cli.sums import samples_key
+from introspect_cli.tensors.cpu import sum_of_samples
 from introspect_cli.tensors.places import Placed
-from introspect_cli.tensors.samples import sum_of_samples
 from introspect_cli.tensors.special import PLAIN, is_wrapped
 
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
     from introspect_cli.records import Site
     from introspect_cli.store.writer import StoreWriter
+    from introspect_cli.tensors.columns import SummaryTable
     from introspect_cli.tensors.summarizer import Summarizer
-    from introspect_cli.tensors.table import SummaryTable
 
 KINDS = frozenset({Kind.BATCH, Kind.INPUT, Kind.OUTPUT, Kind.GRAD_INPUT, Kind.GRAD_OUTPUT})
 """What may hold a batch."""

@@ -42,12 +42,12 @@ def check(
     Each finding has the step it began, where, the numbers that show it, and what usually causes it. What a run does
     not hold is never called healthy: rules that could not be asked are listed.
     """
+    from introspect_cli.exchange.checkpoints import open_any
     from introspect_cli.health.check import check as check_run
     from introspect_cli.health.check import choose
     from introspect_cli.health.findings import Level
     from introspect_cli.render.check_text import check_blocks, rules_blocks
     from introspect_cli.render.json import check_document, rules_document
-    from introspect_cli.store.reader import open_run
 
     chosen = choose(rules, ignore)
     if listed:
@@ -59,9 +59,9 @@ def check(
         return SAME
     if run is None:
         raise click.UsageError("name a run to check")
-    with open_run(run) as opened:
+    with open_any(run) as opened:
         result = check_run(opened, chosen)
     answer(format_, lambda: check_document(result), lambda _: check_blocks(result))
-    if result.found(Level(fail_on)):
+    if result.reaches(Level(fail_on)):
         return DIVERGED
     return SAME if result.checked else UNDECIDED

@@ -22,6 +22,7 @@ Examples:
   introspect diff runA runB --noise runA2 --map
   introspect diff runA runB --modules 'blocks.*' --kinds output,grad -v
   introspect diff runA runB --values            (captured with --save-tensors)
+  introspect diff runA checkpoint-40            (or two checkpoints: .safetensors, .pt, .ckpt, directories)
 
 Exit status: 0 the same, 1 diverged, 2 could not tell (with --bisect: 125).""",
 )
@@ -69,6 +70,7 @@ def diff(a: str, b: str, more: tuple[str, ...], format_: str, *, bisect: bool, z
     """Find where runs A and B first diverge, and why; of more runs, which agree with which."""
     from introspect_cli.compare.result import Verdict
     from introspect_cli.errors import IntrospectError, UsageError
+    from introspect_cli.exchange.checkpoints import is_checkpoint
 
     if asked["values"] and format_ != "table":
         raise UsageError("--values shows a table; `introspect show --values --format json` writes the values of a run.")
@@ -76,6 +78,8 @@ def diff(a: str, b: str, more: tuple[str, ...], format_: str, *, bisect: bool, z
         raise UsageError("-o draws operators: give --level op with it.")
     if zoom and (format_ != "table" or more):
         raise UsageError("--zoom shows two runs as a table: name two, without --format.")
+    if zoom and any(map(is_checkpoint, (a, b))):
+        raise UsageError("--zoom runs two scripts again, and a checkpoint has none.")
     try:
         verdict = _group((a, b, *more), format_, **asked) if more else _compare(a, b, format_, **asked)
     except IntrospectError as error:
@@ -97,17 +101,17 @@ def _group(paths: tuple[str, ...], format_: str, **asked: Any) -> Any:
 
     from introspect_cli.compare.groups import group_runs
     from introspect_cli.errors import UsageError
+    from introspect_cli.exchange.checkpoints import open_any
     from introspect_cli.render.diff_text import groups_blocks
     from introspect_cli.render.json import groups_document
-    from introspect_cli.store.reader import open_run
 
     given = {name: asked[name] for name in ("values", "settings_only", "want_map", "output")}
     if any(given.values()) or asked["level"] == "op":
         raise UsageError("--values, --settings, --map, --level op and -o show two runs; name two.")
     options = _options(grouped=False, **asked)
     with ExitStack() as stack:
-        noise = [stack.enter_context(open_run(path)) for path in asked["noise"]]
-        groups = group_runs([stack.enter_context(open_run(path)) for path in paths], options, noise)
+        noise = [stack.enter_context(open_any(path)) for path in asked["noise"]]
+        groups = group_runs([stack.enter_context(open_any(path)) for path in paths], options, noise)
     answer(format_, lambda: groups_document(groups), lambda _: groups_blocks(groups))
     return groups.verdict
 
@@ -116,16 +120,18 @@ def _compare(a: str, b: str, format_: str, *, level: str, output: str | None, se
     from contextlib import ExitStack
 
     from introspect_cli.compare.diff import compare_runs
+    from introspect_cli.compare.moment import as_moments
+    from introspect_cli.exchange.checkpoints import open_any, written
     from introspect_cli.records import Kind
     from introspect_cli.render.diff_text import diff_blocks, settings_blocks
     from introspect_cli.render.json import diff_document
     from introspect_cli.selection import Selection, check_selection
-    from introspect_cli.store.reader import open_run
 
     grouped = format_ == "table" and asked["limit"] is None and not (asked["everything"] or asked["verbose"])
     options = _options(grouped=grouped, **asked)
     with ExitStack() as stack:
-        one, two, *noise = (stack.enter_context(open_run(path)) for path in (a, b, *asked["noise"]))
+        one, two, *noise = (stack.enter_context(open_any(path)) for path in (a, b, *asked["noise"]))
+        one, two = as_moments(one, two, written)
         if level == "op":
             check_selection(Selection(kinds=frozenset({Kind.OP_OUTPUT})), (one, two))
         result = compare_runs(one, two, options, noise)
@@ -171,7 +177,7 @@ def _graph(a: Any, b: Any, result: Any, options: Any) -> Any:
     from introspect_cli.compare.diff import compare_runs
     from introspect_cli.inspect.data_flow import graph_of, prune
     from introspect_cli.render.graph import marked
-    from introspect_cli.schedule import Schedule
+    from introspect_cli.schedule.rules import Schedule
 
     if result.first is None:
         return None

@@ -32,13 +32,13 @@ Examples:
 def export(run: str, format_: str, output: str, *, prune_layers: bool, **asked: Any) -> int:
     """Write RUN as tables, reports, trees or TensorBoard events."""
     from introspect_cli.errors import UsageError
+    from introspect_cli.exchange.checkpoints import open_any
     from introspect_cli.exchange.formats import export as write
     from introspect_cli.records import count
     from introspect_cli.selection import check_selection
-    from introspect_cli.store.reader import open_run
 
     wanted = selection_of(asked)
-    with open_run(run) as opened:
+    with open_any(run) as opened:
         wanted = check_selection(wanted, [opened])
         written = write(opened, format_, output, wanted, prune_layers=prune_layers)
     if not written:

@@ -49,9 +49,9 @@ def report(
 
     from introspect_cli.compare.options import DiffOptions
     from introspect_cli.errors import UsageError
+    from introspect_cli.exchange.checkpoints import open_any
     from introspect_cli.render.html import page_html
     from introspect_cli.render.text import size, write_whole
-    from introspect_cli.store.reader import open_run
 
     if output.exists() and not force:
         raise UsageError(f"{output} exists: choose another name with -o, or --force to replace it")
@@ -60,8 +60,8 @@ def report(
         raise UsageError("--steps, --kinds, --modules and --ranks narrow a comparison: name two runs with them")
     with ExitStack() as stack:
         named = [run, *([run_b] if run_b else [])]
-        opened = [stack.enter_context(open_run(path)) for path in named]
-        others = [stack.enter_context(open_run(path)) for path in noise]
+        opened = [stack.enter_context(open_any(path)) for path in named]
+        others = [stack.enter_context(open_any(path)) for path in noise]
         text = page_html(_page(opened, others, DiffOptions(**vars(selection), want_map=True, limit=200, rtol=rtol)))
     try:
         write_whole(output, text)
@@ -74,16 +74,18 @@ def report(
 def page_of(run: Path) -> str:
     """The page about one run, as HTML."""
     from introspect_cli.compare.options import DiffOptions
+    from introspect_cli.exchange.checkpoints import open_any
     from introspect_cli.render.html import page_html
-    from introspect_cli.store.reader import open_run
 
-    with open_run(run) as opened:
+    with open_any(run) as opened:
         return page_html(_page([opened], [], DiffOptions()))
 
 
 def _page(runs: list[Run], noise: list[Run], options: DiffOptions) -> Page:
     from introspect_cli.compare.diff import compare_runs
+    from introspect_cli.compare.moment import as_moments
     from introspect_cli.compare.options import DiffOptions
+    from introspect_cli.exchange.checkpoints import written
     from introspect_cli.health.check import check_tables
     from introspect_cli.health.curves import curves, depth
     from introspect_cli.health.history import pack
@@ -91,7 +93,7 @@ def _page(runs: list[Run], noise: list[Run], options: DiffOptions) -> Page:
     from introspect_cli.records import Kind
     from introspect_cli.render.page_data import Page
 
-    result = compare_runs(runs[0], runs[1], options, noise) if len(runs) > 1 else None
+    result = compare_runs(*as_moments(runs[0], runs[1], written), options, noise) if len(runs) > 1 else None
     first = result.first if result is not None else None
     common = [rank for rank in runs[0].ranks if all(rank in run.ranks for run in (*runs, *noise))]
     rank = first.rank if first is not None else common[0] if common else 0
@@ -135,7 +137,7 @@ def _closeups(runs: list[Run], result: DiffResult, options: DiffOptions) -> tupl
 
     from introspect_cli.compare.diff import compare_runs
     from introspect_cli.compare.element.closeup import closeup, worth_a_look
-    from introspect_cli.schedule import Schedule
+    from introspect_cli.schedule.rules import Schedule
 
     first = result.first
     if first is None or not any(first.step in run.rank(first.rank) for run in runs[:1]):
@@ -153,7 +155,7 @@ def _graph(runs: list[Run], rank: int, step: int) -> Graph | None:
     from introspect_cli.errors import UsageError
     from introspect_cli.inspect.data_flow import graph_of, prune
     from introspect_cli.render.graph import marked
-    from introspect_cli.schedule import Schedule
+    from introspect_cli.schedule.rules import Schedule
 
     try:
         graph = graph_of(runs[0], step, rank)

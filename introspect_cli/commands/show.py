@@ -47,7 +47,7 @@ def show(run: str, run_b: str | None, format_: str, **asked: Any) -> int:
     from contextlib import ExitStack
 
     from introspect_cli.errors import UsageError
-    from introspect_cli.store.reader import open_run
+    from introspect_cli.exchange.checkpoints import open_any
 
     if run_b is not None and not asked["history"]:
         raise UsageError("two runs are shown side by side with --history alone; `introspect diff` compares them.")
@@ -68,7 +68,7 @@ def show(run: str, run_b: str | None, format_: str, **asked: Any) -> int:
         if name in given and view not in takers:
             raise UsageError(f"--{name} narrows --{' and --'.join(takers)}: give one of these with it.")
     with ExitStack() as stack:
-        opened = [stack.enter_context(open_run(path)) for path in (run, run_b) if path is not None]
+        opened = [stack.enter_context(open_any(path)) for path in (run, run_b) if path is not None]
         document, blocks = _two(opened, asked) if len(opened) > 1 else _view(opened[0], view, asked)
     answer(format_, document, blocks)
     return SAME
@@ -76,13 +76,13 @@ def show(run: str, run_b: str | None, format_: str, **asked: Any) -> int:
 
 def _graph(run: str, format_: str, asked: dict[str, Any]) -> int:
     """Operators of a step as a table, or drawn into a file."""
+    from introspect_cli.exchange.checkpoints import open_any
     from introspect_cli.inspect.data_flow import graph_of, prune
     from introspect_cli.render.graph import draw, graph_blocks
     from introspect_cli.render.json import graph_document
     from introspect_cli.selection import one_step
-    from introspect_cli.store.reader import open_run
 
-    with open_run(run) as opened:
+    with open_any(run) as opened:
         step = None if asked["step"] is None else one_step(asked["step"], opened, asked["rank"])
         graph = graph_of(opened, step, asked["rank"])
     if asked["prune"] or asked["target"]:

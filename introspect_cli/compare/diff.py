@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.answer import answer_for
+from introspect_cli.compare.checkpoints import are_checkpoints, of_checkpoints, strictly
 from introspect_cli.compare.element.closeup import samples_told
 from introspect_cli.compare.join.carried import detected_offset
 from introspect_cli.compare.join.distance import Tensors
@@ -16,6 +17,7 @@ from introspect_cli.compare.join.wholes import told as layouts_differ
 from introspect_cli.compare.match.correspondence import correspond
 from introspect_cli.compare.match.names import renamer
 from introspect_cli.compare.match.port_answer import by_flow
+from introspect_cli.compare.moment import is_checkpoint
 from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.reasons.hardware import fault_sentence, on_one_device
 from introspect_cli.compare.result import DiffResult, Verdict
@@ -50,6 +52,10 @@ def compare_runs(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run] = ()
         UsageError: nothing can be meant by the options for these runs.
     """
     options = check_selection(options, (a, b), renamer(options.rename, {}))
+    asked, checkpoints = options, are_checkpoints(a, b)
+    if not checkpoints and (is_checkpoint(a) or is_checkpoint(b)):
+        raise UsageError("a checkpoint is compared with one run at a time: name these two, without --noise")
+    options = strictly(options, a, b) if checkpoints else options
     ranks = [rank for rank in a.ranks if rank in b.ranks and options.wants_rank(rank)]
     if options.ranks and not ranks:
         raise UsageError(f"no rank of {options.ranks} is in both runs; run a has {a.ranks} and run b {b.ranks}.")
@@ -66,6 +72,10 @@ def compare_runs(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run] = ()
         outcomes.append(outcome)
         notes += [note for note in told if note not in notes]
     answer = answer_for(a, b, options, outcomes, notes)
+    if checkpoints:
+        same = outcomes[0].first is None
+        answer = replace(answer, structure=structure_of(outcomes, same=same))
+        return of_checkpoints(answer, (a, b), asked, outcomes[0])
     answer = replace(answer, structure=structure_of(outcomes, same=_all_same(answer, outcomes)))
     # what is nowhere may have been left out, and of what was left out nothing is known
     entire = not options.narrowed and not any(chooses_modules(run.manifest) for run in (a, b))

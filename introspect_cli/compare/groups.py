@@ -94,7 +94,7 @@ def group_runs(runs: Sequence[Run], options: DiffOptions, noise: Sequence[Run] =
     differences = []
     for group in groups[1:]:
         result = compared(head, group[0])
-        step = result.first.step if result.first is not None else None
+        step = result.first.step if result.first is not None and result.subject == "runs" else None
         verdict = Verdict.DIVERGED if result.verdict is Verdict.DIVERGED else Verdict.UNDECIDED
         differences.append(GroupDifference(str(head.path), str(group[0].path), verdict, step, result.sentence))
     named = tuple(tuple(str(run.path) for run in group) for group in groups)
@@ -116,6 +116,7 @@ def _sentence(groups: Sequence[Sequence[str]], differences: Sequence[GroupDiffer
         odd, difference = groups[1][0], differences[0]
         if difference.verdict is Verdict.UNDECIDED:
             return f"{total - 1} of {total} runs have the same numbers; of {odd} it could not be told."
-        return f"{odd} is the odd one out: it diverges at step {difference.step}; the other {total - 1} runs agree."
+        how = "differs" if difference.step is None else f"diverges at step {difference.step}"
+        return f"{odd} is the odd one out: it {how}; the other {total - 1} runs agree."
     sizes = [f"{len(group)} run{'s' * (len(group) > 1)}" for group in groups]
     return f"{total} runs fall into {len(groups)} groups, of {', '.join(sizes[:-1])} and {sizes[-1]}."

@@ -278,6 +278,7 @@ class DiffResult:
         structure: what differs besides numbers and settings.
         training: the answer for training alone.
         evaluation: the answer for evaluation alone; None where the runs have none on record in one step.
+        subject: what was compared: `runs` or `checkpoints`.
     """
 
     a: str
@@ -299,3 +300,4 @@ class DiffResult:
     structure: tuple[StructureChange, ...] = ()
     training: Separate | None = None
     evaluation: Separate | None = None
+    subject: str = "runs"

@@ -84,14 +84,14 @@ def export(run: Run, name: str, output: str | Path, selection: Selection = EVERY
 
 def wanted_steps(run: Run, selection: Selection) -> Iterator[tuple[int, int]]:
     """(step, rank) of every wanted step, by step and then rank."""
-    found = [
+    steps = [
         (int(step), rank)
         for rank in run.ranks
         if selection.wants_rank(rank)
         for step in run.rank(rank).entries["step"]
         if selection.wants_step(int(step))
     ]
-    return iter(sorted(found))
+    return iter(sorted(steps))
 
 
 def _fresh(path: str | Path) -> Path:

@@ -26,11 +26,7 @@ _STATUS = [status.name.lower() for status in Status]
 
 
 def arrow() -> Any:
-    """The `pyarrow` module.
-
-    Raises:
-        UsageError: it is not installed.
-    """
+    """The `pyarrow` module."""
     try:
         import pyarrow as pa
     except ImportError:

@@ -157,6 +157,7 @@ def _batch(writer: RankWriter, rows: Sequence[Row], *, sketch: bool) -> StepBatc
     kept = [summary for _, _, summary in rows]
     counts = [name for name, statistic in STATISTICS.items() if statistic.type == "<i8"]
     floats = [name for name in STATISTICS if name not in counts]
+    blank = (0.0,) * max((len(summary.sketch) for summary in kept), default=0)  # of what is no tensor
     return StepBatch(
         site=np.array([writer.site(site, info) for site, info, _ in rows], np.uint32),
         sequence=np.arange(len(rows), dtype=np.uint32),
@@ -165,6 +166,6 @@ def _batch(writer: RankWriter, rows: Sequence[Row], *, sketch: bool) -> StepBatc
         checksum=np.array([summary.checksum for summary in kept], np.uint64),
         counts={name: np.array([int(s.stats.get(name, -1)) for s in kept], np.int64) for name in counts},
         floats={name: np.array([s.stats.get(name, np.nan) for s in kept], np.float64) for name in floats},
-        sketch=np.array([summary.sketch for summary in kept], np.float32).reshape(len(kept), -1) if sketch else None,
+        sketch=np.array([s.sketch or blank for s in kept], np.float32).reshape(len(kept), -1) if sketch else None,
         text=[summary.text for summary in kept],
     )

@@ -75,13 +75,7 @@ def number(value: float) -> str:
 
 
 def write_tensor(layout: Layout, stats: Mapping[str, float], digest: str) -> str:
-    """One line for a tensor.
-
-    Args:
-        layout: its shape and dtype.
-        stats: its statistics by our names; those that are missing are left out.
-        digest: hex digits that name its bits.
-    """
+    """One line for a tensor."""
     if not layout.shape and "mean" in stats:
         value = stats["mean"]
         whole = layout.dtype.startswith(("int", "uint")) and math.isfinite(value)

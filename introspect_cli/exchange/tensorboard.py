@@ -145,6 +145,6 @@ def _values(run: Run, record: Record) -> list[bytes]:
         return []
     if site.kind is Kind.LOSS or not summary.layout.shape:
         return [scalar(tag, summary.stats["mean"])] if "mean" in summary.stats else []
-    found = [scalar(f"{tag}/{name}", summary.stats[name]) for name in STATS if name in summary.stats]
+    scalars = [scalar(f"{tag}/{name}", summary.stats[name]) for name in STATS if name in summary.stats]
     stored = run.tensor(summary.checksum) if summary.checksum else None
-    return [*found, histogram(tag, stored)] if stored is not None and stored.dtype.kind in "fiub" else found
+    return [*scalars, histogram(tag, stored)] if stored is not None and stored.dtype.kind in "fiub" else scalars

@@ -88,19 +88,19 @@ def write_tree(run: Run, directory: Path, selection: Selection, *, prune_layers:
 
 def calls(run: Run, step: int, rank: int, selection: Selection) -> list[Call]:
     """The outermost calls of a step, what each called inside it."""
-    found: dict[tuple[str, int], Call] = {}
+    by_call: dict[tuple[str, int], Call] = {}
     for record in run.rank(rank).records(step):
         site = record.site
         if site.phase is not Phase.FORWARD or site.kind not in (Kind.INPUT, Kind.OUTPUT):
             continue
         if not selection.wants(site.kind, site.fqn):
             continue
-        call = found.setdefault((site.fqn, site.call), Call(site.fqn, site.call))
+        call = by_call.setdefault((site.fqn, site.call), Call(site.fqn, site.call))
         (call.inputs if site.kind is Kind.INPUT else call.outputs).append(record)
     roots: list[Call] = []
     stack: list[Call] = []
     # A module that was given nothing worth recording is known by its outputs alone; it still encloses by its name.
-    for call in sorted(found.values(), key=lambda call: (call.begin, -call.end)):
+    for call in sorted(by_call.values(), key=lambda call: (call.begin, -call.end)):
         while stack and stack[-1].end < call.begin:
             stack.pop()
         (stack[-1].children if stack else roots).append(call)
@@ -134,15 +134,15 @@ def leaf(run: Run, record: Record, values: bool) -> Any:
     if summary.status in (Status.VALUE, Status.NOT_OBSERVED):
         return _ADDRESS.sub("object at 0xXXXXXXXX", summary.text)
     layout = summary.layout
-    found: dict[str, Any] = {"shape": f"torch.Size({list(layout.shape)})", "dtype": f"torch.{layout.dtype}"}
+    described: dict[str, Any] = {"shape": f"torch.Size({list(layout.shape)})", "dtype": f"torch.{layout.dtype}"}
     stored = run.tensor(summary.checksum) if values and summary.checksum else None
     if stored is not None:
-        found["value"] = printed(stored)
+        described["value"] = printed(stored)
     if layout.dtype in _DESCRIBED:
         # torch's std is the unbiased one.
         stats = {**summary.stats, "std": summary.stats.get("uvar", np.nan) ** 0.5}
-        found |= {name: f"tensor({stats[name]:.4e})" for name in NUMBERS if name in stats}
-    return found
+        described |= {name: f"tensor({stats[name]:.4e})" for name in NUMBERS if name in stats}
+    return described
 
 
 def printed(array: np.ndarray[Any, Any]) -> list[str]:
@@ -152,10 +152,10 @@ def printed(array: np.ndarray[Any, Any]) -> list[str]:
     return f"tensor({body})".splitlines()
 
 
-def _has_values(found: Any) -> bool:
-    if isinstance(found, dict):
-        return "value" in found or any(_has_values(item) for item in found.values())
-    return isinstance(found, list) and any(_has_values(item) for item in found)
+def _has_values(item: Any) -> bool:
+    if isinstance(item, dict):
+        return "value" in item or any(map(_has_values, item.values()))
+    return isinstance(item, list) and any(map(_has_values, item))
 
 
 def pruned(document: dict[str, Any]) -> dict[str, Any]:
@@ -174,7 +174,7 @@ def find_trees(directory: Path) -> dict[tuple[int, int], list[Path]]:
 
     Step and rank are those of the directory names `step=<n>` and `rank<n>`, 0 where there are none.
     """
-    found: dict[tuple[int, int], dict[str, Path]] = {}
+    files: dict[tuple[int, int], dict[str, Path]] = {}
     for path in sorted(directory.glob("**/*_debug_tree_*.json")):
         match = _FILE.fullmatch(path.name)
         if match is None or path.is_symlink():
@@ -185,18 +185,14 @@ def find_trees(directory: Path) -> dict[tuple[int, int], list[Path]]:
                 step = int(number[1])
             elif number := _RANK.fullmatch(part):
                 rank = int(number[1])
-        pairs = found.setdefault((step, rank), {})
+        pairs = files.setdefault((step, rank), {})
         if match[2] == "FULL_TENSORS" or match[1] not in pairs:
             pairs[match[1]] = path
-    return {key: list(pairs.values()) for key, pairs in sorted(found.items())}
+    return {key: list(pairs.values()) for key, pairs in sorted(files.items())}
 
 
 def read_trees(directory: Path) -> Iterator[Incoming]:
-    """Every tree as records.
-
-    Raises:
-        StoreError: a file cannot be read.
-    """
+    """Every tree as records."""
     for (step, rank), paths in find_trees(directory).items():
         rows: list[Row] = []
         seen: dict[str, int] = {}
@@ -228,15 +224,15 @@ def _node(document: Any, seen: dict[str, int], path: str, depth: int) -> Iterato
             yield Site(Phase.FORWARD, Kind.OUTPUT, fqn, call, place), SiteInfo(), _summary(item)
 
 
-def _leaves(found: Any, path: str = "") -> list[tuple[str, Any]]:
+def _leaves(item: Any, path: str = "") -> list[tuple[str, Any]]:
     """Leaves with their paths; the object that stands for a tensor is a leaf."""
-    if isinstance(found, dict) and "shape" in found and "dtype" in found:
-        return [(path, found)]
-    if isinstance(found, dict):
-        return [pair for key, item in found.items() for pair in _leaves(item, f"{path}[{key!r}]")]
-    if isinstance(found, list):
-        return [pair for place, item in enumerate(found) for pair in _leaves(item, f"{path}[{place}]")]
-    return [] if found is None else flattened(found, path)
+    if isinstance(item, dict) and "shape" in item and "dtype" in item:
+        return [(path, item)]
+    if isinstance(item, dict):
+        return [pair for key, inner in item.items() for pair in _leaves(inner, f"{path}[{key!r}]")]
+    if isinstance(item, list):
+        return [pair for place, inner in enumerate(item) for pair in _leaves(inner, f"{path}[{place}]")]
+    return [] if item is None else flattened(item, path)
 
 
 def _summary(item: Any) -> Summary:

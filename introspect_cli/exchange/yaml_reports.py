@@ -100,12 +100,12 @@ def _only_root(by_kind: dict[Kind, list[Record]]) -> str:
 
 def _latest(records: Iterable[Record]) -> dict[str, Record]:
     """By FQN, what the step left behind, else what it began with."""
-    found: dict[str, Record] = {}
+    latest: dict[str, Record] = {}
     for record in records:
-        before = found.get(record.site.fqn)
+        before = latest.get(record.site.fqn)
         if before is None or record.site.phase is Phase.OPTIMIZER or before.site.phase is not Phase.OPTIMIZER:
-            found[record.site.fqn] = record
-    return found
+            latest[record.site.fqn] = record
+    return latest
 
 
 def digest_of(run: Run, record: Record) -> str:
@@ -144,25 +144,25 @@ def yaml_value(text: str) -> Any:
 
 def _parameters(run: Run, by_kind: dict[Kind, list[Record]], root: str) -> dict[str, Any]:
     data, grads = _latest(by_kind.get(Kind.PARAM, [])), _latest(by_kind.get(Kind.GRAD, []))
-    found: dict[str, Any] = {}
+    parts_by_name: dict[str, Any] = {}
     for name in dict.fromkeys([*data, *grads]):
         parts = {"data": data.get(name), "grad": grads.get(name)}
-        found[name.removeprefix(root)] = {
+        parts_by_name[name.removeprefix(root)] = {
             key: _leaf(run, record) for key, record in parts.items() if record is not None
         }
     if data:
-        found["__all_data__"] = _all(digest_of(run, record) for record in data.values())
+        parts_by_name["__all_data__"] = _all(digest_of(run, record) for record in data.values())
     if grads:
-        found["__all_grads__"] = _all(digest_of(run, record) for record in grads.values())
-    return found
+        parts_by_name["__all_grads__"] = _all(digest_of(run, record) for record in grads.values())
+    return parts_by_name
 
 
 def _buffers(run: Run, by_kind: dict[Kind, list[Record]], root: str) -> dict[str, Any]:
     buffers = _latest(by_kind.get(Kind.BUFFER, []))
-    found = {name.removeprefix(root): _leaf(run, record) for name, record in buffers.items()}
+    lines = {name.removeprefix(root): _leaf(run, record) for name, record in buffers.items()}
     if buffers:
-        found["__all_buffers__"] = _all(digest_of(run, record) for record in buffers.values())
-    return found
+        lines["__all_buffers__"] = _all(digest_of(run, record) for record in buffers.values())
+    return lines
 
 
 def _optimizers(run: Run, by_kind: dict[Kind, list[Record]]) -> list[dict[str, Any]]:
@@ -174,7 +174,7 @@ def _optimizers(run: Run, by_kind: dict[Kind, list[Record]]) -> list[dict[str, A
         if record.site.phase is Phase.OPTIMIZER:
             states.setdefault(record.site.fqn, []).append(record)
     rates = {(r.site.fqn, r.site.path): yaml_value(r.summary.text) for r in by_kind.get(Kind.HYPERPARAMETER, [])}
-    found = []
+    reports = []
     for optimizer in settings:
         if not isinstance(optimizer, dict) or not isinstance(optimizer.get("groups"), list):
             continue
@@ -196,7 +196,7 @@ def _optimizers(run: Run, by_kind: dict[Kind, list[Record]]) -> list[dict[str, A
                     state[index] = nested([(record.site.path, _leaf(run, record)) for record in kept])
                     digests += [digest_of(run, record) for record in kept]
             place += len(members)
-        found.append(
+        reports.append(
             {
                 "__type__": optimizer.get("class"),
                 "param_groups": groups,
@@ -205,21 +205,21 @@ def _optimizers(run: Run, by_kind: dict[Kind, list[Record]]) -> list[dict[str, A
                 "__all_state__": _all(digests),
             }
         )
-    return found
+    return reports
 
 
 def _rngs(by_kind: dict[Kind, list[Record]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    digests: dict[str, Any] = {}
     for record in by_kind.get(Kind.RNG, []):
         digest = f"{record.summary.checksum:016x}"
         name = record.site.fqn
         if name.startswith("cuda"):
-            found.setdefault("torch.cuda", []).append(digest)
+            digests.setdefault("torch.cuda", []).append(digest)
         else:
-            found[name] = {"state": digest} if name in ("numpy", "python") else digest
-    if "torch.cuda" in found:
-        found["torch.cuda"] = _all(found["torch.cuda"])
-    return found
+            digests[name] = {"state": digest} if name in ("numpy", "python") else digest
+    if "torch.cuda" in digests:
+        digests["torch.cuda"] = _all(digests["torch.cuda"])
+    return digests
 
 
 def _batch(run: Run, by_kind: dict[Kind, list[Record]], step: int) -> dict[str, Any]:
@@ -246,39 +246,35 @@ def find_reports(directory: Path) -> list[tuple[int, int, Path]]:
     Raises:
         StoreError: two stages have a report of the same step.
     """
-    found: dict[tuple[int, int], Path] = {}
+    paths: dict[tuple[int, int], Path] = {}
     for path in sorted(directory.glob("**/step=*/rank*.yaml")):
         step, rank = _STEP.fullmatch(path.parent.name), _FILE.fullmatch(path.name)
         if step is None or rank is None or path.is_symlink():
             continue
         # Lightning's own stages are those of a callback that names a report by the count of steps that have ended.
         key = max(int(step[1]) - path.parent.parent.name.startswith("TrainerFn."), 0), int(rank[1])
-        if key in found:
+        if key in paths:
             raise StoreError(
-                f"{found[key]} and {path} are of the same step: name the directory of one stage (introspection/<stage>)"
+                f"{paths[key]} and {path} are of the same step: name the directory of one stage (introspection/<stage>)"
             )
-        found[key] = path
-    return [(step, rank, path) for (step, rank), path in sorted(found.items())]
+        paths[key] = path
+    return [(step, rank, path) for (step, rank), path in sorted(paths.items())]
 
 
 def read_settings(directory: Path) -> dict[str, Any]:
     """Environment variables and packages, where they lie beside the reports or one level up."""
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for name, file in (("environment", "env_vars.yaml"), ("packages", "pip_freeze.yaml")):
         for place in (directory, directory / "introspection", directory.parent):
             path = place / file
             if path.is_file():
-                found[name] = documents.load(read_bytes(path), str(path))
+                settings[name] = documents.load(read_bytes(path), str(path))
                 break
-    return found
+    return settings
 
 
 def read_reports(directory: Path, root: str) -> Iterator[Incoming]:
-    """Every report as records; names of parameters get `root` in front.
-
-    Raises:
-        StoreError: a report cannot be read.
-    """
+    """Every report as records; names of parameters get `root` in front."""
     for step, rank, path in find_reports(directory):
         document = documents.load(read_bytes(path), str(path))
         if not isinstance(document, dict):
@@ -305,19 +301,19 @@ def _rows(document: dict[Any, Any], root: str) -> Iterator[Row]:
     yield from _optimizer_rows(document.get("optimizers"), [f"{root}.{name}" for name in names])
 
 
-def _map(found: object) -> dict[Any, Any]:
-    return found if isinstance(found, dict) else {}
+def _map(document: object) -> dict[Any, Any]:
+    return document if isinstance(document, dict) else {}
 
 
-def _summary(found: Any) -> Summary:
-    if isinstance(found, str):
-        tensor = read_tensor(found)
+def _summary(leaf: Any) -> Summary:
+    if isinstance(leaf, str):
+        tensor = read_tensor(leaf)
         if tensor is not None:
             layout, stats, digest = tensor
-            return Summary(Status.PARTIAL, layout, checksum_of(digest or found), stats)
-    if isinstance(found, (int, float)) and not isinstance(found, bool):
-        return scalar(found, "float32" if isinstance(found, float) else "int64")
-    return value(found)
+            return Summary(Status.PARTIAL, layout, checksum_of(digest or leaf), stats)
+    if isinstance(leaf, (int, float)) and not isinstance(leaf, bool):
+        return scalar(leaf, "float32" if isinstance(leaf, float) else "int64")
+    return value(leaf)
 
 
 def _batch_rows(batch: object) -> Iterator[Row]:
@@ -325,9 +321,9 @@ def _batch_rows(batch: object) -> Iterator[Row]:
         yield Site(Phase.DATA, Kind.BATCH, "DataLoader", 0, path), SiteInfo("DataLoader"), _summary(leaf)
 
 
-def _optimizer_rows(found: object, names: list[str]) -> Iterator[Row]:
+def _optimizer_rows(entries: object, names: list[str]) -> Iterator[Row]:
     seen: dict[str, int] = {}
-    for entry in found if isinstance(found, list) else []:
+    for entry in entries if isinstance(entries, list) else []:
         optimizer = _map(entry)
         kind = str(optimizer.get("__type__", "Optimizer"))
         seen[kind] = seen.get(kind, 0) + 1

@@ -151,11 +151,11 @@ class Ranks:
 
     def of(self, kind: type[T]) -> T:
         """What one of the classes has gathered so far."""
-        found = next((held for held in self.gathered if isinstance(held, kind)), None)
-        if found is None:
-            found = kind(self)
-            self.gathered.append(found)
-        return found
+        gathered = next((held for held in self.gathered if isinstance(held, kind)), None)
+        if gathered is None:
+            gathered = kind(self)
+            self.gathered.append(gathered)
+        return gathered
 
     @cached_property
     def readers(self) -> dict[int, RankReader]:

@@ -76,11 +76,7 @@ def choose(wanted: Sequence[str], ignored: Sequence[str]) -> tuple[Rule, ...]:
 
 
 def check(run: Run, rules: Sequence[Rule] = RULES) -> CheckResult:
-    """Put every rule to every rank, and those about ranks to all of them together.
-
-    Raises:
-        StoreError: the run is damaged.
-    """
+    """Put every rule to every rank, and those about ranks to all of them together."""
     several = run.world_size > 1 and bool(run.ranks)
     tables, ranks = _walk(run, together=several and any(isinstance(rule, RankRule) for rule in rules))
     result = check_tables(str(run.path), tables, rules, ranks)
@@ -89,11 +85,7 @@ def check(run: Run, rules: Sequence[Rule] = RULES) -> CheckResult:
 
 
 def _walk(run: Run, *, together: bool) -> tuple[list[Table], Ranks | None]:
-    """Each rank's table, and the ranks side by side where that is asked for, from reading each step once.
-
-    Raises:
-        StoreError: the run is damaged.
-    """
+    """Each rank's table, and the ranks side by side where that is asked for, from reading each step once."""
     readers = {rank: run.rank(rank) for rank in run.ranks}
     builders = {rank: TableBuilder(reader) for rank, reader in readers.items()}
     numbers = {rank: set(reader.entries["step"].tolist()) for rank, reader in readers.items()}
@@ -127,8 +119,8 @@ def check_tables(
         hits: list[Hit] = []
         lacking = [] if subjects else ["a rank with records"]
         for subject in subjects:
-            found, needs = _answer(rule, subject)
-            hits += found
+            hits_of_one, needs = _answer(rule, subject)
+            hits += hits_of_one
             lacking += needs
         if hits:
             findings.append(_folded(rule, hits))

@@ -80,18 +80,18 @@ class Collectives(Gathered):
 
     def _calls(self, rank: int, batch: StepBatch) -> dict[tuple[str, int], Call]:
         """The collectives of a rank, by group and number."""
-        found: dict[tuple[str, int], Call] = {}
+        calls: dict[tuple[str, int], Call] = {}
         sites, numbers = self._sites[rank], np.asarray(batch.site)
         for row in np.flatnonzero(np.isin(numbers, list(sites))).tolist():
             group, number, path, source = sites[int(numbers[row])]
-            call = found.get((group, number)) or Call("", source, {})
+            call = calls.get((group, number)) or Call("", source, {})
             _, dot, value = path.partition(".")
             if dot:
                 call = call._replace(rows={**call.rows, f".{value}": row})
             else:
                 call = call._replace(what=batch.text[row].strip("'\""), sequence=int(batch.sequence[row]))
-            found[group, number] = call
-        return found
+            calls[group, number] = call
+        return calls
 
     def _results(self, now: AlignedStep, group: str, sequences: Mapping[int, Sequence[Call]]) -> None:
         """Look at what comes out: whether it is what must come of what went in."""
@@ -176,14 +176,14 @@ def _under_way(readers: Sequence[RankReader]) -> list[Hit]:
         for step, group, what, source in _begun(reader):
             groups = steps.setdefault(step, {})
             groups.setdefault(group, {}).setdefault(reader.rank, []).append(Call(what, source, {}))
-    found = []
+    hits = []
     for step, groups in sorted(steps.items()):
         for group, ranks in groups.items():
             if is_message(group) or len(ranks) < 2:
                 continue
             mismatch = compare(ranks, group, f"in step {step}, which did not end,", whole=False)
             if mismatch is not None:
-                found.append(Hit(step, "under way", mismatch[1], mismatch[0]))
+                hits.append(Hit(step, "under way", mismatch[1], mismatch[0]))
                 continue
             ahead, behind = (pick(ranks, key=lambda rank: len(ranks[rank])) for pick in (max, min))
             number = len(ranks[behind])
@@ -193,8 +193,8 @@ def _under_way(readers: Sequence[RankReader]) -> list[Hit]:
                     f"({ranks[ahead][number].where}), and rank {behind} had not: its last was "
                     f"{ranks[behind][-1].where}"
                 )
-                found.append(Hit(step, "under way", evidence, behind))
-    return found
+                hits.append(Hit(step, "under way", evidence, behind))
+    return hits
 
 
 def _begun(reader: RankReader) -> list[tuple[int, str, str, str]]:
@@ -203,20 +203,20 @@ def _begun(reader: RankReader) -> list[tuple[int, str, str, str]]:
         data = reader.beside(IN_FLIGHT, _MOST)
     except (StoreError, FileNotFoundError):
         return []
-    found = []
+    lines = []
     for line in data.decode("utf-8", "replace").splitlines():
         words = [clean(word, 300) for word in line.split("\t")]
         if len(words) == 5 and words[0].isascii() and words[0].isdigit() and len(words[0]) < 12:
-            found.append((int(words[0]), words[1], words[3], words[4]))
-    return found
+            lines.append((int(words[0]), words[1], words[3], words[4]))
+    return lines
 
 
 def _collectives(ranks: Ranks) -> Iterator[Hit]:
-    found = ranks.of(Collectives)
+    collectives = ranks.of(Collectives)
     under_way = _under_way(list(ranks.readers.values()))
-    if not found.seen and not under_way:
+    if not collectives.seen and not under_way:
         raise NotObservedError("collectives (capture --record default,collective)")
-    hits = chain(found.mismatched.values(), found.messages.wrong(), found.wrong.values(), under_way)
+    hits = chain(collectives.mismatched.values(), collectives.messages.wrong(), collectives.wrong.values(), under_way)
     yield from sorted(hits, key=lambda hit: hit.step)
 
 

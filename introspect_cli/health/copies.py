@@ -120,7 +120,7 @@ def _difference(now: AlignedStep, rows: Rows) -> Difference | None:
         if status == Status.NOT_OBSERVED or unplaced:
             return None
         by_part.setdefault((layout.shape, layout.part), {})[rank] = row
-    return next((found for same in by_part.values() if (found := now.difference(same)) is not None), None)
+    return next((difference for same in by_part.values() if (difference := now.difference(same)) is not None), None)
 
 
 def is_data_parallel(ranks: Ranks) -> bool:
@@ -140,11 +140,7 @@ def share_samples(ranks: Ranks, one: int, two: int) -> bool:
 
 
 def copies_of(ranks: Ranks) -> Copies:
-    """What is known of copies.
-
-    Raises:
-        NotObservedError: there are none.
-    """
+    """What is known of copies."""
     copies = ranks.of(Copies)
     if not copies.all:
         raise NotObservedError("two ranks that recorded the same parameter")

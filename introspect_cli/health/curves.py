@@ -36,17 +36,17 @@ class Curve:
 
 def curves(table: Table, shift: int = 0) -> tuple[Curve, ...]:
     """The curves of a rank that there are, the first loss first; `shift` is added to its step numbers."""
-    found = []
+    made = []
     for site in table.pick(Kind.LOSS)[:_MOST]:
         call = f" of backward {table.call[site]}" if table.call[site] else ""
         path = f" {table.path[site]}" if table.path[site] else ""
-        found.append(_curve(table, site, "loss", f"loss{call}{path}"))
+        made.append(_curve(table, site, "loss", f"loss{call}{path}"))
     norm = _gradient_norm(table)
     rates = [site for site in table.pick(Kind.HYPERPARAMETER) if table.path[site].endswith("['lr']")]
     for site in rates[:_MOST]:
         group = table.path[site].removesuffix("['lr']")
-        found.append(_curve(table, site, "learning rate", f"learning rate of {table.fqn[site]} {group}".rstrip()))
-    ordered = (*found[:1], *([norm] if norm else []), *found[1:])
+        made.append(_curve(table, site, "learning rate", f"learning rate of {table.fqn[site]} {group}".rstrip()))
+    ordered = (*made[:1], *([norm] if norm else []), *made[1:])
     return tuple(replace(curve, steps=curve.steps + shift) for curve in ordered if len(curve.steps))
 
 

@@ -29,15 +29,15 @@ class NotObservedError(Exception):
     """A rule could not be decided; its message says what it would have needed."""
 
 
-def observed(found: T, needs: str) -> T:
+def observed(value: T, needs: str) -> T:
     """What a rule needs, if there is any.
 
     Raises:
         NotObservedError: there is none.
     """
-    if not found:
+    if not value:
         raise NotObservedError(needs)
-    return found
+    return value
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class CheckResult:
     steps: int
     only: str = ""
 
-    def found(self, level: Level) -> bool:
+    def reaches(self, level: Level) -> bool:
         """Whether anything is as bad as `level` or worse."""
         worst = LEVELS.index(level)
         return any(LEVELS.index(finding.level) <= worst for finding in self.findings)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from introspect_cli.health.aligned import AlignedStep, Ranks
 
 _SETTINGS = ("runtime", "hardware", "packages", "sources", "git")
-_RANKS_OWN = frozenset({"local_rank", "host", "hostname", "pid", "process_id"})
+_RANK_LOCAL = frozenset({"local_rank", "host", "hostname", "pid", "process_id"})
 _TORCHS = "torch/nn/modules/"
 _PLAIN = re.compile(r"True|False|-?\d+\.\d*(e[+-]?\d+)?|-?\d+e[+-]?\d+")
 
@@ -144,12 +144,12 @@ def _attributes(ranks: Ranks) -> Iterator[Hit]:
 def _flat(settings: object) -> Iterator[tuple[str, object]]:
     """Plain values of the documents that are the same on all ranks of a sound run, by name."""
     for document in _SETTINGS:
-        found = settings.get(document) if hasattr(settings, "get") else None
-        stack = [(document, found)] if found is not None else []
+        plain = settings.get(document) if hasattr(settings, "get") else None
+        stack = [(document, plain)] if plain is not None else []
         while stack:
             name, value = stack.pop()
             if isinstance(value, dict):
-                stack += [(f"{name}.{key}", inner) for key, inner in value.items() if str(key) not in _RANKS_OWN]
+                stack += [(f"{name}.{key}", inner) for key, inner in value.items() if str(key) not in _RANK_LOCAL]
             else:
                 yield name, value
 

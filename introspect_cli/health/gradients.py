@@ -73,13 +73,13 @@ def _layers(table: Table) -> list[int]:
         layout = table.layout(site)
         if layout is not None and len(layout.shape) > 1:
             owners.add(table.fqn[site].rpartition(".")[0])
-    found = []
+    layers = []
     for site in table.pick(Kind.GRAD_OUTPUT, phase=Phase.BACKWARD):
         made = table.site(Phase.FORWARD, Kind.OUTPUT, table.fqn[site], table.call[site], table.path[site])
         lookup = any(word in table.module_class[site] for word in _LOOKUPS)
         if made is not None and table.fqn[site] in owners and not table.call[site] and not lookup:
-            found.append((int(table.order[made]), site))
-    return [site for _, site in sorted(found)]
+            layers.append((int(table.order[made]), site))
+    return [site for _, site in sorted(layers)]
 
 
 def _roots(table: Table, sites: list[int]) -> dict[str, list[int]]:
@@ -91,7 +91,7 @@ def _roots(table: Table, sites: list[int]) -> dict[str, list[int]]:
 
 def _by_depth(table: Table) -> list[_Depth]:
     """The roots with enough layers."""
-    found = []
+    depths = []
     for root, sites in _roots(table, _layers(table)).items():
         if len(sites) < LAYERS:
             continue
@@ -100,8 +100,8 @@ def _by_depth(table: Table) -> list[_Depth]:
         if len(rows):
             third = max(1, len(sites) // 3)
             early, late = np.median(norms[rows][:, :third], axis=1), np.median(norms[rows][:, -third:], axis=1)
-            found.append(_Depth(root, table.many.steps[rows], early, late))
-    return found
+            depths.append(_Depth(root, table.many.steps[rows], early, late))
+    return depths
 
 
 def _vanishing(table: Table) -> Iterator[Hit]:

@@ -99,7 +99,7 @@ class _Part:
 
     def take(self, runs: dict[int, int]) -> tuple[Series, list[NDArray[np.float32]]]:
         """The series of a site and the rows they need; `keep` makes the rows part of this."""
-        found: Series = {}
+        series: Series = {}
         rows: list[NDArray[np.float32]] = []
         for stat in STATS:
             entries: list[int | float] = []
@@ -116,8 +116,8 @@ class _Part:
                     if entries[-1] == fresh:
                         rows.append(values)
             if any(entry != -1 or isinstance(entry, float) for entry in entries):
-                found[stat] = tuple(entries)
-        return found, rows
+                series[stat] = tuple(entries)
+        return series, rows
 
     def keep(self, runs: dict[int, int], rows: list[NDArray[np.float32]], *, compared: bool) -> None:
         self.rows += rows
@@ -149,12 +149,12 @@ def pack(
         compared: whether the second run is b; else there is none.
     """
     shifts = [*shifts, *[0] * (len(tables) - len(shifts))]
-    found: dict[SiteName, dict[int, int]] = {}
+    by_name: dict[SiteName, dict[int, int]] = {}
     for run, table in enumerate(tables):
         for name, number in table.numbers.items():
             if name[1] in _ORDER and (name[1] != Kind.HYPERPARAMETER.value or name[4].endswith("['lr']")):
-                found.setdefault(name, {})[run] = number
-    names = sorted(found, key=lambda name: (min(_ORDER[name[1]], _LAST), name[3] > 0))
+                by_name.setdefault(name, {})[run] = number
+    names = sorted(by_name, key=lambda name: (min(_ORDER[name[1]], _LAST), name[3] > 0))
     every = np.unique(np.concatenate([_steps(table) + shift for table, shift in zip(tables, shifts, strict=True)]))
     kept = _thinned(every, MOST_POINTS, keep_step)
     parts = _Part(tables, shifts, kept), _Part(tables, shifts, _thinned(kept, COARSE_POINTS, keep_step))
@@ -163,7 +163,7 @@ def pack(
     series: list[Series] = []
     with np.errstate(all="ignore"):  # a store from a stranger may hold a negative variance
         for name in names:
-            numbers = found[name]
+            numbers = by_name[name]
             if whole is None:
                 entry, rows = parts[0].take(numbers)
                 if used + sum(row.nbytes for row in rows) > _WHOLE_SHARE * budget:
@@ -178,7 +178,7 @@ def pack(
             series.append(entry)
     about = []
     for name in sites:
-        run, number = next(iter(found[name].items()))
+        run, number = next(iter(by_name[name].items()))
         layout = tables[run].layout(number)
         described = (layout.dtype, layout.shape, layout.numel) if layout else ("", (), 0)
         about.append((tables[run].module_class[number], *described))

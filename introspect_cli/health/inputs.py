@@ -67,16 +67,12 @@ class _Batch(NamedTuple):
 
 
 def _batches(table: Table) -> dict[str, list[_Batch]]:
-    """Every loader's batches, in order.
-
-    Raises:
-        NotObservedError: there are none.
-    """
+    """Every loader's batches, in order."""
     columns = table.few
     groups: dict[tuple[str, int], list[int]] = {}
     for site in table.pick(Kind.BATCH, phase=Phase.DATA):
         groups.setdefault((table.fqn[site], table.call[site]), []).append(site)
-    found: dict[str, list[_Batch]] = {}
+    batches: dict[str, list[_Batch]] = {}
     for row, step in enumerate(columns.steps):
         for (loader, _), sites in sorted(groups.items()):
             places = [columns.place[site] for site in sites]
@@ -86,8 +82,8 @@ def _batches(table: Table) -> dict[str, list[_Batch]]:
                 largest = max(layouts, key=lambda layout: layout.numel)
                 checksums = tuple(int(columns.checksum[row, place]) for place in places)
                 samples = largest.shape[0] if largest.shape else 1
-                found.setdefault(loader, []).append(_Batch(int(step), checksums, samples))
-    return observed(found, "batches of a DataLoader")
+                batches.setdefault(loader, []).append(_Batch(int(step), checksums, samples))
+    return observed(batches, "batches of a DataLoader")
 
 
 def _repeated_batch(table: Table) -> Iterator[Hit]:
@@ -109,11 +105,7 @@ def _one_batch(table: Table) -> Iterator[Hit]:
 
 
 def _running(table: Table, name: str) -> list[int]:
-    """The running statistics of that name.
-
-    Raises:
-        NotObservedError: there are none.
-    """
+    """The running statistics of that name."""
     buffers = table.pick(Kind.BUFFER, phase=Phase.OPTIMIZER)
     sites = [site for site in buffers if table.fqn[site].endswith(f".{name}") and "Norm" in table.module_class[site]]
     return observed(sites, "running statistics of a BatchNorm")

@@ -72,7 +72,7 @@ class Outputs(Gathered):
     @property
     def begun(self) -> list[int]:
         """The steps in which outputs of a module began to differ."""
-        return [found.first.step for found in self.compared.values() if found.first is not None]
+        return [compared.first.step for compared in self.compared.values() if compared.first is not None]
 
     def step(self, now: AlignedStep) -> None:
         """Look at modules in the order in which they ran, up to the first whose outputs differ: others follow it."""
@@ -94,18 +94,18 @@ class Outputs(Gathered):
                 if len(same) < 2 or differs or site.fqn in unsound or placed or (drawn and self._parallel(same)):
                     continue
                 differs = len(now.values(number, group)) > 1
-                found = self.compared.setdefault(site.fqn, Compared())
-                found.chances += 1
-                found.times += differs
-                if differs and found.first is None:
-                    found.first = now.difference(same)
-                    found.drew = any(len(now.values(other, group)) > 1 for other in drawn)
+                compared = self.compared.setdefault(site.fqn, Compared())
+                compared.chances += 1
+                compared.times += differs
+                if differs and compared.first is None:
+                    compared.first = now.difference(same)
+                    compared.drew = any(len(now.values(other, group)) > 1 for other in drawn)
 
     def _unsound(self, now: AlignedStep) -> set[str]:
         """Modules that hold parameters or buffers which are not equal on all ranks, or were not in the step before."""
         equal = self.ranks.of(Copies).equal
         params = now.of(Kind.PARAM, Phase.START, Phase.OPTIMIZER), now.of(Kind.BUFFER, Phase.START, Phase.FORWARD)
-        names = {now.sites[number].fqn for found in params for number in found if not now.is_equal(number)}
+        names = {now.sites[number].fqn for numbers in params for number in numbers if not now.is_equal(number)}
         names |= {now.sites[number].fqn for number in now.of(Kind.PARAM)} - equal
         inside: set[str] = set()
         for name in names:
@@ -120,11 +120,11 @@ class Outputs(Gathered):
 
 
 def _by_call(now: AlignedStep, kind: Kind) -> dict[tuple[str, int], list[int]]:
-    found: dict[tuple[str, int], list[int]] = {}
+    by_call: dict[tuple[str, int], list[int]] = {}
     for number in now.of(kind, Phase.FORWARD):
         site = now.sites[number]
-        found.setdefault((site.fqn, site.call), []).append(number)
-    return found
+        by_call.setdefault((site.fqn, site.call), []).append(number)
+    return by_call
 
 
 def _with_equal_inputs(now: AlignedStep, inputs: Sequence[int], ranks: Iterable[int]) -> list[list[int]]:
@@ -138,15 +138,15 @@ def _with_equal_inputs(now: AlignedStep, inputs: Sequence[int], ranks: Iterable[
 
 
 def _outputs(ranks: Ranks) -> Iterator[Hit]:
-    differing = [(found.first, fqn, found) for fqn, found in ranks.of(Outputs).compared.items() if found.first]
-    for first, fqn, found in sorted(differing, key=lambda item: item[0].step):
-        if found.times == found.chances and not found.drew and first.distance > _BY_DESIGN:
+    differing = [(each.first, fqn, each) for fqn, each in ranks.of(Outputs).compared.items() if each.first]
+    for first, fqn, compared in sorted(differing, key=lambda item: item[0].step):
+        if compared.times == compared.chances and not compared.drew and first.distance > _BY_DESIGN:
             continue
         far = "" if np.isnan(first.distance) else f" (relative L2 {first.distance:.1e})"
-        why = "the random states it draws from differ" if found.drew else "nothing that it was given tells why"
+        why = "the random states it draws from differ" if compared.drew else "nothing that it was given tells why"
         evidence = (
             f"the output of {fqn} on rank {first.rank} differs from that on rank {first.base}{far} although inputs "
-            f"and parameters are equal, in {found.times} of {count(found.chances, 'call')}: {why}"
+            f"and parameters are equal, in {compared.times} of {count(compared.chances, 'call')}: {why}"
         )
         yield Hit(first.step, f"output {fqn}", evidence, first.rank)
 

@@ -42,15 +42,15 @@ def _layouts(table: Table) -> dict[str, Layout]:
 
 def _gradients(table: Table) -> dict[str, float]:
     """For each parameter with recorded gradients, the largest mean absolute value; infinite where not finite."""
-    found: dict[str, float] = {}
+    sizes: dict[str, float] = {}
     for site in table.pick(Kind.GRAD):
         _, size = table.stat(site, "amean")
         if not len(size):
             continue  # its optimizer holds it, and never found one
         _, bad = table.stat(site, "bad")
         largest = np.inf if (bad > 0).any() else float(size.max(initial=0.0))
-        found[table.fqn[site]] = max(found.get(table.fqn[site], 0.0), largest)
-    return found
+        sizes[table.fqn[site]] = max(sizes.get(table.fqn[site], 0.0), largest)
+    return sizes
 
 
 def _has_gradient(table: Table) -> dict[str, bool]:
@@ -111,11 +111,7 @@ class _Updates(NamedTuple):
 
 
 def _updates(table: Table) -> list[_Updates]:
-    """The updates of each weight of two or more dimensions.
-
-    Raises:
-        NotObservedError: there are none.
-    """
+    """The updates of each weight of two or more dimensions."""
     moves = table.moves
     observed(moves.names, "parameters after optimizer steps")
     optimizers = {table.fqn[site] for site in table.pick(Kind.HYPERPARAMETER)}
@@ -125,14 +121,14 @@ def _updates(table: Table) -> list[_Updates]:
         raise NotObservedError("sketches and statistics of parameters")
     layouts, learns = _layouts(table), _has_gradient(table)
     taken = ~np.isin(moves.steps, list(moves.skipped))
-    found = []
+    updates = []
     for place, name in enumerate(moves.names):
         if name not in layouts or len(layouts[name].shape) < 2 or learns.get(name) is False:
             continue
         rows = np.flatnonzero(~np.isnan(moves.relative[:, place]) & taken)
         if len(rows) >= LEAST:
-            found.append(_Updates(name, moves.steps[rows], moves.relative[rows, place].astype(np.float64)))
-    return observed(found, f"{LEAST} or more updates of a weight of two dimensions")
+            updates.append(_Updates(name, moves.steps[rows], moves.relative[rows, place].astype(np.float64)))
+    return observed(updates, f"{LEAST} or more updates of a weight of two dimensions")
 
 
 def _tiny(table: Table) -> Iterator[Hit]:
@@ -151,7 +147,7 @@ def _huge(table: Table) -> Iterator[Hit]:
             yield Hit(int(first), f"param {name}", text)
 
 
-def _idle_state(table: Table) -> Iterator[Hit]:
+def _zero_state(table: Table) -> Iterator[Hit]:
     sites = table.tensors(Kind.OPTIMIZER_STATE, phase=Phase.OPTIMIZER, floats=False)
     observed(sites, "optimizer state")
     for site in sites:
@@ -224,7 +220,7 @@ RULES = (
         "optimizer state that is all zero late in training",
         f"a tensor of it is all zero at the last {LATE} steps or more",
         "gradients that are zero: a layer that is not used, is dead or is detached",
-        _idle_state,
+        _zero_state,
     ),
     Rule(
         "zero-learning-rate",

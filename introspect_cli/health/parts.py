@@ -68,13 +68,13 @@ class Parts(Gathered):
     def _covered(self, now: AlignedStep, number: int, parts: dict[Part, tuple[int, int]]) -> str:
         """What the parts leave out of the whole, or have twice."""
         rows = now.rows[number]
-        found, whole = covering(list(parts)), now.layout(*next(iter(parts.values()))).numel
-        if len(rows) != self.ranks.run.world_size or found is None or found == Covering(whole, 0):
+        covered, whole = covering(list(parts)), now.layout(*next(iter(parts.values()))).numel
+        if len(rows) != self.ranks.run.world_size or covered is None or covered == Covering(whole, 0):
             return ""
-        twice = f", and several parts have {share(found.doubled, whole)}" if found.doubled else ""
+        twice = f", and several parts have {share(covered.doubled, whole)}" if covered.doubled else ""
         holders = [(rank, now.layout(rank, row).part) for rank, row in rows.items()]
-        same = same_parts(holders) if found.covered < whole else ""
-        return f"its parts cover {share(found.covered, whole)}{twice}{same}"
+        same = same_parts(holders) if covered.covered < whole else ""
+        return f"its parts cover {share(covered.covered, whole)}{twice}{same}"
 
     def _written_twice(self, now: AlignedStep, parts: dict[Part, tuple[int, int]]) -> str:
         """Two parts of different places with the same extrema and moments, to the last bit."""

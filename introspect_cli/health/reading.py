@@ -26,11 +26,7 @@ _NOT_FINITE = ("nans", "posinfs", "neginfs")
 
 
 def read_table(reader: RankReader, most_cells: int = MOST_CELLS) -> Table:
-    """Read all steps of a rank once.
-
-    Raises:
-        StoreError: the run is damaged.
-    """
+    """Read all steps of a rank once."""
     builder = TableBuilder(reader, most_cells)
     for step in reader.entries["step"].tolist():
         builder.take(step, reader.read(step))

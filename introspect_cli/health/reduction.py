@@ -103,15 +103,15 @@ class Reductions(Gathered):
     def _gradients_of_outputs(self) -> dict[str, list[int]]:
         """Of parameters whose gradient adds up to that of their module's output, the sites of the latter."""
         classes = {module.fqn: module.module_class for module in self.ranks.whole.modules}
-        found: dict[str, list[int]] = {}
+        outputs: dict[str, list[int]] = {}
         for number, site in enumerate(self.ranks.sites):
             if site.kind == Kind.GRAD_OUTPUT and site.phase == Phase.BACKWARD and not site.path:
-                found.setdefault(site.fqn, []).append(number)
+                outputs.setdefault(site.fqn, []).append(number)
         owners = {site.fqn: site.fqn.rpartition(".")[0] for site in self.ranks.sites if site.kind == Kind.GRAD}
         return {
-            fqn: found[owner]
+            fqn: outputs[owner]
             for fqn, owner in owners.items()
-            if owner in found and _adds_up(classes.get(owner, ""), fqn.rpartition(".")[2])
+            if owner in outputs and _adds_up(classes.get(owner, ""), fqn.rpartition(".")[2])
         }
 
 
@@ -195,7 +195,7 @@ class _Recorded:
             return ""
         others, gives = count(len(reduced), "other gradient"), self._gives[rank]
         came = [[passed for passed in gives if _is_multiple(value, passed.value)] for value in reduced]
-        spoken_for = {id(passed) for found in came for passed in found}
+        spoken_for = {id(passed) for several in came for passed in several}
         free = [one for one in gives if id(one) not in spoken_for and one.value.numel >= gradient.numel]
         if all(came) and not free:
             return f"no collective of the step gave it, and {others} came from one"
@@ -288,10 +288,11 @@ def _fill(sent: Sequence[Sequence[_Passed]], gradients: Sequence[Value], other: 
 
 def _reduction(ranks: Ranks) -> Iterator[Hit]:
     copies = copies_of(ranks)
-    alone = {fqn for fqn, found in copies.grads.items() if not found.is_multiple and not found.single}
+    alone = {fqn for fqn, difference in copies.grads.items() if not difference.is_multiple and not difference.single}
     begun = {copies.grads[fqn].step for fqn in alone}
     # Where one gradient differs, all others are multiples that step, as clipping by a norm makes them.
-    followers = {fqn: found.step for fqn, found in copies.grads.items() if fqn not in alone and found.step in begun}
+    others = {fqn: difference.step for fqn, difference in copies.grads.items() if fqn not in alone}
+    followers = {fqn: step for fqn, step in others.items() if step in begun}
     looked_at = count(len(ranks.steps), "step")
     for fqn, gradient in copies.grads.items():
         if fqn in followers:

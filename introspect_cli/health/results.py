@@ -51,13 +51,7 @@ class Call(NamedTuple):
 
 
 def wrong_result(now: AlignedStep, calls: Mapping[int, Call], *, complete: bool) -> tuple[int, str] | None:
-    """A rank and what is wrong with its result; None where nothing is, or that cannot be decided.
-
-    Args:
-        now: a step of all ranks.
-        calls: one collective of each rank.
-        complete: whether these are all ranks of its group.
-    """
+    """A rank and what is wrong with its result; None where nothing is, or that cannot be decided."""
     what = calls[min(calls)].what
     operation, how = [*what.split(), "", ""][:2]
     given, gives = (_values(now, calls, side) for side in (".in", ".out"))
@@ -86,21 +80,21 @@ def wrong_result(now: AlignedStep, calls: Mapping[int, Call], *, complete: bool)
 
 def _values(now: AlignedStep, calls: Mapping[int, Call], side: str) -> list[Value]:
     """What all ranks put in, or got; nothing where any of it was not recorded whole."""
-    found = []
+    values = []
     for rank in sorted(calls):
         rows = {path: row for path, row in calls[rank].rows.items() if path.startswith(side)}
         for path in sorted(rows, key=lambda path: (len(path), path)):
             if now.batches[rank].status[rows[path]] != Status.OBSERVED.value:
                 return []
-            found.append(now.value(rank, rows[path]))
-    return found
+            values.append(now.value(rank, rows[path]))
+    return values
 
 
 def _by_rank(values: Sequence[Value]) -> dict[int, list[Value]]:
-    found: dict[int, list[Value]] = {}
+    by_rank: dict[int, list[Value]] = {}
     for value in values:
-        found.setdefault(value.rank, []).append(value)
-    return found
+        by_rank.setdefault(value.rank, []).append(value)
+    return by_rank
 
 
 def _unlike(gives: Sequence[Value]) -> tuple[int, str] | None:

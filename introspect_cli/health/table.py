@@ -174,12 +174,12 @@ class Table:
     def pick(self, *kinds: Kind, phase: Phase | None = None) -> list[int]:
         """Numbers of all sites of these kinds, in the order they were first seen."""
         wanted = {kind.value for kind in kinds}
-        found = [
+        numbers = [
             number
             for number, kind in enumerate(self.kind)
             if kind in wanted and (phase is None or self.phase[number] == phase.value)
         ]
-        return sorted(found, key=lambda number: int(self.order[number]))
+        return sorted(numbers, key=lambda number: int(self.order[number]))
 
     def column(self, site: int) -> Column:
         """A site over the steps that are kept of it."""
@@ -202,12 +202,12 @@ class Table:
 
     def tensors(self, *kinds: Kind, phase: Phase | None = None, floats: bool = True) -> list[int]:
         """As `pick`, of sites with several elements; by default of floating point dtypes."""
-        found = []
+        sites = []
         for site in self.pick(*kinds, phase=phase):
             layout = self.layout(site)
             if layout is not None and layout.numel > 1 and (not floats or layout.dtype.startswith(_FLOATS)):
-                found.append(site)
-        return found
+                sites.append(site)
+        return sites
 
     def norms(self, sites: Sequence[int]) -> NDArray[np.float64]:
         """L2 norms (T, n) of sites in `many`, NaN where not measured."""

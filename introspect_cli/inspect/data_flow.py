@@ -85,11 +85,6 @@ class Graph:
 def graph_of(run: Any, step: int | None = None, rank: int | None = None) -> Graph:
     """The dataflow of a step.
 
-    Args:
-        run: an opened run.
-        step: which; None for the first that has operators.
-        rank: which; None for the first.
-
     Raises:
         UsageError: the run has no such step, or no operators in it.
     """
@@ -190,8 +185,8 @@ def _middle(graph: Graph) -> set[int]:
     places: dict[int, list[tuple[str, int]]] = {}
     for node in graph.nodes:
         fqn = node.record.site.fqn
-        for found in _LAYER.finditer(fqn):
-            head, number = fqn[: found.start()], int(found[1])
+        for match in _LAYER.finditer(fqn):
+            head, number = fqn[: match.start()], int(match[1])
             numbers.setdefault(head, set()).add(number)
             places.setdefault(node.number, []).append((head, number))
     return {
@@ -221,11 +216,11 @@ def without(graph: Graph, gone: Iterable[int]) -> Graph:
 
 def backward_of(graph: Graph) -> dict[int, Node]:
     """For each forward operator, the first backward one that belongs to it: the gradient it passes on."""
-    found: dict[int, Node] = {}
+    backward: dict[int, Node] = {}
     for node in graph.nodes:
         if node.forward is not None and node.record.site.phase is Phase.BACKWARD:
-            found.setdefault(node.forward, node)
-    return found
+            backward.setdefault(node.forward, node)
+    return backward
 
 
 def measured(node: Node) -> bool:

@@ -55,10 +55,10 @@ def step_records(run: Any, step: int, selection: Selection, *, rank: int | None 
         UsageError: the run has no such step or rank, or nothing of the step is selected.
     """
     reader = reader_of(run, rank, step)
-    found = [record for record in reader.records(step) if selection.wants(record.site.kind, record.site.fqn)]
-    if not found and selection.narrowed:
+    records = [record for record in reader.records(step) if selection.wants(record.site.kind, record.site.fqn)]
+    if not records and selection.narrowed:
         raise UsageError(f"step {step} of {run.path} has no record that --kinds and --modules select.")
-    return found
+    return records
 
 
 def histories(run: Any, fqn: str, stat: str, kinds: frozenset[Kind], *, rank: int | None = None) -> list[History]:
@@ -145,9 +145,9 @@ def stored_values(
             if matches(record.site.fqn, fqn) and selection.wants(record.site.kind, record.site.fqn)
         ]
         recorded = recorded or bool(records)
-        found = [Stored(record, _values(run, record)) for record in records]
-        if any(stored.values is not None or stored.record.summary.status is Status.VALUE for stored in found):
-            return found
+        stored = [Stored(record, _values(run, record)) for record in records]
+        if any(one.values is not None or one.record.summary.status is Status.VALUE for one in stored):
+            return stored
     if not recorded:
         hint = near_module(fqn, set(reader.sites.fqn)) or ": `introspect show --tree` lists the modules of a run"
         raise UsageError(f"{run.path} has no record of {fqn}{hint}")

@@ -75,9 +75,9 @@ def _cut(row: ModuleRow, depth: int) -> ModuleRow:
 
 def _outputs(reader: Any) -> dict[str, tuple[tuple[int, ...] | None, str, float | None, int]]:
     """First output of each module at the first step: shape, dtype, scale, number of calls."""
-    found: dict[str, tuple[tuple[int, ...] | None, str, float | None, int]] = {}
+    outputs: dict[str, tuple[tuple[int, ...] | None, str, float | None, int]] = {}
     if not len(reader):
-        return found
+        return outputs
     batch, sites = reader.read_row(0), reader.sites
     calls: dict[str, set[int]] = {}
     for row, number in enumerate(np.asarray(batch.site)):
@@ -85,12 +85,12 @@ def _outputs(reader: Any) -> dict[str, tuple[tuple[int, ...] | None, str, float 
             continue
         name = sites.fqn[number]
         calls.setdefault(name, set()).add(int(sites.call[number]))
-        if name not in found:
+        if name not in outputs:
             layout = reader.layouts[int(batch.layout[row])]
             var = batch.floats.get("var")
             scale = float(np.sqrt(var[row])) if var is not None and np.isfinite(var[row]) else None
-            found[name] = (tuple(layout.shape), layout.dtype, scale, 0)
-    return {name: (*value[:3], len(calls[name])) for name, value in found.items()}
+            outputs[name] = (tuple(layout.shape), layout.dtype, scale, 0)
+    return {name: (*value[:3], len(calls[name])) for name, value in outputs.items()}
 
 
 def _folded(rows: Sequence[ModuleRow]) -> list[ModuleRow]:

@@ -50,15 +50,15 @@ class ValueRow:
 
 def pieces(path: str) -> list[str]:
     """`[0]['hidden'].logits` cut into its pieces; what cannot be read is one piece."""
-    found: list[str] = []
+    out: list[str] = []
     place = 0
     while place < len(path):
         match = _PIECE.match(path, place)
-        if match is None or len(found) == _DEEPEST:
-            return [*found, path[place:]]
-        found.append(match[0])
+        if match is None or len(out) == _DEEPEST:
+            return [*out, path[place:]]
+        out.append(match[0])
         place = match.end()
-    return found
+    return out
 
 
 def keys(path: str) -> list[str | int]:
@@ -99,15 +99,15 @@ def _nested(pairs: list[tuple[list[str | int], Any]]) -> Any:
 def flattened(value: Any, path: str = "") -> list[tuple[str, Any]]:
     """Leaves of nested dicts and lists with their paths."""
     if isinstance(value, dict):
-        found = []
+        leaves = []
         for key, item in value.items():
-            found += flattened(item, f"{path}[{key!r}]")
-        return found
+            leaves += flattened(item, f"{path}[{key!r}]")
+        return leaves
     if isinstance(value, (list, tuple)):
-        found = []
+        leaves = []
         for place, item in enumerate(value):
-            found += flattened(item, f"{path}[{place}]")
-        return found
+            leaves += flattened(item, f"{path}[{place}]")
+        return leaves
     return [(path, value)]
 
 
@@ -144,11 +144,11 @@ def nested_values(reader: Any, settings: Any) -> dict[str, tuple[ValueRow, ...]]
             scale=float(np.sqrt(variance[row])) if measured else None,
         )
     classes = settings.get("nested") if isinstance(settings, dict) else None
-    found: dict[str, tuple[ValueRow, ...]] = {}
+    rows_of: dict[str, tuple[ValueRow, ...]] = {}
     for (fqn, kind), root in sorted(trees.items(), key=lambda item: item[0][1]):
         rows = _rows_of(root, kind, _classes(classes, fqn, kind))
-        found[fqn] = (*found.get(fqn, ()), *rows)
-    return found
+        rows_of[fqn] = (*rows_of.get(fqn, ()), *rows)
+    return rows_of
 
 
 def _classes(document: Any, fqn: str, kind: str) -> dict[str, str]:

@@ -133,8 +133,8 @@ def _labels(reader: Any) -> tuple[Labels, ...]:
 
 def _text(settings: Any, document: str, name: str) -> str:
     """One value of a settings document, "" where there is none."""
-    found = settings.get(document)
-    value = found.get(name) if isinstance(found, dict) else None
+    values = settings.get(document)
+    value = values.get(name) if isinstance(values, dict) else None
     return "" if value is None else str(value)
 
 
@@ -164,8 +164,8 @@ def parameter_sizes(reader: Any) -> dict[str, int]:
     if not len(reader):
         return {}
     batch, sites = reader.read_row(0), reader.sites
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for row, number in enumerate(np.asarray(batch.site)):
         if sites.kind[number] == Kind.PARAM.value:
-            found.setdefault(sites.fqn[number], reader.layouts[int(batch.layout[row])].numel)
-    return found
+            sizes.setdefault(sites.fqn[number], reader.layouts[int(batch.layout[row])].numel)
+    return sizes

@@ -60,7 +60,7 @@ class RunRow:
 
 
 @dataclass(frozen=True)
-class Found:
+class RunList:
     """What a search found, and where it did not look.
 
     Attributes:
@@ -76,12 +76,8 @@ class Found:
     left: int
 
 
-def find_runs(roots: Iterable[Path], most: int = MOST) -> Found:
+def find_runs(roots: Iterable[Path], most: int = MOST) -> RunList:
     """All runs at or below the given directories, links not followed, nor directories whose names begin with a dot.
-
-    Args:
-        roots: where to begin.
-        most: how many directories to look into, the nearest first.
 
     Raises:
         UsageError: a directory does not exist.
@@ -111,15 +107,11 @@ def find_runs(roots: Iterable[Path], most: int = MOST) -> Found:
             waiting.extend((path, depth + 1) for path in inside)
     oldest = dt.datetime.min.replace(tzinfo=dt.timezone.utc)
     rows = sorted(map(_row, paths), key=lambda row: (row.started or oldest, str(row.path)), reverse=True)
-    return Found(rows, unread, deeper, len(waiting))
+    return RunList(rows, unread, deeper, len(waiting))
 
 
 def _look_into(folder: Path) -> tuple[list[Path], list[Path]]:
-    """The runs that a directory is or holds as packs, and the directories to look into next: none in a run.
-
-    Raises:
-        OSError: it cannot be read.
-    """
+    """The runs that a directory is or holds as packs, and the directories to look into next: none in a run."""
     if (folder / MANIFEST).is_file():
         return [folder], []
     with os.scandir(folder) as scanned:
@@ -158,10 +150,10 @@ def _command(manifest: dict[str, Any]) -> str:
 
 def _time(value: object) -> dt.datetime | None:
     try:
-        found = value if isinstance(value, dt.datetime) else dt.datetime.fromisoformat(str(value))
+        time = value if isinstance(value, dt.datetime) else dt.datetime.fromisoformat(str(value))
     except ValueError:
         return None
-    return found if found.tzinfo else found.replace(tzinfo=dt.timezone.utc)
+    return time if time.tzinfo else time.replace(tzinfo=dt.timezone.utc)
 
 
 def parse_age(text: str) -> dt.timedelta:

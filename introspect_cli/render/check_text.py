@@ -26,7 +26,7 @@ def check_blocks(result: CheckResult) -> list[Block]:
     for finding in result.findings:
         blocks += _finding(finding)
         blocks.append(line())
-    blocks.append(line(summary(result), "bad" if result.found(Level.WARNING) else "good"))
+    blocks.append(line(summary(result), "bad" if result.reaches(Level.WARNING) else "good"))
     blocks += [line(clean(note), "dim", 2) for note in result.notes]
     if result.unseen:
         needs: dict[str, list[str]] = {}

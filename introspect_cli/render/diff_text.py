@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 _VERDICT_STYLE = {Verdict.SAME: "good", Verdict.DIVERGED: "bad", Verdict.UNDECIDED: "unsure"}
 _SHOWN_SETTINGS = 3
 _SHOWN_STRUCTURE = 12
+_SHOWN_TENSORS = 8
 _PHASES = {Phase.START: "at the start", Phase.RECOMPUTE: "computed again", Phase.EVAL: "in evaluation"}
 
 
@@ -41,7 +42,9 @@ def diff_blocks(
         blocks.append(divergence_table(by_rank, ranks=True))
     blocks += _structure(result, everything=everything)
     blocks += _settings(result, everything=everything)
-    if result.divergences:
+    if result.subject == "checkpoints":
+        blocks += _tensors(result, everything=everything, verbose=verbose)
+    elif result.divergences:
         several = len({divergence.rank for divergence in result.divergences}) > 1
         already = {_place(divergence) for divergence in by_rank}
         listed = [one for one in result.divergences[: 1 if grouped else None] if _place(one) not in already]
@@ -62,6 +65,18 @@ def diff_blocks(
         blocks += [line(), line("Modules that look alike under different names; to compare them:", "heading")]
         blocks += [line(clean(text), indent=2, wrap=False) for text in result.suggestions]
     return blocks
+
+
+def _tensors(result: DiffResult, *, everything: bool, verbose: bool) -> list[Block]:
+    """The tensors that differ between two checkpoints: those that one lacks, then those farthest off."""
+    shown = result.divergences if everything else result.divergences[:_SHOWN_TENSORS]
+    if not shown:
+        return []
+    blocks: list[Block] = [line(), divergence_table(shown, moments=True)]
+    if verbose:
+        blocks += detail_blocks(result)
+    more = len(result.divergences) - len(shown)
+    return [*blocks, line(f"and {more:,} more (--all lists them)", "dim")] if more else blocks
 
 
 def _place(divergence: Divergence) -> tuple[int, int, Site]:

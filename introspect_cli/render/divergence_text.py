@@ -20,8 +20,8 @@ _TELLING = ("nans", "infs", "zeros", "mean", "std", "min", "max")
 _SHORT = {"float32": "fp32", "float64": "fp64", "float16": "fp16", "bfloat16": "bf16"}
 
 
-def divergence_table(divergences: Sequence[Divergence], *, ranks: bool = False) -> Table:
-    """Divergences as a table; columns without content are left out."""
+def divergence_table(divergences: Sequence[Divergence], *, ranks: bool = False, moments: bool = False) -> Table:
+    """Divergences as a table; columns without content are left out, as are those of time where moments are compared."""
     noisy = any(divergence.floor is not None for divergence in divergences)
     shifted = any(divergence.step_b != divergence.step for divergence in divergences)
     briefs = list(zip(*(_brief(glance(divergence)) for divergence in divergences), strict=True))
@@ -32,7 +32,7 @@ def divergence_table(divergences: Sequence[Divergence], *, ranks: bool = False) 
         *([(Column("of b", right=True), lambda divergence: str(divergence.step_b))] if shifted else []),
         *([(Column("rank", right=True), lambda divergence: str(divergence.rank))] if ranks else []),
         (Column("phase", drop_at=2), lambda divergence: divergence.site.phase.value),
-        (Column("module", least=18, brief=modules, brief_at=1), _module),
+        (Column("tensor" if moments else "module", least=18, brief=modules, brief_at=1), _module),
         (Column("what", least=14, brief=kinds, brief_at=2), lambda divergence: site_text(divergence.site)),
         (Column("a", least=7, brief=briefs[0], brief_at=3), lambda divergence: glance(divergence)[0]),
         (Column("b", least=7, brief=briefs[1], brief_at=3), lambda divergence: glance(divergence)[1]),
@@ -40,6 +40,8 @@ def divergence_table(divergences: Sequence[Divergence], *, ranks: bool = False) 
         *([(Column("x noise", right=True), _over_noise)] if noisy else []),
         (Column("role"), lambda divergence: divergence.role.value),
     ]
+    if moments:
+        columns = [own for own in columns if own[0].title not in ("step", "of b", "rank", "phase", "role")]
     return table_of(divergences, columns, lambda own: "origin" if own.role is Role.ORIGIN else "")
 
 

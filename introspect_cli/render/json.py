@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from introspect_cli.inspect.module_tree import ModuleRow
     from introspect_cli.inspect.nested import ValueRow
     from introspect_cli.inspect.overview import Overview
-    from introspect_cli.inspect.runs import Found
+    from introspect_cli.inspect.runs import RunList
     from introspect_cli.labels import Labels
     from introspect_cli.records import Record, Summary
 
@@ -326,7 +326,7 @@ def rules_document(rules: Sequence[Rule | RankRule]) -> dict[str, Any]:
     }
 
 
-def runs_document(search: Found) -> dict[str, Any]:
+def runs_document(search: RunList) -> dict[str, Any]:
     """Runs below some directories; times are ISO 8601 in UTC, sizes bytes, `not_searched` directories."""
     unseen = {"unreadable": plain(search.unread), "too_deep": search.deeper, "too_many": search.left}
     return {"format": FORMAT, "runs": plain(search.rows), "not_searched": unseen}

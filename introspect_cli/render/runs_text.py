@@ -12,13 +12,13 @@ from introspect_cli.render.text import clean, size
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from introspect_cli.inspect.runs import Found, RunRow
+    from introspect_cli.inspect.runs import RunList, RunRow
 
 _STYLES = {"complete": "", "running": "unsure", "unreadable": "unsure"}
 _NAMED = 3
 
 
-def runs_blocks(search: Found, places: Sequence[str]) -> list[Block]:
+def runs_blocks(search: RunList, places: Sequence[str]) -> list[Block]:
     """A row a run, the latest first, a line that adds them up, and where was not looked."""
     rows, unseen = search.rows, [line(sentence, "unsure") for sentence in unseen_sentences(search)]
     if not rows:
@@ -39,7 +39,7 @@ def runs_blocks(search: Found, places: Sequence[str]) -> list[Block]:
     return [table, line(), line(total, "dim"), *unseen]
 
 
-def unseen_sentences(search: Found) -> list[str]:
+def unseen_sentences(search: RunList) -> list[str]:
     """Where a search did not look, in sentences; none where it looked everywhere."""
     sentences = []
     if search.unread:

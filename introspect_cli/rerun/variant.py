@@ -17,7 +17,7 @@ from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.result import DiffResult, Verdict
 from introspect_cli.errors import StoreError
-from introspect_cli.schedule import Schedule
+from introspect_cli.schedule.rules import Schedule
 from introspect_cli.store.reader import RunState, open_run
 
 if TYPE_CHECKING:

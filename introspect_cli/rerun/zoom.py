@@ -22,7 +22,7 @@ from introspect_cli.compare.result import Divergence, Verdict
 from introspect_cli.records import Kind
 from introspect_cli.rerun.recipe import Place, Recipe, UnrepeatableError, placed, recipe_of
 from introspect_cli.rerun.variant import Variant, capture
-from introspect_cli.schedule import Schedule
+from introspect_cli.schedule.rules import Schedule
 from introspect_cli.store.files import RUNS
 from introspect_cli.store.reader import Run, open_run
 

@@ -46,10 +46,6 @@ class Span(NamedTuple):
 def span_of(part: str, text: str | None) -> Span:
     """One step or slice of a schedule.
 
-    Args:
-        part: the text.
-        text: the whole, for errors.
-
     Raises:
         UsageError: it is none, or selects no step.
     """

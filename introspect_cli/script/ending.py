@@ -36,9 +36,6 @@ class Ending:
 def leave(exit_code: int | None) -> NoReturn:
     """End the process as the script would have ended it.
 
-    Args:
-        exit_code: as in `Ending`.
-
     Raises:
         SystemExit: for an exit code.
         KeyboardInterrupt: for an interrupt, so that the interpreter dies of SIGINT once it has cleaned up.
@@ -62,7 +59,7 @@ def strip_frames(error: BaseException) -> None:
         if id(current) in seen:
             continue
         seen.add(id(current))
-        stripped = _without_ours(current.__traceback__)
+        stripped = _without_package_frames(current.__traceback__)
         if stripped is not current.__traceback__:
             current.__traceback__ = stripped
         pending.extend(
@@ -73,7 +70,7 @@ def strip_frames(error: BaseException) -> None:
             pending.extend(member for member in members if isinstance(member, BaseException))
 
 
-def _without_ours(head: TracebackType | None) -> TracebackType | None:
+def _without_package_frames(head: TracebackType | None) -> TracebackType | None:
     entries: list[TracebackType] = []
     entry = head
     while entry is not None:

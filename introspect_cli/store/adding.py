@@ -93,11 +93,6 @@ class Adding:
     ) -> tuple[dict[str, Array], dict[str, Array]]:
         """Counts and other statistics by name, of those that add up.
 
-        Args:
-            batches: of the ranks.
-            counts: names of the counts that all ranks have.
-            floats: names of the other statistics that all have.
-
         Returns:
             int64, -1 where a rank did not count; and float64, NaN where absent.
         """

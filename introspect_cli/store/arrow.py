@@ -392,11 +392,7 @@ class _Place(NamedTuple):
     items: _Place | None = None
 
     def column(self, data: memoryview) -> ColumnData:
-        """The column in the bytes of a message.
-
-        Raises:
-            Malformed: its offsets are out of order.
-        """
+        """The column in the bytes of a message."""
         array = np.frombuffer(data, self.dtype, self.size, self.start)
         if self.text is not None:
             start, end = self.text

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from introspect_cli.records import DERIVED_STATS, STATISTICS, Given
-from introspect_cli.store.columns import Harmless, Lists, Texts, integer_lists, sparse_texts, texts
+from introspect_cli.store.columns import Lists, Texts, integer_lists, sparse_texts, texts
 from introspect_cli.store.format import LIMIT_TEXT, SAMPLES, SKETCH, STATISTIC
 
 if TYPE_CHECKING:
@@ -140,13 +140,13 @@ class StepBatch:
         if sketch is not None and np.isinf(sketch).any():
             sketch = np.where(np.isinf(sketch), np.float32(np.nan), sketch)
         if "given" in columns:
-            given = GivenColumns(columns["given"], columns["forward"], Harmless(columns["node"], LIMIT_TEXT))
+            given = GivenColumns(columns["given"], columns["forward"], columns["node"].harmless(LIMIT_TEXT))
         return cls(
             **{name: columns[name] for name in ("site", "sequence", "layout", "status", "checksum")},
             counts=counts,
             floats=floats,
             sketch=sketch,
-            text=Harmless(columns["text"], LIMIT_TEXT),
+            text=columns["text"].harmless(LIMIT_TEXT),
             given=given,
             samples=samples_of(columns[SAMPLES.name]) if SAMPLES.name in columns else {},
         )
@@ -175,7 +175,11 @@ class StepBatch:
 
 def short_texts(values: Sequence[str], rows: int) -> Texts:
     """A column of texts, cut where they are longer than a store holds; `values` may be empty where all texts are."""
-    if isinstance(values, Texts) and (not values.data or int(np.diff(values.offsets).max()) <= LIMIT_TEXT):
+    if (
+        isinstance(values, Texts)
+        and not values.limit
+        and (not values.data or int(np.diff(values.offsets).max()) <= LIMIT_TEXT)
+    ):
         return values  # no text has more characters than bytes
     if not values or not any(values):
         return sparse_texts(rows, {})
@@ -314,11 +318,11 @@ def derived_stats(counts: Mapping[str, Array], floats: Mapping[str, Array], nume
 
 def record_stats(counts: Mapping[str, Array], floats: Mapping[str, Array], numel: int, row: int) -> dict[str, float]:
     """All statistics of one row, stored and derived; counts are ints, absent ones are left out."""
-    own_counts = {name: column[row : row + 1] for name, column in counts.items()}
-    own_floats = {name: column[row : row + 1] for name, column in floats.items()}
-    out: dict[str, float] = {name: int(value[0]) for name, value in own_counts.items() if value[0] >= 0}
-    derived = derived_stats(own_counts, own_floats, np.array([numel]))
-    for name, value in (*own_floats.items(), *derived.items()):
+    row_counts = {name: column[row : row + 1] for name, column in counts.items()}
+    row_floats = {name: column[row : row + 1] for name, column in floats.items()}
+    out: dict[str, float] = {name: int(value[0]) for name, value in row_counts.items() if value[0] >= 0}
+    derived = derived_stats(row_counts, row_floats, np.array([numel]))
+    for name, value in (*row_floats.items(), *derived.items()):
         if not np.isnan(value[0]):
             out[name] = int(value[0]) if name == "infs" else float(value[0])
     return out

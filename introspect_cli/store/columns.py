@@ -26,13 +26,18 @@ Array = NDArray[Any]
 class Texts(Sequence[str]):
     """A column of texts.
 
+    A reader gives them harmless: bounded, and without characters that do something to a terminal. So nobody who shows,
+    exports or compares them need remember to.
+
     Attributes:
         offsets: int32 of length n + 1, from 0, never falling.
         data: UTF-8 bytes of all texts, one after another.
+        limit: characters of a text that is given harmless; 0 where texts are given as they are.
     """
 
     offsets: Offsets
     data: bytes | memoryview
+    limit: int = 0
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -45,49 +50,25 @@ class Texts(Sequence[str]):
         if isinstance(index, slice):
             return [self[row] for row in range(*index.indices(len(self)))]
         row = range(len(self))[index]
-        return str(self.data[self.offsets[row] : self.offsets[row + 1]], "utf-8", "replace")
-
-    def tolist(self) -> list[str]:
-        """All texts, decoded."""
-        if not len(self.data):
-            return [""] * len(self)
-        data = bytes(self.data)
-        return [str(data[a:b], "utf-8", "replace") for a, b in pairwise(self.offsets.tolist())]
-
-
-class Harmless(Sequence[str]):
-    """A column of texts as a reader gives them: bounded, and without characters that do something to a terminal.
-
-    So nobody who shows, exports or compares them need remember to.
-
-    Attributes:
-        column: the texts as they are.
-    """
-
-    def __init__(self, column: Texts, limit: int) -> None:
-        self.column = column
-        self._limit = limit
-
-    def __len__(self) -> int:
-        return len(self.column)
-
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[str]: ...
-    def __getitem__(self, index: int | slice) -> str | Sequence[str]:
-        if isinstance(index, slice):
-            return [self[row] for row in range(*index.indices(len(self)))]
-        return bounded(self.column[index], self._limit)
+        text = str(self.data[self.offsets[row] : self.offsets[row + 1]], "utf-8", "replace")
+        return bounded(text, self.limit) if self.limit else text
 
     def tolist(self) -> list[str]:
         """All texts; nearly always all are harmless, which one look at all of them tells."""
-        column = self.column
-        data = bytes(column.data)
-        longest = int(np.diff(column.offsets).max()) if len(column) else 0
-        if longest <= self._limit and data.isascii() and data.decode("ascii").isprintable():
-            return column.tolist()
-        return [bounded(text, self._limit) for text in column.tolist()]
+        if not len(self.data):
+            return [""] * len(self)
+        data, offsets = bytes(self.data), self.offsets.tolist()
+        texts = [str(data[a:b], "utf-8", "replace") for a, b in pairwise(offsets)]
+        if not self.limit:
+            return texts
+        fits = int(np.diff(self.offsets).max()) <= self.limit
+        if fits and data.isascii() and data.decode("ascii").isprintable():
+            return texts
+        return [bounded(text, self.limit) for text in texts]
+
+    def harmless(self, limit: int) -> Texts:
+        """The same texts, given harmless."""
+        return Texts(self.offsets, self.data, limit)
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,7 +97,7 @@ ColumnData = Array | Texts | Lists[Any]
 
 def texts(values: Sequence[str]) -> Texts:
     r"""A column of `values`; what UTF-8 cannot hold (lone surrogates) is written as `\udc80` and the like."""
-    if isinstance(values, Texts):
+    if isinstance(values, Texts) and not values.limit:
         return values
     if not any(values):
         return Texts(np.zeros(len(values) + 1, np.int32), b"")
@@ -127,9 +108,8 @@ def texts(values: Sequence[str]) -> Texts:
 
 def filled(column: Sequence[str]) -> Array:
     """Rows of a column of texts that are not empty: nearly none, so nothing is decoded to find them."""
-    plain = column.column if isinstance(column, Harmless) else column
-    if isinstance(plain, Texts):
-        return np.flatnonzero(np.diff(plain.offsets)) if len(plain.data) else np.zeros(0, np.int64)
+    if isinstance(column, Texts):
+        return np.flatnonzero(np.diff(column.offsets)) if len(column.data) else np.zeros(0, np.int64)
     return np.array([row for row, text in enumerate(column) if text], np.int64)
 
 

@@ -68,14 +68,7 @@ class CombinedStep:
                 columns[name][groups] = values
 
     def put_moments(self, groups: Array, rows: Array, starts: Array, sizes: Array) -> None:
-        """Fill in statistics of the elements of several rows together.
-
-        Args:
-            groups: int64 (m,).
-            rows: int64 (n,), their rows, group after group.
-            starts: int64 (m,), where among `rows` each group begins.
-            sizes: int64 (n,), elements of each row.
-        """
+        """Fill in statistics of the elements of rows together: `rows` group after group, each from its start on."""
         step, group = self.step, group_of(starts, len(rows))
         counts = {}
         for name, column in step.counts.items():

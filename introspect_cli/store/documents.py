@@ -75,11 +75,7 @@ def dump(value: object, name: str, run_id: str) -> bytes:
 
 
 def check(data: bytes, name: str, run_id: object, path: str) -> None:
-    """Make sure that the document is as it was written, for this run and by this name, by the comment at its end.
-
-    Raises:
-        StoreError: it was altered or cut short, or belongs elsewhere.
-    """
+    """Make sure that the document is as it was written, for this run and by this name, by the comment at its end."""
     end = len(data) - len(_check_line(b"", name, "0" * 32))
     if end < 0 or data[end:] != _check_line(data[:end], name, str(run_id)):
         raise DamageError(path, "it was altered or cut short, or belongs elsewhere")
@@ -99,11 +95,7 @@ def harmless(value: Any) -> Any:
 
 
 def load(data: bytes, path: str) -> Any:
-    """The plain data of one YAML document, its size already bounded by the caller.
-
-    Raises:
-        StoreError: it is not YAML, or uses what a store never does.
-    """
+    """The plain data of one YAML document, its size already bounded by the caller."""
     try:
         return _document(data, path)
     except yaml.YAMLError as error:

@@ -131,11 +131,7 @@ class Handle:
         return (status.st_dev, status.st_ino) == self._file
 
     def open_again(self, flags: int) -> None:
-        """Make the descriptor ours again, by path.
-
-        Raises:
-            OSError: the file is not there any more, or another is.
-        """
+        """Make the descriptor ours again, by path."""
         fd = _away(os.open(self.path, flags | os.O_CLOEXEC | os.O_NOFOLLOW))
         if _identity(fd) != self._file:
             os.close(fd)
@@ -194,12 +190,7 @@ class Appended(Handle):
             take_lock(self.fd)
 
     def append(self, data: bytes) -> None:
-        """Write at the end of what was written, wherever the descriptor stands.
-
-        Raises:
-            StoreError: the file was removed.
-            OSError: it cannot be written.
-        """
+        """Write at the end of what was written, wherever the descriptor stands."""
         self.secure()
         rest, end = memoryview(data), self.length
         while rest:
@@ -208,12 +199,7 @@ class Appended(Handle):
         self.length = end
 
     def secure(self) -> None:
-        """Make sure that the descriptor is ours, opening the file again where the script closed it.
-
-        Raises:
-            StoreError: the file was removed.
-            OSError: it cannot be opened again.
-        """
+        """Make sure that the descriptor is ours, opening the file again where the script closed it."""
         status = _status(self.fd)
         if status is None or (status.st_dev, status.st_ino) != self._file:
             self.open_again(os.O_WRONLY)
@@ -223,12 +209,7 @@ class Appended(Handle):
             raise StoreError("its files were removed")
 
     def shorten(self, length: int) -> None:
-        """Take back what was written from a place on.
-
-        Raises:
-            StoreError: the file was removed.
-            OSError: it cannot be done.
-        """
+        """Take back what was written from a place on."""
         self.secure()
         os.ftruncate(self.fd, length)
         self.length = length
@@ -248,11 +229,7 @@ class Folder(Handle):
         return cls(os.open(path, _DIRECTORY), path)
 
     def secure(self) -> Folder:
-        """This directory, opened again where the script closed its descriptor.
-
-        Raises:
-            OSError: it is not there any more, or another is.
-        """
+        """This directory, opened again where the script closed its descriptor."""
         if not self.is_ours():
             self.open_again(os.O_RDONLY | os.O_DIRECTORY)
         return self

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import struct
 import zlib
 from collections.abc import Callable
@@ -57,8 +56,6 @@ Entries = NDArray[np.void]
 
 OPTIONS = {"last": "--last", "max_size": "--max-size", "rule": "--schedule"}
 """What drops steps, and the option that asks for it."""
-
-OLDER_RECORDS = re.compile(r"records-[1-9]\d{0,8}\.arrow")
 
 _MOST_STEPS = 1 << 62
 
@@ -137,11 +134,7 @@ EMPTY = Index(np.zeros(0, ENTRY), Columns((*RECORD_COLUMNS, TEXT)), b"", ended=F
 
 
 def parse_index(data: bytes, rank: int, path: str) -> Index:
-    """The index in `data`, up to the last whole entry.
-
-    Raises:
-        StoreError: it is damaged before its end, or of a newer format.
-    """
+    """The index in `data`, up to the last whole entry."""
     if len(data) < HEADER.size:
         return EMPTY
     length, run_id, crc = _header(data, rank, path)
@@ -178,7 +171,7 @@ def newer_format(number: int, version: str | None, path: str) -> StoreError:
 
 def _header(data: bytes, rank: int, path: str) -> tuple[int, bytes, int]:
     """Bytes of the description of columns, the id of the run, and the description's CRC."""
-    magic, format_number, entry_size, own_rank, length, run_id, described, crc = HEADER.unpack_from(data)
+    magic, format_number, entry_size, rank_of_file, length, run_id, described, crc = HEADER.unpack_from(data)
     if magic != MAGIC:
         raise DamageError(path, "it is not an index")
     if zlib.crc32(data[: HEADER.size - 4]) != crc:
@@ -187,8 +180,8 @@ def _header(data: bytes, rank: int, path: str) -> tuple[int, bytes, int]:
         raise newer_format(format_number, None, path)
     if entry_size != ENTRY.itemsize or length > LIMIT_COLUMNS or format_number < FORMAT:
         raise DamageError(path, "its header holds values that no version writes")
-    if own_rank != rank:
-        raise DamageError(path, f"it is the index of rank {own_rank}")
+    if rank_of_file != rank:
+        raise DamageError(path, f"it is the index of rank {rank_of_file}")
     return length, run_id, described
 
 

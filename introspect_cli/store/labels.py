@@ -42,11 +42,7 @@ def encode(step: int, labels: Labels) -> bytes:
 
 
 def decode(data: bytes, path: str) -> dict[int, dict[str, Label]]:
-    """Labels by step; of a step that was written twice, the later.
-
-    Raises:
-        DamageError: a line before the last is not as it was written.
-    """
+    """Labels by step; of a step that was written twice, the later."""
     by_step: dict[int, dict[str, Label]] = {}
     lines = data.split(b"\n")
     for number, line in enumerate(lines[:-1]):  # after the last line end is nothing, or a line that was torn off
@@ -78,11 +74,7 @@ def _label(name: str, value: Any) -> Label | None:
 
 
 def write_label(path: Path, text: str) -> None:
-    """Write what a person says of the run at `path`; no text removes it.
-
-    Raises:
-        StoreError: there is no run, or it cannot be written.
-    """
+    """Write what a person says of the run at `path`; no text removes it."""
     folder = open_store(path)
     try:
         if text:

@@ -91,7 +91,7 @@ def joined(path: Path, launch: Launch, set_aside: Callable[[Path], Path | None])
 
 def _join(path: Path, launch: Launch, set_aside: Callable[[Path], Path | None], *, first_attempt: bool = False) -> None:
     for _ in range(_ATTEMPTS):
-        ids = _found_at(path)
+        ids = _launch_at(path)
         if ids is not None and launch.job in ids and (first_attempt or launch.id in ids):
             return
         if ids is None:
@@ -104,7 +104,7 @@ def _join(path: Path, launch: Launch, set_aside: Callable[[Path], Path | None], 
     raise StoreError(f"{path} is being written by another launch; choose another directory")
 
 
-def _found_at(path: Path) -> tuple[str, ...] | None:
+def _launch_at(path: Path) -> tuple[str, ...] | None:
     """Id and job of the launch at a path, empty for any other run or thing; None where nothing is."""
     try:
         folder = Folder.at(str(path))
@@ -168,21 +168,16 @@ def world_size(manifest: Mapping[str, Any]) -> int:
     return size if type(size) is int and 0 < size <= _MAX_WORLD else 0
 
 
-def merged(own: Mapping[str, Any], ranks: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
-    """One manifest for the run: the lowest rank's, with what any rank says of how it ended and what it did not see.
-
-    Args:
-        own: the launch's manifest.
-        ranks: the ranks' manifests, by number.
-    """
+def merged(launch_manifest: Mapping[str, Any], ranks: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
+    """One manifest for the run: the lowest rank's, with what any rank says of how it ended and what it did not see."""
     if not ranks:
-        return {**own, "status": "running"}
+        return {**launch_manifest, "status": "running"}
     first = ranks[min(ranks)]
     every = list(ranks.values())
-    out = {**first, **own, "world_size": world_size(own)}
+    out = {**first, **launch_manifest, "world_size": world_size(launch_manifest)}
     for name in ("rank", "local_rank", "host"):
         out.pop(name, None)
-    complete = len(ranks) >= world_size(own) and all(manifest.get("status") == "complete" for manifest in every)
+    complete = len(ranks) >= out["world_size"] and all(manifest.get("status") == "complete" for manifest in every)
     out["status"] = "complete" if complete else next((s for s in _statuses(every) if s != "complete"), "interrupted")
     for name in _LISTS:
         if any(name in manifest for manifest in every):
@@ -247,14 +242,7 @@ def rank_list(ranks: list[int]) -> str:
 def endings(
     size: int, last: Mapping[int, int | None], ended: Mapping[int, bool], left_out: Collection[int] = ()
 ) -> list[str]:
-    """Sentences on ranks that left nothing, or that ended before the others.
-
-    Args:
-        size: how many ranks were started.
-        last: the last whole step of each rank that is there.
-        ended: whether each closed its part properly.
-        left_out: ranks that were to record no step.
-    """
+    """Sentences on ranks that left nothing, or that ended before the others."""
     out = []
     absent = [rank for rank in range(size) if rank not in last and rank not in left_out]
     if absent:
@@ -312,18 +300,18 @@ class Stages:
         """The stage of a root module."""
         return self._by_root.get(root, self.last)
 
-    def name(self, fqn: str, apart: frozenset[str] = frozenset()) -> str:
+    def name(self, fqn: str, distinct: frozenset[str] = frozenset()) -> str:
         """What a module, parameter or buffer of the rank is called in the whole model.
 
         Args:
             fqn: its name in the rank.
-            apart: names of roots whose stages have different things under equal names: the name tells the stage, then.
+            distinct: roots whose stages have different things under equal names, which then tell the stage.
         """
         root, dot, rest = fqn.partition(".")
         base, roots = root.partition("#")[0], self._by_root
         if root not in roots or (base != root and base not in roots):
             return fqn
-        stage = f"[stage {roots[root]}]" if base in apart and roots[root] else ""
+        stage = f"[stage {roots[root]}]" if base in distinct and roots[root] else ""
         return f"{base}{stage}{dot}{rest}"
 
 

@@ -27,10 +27,6 @@ _PLACE = re.compile(r"((?:attempt\d+/)?)(?:rank(\d+)/)?(.+)")
 def merge(sources: Sequence[Path], out: Path) -> list[int]:
     """Copy the ranks of one launch into one run.
 
-    Args:
-        sources: directories of runs, each with some of the ranks, or packs of them.
-        out: the directory of the run, which must not exist.
-
     Returns:
         the ranks of the last attempt, rising.
 

@@ -21,7 +21,6 @@ from introspect_cli.records import SETTING_KINDS, Kind, Layout, ModuleInfo, Part
 from introspect_cli.store.arrow import Batch, Decoder, Malformed, Schema, encode_batch, schema_message
 from introspect_cli.store.columns import (
     ColumnData,
-    Harmless,
     Lists,
     Texts,
     integer_lists,
@@ -108,9 +107,6 @@ class Interner(Generic[Row]):
         """A batch of the rows that come after `written`, empty where there are none, and the stream with it.
 
         The same rows again until they count as written.
-
-        Raises:
-            StoreError: the stream would grow past its limit.
         """
         if not self._waiting:
             return b"", written
@@ -205,11 +201,7 @@ def encode_modules(rows: Sequence[ModuleInfo]) -> Encoded:
 
 
 def decode_names(data: bytes, schema: Schema, count: int, path: str) -> dict[str, ColumnData]:
-    """The columns of a whole stream of `count` rows.
-
-    Raises:
-        StoreError: it is not what was written.
-    """
+    """The columns of a whole stream of `count` rows."""
     first = schema_message(schema)
     if data[: len(first)] != first:
         raise DamageError(path, "its columns are not those that its index names")
@@ -245,11 +237,7 @@ def no_rows(schema: Schema) -> dict[str, ColumnData]:
 
 
 def layouts_of(columns: Mapping[str, ColumnData], path: str) -> list[Layout]:
-    """All layouts, by number.
-
-    Raises:
-        StoreError: one cannot be.
-    """
+    """All layouts, by number."""
     shapes = columns["shape"]
     assert isinstance(shapes, Lists)
     if len(shapes) and int(np.diff(shapes.offsets).max()) > _MAX_DIMS:
@@ -277,11 +265,7 @@ def _too_many(shape: tuple[int, ...]) -> bool:
 
 
 def modules_of(columns: Mapping[str, ColumnData], path: str) -> list[ModuleInfo]:
-    """All rows of modules, in the order they were found.
-
-    Raises:
-        StoreError: a module has another number of names than of values.
-    """
+    """All rows of modules, in the order they were found."""
     plain = {name: _plain(column) for name, column in columns.items()}
     names, values = plain["attribute_names"], plain["attribute_values"]
     if any(len(keys) != len(other) for keys, other in zip(names, values, strict=True)):
@@ -295,9 +279,9 @@ def modules_of(columns: Mapping[str, ColumnData], path: str) -> list[ModuleInfo]
 def _plain(column: ColumnData) -> list[Any]:
     """The values of a column, texts made harmless."""
     if isinstance(column, Texts):
-        return Harmless(column, LIMIT_NAME).tolist()
+        return column.harmless(LIMIT_NAME).tolist()
     if isinstance(column, Lists) and isinstance(column.values, Texts):
-        values, offsets = Harmless(column.values, LIMIT_NAME).tolist(), column.offsets.tolist()
+        values, offsets = column.values.harmless(LIMIT_NAME).tolist(), column.offsets.tolist()
         return [tuple(values[start:end]) for start, end in pairwise(offsets)]
     return list(column.tolist())
 

@@ -68,15 +68,7 @@ def open_store(path: str | Path) -> Folder:
 
 
 def pack(run: Path, out: Path) -> int:
-    """Write the run in a directory into a file; bytes written.
-
-    Args:
-        run: the directory of a run that nobody writes.
-        out: the file, which must not exist.
-
-    Raises:
-        StoreError: the file exists or cannot be written, or the run cannot be read.
-    """
+    """Write the run in a directory into a file; bytes written."""
     if not out.name:
         raise StoreError(f"{out} is no name of a file: name one that is not there yet")
     temporary = out.with_name(f".{out.name}.{os.getpid()}")
@@ -123,11 +115,7 @@ def is_pack(path: str | Path) -> bool:
 
 
 def cache() -> Path:
-    """Where packs are unpacked; it may be removed at any time that no verb runs.
-
-    Raises:
-        StoreError: there is no such place.
-    """
+    """Where packs are unpacked; it may be removed at any time that no verb runs."""
     base = Path(os.environ.get("XDG_CACHE_HOME", ""))
     if not base.is_absolute():  # a relative one is to be ignored, says the standard that made the variable
         try:
@@ -140,11 +128,7 @@ def cache() -> Path:
 
 
 def unpacked(path: str | Path) -> Path:
-    """The directory that holds what a packed run holds, unpacked once.
-
-    Raises:
-        StoreError: it is no packed run, or is damaged, or there is no room.
-    """
+    """The directory that holds what a packed run holds, unpacked once."""
     try:
         with zipfile.ZipFile(path) as archive:
             members = archive.infolist()
@@ -230,11 +214,7 @@ def _system(url: str) -> tuple[Any, str]:
 
 
 def fetched(url: str) -> Path:
-    """The file behind a URL, fetched once; its size is told on stderr before.
-
-    Raises:
-        StoreError: fsspec is missing, or the file cannot be reached.
-    """
+    """The file behind a URL, fetched once; its size is told on stderr before."""
     system, path = _system(url)
     try:
         about = system.info(path)
@@ -256,11 +236,7 @@ def fetched(url: str) -> Path:
 
 
 def sent(file: Path, url: str) -> None:
-    """Send a file to a URL; its size is told on stderr before.
-
-    Raises:
-        StoreError: fsspec is missing, or the place does not take it.
-    """
+    """Send a file to a URL; its size is told on stderr before."""
     system, path = _system(url)
     sys.stderr.write(f"introspect: sending {file.stat().st_size / 1e6:,.1f} MB to {url}\n")
     try:

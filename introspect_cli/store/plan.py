@@ -75,12 +75,6 @@ class Plan:
     owner: Array
     unfit: dict[int, str]
 
-    def fits(self, other: Rows) -> bool:
-        """Whether a step is of the same sites and layouts, and as much was seen of them."""
-        basis = self.basis
-        names = ("site", "number", "status")
-        return basis is other or all(np.array_equal(getattr(basis, name), getattr(other, name)) for name in names)
-
     @cached_property
     def copies(self) -> Array:
         """Where in `rows` there is a copy of a part that another rank has."""
@@ -127,14 +121,7 @@ def group_of(starts: Array, size: int) -> Array:
 
 
 def planned(step: RankedStep, places: Places, kinds: Array, left_out: Array) -> Plan:
-    """Find out what becomes of the sites of a step.
-
-    Args:
-        step: all ranks' columns.
-        places: the ranks' layouts.
-        kinds: of each site of the whole, the code of its kind.
-        left_out: bool (n,), rows that count for nothing.
-    """
+    """What becomes of the sites of a step, given the code of each site's kind and which rows count for nothing."""
     basis = step.rows
     rows = np.flatnonzero(~left_out)
     rows = rows[np.argsort(basis.site[rows], kind="stable")]

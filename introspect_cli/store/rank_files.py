@@ -98,10 +98,6 @@ class RankFiles:
             pieces: what is appended, by file name.
             entry: the index entry.
             written: what then counts; its lengths are those of the files.
-
-        Raises:
-            StoreError: a file was removed.
-            OSError: one cannot be written.
         """
         self._torn = True
         for name, data in pieces.items():
@@ -118,22 +114,13 @@ class RankFiles:
         """Make sure that the files are ours to write, and hold what counts as written.
 
         Each is looked at once more when it is written to: whether its descriptor is still ours, and it still there.
-
-        Raises:
-            StoreError: they are another process's, or were removed.
-            OSError: they cannot be reached.
         """
         if os.getpid() != self._pid:
             raise StoreError("a forked child does not write its parent's store")
         self._take_back()
 
     def restart(self) -> None:
-        """Take back all steps; names stay. A reader sees the store as it was before its first step.
-
-        Raises:
-            StoreError: a file was removed.
-            OSError: the files could not be shortened.
-        """
+        """Take back all steps; names stay. A reader sees the store as it was before its first step."""
         before = self.written
         try:
             self.guard()

@@ -60,16 +60,7 @@ class RankReader(StepReader):
     """
 
     def __init__(self, run: Folder, rank: int, *, damaged: bool = False) -> None:
-        """Open a rank.
-
-        Args:
-            run: the run's directory.
-            rank: its number.
-            damaged: whether to open one whose records are cut off too, up to the last step that is whole.
-
-        Raises:
-            StoreError: it is damaged.
-        """
+        """Open a rank; a `damaged` one, whose records are cut off, up to the last step that is whole."""
         self.cut = ""
         self._damaged = damaged
         self.rank = rank
@@ -147,9 +138,6 @@ class RankReader(StepReader):
         """Make sure of the end of the stream `name` (`names.STREAMS`) of a rank that was closed.
 
         Nobody reads what follows the last indexed byte; that it is as it was written concerns `verify` alone.
-
-        Raises:
-            StoreError: it is missing, or not what was written.
         """
         last = self._index.last
         if last is None or not self.ended or (self.cut and name == RECORDS):
@@ -176,11 +164,7 @@ class RankReader(StepReader):
 
     @cached_property
     def labels(self) -> dict[int, Labels]:
-        """What the framework calls each step, by number; steps without a name of its own are left out.
-
-        Raises:
-            StoreError: the file is damaged.
-        """
+        """What the framework calls each step, by number; steps without a name of its own are left out."""
         try:
             data = self.beside(LABELS, LIMIT_LABELS + (1 << 16)) if len(self) else b""
         except FileNotFoundError:
@@ -202,11 +186,7 @@ class RankReader(StepReader):
 
     @cached_property
     def modules(self) -> list[ModuleInfo]:
-        """The module tree, in the order it was found: each module as it was at first.
-
-        Raises:
-            StoreError: the stream is damaged.
-        """
+        """The module tree, in the order it was found: each module as it was at first."""
         first: dict[str, ModuleInfo] = {}
         for module in self.module_rows:
             first.setdefault(module.fqn, module)
@@ -214,11 +194,7 @@ class RankReader(StepReader):
 
     @cached_property
     def module_rows(self) -> list[ModuleInfo]:
-        """All rows of modules in order: a module that changed is there again, with the step from which that holds.
-
-        Raises:
-            StoreError: the stream is damaged.
-        """
+        """All rows of modules in order: a module that changed is there again, with the step from which that holds."""
         return modules_of(self._names("modules"), f"{self.path}/{MODULES}")
 
     def _names(self, stream: str) -> dict[str, ColumnData]:

@@ -188,11 +188,7 @@ class RankWriter:
             self._fail(reason(error) if isinstance(error, OSError) else str(error))
 
     def thin(self, steps: Collection[int], why: str) -> None:
-        """Drop steps that were written, and say so in the index; the last step stays, whatever is asked.
-
-        Args:
-            steps: their numbers.
-            why: a key of `index.OPTIONS`.
+        """Drop steps that were written, and say in the index why (of `index.OPTIONS`); the last step always stays.
 
         Raises:
             StoreError: the rest could not be written anew; then all steps are still there.

@@ -16,7 +16,7 @@ from introspect_cli.store.columns import filled
 from introspect_cli.sums import header
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
@@ -66,41 +66,6 @@ class Places:
             if part is not None:
                 self.part[number] = parts.setdefault(part, len(parts) + 1)
                 self.owed[number] = bool(part.owed)
-
-
-class Wholes:
-    """The layouts of what parts, or values of several ranks, are together."""
-
-    def __init__(self, places: Places, number_of: Callable[[Layout], int]) -> None:
-        """Take the layouts of parts, and what gives the number of a whole's."""
-        self._places, self._number_of = places, number_of
-        self._numbers: dict[int, int] = {}
-        self._batched: dict[bytes, int] = {}
-
-    def number(self, part: int) -> int:
-        """The number of the whole's layout, by that of a part of it."""
-        if part not in self._numbers:
-            self._numbers[part] = self._number_of(whole_layout(self._places.layouts[part]))
-        return self._numbers[part]
-
-    def batched(self, numbers: Array) -> int:
-        """The number of what tensors of some layouts are together: one tensor, as long as all, as wide as the widest.
-
-        Args:
-            numbers: int64, of layouts.
-        """
-        key = numbers.tobytes()
-        if key not in self._batched:
-            layouts = [self._places.layouts[number] for number in numbers.tolist()]
-            shape = layouts[0].shape
-            shapes = [layout.shape for layout in layouts if layout.shape]
-            if shape and all(len(other) == len(shape) for other in shapes):
-                shape = (
-                    sum(other[0] for other in shapes),
-                    *map(max, zip(*(other[1:] for other in shapes), strict=True)),
-                )
-            self._batched[key] = self._number_of(replace(whole_layout(layouts[0]), shape=shape))
-        return self._batched[key]
 
 
 class Rows:
@@ -155,15 +120,7 @@ class RankedStep:
         places: Sequence[Array],
         like: Rows | None = None,
     ) -> None:
-        """Take a batch of each rank, and the whole's numbers of their sites and layouts.
-
-        Args:
-            batches: of each rank.
-            ranks: their numbers.
-            numbers: of each rank, the whole's numbers of its sites.
-            places: of each rank, the numbers of its layouts.
-            like: the rows of another step of the same ranks.
-        """
+        """Take a batch of each rank, and the whole's numbers of their sites and layouts."""
         self.batches, self._ranks = batches, list(ranks)
         self.rows = like if like is not None and like.are_of(batches) else Rows(batches, numbers, places)
 
@@ -215,12 +172,7 @@ class RankedStep:
         return self._ranks[int(self.rows.rank[row])]
 
     def taken(self, rows: Array, columns: Sequence[Array]) -> Array:
-        """Some rows of a column, without putting all of it end to end.
-
-        Args:
-            rows: int64 (m,).
-            columns: each rank's own.
-        """
+        """Some rows of a column, without putting all of it end to end."""
         ranks = self.rows.rank[rows]
         out = np.empty((len(rows), *columns[0].shape[1:]), np.result_type(*columns))
         for rank in np.unique(ranks).tolist():

@@ -8,7 +8,7 @@ exist.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
 from functools import cached_property
 from pathlib import Path
@@ -112,6 +112,9 @@ class Run:
     def __init__(self, path: str | Path, folder: Folder) -> None:
         self.path = path
         self._folder = folder
+        self._when_closed: list[Callable[[], None]] = []
+        self.elsewhere: Callable[[int], NDArray[Any] | None] | None = None
+        """Gives whole tensors by their checksums that lie in no store."""
         # Asked first: a run that ends while it is opened is called running, never interrupted.
         locked = is_locked(folder)
         self.manifest = read_manifest(folder)
@@ -173,11 +176,7 @@ class Run:
 
     @property
     def label(self) -> str:
-        """What somebody wrote of the run; "" where nobody did.
-
-        Raises:
-            StoreError: it cannot be read.
-        """
+        """What somebody wrote of the run; "" where nobody did."""
         try:
             data = self._folder.read_file(LABEL, 4 * LONGEST_LABEL)
         except FileNotFoundError:
@@ -205,19 +204,11 @@ class Run:
 
     @cached_property
     def settings(self) -> Settings:
-        """The settings documents by name, read when asked for; the lowest rank's, where each has its own.
-
-        Raises:
-            StoreError: their directory is damaged.
-        """
+        """The settings documents by name, read when asked for; the lowest rank's, where each has its own."""
         return self.settings_of(min(self.manifests)) if self.manifests else self._settings(self._folder)
 
     def settings_of(self, rank: int) -> Settings:
-        """The settings documents of one rank; the run's, where one process wrote it.
-
-        Raises:
-            StoreError: their directory is damaged.
-        """
+        """The settings documents of one rank; the run's, where one process wrote it."""
         if rank not in self.manifests:
             return self.settings
         folder = self._folder.folder(f"rank{rank}")
@@ -237,10 +228,9 @@ class Run:
 
         bfloat16, fp8 and complex32 come as the float32 or complex64 of the same value; element types numpy does
         not know as a flat uint8 array of their bytes.
-
-        Raises:
-            StoreError: its file is damaged.
         """
+        if self.elsewhere is not None:
+            return self.elsewhere(checksum)
         places = [self._folder.folder(f"rank{rank}") for rank in self.manifests] or [self._folder]
         try:
             return next((tensor for place in places if (tensor := _tensor(place, checksum)) is not None), None)
@@ -249,11 +239,17 @@ class Run:
                 if place is not self._folder:
                     place.close()
 
+    def when_closed(self, then: Callable[[], None]) -> None:
+        """Call a function when the run is closed."""
+        self._when_closed.append(then)
+
     def close(self) -> None:
         """Close all files; what was read stays valid."""
         for reader in self._ranks.values():
             reader.close()
         self._folder.close()
+        while self._when_closed:
+            self._when_closed.pop()()
 
     def __enter__(self) -> Run:  # noqa: PYI034 -- typing.Self is newer than Python 3.10
         return self
@@ -286,11 +282,7 @@ def _tensor(place: Folder, checksum: int) -> NDArray[Any] | None:
 
 
 def read_rank_manifests(run: Folder, ranks: Iterable[int], run_id: object) -> tuple[dict[int, dict[str, Any]], bool]:
-    """The manifests that ranks of a launch wrote, by number, and whether any of them is being written.
-
-    Raises:
-        StoreError: one is damaged, or belongs to another run.
-    """
+    """The manifests that ranks of a launch wrote, by number, and whether any of them is being written."""
     manifests, locked = {}, False
     for rank in ranks:
         folder = run.folder(f"rank{rank}")
@@ -391,11 +383,7 @@ def _only_launch(folder: Folder) -> Folder | None:
 
 
 def read_manifest(folder: Folder) -> dict[str, Any]:
-    """The manifest of the run in `folder`.
-
-    Raises:
-        StoreError: it is missing, damaged, or of a newer format.
-    """
+    """The manifest of the run in `folder`."""
     path = f"{folder.path}/{MANIFEST}"
     try:
         data = folder.read_file(MANIFEST, LIMIT_DOCUMENT)

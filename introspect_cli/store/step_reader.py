@@ -42,28 +42,16 @@ class StepReader(ABC):
     @property
     @abstractmethod
     def sites(self) -> SiteTable:
-        """All sites, by number.
-
-        Raises:
-            StoreError: the stream is damaged.
-        """
+        """All sites, by number."""
 
     @property
     @abstractmethod
     def layouts(self) -> list[Layout]:
-        """All layouts, by number.
-
-        Raises:
-            StoreError: the stream is damaged.
-        """
+        """All layouts, by number."""
 
     @abstractmethod
     def read_row(self, row: int) -> StepBatch:
-        """All records of the `row`-th step.
-
-        Raises:
-            StoreError: its bytes are damaged.
-        """
+        """All records of the `row`-th step."""
 
     def read(self, step: int) -> StepBatch:
         """All records of a step.
@@ -119,11 +107,7 @@ class StepReader(ABC):
         return True
 
     def record(self, batch: StepBatch, row: int, step: int) -> Record:
-        """One row as a record, with derived statistics filled in.
-
-        Raises:
-            StoreError: its site or layout is damaged.
-        """
+        """One row as a record, with derived statistics filled in."""
         site, info = self.sites[int(batch.site[row])]
         layout = self.layouts[int(batch.layout[row])]
         stats = record_stats(batch.counts, batch.floats, min(layout.numel, (1 << 63) - 1), row)

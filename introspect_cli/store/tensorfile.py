@@ -123,9 +123,6 @@ def decode(handle: Handle, checksum: int) -> Any:
     """The tensor in an open file, checked; bfloat16, fp8 and complex32 widened exactly.
 
     Mapped rather than read where nothing is widened, so that a large tensor takes no memory of its own.
-
-    Raises:
-        StoreError: the file is not what `encode` would have written for the tensor with this checksum.
     """
     check(handle, checksum)
     content, offset = _content(handle, checksum)

@@ -62,13 +62,6 @@ class Rewritten:
 def write_without(folder: Folder, rank: int, dropped: Collection[int], why: str, *, durable: bool) -> Rewritten | None:
     """Write a rank's records and index anew without some steps, beside what is there; `exchange` makes them the store.
 
-    Args:
-        folder: the rank's directory.
-        rank: its number.
-        dropped: numbers of steps.
-        why: what dropped them, `last` or `max_size`.
-        durable: whether to force everything to disk.
-
     Returns:
         What was written; None where no such step is there.
 

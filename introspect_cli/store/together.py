@@ -8,6 +8,7 @@ ranks. Checksums are exact: the sums under them are integers modulo 2**64.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from introspect_cli.store.adding import NONFINITE, Adding
 from introspect_cli.store.combined import CombinedStep
 from introspect_cli.store.launch import rank_list
 from introspect_cli.store.plan import UNPLACED, Plan, any_of, planned, starts_of
-from introspect_cli.store.ranked import Wholes
+from introspect_cli.store.ranked import whole_layout
 from introspect_cli.sums import MASK
 
 if TYPE_CHECKING:
@@ -82,7 +83,8 @@ class Together:
             complete: whether all ranks were recorded, so that a part of the model that is missing is missing there.
         """
         self._places, self._kinds, self._left_out = places, kinds, left_out
-        self._wholes = Wholes(places, number_of)
+        self._number_of = number_of
+        self._batched: dict[bytes, int] = {}
         self._value_of, self._lacking, self._complete = value_of, lacking, complete
         self._plan: Plan | None = None
         self._layouts = np.zeros(0, np.uint32)
@@ -96,16 +98,17 @@ class Together:
     def put(self, step: RankedStep) -> StepBatch:
         """The records of a step of all ranks, as one rank's."""
         plan = self._plan
-        if plan is None or not plan.fits(step.rows):
+        if plan is None or plan.basis is not step.rows:
             self._plan = plan = planned(step, self._places, self._kinds, self._left_out(step))
             numbers = plan.basis.number[plan.rows[plan.starts]].tolist()
-            self._layouts = np.array([self._wholes.number(number) for number in numbers], np.uint32)
+            wholes = {number: self._whole_number(number) for number in dict.fromkeys(numbers)}
+            self._layouts = np.array([wholes[number] for number in numbers], np.uint32)
             self._adding = None
         result = CombinedStep(step, plan, self._layouts.copy())
         for group, row in plan.blind.items():
             result.unseen(group, step.texts.get(row, ""))
             result.row[group] = row
-            result.layout[group] = self._wholes.number(int(step.rows.number[row]))
+            result.layout[group] = self._whole_number(int(step.rows.number[row]))
         for group in np.flatnonzero(plan.mixed).tolist():
             result.unseen(group, "some ranks hold parts of it and others what has no known place")
         samples = self._put_parts(result)
@@ -120,6 +123,23 @@ class Together:
                 where = f"on {plan.ranks[group]} ranks" if plan.ranks[group] > 1 else f"in {members[group]} calls"
                 result.text[group] = f"equal {where}"
         return result.batch()
+
+    def _whole_number(self, part: int) -> int:
+        """The number of a whole's layout, by that of a part of it."""
+        return self._number_of(whole_layout(self._places.layouts[part]))
+
+    def _batched_number(self, numbers: Array) -> int:
+        """The number of what tensors of some layouts are together: one, as long as all, as wide as the widest."""
+        key = numbers.tobytes()
+        if key not in self._batched:
+            layouts = [self._places.layouts[number] for number in numbers.tolist()]
+            shape = layouts[0].shape
+            shapes = [layout.shape for layout in layouts if layout.shape]
+            if shape and all(len(other) == len(shape) for other in shapes):
+                widest = map(max, zip(*(other[1:] for other in shapes), strict=True))
+                shape = (sum(other[0] for other in shapes), *widest)
+            self._batched[key] = self._number_of(replace(whole_layout(layouts[0]), shape=shape))
+        return self._batched[key]
 
     def _sums(self, plan: Plan, groups: Array) -> Adding:
         """What adds up the parts of some groups, in their order; kept for the next step."""
@@ -275,7 +295,7 @@ class Together:
             result.text[group] = f"values of {whose} together"
             numbers = step.rows.number[members]
             parts = self._places.part[numbers]
-            result.layout[group] = self._wholes.batched(numbers[parts == parts[0]])
+            result.layout[group] = self._batched_number(numbers[parts == parts[0]])
             sums = [step.samples.get(row) for row in members.tolist()] if step.samples else [None]
             if None not in sums and not parts.any():
                 result.samples[group] = sum(filter(None, sums)) & MASK

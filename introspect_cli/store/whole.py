@@ -94,7 +94,7 @@ class WholeReader(StepReader):
         self._read = lru_cache(maxsize=3)(self._put_together)
 
     @cached_property
-    def apart(self) -> frozenset[str]:
+    def distinct_roots(self) -> frozenset[str]:
         """Roots whose stages have other parameters under equal names, as stages cut out of a sequence have.
 
         One that several stages have begins with equal values on all of them.
@@ -141,7 +141,7 @@ class WholeReader(StepReader):
                     named = site.fqn if stages is None else stages.name(site.fqn)
                     each = self._fold.get((site.evaluates, named), 0) if site.kind in _FLOWING else 0
                     if stages is not None:
-                        site = replace(site, fqn=stages.name(site.fqn, self.apart))
+                        site = replace(site, fqn=stages.name(site.fqn, self.distinct_roots))
                     if each:
                         site = replace(site, call=site.call % each)
                     number_of[key] = by_site.setdefault(site, len(rows))
@@ -167,7 +167,7 @@ class WholeReader(StepReader):
         return (
             modules
             if stages is None
-            else [replace(module, fqn=stages.name(module.fqn, self.apart)) for module in modules]
+            else [replace(module, fqn=stages.name(module.fqn, self.distinct_roots)) for module in modules]
         )
 
     @cached_property

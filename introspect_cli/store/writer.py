@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from introspect_cli.store.rank_writer import RankWriter
 
 _NAME = re.compile(r"[a-z0-9_]{1,64}")
-_OURS = re.compile(
+_RUN_FILES = re.compile(
     r"manifest\.yaml|settings|tensors|children|label|\.lock|rank\d{1,6}|attempt\d{1,4}|\.manifest\.yaml\.\d+|index\.bin"
     r"|[a-z]+\.arrow|labels\.jsonl|records-\d+\.arrow|\.index\.bin\.\d+"
 )
@@ -127,9 +127,6 @@ class StoreWriter:
 
         With the status `complete` the ranks are closed first: a manifest never says so of a run that could still be
         cut off.
-
-        Raises:
-            StoreError: it cannot be written.
         """
         if manifest.get("status") == "complete":
             self._close_ranks()
@@ -176,17 +173,7 @@ class StoreWriter:
             raise StoreError(f"cannot write {self.path}/{name}: {reason(error)}") from None
 
     def save_tensor(self, checksum: int, array: memoryview, dtype: str, shape: tuple[int, ...]) -> int:
-        """Keep a tensor's data under its checksum, once; bytes written.
-
-        Args:
-            checksum: the tensor's.
-            array: its raw bytes, row-major, contiguous.
-            dtype: torch's name without the prefix.
-            shape: sizes.
-
-        Raises:
-            StoreError: it cannot be written.
-        """
+        """Keep a tensor's data under its checksum, once; bytes written."""
         if checksum in self._stored:
             return 0
         self._stored.add(checksum)
@@ -228,20 +215,7 @@ class StoreWriter:
         samples: bool = False,
         digest: Digest | None = None,
     ) -> RankWriter:
-        """The writer of what `rank` records.
-
-        Args:
-            rank: its number.
-            stats: keep the statistics that need no request.
-            sketch: keep sketches.
-            sorted_stats: statistics to keep on request.
-            operators: keep what operators were given.
-            samples: keep the sums of samples' checksums.
-            digest: what computes the digests of steps, if anything is quicker than the store itself.
-
-        Raises:
-            StoreError: the rank's files are there already or cannot be made.
-        """
+        """The writer of what `rank` records, with the columns that are asked for; see `format.record_columns`."""
         from introspect_cli.store.format import record_columns
         from introspect_cli.store.rank_writer import RankWriter
 
@@ -297,11 +271,7 @@ class StoreWriter:
 
 
 def remove_run(path: Path) -> None:
-    """Delete a run that nobody is writing.
-
-    Raises:
-        StoreError: it is being written, is no run, or cannot be moved.
-    """
+    """Delete a run that nobody is writing."""
     try:
         old = _set_aside(path, force=True)
     except OSError as error:
@@ -338,7 +308,7 @@ def _set_aside(path: Path, *, force: bool) -> Path | None:
         names = folder.names()
         if names in ([], [LOCK]):  # the second is what a capture killed at its very start leaves
             return None
-        strange = next((name for name in names if not _OURS.fullmatch(name)), None)
+        strange = next((name for name in names if not _RUN_FILES.fullmatch(name)), None)
         if strange is not None or not (MANIFEST in names or LOCK in names):
             what = f"holds {strange!r}" if strange is not None else "has no manifest"
             raise StoreError(f"{path} is not (only) a run: it {what}; choose another directory")

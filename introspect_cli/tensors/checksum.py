@@ -52,8 +52,4 @@ def of_text(text: str) -> int:
 
 def finalise(raw: U64, headers: U64) -> U64:
     """`mix(raw + header)` over arrays of any one shape."""
-    value = raw + headers
-    value = (value ^ (value >> np.uint64(30))) * np.uint64(MIX_1)
-    value = (value ^ (value >> np.uint64(27))) * np.uint64(MIX_2)
-    out: U64 = value ^ (value >> np.uint64(31))
-    return out
+    return mix(raw + headers)

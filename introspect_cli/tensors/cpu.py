@@ -9,16 +9,19 @@ row and agree on every bit of the checksum.
 from __future__ import annotations
 
 import time
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import torch
 
 from introspect_cli.machine import processors
+from introspect_cli.sums import MASK, header
 from introspect_cli.tensors import kernels as k
 from introspect_cli.tensors import parallel, reference
 from introspect_cli.tensors import rows as r
-from introspect_cli.tensors.views import address_of, are_short, can_copy, copy_plan, cut, cut_up, pieces
+from introspect_cli.tensors.special import PLAIN, is_wrapped
+from introspect_cli.tensors.views import address_of, are_short, can_copy, copy_plan, cut, cut_up, pieces, unobserved
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -97,7 +100,7 @@ class Engine:
         self._team_threads = 0
         self._item = np.zeros(k.ITEM_WORDS, dtype=np.int64)
         self._blocks = np.zeros(0, dtype=np.uint8)
-        self._workers = self._found_workers()
+        self._workers = self._has_workers()
         self._make_room(1 << 22)
 
     @property
@@ -105,7 +108,7 @@ class Engine:
         """What threads that share a call know of it, as `kernels` has it; good as long as the engine."""
         return self._team
 
-    def _found_workers(self) -> bool:
+    def _has_workers(self) -> bool:
         """Whether torch's own threads can be had; if so, the team knows how."""
         workers = parallel.find_workers() if self._threads is None else None
         if workers is None or self.kernels is None:
@@ -138,15 +141,15 @@ class Engine:
             False, and nothing is done, where it has to be copied in another way.
         """
         count, size = tensor.numel(), k.SIZES[code]
-        found = cut_up(tuple(tensor.shape), tensor.stride(), size) if count else None
-        if found is None:
+        cut = cut_up(tuple(tensor.shape), tensor.stride(), size) if count else None
+        if cut is None:
             return False
         threads = self._torchs_threads(count) or 1
         if len(self._blocks) < threads * k.CHUNK * size:
             room = np.empty(threads * k.CHUNK * size + 64, dtype=np.uint8)
             self._blocks = room[-room.ctypes.data % 64 :]
-        number, parts = len(found.pieces), r.empty(len(found.pieces))
-        given = (address_of(tensor), found.pieces.ctypes.data, count, number, found.plans.ctypes.data, code, flags)
+        number, parts = len(cut.pieces), r.empty(len(cut.pieces))
+        given = (address_of(tensor), cut.pieces.ctypes.data, count, number, cut.plans.ctypes.data, code, flags)
         where = (table, parts.ctypes.data, self._blocks.ctypes.data, out)
         self._call("summarise_strided", threads, count, *given, *where)
         return True
@@ -224,16 +227,7 @@ class Engine:
         sorted_stats: Sequence[str] = (),
         runs: Sequence[tuple[int, torch.Tensor]] | None = None,
     ) -> None:
-        """Summarise any strided CPU tensor into a row.
-
-        Args:
-            out: the row, shape (32,).
-            tensor: what to summarise; not quantized.
-            with_stats: whether to fill the statistics words.
-            with_sketch: whether to fill the sketch words.
-            sorted_stats: `med`, `mode`.
-            runs: the runs of a shard, see `reference.row`.
-        """
+        """Summarise any strided CPU tensor into a row."""
         code = CODES.get(tensor.dtype)
         if self.kernels is None or code is None:
             row = reference.row(
@@ -299,3 +293,43 @@ class Engine:
         if self._helpers is not None:
             self._helpers.close()
             self._helpers = None
+
+
+_COPIED: Final = 1 << 26
+"""Bytes of a tensor that is not contiguous, up to which it is copied for this."""
+
+
+_header = lru_cache(maxsize=256)(header)
+
+
+def sum_of_samples(tensor: torch.Tensor) -> int | None:
+    """The checksums of all samples of a tensor, added up modulo 2**64.
+
+    Ranks that share out a batch have none of the checksums of one process, and extrema and means are the same for two
+    orders of its tokens. Each index of the first dimension has a checksum of its own, and the sum of all of them is the
+    same number however the samples are dealt out, and in whatever order.
+
+    Returns:
+        None of what is no plain tensor with samples in the memory of the CPU, or where there are no compiled kernels.
+    """
+    if k.KERNELS is None or type(tensor) not in PLAIN or is_wrapped(tensor):
+        return None
+    with unobserved():
+        if not tensor.is_cpu or tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
+            return None
+        code, total = CODES.get(tensor.dtype), tensor.numel()
+        if code in (None, k.TABLE) or not tensor.dim() or not total:
+            return None
+        size, each = tensor.element_size(), total // len(tensor)
+        if tensor.untyped_storage().nbytes() < (tensor.storage_offset() + 1) * size:
+            return None  # freed
+        if not tensor.is_contiguous() or tensor.is_neg() or tensor.is_conj():
+            if total * size > _COPIED:
+                return None
+            tensor = tensor.detach().resolve_conj().resolve_neg().contiguous()
+        elif tensor.untyped_storage().nbytes() < (tensor.storage_offset() + total) * size:
+            return None
+        name = str(tensor.dtype).removeprefix("torch.")
+        sample = _header(name, tuple(tensor.shape[1:]))
+        added: int = k.KERNELS.sum_of_samples(address_of(tensor), total, each, code, sample)
+        return added & MASK

@@ -183,18 +183,18 @@ def _walk(value: Any, path: str, leaves: Leaves, above: list[int], objects: int)
 
 def containers(value: Any) -> list[tuple[str, str]]:
     """Path and class name of everything that holds the leaves of a nested value, outermost first."""
-    found: list[tuple[str, str]] = []
-    _name(value, "", found, [], 0)
-    return found
+    names: list[tuple[str, str]] = []
+    _name(value, "", names, [], 0)
+    return names
 
 
-def _name(value: Any, path: str, found: list[tuple[str, str]], above: list[int], objects: int) -> None:
-    children = _children(value, objects) if len(found) < MAX_LEAVES else None
+def _name(value: Any, path: str, names: list[tuple[str, str]], above: list[int], objects: int) -> None:
+    children = _children(value, objects) if len(names) < MAX_LEAVES else None
     if children is None or len(above) >= MAX_DEPTH or id(value) in above:
         return
-    found.append((path, type(value).__name__))
+    names.append((path, type(value).__name__))
     above.append(id(value))
     plain = _is_container(type(value))
     for piece, item in children:
-        _name(item, path + piece, found, above, objects if plain else objects + 1)
+        _name(item, path + piece, names, above, objects if plain else objects + 1)
     above.pop()

@@ -107,21 +107,21 @@ class Generators:
         Args:
             whole: whether states themselves are compared, since somebody else has looked in between.
         """
-        found = []
+        moved = []
         mask = -1 if whole else self._compiled.generators_moved()
         for number, name in enumerate(self.names):
             if mask >> number & 1:
                 known, self._states[number] = self._states[number], self._compiled.generator_state(number)
                 if not whole or known != self._states[number]:
-                    found.append((name, known))
+                    moved.append((name, known))
         for name in self._devices:
             now = self._device(name)
             before = self._device_states.get(name)
             if now is not None and now != before:
                 self._device_states[name] = now
                 if before is not None:
-                    found.append((name, hash(before) & (1 << 64) - 1))
-        return found
+                    moved.append((name, hash(before) & (1 << 64) - 1))
+        return moved
 
     def _any_moved(self) -> bool:
         if self._compiled.generators_moved():
@@ -175,8 +175,8 @@ def _numpy() -> Place | None:
         return None
     state = generator.state["state"]
     address = int(generator.ctypes.state_address)
-    found = ctypes.string_at(address, _BYTES) == state["key"].astype("u4").tobytes()
-    return Place(address, address + _BYTES) if found and _u4(address + _BYTES) == state["pos"] else None
+    agrees = ctypes.string_at(address, _BYTES) == state["key"].astype("u4").tobytes()
+    return Place(address, address + _BYTES) if agrees and _u4(address + _BYTES) == state["pos"] else None
 
 
 def _python() -> Place | None:
@@ -216,10 +216,10 @@ def _numpy_spare() -> Callable[[object], Hashable]:
     after, state = ctypes.string_at(id(sample), size), sample.get_state(legacy=False)
     at = after.find(struct.pack("=d", state.get("gauss", 0.0)))
     flag = slice(at - 8, at - 4)
-    found = at >= 8 and at % 8 == 0 and (before[flag], after[flag]) == (struct.pack("=i", 0), struct.pack("=i", 1))
+    agrees = at >= 8 and at % 8 == 0 and (before[flag], after[flag]) == (struct.pack("=i", 0), struct.pack("=i", 1))
     watched: Any = getattr(home.get_state, "__self__", None)
     bits: Any = getattr(watched, "_bit_generator", None)
-    if not found or type(watched) is not type(sample) or bits is not home.get_bit_generator():
+    if not agrees or type(watched) is not type(sample) or bits is not home.get_bit_generator():
         return lambda _owner: None
     spare = (ctypes.c_char * 16).from_address(id(watched) + at - 8)
 

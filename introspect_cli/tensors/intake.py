@@ -1,5 +1,11 @@
 """The compiled intake: plain tensors summarised, and their sites noted, in one call.
 
+Asking a tensor six things by its methods costs half a microsecond, and asking for its storage leaves a Python object on
+it for as long as it lives. Torch exports C functions for compiled models ("aoti_torch_...", kept as they are from one
+version to the next) that answer in nanoseconds. They take the address of the C++ tensor. It is the first field of the
+Python object, but no header promises that; so it is looked for, and everything that the functions then say of some
+tensors is compared with what torch says in Python. Where anything is missing or differs there are none.
+
 `add` and `add_all` are the summarizer's. A recorder tells `into` what it records into: its list of rows, that of slots
 and the dictionary of times, how to acquire and to release its lock, which nobody who uses the summarizer does without,
 a dictionary for the sums of samples by slot, or None, and the summarizer's `sample_headers`. Then:
@@ -13,15 +19,21 @@ a dictionary for the sums of samples by slot, or None, and the summarizer's `sam
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import ctypes
+import functools
+import struct
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from introspect_cli.tensors import handles, parallel
 from introspect_cli.tensors import kernels as k
+from introspect_cli.tensors import parallel
+from introspect_cli.tensors.views import unobserved
 
 if TYPE_CHECKING:
     import threading
+    from ctypes import _NamedFuncPointer as _Function
 
     import numpy as np
     import numpy.typing as npt
@@ -45,9 +57,9 @@ def new_intake(
         memory: what `reuse.new_memory` made.
         lock: the summarizer's.
     """
-    functions = handles.functions()
-    api = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None) if functions is None else None
-    if k.KERNELS is None or (functions is None and api is None):
+    addresses_of_functions = functions()
+    api = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None) if addresses_of_functions is None else None
+    if k.KERNELS is None or (addresses_of_functions is None and api is None):
         return None
     return k.KERNELS.intake(
         api,
@@ -63,11 +75,120 @@ def new_intake(
         torch.Tensor.storage_offset,
         layouts,
         addresses,
-        functions,
+        addresses_of_functions,
         team,
         memory,
         torch.get_num_threads,
         parallel.SCRIPT,
         lock.acquire,
         lock.release,
+    )
+
+
+# --- torch's own C functions
+
+_LIBRARIES: Final = ("libtorch_cpu.so", "libtorch_cpu.dylib", "torch_cpu.dll")
+_QUESTIONS: Final = (
+    ("aoti_torch_get_layout", ctypes.c_int32),
+    ("aoti_torch_get_device_type", ctypes.c_int32),
+    ("aoti_torch_get_dtype", ctypes.c_int32),
+    ("aoti_torch_get_dim", ctypes.c_int64),
+    ("aoti_torch_get_sizes", ctypes.c_void_p),
+    ("aoti_torch_get_strides", ctypes.c_void_p),
+    ("aoti_torch_get_storage_size", ctypes.c_int64),
+    ("aoti_torch_get_storage_offset", ctypes.c_int64),
+    ("torch_get_const_data_ptr", ctypes.c_void_p),
+)
+"""In the order of `Functions` in tensor.h, each with the type of its answer."""
+_TYPES: Final = (
+    *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.float32, torch.float64),
+    *(None, None, None, torch.bool, None, None, None, torch.bfloat16),
+)
+"""Element types by torch's number for them, as tensor.cpp has them."""
+_WORD: Final = ctypes.sizeof(ctypes.c_void_p)
+_TENSOR: Final = 24 * _WORD
+"""Bytes of a C++ tensor, which torch keeps it to."""
+
+
+@functools.cache
+def functions() -> bytes | None:
+    """`Functions` of tensor.h: where a tensor lies and what tells a lazy negation, and nine addresses; None without."""
+    try:
+        asked = _functions_of_torch()
+        with unobserved():
+            samples = _samples()
+            place = _place(samples)
+            if _WORD != 8 or place is None or not all(_agrees(asked, place, tensor) for tensor in samples):
+                return None
+            keys, negation = _keys(place, samples)
+    except Exception:  # whatever torch has made of them: there is another way
+        return None
+    addresses = [_word(ctypes.addressof(function)) or 0 for function in asked]
+    return struct.pack(f"=qqQ{len(addresses)}q", place, keys, negation, *addresses)
+
+
+def _functions_of_torch() -> list[_Function]:
+    """The functions, in torch's library that is loaded already."""
+    folder = Path(torch.__file__).parent / "lib"
+    library = ctypes.CDLL(str(next((path for name in _LIBRARIES if (path := folder / name).exists()), folder)))
+    return [library[name] for name, _ in _QUESTIONS]
+
+
+def _place(samples: list[torch.Tensor]) -> int | None:
+    """Bytes from a tensor's Python object to the C++ tensor in it; None where that is not one and the same for all."""
+    aoti: Any = torch._C._aoti  # noqa: SLF001  # no public one
+    pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    places = set(range(object.__basicsize__, torch.Tensor.__basicsize__, _WORD))
+    for tensor in samples:
+        handle = aoti.unsafe_alloc_void_ptr_from_tensor(tensor)
+        shared = _word(pointer(handle, None))  # a C++ tensor is a pointer to what all its copies share
+        places = {at for at in places if _word(id(tensor) + at) == shared}
+        aoti.alloc_tensor_by_stealing_from_void_ptr(handle)
+    return places.pop() if len(places) == 1 else None
+
+
+def _keys(place: int, samples: list[torch.Tensor]) -> tuple[int, int]:
+    """Bytes from the beginning of a C++ tensor to its dispatch keys, and the key of lazy negation; -1 if not known."""
+    keys_of: Any = getattr(torch._C, "_dispatch_keys", None)  # noqa: SLF001  # no public one
+    if keys_of is None:
+        return -1, 0
+    plain = torch.zeros(2, dtype=torch.complex64, device="cpu")
+    negated = plain.conj().imag
+    every = [(_word(id(tensor) + place) or 0, keys_of(tensor).raw_repr()) for tensor in [*samples, plain, negated]]
+    places = [at for at in range(0, _TENSOR, _WORD) if all((_word(tensor + at) or 0) == keys for tensor, keys in every)]
+    negation = keys_of(negated).raw_repr() & ~keys_of(plain.imag).raw_repr()
+    return (places[0], negation) if len(places) == 1 and negation else (-1, 0)
+
+
+def _word(address: int) -> int | None:
+    return ctypes.c_void_p.from_address(address).value
+
+
+def _samples() -> list[torch.Tensor]:
+    """Tensors of every known type and of some shapes, none of which begins where its storage does, and two that do."""
+    types = [dtype for dtype in _TYPES if dtype is not None]
+    inside = [torch.zeros(5, 4, 3, dtype=dtype, device="cpu")[1:, ::2, 1:] for dtype in types]
+    return [*inside, torch.zeros((), device="cpu"), torch.nn.Parameter(torch.zeros(0, 7, device="cpu"))]
+
+
+def _agrees(asked: list[_Function], place: int, tensor: torch.Tensor) -> bool:
+    """Whether the functions say of a tensor what its methods say."""
+    answers: list[Any] = []
+    for function, (_, kind) in zip(asked, _QUESTIONS, strict=True):
+        answer: Any = kind()
+        if function(ctypes.c_void_p(id(tensor) + place), ctypes.byref(answer)) != 0:
+            return False
+        answers.append(answer.value)
+    layout, device, number, dims, sizes, strides, size, offset, address = answers
+    shape, steps = (list((ctypes.c_int64 * dims).from_address(own)) if dims else [] for own in (sizes, strides))
+    return (layout, device, _TYPES[number]) == (0, 0, tensor.dtype) and (
+        (shape, steps, size, offset, address or 0)
+        == (
+            list(tensor.shape),
+            list(tensor.stride()),
+            tensor.untyped_storage().nbytes(),
+            tensor.storage_offset(),
+            tensor.data_ptr(),
+        )
     )

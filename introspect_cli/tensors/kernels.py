@@ -57,9 +57,9 @@ def numbers(values: list[int]) -> npt.NDArray[np.uint32]:
     """Integers below 2**32 as an array: a third of the time that numpy takes for a list."""
     if KERNELS is None:
         return np.array(values, dtype=np.uint32)
-    found = np.empty(len(values), dtype=np.uint32)
-    KERNELS.numbers(values, len(values), found.ctypes.data)
-    return found
+    out = np.empty(len(values), dtype=np.uint32)
+    KERNELS.numbers(values, len(values), out.ctypes.data)
+    return out
 
 
 class StepDigest:
@@ -71,9 +71,9 @@ class StepDigest:
 
     def __init__(self) -> None:
         """Begin with no array known."""
-        self._found = np.empty(2, "<u8")
-        self._target = self._found.ctypes.data
-        self._known: tuple[Sequence[npt.NDArray[Any]], Sequence[int]] = ((), ())
+        self._digest = np.empty(2, "<u8")
+        self._target = self._digest.ctypes.data
+        self._last: tuple[Sequence[npt.NDArray[Any]], Sequence[int]] = ((), ())
 
     def __call__(
         self,
@@ -85,15 +85,15 @@ class StepDigest:
     ) -> bytes:
         """The 16 bytes, see the store's `index.py`; every site must have a key."""
         given = (keys, left_out, sites, checksums, statuses)
-        known, addresses = self._known
+        known, addresses = self._last
         if len(known) != len(given) or any(map(is_not, given, known)):
             arrays = list(map(np.ascontiguousarray, given, ("u8", "?", "u4", "u8", "u1")))
             addresses = [array.ctypes.data for array in arrays]
             if not any(map(is_not, given, arrays)):
-                self._known = given, addresses
+                self._last = given, addresses
         assert KERNELS is not None
         KERNELS.step_digest(*addresses, len(sites), self._target)
-        return self._found.tobytes()
+        return self._digest.tobytes()
 
 
 CHUNK: Final = 1 << 16

@@ -99,11 +99,11 @@ def _runtime() -> str | None:
     with Path("/proc/self/maps").open(encoding="utf-8") as maps:
         mapped = {line.split(maxsplit=5)[-1].strip() for line in maps}
     names = ("libgomp", "libiomp5", "libomp")
-    found = sorted(path for path in mapped if Path(path).name.startswith(names) and ".so" in path)
-    own = [path for path in found if Path(path).parent == Path(torch.__file__).parent / "lib"]
+    paths = sorted(path for path in mapped if Path(path).name.startswith(names) and ".so" in path)
+    own = [path for path in paths if Path(path).parent == Path(torch.__file__).parent / "lib"]
     if len(own) == 1:
         return own[0]
-    return found[0] if len(found) == 1 else None
+    return paths[0] if len(paths) == 1 else None
 
 
 def _start(life: Callable[..., None], *args: object) -> None:
@@ -163,11 +163,7 @@ def _serve(tickets: SimpleQueue[_Ticket | None], gone: SimpleQueue[None]) -> Non
 
 
 class Helpers:
-    """Helper threads; one call is shared at a time.
-
-    Args:
-        count: threads beside the caller's.
-    """
+    """Helper threads; one call is shared at a time."""
 
     def __init__(self, count: int) -> None:
         self._tickets: SimpleQueue[_Ticket | None] = SimpleQueue()

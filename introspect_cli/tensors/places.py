@@ -97,10 +97,6 @@ FLAT: Final = "flat"
 def run_offsets(part: Part, whole: Sequence[int]) -> list[tuple[int, int]]:
     """The runs of a part: the row-major index in the whole of each run's first element, and how many elements.
 
-    Args:
-        part: which indices are held.
-        whole: the whole tensor's sizes.
-
     Returns:
         In the order in which the local tensor has them, row-major.
     """
@@ -121,13 +117,7 @@ def run_offsets(part: Part, whole: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def runs(local: torch.Tensor, whole: Sequence[int], part: Part) -> Iterator[tuple[int, torch.Tensor]]:
-    """A part's runs, each with its global index: what `reference.row` and the compiled kernels take.
-
-    Args:
-        local: the part's elements; made contiguous as a whole.
-        whole: the whole tensor's sizes.
-        part: which elements these are.
-    """
+    """A part's runs, each with its global index: what `reference.row` and the compiled kernels take."""
     flat = local.detach().resolve_conj().resolve_neg().contiguous().view(-1)
     at = 0
     for offset, length in run_offsets(part, whole):

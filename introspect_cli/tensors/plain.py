@@ -39,16 +39,7 @@ class PlainTensors:
     def __init__(
         self, engine: Engine, slots: Slots, memory: Any, devices: Devices, flags: int, sorted_stats: tuple[str, ...]
     ) -> None:
-        """Take what the summarizer has.
-
-        Args:
-            engine: for CPU memory.
-            slots: of the current step.
-            memory: what `reuse.new_memory` made.
-            devices: the GPUs' engines.
-            flags: STATS, SKETCH.
-            sorted_stats: `med` and `mode`, which the compiled kernels do not know.
-        """
+        """Take what the summarizer has."""
         self._engine = engine
         self._slots = slots
         self._memory = memory

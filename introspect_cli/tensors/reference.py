@@ -54,12 +54,7 @@ def words(flat: torch.Tensor) -> torch.Tensor:
 
 
 def raw_sum(flat: torch.Tensor, offset: int) -> torch.Tensor:
-    """The position-keyed sum over contiguous elements, a 0-dim int64.
-
-    Args:
-        flat: shape (n,), contiguous.
-        offset: index of its first element in the whole tensor.
-    """
+    """The position-keyed sum over contiguous elements, a 0-dim int64."""
     word = words(flat)
     first = offset * max(1, flat.element_size() // 4)
     device = flat.device

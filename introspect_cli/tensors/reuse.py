@@ -66,5 +66,5 @@ def glance(tensor: torch.Tensor, address: int) -> int:
         return kernels.KERNELS.glance(address, size)  # type: ignore[no-any-return]  # a module that may be missing
     last = size - _PART
     places = [(0, size)] if size <= _PART * _PARTS else [(last * at // (_PARTS - 1), _PART) for at in range(_PARTS)]
-    found = b"".join([ctypes.string_at(address + place, count) for place, count in places])
-    return int.from_bytes(hashlib.blake2b(found, digest_size=8).digest(), "little")
+    sampled = b"".join([ctypes.string_at(address + place, count) for place, count in places])
+    return int.from_bytes(hashlib.blake2b(sampled, digest_size=8).digest(), "little")

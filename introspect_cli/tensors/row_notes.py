@@ -41,7 +41,7 @@ class Facts:
     Attributes:
         layout_of: the number of each row's layout.
         kinds: the status of rows that were not seen as usual.
-        own_headers: what checksums begin with where their layout does not tell.
+        header_of: what checksums begin with where their layout does not tell.
         unmeasured: rows of which the checksum alone counts.
         layout_index: `layout_of` as uint32 (n,).
         headers: what the checksum of each begins with, uint64 (n,).
@@ -51,7 +51,7 @@ class Facts:
 
     layout_of: list[int]
     kinds: dict[int, Status]
-    own_headers: dict[int, int]
+    header_of: dict[int, int]
     unmeasured: list[int]
     layout_index: npt.NDArray[np.uint32]
     headers: npt.NDArray[np.uint64]
@@ -65,7 +65,7 @@ class RowNotes:
     Attributes:
         texts: a plain value's repr, or why something was not observed.
         fixed: checksums that are not sums: of plain values.
-        own_headers: what checksums begin with where their layout does not tell.
+        header_of: what checksums begin with where their layout does not tell.
         unmeasured: slots of which the checksum alone counts.
     """
 
@@ -79,7 +79,7 @@ class RowNotes:
         self._kinds: dict[int, Status] = {}
         self.texts: dict[int, str] = {}
         self.fixed: dict[int, int] = {}
-        self.own_headers: dict[int, int] = {}
+        self.header_of: dict[int, int] = {}
         self.unmeasured: list[int] = []
 
     def note(self, slot: int, status: Status, text: str) -> None:
@@ -87,28 +87,23 @@ class RowNotes:
         self._kinds[slot] = status
         self.texts[slot] = text
 
-    def facts(self, layout_of: list[int], layouts: KnownLayouts) -> Facts:
-        """What is known of the step's rows: the last step's object where it is the same.
-
-        Args:
-            layout_of: the number of each row's layout.
-            layouts: them.
-        """
+    def facts(self, layout_of: list[int], layouts: LayoutNumbers) -> Facts:
+        """What is known of the step's rows: the last step's object where it is the same."""
         last = self._facts
         if (
             last is None
             or layout_of != last.layout_of
             or self._kinds != last.kinds
-            or self.own_headers != last.own_headers
+            or self.header_of != last.header_of
             or self.unmeasured != last.unmeasured
         ):
             self._facts = last = self._made(layout_of.copy(), layouts)
         return last
 
-    def _made(self, layout_of: list[int], layouts: KnownLayouts) -> Facts:
+    def _made(self, layout_of: list[int], layouts: LayoutNumbers) -> Facts:
         count, layout_index = len(layout_of), numbers(layout_of)
         headers = layouts.headers()[layout_index]
-        for slot, own in self.own_headers.items():
+        for slot, own in self.header_of.items():
             headers[slot] = own
         status, seen = np.zeros(count, np.uint8), np.zeros(count, np.uint8)
         seen[self.unmeasured] = BITS_ALONE
@@ -116,20 +111,20 @@ class RowNotes:
             status[slot] = kind
             if kind in _WITHOUT_ROW:
                 seen[slot] = NOTHING
-        return Facts(layout_of, self._kinds, self.own_headers, self.unmeasured, layout_index, headers, status, seen)
+        return Facts(layout_of, self._kinds, self.header_of, self.unmeasured, layout_index, headers, status, seen)
 
 
-class KnownLayouts:
+class LayoutNumbers:
     """The layouts of one summarizer; its lock is held.
 
     Attributes:
-        known: them, by number.
+        layouts: them, by number.
         sample_headers: of each, what the checksum of one of a tensor's samples begins with.
     """
 
     def __init__(self) -> None:
         """Start with none."""
-        self.known: list[Layout] = []
+        self.layouts: list[Layout] = []
         self.sample_headers: list[int] = []
         self._headers: list[int] = []
         self._array = np.zeros(0, dtype=np.uint64)
@@ -141,10 +136,10 @@ class KnownLayouts:
         """The number of a layout, a new one if it has not been met."""
         index = self._numbers.get(layout)
         if index is None:
-            index = len(self.known)
+            index = len(self.layouts)
             self._headers[index:] = [checksum.header(layout.dtype, layout.shape)]
             self.sample_headers[index:] = [checksum.header(layout.dtype, layout.shape[1:])]
-            self.known.append(layout)
+            self.layouts.append(layout)
             self._numbers[layout] = index  # the last: whatever ends this early, no number has another's layout
         return index
 
@@ -187,7 +182,7 @@ class Slots:
 
     arena: Arena
     layout_of: list[int]
-    layouts: KnownLayouts
+    layouts: LayoutNumbers
     notes: RowNotes
     measures: bool
 

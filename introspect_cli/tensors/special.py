@@ -116,7 +116,7 @@ def unseen(tensor: torch.Tensor, reason: str) -> Parts:
     return Parts(**common, status=Status.NOT_OBSERVED, text=reason)
 
 
-def take_apart(tensor: torch.Tensor | places.Placed) -> Parts:
+def parts_of(tensor: torch.Tensor | places.Placed) -> Parts:
     """The plain tensors that stand for any tensor.
 
     Raises:
@@ -130,7 +130,7 @@ def take_apart(tensor: torch.Tensor | places.Placed) -> Parts:
     if hasattr(tensor, "_local_tensor") and hasattr(tensor, "placements"):
         return _distributed(tensor)
     if hasattr(tensor, "trigger_wait") and hasattr(tensor, "elem"):
-        return take_apart(tensor.trigger_wait())
+        return parts_of(tensor.trigger_wait())
     if tensor.is_nested:
         return _nested(tensor)
     if tensor.layout != torch.strided:
@@ -233,7 +233,7 @@ def _distributed(tensor: Any) -> Parts:
 
 def _placed(local: torch.Tensor, shape: tuple[int, ...], part: Part | None, described: str) -> Parts:
     """One rank's part of a whole tensor, keyed by its place there."""
-    inner = take_apart(local)
+    inner = parts_of(local)
     common = (shape, inner.dtype, inner.device, inner.strides)
     if inner.values is None:
         return Parts(*common, status=inner.status, text=f"{described}: {inner.text}")

@@ -118,7 +118,7 @@ FORMULAS: dict[str, Callable[[Columns], npt.NDArray[Any]]] = {
 
 def finalise(rows: r.Rows, names: Iterable[str]) -> dict[str, npt.NDArray[Any]]:
     """The statistics `names` of rows, by name: columns of shape (n,); NaN where a number is absent."""
-    found = {}
+    out = {}
     with np.errstate(all="ignore"):
         columns = Columns(rows)
         some = columns.n > 0
@@ -127,5 +127,5 @@ def finalise(rows: r.Rows, names: Iterable[str]) -> dict[str, npt.NDArray[Any]]:
             column = FORMULAS[name](columns)
             if np.dtype(kind).kind == "f":
                 column = np.where(some & np.isfinite(column), column, np.nan)
-            found[name] = column.astype(kind)
-    return found
+            out[name] = column.astype(kind)
+    return out

@@ -22,16 +22,15 @@ from introspect_cli.records import STATISTICS, Layout, Status
 from introspect_cli.tensors import kernels as k
 from introspect_cli.tensors import rows as r
 from introspect_cli.tensors import values
-from introspect_cli.tensors.columns import Target, of_blocks, of_rows
+from introspect_cli.tensors.columns import Handover, Target, finalise, of_blocks, of_rows
 from introspect_cli.tensors.cpu import Engine
 from introspect_cli.tensors.gpu.devices import Devices
 from introspect_cli.tensors.intake import new_intake
 from introspect_cli.tensors.plain import Batch, PlainTensors
 from introspect_cli.tensors.reuse import new_memory, stand
-from introspect_cli.tensors.row_notes import KnownLayouts, RowNotes, Slots
+from introspect_cli.tensors.row_notes import LayoutNumbers, RowNotes, Slots
 from introspect_cli.tensors.rows import Arena
 from introspect_cli.tensors.special import PLAIN, is_wrapped, unseen
-from introspect_cli.tensors.table import Handover, finalise
 from introspect_cli.tensors.unusual import UnusualTensors
 from introspect_cli.tensors.views import unobserved
 
@@ -40,8 +39,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from introspect_cli.tensors.columns import SummaryTable
     from introspect_cli.tensors.gpu.engine import DeviceEngine, Item
-    from introspect_cli.tensors.table import SummaryTable
 
 _LIVE: weakref.WeakSet[Summarizer] = weakref.WeakSet()
 """Summarizers whose locks and threads a forked child must not inherit."""
@@ -85,7 +84,7 @@ class Summarizer:
         self._lock = threading.RLock()
         held = (self._layout_of, self._arena.addresses, self._engine.team, self._memory, self._lock)
         self._intake = None if self._sorted else new_intake(self._flags, *held)
-        self._layouts = KnownLayouts()
+        self._layouts = LayoutNumbers()
         self._notes = RowNotes()
         self._kept = [
             name for name, own in STATISTICS.items() if stats and (not own.on_request or name in self._sorted)
@@ -166,10 +165,10 @@ class Summarizer:
     def stands(self, tensors: list[torch.Tensor]) -> list[Hashable]:
         """Of each tensor something that is another when it has been written to or moved; None if it has no memory."""
         with self._lock:
-            found: list[Hashable] = [None] * len(tensors) if self._intake is None else self._intake.stands(tensors)
-        if None not in found:
-            return found
-        return [stand(tensor) if known is None else known for known, tensor in zip(found, tensors, strict=True)]
+            stands: list[Hashable] = [None] * len(tensors) if self._intake is None else self._intake.stands(tensors)
+        if None not in stands:
+            return stands
+        return [stand(tensor) if known is None else known for known, tensor in zip(stands, tensors, strict=True)]
 
     @property
     def intake(self) -> Any:
@@ -247,7 +246,7 @@ class Summarizer:
                 self._memory.turn()
             notes, names, with_sketch = self._notes, self._kept, self._sketch
             facts, fixed, texts = notes.facts(self._layout_of, self._layouts), notes.fixed, notes.texts
-            finish = partial(finalise, layouts=list(self._layouts.known), facts=facts, fixed=fixed, texts=texts)
+            finish = partial(finalise, layouts=list(self._layouts.layouts), facts=facts, fixed=fixed, texts=texts)
             columns = None if pending else of_blocks(self._arena, facts, names, with_sketch=with_sketch)
             rows = r.gathered(self._arena.blocks, count if columns is None else 0)
             self._reset()
@@ -267,10 +266,6 @@ class Summarizer:
     def put_into(self, target: Target, slots: list[int]) -> bool:
         """Give away all rows since the last time, as columns of records; empties.
 
-        Args:
-            target: where they go.
-            slots: the slot of each record.
-
         Returns:
             False, and nothing is done, where devices still compute some rows.
         """
@@ -286,7 +281,7 @@ class Summarizer:
     @property
     def layouts(self) -> list[Layout]:
         """All layouts so far, by number; it grows."""
-        return self._layouts.known
+        return self._layouts.layouts
 
     def abandon(self) -> None:
         """In a forked child: forget what the parent's threads hold."""

@@ -10,7 +10,7 @@ from introspect_cli.tensors import checksum, parallel, reference, values
 from introspect_cli.tensors import kernels as k
 from introspect_cli.tensors import rows as r
 from introspect_cli.tensors.gpu.devices import CAPTURING, capturing
-from introspect_cli.tensors.special import PLAIN, Parts, is_wrapped, keyed, take_apart
+from introspect_cli.tensors.special import PLAIN, Parts, is_wrapped, keyed, parts_of
 from introspect_cli.tensors.views import unobserved
 
 if TYPE_CHECKING:
@@ -29,15 +29,7 @@ class UnusualTensors:
     def __init__(
         self, engine: Engine, slots: Slots, devices: Devices, flags: int, sorted_stats: tuple[str, ...]
     ) -> None:
-        """Take what the summarizer has.
-
-        Args:
-            engine: for CPU memory.
-            slots: of the current step.
-            devices: the GPUs' engines.
-            flags: STATS, SKETCH.
-            sorted_stats: `med` and `mode`.
-        """
+        """Take what the summarizer has."""
         self._engine = engine
         self._slots = slots
         self._devices = devices
@@ -75,13 +67,13 @@ class UnusualTensors:
                 call()
 
     def _add(self, tensor: torch.Tensor) -> None:
-        parts = take_apart(tensor)
+        parts = parts_of(tensor)
         if parts.values is None:
             self.unseen(parts)
             return
         slot = self._slots.new(Layout(parts.shape, parts.dtype, parts.device, parts.strides, parts.part))
         if parts.extra:
-            self._slots.notes.own_headers[slot] = checksum.header(parts.dtype, parts.shape, parts.extra)
+            self._slots.notes.header_of[slot] = checksum.header(parts.dtype, parts.shape, parts.extra)
         if parts.text or parts.status is not Status.OBSERVED:
             self._slots.notes.note(slot, parts.status, values.short(parts.text))
         if not reference.has_values(parts.values.dtype):

@@ -56,11 +56,7 @@ def _same_again(value: float | str) -> tuple[Layout, int, str]:
 
 
 def describe(value: object) -> tuple[str, str]:
-    """Type name (`python.int`, `numpy.float32`, `python.MyClass`) and full masked repr of a value.
-
-    Raises:
-        Exception: whatever the value's own `__repr__` raises.
-    """
+    """Type name (`python.int`, `numpy.float32`, `python.MyClass`) and full masked repr of a value."""
     cls = type(value)
     owner = "numpy" if cls.__module__.partition(".")[0] == "numpy" else "python"
     unordered = isinstance(value, (set, frozenset))

@@ -191,29 +191,23 @@ def can_copy(shape: tuple[int, ...], size: int) -> bool:
 
 @lru_cache(maxsize=256)
 def cut_up(shape: tuple[int, ...], strides: tuple[int, ...], size: int) -> Pieces | None:
-    """The pieces of a tensor that is not empty, in logical order; None where it has to be copied another way.
-
-    Args:
-        shape: of the tensor.
-        strides: in elements.
-        size: bytes of an element.
-    """
+    """The pieces of a tensor that is not empty, in logical order; None where it has to be copied another way."""
     if not (can_copy(shape, size) and are_short(shape)):
         return None
-    found: list[tuple[int, int, int, int, int]] = []
+    boxes: list[tuple[int, int, int, int, int]] = []
     plans: list[NDArray[np.int64]] = []
     numbers: dict[tuple[int, ...], int] = {}
     with unobserved():
         for first, view in cut(torch.empty_strided(shape, strides, dtype=torch.uint8, device="meta"), k.CHUNK):
-            if len(found) == _MOST:
+            if len(boxes) == _MOST:
                 return None
             box = tuple(view.shape)
             if box not in numbers:
                 numbers[box] = len(plans)
                 plans.append(copy_plan(box, view.stride()))
             number = numbers[box]
-            found.append((int(view.storage_offset()), view.numel(), first, int(plans[number][0, -1]), number))
-    return Pieces(np.array(found, np.int64), np.array(plans, np.int64))
+            boxes.append((int(view.storage_offset()), view.numel(), first, int(plans[number][0, -1]), number))
+    return Pieces(np.array(boxes, np.int64), np.array(plans, np.int64))
 
 
 def copy_plan(shape: tuple[int, ...], strides: tuple[int, ...]) -> NDArray[np.int64]:

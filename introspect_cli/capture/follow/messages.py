@@ -89,7 +89,7 @@ class Order:
 
 
 def _packed(options: CaptureOptions) -> dict[str, Any]:
-    from introspect_cli.schedule import Schedule
+    from introspect_cli.schedule.rules import Schedule
 
     packed = {}
     for item in fields(options):
@@ -105,7 +105,7 @@ def _packed(options: CaptureOptions) -> dict[str, Any]:
 def _unpacked(packed: dict[str, Any]) -> CaptureOptions:
     from introspect_cli.capture.options import CaptureOptions
     from introspect_cli.records import Kind
-    from introspect_cli.schedule import Schedule
+    from introspect_cli.schedule.rules import Schedule
 
     values: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in packed.items()

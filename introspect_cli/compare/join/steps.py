@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from introspect_cli.errors import UsageError
-from introspect_cli.schedule import Schedule
+from introspect_cli.schedule.rules import Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

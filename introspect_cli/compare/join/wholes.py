@@ -137,7 +137,7 @@ def stages_apart(readers: Iterable[Reader]) -> list[str]:
     """Notes on pipelines whose stages give one name to several things."""
     found = []
     for name, reader in zip("ab", readers, strict=True):
-        roots = sorted(reader.apart) if isinstance(reader, WholeReader) else []
+        roots = sorted(reader.distinct_roots) if isinstance(reader, WholeReader) else []
         found += [
             f"The stages of run {name} have different parameters under equal names: {root} of stage 1 is called "
             f"{root}[stage 1] here, and so on."

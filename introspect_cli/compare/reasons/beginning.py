@@ -15,7 +15,6 @@ from introspect_cli.records import count
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from introspect_cli.compare.reasons.scene import Scene
     from introspect_cli.store.reader import Run
 
 DOCUMENT = "beginning"
@@ -57,9 +56,9 @@ class Event:
         return f"{self.by} of {self.name}{at}" if self.name else f"{self.by}{at}"
 
 
-def first_draw(scene: Scene, generator: str) -> str:
+def first_draw(runs: tuple[Run, Run], rank: int, generator: str) -> str:
     """The first seeding or draw before the first step that differs, as a clause; "" where the records do not tell."""
-    a, b = (_events(run, scene.first.rank, generator) for run in (scene.run_a, scene.run_b))
+    a, b = (_events(run, rank, generator) for run in runs)
     if a is None or b is None:
         return ""
     same = 0
@@ -102,10 +101,9 @@ def _place(event: Event | None, events: Sequence[Event]) -> int:
     return next((place for place, other in enumerate(events) if other.what == event.what), 1 << 30)
 
 
-def filled(scene: Scene) -> str:
+def filled(runs: tuple[Run, Run], rank: int, name: str) -> str:
     """What filled a parameter differently before the first step, as a clause; "" where the records do not tell."""
-    name, rank = scene.site.fqn, scene.first.rank
-    sides = [_events(run, rank, "") for run in (scene.run_a, scene.run_b)]
+    sides = [_events(run, rank, "") for run in runs]
     if sides[0] is None or sides[1] is None:
         return ""
     one, two = ([event for event in events if event.name == name] for events in (sides[0], sides[1]))
@@ -114,7 +112,7 @@ def filled(scene: Scene) -> str:
     if not one or not two:
         return f"{(one or two)[-1]} initialises it in {'a' if one else 'b'} only"
     if one[-1].state != two[-1].state:
-        return first_draw(scene, "torch")
+        return first_draw(runs, rank, "torch")
     if one[-1].by != two[-1].by:
         return f"{one[-1]} initialises it in a, {two[-1]} in b"
     return (

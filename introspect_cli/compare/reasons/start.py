@@ -79,7 +79,7 @@ class Initial(Reason):
                 f"{text}: {wild}, as in memory that was never written to (to_empty, torch.empty); or a different "
                 "initialisation, seed or checkpoint."
             )
-        drawn = filled(scene)
+        drawn = filled((scene.run_a, scene.run_b), scene.first.rank, scene.site.fqn)
         if drawn:
             return f"{text}: {drawn}."
         return (

@@ -36,13 +36,7 @@ def capturing() -> bool:
 
 
 class Devices:
-    """Rows and engines, made when a device is first met.
-
-    Args:
-        stats: whether to compute statistics.
-        sketch: whether to compute sketches.
-        sorted_stats: `med`, `mode`; whoever wants them has torch operations.
-    """
+    """Rows and engines, made when a device is first met."""
 
     def __init__(self, *, stats: bool, sketch: bool, sorted_stats: Sequence[str] = ()) -> None:
         self._stats = stats
@@ -160,11 +154,11 @@ def differs(engine: DeviceEngine, rows: DeviceRows, device: torch.device) -> str
     assert prepared is not None
     engine.one(0, prepared, there.data_ptr())
     engine.many([(slot, [Item(prepared, there.data_ptr())]) for slot in (1, 2)])
-    found = rows.hand_over().rows().view(np.int64)
-    if not all(row.tobytes() == found[0].tobytes() for row in found):
+    rows_of_device = rows.hand_over().rows().view(np.int64)
+    if not all(row.tobytes() == rows_of_device[0].tobytes() for row in rows_of_device):
         return "its kernels give a tensor another row in a table than alone"
-    if found[0][: r.MIN].tolist() != wanted[: r.MIN].tolist():
+    if rows_of_device[0][: r.MIN].tolist() != wanted[: r.MIN].tolist():
         return "its kernels give another checksum or other counts than torch operations do"
-    pairs = zip(found[0].view(np.float64)[r.MIN :], wanted.view(np.float64)[r.MIN :], strict=True)
+    pairs = zip(rows_of_device[0].view(np.float64)[r.MIN :], wanted.view(np.float64)[r.MIN :], strict=True)
     far = [a for a, b in pairs if not (math.isclose(a, b, rel_tol=1e-4, abs_tol=1e-2) or (a != a and b != b))]  # noqa: PLR0124  # NaN
     return "its kernels give other statistics than torch operations do" if far else ""

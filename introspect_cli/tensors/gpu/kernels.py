@@ -124,22 +124,10 @@ def _sketch_tile(
     DIMS: tl.constexpr,
     NARROW: tl.constexpr,
 ):
-    """Add a tile of components to the sums of its columns, shape (8, 64).
+    """Add a tile of components to the sums of its columns, shape (8, 64), float64.
 
-    Args:
-        sums: float64.
-        pointer: to the first component.
-        start: the tile's first component, counted from there.
-        block: number of its first block of 64.
-        low: its first component to be read, counted from the tile's first.
-        high: the one behind its last.
-        layout: as for `summarise`.
-        lookup: as for `summarise`.
-        KIND: as for `summarise`.
-        PARTS: as for `summarise`.
-        ROWS: as for `summarise`.
-        DIMS: as for `summarise`.
-        NARROW: as for `summarise`.
+    `start` is the tile's first component, counted from the pointer; `block` the number of its first block of 64; those
+    from `low` on, below `high`, are read, counted from the tile's first. All else is as for `summarise`.
     """
     PER_ROW: tl.constexpr = SPAN // BLOCK
     lane = tl.arange(0, BLOCK)[None, :]

@@ -33,14 +33,7 @@ class Launcher(Protocol):
     """Puts a kernel on a stream."""
 
     def __call__(self, variant: Variant, programs: int, stream: int, arguments: tuple[int, ...]) -> None:
-        """Launch.
-
-        Args:
-            variant: the kernel.
-            programs: how many.
-            stream: the device's handle of it.
-            arguments: of `kernels.summarise` up to its compile-time parameters.
-        """
+        """Launch."""
 
 
 def unavailable() -> str:
@@ -76,11 +69,7 @@ does not spill any for the sake of more programs at once; AMD's compiler has no 
 
 
 class TritonLauncher:
-    """Kernels compiled for one device.
-
-    Args:
-        device: with its index.
-    """
+    """Kernels compiled for one device."""
 
     def __init__(self, device: torch.device) -> None:
         self._index = device.index or 0

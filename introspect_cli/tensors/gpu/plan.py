@@ -101,11 +101,6 @@ def collapsed(shape: Sequence[int], strides: Sequence[int]) -> tuple[list[int], 
 def plan(dtype: str, shape: Sequence[int], strides: Sequence[int]) -> Plan | None:
     """How to read a strided tensor without copying it.
 
-    Args:
-        dtype: torch's name without the prefix.
-        shape: sizes.
-        strides: in elements.
-
     Returns:
         None where there is no kernel for it: an unknown type, no element, or more dimensions than `DIMS` that do not
         follow from each other.

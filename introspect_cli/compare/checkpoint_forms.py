@@ -1,0 +1,143 @@
+"""Tensors that one checkpoint lacks by name and has in another form: tied, transposed, put together, a constant.
+
+Checksums find equal bits under other names; extrema and moments, which neither order nor cutting changes, find what may
+be transposed or a part. Where the elements can be read once more, they decide; where not, it is said that they did not.
+"""
+
+from __future__ import annotations
+
+from itertools import permutations
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from introspect_cli.compare.checkpoint_words import MODEL, Form
+from introspect_cli.compare.match.flow import parameters, values_of
+from introspect_cli.compare.match.merged import same_numbers
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from introspect_cli.compare.match.merged import Merge
+    from introspect_cli.compare.match.names import Rename
+    from introspect_cli.compare.outcome import RankOutcome
+    from introspect_cli.compare.result import Divergence
+    from introspect_cli.store.reader import Run
+
+_PERMUTED = 4
+"""Parts of one tensor that are put together in every order."""
+
+
+class Forms:
+    """Tensors that one side lacks by name, looked for on the other in another form."""
+
+    def __init__(self, runs: tuple[Run, Run], only: Sequence[Sequence[Divergence]], outcome: RankOutcome) -> None:
+        rename: Rename = outcome.match.rename or str
+        self.runs, self.found = runs, list[Form]()
+        changes: tuple[Rename, Rename] = (rename, str)
+        values = ([own for own in values_of(run.rank(0), 0) if own.site.kind in MODEL] for run in runs)
+        # under b's names, as divergences have them
+        named = zip(values, changes, strict=True)
+        self.every = tuple({change(own.site.fqn): own for own in side} for side, change in named)
+        self._in_a = {rename(name): name for name in runs[0].rank(0).sites.fqn}
+        self.settled: tuple[set[str], set[str]] = set(), set()
+        self.left = tuple(
+            {name: values[name] for own in side if (name := own.site.fqn) in values}
+            for side, values in zip(only, self.every, strict=True)
+        )
+
+    def look(self, only: Sequence[Sequence[Divergence]], shapes: Sequence[Divergence]) -> list[Divergence]:
+        """Look for all of them; of tensors that have another shape, those that are left."""
+        for side in (0, 1):
+            others = {
+                own.checksum: name for name, own in self.every[1 - side].items() if name not in self.left[1 - side]
+            }
+            self._tied(side, others)
+        names = [{id(own): name for name, own in side.items()} for side in self.left]
+        known = parameters(list(self.left[0].values()), list(self.left[1].values()))
+        pairs = [(names[0][id(one)], names[1][id(two)]) for one, two in known.pairs]
+        for a, b in pairs:
+            equal = self.left[0][a].checksum == self.left[1][b].checksum
+            self._add((a,), (b,), "tied" if equal else "transposed", proven=equal or self._is_turned(a, b))
+        kept = [{self.every[side][pair[side]].checksum: pair[1 - side] for pair in pairs} for side in (0, 1)]
+        for merge in known.merges:
+            self._merge(merge)
+        for side in (0, 1):  # of tied tensors one is paired, and the others are that one, too
+            self._tied(side, kept[side])
+        self._constants(only)
+        return [own for own in shapes if not self._turned_in_place(own.site.fqn)]
+
+    def _add(self, a: tuple[str, ...], b: tuple[str, ...], form: str, *, proven: bool | None) -> None:
+        self.found.append(Form(tuple(self._in_a.get(name, name) for name in a), b, form, proven))
+        self.settled[0].update(a)
+        self.settled[1].update(b)
+        for side, names in zip(self.left, (a, b), strict=True):
+            for name in names:
+                side.pop(name, None)
+
+    def _tied(self, side: int, others: Mapping[int, str]) -> None:
+        for name, own in list(self.left[side].items()):
+            if own.checksum in others:
+                other = others[own.checksum]
+                a, b = (name, other) if side == 0 else (other, name)
+                self._add((a,), (b,), "tied", proven=True)
+
+    def _constants(self, only: Sequence[Sequence[Divergence]]) -> None:
+        """Tensors that hold one number all over are equal to as many others that do, whichever is which."""
+        alike: list[dict[int, list[str]]] = [{}, {}]
+        for side, members in enumerate(only):
+            for own in members:
+                summary = own.a if side == 0 else own.b
+                if own.site.kind in MODEL and own.site.fqn not in self.settled[side] and summary is not None:
+                    alike[side].setdefault(summary.checksum, []).append(own.site.fqn)
+        for checksum, names in alike[0].items():
+            for a, b in zip(names, alike[1].get(checksum, []), strict=False):
+                self._add((a,), (b,), "constant", proven=True)
+
+    def _tensor(self, side: int, name: str) -> Any:
+        return self.runs[side].tensor(self.every[side][name].checksum)
+
+    def _is_turned(self, a: str, b: str) -> bool | None:
+        """Whether two tensors hold the same elements, one transposed or in another shape; None where nobody knows."""
+        one, two = self._tensor(0, a), self._tensor(1, b)
+        if one is None or two is None:
+            return None
+        forms = [one.T, one.reshape(two.shape)] if one.size == two.size else []
+        return any(form.shape == two.shape and np.array_equal(form, two) for form in forms)
+
+    def _turned_in_place(self, name: str) -> bool:
+        """Whether a tensor that has another shape under its name holds the same numbers."""
+        one, two = (side.get(name) for side in self.every)
+        if one is None or two is None or not same_numbers(one.moments, two.moments):
+            return False
+        self._add((name,), (name,), "transposed", proven=self._is_turned(name, name))
+        return True
+
+    def _merge(self, merge: Merge) -> None:
+        """Tensors of one that are one in the other, put together and compared."""
+        whole, parts = (1, 0) if merge.side == "b" else (0, 1)
+        called = [{own.site.fqn: name for name, own in side.items()} for side in self.every]
+        members = [called[parts][name] for name in merge.parts]
+        result = called[whole][merge.whole]
+        one, pieces = self._tensor(whole, result), [self._tensor(parts, name) for name in members]
+        order: Sequence[int] | None = None
+        known = one is not None and all(own is not None for own in pieces)
+        if known:
+            every = permutations(range(len(pieces))) if len(pieces) <= _PERMUTED else [tuple(range(len(pieces)))]
+            order = next((chosen for chosen in every if _are_joined(one, [pieces[at] for at in chosen])), None)
+        together = tuple(members[at] for at in order or range(len(members)))
+        a, b = (together, (result,)) if parts == 0 else ((result,), together)
+        self._add(a, b, "merged", proven=order is not None if known else None)
+
+
+def _are_joined(whole: Any, pieces: Sequence[Any]) -> bool:
+    """Whether tensors, or their transposes, put together along one dimension are another one."""
+    for forms in (pieces, [piece.T for piece in pieces]):
+        for axis in range(whole.ndim):
+            shapes = {(*form.shape[:axis], *form.shape[axis + 1 :]) for form in forms if form.ndim == whole.ndim}
+            rest = (*whole.shape[:axis], *whole.shape[axis + 1 :])
+            if all(form.ndim == whole.ndim for form in forms) and shapes == {rest}:
+                joined = np.concatenate(forms, axis)
+                if joined.shape == whole.shape and np.array_equal(joined, whole):
+                    return True
+    return False

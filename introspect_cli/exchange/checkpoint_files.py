@@ -1,0 +1,307 @@
+"""Files and directories that hold tensors, as plain data: what is in them, before anything is made of it.
+
+A checkpoint is somebody else's file. Nothing in it is executed, every length it claims is held against the file's, a
+directory's index may name files in that directory alone, and only regular files are opened: a pipe would wait for
+ever. Tensors are not read here; each says how to, so that no more than a piece of one is in memory.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import stat
+import struct
+import zipfile
+import zlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from introspect_cli.errors import StoreError, scarcity
+from introspect_cli.exchange.distributed_files import read_distributed
+from introspect_cli.store.files import reason
+from introspect_cli.store.tensorfile import CODES, NUMPY
+from introspect_cli.tensors.arrays import PIECE, Pieces, cut
+from introspect_cli.tensors.torch_files import read_file as read_torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from numpy.typing import NDArray
+
+TORCH = (".pt", ".pth", ".bin", ".ckpt", ".tar", ".pkl")
+"""Endings of files that torch.save writes."""
+SUFFIXES = (".safetensors", ".npz", *TORCH)
+
+DISTRIBUTED = ".metadata"
+"""The file that a directory of `torch.distributed.checkpoint` has."""
+
+_WEIGHTS = (
+    "model.safetensors.index.json",
+    "model.safetensors",
+    "adapter_model.safetensors",
+    "diffusion_pytorch_model.safetensors.index.json",
+    "diffusion_pytorch_model.safetensors",
+    "pytorch_model.bin.index.json",
+    "pytorch_model.bin",
+    "adapter_model.bin",
+    "diffusion_pytorch_model.bin",
+)
+"""Files of a directory that have the model's tensors; the first that is there is read."""
+_BESIDE = re.compile(r"(optimizer|scheduler|scaler)(_\d+)?\.(pt|bin)|rng_state(_\d+)?\.pth|random_states_\d+\.pkl")
+_STATE = "trainer_state.json"
+_COUNTERS = ("global_step", "epoch", "max_steps", "num_train_epochs", "train_batch_size", "total_flos", "best_metric")
+_MOST_HEADER = 1 << 27
+_MOST_JSON = 1 << 26
+_TYPES = {code: name for name, code in CODES.items()} | {"C64": "complex64"}
+_DAMAGE = (
+    *(ValueError, EOFError, KeyError, TypeError, SyntaxError, OverflowError, RecursionError),
+    *(struct.error, zipfile.BadZipFile, zlib.error, NotImplementedError),
+)
+
+
+def is_tensors(path: str | Path) -> bool:
+    """Whether a path is, by its name and what lies there, a file or a directory of tensors and no run."""
+    place = Path(path)
+    if place.is_dir():
+        names = {entry.name for entry in place.iterdir()}
+        return DISTRIBUTED in names or bool(_tensor_files(names)) or bool(_parts(place, names))
+    return place.suffix in SUFFIXES and (place.exists() or place.is_symlink())
+
+
+def _tensor_files(names: set[str]) -> list[str]:
+    """The files of a directory whose tensors are the model's."""
+    chosen = next((name for name in _WEIGHTS if name in names), None)
+    if chosen is not None:
+        return [chosen]
+    indexes = sorted(name for name in names if name.endswith((".safetensors.index.json", ".bin.index.json")))
+    if indexes:
+        return indexes
+    for endings in ((".safetensors",), (".pt", ".pth", ".bin", ".ckpt"), (".npz",)):
+        found = sorted(name for name in names if name.endswith(endings) and not _is_beside(name))
+        if found:
+            return found
+    return []
+
+
+def _parts(place: Path, names: set[str]) -> list[str]:
+    """Directories of `torch.distributed.checkpoint` inside a checkpoint, as accelerate makes them for FSDP."""
+    return [name for name in sorted(names) if (place / name / DISTRIBUTED).is_file()]
+
+
+def _is_beside(name: str) -> bool:
+    return bool(_BESIDE.fullmatch(name)) or name.startswith("training_args")
+
+
+def read_any(path: Path) -> dict[Any, Any]:
+    """What a file or a directory holds, as nested plain data; tensors as `Pieces`.
+
+    Raises:
+        StoreError: it cannot be read.
+    """
+    try:
+        return _directory(path) if path.is_dir() else _of(path)
+    except OSError as error:
+        raise StoreError(f"cannot read {path}: {scarcity(error) or reason(error)}") from None
+
+
+def _of(path: Path) -> dict[Any, Any]:
+    found = _file(path)
+    return found if isinstance(found, dict) else {"": found}
+
+
+def _directory(path: Path) -> dict[Any, Any]:
+    names = {entry.name for entry in path.iterdir()}
+    if DISTRIBUTED in names:
+        return read_distributed(path)
+    found: dict[Any, Any] = {}
+    files = _tensor_files(names)
+    for name in files:
+        # of several files whose tensors are called alike, each is a part of its own
+        inside = _sharded(path, name) if name.endswith(".index.json") else _of(path / name)
+        if found.keys() & inside.keys():
+            raise StoreError(
+                f"{path} has several files with a tensor {next(iter(found.keys() & inside.keys()))!r}: name one of them"
+            )
+        found |= inside
+    whole: dict[Any, Any] = {"model": found} if found else {}
+    for name in _parts(path, names):
+        part = read_distributed(path / name)
+        whole |= part if not whole.keys() & part.keys() else {name: part}
+    for name in sorted(names):
+        if match := _BESIDE.fullmatch(name):
+            whole[name.partition(".")[0] if match[1] else f"rng {name.partition('.')[0]}"] = _file(path / name)
+    if _STATE in names:
+        state = _json(path / _STATE)
+        whole["trainer"] = {key: state[key] for key in _COUNTERS if key in state} if isinstance(state, dict) else {}
+    return whole if len(whole) > 1 or not found else found
+
+
+def _sharded(folder: Path, name: str) -> dict[Any, Any]:
+    """The tensors of the files that an index lists."""
+    index = _json(folder / name)
+    places = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(places, dict) or not all(isinstance(place, str) for place in places.values()):
+        raise StoreError(f"{folder / name} is no index of tensors: it has no weight_map")
+    found: dict[Any, Any] = {}
+    for file in dict.fromkeys(places.values()):
+        if file != os.path.basename(file) or file in ("", ".", ".."):  # noqa: PTH119 - a name, not a path
+            raise StoreError(f"{folder / name} names {file!r}, which is no file beside it: nothing of it is read")
+        held = _of(folder / file)
+        wanted = [tensor for tensor, place in places.items() if place == file]
+        if lost := [tensor for tensor in wanted if tensor not in held]:
+            raise StoreError(f"{folder / file} lacks {lost[0]}, which {name} says is there")
+        found |= {tensor: held[tensor] for tensor in wanted}
+    return found
+
+
+def _json(path: Path) -> Any:
+    with _regular(path) as file:
+        if os.fstat(file.fileno()).st_size > _MOST_JSON:
+            raise StoreError(f"{path} is too large to be read: it has more than {_MOST_JSON >> 20} MiB")
+        try:
+            return json.loads(file.read())
+        except (ValueError, RecursionError) as error:
+            raise StoreError(f"{path} is no JSON: {error}") from None
+
+
+def _regular(path: Path) -> Any:
+    """A file that is opened for reading, which is neither a pipe nor a device."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise StoreError(f"{path} is no regular file: nothing is read from it")
+    return os.fdopen(fd, "rb")
+
+
+def _file(path: Path) -> Any:
+    with _regular(path):
+        pass
+    if path.suffix not in SUFFIXES:
+        raise StoreError(f"{path} is no file of tensors: name one that ends in {', '.join(SUFFIXES)}")
+    if path.suffix in TORCH:
+        return read_torch(path)
+    try:
+        return _safetensors(path) if path.suffix == ".safetensors" else _npz(path)
+    except MemoryError:
+        raise StoreError(f"cannot read {path}: there is not enough memory") from None
+    except _DAMAGE as error:
+        raise StoreError(
+            f"{path} is not a {path.suffix} file that can be read: {str(error) or type(error).__name__}"
+        ) from None
+
+
+# --- safetensors
+
+
+def _safetensors(path: Path) -> dict[Any, Any]:
+    with _regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        head = file.read(8)
+        length = struct.unpack("<Q", head)[0]
+        if length > min(size - 8, _MOST_HEADER):
+            raise ValueError("its header claims more bytes than the file holds")
+        header = json.loads(file.read(length))
+    if not isinstance(header, dict):
+        raise ValueError("its header lists no tensors")  # noqa: TRY004 - the reader's word for what cannot be read
+    data, found = 8 + length, {}
+    for name, entry in header.items():
+        if name == "__metadata__":
+            continue
+        kind, shape, (begin, end) = _TYPES.get(entry["dtype"]), entry["shape"], entry["data_offsets"]
+        if not all(type(number) is int and number >= 0 for number in (*shape, begin, end)):
+            raise ValueError(f"the sizes of {name} are not numbers")
+        if begin > end or end > size - data:
+            raise ValueError(f"{name} lies beyond the end of the file")
+        if kind is None:
+            unread = f"elements of type {str(entry['dtype'])[:40]} are not read"
+            found[name] = Pieces(str(entry["dtype"])[:40].lower(), tuple(shape), tuple, unread)
+            continue
+        if math.prod(shape) * NUMPY[kind].itemsize != end - begin:
+            raise ValueError(f"{name} needs another number of bytes than it has")
+        found[name] = Pieces(kind, tuple(shape), _span(path, data + begin, end - begin, NUMPY[kind]))
+    return found
+
+
+def _span(path: Path, first: int, length: int, stored: np.dtype[Any]) -> Callable[[], Iterator[NDArray[Any]]]:
+    """Reads the bytes of a file from a place on: a mapped file that is cut meanwhile would end the process."""
+
+    def read() -> Iterator[NDArray[Any]]:
+        with _regular(path) as file:
+            file.seek(first)
+            yield from _numbers(file, path, length, stored)
+
+    return read
+
+
+def _numbers(file: Any, path: Path, length: int, stored: np.dtype[Any]) -> Iterator[NDArray[Any]]:
+    left = length
+    while left:
+        data = np.empty(min(left, PIECE * stored.itemsize), np.uint8)
+        memory, read = memoryview(data.data), 0
+        while read < len(data):
+            more = file.readinto(memory[read:])
+            if not more:
+                raise StoreError(f"{path} ends before its last tensor: it is cut, or being written")
+            read += more
+        left -= read
+        yield data.view(stored)
+
+
+# --- numpy's archives
+
+
+def _npz(path: Path) -> dict[Any, Any]:
+    found: dict[Any, Any] = {}
+    with _regular(path) as file, zipfile.ZipFile(file) as archive:
+        for member in archive.namelist():
+            if not member.endswith(".npy"):
+                continue
+            with archive.open(member) as inside:
+                shape, fortran, dtype = _npy_header(inside)
+            name = member.removesuffix(".npy")
+            if dtype.hasobject:
+                raise ValueError(f"{name} holds objects of python, which would have to be executed")
+            if dtype.name not in NUMPY:
+                unread = f"elements of numpy's type {dtype} are not read"
+                found[name] = Pieces(dtype.name, shape, tuple, unread)
+                continue
+            found[name] = Pieces(dtype.name, shape, _member(path, member, shape, dtype, fortran=fortran))
+    return found
+
+
+def _npy_header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    version = np.lib.format.read_magic(file)
+    read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}.get(version)
+    if read is None:
+        raise ValueError(f"a .npy of version {version} is not known")
+    shape, fortran, dtype = read(file)
+    if any(size < 0 for size in shape):
+        raise ValueError("a size is negative")
+    return tuple(shape), fortran, dtype
+
+
+def _member(
+    path: Path, member: str, shape: tuple[int, ...], dtype: np.dtype[Any], *, fortran: bool
+) -> Callable[[], Iterator[NDArray[Any]]]:
+    """Reads an array of an archive piece by piece: what is compressed may be larger than memory."""
+
+    def read() -> Iterator[NDArray[Any]]:
+        try:
+            with _regular(path) as file, zipfile.ZipFile(file) as archive, archive.open(member) as inside:
+                _npy_header(inside)
+                pieces = _numbers(inside, path, math.prod(shape) * dtype.itemsize, dtype)
+                plain = NUMPY[dtype.name]
+                if fortran and len(shape) > 1:
+                    whole = np.concatenate([*pieces, np.empty(0, dtype)]).reshape(shape, order="F")
+                    yield from cut(np.ascontiguousarray(whole).reshape(-1).astype(plain, copy=False))
+                    return
+                for piece in pieces:
+                    yield piece.astype(plain, copy=False)
+        except _DAMAGE as error:
+            raise StoreError(f"{path} is not a .npz file that can be read: {error or type(error).__name__}") from None
+
+    return read

@@ -1,0 +1,340 @@
+"""What the contents of a checkpoint are: the model's tensors, an optimizer's state, random states, settings.
+
+State dicts say little of themselves. What has `state` and `param_groups` is an optimizer's; tensors below a key that
+speaks of random numbers are a generator's; all other tensors are the model's, and plain values are settings. Parameters
+and buffers look alike in a file; only those of a BatchNorm are told by their names, side by side.
+
+An optimizer's state is numbered. Its parameters have names where the file gives them, or where the model's tensors,
+in their order, fit the state's shapes in one way only. Else they stay numbers, and a note says so.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from introspect_cli.errors import StoreError
+from introspect_cli.records import Kind, Phase, Site, shallow
+from introspect_cli.store.tensorfile import widened
+from introspect_cli.tensors.arrays import Pieces
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+NUMBERED = "the file does not name the optimizer's parameters: its state is by number"
+
+_MODEL = frozenset({"model", "module", "state_dict", "model_state_dict", "net", "network", "weights", "params", ""})
+"""Keys under which a model's state dict stands, which are no part of a tensor's name."""
+_RANDOM = re.compile(r"(^|[^a-z])(rng|random|generator|cuda_rng)", re.IGNORECASE)
+_GENERATORS = {"cpu": "torch", "torch": "torch", "torch_rng_state": "torch", "python": "python", "numpy": "numpy"}
+_BATCHNORM = ("running_mean", "running_var", "num_batches_tracked")
+_MOST_SETTINGS = 2000
+_PLAIN = (bool, int, float, str, type(None))
+
+
+@dataclass
+class State:
+    """What a checkpoint holds.
+
+    Attributes:
+        rows: its tensors, and plain values among them, by site, in the file's order.
+        settings: documents by name.
+        notes: what could not be known.
+        named: whether the file itself, or its order, names each parameter that has an optimizer's state.
+    """
+
+    rows: dict[Site, Any] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    named: bool = True
+
+
+def state_of(tree: Mapping[Any, Any], order_counts: bool) -> State:
+    """What nested plain data is.
+
+    Args:
+        tree: what a file holds.
+        order_counts: whether tensors stand in the order in which their modules were made.
+
+    Raises:
+        StoreError: it has no tensor.
+    """
+    state = State()
+    models: dict[str, dict[str, Any]] = {}
+    optimizers: list[tuple[str, Mapping[Any, Any]]] = []
+    plain: dict[str, Any] = {}
+    if _is_optimizer(tree):
+        optimizers.append(("optimizer", tree))
+    else:
+        _sort(tree, models, optimizers, plain, state)
+    several = len(models) > 1
+    for part, tensors in models.items():
+        _model(part if several or part not in _MODEL else "", tensors, state)
+    _optimizers(optimizers, _candidates(models) if order_counts else None, state)
+    if plain:
+        state.settings["checkpoint"] = dict(list(_flat(plain).items())[:_MOST_SETTINGS])
+    if not any(isinstance(value, Pieces) for value in state.rows.values()):
+        raise StoreError("it holds no tensor")
+    return state
+
+
+def _sort(
+    tree: Mapping[Any, Any],
+    models: dict[str, dict[str, Any]],
+    optimizers: list[tuple[str, Mapping[Any, Any]]],
+    plain: dict[str, Any],
+    state: State,
+) -> None:
+    """Sort the parts of a checkpoint: by what they are, then by what they are called."""
+    loose: dict[str, Any] = {}
+    for key, part in tree.items():
+        name = str(key)
+        if _RANDOM.search(name) and not _is_optimizer(part) and _has_tensor_or_many(part):
+            _random(name, part, state)
+        elif _is_optimizer(part):
+            optimizers.append((_singular(name), part))
+        elif isinstance(part, list) and part and all(map(_is_optimizer, part)):
+            numbered = len(part) > 1
+            optimizers += [(f"{_singular(name)}{n if numbered else ''}", one) for n, one in enumerate(part)]
+        elif isinstance(part, (dict, list)) and _has_tensor(part):
+            inside: dict[str, Any] = {}
+            _leaves(part, "", inside)
+            models[name] = {leaf: value for leaf, value in inside.items() if isinstance(value, Pieces)}
+        elif isinstance(part, Pieces):
+            loose[name] = part
+        else:
+            plain[name] = part
+    if loose:
+        models[""] = loose
+    if any(_is_of_size(tensors) for tensors in models.values()):
+        for name in [name for name, tensors in models.items() if not _is_of_size(tensors)]:
+            plain[name] = {leaf: _number(value) for leaf, value in models.pop(name).items()}
+
+
+def _is_of_size(tensors: Mapping[str, Any]) -> bool:
+    """Whether tensors are a model's: what holds single numbers alone, as callbacks do, is settings."""
+    return any(math.prod(value.shape) > 1 for value in tensors.values())
+
+
+def _number(value: Any) -> Any:
+    """The one number of a tensor."""
+    if not isinstance(value, Pieces) or value.unread:
+        return None
+    found = [widened(bits, value.dtype).tolist() for bits in value.read()]
+    return found[0][0] if found and len(found[0]) == 1 and isinstance(found[0][0], (bool, int, float)) else None
+
+
+def _singular(name: str) -> str:
+    return "optimizer" if name in ("optimizer_states", "optimizer_state_dict", "optimizers", "optim") else name
+
+
+def _is_optimizer(part: Any) -> bool:
+    return isinstance(part, dict) and isinstance(part.get("state"), dict) and "param_groups" in part
+
+
+def _has_tensor(part: Any) -> bool:
+    if isinstance(part, Pieces):
+        return True
+    inside = part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
+    return any(map(_has_tensor, inside))
+
+
+def _has_tensor_or_many(part: Any) -> bool:
+    return _has_tensor(part) or isinstance(part, (dict, list))
+
+
+def _leaves(part: Any, name: str, found: dict[str, Any]) -> None:
+    """What lies at the ends of nested data, by dotted names."""
+    if isinstance(part, dict):
+        for key, value in part.items():
+            _leaves(value, f"{name}.{key}" if name else str(key), found)
+    elif isinstance(part, list):
+        for number, value in enumerate(part):
+            _leaves(value, f"{name}.{number}" if name else str(number), found)
+    else:
+        found[name] = part
+
+
+def _flat(plain: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, part in plain.items():
+        _leaves(part, name, found)
+    return {name: value for name, value in found.items() if isinstance(value, _PLAIN)}
+
+
+def _put(state: State, site: Site, value: Any) -> None:
+    while site in state.rows:
+        site = Site(site.phase, site.kind, site.fqn, site.call + 1, site.path)
+    state.rows[site] = value
+
+
+# --- the model
+
+
+def _model(part: str, tensors: Mapping[str, Any], state: State) -> None:
+    buffers = _buffers(tensors)
+    for name, value in tensors.items():
+        kind = Kind.BUFFER if name in buffers else Kind.PARAM
+        _put(state, Site(Phase.START, kind, f"{part}.{name}" if part else name), value)
+
+
+def _buffers(names: Mapping[str, Any]) -> set[str]:
+    """Names that are buffers for certain: running statistics side by side, and their count."""
+    owners = {name.rpartition(".")[0] for name in names if name.rpartition(".")[2] == _BATCHNORM[0]}
+    whole = {owner for owner in owners if _inside(owner, _BATCHNORM[1]) in names}
+    return {name for owner in whole for leaf in _BATCHNORM if (name := _inside(owner, leaf)) in names}
+
+
+def _inside(owner: str, leaf: str) -> str:
+    return f"{owner}.{leaf}" if owner else leaf
+
+
+def _candidates(models: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, tuple[int, ...]]] | None:
+    """Names and shapes of what may be the parameters of the one model, in their order; None where there are several."""
+    if len(models) != 1:
+        return None
+    tensors = next(iter(models.values()))
+    buffers = _buffers(tensors)
+    return [(name, value.shape) for name, value in tensors.items() if name not in buffers]
+
+
+# --- optimizers
+
+
+def _optimizers(
+    optimizers: Sequence[tuple[str, Mapping[Any, Any]]],
+    candidates: Sequence[tuple[str, tuple[int, ...]]] | None,
+    state: State,
+) -> None:
+    documents = []
+    for optimizer, held in optimizers:
+        groups = _groups(held["param_groups"])
+        names = _given_names(groups, held["state"])
+        if names is None and candidates is not None:
+            names = _names_by_order(groups, held["state"], candidates)
+        if names is None and held["state"]:
+            state.named = False
+            state.notes.append(NUMBERED)
+        for key, values in held["state"].items():
+            name = names.get(key, f"{optimizer}.{key}") if names else f"{optimizer}.{key}"
+            inside: dict[str, Any] = {}
+            _leaves(values, "", inside)
+            for leaf, value in inside.items():
+                path = shallow("".join(f"[{word!r}]" for word in leaf.split(".") if word))
+                _put(state, Site(Phase.START, Kind.OPTIMIZER_STATE, name, 0, path), value)
+        listed = [
+            {
+                **{key: _setting(value) for key, value in group.items() if key not in ("params", "param_names")},
+                "params": [names[key] if names and key in names else f"{optimizer}.{key}" for key in group["params"]],
+            }
+            for group in groups
+        ]
+        documents.append({"name": optimizer, "class": "", "groups": listed})
+    if documents:
+        state.settings["optimizers"] = documents
+
+
+def _groups(found: Any) -> list[dict[str, Any]]:
+    """The groups of parameters, in order; a distributed checkpoint has them by number."""
+    listed = list(found.values()) if isinstance(found, dict) else found if isinstance(found, list) else []
+    groups = [group for group in listed if isinstance(group, dict)]
+    for group in groups:
+        members = group.get("params")
+        members = list(members.values()) if isinstance(members, dict) else members
+        group["params"] = [key for key in members if isinstance(key, (int, str))] if isinstance(members, list) else []
+    return groups
+
+
+def _setting(value: Any) -> Any:
+    if isinstance(value, Pieces):
+        return f"a tensor of {list(value.shape)}"
+    if isinstance(value, dict):
+        return [_setting(item) for item in value.values()]
+    return [_setting(item) for item in value] if isinstance(value, list) else value
+
+
+def _given_names(groups: Sequence[Mapping[str, Any]], held: Mapping[Any, Any]) -> dict[Any, str] | None:
+    """Names by the state's keys, where the file has them; None where not."""
+    if held and all(isinstance(key, str) and not key.isdecimal() for key in held):
+        return {key: str(key) for key in held}
+    names: dict[Any, str] = {}
+    for group in groups:
+        given = group.get("param_names")
+        if not isinstance(given, list) or len(given) != len(group["params"]):
+            return None
+        names |= {key: str(name) for key, name in zip(group["params"], given, strict=True)}
+    return names or None
+
+
+def _names_by_order(
+    groups: Sequence[Mapping[str, Any]], held: Mapping[Any, Any], candidates: Sequence[tuple[str, tuple[int, ...]]]
+) -> dict[Any, str] | None:
+    """Names by the state's keys where each group fits the model's tensors, in their order, in one way only."""
+    names: dict[Any, str] = {}
+    for group in groups:
+        shapes = [_shape_of(held.get(key)) for key in group["params"]]
+        first = _fit(shapes, candidates)
+        last = _fit(shapes[::-1], candidates[::-1])
+        if first is None or last is None or first != last[::-1]:
+            return None
+        names |= dict(zip(group["params"], first, strict=True))
+    return names if all(times == 1 for times in Counter(names.values()).values()) else None
+
+
+def _shape_of(values: Any) -> tuple[int, ...] | None:
+    """The shape of the parameter that a state is of: that which most of its tensors have; None where none tells."""
+    inside: dict[str, Any] = {}
+    _leaves(values, "", inside)
+    shapes = Counter(
+        value.shape for value in inside.values() if isinstance(value, Pieces) and math.prod(value.shape) > 1
+    )
+    return shapes.most_common(1)[0][0] if shapes else None
+
+
+def _fit(
+    shapes: Sequence[tuple[int, ...] | None], candidates: Sequence[tuple[str, tuple[int, ...]]]
+) -> list[str] | None:
+    """The first names, in order, that have these shapes."""
+    found, rest = [], iter(candidates)
+    for shape in shapes:
+        name = next((name for name, own in rest if shape is None or own == shape), None)
+        if name is None:
+            return None
+        found.append(name)
+    return found
+
+
+# --- random states
+
+
+def _random(name: str, part: Any, state: State) -> None:
+    inside: dict[str, Any] = {}
+    _leaves(part, "", inside)
+    inner: dict[str, dict[str, Any]] = {}
+    for leaf, value in inside.items():
+        head, _, rest = leaf.partition(".")
+        inner.setdefault(head, {})[rest] = value
+    for head, values in inner.items():
+        generator = _GENERATORS.get(head or name, head or "torch" if _is_cpu(values) else f"{name}.{head}".rstrip("."))
+        tensors = {rest: value for rest, value in values.items() if isinstance(value, Pieces)}
+        for rest, value in tensors.items():
+            path = "".join(f"[{word}]" for word in rest.split(".") if word)
+            _put(state, Site(Phase.START, Kind.RNG, generator, 0, path), value)
+        numbers = [value for value in values.values() if not isinstance(value, Pieces)]
+        if numbers:
+            path = "['numbers']" if tensors else ""
+            _put(state, Site(Phase.START, Kind.RNG, generator, 0, path), tuple(numbers))
+
+
+def _is_cpu(values: Mapping[str, Any]) -> bool:
+    """Whether a lone tensor is the state of torch's generator on the processor: nothing else has its size."""
+    return [value.shape for value in values.values() if isinstance(value, Pieces)] == [(5056,)]
+
+
+def sites_below(rows: Mapping[Site, Any]) -> Iterator[tuple[Site, Any]]:
+    """The rows in an order in which a step would have them: random states, the model, the optimizer."""
+    ranks = {Kind.RNG: 0, Kind.PARAM: 1, Kind.BUFFER: 1}
+    yield from sorted(rows.items(), key=lambda row: ranks.get(row[0].kind, 2))

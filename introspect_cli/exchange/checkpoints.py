@@ -1,0 +1,125 @@
+"""Checkpoints as runs: files and directories of tensors that are read where a run is.
+
+Every verb opens what it is given here. A run is opened as it is; a checkpoint is read once, tensor by tensor, into a
+run of one step in a temporary directory that goes when it is closed: the same checksums, statistics and sketches as a
+capture of the same values has, so that nothing that reads runs need know of checkpoints.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+import tempfile
+import weakref
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from introspect_cli.errors import StoreError
+from introspect_cli.exchange.checkpoint_files import is_tensors, read_any
+from introspect_cli.exchange.checkpoint_state import sites_below, state_of
+from introspect_cli.exchange.incoming import Incoming, value, write_run
+from introspect_cli.records import SiteInfo
+from introspect_cli.store.files import MANIFEST
+from introspect_cli.store.pack import is_pack, is_remote
+from introspect_cli.store.reader import Run, open_run
+from introspect_cli.store.tensorfile import widened
+from introspect_cli.tensors.arrays import Pieces, summary_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+    from introspect_cli.records import Site, Summary
+
+_LARGEST_AGAIN = 1 << 24
+_MOST_AGAIN = 1 << 28
+CHECKPOINT = "checkpoint"
+"""The manifest's word for a run that was made of a checkpoint."""
+
+
+def is_checkpoint(path: str | Path) -> bool:
+    """Whether a path is a checkpoint, and no run."""
+    if is_remote(path) or str(path).endswith(".introspect.zip"):
+        return False
+    try:
+        if (Path(path) / MANIFEST).exists():
+            return False
+        return is_tensors(path) and not (Path(path).suffix == ".zip" and is_pack(path))
+    except (OSError, ValueError):
+        return False
+
+
+def open_any(path: str | Path) -> Run:
+    """Open a run, or a checkpoint as one.
+
+    Raises:
+        StoreError: there is neither, or it cannot be read.
+    """
+    return _opened(Path(path)) if is_checkpoint(path) else open_run(path)
+
+
+def _opened(path: Path) -> Run:
+    tree = read_any(path)
+    try:
+        state = state_of(tree, order_counts=not _sorted_by_name(path))
+    except StoreError as error:
+        raise StoreError(f"{path} is no checkpoint: {error}") from None
+    summaries = {site: summarised(held) for site, held in sites_below(state.rows)}
+    run = written(summaries, path, state.settings, {CHECKPOINT: {"from": path.name}, "not_observed": state.notes})
+    held = {summaries[site].checksum: held for site, held in state.rows.items() if isinstance(held, Pieces)}
+    run.elsewhere = _Again(held)
+    return run
+
+
+class _Again:
+    """Reads a tensor once more, for who wants its elements; not large ones, nor many."""
+
+    def __init__(self, held: Mapping[int, Pieces]) -> None:
+        self._held, self._left = held, _MOST_AGAIN
+
+    def __call__(self, checksum: int) -> NDArray[Any] | None:
+        """The tensor with a checksum, its elements as numbers; None where it is not there, or too large."""
+        tensor = self._held.get(checksum)
+        if tensor is None or tensor.unread or math.prod(tensor.shape) > min(self._left, _LARGEST_AGAIN):
+            return None
+        self._left -= math.prod(tensor.shape)
+        pieces = [widened(np.asarray(bits), tensor.dtype) for bits in tensor.read()]
+        whole: NDArray[Any] = np.concatenate(pieces) if pieces else np.zeros(0, np.float32)
+        return whole.reshape(tensor.shape)
+
+
+def _sorted_by_name(path: Path) -> bool:
+    """Whether the model's tensors lie in an order that says nothing: safetensors sorts them."""
+    return path.suffix == ".safetensors" or (path.is_dir() and any(path.glob("*.safetensors")))
+
+
+def summarised(held: Any) -> Summary:
+    """What is kept of a tensor, or of a plain value."""
+    return summary_of(held, widened) if isinstance(held, Pieces) else value(held)
+
+
+def written(
+    summaries: Mapping[Site, Summary], path: str | Path, settings: Mapping[str, Any], about: Mapping[str, Any]
+) -> Run:
+    """A run of one step, opened, which is gone when it is closed.
+
+    Args:
+        summaries: its records, in their order.
+        path: what it is called.
+        settings: documents by name.
+        about: what the manifest says beside.
+    """
+    place = Path(tempfile.mkdtemp(prefix="introspect-"))
+    try:
+        rows = tuple((site, SiteInfo(), summary) for site, summary in summaries.items())
+        write_run(place / "run", [Incoming(0, 0, rows)], source=str(path), settings=settings, about=about, sketch=True)
+        run = open_run(place / "run")
+    except BaseException:
+        shutil.rmtree(place, ignore_errors=True)
+        raise
+    run.path = path
+    run.when_closed(weakref.finalize(run, shutil.rmtree, place, ignore_errors=True))  # or when python ends
+    return run

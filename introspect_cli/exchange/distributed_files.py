@@ -1,0 +1,259 @@
+"""Directories of `torch.distributed.checkpoint`: each tensor put together of the parts that ranks wrote.
+
+What is where stands in a pickle, `.metadata`, which torch itself loads without any care. Here it is taken apart by its
+opcodes, and makes nothing: a class becomes its name with what it was given. The parts are files of torch.save, which
+the weights-only loader reads.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import pickletools
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from introspect_cli.errors import StoreError
+from introspect_cli.store.tensorfile import NUMPY
+from introspect_cli.tensors.arrays import Pieces, cut
+from introspect_cli.tensors.torch_files import read_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+_METADATA = ".metadata"
+_MOST_METADATA = 1 << 28
+
+
+@dataclass(eq=False)
+class Made:
+    """What a pickle would make by calling something: the name of that, what it was given, what was put into it."""
+
+    name: str
+    given: tuple[Any, ...] = ()
+    state: dict[str, Any] = field(default_factory=dict)
+    other: Any = None
+
+
+class _Mark:
+    """Where an opcode's arguments begin on the stack."""
+
+
+def inert(data: bytes) -> Any:
+    """What a pickle says, with nothing of it executed.
+
+    Raises:
+        ValueError: it says it in a way that no metadata does.
+    """
+    stack: list[Any] = []
+    memo: dict[int, Any] = {}
+
+    def since_mark() -> list[Any]:
+        place = len(stack) - 1 - next(at for at, item in enumerate(reversed(stack)) if isinstance(item, _Mark))
+        found = stack[place + 1 :]
+        del stack[place:]
+        return found
+
+    argument: Any
+    for opcode, argument, _ in pickletools.genops(data):
+        name = opcode.name
+        if name in ("PROTO", "FRAME"):
+            continue
+        if name == "STOP":
+            return stack.pop()
+        if name == "MARK":
+            stack.append(_Mark())
+        elif name in _EMPTY:
+            stack.append(_EMPTY[name]())
+        elif name in _CONSTANT:
+            stack.append(_CONSTANT[name])
+        elif name in _GIVEN:
+            stack.append(argument)
+        elif name == "MEMOIZE":
+            memo[len(memo)] = stack[-1]
+        elif name in ("BINPUT", "LONG_BINPUT", "PUT"):
+            memo[int(argument)] = stack[-1]
+        elif name in ("BINGET", "LONG_BINGET", "GET"):
+            stack.append(memo[int(argument)])
+        elif name in ("TUPLE1", "TUPLE2", "TUPLE3"):
+            count = int(name[-1])
+            stack[-count:] = [tuple(stack[-count:])]
+        elif name == "TUPLE":
+            stack.append(tuple(since_mark()))
+        elif name == "APPEND":
+            value = stack.pop()
+            stack[-1].append(value)
+        elif name == "APPENDS":
+            values = since_mark()
+            stack[-1].extend(values)
+        elif name == "ADDITEMS":
+            values = since_mark()
+            stack[-1].update(values)
+        elif name == "SETITEM":
+            value, key = stack.pop(), stack.pop()
+            stack[-1][key] = value
+        elif name == "SETITEMS":
+            values = since_mark()
+            stack[-1].update(zip(values[::2], values[1::2], strict=True))
+        elif name == "GLOBAL":
+            stack.append(Made(str(argument).replace(" ", ".")))
+        elif name == "STACK_GLOBAL":
+            stack[-2:] = [Made(f"{stack[-2]}.{stack[-1]}")]
+        elif name in ("REDUCE", "NEWOBJ"):
+            given = stack.pop()
+            stack[-1] = Made(_named(stack[-1]), tuple(given))
+        elif name == "BUILD":
+            state = stack.pop()
+            if isinstance(state, dict):
+                stack[-1].state.update(state)
+            else:
+                stack[-1].other = state
+        else:
+            raise ValueError(f"its metadata has an opcode {name}")
+    raise ValueError("its metadata has no end")
+
+
+def _named(value: Any) -> str:
+    if not isinstance(value, Made):
+        raise ValueError("its metadata calls what has no name")  # noqa: TRY004 - the reader's word for damage
+    return value.name
+
+
+_EMPTY: dict[str, Any] = {"EMPTY_DICT": dict, "EMPTY_LIST": list, "EMPTY_TUPLE": tuple, "EMPTY_SET": set}
+_CONSTANT = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
+_GIVEN = frozenset(
+    {"BININT", "BININT1", "BININT2", "LONG1", "LONG4", "BINFLOAT", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"}
+    | {"BINBYTES", "SHORT_BINBYTES", "INT", "LONG", "FLOAT", "UNICODE"}
+)
+
+
+@dataclass(frozen=True)
+class _Where:
+    """Where a part lies."""
+
+    file: str
+    offset: int
+    length: int
+
+
+def read_distributed(folder: Path) -> dict[Any, Any]:
+    """What a directory holds, nested as it was saved.
+
+    Raises:
+        StoreError: it cannot be read.
+    """
+    path = folder / _METADATA
+    try:
+        made = inert(_small(path))
+        found = _tensors(folder, made.state)
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError, StopIteration, OverflowError) as error:
+        raise StoreError(f"{path} is no metadata of torch.distributed.checkpoint: {error!r:.120}") from None
+    return found
+
+
+def _small(path: Path) -> bytes:
+    if not path.is_file() or path.stat().st_size > _MOST_METADATA:
+        raise ValueError("it is larger than any metadata, or no file")
+    return path.read_bytes()
+
+
+def _tensors(folder: Path, state: dict[str, Any]) -> dict[Any, Any]:
+    places: dict[tuple[str, tuple[int, ...] | None], _Where] = {}
+    for index, where in state["storage_data"].items():
+        offset = index.state.get("offset")
+        begins = None if offset is None else _sizes(offset)
+        if where.state.get("transform_descriptors"):
+            raise ValueError("its parts are compressed or encrypted, which is not read")
+        places[str(index.state["fqn"]), begins] = _checked(folder, where.state)
+    nested = state.get("planner_data") or {}
+    found: dict[Any, Any] = {}
+    for name, about in state["state_dict_metadata"].items():
+        keys = nested.get(name) or (name,)
+        kind = about.name.rpartition(".")[2]
+        if kind == "TensorStorageMetadata":
+            value: Any = _tensor(folder, name, about.state, places)
+        elif (name, None) in places:
+            value = read_bytes(_bytes(folder, places[name, None]), f"{name} in {folder}")
+        else:
+            continue
+        _put(found, keys if isinstance(keys, tuple) else (name,), value)
+    return found
+
+
+def _put(tree: dict[Any, Any], keys: tuple[Any, ...], value: Any) -> None:
+    """Put a value where a path of keys leads; lists become dicts by number."""
+    for key in keys[:-1]:
+        inside = tree.setdefault(key, {})
+        if not isinstance(inside, dict):
+            raise ValueError(f"{key!r} is a value and holds others")  # noqa: TRY004 - the reader's word for damage
+        tree = inside
+    tree[keys[-1]] = value
+
+
+def _sizes(made: Any) -> tuple[int, ...]:
+    found = tuple(made.given[0]) if made.given else ()
+    if not all(type(size) is int and size >= 0 for size in found):
+        raise ValueError("a size is no number")
+    return found
+
+
+def _checked(folder: Path, where: dict[str, Any]) -> _Where:
+    file, offset, length = where["relative_path"], where["offset"], where["length"]
+    if not isinstance(file, str) or file != os.path.basename(file) or file in ("", ".", ".."):  # noqa: PTH119 - a name
+        raise ValueError(f"it names {str(file)[:80]!r}, which is no file beside it")
+    path = folder / file
+    if not path.is_file():
+        raise ValueError(f"{file} is missing")
+    if not (type(offset) is int and type(length) is int and 0 <= offset <= offset + length <= path.stat().st_size):
+        raise ValueError(f"a part lies beyond the end of {file}")
+    return _Where(file, offset, length)
+
+
+def _bytes(folder: Path, where: _Where) -> bytes:
+    with (folder / where.file).open("rb") as file:
+        file.seek(where.offset)
+        return file.read(where.length)
+
+
+def _tensor(
+    folder: Path, name: str, about: dict[str, Any], places: dict[tuple[str, tuple[int, ...] | None], _Where]
+) -> Pieces:
+    """A tensor, put together when it is read: its parts must be there, and be all of it."""
+    dtype = about["properties"].other[0].name.rpartition(".")[2]
+    shape = _sizes(about["size"])
+    if dtype not in NUMPY:
+        return Pieces(dtype, shape, tuple, f"elements of type {dtype} are not read")
+    parts = []
+    for chunk in about["chunks"]:
+        begins, sizes = _sizes(chunk.state["offsets"]), _sizes(chunk.state["sizes"])
+        inside = len(begins) == len(sizes) == len(shape)
+        if not inside or any(first + size > whole for first, size, whole in zip(begins, sizes, shape, strict=True)):
+            raise ValueError(f"a part of {name} lies outside of it")
+        where = places.get((name, begins)) or places[name, None]
+        if math.prod(sizes) * NUMPY[dtype].itemsize > where.length:
+            raise ValueError(f"a part of {name} needs more bytes than it has")
+        parts.append((begins, sizes, where))
+    if sum(math.prod(sizes) for _, sizes, _ in parts) != math.prod(shape):
+        raise ValueError(f"the parts of {name} are not all of it")
+
+    def read() -> Iterator[NDArray[Any]]:
+        whole = np.empty(shape, NUMPY[dtype])
+        filled = np.zeros(shape if len(parts) > 1 else (), np.bool_)
+        for begins, sizes, where in parts:
+            part = read_bytes(_bytes(folder, where), f"{name} in {folder / where.file}")
+            if not isinstance(part, Pieces) or (part.dtype, part.shape, part.unread) != (dtype, sizes, ""):
+                raise StoreError(f"{folder / where.file} holds another part of {name} than {_METADATA} says")
+            flat = np.concatenate([*part.read(), np.empty(0, NUMPY[dtype])])
+            place = tuple(slice(first, first + size) for first, size in zip(begins, sizes, strict=True))
+            if len(parts) > 1 and filled[place].any():
+                raise StoreError(f"{folder} has parts of {name} that overlap")
+            filled[place if len(parts) > 1 else ...] = True
+            whole[place] = flat.view(NUMPY[dtype]).reshape(sizes)
+        yield from cut(whole.reshape(-1))
+
+    return Pieces(dtype, shape, read)

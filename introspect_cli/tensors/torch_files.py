@@ -1,0 +1,185 @@
+"""Files that `torch.save` wrote, as plain data: dicts, lists, texts, numbers, and tensors that are read when asked for.
+
+Such a file is a pickle, which can run any program when it is loaded. So torch's weights-only loader reads it and
+nothing else does: what it does not know is an error that names the class. Tensors are mapped where the file allows it,
+so that a checkpoint larger than memory is read one tensor at a time; of older files, which cannot be mapped, all are
+held.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import zipfile
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from introspect_cli.errors import StoreError
+from introspect_cli.tensors.arrays import PIECE, Pieces, cut
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    import torch
+    from numpy.typing import NDArray
+
+_MOST_NODES = 1_000_000
+_MOST_AGAIN = 10_000
+"""Times that lists and dicts may be met again: few refer to one object twice."""
+_DEEPEST = 64
+_GLOBAL = re.compile(r"GLOBAL ([\w.]+)")
+_MOST_PICKLE = 1 << 28
+_INTEGERS: dict[int, Any] = {1: np.uint8, 2: np.dtype("<u2"), 4: np.dtype("<u4"), 8: np.dtype("<u8")}
+
+
+def read_file(path: Path) -> Any:
+    """What a file holds.
+
+    Raises:
+        StoreError: torch is missing, or the file is damaged or holds more than tensors and plain values.
+    """
+    return _read(path, str(path))
+
+
+def read_bytes(data: bytes, called: str) -> Any:
+    """What a piece of a file holds, which `called` names in messages.
+
+    Raises:
+        StoreError: as above.
+    """
+    return _read(io.BytesIO(data), called)
+
+
+def _read(source: Path | io.BytesIO, called: str) -> Any:
+    try:
+        import torch
+    except ImportError:
+        raise StoreError(
+            f"{called} was written by torch.save, and reading it needs torch: install torch, or save it as .safetensors"
+        ) from None
+    mapped = _is_zip(source, called)
+    try:
+        with torch.serialization.safe_globals(_numpys()):
+            found = torch.load(source, map_location="cpu", weights_only=True, mmap=mapped and not _in_memory(source))
+    except MemoryError:
+        raise StoreError(f"cannot read {called}: there is not enough memory") from None
+    except Exception as error:  # torch raises whatever a damaged file leads it to
+        raise StoreError(_refused(called, error)) from None
+    return _Walk(called).plain(found, 0)
+
+
+def _in_memory(source: Path | io.BytesIO) -> bool:
+    return isinstance(source, io.BytesIO)
+
+
+def _is_zip(source: Path | io.BytesIO, called: str) -> bool:
+    """Whether it has the layout that can be mapped: an archive whose members are stored as they are."""
+    try:
+        if not zipfile.is_zipfile(source):
+            return False
+        with zipfile.ZipFile(source) as archive:
+            members = archive.infolist()
+    except (OSError, zipfile.BadZipFile, ValueError, RuntimeError) as error:
+        raise StoreError(f"{called} cannot be read: {error}") from None
+    finally:
+        if isinstance(source, io.BytesIO):
+            source.seek(0)
+    packed = any(member.compress_type != zipfile.ZIP_STORED for member in members)
+    large = any(member.file_size > _MOST_PICKLE for member in members if member.filename.endswith("data.pkl"))
+    if packed or large:
+        why = "its parts are compressed" if packed else "what it says of its tensors is larger than any checkpoint's"
+        raise StoreError(f"{called} is no file of torch.save: {why}")
+    return True
+
+
+def _numpys() -> list[Any]:
+    """What a plain numpy array is made of in a pickle: random states hold some."""
+    core: Any = getattr(np, "_core", None) or np.core
+    kinds = {type(np.dtype(name)) for name in ("u1", "u4", "u8", "i4", "i8", "f4", "f8")}
+    return [core.multiarray._reconstruct, core.multiarray.scalar, np.ndarray, np.dtype, *kinds]  # noqa: SLF001 - these
+
+
+def _refused(called: str, error: Exception) -> str:
+    text = str(error)
+    found = _GLOBAL.search(text)
+    if found is not None:
+        return (
+            f"{called} holds more than tensors and plain values ({found[1]}), and reading that would execute code: it "
+            "is not read; save the state dicts alone, or as .safetensors"
+        )
+    first = text.strip().partition("\n")[0][:200]
+    first = first if " " in first else "it is damaged, or of another format"
+    return f"{called} is no file of torch.save that can be read: {first}"
+
+
+class _Walk:
+    """Makes plain data of what was loaded: a pickle may refer to one list a million times, or to itself."""
+
+    def __init__(self, called: str) -> None:
+        import torch
+
+        self._called, self._tensor = called, torch.Tensor
+        self._nodes = self._again = 0
+        self._seen = set[int]()
+
+    def plain(self, value: Any, depth: int) -> Any:
+        """A value as plain data, tensors as `Pieces`."""
+        self._nodes += 1
+        if isinstance(value, (dict, list)):
+            self._again += id(value) in self._seen
+            self._seen.add(id(value))
+        if self._nodes > _MOST_NODES or self._again > _MOST_AGAIN or depth > _DEEPEST:
+            raise StoreError(f"{self._called} is no checkpoint: what it holds is nested too deep, or without end")
+        if isinstance(value, self._tensor):
+            return _pieces(value)
+        if isinstance(value, (np.ndarray, np.generic)):
+            return _array(np.asarray(value))
+        if isinstance(value, dict):
+            return {key: self.plain(item, depth + 1) for key, item in value.items()}
+        if isinstance(value, (list, tuple, set, frozenset)):
+            return [self.plain(item, depth + 1) for item in value]
+        return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)[:200]
+
+
+def _array(array: NDArray[Any]) -> Pieces:
+    if array.dtype.kind not in "biufc":
+        return Pieces(array.dtype.name, tuple(array.shape), lambda: (), "numpy's type is none of torch's")
+    flat = np.ascontiguousarray(array).reshape(-1)
+    flat = flat.astype(flat.dtype.newbyteorder("<"), copy=False)
+    return Pieces(array.dtype.name, tuple(array.shape), lambda: cut(flat))
+
+
+def _pieces(tensor: torch.Tensor) -> Pieces:
+    """A tensor as what can be read of it."""
+    import torch
+
+    dtype, shape = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
+    odd = "a quantized tensor" if tensor.is_quantized else "a nested tensor" if tensor.is_nested else ""
+    if tensor.layout is not torch.strided or odd or tensor.is_meta:
+        return Pieces(
+            dtype, shape, lambda: (), f"{odd or ('on meta' if tensor.is_meta else 'a sparse tensor')}: not read"
+        )
+
+    def read() -> Iterator[NDArray[Any]]:
+        with torch.no_grad():
+            flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
+            for start in range(0, flat.numel(), PIECE):
+                yield _bits(flat[start : start + PIECE])
+
+    return Pieces(dtype, shape, read)
+
+
+def _bits(flat: torch.Tensor) -> NDArray[Any]:
+    """Elements as numpy has them, or as unsigned integers of their size."""
+    import torch
+
+    if flat.dtype is torch.complex32:
+        return torch.view_as_real(flat).numpy().view(np.dtype([("real", "<f2"), ("imag", "<f2")])).reshape(-1)
+    try:
+        return flat.numpy()
+    except TypeError:  # numpy has no such type
+        width = flat.element_size()
+        found: NDArray[Any] = flat.view(torch.uint8).numpy().view(_INTEGERS[width])
+        return found

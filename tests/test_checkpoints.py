@@ -1,0 +1,358 @@
+"""Files and directories of tensors are read as runs of one moment, and compared with each other and with runs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from contextlib import ExitStack
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from opcapture import captured
+from test_import_arrays import as_safetensors
+
+from introspect_cli.commands.diff import diff
+from introspect_cli.commands.show import show
+from introspect_cli.compare.diff import compare_runs
+from introspect_cli.compare.groups import group_runs
+from introspect_cli.compare.moment import as_moments
+from introspect_cli.compare.options import DiffOptions
+from introspect_cli.errors import IntrospectError
+from introspect_cli.exchange.checkpoints import open_any, written
+from introspect_cli.records import Kind, Phase, Site
+from introspect_cli.tensors.summarizer import Summarizer
+
+torch = pytest.importorskip("torch")
+safetensors = pytest.importorskip("safetensors.torch")
+
+
+def answer(a, b, **options):
+    """What `diff` finds."""
+    with open_any(a) as opened, open_any(b) as other:
+        return compare_runs(*as_moments(opened, other, written), DiffOptions(**options))
+
+
+def grouped(*paths):
+    with ExitStack() as stack:
+        return group_runs([stack.enter_context(open_any(path)) for path in paths], DiffOptions())
+
+
+def said(a, b, **options):
+    """Verdict, sentence and all that is said beside it."""
+    result = answer(a, b, **options)
+    return result.verdict.value, result.sentence, "\n".join((*result.evidence, *result.notes))
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.emb, self.up = torch.nn.Embedding(20, 8), torch.nn.Linear(8, 16)
+        self.bn, self.down = torch.nn.BatchNorm1d(16), torch.nn.Linear(16, 20, bias=False)
+
+    def forward(self, tokens):
+        return self.down(torch.relu(self.bn(self.up(self.emb(tokens)))))
+
+
+def trained(place):
+    """Train for six steps; a checkpoint after some, as `step` counts."""
+    torch.manual_seed(0)
+    net = Net()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
+    rate = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (step + 1))
+    for step in range(6):
+        tokens = torch.randint(0, 20, (8,))
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(net(tokens), tokens).backward()
+        optimizer.step()
+        rate.step()
+        whole = {"model": net, "optimizer": optimizer, "scheduler": rate}
+        saved = {name: part.state_dict() for name, part in whole.items()}
+        torch.save({**saved, "step": step + 1, "rng": torch.get_rng_state()}, place / f"{step}.pt")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A run, the checkpoints of its steps, and weights of step 3 in several forms."""
+    place = tmp_path_factory.mktemp("checkpoints")
+    captured(place / "run", lambda: trained(place))
+    captured(place / "lean", lambda: trained(place), record=frozenset({Kind.PARAM, Kind.LOSS}))
+    state = torch.load(place / "3.pt")["model"]
+    safetensors.save_file(state, place / "3.safetensors")
+    torch.save(state, place / "weights.pt")
+    torch.save(state, place / "old.bin", _use_new_zipfile_serialization=False)
+    np.savez(place / "3.npz", **{name: value.numpy() for name, value in state.items()})
+    turned = {name: np.asfortranarray(own) if own.ndim else own.numpy() for name, own in state.items()}
+    np.savez_compressed(place / "packed.npz", **turned)
+    return place
+
+
+DTYPES = ("float32", "float16", "bfloat16", "float64", "int64", "int32", "uint8", "bool", "complex64")
+FP8 = ("float8_e4m3fn", "float8_e5m2")
+
+
+@pytest.mark.parametrize("name", [*DTYPES, *FP8])
+@pytest.mark.parametrize("ending", ["safetensors", "pt"])
+@pytest.mark.parametrize("kernels", [True, False])
+def test_a_tensor_in_a_file_has_the_checksum_and_statistics_of_a_captured_one(
+    tmp_path, monkeypatch, name, ending, kernels
+):
+    if not kernels:
+        monkeypatch.setattr("introspect_cli.tensors.kernels.KERNELS", None)
+    monkeypatch.setattr("introspect_cli.exchange.checkpoint_files.PIECE", 1 << 16)
+    monkeypatch.setattr("introspect_cli.tensors.torch_files.PIECE", 1 << 16)
+    torch.manual_seed(1)
+    tensor = (torch.randn(700, 300) * 3).to(getattr(torch, name))
+    save = safetensors.save_file if ending == "safetensors" else torch.save
+    save({"w": tensor}, tmp_path / f"a.{ending}")
+    summarizer = Summarizer()
+    summarizer.add(tensor)
+    theirs = summarizer.take()
+    summarizer.close()
+    with open_any(tmp_path / f"a.{ending}") as run:
+        (record,) = run.rank(0).records(0)
+    assert record.site == Site(Phase.START, Kind.PARAM, "w")
+    assert (record.summary.layout.dtype, record.summary.checksum) == (name, int(theirs.checksum[0]))
+    for statistic in ("mean", "var", "min", "max"):
+        assert record.summary.stats[statistic] == pytest.approx(float(theirs.floats[statistic][0]), rel=1e-5, abs=1e-6)
+
+
+@pytest.mark.parametrize("name", ["3.pt", "weights.pt", "old.bin", "3.npz", "packed.npz"])
+def test_every_kind_of_file_holds_the_same_model(place, name):
+    verdict, sentence, beside = said(place / "3.safetensors", place / name)
+    assert (verdict, sentence) == ("same", "The checkpoints hold the same: all 9 tensors of the model are equal.")
+    assert ("b alone holds optimizer state and random states: not compared" in beside) is (name == "3.pt")
+
+
+def test_a_checkpoint_says_what_it_holds_by_kind_and_names_its_optimizer_state(place):
+    with open_any(place / "3.pt") as run:
+        kinds = {record.site: record for record in run.rank(0).records(0)}
+        assert run.settings["checkpoint"]["step"] == 4
+        assert run.settings["optimizers"][0]["groups"][0]["lr"] == pytest.approx(1e-2 / 5)
+        assert run.manifest["not_observed"] == []
+    assert Site(Phase.START, Kind.BUFFER, "bn.running_mean") in kinds
+    assert Site(Phase.START, Kind.OPTIMIZER_STATE, "down.weight", 0, "['exp_avg']") in kinds
+    assert Site(Phase.START, Kind.RNG, "torch") in kinds
+
+
+def test_one_tensor_that_differs_is_named_with_its_size_and_its_elements(place, tmp_path):
+    state = torch.load(place / "weights.pt")
+    state["up.weight"][3, 4] += 1
+    torch.save(state, tmp_path / "odd.pt")
+    verdict, sentence, _ = said(place / "3.safetensors", tmp_path / "odd.pt")
+    assert verdict == "diverged"
+    assert sentence.startswith("The checkpoints differ: 1 of 9 tensors of the model differs: up.weight (relative L2 0.")
+    assert sentence.endswith("; 1 of 128 elements).")
+
+
+def test_names_with_a_prefix_are_known_by_value_and_of_other_steps_by_the_names_alone(place, tmp_path):
+    for step, verdict in ((3, "same"), (5, "diverged")):
+        state = torch.load(place / f"{step}.pt")["model"]
+        torch.save({"state_dict": {f"net.inner.{name}": value for name, value in state.items()}}, tmp_path / "p.ckpt")
+        found, sentence, beside = said(place / "3.safetensors", tmp_path / "p.ckpt")
+        assert found == verdict
+        assert "net.inner" in beside
+        assert "lacks" not in sentence
+        assert ("all 9 tensors" in sentence) is True
+
+
+@pytest.mark.parametrize("cast", ["bfloat16", "float16"])
+def test_a_cast_model_is_one_whose_values_are_rounded(place, tmp_path, cast):
+    state = torch.load(place / "weights.pt")
+    small = {name: own.to(getattr(torch, cast)) if own.is_floating_point() else own for name, own in state.items()}
+    torch.save(small, tmp_path / "small.pt")
+    verdict, sentence, _ = said(place / "3.safetensors", tmp_path / "small.pt")
+    assert verdict == "diverged"
+    told = f"8 of 9 tensors are float32 in a and {cast} in b, the same values rounded to {cast}, element by element"
+    assert told in sentence
+    verdict, sentence, _ = said(tmp_path / "small.pt", place / "3.safetensors", rtol=1e-2)
+    assert (verdict, "8 of them only within the tolerance" in sentence) == ("same", True)
+    small["up.weight"] = small["up.weight"] * 1.5
+    torch.save(small, tmp_path / "small.pt")
+    _, sentence, _ = said(place / "3.safetensors", tmp_path / "small.pt")
+    assert "not all are the other's values rounded" in sentence
+
+
+def test_a_tensor_that_is_missing_has_another_shape_or_is_tied_is_told_as_that(place, tmp_path):
+    state = torch.load(place / "weights.pt")
+    del state["up.bias"]
+    torch.save(state, tmp_path / "b.pt")
+    verdict, sentence, _ = said(place / "3.pt", tmp_path / "b.pt")
+    assert (verdict, sentence) == ("diverged", "The checkpoints differ: b lacks 1 tensor of a: up.bias.")
+    verdict, sentence, _ = said(tmp_path / "b.pt", place / "3.pt")
+    assert (verdict, sentence) == ("diverged", "The checkpoints differ: a lacks 1 tensor of b: up.bias.")
+    state = torch.load(place / "weights.pt")
+    torch.save({**state, "head.weight": state["emb.weight"]}, tmp_path / "b.pt")
+    verdict, _, beside = said(place / "weights.pt", tmp_path / "b.pt")
+    assert (verdict, "emb.weight of a is head.weight in b: equal, under another name" in beside) == ("same", True)
+    state["emb.weight"] = torch.cat([state["emb.weight"], torch.randn(2, 8)])
+    torch.save(state, tmp_path / "b.pt")
+    verdict, sentence, _ = said(place / "weights.pt", tmp_path / "b.pt")
+    assert (verdict, sentence) == ("diverged", "The checkpoints differ: emb.weight is 20x8 in a and 22x8 in b.")
+
+
+def test_fused_and_transposed_tensors_are_found_and_proven_by_their_elements(tmp_path):
+    torch.manual_seed(0)
+    one = {f"layers.{at}.attn.{name}.weight": torch.randn(8, 8) for at in range(2) for name in ("q", "k", "v")}
+    one |= {"layers.0.norm.weight": torch.ones(8), "layers.0.mlp.weight": torch.randn(16, 8)}
+    two = {
+        f"h.{at}.qkv.weight": torch.cat([one[f"layers.{at}.attn.{n}.weight"] for n in ("q", "k", "v")]).T.contiguous()
+        for at in range(2)
+    }
+    two |= {"h.0.ln.weight": torch.ones(8), "h.0.fc.weight": one["layers.0.mlp.weight"].T.contiguous()}
+    safetensors.save_file(one, tmp_path / "a.safetensors")
+    safetensors.save_file(two, tmp_path / "b.safetensors")
+    verdict, sentence, beside = said(tmp_path / "a.safetensors", tmp_path / "b.safetensors")
+    assert verdict == "same"
+    assert sentence.startswith("The checkpoints hold the same values, in part in another form: all 8 tensors")
+    assert "layers.0.attn.q.weight + layers.0.attn.k.weight + layers.0.attn.v.weight of a, put together, is" in beside
+    assert "layers.0.mlp.weight of a is h.0.fc.weight in b, transposed or in another shape" in beside
+    shuffled = two["h.0.fc.weight"].reshape(-1)[torch.randperm(128)].reshape(8, 16)
+    safetensors.save_file({**two, "h.0.fc.weight": shuffled}, tmp_path / "b.safetensors")
+    verdict, _, beside = said(tmp_path / "a.safetensors", tmp_path / "b.safetensors")
+    assert (verdict, "but its elements are in another order" in beside) == ("diverged", True)
+
+
+def test_tensors_in_another_form_that_are_too_large_to_be_read_again_are_not_called_equal(tmp_path, monkeypatch):
+    monkeypatch.setattr("introspect_cli.exchange.checkpoints._LARGEST_AGAIN", 8)
+    weight = torch.randn(16, 8)
+    torch.save({"w": weight, "b": torch.randn(4)}, tmp_path / "a.pt")
+    torch.save({**torch.load(tmp_path / "a.pt"), "w": weight.T.contiguous()}, tmp_path / "b.pt")
+    verdict, sentence, beside = said(tmp_path / "a.pt", tmp_path / "b.pt")
+    assert verdict == "undecided"
+    assert sentence.startswith("Could not tell: of 2 tensors 1 in another form agree by extrema and moments alone")
+    assert "its elements were not compared" in beside
+
+
+def test_two_steps_of_one_training_differ_in_all_and_say_how_far_each_is(place):
+    verdict, sentence, beside = said(place / "2.pt", place / "5.pt")
+    assert verdict == "diverged"
+    assert sentence.startswith("The checkpoints differ: all 9 tensors of the model differ, by relative L2 ")
+    assert "all 18 values of the optimizer state differ" in beside
+    assert "the optimizer has made 3 steps in a and 6 steps in b" in beside
+    settings = {change.name: (change.a, change.b) for change in answer(place / "2.pt", place / "5.pt").settings}
+    assert settings["step"] == ("3", "6")
+    assert "lr" in settings
+
+
+def test_an_optimizer_that_began_anew_is_what_differs(place, tmp_path):
+    whole = torch.load(place / "3.pt")
+    torch.save({**whole, "optimizer": torch.load(place / "0.pt")["optimizer"]}, tmp_path / "b.pt")
+    verdict, sentence, beside = said(place / "3.pt", tmp_path / "b.pt")
+    assert verdict == "diverged"
+    assert "the models are equal (9 tensors), but all 18 values of the optimizer state differ" in sentence
+    assert "the optimizer has made 4 steps in a and 1 step in b" in beside
+
+
+# --- beside a run
+
+
+@pytest.mark.parametrize("step", [0, 3, 5])
+def test_a_run_says_at_which_step_it_had_what_a_checkpoint_holds(place, step):
+    for a, b, letters in ((place / "run", place / f"{step}.pt", "ba"), (place / f"{step}.pt", place / "run", "ab")):
+        verdict, sentence, _ = said(a, b)
+        assert verdict == "same"
+        assert sentence == (
+            f"Checkpoint {letters[0]} has the parameters and buffers that run {letters[1]} has after step {step}: "
+            "all 9 tensors of the model and 18 values of the optimizer state are equal."
+        )
+
+
+def test_what_a_run_did_not_record_is_not_called_equal(place):
+    verdict, sentence, beside = said(place / "lean", place / "3.pt")
+    assert verdict == "same"
+    assert sentence.endswith("has the parameters that run a has after step 3: all 6 tensors of the model are equal.")
+    assert "b alone holds buffers, optimizer state and random states: not compared" in beside
+
+
+def test_a_checkpoint_of_no_step_names_the_nearest_and_what_differs(place, tmp_path):
+    state = torch.load(place / "weights.pt")
+    state["up.weight"][0, 0] += 1
+    torch.save(state, tmp_path / "odd.pt")
+    verdict, sentence, _ = said(place / "run", tmp_path / "odd.pt")
+    assert verdict == "diverged"
+    assert sentence.startswith(
+        "At no recorded step has run a all tensors of the checkpoint: nearest is after step 3, where 1 of 9 tensors of "
+        "the model differs: up.weight (relative L2 0."
+    )
+    torch.save({name: own.bfloat16() for name, own in state.items() if "up" not in name}, tmp_path / "small.pt")
+    verdict, sentence, beside = said(place / "run", tmp_path / "small.pt")
+    assert (verdict, "nearest is after step 3, where" in sentence) == ("diverged", True)
+    assert "b lacks 2 tensors of a: Net.up.weight" in beside.replace("up.weight", "Net.up.weight")
+
+
+def test_a_checkpoint_of_a_part_of_the_model_says_what_it_lacks(place, tmp_path):
+    state = torch.load(place / "weights.pt")
+    del state["up.bias"]
+    torch.save(state, tmp_path / "part.pt")
+    verdict, sentence, _ = said(place / "run", tmp_path / "part.pt")
+    assert verdict == "diverged"
+    told = "What checkpoint b holds of the model, run a has after step 3, but b lacks 1 tensor of a: up.bias."
+    assert sentence == told
+
+
+def test_weights_that_hardly_any_step_has_are_set_beside_the_nearest_and_not_beside_a_chance(place, tmp_path):
+    """Zeros that the run begins with are in every checkpoint that never trained them."""
+    state = torch.load(place / "weights.pt")
+    noisy = {
+        name: own + 1e-4 * torch.randn_like(own) if own.is_floating_point() else own for name, own in state.items()
+    }
+    torch.save({**noisy, "bn.bias": torch.zeros(16)}, tmp_path / "other.pt")
+    _, sentence, _ = said(place / "run", tmp_path / "other.pt")
+    assert "nearest is when step 0 begins" not in sentence
+
+
+def test_a_run_without_parameters_cannot_be_compared_with_a_checkpoint(place, tmp_path):
+    bare = captured(tmp_path / "bare", lambda: trained(tmp_path), record=frozenset({Kind.LOSS}))
+    with pytest.raises(IntrospectError, match="has no parameters on record"):
+        said(bare, place / "3.pt")
+    with pytest.raises(IntrospectError, match="compared with one run at a time"):
+        grouped(place / "run", place / "3.pt", place / "5.pt")
+
+
+# --- the command line
+
+
+def test_the_verbs_take_a_checkpoint_where_they_take_a_run_and_leave_nothing_behind(place, tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    before = sorted(place.iterdir())
+    done = CliRunner().invoke(diff, [str(place / "2.pt"), str(place / "5.pt")])
+    assert "tensor" in done.output
+    assert "step  phase" not in done.output
+    done = CliRunner().invoke(show, [str(place / "2.pt"), "--step", "0"])
+    assert "emb.weight" in done.output
+    done = CliRunner().invoke(diff, ["--format", "json", str(place / "run"), str(place / "3.safetensors")])
+    assert json.loads(done.output)["verdict"] == "same"
+    assert sorted(place.iterdir()) == before
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr("tempfile.tempdir", None)
+
+
+def test_without_torch_a_safetensors_file_is_read_and_another_says_what_it_needs(place):
+    program = (
+        "import sys; sys.modules['torch'] = None\n"
+        "from introspect_cli.cli import main; sys.argv[1:] = ['diff', *sys.argv[1:]]; main()"
+    )
+
+    def run(*names):
+        words = [sys.executable, "-c", program, *(str(place / name) for name in names)]
+        return subprocess.run(words, capture_output=True, text=True, check=False)
+
+    done = run("3.safetensors", "3.npz")
+    assert (done.returncode, done.stdout) == (
+        0,
+        "The checkpoints hold the same: all 9 tensors of the model are equal.\n",
+    )
+    done = run("3.safetensors", "3.pt")
+    assert done.returncode == 2
+    assert "was written by torch.save, and reading it needs torch: install torch" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_safetensors_of_this_tool_and_of_the_library_are_one(tmp_path):
+    as_safetensors(tmp_path / "ours", {"w": np.arange(6.0)})
+    safetensors.save_file({"w": torch.arange(6.0, dtype=torch.float64)}, tmp_path / "theirs.safetensors")
+    verdict, _, _ = said(tmp_path / "ours.safetensors", tmp_path / "theirs.safetensors")
+    assert verdict == "same"
