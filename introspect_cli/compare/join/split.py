@@ -173,8 +173,8 @@ def splits_of(a: Run, b: Run, *, alike: bool) -> Splits:
                     fold[key] = times // number if times % number == 0 else 1
             elif partner != times:
                 each, rest = divmod(times, number)
-                alike = not rest and each * others == partner and not key[0]
-                fold[key] = each if alike else 1
+                fits = not rest and each * others == partner and not key[0]
+                fold[key] = each if fits else 1
     steps = [set(run.rank(run.recorded[0]).entries["step"].tolist()) if run.recorded else set() for run in (a, b)]
     step = min(steps[0] & steps[1], default=None)
     splits = Splits(
