@@ -17,8 +17,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import compile as compiled_by_triton
 
-from introspect_cli.tensors.gpu.launch import OPTIONS, source
-from introspect_cli.tensors.gpu.plan import Variant, plan
+from introspect_cli.tensors.gpu.launch import OPTIONS, Variant, plan, source
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

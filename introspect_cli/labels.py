@@ -91,11 +91,7 @@ class Labelled:
 
     @classmethod
     def parse(cls, text: str) -> Labelled:
-        """Conditions with commas between, all of which must hold.
-
-        Raises:
-            UsageError: one is none, or names no label.
-        """
+        """Conditions with commas between, all of which must hold."""
         spans, named = [], []
         for part in text.split(","):
             name, equals, value = (word.strip() for word in part.partition("="))

@@ -61,11 +61,6 @@ class RunView:
     ) -> Any:
         """Records as a `pyarrow.Table`, one row a record; columns as `introspect export` has them.
 
-        Args:
-            steps: numbers of steps, or text as `--steps` takes it; all where None.
-            kinds: names of kinds; all where empty.
-            modules: names or globs of modules, each with all that is inside; all where empty.
-
         Raises:
             UsageError: a kind is unknown, something asked for is not in the run, or pyarrow is not installed.
             StoreError: the run is damaged.
@@ -79,12 +74,7 @@ class RunView:
         return pa.concat_tables(tables) if tables else pa.table({})
 
     def to_pandas(self, **selection: Any) -> Any:
-        """The same as a `pandas.DataFrame`; the arguments are those of `to_arrow`.
-
-        Raises:
-            UsageError: pandas is not installed, or a kind is unknown.
-            StoreError: the run is damaged.
-        """
+        """The same as a `pandas.DataFrame`; the arguments are those of `to_arrow`."""
         try:
             import pandas  # noqa: F401, ICN001 - pyarrow imports it; asked for here to say what is missing
         except ImportError:
@@ -102,12 +92,7 @@ class RunView:
         return self.run.rank(rank).records(step if isinstance(step, int) else one_step(step, self.run, rank))
 
     def check(self, *, rules: Iterable[str] = (), ignore: Iterable[str] = ()) -> Findings:
-        """What usually goes wrong, looked for in this run.
-
-        Raises:
-            UsageError: a rule is unknown.
-            StoreError: the run is damaged.
-        """
+        """What usually goes wrong, looked for in this run."""
         from introspect_cli.health.check import check, choose
 
         return Findings(check(self.run, choose(tuple(rules), tuple(ignore))))
@@ -253,12 +238,7 @@ def _selection(
 
 
 def compare(a: str | Path, b: str | Path, options: Mapping[str, Any]) -> Comparison:
-    """Compare two runs or checkpoints by path; see `introspect_cli.api.diff`.
-
-    Raises:
-        UsageError: an option is unknown.
-        StoreError: a run cannot be read.
-    """
+    """Compare two runs or checkpoints by path; see `introspect_cli.api.diff`."""
     from introspect_cli.compare.diff import compare_runs
     from introspect_cli.compare.moment import as_moments
     from introspect_cli.compare.options import DiffOptions

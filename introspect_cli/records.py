@@ -17,6 +17,8 @@ from json.encoder import encode_basestring_ascii as _quoted
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from typing_extensions import Self
 
 
@@ -124,6 +126,9 @@ GRADIENT_OF = {Kind.INPUT: Kind.GRAD_INPUT, Kind.OUTPUT: Kind.GRAD_OUTPUT}
 
 SETTING_KINDS = frozenset({Kind.HYPERPARAMETER})
 """Kinds that explain a divergence and never are one; digests leave them out."""
+
+SCALER = "GradScaler"
+"""What the scale of a gradient scaler is recorded under, beside the optimizers' hyper-parameters."""
 
 USUAL_PHASES = {kind: kind.phase for kind in Kind if kind.phase is not None}
 """The kinds of tensors that have one."""
@@ -400,3 +405,11 @@ def _escape(char: str) -> str:
 def count(number_of: int, word: str, plural: str = "") -> str:
     """`1 step`, `2 steps`."""
     return f"{number_of:,} {word if number_of == 1 else plural or word + 's'}"
+
+
+def perturbed_by(manifest: Mapping[str, object]) -> int | None:
+    """The seed of a run's `--perturb`; None where it has none, or where nothing was moved."""
+    options, done = manifest.get("options"), manifest.get("perturbed")
+    seed = options.get("perturb") if isinstance(options, dict) else None
+    moved = not isinstance(done, dict) or done.get("elements") != 0
+    return seed if isinstance(seed, int) and not isinstance(seed, bool) and moved else None

@@ -62,11 +62,7 @@ def choose(
 
 
 def parse_kinds(texts: Iterable[str]) -> frozenset[Kind]:
-    """Kinds by name, those of operators and settings included.
-
-    Raises:
-        UsageError: a kind is unknown.
-    """
+    """Kinds by name, those of operators and settings included."""
     return frozenset(Kind(name) for name in choose(texts, [kind.value for kind in Kind], "kind"))
 
 
@@ -75,11 +71,7 @@ ALL_RANKS, ONE_PER_REPLICA = "all", "one-per-replica"
 
 
 def parse_ranks(text: str) -> tuple[int, ...]:
-    """Ranks separated by commas, ascending.
-
-    Raises:
-        UsageError: one is not a number.
-    """
+    """Ranks separated by commas, ascending."""
     ranks = set()
     for word in text.split(","):
         number = whole_number(word)
@@ -130,11 +122,7 @@ def near_module(glob: str, names: Iterable[str]) -> str:
 
 
 def parse_steps(text: str) -> Schedule | Labelled:
-    """Steps by number or by label.
-
-    Raises:
-        UsageError: neither can be read.
-    """
+    """Steps by number or by label."""
     return Labelled.parse(text) if "=" in text else Schedule.parse(text)
 
 
@@ -228,11 +216,7 @@ class Selection:
 def read_selection(
     steps: str | None = None, kinds: Iterable[str] = (), modules: Iterable[str] = (), ranks: str | None = None
 ) -> Selection:
-    """A selection as the options of a verb say it.
-
-    Raises:
-        UsageError: an option cannot be read.
-    """
+    """A selection as the options of a verb say it."""
     return Selection(
         steps=None if steps is None else parse_steps(steps),
         kinds=parse_kinds(kinds),

@@ -79,14 +79,15 @@ def source_digest(data: bytes) -> str:
 
 def crc32(data: bytes | NDArray[np.uint8]) -> int:
     """CRC-32 of bytes, as zlib computes it: by the compiled kernels, ten times as fast, where they can be had."""
-    kernels = _kernels()
+    compiled = kernels()
     if isinstance(data, bytes):
-        return zlib.crc32(data) if kernels is None else cast("int", kernels.crc32(data))
-    if kernels is None:
+        return zlib.crc32(data) if compiled is None else cast("int", compiled.crc32(data))
+    if compiled is None:
         return zlib.crc32(data.data)
-    return cast("int", kernels.crc32(data.__array_interface__["data"][0], data.nbytes))
+    return cast("int", compiled.crc32(data.__array_interface__["data"][0], data.nbytes))
 
 
 @cache
-def _kernels() -> ModuleType | None:
+def kernels() -> ModuleType | None:
+    """The compiled kernels, where they can be had."""
     return load("introspect_cli.tensors._kernels")[0]

@@ -16,7 +16,7 @@ from introspect_cli.records import Part
 from introspect_cli.tensors import checksum, places
 from introspect_cli.tensors import rows as r
 from introspect_cli.tensors.gpu import engine as engines
-from introspect_cli.tensors.gpu import kernels, plan
+from introspect_cli.tensors.gpu import kernels, launch
 from introspect_cli.tensors.gpu.buffers import DeviceRows
 from introspect_cli.tensors.gpu.engine import DeviceEngine, Item
 
@@ -237,7 +237,7 @@ def test_tables_are_cut_where_programs_run_out(made, monkeypatch):
 def test_the_row_does_not_depend_on_how_many_programs_share_it_but_for_rounding(made, monkeypatch):
     x = example(torch.float32, (9_011,))
     for most in (1, 2, 64):
-        monkeypatch.setattr(plan.Plan, "programs", lambda _plan, _first=0, most=most: most)
+        monkeypatch.setattr(launch.Plan, "programs", lambda _plan, _first=0, most=most: most)
         assert_same(Made().one(x), by_torch(x))
 
 

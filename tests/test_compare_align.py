@@ -10,7 +10,7 @@ from introspect_cli.compare.join.sites import align, columns
 from introspect_cli.compare.join.steps import differing, pair_steps
 from introspect_cli.compare.match.names import parse_rename, renamer, strip_wrappers
 from introspect_cli.compare.options import DiffOptions
-from introspect_cli.compare.result import Verdict
+from introspect_cli.compare.result import Restored, Verdict
 from introspect_cli.compare.watched import option_notes
 from introspect_cli.errors import UsageError
 from introspect_cli.records import Kind, ModuleInfo
@@ -245,14 +245,14 @@ class TestSteps:
 
 
 class TestOffset:
-    def resumed(self, *faults):
+    def resumed(self, *faults, kinds=(Kind.PARAM, Kind.BUFFER, Kind.OPTIMIZER_STATE)):
         """A run from the middle of `train()` on, with what it starts from recorded as a capture does."""
         whole = train(*faults, steps=6, rng=False)
         tail = [list(rows) for rows in whole[3:]]
         start = [
-            row("start", record[0].kind.value, record[0].fqn, record[2], module_class=record[1].module_class)
-            for record in whole[2]
-            if record[0].phase.value == "optimizer" and record[0].kind in (Kind.PARAM, Kind.BUFFER)
+            row("start", site.kind.value, site.fqn, value, path=site.path, module_class=info.module_class)
+            for site, info, value in whole[2]
+            if site.phase.value == "optimizer" and site.kind in kinds
         ]
         return [start + tail[0], *tail[1:]]
 
@@ -266,6 +266,51 @@ class TestOffset:
         result = diff(self.resumed(), train(steps=6, rng=False))
         assert result.verdict is Verdict.SAME
         assert any("--offset -3" in note for note in result.notes)
+
+    def test_equal_parameters_alone_are_no_resumed_run(self, diff):
+        """A note tells of them, and how to compare the runs as that."""
+        result = diff(train(steps=6, rng=False), self.resumed(kinds=(Kind.PARAM, Kind.BUFFER)))
+        assert result.verdict is Verdict.DIVERGED
+        assert result.resumed is None
+        assert result.first.step_b == result.first.step == 0
+        told = next(note for note in result.notes if "--offset 3" in note)
+        assert "nothing else says that it is resumed" in told
+
+    def test_a_checkpoint_that_one_run_alone_read_says_so(self, diff):
+        read = {"settings": {"beginning": {"read": ["checkpoints/last.pt"]}}}
+        resumed = self.resumed(kinds=(Kind.PARAM, Kind.BUFFER))
+        result = diff(train(steps=6, rng=False), resumed, about_b=read)
+        assert (result.resumed.run, result.resumed.at) == ("b", 3)
+        state = next(part for part in result.resumed.parts if part.part == "optimizer state")
+        assert (state.state, state.text) == (Restored.UNSEEN, "not as b begins, equal after its first step")
+        both = diff(train(steps=6, rng=False), resumed, about_a=read, about_b=read)
+        assert both.resumed is None
+
+    def test_a_warm_up_that_begins_with_a_learning_rate_of_0_is_no_resumed_run(self, diff):
+        """Its parameters are the same after the first step as before it; another tensor differs from the start on."""
+
+        def steps(other):
+            rows = [
+                [row("optimizer", "param", "Net.a.weight", X + max(k - 1, 0)), row("loss", "loss", "loss", float(k))]
+                for k in range(3)
+            ]
+            rows[0] = [row("start", "param", "Net.a.weight", X), row("start", "param", "Net.b.weight", other), *rows[0]]
+            return rows
+
+        read = {"settings": {"beginning": {"read": ["pretrained/model.pt"]}}}
+        result = diff(steps(X), steps(X + 1), about_b=read)
+        assert result.resumed is None
+        assert not any("--offset" in note for note in result.notes)
+        assert (result.first.reason, result.first.site.fqn) == ("initial", "Net.b.weight")
+
+    def test_a_resumed_run_may_go_on_counting(self, diff):
+        """Steps of both have one number, and what the later run begins with is held against the step before."""
+        going_on = {"first_step": 3}
+        result = diff(train(steps=6, rng=False), self.resumed(), about_b=going_on)
+        assert result.verdict is Verdict.SAME
+        assert (result.resumed.run, result.resumed.at, result.resumed.first) == ("b", 3, 3)
+        selected = {**going_on, "manifest": {"options": {"steps": "3:"}}}
+        assert diff(train(steps=6, rng=False), self.resumed(), about_b=selected).resumed is None
 
     def test_offset_as_given(self, diff):
         assert diff(train(steps=6, rng=False), self.resumed(), DiffOptions(offset=3)).verdict is Verdict.SAME

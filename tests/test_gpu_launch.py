@@ -16,7 +16,7 @@ from introspect_cli.records import Kind, Phase, Site, Status
 from introspect_cli.schedule.rules import Schedule
 from introspect_cli.tensors import reference
 from introspect_cli.tensors import rows as r
-from introspect_cli.tensors.gpu import buffers, devices, plan
+from introspect_cli.tensors.gpu import buffers, devices, launch
 from introspect_cli.tensors.gpu.buffers import DeviceRows
 from introspect_cli.tensors.gpu.engine import DeviceEngine, Item
 from introspect_cli.tensors.summarizer import Summarizer
@@ -110,21 +110,23 @@ def items(engine, *tensors):
     ],
 )
 def test_dimensions_that_follow_from_each_other_are_one(shape, strides, sizes, steps):
-    assert plan.collapsed(shape, strides) == (sizes, steps)
+    assert launch.collapsed(shape, strides) == (sizes, steps)
 
 
 def test_a_plan_reads_what_there_is_a_kernel_for():
-    assert plan.plan("float32", (8, 4), (4, 1)).dims == 0
-    assert plan.plan("float32", (8, 4), (1, 8)).layout == (8, 4, 1, 8)
-    assert plan.plan("float32", (2, 3, 4), (1, 100, 10)).layout == (1, 2, 3, 4, 0, 1, 100, 10)
-    assert plan.plan("float32", (2,) * 7, tuple(3**n for n in range(7))) is None
-    assert plan.plan("qint8", (8,), (1,)) is None
-    assert plan.plan("float32", (0, 4), (4, 1)) is None
-    assert plan.plan("bfloat16", (3, 4), (10, 1)).reach == 2 * 24
+    assert launch.plan("float32", (8, 4), (4, 1)).dims == 0
+    assert launch.plan("float32", (8, 4), (1, 8)).layout == (8, 4, 1, 8)
+    assert launch.plan("float32", (2, 3, 4), (1, 100, 10)).layout == (1, 2, 3, 4, 0, 1, 100, 10)
+    assert launch.plan("float32", (2,) * 7, tuple(3**n for n in range(7))) is None
+    assert launch.plan("qint8", (8,), (1,)) is None
+    assert launch.plan("float32", (0, 4), (4, 1)) is None
+    assert launch.plan("bfloat16", (3, 4), (10, 1)).reach == 2 * 24
 
 
 def test_programs_depend_on_the_size_alone_and_are_limited():
-    counts = [plan.plan("float32", (n,), (1,)).programs() for n in (1, 2048, 2049, 131_072, 1 << 20, 1 << 24, 1 << 33)]
+    counts = [
+        launch.plan("float32", (n,), (1,)).programs() for n in (1, 2048, 2049, 131_072, 1 << 20, 1 << 24, 1 << 33)
+    ]
     assert counts == [1, 1, 2, 64, 128, 1024, 1024]
 
 

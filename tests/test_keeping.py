@@ -21,8 +21,7 @@ import introspect_cli
 from introspect_cli.capture.options import CaptureOptions
 from introspect_cli.capture.parse_options import options_of, parse_size, rule_of
 from introspect_cli.errors import StoreError, UsageError
-from introspect_cli.schedule.condition import When
-from introspect_cli.schedule.rule import ALWAYS, Moment
+from introspect_cli.schedule.rule import ALWAYS, Moment, When
 from introspect_cli.schedule.rules import Epochs, Every, EverySeconds, First, Last, Schedule, parse_rule
 from introspect_cli.store.index import Thinned, added, parse_thinned
 from introspect_cli.store.pack import pack
@@ -69,7 +68,7 @@ def meant(rule, steps):
     """The same, by the rules' own definition: sets of steps, their unions and intersections."""
     if hasattr(rule, "one"):
         one, two = meant(rule.one, steps), meant(rule.two, steps)
-        return one | two if type(rule).__name__ == "Either" else one & two
+        return one | two if rule.sign == "|" else one & two
     return set(ALONE[type(rule).__name__](rule, steps))
 
 

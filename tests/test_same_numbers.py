@@ -379,13 +379,20 @@ def test_strict_counts_what_changed_no_result(diff):
 
 def test_of_what_one_run_alone_has_it_says_which_value_of_both_differs(diff):
     """As where a library has tables in other places: a buffer that one run alone has is no equal result."""
-    result = diff("mask", "wide mask")
+    result = diff("mask", "wide mask", strict=True)
     assert result.verdict is Verdict.DIVERGED
     assert result.evidence[-1] == (
         "The losses, gradients of the parameters, parameters and optimizer states of all 3 steps compared agree: "
         "what differs changed none of them. "
         "The first value of both runs that differs is the input ['mask'] of Sum.body in step 0."
     )
+
+
+def test_a_mask_in_another_form_and_a_table_in_another_place_change_nothing(diff):
+    result = diff("mask", "wide mask")
+    assert result.verdict is Verdict.SAME
+    assert "only a has" in result.sentence
+    assert any("the input ['mask'] of Sum.body is" in note for note in result.notes)
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,7 @@ import numpy as np
 
 from introspect_cli.errors import StoreError
 from introspect_cli.records import Kind
-from introspect_cli.schedule.condition import When
-from introspect_cli.schedule.rule import ALWAYS, NEVER, Moment, Rule
+from introspect_cli.schedule.rule import ALWAYS, NEVER, Moment, Rule, When
 from introspect_cli.schedule.rules import Epochs, Last, OnePerReplica, Ranks, Schedule
 from introspect_cli.store.batch import l2_norm
 

@@ -73,6 +73,7 @@ def closing(options: CaptureOptions, guard: Guard, probes: Probes | None, ending
         "children": probes.children.started if probes is not None else [],
         "failures": redact.nested(guard.details),
         "steps": steps,
+        **({"perturbed": probes.perturbed.document} if probes is not None and probes.perturbed is not None else {}),
         **({"left_out": True} if probes is not None and probes.keeping.left_out else {}),
         "pipeline": probes.context.pipelines.manifest if probes is not None else None,
         "data_parallel": probes.context.data_parallel.ranks if probes is not None else [],
@@ -97,6 +98,11 @@ def never_seen(options: CaptureOptions, probes: Probes | None, steps: int) -> li
         found.append(
             "no module was called, so nothing between the tensors that require gradients and the losses is recorded "
             "(--level op records every operator)"
+        )
+    if probes.perturbed is not None and not probes.perturbed.elements:
+        found.append(
+            "--perturb moved nothing: no module with parameters to train was called with gradients, so this run is an "
+            "ordinary one"
         )
     if Kind.COLLECTIVE in options.record and probes.has_ranks:
         from introspect_cli.capture import private_api  # it imports torch, which may be left to the script

@@ -27,7 +27,7 @@ from introspect_cli.capture.option import (
     option,
 )
 from introspect_cli.records import STATISTICS, Kind
-from introspect_cli.schedule.condition import NAMES
+from introspect_cli.schedule.rule import NAMES
 from introspect_cli.schedule.rules import Schedule
 
 if TYPE_CHECKING:
@@ -311,6 +311,16 @@ class CaptureOptions:
     )
     deterministic: bool = option(
         False, HOW, "Ask torch and its libraries for deterministic algorithms.", "--deterministic"
+    )
+    perturb: int | None = option(
+        None,
+        HOW,
+        "Move each initial parameter by one rounding, up or down by a seed [default: 0]; `diff --noise` takes such a "
+        "run.",
+        "--perturb",
+        metavar="[SEED]",
+        least=0,
+        most=2**32 - 1,
     )
     env: bool = option(
         True, SETTINGS, "Environment variables, secrets redacted [default: yes].", "--env/--no-env", narrows=True

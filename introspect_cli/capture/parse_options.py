@@ -14,8 +14,7 @@ from introspect_cli.capture.option import DEFAULT_KINDS, DEFAULT_STATS, KINDS, S
 from introspect_cli.capture.options import CaptureOptions, described
 from introspect_cli.errors import UsageError, did_you_mean
 from introspect_cli.records import Kind
-from introspect_cli.schedule.condition import When
-from introspect_cli.schedule.rule import Rule
+from introspect_cli.schedule.rule import Rule, When
 from introspect_cli.schedule.rules import Epochs, EverySeconds, First, Last, OnePerReplica, Ranks, Schedule, parse_rule
 from introspect_cli.selection import ALL_RANKS, ONE_PER_REPLICA, choose, words
 

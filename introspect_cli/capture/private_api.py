@@ -57,6 +57,12 @@ except ImportError:  # pragma: no cover - no torch in the tested range lacks it
     _BaseDataLoaderIter = None  # type: ignore[assignment,misc]
 
 
+def scale_of(scaler: Any) -> torch.Tensor | None:
+    """What a gradient scaler multiplies losses by; None where it does not. Its public getter waits for the device."""
+    scale = getattr(scaler, "_scale", None)
+    return scale if isinstance(scale, torch.Tensor) else None
+
+
 def handed_on(operator: Any, keys: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run an operator's kernels below autograd's. Without it, collectives are not recorded."""
     return operator.redispatch(keys & _C._after_autograd_keyset, *args, **kwargs)  # noqa: SLF001 - told in the docstring

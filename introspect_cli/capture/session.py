@@ -26,9 +26,8 @@ from introspect_cli.capture.tracebacks import TracebackFilter
 from introspect_cli.errors import IntrospectError, StoreError
 from introspect_cli.machine import DISABLE_VARIABLE
 from introspect_cli.records import Kind
-from introspect_cli.script.ending import Ending, leave
+from introspect_cli.script.ending import Ending, Held, leave
 from introspect_cli.script.run import run
-from introspect_cli.script.signals import Held
 from introspect_cli.script.target import Target, check
 from introspect_cli.store.writer import StoreWriter
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from introspect_cli.capture.frames import is_ours
 from introspect_cli.capture.probes.base import Patches, Sections
-from introspect_cli.script.signals import Later
+from introspect_cli.script.ending import Later
 
 if TYPE_CHECKING:
     from types import FrameType

@@ -57,6 +57,7 @@ class StepClock:
     """Says when steps begin and end.
 
     Attributes:
+        on_forward: told of an outermost module that is about to be called in training, recorded or not.
         on_begin: told when anything of a step that is recorded is about to happen.
         on_tick: told when a step has ended.
         on_restart: told when steps are counted anew, and which one is the first, None where none is.
@@ -85,6 +86,7 @@ class StepClock:
         self._trained = trained
         self._labels = labels
         self._parts = parts
+        self.on_forward: list[Callable[[nn.Module], None]] = []
         self.on_begin: list[Callable[[], None]] = []
         self.on_tick: list[Callable[[], None]] = []
         self.on_restart: list[Callable[[int | None], None]] = []
@@ -139,6 +141,8 @@ class StepClock:
             self._step_without_optimizer(module)
         else:
             self.look_for_unseen_step()
+        for told in self.on_forward:
+            told(module)
         self.begin()
         if self._recorder.wanted:
             self._labels.see()

@@ -112,8 +112,16 @@ def summary(
     rest = " and what came after" if manifest.get("remainder") else ""
     if probes.keeping.dropped:
         rest += f" and dropped {probes.keeping.dropped:,} of them again"
+    if probes.perturbed is not None:
+        rest += _moved(**probes.perturbed.document)
     recorded = f"recorded {count(steps, 'step')}{rest}, {count(rows, 'record')} ({size}) in {path}"
     return recorded + _uncalled(options, probes)
+
+
+def _moved(seed: int, parameters: int, elements: int) -> str:
+    """What `--perturb` did."""
+    which = f"{count(elements, 'number')} in {count(parameters, 'parameter')}"
+    return f" after --perturb {seed} moved {which} by one rounding"
 
 
 def _uncalled(options: CaptureOptions, probes: Probes) -> str:

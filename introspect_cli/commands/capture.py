@@ -65,6 +65,8 @@ def capture(
         raise UsageError("--verify-neutral compares one process with itself: give it the script, not a launcher")
     if verify_neutral and repeat > 1:
         raise UsageError("--verify-neutral and --repeat are two questions: ask one at a time")
+    if verify_neutral and options.perturb is not None:
+        raise UsageError("--perturb changes what is trained, so --verify-neutral says nothing of it: leave one out")
     if verify_neutral or repeat > 1:
         from introspect_cli.commands import capture_again
 

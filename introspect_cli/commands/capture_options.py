@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
 
 _NOT_IN_FILE = {"config", "module", "words", "help", "repeat", "verify_neutral", "last_look"}
+_PERTURB = "--perturb"
 _LONGEST = 1 << 16
 """Characters that options take at most: a device has no end."""
 _UNSET = ("", "~", "null", "Null", "NULL")
@@ -51,6 +52,7 @@ class CaptureCommand(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse, telling where a bad value was written if not on the command line."""
+        args = self._with_seed(args)
         given = list(args)
         try:
             rest = super().parse_args(ctx, args)
@@ -63,6 +65,23 @@ class CaptureCommand(click.Command):
         before_script = given[: len(given) - len(ctx.params.get("words") or ())]
         ctx.meta["before script"] = before_script[:-1] if before_script[-1:] == ["--"] else before_script
         return rest
+
+    def _with_seed(self, args: list[str]) -> list[str]:
+        """The command line with a seed for `--perturb` where none follows it: click would take the script for one."""
+        takes = {
+            name: not (param.is_flag or param.count)
+            for param in self.params
+            if isinstance(param, click.Option)
+            for name in (*param.opts, *param.secondary_opts)
+        }
+        at = 0
+        while at < len(args) and args[at].startswith("-") and args[at] not in ("-", "--"):
+            if args[at] == _PERTURB:
+                seed = args[at + 1 : at + 2]
+                if not (seed and seed[0].isascii() and seed[0].isdigit()):
+                    return [*args[:at], f"{_PERTURB}=0", *self._with_seed(args[at + 1 :])]
+            at += 2 if takes.get(args[at], False) else 1
+        return args
 
 
 def _read_config(ctx: click.Context, _: click.Parameter, file: Path | None) -> None:

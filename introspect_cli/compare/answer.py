@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from introspect_cli.compare.forms import forms_note
 from introspect_cli.compare.match.trees import suggest_renames, tree_at
 from introspect_cli.compare.overview import strip_of, tree_of
+from introspect_cli.compare.reach import furthest_of, leaves_words, perturbed_notes
 from introspect_cli.compare.reasons.base import reason_named
 from introspect_cli.compare.reasons.hardware import suspect
 from introspect_cli.compare.reasons.ranks import together, upstream
@@ -34,6 +36,8 @@ def answer_for(a: Run, b: Run, options: DiffOptions, outcomes: Sequence[RankOutc
     notes = [*_state_notes(a, b), *notes, *option_notes(a.manifest, b.manifest), *_missing_notes(a, b, outcomes)]
     notes += [*blindness_notes(a.manifest, b.manifest), *_unopened_notes(outcomes)]
     notes += on_some_ranks(a, b) if len(outcomes) > 1 else []
+    notes += [note for note in dict.fromkeys(forms_note(outcome.forms) for outcome in outcomes) if note]
+    notes += perturbed_notes(a.manifest, b.manifest, foreign=any(outcome.foreign for outcome in outcomes))
     blind = sum(outcome.tally.blind_both for outcome in outcomes)
     if blind:
         notes.append(
@@ -58,6 +62,7 @@ def answer_for(a: Run, b: Run, options: DiffOptions, outcomes: Sequence[RankOutc
             notes=tuple(notes),
             counts=counts,
             training=alike,
+            reach=furthest_of(outcome.reach for outcome in outcomes),
             evaluation=alike if any(outcome.evaluated for outcome in outcomes) else None,
         )
     scene = Scene(best, (a, b), outcomes, narrowed=options.narrowed)
@@ -67,6 +72,8 @@ def answer_for(a: Run, b: Run, options: DiffOptions, outcomes: Sequence[RankOutc
     )
     training, evaluation = separately(a, b, options, outcomes)
     told = told_separately(scene, training, evaluation)
+    reach = furthest_of(outcome.reach for outcome in outcomes)
+    told = leaves_words(reach, best.first) + told if reach is not None else told
     listed = _listed(outcomes, best.first, None if options.whole_step else options.limit)
     suggestions: tuple[str, ...] = ()
     if scene.cause.reason in {"structure", "initial"}:
@@ -92,6 +99,7 @@ def answer_for(a: Run, b: Run, options: DiffOptions, outcomes: Sequence[RankOutc
         else (),
         suspect=suspect(scene),
         strip=strip_of(scene.step, scene.first.site),
+        reach=reach,
         training=training or Separate(Verdict.DIVERGED, told, best.first),
         evaluation=evaluation,
     )

@@ -14,10 +14,13 @@ import numpy as np
 from introspect_cli.compare.causes import Causes
 from introspect_cli.compare.join.carried import start_values
 from introspect_cli.compare.join.distance import Layouts
+from introspect_cli.compare.join.read_on import read_on
+from introspect_cli.compare.join.resume import goes_on
 from introspect_cli.compare.join.sites import KINDS, align, columns, kind_code, phase_code
 from introspect_cli.compare.join.wholes import Gathered
 from introspect_cli.compare.names import owner_of
 from introspect_cli.compare.noise import NoiseFloor
+from introspect_cli.compare.reach import Reached
 from introspect_cli.compare.watched import (
     chooses_modules,
     covered,
@@ -30,6 +33,8 @@ from introspect_cli.records import Kind, Phase
 from introspect_cli.store.whole import WholeReader
 
 if TYPE_CHECKING:
+    from introspect_cli.compare.join.read_on import ReadOn
+    from introspect_cli.compare.join.resume import Goes
     from introspect_cli.compare.join.sites import Alignment, Ids, Mask
     from introspect_cli.compare.join.steps import Sides
     from introspect_cli.compare.options import DiffOptions
@@ -109,7 +114,15 @@ class Comparison:
     def floors(self) -> list[NoiseFloor]:
         """What each noise run differs from a by, as far as it was read."""
         own = self.alignment.a
-        return [NoiseFloor(align(own, columns(noise.sites, self.sides.rename)), len(own)) for noise in self.sides.noise]
+        return [
+            NoiseFloor(align(own, columns(noise.sites, self.sides.rename)), len(own), seed)
+            for noise, seed in zip(self.sides.noise, self.sides.seeds, strict=True)
+        ]
+
+    @cached_property
+    def reached(self) -> Reached:
+        """How far rounding carries a, and b beside it, as far as a perturbed run is among the noise runs."""
+        return Reached()
 
     @cached_property
     def causes(self) -> Causes | None:
@@ -119,6 +132,25 @@ class Comparison:
         change = self.sides.rename or str
         renamed = [replace(module, fqn=change(module.fqn)) for module in self.sides.a.modules]
         return Causes(self.alignment, (renamed, self.sides.b.modules))
+
+    # --- a run that goes on
+
+    @cached_property
+    def goes(self) -> Goes | None:
+        """Which run goes on from where the other has been; None where neither does."""
+        if self.gathered is not None:
+            return None
+        return goes_on(self.sides, self.offset, asked=self.options.offset is not None)
+
+    def goes_on_at(self, step: int) -> bool:
+        """Whether a step of a is the one at which a resumed run goes on."""
+        goes = self.goes
+        return goes is not None and step == (goes.at if goes.late == "b" else goes.first)
+
+    @cached_property
+    def read_on(self) -> ReadOn | None:
+        """What the later run read and drew to get there; None where everything counts."""
+        return None if self.goes is None or self.options.strict else read_on(self.sides, self.goes)
 
     # --- what was watched
 

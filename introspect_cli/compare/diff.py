@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from introspect_cli.compare.answer import answer_for
 from introspect_cli.compare.checkpoints import are_checkpoints, of_checkpoints, strictly
 from introspect_cli.compare.element.closeup import samples_told
-from introspect_cli.compare.join.carried import detected_offset
 from introspect_cli.compare.join.distance import Tensors
+from introspect_cli.compare.join.resume import checkpoints_read, detected_offset
 from introspect_cli.compare.join.split import splits_of
 from introspect_cli.compare.join.steps import Sides
 from introspect_cli.compare.join.wholes import copies_told, same_layout, stages_apart, tolerances, wholes
@@ -19,6 +19,8 @@ from introspect_cli.compare.match.names import renamer
 from introspect_cli.compare.match.port_answer import by_flow
 from introspect_cli.compare.moment import is_checkpoint
 from introspect_cli.compare.options import DiffOptions
+from introspect_cli.compare.origins import with_origins
+from introspect_cli.compare.reasons.beginning import DOCUMENT
 from introspect_cli.compare.reasons.hardware import fault_sentence, on_one_device
 from introspect_cli.compare.result import DiffResult, Verdict
 from introspect_cli.compare.results import unchanged
@@ -27,6 +29,7 @@ from introspect_cli.compare.verdict import structure_of
 from introspect_cli.compare.walk import compare_rank
 from introspect_cli.compare.watched import chooses_modules
 from introspect_cli.errors import UsageError
+from introspect_cli.records import perturbed_by
 from introspect_cli.selection import check_selection
 
 if TYPE_CHECKING:
@@ -82,6 +85,7 @@ def compare_runs(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run] = ()
     plain = options.by_value and not options.strict and entire
     if answer.verdict is not Verdict.SAME and len(outcomes) == 1 and plain:
         answer = by_flow(answer, (a, b), options, outcomes[0])
+    answer = with_origins(answer, (a, b), outcomes, narrowed=options.narrowed)
     if answer.first is not None:
         bitwise = entire and not options.tolerant and not noise
         kept = unchanged(outcomes[0]) if len(outcomes) == 1 and bitwise else ""
@@ -122,6 +126,11 @@ def _fault(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run]) -> str:
     return fault_sentence([compare_runs(a, other, exact) for other in (b, *noise)])
 
 
+def _read(run: Run, rank: int) -> frozenset[str]:
+    """The checkpoints that a rank read before its first step."""
+    return checkpoints_read(run.settings_of(rank).get(DOCUMENT))
+
+
 def _rank(
     a: Run,
     b: Run,
@@ -138,11 +147,13 @@ def _rank(
         a=one,
         b=two,
         noise=tuple(run.rank(one.rank) for run in noise if one.rank in run.ranks),
+        seeds=tuple(perturbed_by(run.manifest) for run in noise if one.rank in run.ranks),
         manifest_a=a.manifest,
         manifest_b=b.manifest,
         tensors=Tensors(a, b),
         rename=match.rename,
         splits=splits,
+        read=(_read(a, one.rank), _read(b, two.rank)),
     )
     offset, note = options.offset, ""
     if offset is None:

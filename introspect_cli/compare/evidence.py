@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from introspect_cli.compare.table import DIFFERENT, EQUAL, NOT_SEEN, WITHIN
+from introspect_cli.compare.table import DIFFERENT, EQUAL, FORM, NOT_SEEN, WITHIN
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -25,6 +25,7 @@ class Known(Enum):
 
     EQUAL = "equal"
     WITHIN = "within tolerance"
+    FORM = "the same or in another form"
     UNSEEN = "not recorded"
     DIFFERS = "different"
 
@@ -92,6 +93,8 @@ def answer(states: Codes, *, every: bool = False) -> Known:
         return Known.DIFFERS
     if every and (states == NOT_SEEN).any():
         return Known.UNSEEN
+    if (states == FORM).any():
+        return Known.FORM
     if (states == WITHIN).any():
         return Known.WITHIN
     return Known.EQUAL if (states == EQUAL).any() else Known.UNSEEN
@@ -99,7 +102,9 @@ def answer(states: Codes, *, every: bool = False) -> Known:
 
 def least(answers: Sequence[Known]) -> Known:
     """The answer for several things together: the one that says least for them."""
-    return next((known for known in (Known.DIFFERS, Known.UNSEEN, Known.WITHIN) if known in answers), Known.EQUAL)
+    return next(
+        (known for known in (Known.DIFFERS, Known.UNSEEN, Known.FORM, Known.WITHIN) if known in answers), Known.EQUAL
+    )
 
 
 @dataclass(frozen=True)
@@ -129,7 +134,12 @@ class Cause:
     @property
     def certain(self) -> bool:
         """Whether all that it rests on was found equal, as far as it was seen: what was let pass may have grown."""
-        return not those(self.evidence, Known.WITHIN)
+        return not (self.grown or those(self.evidence, Known.FORM))
+
+    @property
+    def grown(self) -> bool:
+        """Whether it may have grown from what tolerance let pass."""
+        return bool(those(self.evidence, Known.WITHIN))
 
     def rests_on(self, *things: Thing) -> list[Evidence]:
         """The evidence of these things."""

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from introspect_cli.compare.element.elements import Elements, elements
 from introspect_cli.compare.join.distance import distance_of, distances, relative
 from introspect_cli.compare.result import RESOLUTION, Divergence
+from introspect_cli.compare.size import size_of, terms_of
 from introspect_cli.records import Kind, Status, Summary
 
 if TYPE_CHECKING:
@@ -85,6 +86,7 @@ def materialise(step: Step, position: int, cause: Cause) -> Divergence:
         stored = sides.tensors.both(a.checksum, b.checksum, a.layout.shape) if same_shape else None
         if stored is not None:
             rel, exact, apart = distance_of(*stored), True, elements(*stored)
+    scale = None if fit is None else fit[0]
     return Divergence(
         step=table.step,
         step_b=table.step_b,
@@ -98,7 +100,8 @@ def materialise(step: Step, position: int, cause: Cause) -> Divergence:
         b=b,
         rel_l2=rel,
         exact=exact and rel is not None,
-        scale=None if fit is None else fit[0],
+        size=None if site.kind is Kind.RNG else size_of(a, b, rel, terms_of(step, site, a), scale),
+        scale=scale,
         residual=None if fit is None else fit[1],
         floor=max((float(own.floor[number]) for own in comparison.floors if number < len(own.floor)), default=None),
         coarse=layouts_a.coarse or layouts_b.coarse,

@@ -5,16 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from introspect_cli.compare.evidence import Known
 from introspect_cli.compare.match.correspondence import Correspondence
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from introspect_cli.compare.evidence import Cause
+    from introspect_cli.compare.forms import Form
     from introspect_cli.compare.join.steps import Paired
     from introspect_cli.compare.join.wholes import Gathered
     from introspect_cli.compare.overview import Heat
-    from introspect_cli.compare.result import Divergence
+    from introspect_cli.compare.result import Divergence, Reach, Resumption
     from introspect_cli.compare.step import Step
     from introspect_cli.compare.structure import Structure
     from introspect_cli.records import Kind
@@ -65,11 +67,17 @@ class RankOutcome:
         match: which name of a is which of b.
         gathered: compares what was gathered from ranks; None where ranks are compared one by one.
         agreed: the kinds of results that agree in every step that diverges; None where no step does.
+        forms: inputs of the first step that has any which have another form in b, in their order.
         results: the kinds of results that agree in every step that was opened; None where none was.
-        results_differ: whether in any of these steps a result diverges, or was not seen.
+        results_known: what is known of all results of these steps: equal, within tolerance, or not that.
+        reach: how far rounding carries a, and b beside it; None without perturbed runs among the noise.
+        foreign: perturbed runs among the noise that do not begin a rounding beside a.
         evaluated: the compared steps in which both runs recorded an evaluation that was selected.
         later: records of steps after the first divergence that were opened.
         unopened: common steps after those, which were not compared.
+        resumption: what a resumed run goes on with; None where neither run is one.
+        origins: other divergences of the first diverging step that rest on nothing that differs, with their causes.
+        lost: divergences of the first diverging step that show what a resumed run did not restore.
         alone: compares evaluation alone (True) or training alone (False); None where no evaluation is on record.
     """
 
@@ -91,11 +99,17 @@ class RankOutcome:
     match: Correspondence = field(default_factory=Correspondence)
     gathered: Gathered | None = None
     agreed: frozenset[Kind] | None = None
+    forms: tuple[Form, ...] = ()
     results: frozenset[Kind] | None = None
-    results_differ: bool = False
+    results_known: Known = Known.EQUAL
+    reach: Reach | None = None
+    foreign: int = 0
     evaluated: tuple[int, ...] = ()
     later: int = 0
     unopened: int = 0
+    resumption: Resumption | None = None
+    origins: list[tuple[Divergence, Cause]] = field(default_factory=list)
+    lost: list[Divergence] = field(default_factory=list)
     alone: Callable[[bool], RankOutcome] | None = None
 
     def cut(self, places: int) -> None:

@@ -58,7 +58,10 @@ def rests_on(step: Step, place: Place, edges: Iterable[Edge]) -> list[Evidence]:
 
 
 def random_at_start(step: Step, _place: Place) -> list[Evidence]:
-    """The random state at the start of the step."""
+    """The random state at the start of the step; nothing where a resumed run restores it within the step."""
+    read = step.comparison.read_on
+    if read is not None and read.generators and step.comparison.goes_on_at(step.number):
+        return []
     return [Evidence(Thing.RANDOM_AT_START, step.known(step.of(Kind.RNG, _START)))]
 
 
@@ -238,7 +241,7 @@ def state_before(step: Step, place: Place) -> list[Evidence]:
     if step.state_before is not None and len(sites) and step.state_before[sites].any():
         return [Evidence(Thing.STATE_BEFORE, answer(step.state_before[sites], every=True))]
     known = step.known(started) if started else Known.UNSEEN
-    begun = step.number == 0 and step.table.step_b == 0
+    begun = (step.number == 0 and step.table.step_b == 0) or step.comparison.goes_on_at(step.number)
     return [] if begun and known is Known.UNSEEN else [Evidence(Thing.STATE_BEFORE, known)]
 
 

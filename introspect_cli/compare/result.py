@@ -37,6 +37,14 @@ class Role(str, Enum):
     PROPAGATED = "propagated"
 
 
+class Size(str, Enum):
+    """How large a divergence is, as a class; `size.py` has the rule."""
+
+    ROUNDING = "rounding"
+    MORE = "more than rounding"
+    STRUCTURAL = "structural"
+
+
 @dataclass(frozen=True)
 class Divergence:
     """One site at one step whose records differ, or that only one run has.
@@ -54,6 +62,7 @@ class Divergence:
         b: what run b recorded; None where only a has the site.
         rel_l2: L2 distance over the larger of the two L2 norms; None where it cannot be told.
         exact: whether `rel_l2` comes from the stored tensors and not from the sketches.
+        size: its class; None where what was recorded does not tell, and of random states.
         scale: c where b is c times a to within the sketch's precision; None otherwise.
         residual: what is left of b beside c times a, over b's norm; None where `scale` is.
         floor: relative distance that the noise runs show at this site; None without noise runs.
@@ -76,6 +85,7 @@ class Divergence:
     b: Summary | None
     rel_l2: float | None = None
     exact: bool = False
+    size: Size | None = None
     scale: float | None = None
     residual: float | None = None
     floor: float | None = None
@@ -238,6 +248,45 @@ class Suspect:
 
 
 @dataclass(frozen=True)
+class StepReach:
+    """How far rounding has carried run a up to a step, and how far b is from a there.
+
+    Attributes:
+        step: step of run a.
+        rounding: relative L2 of all parameters after the step, a perturbed run against a; None where not measured.
+        b: the same of b against a.
+        times: the largest distance of b at any site, over what rounding made there up to this step.
+        site: where that is; None where b equals a.
+    """
+
+    step: int
+    rounding: float | None
+    b: float | None = 0.0
+    times: float = 0.0
+    site: Site | None = None
+
+
+@dataclass(frozen=True)
+class Reach:
+    """Whether b stays within what one rounding of the initial parameters does to a.
+
+    Attributes:
+        seeds: of the perturbed runs.
+        steps: the compared steps that a perturbed run has, as far as they were walked; at least one.
+        compared: how many steps were compared.
+    """
+
+    seeds: tuple[int, ...]
+    steps: tuple[StepReach, ...]
+    compared: int
+
+    @property
+    def furthest(self) -> StepReach:
+        """The step in which b goes furthest beyond it, or comes nearest to that."""
+        return max(self.steps, key=lambda own: own.times)
+
+
+@dataclass(frozen=True)
 class Separate:
     """What came out for training alone, or for evaluation alone.
 
@@ -252,6 +301,84 @@ class Separate:
     sentence: str
     first: Divergence | None = None
     extent: str = ""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """A value that differs and rests on nothing that differs.
+
+    Attributes:
+        sentence: what differs and why, as a clause.
+        divergence: the record; None where it is a part of a checkpoint, without a record that differs.
+        part: the part of a checkpoint that was not restored; "" where it is none.
+    """
+
+    sentence: str
+    divergence: Divergence | None
+    part: str = ""
+
+
+class Restored(str, Enum):
+    """What became of a part of a checkpoint."""
+
+    YES = "restored"
+    NO = "not restored"
+    UNSEEN = "not recorded"
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of what a resumed run goes on with.
+
+    Attributes:
+        part: its name: `parameters`, `random state of torch`.
+        state: whether it was restored.
+        text: more of it, with values; "" where there is no more to say.
+        a: its value in run a, where it is a number; None otherwise.
+        b: its value in run b.
+        matters: whether anything may rest on it: False where nothing drew from a generator, of what only counts, and of
+            what neither run has.
+    """
+
+    part: str
+    state: Restored
+    text: str = ""
+    a: str | None = None
+    b: str | None = None
+    matters: bool = True
+
+
+@dataclass(frozen=True)
+class Resumption:
+    """What a resumed run goes on with.
+
+    Attributes:
+        run: `a` or `b`, the resumed run.
+        at: the step of the other run that its first step is compared with.
+        first: that first step.
+        sign: what says that it is resumed.
+        parts: each part.
+        thrown_away: batches that it read before, to get to its place in the data.
+        in_time: generators that were in another state when it began, and in the right one when they were drawn from.
+    """
+
+    run: str
+    at: int
+    first: int
+    sign: str
+    parts: tuple[Part, ...]
+    thrown_away: int = 0
+    in_time: tuple[str, ...] = ()
+
+    @property
+    def unseen(self) -> tuple[Part, ...]:
+        """The parts that were not recorded and on which something may rest."""
+        return tuple(part for part in self.parts if part.state is Restored.UNSEEN and part.matters)
+
+    @property
+    def lost(self) -> tuple[Part, ...]:
+        """The parts that were not restored and on which something may rest."""
+        return tuple(part for part in self.parts if part.state is Restored.NO and part.matters)
 
 
 @dataclass(frozen=True)
@@ -278,6 +405,9 @@ class DiffResult:
         structure: what differs besides numbers and settings.
         training: the answer for training alone.
         evaluation: the answer for evaluation alone; None where the runs have none on record in one step.
+        origins: all that differs and rests on nothing that differs, in the first diverging step; the first leads.
+        resumed: what a resumed run goes on with; None where neither is resumed.
+        reach: how far rounding carries run a, and b beside it; None without perturbed runs given as noise.
         subject: what was compared: `runs` or `checkpoints`.
     """
 
@@ -300,4 +430,7 @@ class DiffResult:
     structure: tuple[StructureChange, ...] = ()
     training: Separate | None = None
     evaluation: Separate | None = None
+    origins: tuple[Origin, ...] = ()
+    resumed: Resumption | None = None
+    reach: Reach | None = None
     subject: str = "runs"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from introspect_cli.compare.evidence import Known
 from introspect_cli.compare.join.sites import KINDS, kind_code, phase_code
 from introspect_cli.compare.reasons.words import listed, what
 from introspect_cli.compare.table import DIFFERENT, EQUAL, NOT_SEEN, ONLY_A, ONLY_B, WITHIN
@@ -103,16 +104,20 @@ def agreed_kinds(table: Table) -> frozenset[Kind]:
     return _kinds(alignment, agree) - _kinds(alignment, disagree)
 
 
-def results_differ(table: Table) -> bool:
-    """Whether any result of a step, or anything of an evaluation, is not known to be equal."""
+def results_known(table: Table) -> Known:
+    """What is known of the results of a step and of all of an evaluation: equal, within tolerance, or neither."""
     counted = np.isin(table.alignment.kind, [kind_code(kind) for kind in _COUNTED]) | table.alignment.evaluating
-    return bool((counted[table.site] & np.isin(table.state, (WITHIN, DIFFERENT, NOT_SEEN, ONLY_A, ONLY_B))).any())
+    states = table.state[counted[table.site]]
+    if np.isin(states, (DIFFERENT, NOT_SEEN, ONLY_A, ONLY_B)).any():
+        return Known.DIFFERS
+    return Known.WITHIN if (states == WITHIN).any() else Known.EQUAL
 
 
 def same_results(a: Run, b: Run, options: DiffOptions, outcomes: Sequence[RankOutcome]) -> bool:
-    """Whether all results of all compared steps are on record in both runs, and equal.
+    """Whether all results of all compared steps are on record in both runs and agree, so that they decide.
 
-    Steps that were not opened agree in everything.
+    Equal ones decide of whatever else differs. Ones that agree within tolerance decide of what was not seen alone: a
+    value beyond the tolerance is one. Steps that were not opened agree in everything.
     """
     if options.strict or options.narrowed or options.evaluation is not None:
         return False
@@ -120,10 +125,17 @@ def same_results(a: Run, b: Run, options: DiffOptions, outcomes: Sequence[RankOu
     for run in (a, b):
         if failed(run.manifest) or chooses_modules(run.manifest) or not wanted <= observed_kinds(run.manifest):
             return False
-    if any(outcome.results_differ or outcome.unopened for outcome in outcomes):
+    if any(outcome.results_known is Known.DIFFERS or outcome.unopened for outcome in outcomes):
+        return False
+    if within(outcomes) and any(outcome.first is not None for outcome in outcomes):
         return False
     opened = [outcome.results for outcome in outcomes if outcome.results is not None]
     return bool(opened) and all(kinds >= TRAINED for kinds in opened)
+
+
+def within(outcomes: Sequence[RankOutcome]) -> bool:
+    """Whether results agree within tolerance or noise only."""
+    return any(outcome.results_known is Known.WITHIN for outcome in outcomes)
 
 
 def names_of(outcomes: Sequence[RankOutcome]) -> str:

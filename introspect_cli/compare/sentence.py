@@ -28,14 +28,14 @@ def sentence(scene: Scene, head: str = "First divergence at") -> str:
     elif first.site.evaluates and "evaluation" not in head:
         where += ", in evaluation"
     told_by_reason = reason_named(scene.tells).sentence(scene) + copies_words(scene)
-    if not cause.certain and not reduced and cause.reason != Split.word:
+    if cause.grown and not reduced and cause.reason != Split.word:
         told_by_reason += f" It may also have grown from what tolerance let pass, from {scene.tolerated} on."
     text = f"{head} {where}: {told_by_reason}{unseeded_sentence(scene)}"
     told = {"hyperparameter", "optimizers"} if cause.reason == "optimizer" else set()
     blamed = [
         change for change in scene.settings if change.explains and change.weight >= 0.8 and change.source not in told
     ]
-    if blamed:
+    if blamed and not scene.lost:
         text += f" Likely cause: {'; '.join(describe(change) for change in blamed[:3])}."
     return text
 
@@ -47,13 +47,14 @@ def lines_of(scene: Scene) -> tuple[str, ...]:
         last = "all steps before agree" if scene.steps_before > 1 else "the step before agrees"
         how = " within tolerance" if scene.tolerated else " in what was selected" if scene.narrowed else " entirely"
         found.append(f"{scene.steps_before} compared step{'s' * (scene.steps_before > 1)}: {last}{how}.")
-    equal, within, unseen, other = scene.agreeing_before.values()
+    equal, within, unseen, formed, other = scene.agreeing_before.values()
     if equal or within:
-        every = equal + within + unseen + other
+        every = equal + within + unseen + formed + other
         verb = "is" if equal == 1 else "are"
         much = count(equal, "record") if equal == every else f"{equal:,} of {count(every, 'record')}"
         rest = [f"{within:,} within tolerance"] if within else []
         rest += [f"{unseen:,} not observed in both runs"] if unseen else []
+        rest += [f"{formed:,} in another form"] if formed else []
         rest += [f"{other:,} different"] if other else []
         also = f"; {', '.join(rest)}" if rest else ""
         found.append(f"{much} before it in step {scene.first.step} {verb} equal{also}.")

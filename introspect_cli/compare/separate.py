@@ -110,6 +110,7 @@ def _adopt(outcome: RankOutcome, parts: Sequence[RankOutcome], options: DiffOpti
     assert first is not None  # of those that were found
     listed = [own for own in outcome.listed if (own.step, own.site) != (first.step, first.site)]
     outcome.first, outcome.cause, outcome.step, outcome.tolerated = first, part.cause, part.step, part.tolerated
+    outcome.origins = part.origins
     room = len(outcome.listed) if options.whole_step else options.limit
     outcome.listed = [first, *listed][:room]
 

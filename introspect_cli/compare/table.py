@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 
 Codes = npt.NDArray[np.int8]
 
-ABSENT, EQUAL, WITHIN, DIFFERENT, NOT_SEEN, ONLY_A, ONLY_B = range(7)
-"""What is known of a row: nothing that counts, equal, within tolerance, different, not seen by a run, only in a, or b.
+ABSENT, EQUAL, WITHIN, DIFFERENT, NOT_SEEN, ONLY_A, ONLY_B, FORM = range(8)
+"""What is known of a row: nothing that counts, equal, within tolerance, different, not seen by a run, only in a, or b,
+another form of what comes to the same.
 
 ABSENT is what one run alone has where the other could not have had it.
 """
@@ -64,9 +65,13 @@ class Because(IntEnum):
     """--rtol and --atol."""
     NOISE = 13
     """--noise."""
-    AHEAD = 14
+    READ_ON = 14
+    """A resumed run read or drew it to get to where it goes on."""
+    FORM = 15
+    """Another dtype or shape, or given by one run alone, where what comes of it agrees or is rounded otherwise."""
+    AHEAD = 16
     """A loader that is asked for batches of later steps, where the runs cut a batch differently."""
-    PADDED = 15
+    PADDED = 17
     """Samples that are padded to another length, where the runs cut a batch differently."""
 
 

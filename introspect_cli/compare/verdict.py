@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from introspect_cli.compare.join.distance import Layouts
+from introspect_cli.compare.reach import furthest_of, within_words
 from introspect_cli.compare.reasons.ranks import upstream
 from introspect_cli.compare.reasons.words import what, what_diverges
 from introspect_cli.compare.result import Counts, Verdict
-from introspect_cli.compare.results import names_of
+from introspect_cli.compare.results import names_of, within
 from introspect_cli.compare.structure import changes_of, sentence_of
 from introspect_cli.compare.watched import failed
 from introspect_cli.labels import step_words
@@ -133,6 +134,9 @@ def undiverged(
         return Verdict.SAME, _by_results(outcomes, until)
     told = extent(counts, outcomes) + ("," if counts.within else "")
     agree = f"{told} agree{'s' * (counts.equal == 1)} {until}"
+    reach = furthest_of(outcome.reach for outcome in outcomes)
+    if reach is not None and counts.within and not options.tolerant:
+        return Verdict.SAME, f"{within_words(reach)}: {agree}.{emptied(outcomes)}"
     changes = sentence_of(structure_of(outcomes, same=True))
     if not changes or options.evaluation is not None:
         return Verdict.SAME, f"{subject} the same: {agree}.{emptied(outcomes)}"
@@ -149,7 +153,13 @@ def undiverged(
 
 def _by_results(outcomes: Sequence[RankOutcome], until: str) -> str:
     """The sentence where all results are equal, with what else differs or was not seen."""
+    reach = furthest_of(outcome.reach for outcome in outcomes)
     text = f"The runs have the same results: the {names_of(outcomes)} are equal {until}."
+    if within(outcomes) and reach is not None:
+        text = f"{within_words(reach)}: the {names_of(outcomes)} agree to that {until}."
+    elif within(outcomes):
+        how = "within the tolerance or noise given"
+        text = f"The runs have the same results {how}: the {names_of(outcomes)} agree {until}, not all bit for bit."
     best = first_of(outcomes)
     if best is not None and best.first is not None:
         first = best.first

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from introspect_cli.compare.comparison import Comparison
+from introspect_cli.compare.evidence import Known, least
+from introspect_cli.compare.forms import forms_of
 from introspect_cli.compare.items import materialise
 from introspect_cli.compare.join.carried import is_gap, kept, resumed
 from introspect_cli.compare.join.distance import Layouts
@@ -23,21 +25,25 @@ from introspect_cli.compare.overview import Heat
 from introspect_cli.compare.passes.choose import brings_values, choose
 from introspect_cli.compare.passes.combine import combine
 from introspect_cli.compare.passes.cover import cover, evaluates
+from introspect_cli.compare.passes.form import form
+from introspect_cli.compare.passes.origins import origins, shown_by
 from introspect_cli.compare.passes.pair import matched, pair
 from introspect_cli.compare.passes.separate import separate
 from introspect_cli.compare.passes.tolerate import tolerate
 from introspect_cli.compare.reasons.base import judge
 from introspect_cli.compare.reasons.words import what
+from introspect_cli.compare.result import Role
 from introspect_cli.compare.results import (
     agreed_kinds,
     records_results,
     results_agree,
-    results_differ,
+    results_known,
     watches_results,
 )
+from introspect_cli.compare.resumed.parts import resumption_of
 from introspect_cli.compare.step import Step, carry_over, within_tolerance_of
 from introspect_cli.compare.structure import Structure
-from introspect_cli.compare.table import ABSENT, NOT_SEEN, WITHIN, Because
+from introspect_cli.compare.table import ABSENT, FORM, NOT_SEEN, WITHIN, Because
 from introspect_cli.compare.watched import options_of
 from introspect_cli.records import Kind, Phase, Status
 from introspect_cli.store.whole import WholeReader
@@ -50,6 +56,7 @@ if TYPE_CHECKING:
     from introspect_cli.compare.join.sites import Mask
     from introspect_cli.compare.join.steps import Sides
     from introspect_cli.compare.options import DiffOptions
+    from introspect_cli.compare.result import Resumption
     from introspect_cli.compare.table import Table
     from introspect_cli.store.index import StepEntry
     from introspect_cli.store.whole import Reader
@@ -58,6 +65,7 @@ PASSES: tuple[Callable[[Table, Comparison], Table], ...] = (
     cover,  # first, since no later pass may take what a run could not have recorded for a divergence
     combine,  # before any tolerance: equal samples are equal, and a share of a batch has no distance to the whole
     tolerate,  # before causes are told from values, so that what is let pass is neither
+    form,  # after it, since what a module gives may be within tolerance, and before what one run alone has is a cause
     separate,  # last: marks what diverges still
 )
 """What each opened step goes through, in this order, after `pair` has put its records side by side.
@@ -74,10 +82,14 @@ class Walk:
         self.structure = outcome.structure = Structure(comparison.alignment)
         self.carried = resumed(comparison.sides, comparison.alignment, comparison.offset)
         self.resumed = bool(self.carried.params or self.carried.buffers or self.carried.states)
-        outcome.results_differ = self.resumed  # what a checkpoint did not restore
+        if self.resumed:  # what a checkpoint did not restore
+            outcome.results_known = Known.DIFFERS
         self.last: int | None = None
         self.began: Table | None = None
         self.brought = False
+        self.resumption: Resumption | None = None
+        if comparison.options.evaluation is None and not comparison.options.narrowed:
+            self.resumption = outcome.resumption = resumption_of(comparison)
 
     def run(self, places: Sequence[int]) -> None:
         """Walk the steps at these places, filling in the outcome.
@@ -125,11 +137,13 @@ class Walk:
             if entry_a.step not in reader:
                 continue
             entry = reader.entry(reader.row_of(entry_a.step))
+            if entry.digest == entry_a.digest and floor.seed is not None:
+                comparison.reached.agree(entry_a.step)
             if entry.digest != entry_a.digest:
                 batches = comparison.sides.a.read(entry_a.step), reader.read(entry.step)
                 compared = floor.alignment.mask(frozenset(), ())
                 table = matched(floor.alignment, compared, (entry_a.step, entry.step), batches)
-                floor.learn(table, comparison.layouts[0], Layouts(reader.layouts))
+                floor.learn(table, comparison.layouts[0], Layouts(reader.layouts), comparison.reached)
 
     # --- counts
 
@@ -143,6 +157,7 @@ class Walk:
         alone = (table.row_b < 0) | np.isin(table.because, (Because.AHEAD, Because.PADDED))
         operators = table.alignment.kind[table.site] == kind_code(Kind.OP_OUTPUT)
         of_a = alone & (table.state == ABSENT) | operators & (table.because == Because.NOT_COMPARED)
+        of_a |= table.because == Because.READ_ON
         of_a &= table.row_a >= 0  # compared with nothing, so not equal
         self._count(apart=int((of_a if comparison.entire else of_a & chosen).sum()))
         if len(table.a) > entry_a.rows:
@@ -151,6 +166,10 @@ class Walk:
             runs = evaluates(table)
             if runs[0] != runs[1]:
                 self.structure.evaluations.setdefault(table.step, "a" if runs[0] else "b")
+        formed = np.flatnonzero(chosen & (table.state == FORM))
+        if len(formed):
+            self._count(apart=int((table.row_a[formed] >= 0).sum()))
+            outcome.forms = outcome.forms or forms_of(table, formed, self.comparison.sides)
         within = np.flatnonzero(chosen & (table.state == WITHIN))
         self._count(within=len(within))
         if len(within) and not outcome.tolerated and outcome.first is None:
@@ -161,10 +180,10 @@ class Walk:
     def _see_results(self, table: Table) -> None:
         """Remember which results agree in every step, while all of them do."""
         outcome = self.outcome
-        if self.comparison.entire and not outcome.results_differ:
+        if self.comparison.entire and outcome.results_known is not Known.DIFFERS:
             kinds = agreed_kinds(table)
             outcome.results = kinds if outcome.results is None else outcome.results & kinds
-            outcome.results_differ = results_differ(table)
+            outcome.results_known = least((outcome.results_known, results_known(table)))
 
     def _count_unseen(self, table: Table) -> None:
         """Count records that one run or both could not see."""
@@ -211,13 +230,16 @@ class Walk:
             if lead is not None:
                 self._list(lead.step, lead.position, lead.cause)
                 positions = [position for position in positions if position != lead.stands_for]
+        lost = shown_by(step, self.resumption) if begins else {}
         for position in positions:
             room = limit is None or len(outcome.listed) < limit or (begins and self.options.whole_step)
             if outcome.first is not None and not room:
                 break
-            self._list(step, position)
+            self._list(step, position, lost.get(position) if outcome.first is not None else None)
         if begins:
             self._share(step, positions)
+            outcome.lost += [materialise(step, position, cause) for position, cause in lost.items()]
+            self._see_origins(step, positions)
         self.carried, self.last = carry_over(step, carried, comparison.ended), table.step
 
     def _before(self, table: Table) -> tuple[Table | None, Carried]:
@@ -266,6 +288,14 @@ class Walk:
             step.resumed = False
         outcome.listed.append(divergence)
 
+    def _see_origins(self, step: Step, positions: Sequence[int]) -> None:
+        """Keep what else of the step rests on nothing that differs, where the first divergence is an origin itself."""
+        first, cause = self.outcome.first, self.outcome.cause
+        if first is None or cause is None or cause.role is not Role.ORIGIN or first.step != step.number:
+            return
+        for position, other in origins(step, positions, first.site, cause):
+            self.outcome.origins.append((materialise(step, position, other), other))
+
     def _share(self, step: Step, positions: Sequence[int]) -> None:
         """Keep the first divergence of the step in which the first one is that both runs have, if that one is not."""
         first = self.outcome.first
@@ -309,8 +339,13 @@ def compare_rank(
         if outcome.first is None and outcome.lonely is not None and not options.strict:
             return compare_rank(sides, replace(options, strict=True), offset, ends)
     paired = outcome.paired  # as far as it was walked
+    seeds = [floor.seed for floor in comparison.floors if floor.seed is not None]
+    outcome.reach = comparison.reached.result(seeds, paired.steps.tolist()) if seeds else None
+    outcome.foreign = sum(seed is not None for seed in sides.seeds) - len(seeds)
     records = _records(paired, None if counted.all() else counted)  # ranks as one know it of what was read
     blind = _blind_rows(sides.a, paired, counted)
+    if not places and options.evaluation is None and not options.narrowed:
+        outcome.resumption = resumption_of(comparison)
     outcome.tally = replace(outcome.tally, records=records + outcome.tally.records, blind_both=blind)
     return outcome
 

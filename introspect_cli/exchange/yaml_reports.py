@@ -33,24 +33,14 @@ STAGE = "fit"
 
 _WHOLE = re.compile(r"[-+]?\d{1,300}")
 
-_Dumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 _FILE = re.compile(r"rank(\d{1,6})\.yaml")
 _STEP = re.compile(r"step=(\d{1,18})")
 
 
-class _Plain(_Dumper):  # type: ignore[misc] # whichever dumper this PyYAML was built with
-    """A safe dumper that writes no anchors."""
-
-    def ignore_aliases(self, data: object) -> bool:  # noqa: ARG002 - the signature is PyYAML's
-        return True
-
-
 def dump(document: object) -> str:
     """Block style, unsorted keys, two spaces, unicode as it is, no folded lines."""
-    text: str = yaml.dump(
-        document, Dumper=_Plain, sort_keys=False, allow_unicode=True, default_flow_style=False, indent=2, width=2**30
-    )
-    return text
+    style: dict[str, Any] = {"sort_keys": False, "allow_unicode": True, "default_flow_style": False}
+    return str(yaml.dump(document, Dumper=documents.PlainDumper, indent=2, width=2**30, **style))
 
 
 def write_yaml(run: Run, directory: Path, selection: Selection) -> int:

@@ -15,9 +15,8 @@ import numpy as np
 
 from introspect_cli.errors import StoreError
 from introspect_cli.health.aligned import Gathered
+from introspect_cli.health.exchanged import Call, Messages, is_message, wrong_result
 from introspect_cli.health.findings import Hit, Level, NotObservedError, RankRule
-from introspect_cli.health.messages import Messages, is_message
-from introspect_cli.health.results import Call, wrong_result
 from introspect_cli.records import Kind, clean, count
 from introspect_cli.store.launch import IN_FLIGHT, group_size
 

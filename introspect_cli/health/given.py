@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from introspect_cli.health.aligned import Gathered
 from introspect_cli.health.copies import is_data_parallel, share_samples, unlike
 from introspect_cli.health.findings import Hit, Level, RankRule, observed
-from introspect_cli.records import Kind, Phase, count
+from introspect_cli.records import SCALER, Kind, Phase, count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,6 +49,8 @@ class Given(Gathered):
                 self._pairs(self.inputs, now, number)
         for number in now.in_order(Kind.HYPERPARAMETER):
             site = now.sites[number]
+            if site.fqn == SCALER:  # a tensor, without a text
+                continue
             values = {rank: now.batches[rank].text[row] for rank, row in now.rows[number].items()}
             if len(set(values.values())) > 1:
                 name, (rank, words) = f"{site.fqn}{site.path}", unlike(values)

@@ -8,7 +8,7 @@ import numpy as np
 
 from introspect_cli.health.findings import Hit, Level, NotObservedError, Rule, observed
 from introspect_cli.health.table import lasting
-from introspect_cli.records import Kind, Phase
+from introspect_cli.records import SCALER, Kind, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -114,7 +114,7 @@ def _updates(table: Table) -> list[_Updates]:
     """The updates of each weight of two or more dimensions."""
     moves = table.moves
     observed(moves.names, "parameters after optimizer steps")
-    optimizers = {table.fqn[site] for site in table.pick(Kind.HYPERPARAMETER)}
+    optimizers = {table.fqn[site] for site in table.pick(Kind.HYPERPARAMETER)} - {SCALER}
     if optimizers and all(name.startswith("LBFGS") for name in optimizers):
         raise NotObservedError("an optimizer that takes small steps (L-BFGS searches along a line)")
     if np.isnan(moves.relative).all():

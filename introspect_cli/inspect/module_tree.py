@@ -48,9 +48,6 @@ def module_tree(run: Any, *, fold: bool = True, rank: int | None = None, depth: 
         fold: whether such neighbours are left out.
         rank: which rank; the first where None.
         depth: levels below the root that are shown, nested values counted from their module; all where None.
-
-    Raises:
-        UsageError: there is no such rank.
     """
     reader = reader_of(run, rank)
     sizes = parameter_sizes(reader)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from introspect_cli.errors import StoreError, UsageError
 from introspect_cli.inspect.overview import size_on_disk
+from introspect_cli.records import perturbed_by
 from introspect_cli.store.files import MANIFEST, DamageError
 from introspect_cli.store.pack import ENDING, is_pack
 from introspect_cli.store.reader import Run, open_run
@@ -47,6 +48,7 @@ class RunRow:
             code than 0), `damaged`, or `unreadable` (for us, or of a newer format), which says nothing of how it is.
         detail: the exception or exit code of a failed run, the sentence about a damaged or an unreadable one.
         label: what somebody wrote of it.
+        perturbed: seed of its `--perturb`, which moved its initial parameters; None for an ordinary run.
     """
 
     path: Path
@@ -57,6 +59,7 @@ class RunRow:
     ended: str
     detail: str = ""
     label: str = ""
+    perturbed: int | None = None
 
 
 @dataclass(frozen=True)
@@ -77,11 +80,7 @@ class RunList:
 
 
 def find_runs(roots: Iterable[Path], most: int = MOST) -> RunList:
-    """All runs at or below the given directories, links not followed, nor directories whose names begin with a dot.
-
-    Raises:
-        UsageError: a directory does not exist.
-    """
+    """All runs at or below the given directories, links not followed, nor directories whose names begin with a dot."""
     waiting: deque[tuple[Path, int]] = deque()
     for root in roots:
         if not root.is_dir():
@@ -139,7 +138,9 @@ def _opened(path: Path, run: Run, size: int) -> RunRow:
     if ended == "complete" and code not in (None, 0):
         ended, detail = "failed", str(manifest.get("exception") or f"exit code {code}")
     steps = max((len(run.rank(rank)) for rank in run.ranks), default=0)
-    return RunRow(path, _command(manifest), _time(manifest.get("started")), steps, size, ended, detail, run.label)
+    began = _time(manifest.get("started"))
+    seed = perturbed_by(manifest)
+    return RunRow(path, _command(manifest), began, steps, size, ended, detail, run.label, seed)
 
 
 def _command(manifest: dict[str, Any]) -> str:
@@ -157,11 +158,7 @@ def _time(value: object) -> dt.datetime | None:
 
 
 def parse_age(text: str) -> dt.timedelta:
-    """`7d`, `12h`, `30m`, `45s` or `2w` as a duration.
-
-    Raises:
-        UsageError: it is none.
-    """
+    """`7d`, `12h`, `30m`, `45s` or `2w` as a duration."""
     number, unit = text[:-1], text[-1:]
     if unit not in _UNITS or not (number.isascii() and number.isdigit()):
         raise UsageError(f"{text!r} is not an age: give a number and s, m, h, d or w, as in 7d.")

@@ -9,6 +9,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.join.distance import ROUNDING
+from introspect_cli.compare.origins import head_of
 from introspect_cli.compare.reasons.base import reason_named
 from introspect_cli.compare.reasons.settings import describe
 from introspect_cli.compare.reasons.words import what
@@ -33,15 +34,37 @@ def first_screen(result: DiffResult) -> str:
     """Verdict, cards and strip of a comparison."""
     badge = f'<span class="badge {_STYLE[result.verdict]}">{_WORD[result.verdict]}</span>'
     if result.first is None:
-        return f'<p class="verdict sentence">{badge} {text(result.sentence, 4000)}</p>{_rest(result)}'
+        sentence = f'<p class="verdict sentence">{badge} {text(result.sentence, 4000)}</p>'
+        return f"{sentence}{resumed(result)}{_rest(result)}"
     first = result.first
     place = f"First divergence at {first.step_words}: {what(first.site)}"
     parts = [
         f'<p class="verdict">{badge} <strong>{text(place)}</strong></p>{_apart(result)}',
         f'<div class="cards">{_where(result, first)}{_how_much(result, first)}{_why(result)}</div>',
+        resumed(result),
+        _origins(result),
         strip(result),
     ]
     return "".join(parts)
+
+
+def resumed(result: DiffResult) -> str:
+    """What a resumed run goes on with, a row for each part."""
+    found = result.resumed
+    if found is None:
+        return ""
+    whole = "ba"["ab".index(found.run)]
+    rows = [(text(part.part), text(part.state.value), text(part.text)) for part in found.parts]
+    head = f'<p class="sentence">{text(head_of(found))}</p>' if result.first is not None else ""
+    return head + table(f"What run {found.run} begins with, against step {found.at} of {whole}", ("part", "", ""), rows)
+
+
+def _origins(result: DiffResult) -> str:
+    """Every origin, where there are several."""
+    if len(result.origins) < 2:
+        return ""
+    lines = "".join(f"<li>{text(origin.sentence, 1000)}</li>" for origin in result.origins)
+    return f'<p class="quiet">Each of these rests on nothing that differs:</p><ul class="plain">{lines}</ul>'
 
 
 def _apart(result: DiffResult) -> str:
@@ -157,7 +180,7 @@ def _later(result: DiffResult) -> str:
 
 def _why(result: DiffResult) -> str:
     """What the sentence says after the place, the settings that explain it, and what that rests on."""
-    _, _, rest = result.sentence.partition(": ")
+    _, _, rest = result.sentence[max(result.sentence.find("First divergence"), 0) :].partition(": ")
     settings = [change for change in result.settings if change.explains][:4]
     listed = "".join(f"<li><code>{text(describe(change), 160)}</code></li>" for change in settings)
     rest = rest or result.sentence

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from introspect_cli.compare.origins import together
 from introspect_cli.compare.reasons.settings import describe
-from introspect_cli.compare.result import DiffResult, Divergence, SettingChange, Verdict
+from introspect_cli.compare.result import DiffResult, Divergence, Restored, SettingChange, Verdict
 from introspect_cli.compare.structure import SHOWN, clause_of
 from introspect_cli.labels import step_words
 from introspect_cli.records import Kind, Phase, Site, count
 from introspect_cli.render.blocks import Block, Column, Line, Table, line
 from introspect_cli.render.divergence_text import detail_blocks, divergence_table
+from introspect_cli.render.reach_text import reach_blocks
 from introspect_cli.render.text import clean, distance
 
 if TYPE_CHECKING:
@@ -40,8 +42,11 @@ def diff_blocks(
     if by_rank:
         blocks += [line(), line("First on each rank, by step and phase (no other order is known):", "heading")]
         blocks.append(divergence_table(by_rank, ranks=True))
+    blocks += _resumed(result)
+    blocks += _origins(result)
     blocks += _structure(result, everything=everything)
     blocks += _settings(result, everything=everything)
+    blocks += reach_blocks(result.reach)
     if result.subject == "checkpoints":
         blocks += _tensors(result, everything=everything, verbose=verbose)
     elif result.divergences:
@@ -132,6 +137,30 @@ def _rest(result: DiffResult, listed: int) -> list[Block]:
         text += f"; {counts.within} more within tolerance or noise"
     tail = f"; {more:,} not listed (--all lists them)" if more > 0 else ""
     return [line(text + tail + ".", "dim")]
+
+
+def _resumed(result: DiffResult) -> list[Block]:
+    """What a resumed run goes on with: what was not restored a line each, the rest in a line."""
+    resumed = result.resumed
+    if resumed is None:
+        return []
+    whole = "ba"["ab".index(resumed.run)]
+    title = f"What run {resumed.run} begins with, against step {resumed.at} of {whole}:"
+    blocks: list[Block] = [line(), line(title, "heading")]
+    for state in (Restored.NO, Restored.YES, Restored.UNSEEN):
+        parts = together([part for part in resumed.parts if part.state is state])
+        if parts:
+            blocks.append(line(clean(f"{state.value}: {'; '.join(parts)}"), "bad" if state is Restored.NO else "", 2))
+    return blocks
+
+
+def _origins(result: DiffResult) -> list[Block]:
+    """Every origin, where there are several; the parts of a checkpoint are listed as such."""
+    if len(result.origins) < 2 or all(origin.part for origin in result.origins):
+        return []
+    blocks: list[Block] = [line(), line("Each of these rests on nothing that differs:", "heading")]
+    blocks += [line(clean(origin.sentence), indent=2) for origin in result.origins]
+    return blocks
 
 
 def _structure(result: DiffResult, *, everything: bool) -> list[Block]:

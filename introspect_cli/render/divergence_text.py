@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.join.distance import shapeless, shapes_differ
-from introspect_cli.compare.result import DiffResult, Divergence, Role
+from introspect_cli.compare.result import DiffResult, Divergence, Role, Size
 from introspect_cli.records import Kind, Status, Summary, count
 from introspect_cli.render.blocks import Block, Column, Table, line, table_of
 from introspect_cli.render.text import brief_what, clean, distance, number, shape, site_text, two_numbers
@@ -23,6 +23,7 @@ _SHORT = {"float32": "fp32", "float64": "fp64", "float16": "fp16", "bfloat16": "
 def divergence_table(divergences: Sequence[Divergence], *, ranks: bool = False, moments: bool = False) -> Table:
     """Divergences as a table; columns without content are left out, as are those of time where moments are compared."""
     noisy = any(divergence.floor is not None for divergence in divergences)
+    sized = any(divergence.size is Size.ROUNDING for divergence in divergences)
     shifted = any(divergence.step_b != divergence.step for divergence in divergences)
     briefs = list(zip(*(_brief(glance(divergence)) for divergence in divergences), strict=True))
     modules = tuple(clean(divergence.site.fqn) for divergence in divergences)
@@ -38,6 +39,7 @@ def divergence_table(divergences: Sequence[Divergence], *, ranks: bool = False, 
         (Column("b", least=7, brief=briefs[1], brief_at=3), lambda divergence: glance(divergence)[1]),
         (Column("rel. L2", right=True), lambda divergence: distance(divergence.rel_l2)),
         *([(Column("x noise", right=True), _over_noise)] if noisy else []),
+        *([(Column("size", drop_at=1), _size)] if sized else []),
         (Column("role"), lambda divergence: divergence.role.value),
     ]
     if moments:
@@ -49,6 +51,10 @@ def _over_noise(divergence: Divergence) -> str:
     if divergence.rel_l2 is None or not divergence.floor:
         return "-"
     return f"{divergence.rel_l2 / divergence.floor:.3g}"
+
+
+def _size(divergence: Divergence) -> str:
+    return "-" if divergence.size is None else "more" if divergence.size is Size.MORE else divergence.size.value
 
 
 def _module(divergence: Divergence) -> str:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from introspect_cli.compare.groups import Groups
-    from introspect_cli.compare.result import DiffResult, Divergence, Separate
+    from introspect_cli.compare.result import DiffResult, Divergence, Origin, Reach, Separate
     from introspect_cli.health.findings import CheckResult, RankRule, Rule
     from introspect_cli.inspect.data_flow import Graph
     from introspect_cli.inspect.history import History, Stored
@@ -108,9 +108,32 @@ def diff_document(result: DiffResult) -> dict[str, Any]:
         "evaluation": _separate(result.evaluation),
         "structure": plain(result.structure),
     }
+    if len(result.origins) > 1 or any(origin.part for origin in result.origins):
+        document["origins"] = [_origin(origin) for origin in result.origins]
+    if result.resumed is not None:
+        document["resumed"] = plain(result.resumed)
+    if result.reach is not None:
+        document["reach"] = _reach(result.reach)
     if result.map is not None:
         document["map"] = plain(result.map)
     return document
+
+
+def _reach(reach: Reach) -> dict[str, Any]:
+    """How far rounding carries run a, and b beside it, step by step."""
+    steps = [
+        {
+            "step": step.step,
+            "rounding": step.rounding,
+            "b": step.b,
+            "times": finite(step.times),
+            "kind": step.site.kind.value if step.site is not None else None,
+            "fqn": step.site.fqn if step.site is not None else None,
+            "path": step.site.path if step.site is not None else None,
+        }
+        for step in reach.steps
+    ]
+    return {"seeds": list(reach.seeds), "compared": reach.compared, "steps": steps}
 
 
 def divergence_document(divergence: Divergence) -> dict[str, Any]:
@@ -140,10 +163,16 @@ def divergence_document(divergence: Divergence) -> dict[str, Any]:
         "residual": divergence.residual,
         "source": divergence.source or None,
         "noise": divergence.floor,
+        "size": divergence.size.value if divergence.size is not None else None,
         "labels": label_document(divergence.labels),
         "labels_b": label_document(divergence.labels_b),
     }
     return document | {name: finite(value) for name, value in extra.items() if value is not None}
+
+
+def _origin(origin: Origin) -> dict[str, Any]:
+    divergence = divergence_document(origin.divergence) if origin.divergence else None
+    return {"sentence": origin.sentence, "part": origin.part or None, "divergence": divergence}
 
 
 def _separate(result: Separate | None) -> dict[str, Any] | None:

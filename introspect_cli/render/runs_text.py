@@ -31,7 +31,10 @@ def runs_blocks(search: RunList, places: Sequence[str]) -> list[Block]:
         (Column("size", right=True, drop_at=1), lambda row: size(row.size)),
         (Column("ended", least=10), lambda row: row.ended + (f": {clean(row.detail, 60)}" if row.detail else "")),
         (Column("ran", least=12, drop_at=3), lambda row: clean(row.script, 80)),
+        (Column("perturbed"), lambda row: "" if row.perturbed is None else f"--perturb {row.perturbed}"),
     ]
+    if all(row.perturbed is None for row in rows):
+        del columns[-1]
     if not any(row.label for row in rows):
         del columns[1]
     total = f"{count(len(rows), 'run')}, {size(sum(row.size for row in rows))}"

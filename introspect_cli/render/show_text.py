@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.labels import shown, step_words
-from introspect_cli.records import Record, Status, Summary, count
+from introspect_cli.records import Record, Status, Summary, count, perturbed_by
 from introspect_cli.render.blocks import Block, Column, Line, Table, line, table_of
 from introspect_cli.render.text import brief_what, clean, number, shape, site_text, size, statistic
 
@@ -35,6 +35,7 @@ def overview_blocks(run: Overview) -> list[Block]:
         ("steps", _steps(run)),
         ("records", f"{run.records:,} at {count(run.sites, 'site')}, {size(run.size)} on disk"),
         ("model", f"{count(run.modules, 'module')}, {run.parameters:,} parameters" if run.modules else ""),
+        ("perturbed", _perturbed(manifest)),
         ("first step", ", ".join(f"{amount} {kind}" for kind, amount in sorted(run.kinds.items(), key=_by_amount))),
     ]
     if run.labels:
@@ -62,6 +63,12 @@ def overview_blocks(run: Overview) -> list[Block]:
         notes.append(f"{count(run.not_observed, 'record')} of the first step could not be observed")
     blocks += [line(f"Note: {clean(text)}", "unsure") for text in notes]
     return blocks
+
+
+def _perturbed(manifest: dict[str, Any]) -> str:
+    """That the initial parameters were moved; "" for an ordinary run."""
+    seed = perturbed_by(manifest)
+    return "" if seed is None else f"the initial parameters were moved by one rounding (--perturb {seed})"
 
 
 def _by_amount(item: tuple[str, int]) -> tuple[int, str]:

@@ -134,6 +134,8 @@ def _options(run: Run) -> list[str]:
     words: list[str] = []
     if isinstance(options.get("seed"), int):
         words += ["--seed", str(options["seed"])]
+    if isinstance(options.get("perturb"), int):
+        words += ["--perturb", str(options["perturb"])]
     if options.get("deterministic") is True:
         words.append("--deterministic")
     if options.get("compile") in ("keep", "eager"):

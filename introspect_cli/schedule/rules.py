@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.errors import UsageError
-from introspect_cli.schedule.condition import When
-from introspect_cli.schedule.rule import ALWAYS, NEVER, Moment, Rule, decided
+from introspect_cli.schedule.rule import ALWAYS, NEVER, Moment, Rule, When, decided
 from introspect_cli.schedule.spans import Span, multiples, span_of
 
 if TYPE_CHECKING:
@@ -52,9 +51,6 @@ class Schedule(_Numbers):
 
         Returns:
             The schedule that both ask for.
-
-        Raises:
-            UsageError: the text is no schedule, or no step is left.
         """
         if every is not None and every < 1:
             raise UsageError(f"--every {every} records nothing: give a number of steps from 1 on")
@@ -215,11 +211,7 @@ _RULES: dict[str, type[Rule]] = {
 
 
 def parse_rule(text: str) -> Rule:
-    """A rule from its text, such as `first(10) | every(100) & epochs('0:3')`.
-
-    Raises:
-        UsageError: it is no rule.
-    """
+    """A rule from its text, such as `first(10) | every(100) & epochs('0:3')`."""
     try:
         return _rule(ast.parse(text.strip(), mode="eval").body, text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):

@@ -44,11 +44,7 @@ class Span(NamedTuple):
 
 
 def span_of(part: str, text: str | None) -> Span:
-    """One step or slice of a schedule.
-
-    Raises:
-        UsageError: it is none, or selects no step.
-    """
+    """One step or slice of a schedule."""
     fields = part.split(":")
     numbers = [_field(field, text) for field in fields]
     if len(fields) == 1:

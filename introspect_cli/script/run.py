@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from introspect_cli.script.ending import (
     Ending,
+    Held,
     ending_of,
     leave,
     report,
@@ -30,7 +31,6 @@ from introspect_cli.script.ending import (
     strip_thread_tracebacks,
     summary,
 )
-from introspect_cli.script.signals import Held
 from introspect_cli.script.target import fresh_main, is_container, load, prepare
 
 if TYPE_CHECKING:

@@ -32,10 +32,11 @@ _NUMBERS = frozenset({"tag:yaml.org,2002:int", "tag:yaml.org,2002:float"})
 _CONSTRUCTED = _NUMBERS | {"tag:yaml.org,2002:bool", "tag:yaml.org,2002:null"}
 
 
-class _Plain(_Dumper):  # type: ignore[misc] # whichever dumper this PyYAML was built with
+class PlainDumper(_Dumper):  # type: ignore[misc] # whichever dumper this PyYAML was built with
     """A safe dumper that writes no anchors."""
 
     def ignore_aliases(self, data: object) -> bool:  # noqa: ARG002 -- the signature is PyYAML's
+        """Write what comes twice twice."""
         return True
 
 
@@ -68,7 +69,7 @@ def _key(key: object) -> Any:
 def dump(value: object, name: str, run_id: str) -> bytes:
     """`value` as one YAML document, with a comment at its end by which `check` knows it."""
     text: str = yaml.dump(
-        plain(value), Dumper=_Plain, sort_keys=False, allow_unicode=True, default_flow_style=False, width=1000
+        plain(value), Dumper=PlainDumper, sort_keys=False, allow_unicode=True, default_flow_style=False, width=1000
     )
     data = text.encode()
     return data + _check_line(data, name, run_id)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     import numpy as np
     from numpy.typing import NDArray
+    from typing_extensions import Self
 
 RUNS = "introspect-runs"
 """Where runs are kept that were given no directory."""
@@ -107,7 +108,7 @@ def _away(fd: int) -> int:
 
 
 class Handle:
-    """An open descriptor that closes with its owner.
+    """An open descriptor that closes with its owner, or at the end of a `with`.
 
     A script may close descriptors that are not its own (`os.closerange(3, 100)`, as daemons do) and get the numbers for
     its files: what is behind a number is asked before it is written to or closed.
@@ -143,6 +144,12 @@ class Handle:
         ours, fd, self.fd = self.is_ours(), self.fd, -1
         if ours:
             os.close(fd)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
 
     def __del__(self, _ends: Callable[[], bool] = sys.is_finalizing) -> None:
         if not _ends():  # python has begun to take modules apart; the system closes what is left
@@ -275,15 +282,13 @@ class Folder(Handle):
             FileNotFoundError: there is none.
             StoreError: it cannot be read, or is larger.
         """
-        handle = self.file(name)
-        try:
-            if handle.size() > limit:
-                raise DamageError(handle.path, f"it is larger than the {limit >> 20} MB that are allowed")
-            return handle.read(0, limit)
-        except OSError as error:
-            raise unreadable(handle.path, error) from None
-        finally:
-            handle.close()
+        with self.file(name) as handle:
+            try:
+                if handle.size() > limit:
+                    raise DamageError(handle.path, f"it is larger than the {limit >> 20} MB that are allowed")
+                return handle.read(0, limit)
+            except OSError as error:
+                raise unreadable(handle.path, error) from None
 
     def names(self) -> list[str]:
         """What the directory holds, sorted."""
@@ -349,9 +354,9 @@ def innocent(error: OSError | ValueError) -> str:
     return scarcity(error) or (reason(error) if isinstance(error, PermissionError) else "")
 
 
-def reason(error: OSError) -> str:
-    """What the system says of an error, to follow a colon."""
-    return (error.strerror or str(error)).lower()
+def reason(error: OSError | StoreError) -> str:
+    """What the system says of an error, or the store, to follow a colon."""
+    return (error.strerror or str(error)).lower() if isinstance(error, OSError) else str(error)
 
 
 def _reason(error: OSError) -> str:
@@ -401,22 +406,16 @@ def any_lock_held(run: Folder) -> bool:
     for name in run.names():
         if not name.startswith(("rank", "attempt")):
             continue
-        folder = run.folder(name)
-        try:
+        with run.folder(name) as folder:
             if any_lock_held(folder) or is_locked(folder):
                 return True
-        finally:
-            folder.close()
     return False
 
 
 def is_locked(folder: Folder) -> bool:
     """Whether a capture holds the run in `folder`."""
     try:
-        handle = folder.file(LOCK)
+        with folder.file(LOCK) as handle:
+            return lock_held(handle.fd)
     except FileNotFoundError:
         return False
-    try:
-        return lock_held(handle.fd)
-    finally:
-        handle.close()

@@ -170,10 +170,10 @@ class Columns:
     layouts: Schema = LAYOUT_COLUMNS
     modules: Schema = MODULE_COLUMNS
 
-    def described(self) -> bytes:
-        """The description of the columns that an index holds: JSON, with blanks up to a multiple of 8 bytes."""
+    def described(self, **beside: object) -> bytes:
+        """The description of the columns that an index holds, with what else it says: JSON, filled up to 8 bytes."""
         streams = {name: [_described(column) for column in schema] for name, schema in vars(self).items()}
-        text = json.dumps(streams, separators=(",", ":")).encode()
+        text = json.dumps(streams | beside, separators=(",", ":")).encode()
         return text + b" " * (-len(text) % 8)
 
 

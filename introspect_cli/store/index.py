@@ -19,8 +19,8 @@ import hashlib
 import json
 import struct
 import zlib
-from collections.abc import Callable
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
+from operator import is_not
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -45,11 +45,11 @@ from introspect_cli.store.format import (
     parse_columns,
     row_bytes,
 )
-from introspect_cli.sums import mix
+from introspect_cli.sums import kernels, mix
 from introspect_cli.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 
 Entries = NDArray[np.void]
@@ -142,7 +142,13 @@ def parse_index(data: bytes, rank: int, path: str) -> Index:
     if len(data) < start:
         return EMPTY
     about = data[HEADER.size : start]
-    columns = _columns(about, crc, path)
+    if zlib.crc32(about) != crc:
+        raise DamageError(path, "what it says of columns was altered")
+    try:
+        columns = parse_columns(about)
+        generation, dropped = parse_thinned(about)
+    except Malformed as error:
+        raise DamageError(path, str(error)) from None
     count = (len(data) - start) // ENTRY.itemsize
     entries = np.frombuffer(data, ENTRY, count, start)
     if count:
@@ -152,10 +158,6 @@ def parse_index(data: bytes, rank: int, path: str) -> Index:
     if ended and start + len(entries) * ENTRY.itemsize != len(data):
         raise DamageError(path, "something follows its end mark")
     _check(entries, columns, path, ended=ended)
-    try:
-        generation, dropped = parse_thinned(about)
-    except Malformed as error:
-        raise DamageError(path, str(error)) from None
     return Index(entries[:-1] if ended else entries, columns, run_id, ended, last, generation, dropped)
 
 
@@ -183,15 +185,6 @@ def _header(data: bytes, rank: int, path: str) -> tuple[int, bytes, int]:
     if rank_of_file != rank:
         raise DamageError(path, f"it is the index of rank {rank_of_file}")
     return length, run_id, described
-
-
-def _columns(description: bytes, crc: int, path: str) -> Columns:
-    if zlib.crc32(description) != crc:
-        raise DamageError(path, "what it says of columns was altered")
-    try:
-        return parse_columns(description)
-    except Malformed as error:
-        raise DamageError(path, str(error)) from None
 
 
 def _sound(data: bytes, start: int, entries: Entries, path: str) -> int:
@@ -277,13 +270,6 @@ def added(thinned: Iterable[Thinned], why: str, steps: list[int]) -> tuple[Thinn
     return tuple((by_reason | {why: more}).values())
 
 
-def described(about: bytes, generation: int, thinned: Iterable[Thinned]) -> bytes:
-    """A description of columns with this beside it."""
-    description = json.loads(about) | {"generation": generation, "thinned": [list(astuple(each)) for each in thinned]}
-    text = json.dumps(description, separators=(",", ":")).encode()
-    return text + b" " * (-len(text) % 8)
-
-
 def parse_thinned(about: bytes) -> tuple[int, tuple[Thinned, ...]]:
     """Which records belong to an index, by number, and what was dropped from them.
 
@@ -322,14 +308,7 @@ Words = NDArray[np.uint64]
 
 
 def step_digest(keys: Words, checksums: Words, statuses: NDArray[Any], setting: NDArray[np.bool_]) -> bytes:
-    """The 16-byte digest of a step.
-
-    Args:
-        keys: uint64 (n,), the key of each record's site.
-        checksums: uint64 (n,).
-        statuses: uint8 (n,).
-        setting: bool (n,), True for records that digests leave out.
-    """
+    """The 16-byte digest of a step."""
     mixed = mix(keys ^ mix(checksums + (statuses.astype(np.uint64) + np.uint64(1)) * _STATUS))
     again = mix(mixed + _SECOND)
     if setting.any():
@@ -339,15 +318,35 @@ def step_digest(keys: Words, checksums: Words, statuses: NDArray[Any], setting: 
     return struct.pack("<QQ", low, high)
 
 
-Digest = Callable[[Words, NDArray[np.bool_], NDArray[Any], Words, NDArray[Any]], bytes]
-"""What computes a step's digest while it is written: `digest_of_records`, or something quicker that gives the same."""
+class StepDigest:
+    """`step_digest` of steps that are written one after the other, by the compiled kernels where they can be had.
 
+    A step's columns lie where those of the step before lay, as a rule: arrays that come again are not asked for their
+    addresses again, which takes longer than the digest.
+    """
 
-def digest_of_records(
-    keys: Words, left_out: NDArray[np.bool_], sites: NDArray[Any], checksums: Words, statuses: NDArray[Any]
-) -> bytes:
-    """`step_digest`, given the key of each site and which sites it leaves out, and each record's site."""
-    return step_digest(keys[sites], checksums, statuses, left_out[sites])
+    def __init__(self) -> None:
+        """Begin with no array known."""
+        self._kernels = kernels()
+        self._digest = np.empty(2, "<u8")
+        self._target = self._digest.ctypes.data
+        self._last: tuple[Sequence[NDArray[Any]], Sequence[int]] = ((), ())
+
+    def __call__(
+        self, keys: Words, setting: NDArray[np.bool_], sites: NDArray[Any], checksums: Words, statuses: NDArray[Any]
+    ) -> bytes:
+        """The 16 bytes, given each site's key and whether digests leave it out, and each record's site."""
+        if self._kernels is None:
+            return step_digest(keys[sites], checksums, statuses, setting[sites])
+        given = (keys, setting, sites, checksums, statuses)
+        last, addresses = self._last
+        if len(last) != len(given) or any(map(is_not, given, last)):
+            arrays = list(map(np.ascontiguousarray, given, ("u8", "?", "u4", "u8", "u1")))
+            addresses = [array.ctypes.data for array in arrays]
+            if not any(map(is_not, given, arrays)):
+                self._last = given, addresses
+        self._kernels.step_digest(*addresses, len(sites), self._target)
+        return self._digest.tobytes()
 
 
 def chained(chain: bytes, step: int, digest: bytes) -> bytes:

@@ -112,7 +112,7 @@ def _launch_at(path: Path) -> tuple[str, ...] | None:
         return None
     except NotADirectoryError:
         return ()
-    try:
+    with folder:
         names = [name for name in folder.names() if not name.startswith(f".{MANIFEST}.")]
         if names in ([], [LOCK]):
             return None
@@ -123,8 +123,6 @@ def _launch_at(path: Path) -> tuple[str, ...] | None:
             return ()
         launch = manifest.get("launch") if isinstance(manifest, dict) else None
         return (str(manifest["id"]), str(launch.get("job"))) if isinstance(launch, dict) and "id" in manifest else ()
-    finally:
-        folder.close()
 
 
 def _announce(path: Path, launch: Launch) -> None:
@@ -135,9 +133,8 @@ def _announce(path: Path, launch: Launch) -> None:
         "tool": {"name": "introspect-cli", "version": __version__},
         "launch": {"world_size": launch.world_size, "attempt": launch.attempt, "job": launch.job},
     }
-    folder = Folder.at(str(path))
     temporary = f".{MANIFEST}.{launch.rank}{os.getpid()}"
-    try:
+    with Folder.at(str(path)) as folder:
         with suppress(FileNotFoundError):
             os.unlink(temporary, dir_fd=folder.fd)
         fd = folder.create(temporary, 0o600)
@@ -148,8 +145,6 @@ def _announce(path: Path, launch: Launch) -> None:
         with suppress(FileExistsError):
             os.link(temporary, MANIFEST, src_dir_fd=folder.fd, dst_dir_fd=folder.fd)
         os.unlink(temporary, dir_fd=folder.fd)
-    finally:
-        folder.close()
 
 
 # --- what the ranks' manifests say

@@ -71,8 +71,7 @@ def _copy(sources: Sequence[Path], fresh: Path) -> None:
     held: dict[tuple[str, str], Path] = {}
     ids: dict[str, tuple[str, Path]] = {}
     for source in sources:
-        folder = open_store(source)
-        try:
+        with open_store(source) as folder:
             path = Path(folder.path)
             for name, file in files_of(path):
                 match = _PLACE.fullmatch(name)
@@ -88,8 +87,6 @@ def _copy(sources: Sequence[Path], fresh: Path) -> None:
                 # What is of no rank says the same everywhere; the manifest of a level goes with the first rank there.
                 if rank is not None or not target.exists():
                     shutil.copyfile(file, target)
-        finally:
-            folder.close()
     for attempt, (_, path) in ids.items():
         shutil.copyfile(path / attempt / MANIFEST, fresh / attempt / MANIFEST)
 
@@ -98,11 +95,8 @@ def _same_id(ids: dict[str, tuple[str, Path]], attempt: str, path: Path, source:
     """That the ranks of an attempt are of one run."""
     if attempt in ids and ids[attempt][1] == path:
         return
-    folder = open_store(path / attempt)
-    try:
+    with open_store(path / attempt) as folder:
         run_id = str(read_manifest(folder).get("id"))
-    finally:
-        folder.close()
     first_id, first = ids.setdefault(attempt, (run_id, path))
     if first_id != run_id:
         raise StoreError(f"{source} is of another launch than {first}: only ranks of one launch make a run")

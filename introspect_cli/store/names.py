@@ -286,58 +286,37 @@ def _plain(column: ColumnData) -> list[Any]:
     return list(column.tolist())
 
 
+def _texts(name: str) -> cached_property[list[str]]:
+    """A column of a table of sites that is decoded when it is first asked for."""
+    return cached_property(lambda table: _plain(table.columns[name]))
+
+
 class SiteTable:
     """All sites of a rank, by number.
 
     Attributes:
+        columns: as they are stored.
         key: uint64 (n,), `Site.key()` of each, as stored; `verify` recomputes it.
         call: uint32 (n,).
         path_of_file: where the table is stored, for messages.
+        phase, kind, fqn: texts of each, made when they are asked for.
+        module_class: of the module, optimizer or loader.
+        op, source: "" where there is none.
     """
 
+    phase, kind, fqn = _texts("phase"), _texts("kind"), _texts("fqn")
+    module_class, op, source = _texts("module_class"), _texts("op"), _texts("source")
+
     def __init__(self, columns: dict[str, ColumnData], path: str) -> None:
-        self._columns = columns
+        self.columns = columns
         self.path_of_file = path
         self.key = cast("NDArray[np.uint64]", columns["key"])
         self.call = cast("NDArray[np.uint32]", columns["call"])
 
-    def _texts(self, name: str) -> list[str]:
-        return _plain(self._columns[name])
-
-    @cached_property
-    def phase(self) -> list[str]:
-        """Phase of each site."""
-        return self._texts("phase")
-
-    @cached_property
-    def kind(self) -> list[str]:
-        """Kind of each site."""
-        return self._texts("kind")
-
-    @cached_property
-    def fqn(self) -> list[str]:
-        """FQN of each site."""
-        return self._texts("fqn")
-
     @cached_property
     def path(self) -> list[str]:
         """Path of each site inside nested values."""
-        return [shallow(path) if len(path) > _SHORT else path for path in self._texts("path")]
-
-    @cached_property
-    def module_class(self) -> list[str]:
-        """Class of the module, optimizer or loader of each site."""
-        return self._texts("module_class")
-
-    @cached_property
-    def op(self) -> list[str]:
-        """Operator of each site, "" where it is none."""
-        return self._texts("op")
-
-    @cached_property
-    def source(self) -> list[str]:
-        """`file:line` of each site, "" where unknown."""
-        return self._texts("source")
+        return [shallow(path) if len(path) > _SHORT else path for path in _plain(self.columns["path"])]
 
     @cached_property
     def setting(self) -> NDArray[np.bool_]:
@@ -363,7 +342,7 @@ class SiteTable:
 
     def key_of(self, number: int) -> int:
         """The key of a site, computed from its texts as they are stored."""
-        fqn, path = (cast("Texts", self._columns[name])[number] for name in ("fqn", "path"))
+        fqn, path = (cast("Texts", self.columns[name])[number] for name in ("fqn", "path"))
         site, _ = self[number]
         return replace(site, fqn=fqn, path=path).key()
 

@@ -114,17 +114,14 @@ class RankReader(StepReader):
 
         Raises:
             FileNotFoundError: there is none.
-            StoreError: it cannot be read, or is larger.
         """
-        folder = self._run.folder(f"rank{self.rank}")
-        try:
+        with self._run.folder(f"rank{self.rank}") as folder:
             return folder.read_file(name, limit)
-        finally:
-            folder.close()
 
     def _open(self, name: str) -> Handle:
         try:
-            return _opened(self._run, self.rank, name)
+            with self._run.folder(f"rank{self.rank}") as folder:
+                return folder.file(name)
         except FileNotFoundError:
             raise DamageError(f"{self.path}/{name}", "it is missing") from None
 
@@ -143,11 +140,8 @@ class RankReader(StepReader):
         if last is None or not self.ended or (self.cut and name == RECORDS):
             return
         end = last["offset"] if name == RECORDS else last[f"{name.removesuffix('.arrow')}_length"]
-        handle = self._open(self._file_of_records if name == RECORDS else name)
-        try:
+        with self._open(self._file_of_records if name == RECORDS else name) as handle:
             end_of_file = handle.read(int(end), len(END_OF_STREAM) + 1)
-        finally:
-            handle.close()
         if end_of_file != END_OF_STREAM:
             raise DamageError(handle.path, "its end is not the one that was written")
 
@@ -203,13 +197,11 @@ class RankReader(StepReader):
         if last is None:
             return no_rows(schema)
         length, crc, count = int(last[f"{stream}_length"]), int(last[f"{stream}_crc"]), int(last[f"n_{stream}"])
-        handle = self._open(f"{stream}.arrow")
-        try:
-            data = handle.read(0, length)
-        except OSError as error:
-            raise unreadable(handle.path, error) from None
-        finally:
-            handle.close()
+        with self._open(f"{stream}.arrow") as handle:
+            try:
+                data = handle.read(0, length)
+            except OSError as error:
+                raise unreadable(handle.path, error) from None
         if len(data) < length:
             raise DamageError(handle.path, "it ends before the names that the index counts")
         if zlib.crc32(data) != crc:
@@ -262,27 +254,17 @@ class RankReader(StepReader):
         return self._memory[: records.read_into(int(entry["offset"]), self._memory[:length])]
 
 
-def _opened(run: Folder, rank: int, name: str) -> Handle:
-    folder = run.folder(f"rank{rank}")
-    try:
-        return folder.file(name)
-    finally:
-        folder.close()
-
-
 def _read_index(run: Folder, rank: int) -> tuple[Index, bool]:
     """The index of a rank, and whether a process is writing it."""
     try:
-        handle = _opened(run, rank, INDEX)
+        with run.folder(f"rank{rank}") as folder, folder.file(INDEX) as handle:
+            try:
+                running = lock_held(handle.fd)
+                if handle.size() > LIMIT_INDEX:
+                    raise DamageError(handle.path, "it is larger than any index")
+                data = handle.read(0, LIMIT_INDEX)
+            except OSError as error:
+                raise unreadable(handle.path, error) from None
     except FileNotFoundError:
         return EMPTY, False
-    try:
-        running = lock_held(handle.fd)
-        if handle.size() > LIMIT_INDEX:
-            raise DamageError(handle.path, "it is larger than any index")
-        data = handle.read(0, LIMIT_INDEX)
-    except OSError as error:
-        raise unreadable(handle.path, error) from None
-    finally:
-        handle.close()
     return parse_index(data, rank, handle.path), running

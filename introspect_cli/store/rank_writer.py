@@ -36,7 +36,7 @@ from introspect_cli.store.format import (
     Columns,
     index_header,
 )
-from introspect_cli.store.index import chained, digest_of_records
+from introspect_cli.store.index import StepDigest, chained
 from introspect_cli.store.labels import LABELS, LIMIT_LABELS
 from introspect_cli.store.labels import encode as encode_labels
 from introspect_cli.store.names import Encoded, Interner, Stream, encode_layouts, encode_modules, encode_sites
@@ -48,7 +48,6 @@ if TYPE_CHECKING:
 
     from introspect_cli.labels import Labels
     from introspect_cli.store.batch import StepBatch
-    from introspect_cli.store.index import Digest
 
 
 class RankWriter:
@@ -68,11 +67,10 @@ class RankWriter:
         run_id: bytes,
         *,
         durable: bool = False,
-        digest: Digest | None = None,
     ) -> None:
         self.failure: str | None = None
         self._rank = rank
-        self._digest = digest or digest_of_records
+        self._digest = StepDigest()
         self._keys = np.zeros(0, np.uint64)
         self._setting = np.zeros(0, np.bool_)
         columns = Columns(schema)
@@ -143,7 +141,7 @@ class RankWriter:
         try:
             self._append(step, batch, labels)
         except (OSError, StoreError) as error:
-            self._fail(reason(error) if isinstance(error, OSError) else str(error))
+            self._fail(reason(error))
         except KeyboardInterrupt:
             if step > self._files.written.step:  # once: a second interrupt is meant
                 with suppress(Exception):  # none may take the interrupt's place; what lasts, the next step meets
@@ -185,7 +183,7 @@ class RankWriter:
         try:
             self._files.restart()
         except (OSError, StoreError) as error:
-            self._fail(reason(error) if isinstance(error, OSError) else str(error))
+            self._fail(reason(error))
 
     def thin(self, steps: Collection[int], why: str) -> None:
         """Drop steps that were written, and say in the index why (of `index.OPTIONS`); the last step always stays.
@@ -259,7 +257,7 @@ class RankWriter:
             entry, _ = self._entry(END_ENTRY, written.step, streams, b"", 0, bytes(16), written.chain)
             self._files.commit({name: names.get(name, b"") + END_OF_STREAM for name in STREAMS}, entry, written)
         except (OSError, StoreError) as error:
-            self._fail(reason(error) if isinstance(error, OSError) else str(error))
+            self._fail(reason(error))
 
     def abandon(self) -> None:
         """Close the descriptors and write nothing: what a forked child does."""

@@ -211,11 +211,8 @@ class Run:
         """The settings documents of one rank; the run's, where one process wrote it."""
         if rank not in self.manifests:
             return self.settings
-        folder = self._folder.folder(f"rank{rank}")
-        try:
+        with self._folder.folder(f"rank{rank}") as folder:
             return self._settings(folder)
-        finally:
-            folder.close()
 
     def _settings(self, folder: Folder) -> Settings:
         try:
@@ -263,21 +260,12 @@ class Run:
 def _tensor(place: Folder, checksum: int) -> NDArray[Any] | None:
     """A tensor that is kept below a directory, if it is."""
     try:
-        folder = place.folder(TENSORS)
-    except FileNotFoundError:
-        return None
-    try:
-        handle = folder.file(f"{checksum:016x}.safetensors")
-        try:
+        with place.folder(TENSORS) as folder, folder.file(f"{checksum:016x}.safetensors") as handle:
             tensor: NDArray[Any] = tensorfile.decode(handle, checksum)
-        finally:
-            handle.close()
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise unreadable(folder.path, error) from None
-    finally:
-        folder.close()
+        raise unreadable(f"{place.path}/{TENSORS}", error) from None
     return tensor
 
 
@@ -285,15 +273,12 @@ def read_rank_manifests(run: Folder, ranks: Iterable[int], run_id: object) -> tu
     """The manifests that ranks of a launch wrote, by number, and whether any of them is being written."""
     manifests, locked = {}, False
     for rank in ranks:
-        folder = run.folder(f"rank{rank}")
-        try:
+        with run.folder(f"rank{rank}") as folder:
             locked |= is_locked(folder)
             if MANIFEST in folder:  # a rank that was killed at its very start has none
                 manifests[rank] = read_manifest(folder)
                 if manifests[rank].get("id") != run_id:
                     raise DamageError(folder.path, "it belongs to another run than the manifest")
-        finally:
-            folder.close()
     return manifests, locked
 
 

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from introspect_cli.records import KIND_CODES, Joined, Kind, Status
-from introspect_cli.store.adding import NONFINITE, Adding
-from introspect_cli.store.combined import CombinedStep
+from introspect_cli.store.combined import NONFINITE, Adding, CombinedStep
 from introspect_cli.store.launch import rank_list
 from introspect_cli.store.plan import UNPLACED, Plan, any_of, planned, starts_of
 from introspect_cli.store.ranked import whole_layout

@@ -96,11 +96,8 @@ def verify_run(path: str | Path) -> VerifyReport:
     Raises:
         StoreError: there is none, it is not a run, or it is newer than this reader. Damage is reported, not raised.
     """
-    folder = open_store(path)
-    try:
+    with open_store(path) as folder:
         return _Check(folder).report()
-    finally:
-        folder.close()
 
 
 class _Check:
@@ -115,15 +112,15 @@ class _Check:
 
     def report(self) -> VerifyReport:
         """All of it."""
-        locked = bool(self._try(lambda: is_locked(self._folder)))
-        manifest: dict[str, Any] = self._try(lambda: read_manifest(self._folder)) or {}
+        locked = bool(self._try(is_locked, self._folder))
+        manifest: dict[str, Any] = self._try(read_manifest, self._folder) or {}
         self._documents += bool(manifest)
         numbers = self._top_level()
         ranks = [reader for reader in (self._rank(number, manifest) for number in numbers) if reader is not None]
         places = [self._folder]
         manifests: dict[int, dict[str, Any]] = {}
         if launch_of(manifest) is not None:
-            launched = self._try(lambda: read_rank_manifests(self._folder, numbers, manifest.get("id")))
+            launched = self._try(read_rank_manifests, self._folder, numbers, manifest.get("id"))
             manifests, some_locked = launched or ({}, False)
             self._documents += len(manifests)
             locked |= some_locked
@@ -153,13 +150,11 @@ class _Check:
     def _children(self) -> None:
         """Runs of processes that the script started, each a run of its own."""
         for folder, name in self._inside(self._folder, CHILDREN):
-            child = self._try(lambda f=folder, n=name: f.folder(n))  # type: ignore[misc] # bound per child
+            child = self._try(folder.folder, name)
             if child is not None:
-                try:
+                with child:
                     for finding in _Check(child, is_child=True).report().findings:
                         self._note(finding)
-                finally:
-                    child.close()
 
     def _note(self, sentence: str) -> None:
         if len(self._findings) < _MAX_FINDINGS:
@@ -167,10 +162,10 @@ class _Check:
         else:
             self._omitted += 1
 
-    def _try(self, action: Callable[[], Result]) -> Result | None:
+    def _try(self, action: Callable[..., Result], *given: Any) -> Result | None:
         """What `action` gives, or None and a finding."""
         try:
-            return action()
+            return action(*given)
         except DamageError as error:
             self._note(error.finding)
         except FileNotFoundError:
@@ -204,17 +199,17 @@ class _Check:
             self._note(f"{reader.path}/{RECORDS}: {reader.cut}")
         if reader.run_id and reader.run_id.hex() != manifest.get("id"):
             self._note(f"{reader.path}: it belongs to another run than the manifest")
-        keys = self._try(lambda: _checked_keys(reader))
+        keys = self._try(_checked_keys, reader)
         self._try(lambda: len(reader.layouts))
         self._try(lambda: len(reader.modules))
         self._try(lambda: len(reader.labels))
         for row in range(len(reader)):
-            rows = self._try(lambda row=row: _checked_step(reader, row, keys))  # type: ignore[misc] # bound per row
+            rows = self._try(_checked_step, reader, row, keys)
             if rows is not None:
                 self._steps += 1
                 self._records += rows
         for name in STREAMS:
-            self._try(lambda name=name: reader.check_end(name))  # type: ignore[misc] # bound per stream
+            self._try(reader.check_end, name)
         reader.close()
         return reader
 
@@ -224,7 +219,7 @@ class _Check:
                 if not _TEMPORARY.fullmatch(name):
                     self._note(f"{folder.path}: {name!a} is not part of a run")
                 continue
-            self._documents += self._try(lambda f=folder, n=name: _checked_document(f, n, run_id)) or 0  # type: ignore[misc]
+            self._documents += self._try(_checked_document, folder, name, run_id) or 0
 
     def _stored_tensors(self, place: Folder) -> None:
         for folder, name in self._inside(place, TENSORS):
@@ -232,10 +227,10 @@ class _Check:
                 if not _TEMPORARY.fullmatch(name):
                     self._note(f"{folder.path}: {name!a} is not part of a run")
                 continue
-            self._tensors += self._try(lambda f=folder, n=name: _checked_tensor(f, n)) or 0  # type: ignore[misc]
+            self._tensors += self._try(_checked_tensor, folder, name) or 0
 
     def _inside(self, place: Folder, name: str) -> Iterator[tuple[Folder, str]]:
-        folder = self._try(lambda: place.folder(name))
+        folder = self._try(place.folder, name)
         if folder is not None:
             for item in folder.names():
                 yield folder, item
@@ -270,9 +265,6 @@ def _checked_document(folder: Folder, name: str, run_id: object) -> int:
 
 
 def _checked_tensor(folder: Folder, name: str) -> int:
-    handle = folder.file(name)
-    try:
+    with folder.file(name) as handle:
         tensorfile.check(handle, int(name[:16], 16))
-    finally:
-        handle.close()
     return 1

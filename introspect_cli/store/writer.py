@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from types import TracebackType
 
-    from introspect_cli.store.index import Digest
     from introspect_cli.store.launch import Launch
     from introspect_cli.store.rank_writer import RankWriter
 
@@ -213,7 +212,6 @@ class StoreWriter:
         sorted_stats: tuple[str, ...] = (),
         operators: bool = False,
         samples: bool = False,
-        digest: Digest | None = None,
     ) -> RankWriter:
         """The writer of what `rank` records, with the columns that are asked for; see `format.record_columns`."""
         from introspect_cli.store.format import record_columns
@@ -227,7 +225,7 @@ class StoreWriter:
             folder = here.make_folder(f"rank{rank}") if rank != self._rank else Folder.at(here.path)
         except OSError as error:
             raise StoreError(f"cannot write to {self.path}: {reason(error)}") from None
-        writer = RankWriter(folder, rank, schema, bytes.fromhex(self.id), durable=self._durable, digest=digest)
+        writer = RankWriter(folder, rank, schema, bytes.fromhex(self.id), durable=self._durable)
         self._ranks.append(writer)
         return writer
 
@@ -273,11 +271,9 @@ class StoreWriter:
 def remove_run(path: Path) -> None:
     """Delete a run that nobody is writing."""
     try:
-        old = _set_aside(path, force=True)
+        refuse_or_remove(path, force=True)
     except OSError as error:
         raise StoreError(f"cannot remove {path}: {reason(error)}") from None
-    if old is not None:
-        shutil.rmtree(old, ignore_errors=True)
 
 
 def refuse_or_remove(path: Path, *, force: bool) -> None:

@@ -49,7 +49,7 @@ def flatten(value: Any) -> Leaves:
     elif cls is dict and all(_is_tensor(item) for item in value.values()):
         return [(_piece(key, index), item) for index, (key, item) in enumerate(value.items())]
     leaves: Leaves = []
-    _walk(value, "", leaves, [], 0)
+    _walk(value, "", leaves, [], [], 0)
     return leaves
 
 
@@ -165,8 +165,11 @@ def _is_container(cls: type) -> bool:
     return issubclass(cls, (tuple, list, dict)) or dataclasses.is_dataclass(cls)
 
 
-def _walk(value: Any, path: str, leaves: Leaves, above: list[int], objects: int) -> None:
-    if len(leaves) >= MAX_LEAVES:
+def _walk(
+    value: Any, path: str, leaves: Leaves, holders: list[tuple[str, str]], above: list[int], objects: int
+) -> None:
+    """Note the leaves of a nested value, and path and class name of what holds them."""
+    if len(leaves) >= MAX_LEAVES or len(holders) >= MAX_LEAVES:
         return
     children = _children(value, objects)
     if children is None:
@@ -174,27 +177,16 @@ def _walk(value: Any, path: str, leaves: Leaves, above: list[int], objects: int)
         return
     if len(above) >= MAX_DEPTH or id(value) in above:
         return
+    holders.append((path, type(value).__name__))
     above.append(id(value))
     plain = _is_container(type(value))
     for piece, item in children:
-        _walk(item, path + piece, leaves, above, objects if plain else objects + 1)
+        _walk(item, path + piece, leaves, holders, above, objects if plain else objects + 1)
     above.pop()
 
 
 def containers(value: Any) -> list[tuple[str, str]]:
     """Path and class name of everything that holds the leaves of a nested value, outermost first."""
-    names: list[tuple[str, str]] = []
-    _name(value, "", names, [], 0)
-    return names
-
-
-def _name(value: Any, path: str, names: list[tuple[str, str]], above: list[int], objects: int) -> None:
-    children = _children(value, objects) if len(names) < MAX_LEAVES else None
-    if children is None or len(above) >= MAX_DEPTH or id(value) in above:
-        return
-    names.append((path, type(value).__name__))
-    above.append(id(value))
-    plain = _is_container(type(value))
-    for piece, item in children:
-        _name(item, path + piece, names, above, objects if plain else objects + 1)
-    above.pop()
+    holders: list[tuple[str, str]] = []
+    _walk(value, "", [], holders, [], 0)
+    return holders

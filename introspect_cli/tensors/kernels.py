@@ -37,16 +37,13 @@ Only one thread at a time may be in a call with a team, apart from `take`.
 
 from __future__ import annotations
 
-from operator import is_not
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from introspect_cli.machine import load
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import numpy.typing as npt
 
 KERNELS, REASON = load("introspect_cli.tensors._kernels")
@@ -60,40 +57,6 @@ def numbers(values: list[int]) -> npt.NDArray[np.uint32]:
     out = np.empty(len(values), dtype=np.uint32)
     KERNELS.numbers(values, len(values), out.ctypes.data)
     return out
-
-
-class StepDigest:
-    """The store's digest of a step, for who has the extension.
-
-    A step's columns lie where those of the step before lay, as a rule: arrays that come again are not asked for their
-    addresses again, which takes longer than the digest.
-    """
-
-    def __init__(self) -> None:
-        """Begin with no array known."""
-        self._digest = np.empty(2, "<u8")
-        self._target = self._digest.ctypes.data
-        self._last: tuple[Sequence[npt.NDArray[Any]], Sequence[int]] = ((), ())
-
-    def __call__(
-        self,
-        keys: npt.NDArray[np.uint64],
-        left_out: npt.NDArray[np.bool_],
-        sites: npt.NDArray[np.uint32],
-        checksums: npt.NDArray[np.uint64],
-        statuses: npt.NDArray[np.uint8],
-    ) -> bytes:
-        """The 16 bytes, see the store's `index.py`; every site must have a key."""
-        given = (keys, left_out, sites, checksums, statuses)
-        known, addresses = self._last
-        if len(known) != len(given) or any(map(is_not, given, known)):
-            arrays = list(map(np.ascontiguousarray, given, ("u8", "?", "u4", "u8", "u1")))
-            addresses = [array.ctypes.data for array in arrays]
-            if not any(map(is_not, given, arrays)):
-                self._last = given, addresses
-        assert KERNELS is not None
-        KERNELS.step_digest(*addresses, len(sites), self._target)
-        return self._digest.tobytes()
 
 
 CHUNK: Final = 1 << 16

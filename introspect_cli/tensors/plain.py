@@ -16,8 +16,6 @@ from introspect_cli.tensors.special import has_memory
 from introspect_cli.tensors.views import address_of, in_memory, strides_kind
 
 if TYPE_CHECKING:
-    from introspect_cli.tensors.cpu import Engine
-    from introspect_cli.tensors.gpu.devices import Devices
     from introspect_cli.tensors.gpu.engine import DeviceEngine
     from introspect_cli.tensors.row_notes import Slots
 
@@ -33,19 +31,11 @@ class Batch:
     entries: dict[DeviceEngine, list[tuple[int, list[Item]]]] = field(default_factory=dict)
 
 
+@dataclass
 class PlainTensors:
     """Summarises them; the summarizer's lock is held."""
 
-    def __init__(
-        self, engine: Engine, slots: Slots, memory: Any, devices: Devices, flags: int, sorted_stats: tuple[str, ...]
-    ) -> None:
-        """Take what the summarizer has."""
-        self._engine = engine
-        self._slots = slots
-        self._memory = memory
-        self._devices = devices
-        self._flags = flags
-        self._sorted = sorted_stats
+    slots: Slots
 
     def add(self, slot: int, tensor: torch.Tensor, intake: Any, batch: Batch | None = None) -> bool:
         """Summarise an ordinary tensor in CPU memory or on a GPU. False, and nothing is done, if it is not one.
@@ -62,10 +52,10 @@ class PlainTensors:
             return tensor.is_cuda and self._on_gpu(slot, tensor, batch)
         dtype = tensor.dtype
         code = CODES.get(dtype)
-        engine = self._engine
+        engine = self.slots.engine
         if (
             code is None
-            or self._sorted
+            or self.slots.sorted_stats
             or engine.kernels is None
             or tensor.layout is not torch.strided
             or tensor.is_nested
@@ -75,7 +65,7 @@ class PlainTensors:
             return False
         if not tensor.is_contiguous():
             return self._strided(slot, tensor, code)
-        index = self._slots.layouts.contiguous(dtype, tensor.shape)
+        index = self.slots.layouts.contiguous(dtype, tensor.shape)
         address, count = address_of(tensor), tensor.numel()
         size = k.SIZES[code]
         offset = tensor.storage_offset()
@@ -83,20 +73,20 @@ class PlainTensors:
             return False  # freed, with the tensor still there, or without memory of its own; the long way says so
         if intake is not None:
             intake.learn(tensor, index)
-        row = self._slots.arena.address(slot)
-        self._slots.layout_of.append(index)
+        row = self.slots.arena.address(slot)
+        self.slots.layout_of.append(index)
         if code >= k.OPAQUE8:
-            self._slots.bits_only(slot, dtype)
+            self.slots.bits_only(slot, dtype)
         table = TABLE_ADDRESS.get(dtype, 0)
-        if count >= k.WORTHWHILE and self._flags:
-            memory = self._memory
+        if count >= k.WORTHWHILE and self.slots.flags:
+            memory = self.slots.memory
             kind = code | table << 8
             known = memory.find(address, kind, count)
             if known and engine.again(row, known, address, count, code):
                 return True
             memory.note(address, kind, count, row)
         if batch is None:
-            engine.contiguous(row, address, count, 0, code, table, self._flags)
+            engine.contiguous(row, address, count, 0, code, table, self.slots.flags)
         else:
             batch.items.append((row, address, count, code, table))
         return True
@@ -107,15 +97,15 @@ class PlainTensors:
             return False
         if address_of(tensor) == tensor.storage_offset() * k.SIZES[code] or in_memory(tensor.shape, tensor.stride()):
             return False  # without memory of its own, or very much larger than its memory; the long way says so
-        row, table = self._slots.arena.address(slot), TABLE_ADDRESS.get(tensor.dtype, 0)
-        if not self._engine.strided(row, tensor, code, table, self._flags):
+        row, table = self.slots.arena.address(slot), TABLE_ADDRESS.get(tensor.dtype, 0)
+        if not self.slots.engine.strided(row, tensor, code, table, self.slots.flags):
             return False
-        self._slots.layout_of.append(self._slots.layouts.strided(tensor))
+        self.slots.layout_of.append(self.slots.layouts.strided(tensor))
         return True
 
     def _on_gpu(self, slot: int, tensor: torch.Tensor, batch: Batch | None) -> bool:
         """The short way of an ordinary tensor on a GPU, strided as it may be."""
-        engine = self._devices.engine(tensor.device)
+        engine = self.slots.devices.engine(tensor.device)
         if engine is None or tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
             return False
         if tensor.is_neg() or tensor.is_conj() or capturing():
@@ -129,11 +119,11 @@ class PlainTensors:
             return False
         if prepared.interned < 0:
             name, kind = str(tensor.dtype).removeprefix("torch."), strides_kind(tensor)
-            prepared.interned = self._slots.layouts.number(Layout(tuple(tensor.shape), name, str(tensor.device), kind))
-        self._slots.arena.address(slot)
-        self._slots.layout_of.append(prepared.interned)
+            prepared.interned = self.slots.layouts.number(Layout(tuple(tensor.shape), name, str(tensor.device), kind))
+        self.slots.arena.address(slot)
+        self.slots.layout_of.append(prepared.interned)
         if not element.values:
-            self._slots.bits_only(slot, tensor.dtype)
+            self.slots.bits_only(slot, tensor.dtype)
         address = address_of(tensor)
         if batch is None:
             engine.one(slot, prepared, address)

@@ -9,14 +9,15 @@ shape mixed) is computed once a layout. Layouts are only ever added, so that a n
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from introspect_cli.records import Layout, Status
 from introspect_cli.tensors import checksum
 from introspect_cli.tensors.kernels import numbers
+from introspect_cli.tensors.rows import Arena
 from introspect_cli.tensors.views import strides_kind
 
 if TYPE_CHECKING:
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
-    from introspect_cli.tensors.rows import Arena
+    from introspect_cli.tensors.cpu import Engine
+    from introspect_cli.tensors.gpu.devices import Devices
 
 
 ALL_OF_IT, BITS_ALONE, NOTHING = range(3)
@@ -170,21 +172,29 @@ class LayoutNumbers:
 
 @dataclass(frozen=True)
 class Slots:
-    """The rows of the current step, by number; the summarizer's lock is held.
+    """The rows of the current step, by number, and what fills them; the summarizer's lock is held.
 
     Attributes:
-        arena: where they lie.
+        engine: for CPU memory.
+        devices: the GPUs' engines.
+        memory: what `reuse.new_memory` made.
+        flags: STATS, SKETCH.
+        sorted_stats: `med` and `mode`, which the compiled kernels do not know.
+        arena: where the rows lie.
         layout_of: the number of each row's layout; the compiled intake appends to it, too.
         layouts: layouts by number.
         notes: what is noted of rows beside.
-        measures: whether statistics or sketches are computed.
     """
 
-    arena: Arena
-    layout_of: list[int]
-    layouts: LayoutNumbers
-    notes: RowNotes
-    measures: bool
+    engine: Engine
+    devices: Devices
+    memory: Any
+    flags: int
+    sorted_stats: tuple[str, ...]
+    arena: Arena = field(default_factory=Arena)
+    layout_of: list[int] = field(default_factory=list)
+    layouts: LayoutNumbers = field(default_factory=LayoutNumbers)
+    notes: RowNotes = field(default_factory=RowNotes)
 
     def new(self, layout: Layout) -> int:
         """A new row's number."""
@@ -197,5 +207,5 @@ class Slots:
     def bits_only(self, slot: int, dtype: torch.dtype) -> None:
         """Note that a row has a checksum and nothing else: there are no numbers in its bits."""
         self.notes.unmeasured.append(slot)
-        if self.measures:
+        if self.flags:
             self.notes.note(slot, Status.PARTIAL, f"no values of {dtype}, only bits")

@@ -28,8 +28,7 @@ from introspect_cli.tensors.gpu.devices import Devices
 from introspect_cli.tensors.intake import new_intake
 from introspect_cli.tensors.plain import Batch, PlainTensors
 from introspect_cli.tensors.reuse import new_memory, stand
-from introspect_cli.tensors.row_notes import LayoutNumbers, RowNotes, Slots
-from introspect_cli.tensors.rows import Arena
+from introspect_cli.tensors.row_notes import Slots
 from introspect_cli.tensors.special import PLAIN, is_wrapped, unseen
 from introspect_cli.tensors.unusual import UnusualTensors
 from introspect_cli.tensors.views import unobserved
@@ -73,27 +72,17 @@ class Summarizer:
         sorted_stats: tuple[str, ...] = (),
         threads: int | None = None,
     ) -> None:
-        self._stats = stats
         self._sketch = sketch
-        self._sorted = tuple(sorted_stats)
-        self._flags = k.STATS * stats | k.SKETCH * sketch
-        self._engine = Engine(threads)
-        self._memory = new_memory()
-        self._arena = Arena()
-        self._layout_of: list[int] = []
+        wanted = tuple(sorted_stats)
+        devices = Devices(stats=stats, sketch=sketch, sorted_stats=wanted)
+        self._slots = slots = Slots(Engine(threads), devices, new_memory(), k.STATS * stats | k.SKETCH * sketch, wanted)
+        self._engine, self._devices, self._memory, self._arena = slots.engine, devices, slots.memory, slots.arena
+        self._layout_of, self._layouts, self._notes = slots.layout_of, slots.layouts, slots.notes
         self._lock = threading.RLock()
-        held = (self._layout_of, self._arena.addresses, self._engine.team, self._memory, self._lock)
-        self._intake = None if self._sorted else new_intake(self._flags, *held)
-        self._layouts = LayoutNumbers()
-        self._notes = RowNotes()
-        self._kept = [
-            name for name, own in STATISTICS.items() if stats and (not own.on_request or name in self._sorted)
-        ]
-        self._devices = Devices(stats=stats, sketch=sketch, sorted_stats=self._sorted)
-        self._slots = Slots(self._arena, self._layout_of, self._layouts, self._notes, measures=stats or sketch)
-        parts = self._engine, self._slots, self._memory, self._devices
-        self._plain = PlainTensors(*parts, self._flags, self._sorted)
-        self._unusual = UnusualTensors(self._engine, self._slots, self._devices, self._flags, self._sorted)
+        shared = (self._layout_of, self._arena.addresses, self._engine.team, self._memory, self._lock)
+        self._intake = None if wanted else new_intake(slots.flags, *shared)
+        self._kept = [name for name, own in STATISTICS.items() if stats and (not own.on_request or name in wanted)]
+        self._plain, self._unusual = PlainTensors(slots), UnusualTensors(slots)
         self._reset()
         _LIVE.add(self)
 
@@ -116,11 +105,16 @@ class Summarizer:
             try:
                 if self._intake is not None and self._intake.add(tensor) >= 0:
                     return slot
-                if type(tensor) not in PLAIN or is_wrapped(tensor) or not self._plain.add(slot, tensor, self._intake):
-                    self._unusual.add(tensor)
+                self._add(slot, tensor)
             except Exception as error:
                 self._failed(slot, tensor, error)
             return slot
+
+    def _add(self, slot: int, tensor: Any, batch: Batch | None = None) -> None:
+        """Summarise what the intake leaves."""
+        is_plain = type(tensor) in PLAIN and not is_wrapped(tensor)
+        if not (is_plain and self._plain.add(slot, tensor, self._intake, batch)):
+            self._unusual.add(tensor)
 
     def add_all(self, tensors: Iterable[torch.Tensor], slots: list[int] | None = None) -> list[int]:
         """Summarise tensors now, large ones and small ones shared out among the threads together.
@@ -149,15 +143,10 @@ class Summarizer:
                 try:
                     if self._intake is not None and self._intake.add_all([tensor], batch.items)[0] >= 0:
                         continue  # its shape was learnt from one before it
-                    if (
-                        type(tensor) not in PLAIN
-                        or is_wrapped(tensor)
-                        or not self._plain.add(slot, tensor, self._intake, batch)
-                    ):
-                        self._unusual.add(tensor)
+                    self._add(slot, tensor, batch)
                 except Exception as error:
                     self._failed(slot, tensor, error)
-            self._engine.batch(batch.items, self._flags)
+            self._engine.batch(batch.items, self._slots.flags)
             for engine, entries in batch.entries.items():
                 self._launch(engine, entries)
         return slots

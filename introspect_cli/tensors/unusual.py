@@ -18,24 +18,15 @@ if TYPE_CHECKING:
 
     import torch
 
-    from introspect_cli.tensors.cpu import Engine
-    from introspect_cli.tensors.gpu.devices import Devices
     from introspect_cli.tensors.row_notes import Slots
 
 
 class UnusualTensors:
     """Summarises them; the summarizer's lock is held."""
 
-    def __init__(
-        self, engine: Engine, slots: Slots, devices: Devices, flags: int, sorted_stats: tuple[str, ...]
-    ) -> None:
-        """Take what the summarizer has."""
-        self._engine = engine
-        self._slots = slots
-        self._devices = devices
-        self._flags = flags
-        self._sorted = sorted_stats
-        self._stand = parallel.Stand()
+    def __init__(self, slots: Slots) -> None:
+        """Begin without a thread."""
+        self._slots, self._stand = slots, parallel.Stand()
 
     def add(self, tensor: torch.Tensor) -> None:
         """Summarise a tensor of any sort, or a part of one."""
@@ -84,23 +75,23 @@ class UnusualTensors:
         elif device.type == "cpu":
             self._on_cpu(self._slots.arena.row(slot), parts)
         else:
-            self._devices.add(slot, parts)
+            self._slots.devices.add(slot, parts)
 
     def _on_cpu(self, row: r.Rows, parts: Parts) -> None:
         assert parts.values is not None
-        self._engine.fill(
+        self._slots.engine.fill(
             row,
             parts.values,
-            with_stats=bool(self._flags & k.STATS),
-            with_sketch=bool(self._flags & k.SKETCH),
-            sorted_stats=self._sorted,
+            with_stats=bool(self._slots.flags & k.STATS),
+            with_sketch=bool(self._slots.flags & k.SKETCH),
+            sorted_stats=self._slots.sorted_stats,
             runs=parts.runs,
         )
         if parts.bits:
             part = r.empty(1)[0]
             total = 0
             for offset, tensor in parts.bits:
-                self._engine.fill(part, tensor, with_stats=False, with_sketch=False, runs=keyed(tensor, offset))
+                self._slots.engine.fill(part, tensor, with_stats=False, with_sketch=False, runs=keyed(tensor, offset))
                 total += int(part[r.RAW])
             row[r.RAW] = total & checksum.MASK
 

@@ -84,10 +84,6 @@ class unobserved:  # noqa: N801 - stands in a `with` like the guards that it is 
 def pieces(tensor: torch.Tensor, limit: int) -> Iterator[tuple[int, torch.Tensor]]:
     """Cut a strided tensor into contiguous one-dimensional pieces in logical order.
 
-    Args:
-        tensor: any strided tensor; conjugate and negative bits are resolved piece by piece.
-        limit: elements in a piece, at most; a tensor that is contiguous already is one piece of any size.
-
     Yields:
         The row-major index of the piece's first element, and the piece, shape (n,).
     """

@@ -5,14 +5,18 @@ says no more than that. So until then each seeding is noted with its value and l
 draws, with the parameter it fills, its line, and the generator's state before it; and, at the moments between (a
 parameter is registered, a generator is seeded, the first step begins), that something else has drawn since the last of
 them. Nothing is replaced any more when the first step begins.
+
+The files that `torch.load` reads until then are noted too: they tell a run that goes on from a checkpoint.
 """
 
 from __future__ import annotations
 
 import functools
+import os
 import random
 import sys
 from collections import deque
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -20,7 +24,7 @@ from torch import nn
 
 from introspect_cli.capture.ops.calls import Places
 from introspect_cli.capture.probes.base import Patches, drop
-from introspect_cli.records import Kind
+from introspect_cli.records import Kind, clean
 from introspect_cli.tensors.generators import Generators
 from introspect_cli.tensors.views import address_of, unobserved
 
@@ -34,6 +38,9 @@ if TYPE_CHECKING:
 
 FIRST, LAST = 2000, 200
 """How many events are kept from the beginning, and how many from the end, of a model of many thousand layers."""
+
+_MOST_READ = 100
+"""Files that are kept by name: a sharded checkpoint has many."""
 
 _INITIALISERS = (
     "uniform_", "normal_", "trunc_normal_", "xavier_uniform_", "xavier_normal_", "kaiming_uniform_", "kaiming_normal_",
@@ -89,13 +96,20 @@ class BeginningProbe:
         self._first: list[Event] = []
         self._last: deque[Event] = deque(maxlen=LAST)
         self._left_out = 0
+        self._read: dict[str, None] = {}
         self._inside = False
         self.changed = False
 
     def install(self) -> None:
-        """Begin to look at the generators, where states of generators are recorded."""
-        if Kind.RNG not in self._context.kinds:
-            return
+        """Note what is read; look at the generators, where states of generators are recorded."""
+        self._patches.replace(torch, "load", self._reading(torch.load))
+        if Kind.RNG in self._context.kinds:
+            self._look_at_generators()
+        self._context.clock.on_begin.append(self._begins)
+        self._context.clock.on_tick.append(self._over)
+        self._guarded.on = True
+
+    def _look_at_generators(self) -> None:
         self._generators = Generators()
         self._generators.look(())
         numpy_random = sys.modules.get("numpy.random")
@@ -112,9 +126,6 @@ class BeginningProbe:
             if original is not None:
                 self._patches.replace(nn.init, name, self._filling(original, name))
         self._handle = nn.modules.module.register_module_parameter_registration_hook(self._registered)
-        self._context.clock.on_begin.append(self._begins)
-        self._context.clock.on_tick.append(self._over)
-        self._guarded.on = True
 
     def remove(self) -> None:
         """Put back what was replaced."""
@@ -132,9 +143,11 @@ class BeginningProbe:
     @property
     def found(self) -> dict[str, object]:
         """The events in their order, a line of words each; names are known once the model has been called."""
+        if self._generators is None:  # nobody looked for draws
+            return {"read": list(self._read)}
         names = _Names(self._context)
         first, last = ([_line(event, names) for event in kept] for kept in (self._first, self._last))
-        return {"events": first, "last": last, "left_out": self._left_out}
+        return {"events": first, "last": last, "left_out": self._left_out, "read": list(self._read)}
 
     def _begins(self) -> None:
         """A step begins: before the generators are looked at for what is drawn within it."""
@@ -142,7 +155,7 @@ class BeginningProbe:
             with self._guarded:
                 self._put_back()
                 self._look(None, whole=True)
-                self.changed = True
+                self.changed = self._generators is not None or bool(self._read)
 
     def _over(self) -> None:
         """The first step is over; nothing is taken off a list that is being gone through."""
@@ -155,6 +168,16 @@ class BeginningProbe:
         if self._guarded.on and generators is not None and not self._inside and generators.moved():
             with self._guarded:
                 self._look(sys._getframe(1))  # noqa: SLF001 - as python documents it
+
+    def _reading(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def load(*args: Any, **kwargs: Any) -> Any:
+            if self._guarded.on and len(self._read) < _MOST_READ:
+                with self._guarded:
+                    self._read[_file_name(next(iter((*args, *kwargs.values())), None))] = None
+            return original(*args, **kwargs)
+
+        return load
 
     def _seeding(self, original: Callable[..., Any], label: str) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -228,6 +251,14 @@ def _line(event: Event, names: _Names) -> str:
         return f"seed {event.by} {event.of} {event.line or '-'}"
     name = names.of(event.tensor) or "-"
     return f"draw {event.of} {event.state:016x} {event.by or '-'} {name} {event.line or '-'}"
+
+
+def _file_name(source: object) -> str:
+    """What a checkpoint is called, with the directory it is in: `checkpoint-4/optimizer.pt`; else what holds it."""
+    if isinstance(source, (str, os.PathLike)):
+        return clean("/".join(Path(os.fsdecode(source)).parts[-2:]), 200)
+    named = getattr(source, "name", None)
+    return _file_name(named) if isinstance(named, str) else type(source).__name__
 
 
 def _tensor(value: object) -> _Tensor | None:

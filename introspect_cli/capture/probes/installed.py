@@ -21,6 +21,7 @@ from introspect_cli.capture.probes.gradients import GradientProbe
 from introspect_cli.capture.probes.loss import LossProbe
 from introspect_cli.capture.probes.modules import ModuleProbe
 from introspect_cli.capture.probes.optimizers import OptimizerProbe
+from introspect_cli.capture.probes.perturb import PerturbProbe
 from introspect_cli.capture.probes.rng import RngProbe
 from introspect_cli.capture.probes.script_calls import ScriptCallsProbe
 from introspect_cli.capture.probes.state import StateProbe
@@ -28,7 +29,6 @@ from introspect_cli.capture.recorder import Recorder
 from introspect_cli.capture.regions.probe import TapProbe
 from introspect_cli.capture.samples import KINDS as SAMPLED
 from introspect_cli.records import Kind
-from introspect_cli.tensors import kernels
 from introspect_cli.tensors.summarizer import Summarizer
 
 if TYPE_CHECKING:
@@ -79,7 +79,6 @@ class Probes:
             sorted_stats=options.sorted_stats,
             operators=options.level == "op",
             samples=not SAMPLED.isdisjoint(options.record),
-            digest=None if kernels.KERNELS is None else kernels.StepDigest(),
         )
         self._guard = guard
         self.names = Names(NameFilter(options.modules, options.exclude, options.max_depth))
@@ -109,6 +108,7 @@ class Probes:
         self._modules = modules = ModuleProbe(self.context, gradients)
         self.children = ChildrenProbe(guard, followed=options.children == "all")
         self.beginning = BeginningProbe(self.context)
+        self.perturbed = None if options.perturb is None else PerturbProbe(self.context, options.perturb)
         self._probes: list[Probe] = [
             self.children,
             self.beginning,  # before random states: it looks at the generators first when a step begins
@@ -119,6 +119,7 @@ class Probes:
             self.optimizers,
             modules,
             AttributeProbe(self.context, modules, self.rank, options.redact),
+            *([self.perturbed] if self.perturbed is not None else []),
         ]
         taps = TapProbe(self.context, modules, gradients)
         self._probes.append(taps)

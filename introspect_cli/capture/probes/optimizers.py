@@ -18,13 +18,14 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from introspect_cli.capture import private_api
 from introspect_cli.capture.identity import ById, FreeNames
 from introspect_cli.capture.named import Holder
 from introspect_cli.capture.probes.base import Patches
 from introspect_cli.capture.probes.held import Held, OptimizerRecords, Stepping, parameters_of
 from introspect_cli.capture.probes.hyperparameters import Hyperparameters, OptimizerSettings
 from introspect_cli.capture.ranks.flat import ALL
-from introspect_cli.records import Kind, Phase
+from introspect_cli.records import SCALER, Kind, Phase, Site, SiteInfo
 from introspect_cli.tensors import parallel
 from introspect_cli.tensors.views import unobserved
 
@@ -82,6 +83,9 @@ class OptimizerProbe:
         @functools.wraps(scaled)
         def step(self: Any, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
             stepped = probe._stepped
+            if probe._guarded.on and Kind.HYPERPARAMETER in probe._context.kinds:
+                with probe._guarded, unobserved():
+                    probe._scaled(self)
             result = scaled(self, optimizer, *args, **kwargs)
             if probe._guarded.on and probe._stepped == stepped:
                 with probe._guarded, unobserved():
@@ -171,6 +175,8 @@ class OptimizerProbe:
         stepping = self._stepping(optimizer)
         if stepping.held is None:
             self._note(stepping)
+            if not self._closures:
+                self._record_state_before(stepping)
         self._records.gradients(stepping, self._closures)
         self._closures += 1
 
@@ -199,6 +205,13 @@ class OptimizerProbe:
         # What stands for all that it steps is itself, or one of the tensors that it steps in turn.
         stands = optimizer if turn == ALL else parameters[0]
         return Stepping(optimizer, parameters, turn, stands, self._parameters.get(stands))
+
+    def _scaled(self, scaler: Any) -> None:
+        """A gradient scaler is about to step an optimizer."""
+        scale = private_api.scale_of(scaler)
+        if scale is not None and self._recorder.wanted:
+            found = Site(Phase.OPTIMIZER, Kind.HYPERPARAMETER, SCALER, 0, "['scale']")
+            self._recorder.tensor(self._recorder.site(found, SiteInfo(type(scaler).__name__)), scale)
 
     def _skipped(self, optimizer: Optimizer) -> None:
         """A gradient scaler found infinities and left the optimizer alone: the step ends all the same."""
@@ -263,13 +276,18 @@ class OptimizerProbe:
         kinds = self._context.kinds
         if Kind.HYPERPARAMETER in kinds:
             self._hyperparameters.record(stepping.optimizer, name, stepping.turn.first)
-        if stepping.held is not None and stepping.held.names and Kind.OPTIMIZER_STATE in kinds:
+        self._record_state_before(stepping)
+        if not has_closure:
+            self._records.gradients(stepping)
+
+    def _record_state_before(self, stepping: Stepping) -> None:
+        """Record the optimizer's state as its first step finds it; where a closure names its parameters, after that."""
+        name = self._names.name(stepping.optimizer, type(stepping.optimizer).__name__)
+        if stepping.held is not None and stepping.held.names and Kind.OPTIMIZER_STATE in self._context.kinds:
             place = name, stepping.turn.first
             if self._recorder.resumed or place not in self._state_seen:
                 self._state_seen.add(place)
                 self._records.state(stepping, Phase.START)
-        if not has_closure:
-            self._records.gradients(stepping)
 
     def _record_after(self, stepping: Stepping, *, has_closure: bool, gradients: bool = True) -> None:
         if has_closure and gradients and not self._closures:

@@ -10,10 +10,6 @@ nothing differs; where they are not, something other than the optimizer has chan
 
 A run that lists what was written elsewhere may have the parameters at the start of every step. What the step before
 left stands for them in a capture, which would have recorded them anew had anything else changed them.
-
-A resumed run counts its steps from 0 again. The parameters it starts with are those the whole run had after some
-step, and parameters hardly ever return, so equal checksums give the offset away: of all of them, or of most, where the
-checkpoint did not restore the rest.
 """
 
 from __future__ import annotations
@@ -23,18 +19,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from introspect_cli.compare.join.sites import columns, kind_code, phase_code
+from introspect_cli.compare.join.sites import kind_code, phase_code
 from introspect_cli.compare.watched import STATE_KINDS
 from introspect_cli.records import Kind, Phase
 from introspect_cli.store.batch import preceded
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from introspect_cli.compare.join.sites import Alignment, Columns, Ids, Mask
     from introspect_cli.compare.join.steps import Sides
     from introspect_cli.compare.table import Table
-    from introspect_cli.labels import Labels
     from introspect_cli.store.batch import StepBatch
     from introspect_cli.store.whole import Reader
 
@@ -112,7 +105,7 @@ def _tensor(sites: Columns | Alignment, number: int) -> Tensor:
     return int(sites.kind[number]), sites.fqn[number], sites.path[number]
 
 
-def _values(reader: Reader, step: int, sites: Columns, phase: Phase | None = None) -> dict[Tensor, int]:
+def values_of(reader: Reader, step: int, sites: Columns, phase: Phase | None = None) -> dict[Tensor, int]:
     """Checksums of a step's tensors, of one phase or of all."""
     batch = reader.read(step)
     return {tensor: int(batch.checksum[row]) for tensor, row in _rows(batch, sites, phase).items()}
@@ -120,7 +113,7 @@ def _values(reader: Reader, step: int, sites: Columns, phase: Phase | None = Non
 
 def start_values(reader: Reader, sites: Columns) -> dict[Tensor, int]:
     """Checksums of the parameters and buffers that a run's first captured step began with."""
-    found = _values(reader, reader.entry(0).step, sites, Phase.START) if len(reader) else {}
+    found = values_of(reader, reader.entry(0).step, sites, Phase.START) if len(reader) else {}
     codes = [kind_code(kind) for kind in _TENSORS]
     return {tensor: value for tensor, value in found.items() if tensor[0] in codes}
 
@@ -128,7 +121,7 @@ def start_values(reader: Reader, sites: Columns) -> dict[Tensor, int]:
 def redundant_starts(sides: Sides, alignment: Alignment, pair: Table) -> tuple[Mask, Mask]:
     """Of the rows of `pair.only_a` and of `pair.only_b`, those that hold what the step before left."""
     left = [
-        _values(reader, step - 1, sites) if step - 1 in reader else None
+        values_of(reader, step - 1, sites) if step - 1 in reader else None
         for reader, step, sites in ((sides.a, pair.step, alignment.a), (sides.b, pair.step_b, alignment.b))
     ]
     return (
@@ -207,88 +200,11 @@ def resumed(sides: Sides, alignment: Alignment, offset: int) -> Carried:
     )
     if first - 1 not in whole:
         return Carried()
-    began = _values(late, late.entry(0).step, sites_late, Phase.START)
-    ended = _values(whole, first - 1, sites_whole, Phase.OPTIMIZER)
+    began = values_of(late, late.entry(0).step, sites_late, Phase.START)
+    ended = values_of(whole, first - 1, sites_whole, Phase.OPTIMIZER)
     unequal = {tensor for tensor in began.keys() & ended.keys() if began[tensor] != ended[tensor]}
     return Carried(
         params={fqn for kind, fqn, _ in unequal if kind == kind_code(Kind.PARAM)},
         buffers={fqn for kind, fqn, _ in unequal if kind == kind_code(Kind.BUFFER)},
         states={(fqn, path) for kind, fqn, path in unequal if kind == kind_code(Kind.OPTIMIZER_STATE)},
     )
-
-
-def _step_with(whole: Reader, sites: Columns, start: dict[Tensor, int]) -> int | None:
-    """The step of `whole` that begins with the parameters of `start`; None for none."""
-    param = kind_code(Kind.PARAM)
-    target = {fqn: value for (kind, fqn, _), value in start.items() if kind == param}
-    if not target:
-        return None
-    after = (sites.phase == phase_code(Phase.OPTIMIZER)) & (sites.call == 0)  # later calls are within the step
-    last = {sites.fqn[number]: number for number in np.flatnonzero((sites.kind == param) & after).tolist()}
-    shared = [fqn for fqn in target if fqn in last]
-    if not shared or len(shared) < len(last):
-        return None
-    goal = np.array([target[fqn] for fqn in shared], dtype=np.uint64)
-    numbers = np.array([last[fqn] for fqn in shared])
-    equal = np.zeros(len(whole), dtype=np.int64)
-    for row in range(len(whole)):
-        batch = whole.read_row(row)
-        values = np.zeros(len(sites), dtype=np.uint64)
-        values[np.asarray(batch.site)] = np.asarray(batch.checksum)
-        equal[row] = int((values[numbers] == goal).sum())
-        if equal[row] == len(goal):
-            break
-    best = equal.max(initial=0)
-    if (equal == best).sum() != 1 or 2 * best < len(goal):
-        return None
-    return int(whole.entries["step"][np.argmax(equal)]) + 1
-
-
-def detected_offset(sides: Sides, *, same_size: bool) -> tuple[int, str]:
-    """By how much a step's number is larger in a than in b, and what is said of it.
-
-    Args:
-        sides: the runs.
-        same_size: whether both have as many ranks.
-    """
-    a, b = sides.a, sides.b
-    apart = named_apart(a.labels, b.labels)
-    if apart:
-        return apart, (
-            f"Steps with the same global_step are compared, step {max(apart, 0)} of a with step {max(-apart, 0)} of b "
-            f"(--offset {apart}): one of the runs counts on from a checkpoint."
-        )
-    if not same_size or not len(a) or not len(b) or a.entry(0).digest == b.entry(0).digest:
-        return 0, ""
-    offset = _resumed_at(a, columns(a.sites, sides.rename), b, columns(b.sites))
-    if not offset:
-        return 0, ""
-    whole, late = ("a", "b") if offset > 0 else ("b", "a")
-    return offset, (
-        f"Run {late} begins with the parameters that run {whole} has after step {abs(offset) - 1}: "
-        f"step 0 of {late} is compared with step {abs(offset)} of {whole} (--offset {offset})."
-    )
-
-
-def _resumed_at(reader_a: Reader, sites_a: Columns, reader_b: Reader, sites_b: Columns) -> int:
-    """The offset that makes one run the continuation of the other, negative where a is the resumed one; 0 for none."""
-    start_a, start_b = start_values(reader_a, sites_a), start_values(reader_b, sites_b)
-    shared = start_a.keys() & start_b.keys()
-    if not shared or all(start_a[tensor] == start_b[tensor] for tensor in shared):
-        return 0
-    step = _step_with(reader_a, sites_a, start_b)
-    if step is not None:
-        return step - int(reader_b.entry(0).step)
-    step = _step_with(reader_b, sites_b, start_a)
-    return 0 if step is None else int(reader_a.entry(0).step) - step
-
-
-def named_apart(a: Mapping[int, Labels], b: Mapping[int, Labels]) -> int:
-    """By how much a's number of a step is larger than b's of the step with the same `global_step`; 0 where unknown."""
-    apart: list[int] = []
-    for labels in (a, b):
-        counted = {count - step for step, given in labels.items() if isinstance(count := given.get("global_step"), int)}
-        if len(counted) != 1:  # nobody counts, or a training was begun anew within the run
-            return 0
-        apart.append(counted.pop())
-    return apart[1] - apart[0]

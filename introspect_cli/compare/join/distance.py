@@ -43,6 +43,7 @@ class Layouts:
     def __init__(self, layouts: Sequence[Layout]) -> None:
         self.numel = np.array([max(layout.numel, 0) for layout in layouts] or [0], dtype=np.float64)
         self.floating = np.array([layout.dtype.startswith(_WHOLE) for layout in layouts] or [False], dtype=np.bool_)
+        self.unit = np.array([ROUNDING.get(layout.dtype, 0.0) for layout in layouts] or [0.0])
         self.coarse = any(layout.dtype == "bfloat16" for layout in layouts)
         names: dict[tuple[Any, ...], int] = _SHAPES
         self.shape = np.array(

@@ -194,19 +194,23 @@ class Sides:
         a: reader of run a's rank.
         b: reader of run b's rank.
         noise: readers of the noise runs' ranks.
+        seeds: of each noise run, that of its `--perturb`, None without one.
         manifest_a: manifest of run a.
         manifest_b: manifest of run b.
         tensors: whole tensors, where they are stored.
         rename: FQNs of a to those of b; None where they are the same.
         splits: how both take the batch of a step, where ranks or calls are put together.
+        read: names of the checkpoints that a and b read before their first step.
     """
 
     rank: int
     a: Reader
     b: Reader
     noise: tuple[Reader, ...]
+    seeds: tuple[int | None, ...]
     manifest_a: dict[str, Any]
     manifest_b: dict[str, Any]
     tensors: Tensors
     rename: Rename | None = None
     splits: Splits | None = None
+    read: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset())

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.compare.join.carried import named_apart
+from introspect_cli.compare.join.resume import named_apart
 from introspect_cli.compare.join.sites import columns
 from introspect_cli.compare.match.by_value import Search, matched_roots
 from introspect_cli.compare.match.evicted import emptied, evicted

@@ -8,7 +8,7 @@ import numpy as np
 
 from introspect_cli.compare.join.carried import Carried
 from introspect_cli.compare.join.sites import kind_code, phase_code
-from introspect_cli.compare.names import ancestors
+from introspect_cli.compare.names import ancestors, generator_of
 from introspect_cli.compare.reasons.base import judge
 from introspect_cli.compare.reasons.hyperparameters import hyperparameter_changes
 from introspect_cli.compare.reasons.structure import drawn
@@ -79,8 +79,27 @@ def choose(
     if began is not None:
         first = Step(step.comparison, began, Carried())
         return Lead(first, drawn(first) or 0)
-    blamed = drawn(step) if step.sites[positions[0]].kind is Kind.RNG else None
+    blamed = _blamed(step, positions) if step.sites[positions[0]].kind is Kind.RNG else None
     return Lead(step, blamed, None, blamed) if blamed is not None and blamed in positions else None
+
+
+def _blamed(step: Step, positions: Sequence[int]) -> int | None:
+    """What is to blame where random states differ: a parameter that one run alone drew, else what is drawn from."""
+    lone = drawn(step)
+    if lone is not None:
+        return lone
+    return next((position for position in positions if is_drawn_from(step, position)), None)
+
+
+def is_drawn_from(step: Step, position: int) -> bool:
+    """Whether a divergence is the state of a generator from which something then draws other numbers."""
+    site = step.sites[position]
+    if site.kind is not Kind.RNG or site.phase is not Phase.START:
+        return False
+    return any(
+        other.kind is Kind.RNG and other.phase is not Phase.START and generator_of(other) == generator_of(site)
+        for other in step.sites
+    )
 
 
 def explains_itself(step: Step, effect: int, cause: Cause, before: Iterable[Site]) -> bool:

@@ -9,6 +9,7 @@ import numpy as np
 
 from introspect_cli.compare.join.carried import with_starts
 from introspect_cli.compare.join.listed import in_order_of, lists, ordered
+from introspect_cli.compare.join.read_on import as_if_begun, without_read_on
 from introspect_cli.compare.join.sites import kind_code
 from introspect_cli.compare.table import (
     ABSENT,
@@ -37,6 +38,12 @@ def pair(comparison: Comparison, step_a: int, step_b: int) -> Table:
     """
     sides, alignment = comparison.sides, comparison.alignment
     batch_a, batch_b, left = sides.a.read(step_a), sides.b.read(step_b), np.empty(0, np.int64)
+    goes, read = comparison.goes, comparison.read_on
+    if goes is not None and read is not None and comparison.goes_on_at(step_a):
+        if goes.late == "b":
+            batch_b = as_if_begun(batch_b, alignment.b, read)
+        else:
+            batch_a = as_if_begun(batch_a, alignment.a, read)
     listing = lists(sides.manifest_a), lists(sides.manifest_b)
     sites = np.asarray(batch_a.site).astype(np.int64), alignment.b_ids[np.asarray(batch_b.site)]
     if listing[0] != listing[1] and comparison.gathered is None:
@@ -47,6 +54,8 @@ def pair(comparison: Comparison, step_a: int, step_b: int) -> Table:
     table = matched(alignment, comparison.compared, (step_a, step_b), (batch_a, batch_b))
     if not ordered(sides.manifest_a) and ordered(sides.manifest_b):
         table = replace(table, a=in_order_of(alignment, batch_a, batch_b, table.sites_a, table.sites_b))
+    if goes is not None and read is not None and comparison.goes_on_at(step_a):
+        table = without_read_on(table, read, goes.late)
     return replace(table, chosen=comparison.chosen[table.site], left=left)
 
 

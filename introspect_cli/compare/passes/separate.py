@@ -1,4 +1,4 @@
-"""The fifth pass: of what diverges, values decide the verdict, and causes only explain it."""
+"""The sixth pass: of what diverges, values decide the verdict, and causes only explain it."""
 
 from __future__ import annotations
 

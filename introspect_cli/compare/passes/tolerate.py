@@ -30,11 +30,13 @@ _VALUE = int(Status.VALUE)
 def tolerate(table: Table, comparison: Comparison) -> Table:
     """The table in which differences that tolerance or noise lets pass are within it."""
     options = comparison.options
+    rounded = [floor.of(table, comparison.layouts[0]) for floor in comparison.floors if floor.seed is not None]
+    comparison.reached.see(table, comparison.layouts, rounded)
     if len(table.differing) and options.tolerant:
         table = _let_pass(table, _within_tolerance(table, options, *comparison.layouts), Because.TOLERANCE)
     if len(table.differing) and comparison.floors:
-        rel = _relative_rows(table, *comparison.layouts)
-        passes = [floor.within(table, rel, options.noise_factor) for floor in comparison.floors]
+        rel, own = _relative_rows(table, *comparison.layouts), comparison.layouts[0]
+        passes = [floor.within(table, own, rel, options.noise_factor) for floor in comparison.floors]
         table = _let_pass(table, np.logical_or.reduce(passes), Because.NOISE)
     return table
 

@@ -61,9 +61,9 @@ class Reason:
         """Whether something that may have gone into a divergence differs: here, anything before it in the step."""
         return step.anything_before(step.order_at(position)) or step.rng_differs()
 
-    def where(self, module: str = "") -> str:
-        """`place`, where a module is blamed that is not the record's own."""
-        del module
+    def where(self, module: str = "", scene: Scene | None = None) -> str:
+        """`place`, where a module is blamed that is not the record's own, without what a scene's records exclude."""
+        del module, scene
         return self.place
 
     def sentence(self, scene: Scene) -> str:

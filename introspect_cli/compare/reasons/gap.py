@@ -50,12 +50,13 @@ class Gap(Reason):
         lacks = f"{things(unseen, 'was', 'were')} not recorded"
         if scene.dropped:
             lacks = f"{things(unseen, 'is', 'are')} not on record"
-        place = reason_named(cause.instead).where("" if cause.module == site.fqn else cause.module)
+        place = reason_named(cause.instead).where("" if cause.module == site.fqn else cause.module, scene)
         changed = attribute_changes(scene) if cause.instead == Module.word else []
         place += f" ({'; '.join(changed[:3])})" if changed else ""
         if scene.step.gap:
             return f"{text}; {lacks}. {scene.the_cause_is} {place}, or lies earlier. {_between(scene, 'by')}"
-        return f"{text}; {lacks}. {scene.the_cause_is} {place}, or lies in what was not recorded."
+        text = f"{text}; {lacks}. {scene.the_cause_is} {place}, or lies in what was not recorded."
+        return text if site.phase is Phase.START else text + scene.rounding_words()
 
 
 def _between(scene: Scene, until: str) -> str:

@@ -12,6 +12,7 @@ from introspect_cli.compare.evidence import RANDOM, Cause, Known, Thing, those
 from introspect_cli.compare.join.sites import PHASES
 from introspect_cli.compare.names import owner_of
 from introspect_cli.compare.reasons.base import KERNEL_WEIGHTS, Reason
+from introspect_cli.compare.reasons.gradient_places import Handling, excluded, excluded_words
 from introspect_cli.compare.reasons.module import attribute_changes
 from introspect_cli.compare.reasons.ranks import differing_gradients, reduction_words, summed
 from introspect_cli.compare.reasons.words import although, apart, named, scaled, what
@@ -96,7 +97,6 @@ class Gradient(Reason):
 
     word = "gradient"
     place = "clipping, unscaling, accumulation, zero_grad or a change of the gradient by hand"
-    places = ("clipping", "unscaling", "accumulation", "zero_grad", "a change of the gradient by hand")
     kinds = frozenset({Kind.GRAD})
     weights: ClassVar = {"hyperparameter": 0.3, "optimizers": 0.3}
     names = re.compile(r"clip|accum|scale|zero|norm|amp|micro", re.IGNORECASE)
@@ -116,6 +116,17 @@ class Gradient(Reason):
         if those(passes, Known.UNSEEN) and stale_side(step, position):
             passes = [replace(found, needed=False) for found in passes]  # the values alone tell the cause
         return self.cause(*passes)
+
+    def where(self, module: str = "", scene: Scene | None = None, *, last: bool = True) -> str:
+        """What may have been done to it, without what the records exclude; `last` where nothing follows in the list."""
+        del module
+        gone = frozenset[Handling]() if scene is None else excluded(scene)
+        names = [own.value for own in Handling if own not in gone]
+        if Handling.CLIPPING in gone:
+            names.insert(0, "clipping by value")
+        if not last:
+            return ", ".join(names)
+        return f"{', '.join(names[:-1])} or {names[-1]}" if len(names) > 1 else names[0]
 
     def sentence(self, scene: Scene) -> str:
         """What was done to it, where the values tell."""
@@ -151,7 +162,9 @@ class Gradient(Reason):
                 )
             last = own or ", or their order"
             return f"{text}. {scene.the_cause_is} clipping, unscaling, averaging over accumulated batches{last}."
-        place = ", ".join(self.places) if own else self.place
+        if scene.rounding and Handling.CLIPPING in excluded(scene) and owner_of(first.site.fqn):
+            return f"{text}. {_rounded(scene)}"
+        place = self.where(scene=scene, last=not own)
         if max(scene.run_a.world_size, scene.run_b.world_size) > 1:
             place = f"its reduction over the ranks, {place}"
         return f"{text}. {scene.the_cause_is} {place}{own}.{scene.rounding_words()}"
@@ -159,9 +172,19 @@ class Gradient(Reason):
     def evidence(self, scene: Scene) -> list[str]:
         """How many gradients differ."""
         differ, recorded = differing_gradients(scene)
-        told = [f"{differ} of {recorded} gradients differ in this step."]
+        told = [f"{differ} of {recorded} gradients differ in this step{excluded_words(excluded(scene))}."]
         words = reduction_words(scene) if summed(scene) else ""
         return [f"b is {scene.first.scale:.6g} x a: {words}.", *told] if words else told
+
+
+def _rounded(scene: Scene) -> str:
+    """That a gradient which was not rescaled with the others was rounded otherwise where it was computed."""
+    fqn = owner_of(scene.site.fqn)
+    owners = [tree[fqn].module_class for tree in scene.step.modules if fqn in tree]
+    place = f"{fqn} ({owners[0]})" if owners else fqn
+    changed = attribute_changes(scene, fqn)
+    how = f" ({'; '.join(changed[:3])})" if changed else ""
+    return f"As its size tells, that is rounding in the backward pass of {place}{how}."
 
 
 def no_multiples(scene: Scene) -> list[str]:

@@ -10,7 +10,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.compare.join.sites import KINDS
-from introspect_cli.records import SETTING_KINDS
+from introspect_cli.records import SCALER, SETTING_KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,7 +58,7 @@ def hyperparameter_changes(table: Table) -> Told:
     groups: dict[tuple[str, str], None] = {}
     in_b = set(alignment.b_ids.tolist())
     for union in dict.fromkeys([*table.rows_of("a"), *table.rows_of("b")]):
-        if KINDS[alignment.kind[union]] not in SETTING_KINDS:
+        if KINDS[alignment.kind[union]] not in SETTING_KINDS or alignment.fqn[union] == SCALER:
             continue
         match = re.match(r"^\[(\d+)\](.*)$", alignment.path[union])
         group, rest = (match[1], match[2]) if match else ("", alignment.path[union])

@@ -94,8 +94,9 @@ class OwnCode(Reason):
         place = Place(Site(site.phase, Kind.INPUT, parent, call), order, of=parent, start=start if after else -1.0)
         return self.cause(*rests_on(step, place, RESTS_ON[self.word]), module=parent, after=after, before=site.fqn)
 
-    def where(self, module: str = "") -> str:
+    def where(self, module: str = "", scene: Scene | None = None) -> str:
         """The module's own forward code, by its name."""
+        del scene
         return f"{module or 'the module'}'s own forward code"
 
     def sentence(self, scene: Scene) -> str:

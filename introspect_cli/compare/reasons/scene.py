@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.compare.join.distance import ROUNDING
 from introspect_cli.compare.join.sites import kind_code
 from introspect_cli.compare.names import ancestors
 from introspect_cli.compare.passes.pair import matched
@@ -15,19 +14,17 @@ from introspect_cli.compare.reasons.draws import Draw, lone_draws
 from introspect_cli.compare.reasons.hyperparameters import Told, hyperparameter_changes
 from introspect_cli.compare.reasons.settings import describe, rounds_differently
 from introspect_cli.compare.reasons.step_view import call_change, losses_of, optimizers_of
-from introspect_cli.compare.result import Divergence, Role, SettingChange
-from introspect_cli.compare.table import DIFFERENT, EQUAL, NOT_SEEN, WITHIN
+from introspect_cli.compare.result import Role, SettingChange, Size
+from introspect_cli.compare.table import DIFFERENT, EQUAL, FORM, NOT_SEEN, WITHIN
 from introspect_cli.records import SETTING_KINDS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from introspect_cli.compare.outcome import RankOutcome
     from introspect_cli.compare.table import Table
     from introspect_cli.records import ModuleInfo, Site
     from introspect_cli.store.reader import Run
-
-_SMALL = 64  # roundings; more is not summation order any more
 
 
 class Scene:
@@ -47,6 +44,7 @@ class Scene:
         merges: parameters that are one in one run and several in the other.
         shared: where one run alone has the first, the first that both have; None where there is none.
         settings: settings that differ, the strongest explanation first.
+        lost: whether a resumed run did not restore something.
     """
 
     def __init__(
@@ -70,6 +68,7 @@ class Scene:
         self.peers = tuple(peer.first for peer in peers if peer.first is not None)
         self.merges = () if outcome.structure is None else tuple(outcome.structure.merges)
         self.shared = outcome.shared
+        self.lost = outcome.resumption is not None and bool(outcome.resumption.lost)
 
     @property
     def tells(self) -> str:
@@ -156,7 +155,7 @@ class Scene:
         step = self.step
         settings = np.isin(step.alignment.kind, [kind_code(kind) for kind in SETTING_KINDS])
         earlier = step.state[(step.table.order_of < self.first.sequence) & ~settings]
-        return {state: int((earlier == state).sum()) for state in (EQUAL, WITHIN, NOT_SEEN, DIFFERENT)}
+        return {state: int((earlier == state).sum()) for state in (EQUAL, WITHIN, NOT_SEEN, FORM, DIFFERENT)}
 
     @cached_property
     def hyperparameters(self) -> Told:
@@ -185,7 +184,9 @@ class Scene:
 
     @cached_property
     def draws(self) -> list[Draw]:
-        """Random draws that one run only made in this step, before the divergence."""
+        """Random draws that one run only made in this step, before the divergence; not to get to where it goes on."""
+        if self.step.comparison.goes_on_at(self.table.step):
+            return []
         return [
             draw
             for draw in lone_draws(self.step, self.step.table)
@@ -195,7 +196,7 @@ class Scene:
     @cached_property
     def rounding(self) -> bool:
         """Whether the distance is a few roundings of the dtype."""
-        return rounds(self.first)
+        return self.first.size is Size.ROUNDING
 
     @cached_property
     def numerics(self) -> tuple[SettingChange, ...]:
@@ -219,26 +220,3 @@ class Scene:
         name = self.cause.module or self.site.fqn
         tree = self.step.modules[0] | self.step.modules[1]
         return tuple(tree[fqn] for fqn in (name, *ancestors(name)) if fqn in tree)
-
-
-def rounds(divergence: Divergence) -> bool:
-    """Whether two values are a few roundings of their dtype apart."""
-    a, b, rel = divergence.a, divergence.b, divergence.rel_l2
-    if a is None or b is None or rel is None or a.layout.dtype != b.layout.dtype:
-        return False
-    unit = ROUNDING.get(a.layout.dtype)
-    return unit is not None and rel <= _SMALL * unit and _alike(a.stats, b.stats, _SMALL * unit)
-
-
-def _alike(a: Mapping[str, float], b: Mapping[str, float], tolerance: float) -> bool:
-    """Whether extrema and mean agree to within rounding too; a sketch does not see small values beside huge ones."""
-    if not a or not b or any(stats.get(name, 0) for stats in (a, b) for name in ("nans", "posinfs", "neginfs")):
-        return False
-    spread = max(abs(a.get("amean", 0.0)), abs(b.get("amean", 0.0)))
-    for name in ("min", "max", "mean"):
-        one, two = a.get(name), b.get(name)
-        if one is None or two is None:
-            return False
-        if abs(one - two) > tolerance * (spread if name == "mean" else max(abs(one), abs(two))):
-            return False
-    return True

@@ -94,6 +94,11 @@ _SWITCHES = {
 }
 """Flags that are on or off, as a sentence calls them."""
 
+_KERNEL_OPTIONS = re.compile(r"(^|[. ])(fused|foreach|capturable)$")
+"""Options of an optimizer that choose the kernel, and compute the same but for rounding."""
+
+_OF_OPTIMIZERS = frozenset({"hyperparameter", "optimizers"})
+_OF_THE_SCRIPT = frozenset({"command", "sources", "git"})
 _NUMERICS = frozenset({"runtime", "packages", "hardware"})
 _GIT = frozenset({"commit", "dirty"})
 
@@ -298,7 +303,7 @@ def _sourced(a: Run, b: Run) -> Iterator[tuple[Any, ...]]:
                 yield source, name, *(value[:10] if isinstance(value, str) else value for value in (one, two))
     told = [run.manifest.get("options") for run in (a, b)]
     options_a, options_b = (options if isinstance(options, Mapping) else {} for options in told)
-    for name in ("seed", "deterministic", "compile"):
+    for name in ("seed", "deterministic", "compile", "perturb"):
         if options_a.get(name) != options_b.get(name):
             yield "options", f"--{name}", options_a.get(name), options_b.get(name)
 
@@ -379,6 +384,8 @@ def setting_changes(
         )
     if reason is not None:
         found = _by_file(found, blamed, a.settings.get("git"), b.settings.get("git"))
+    if rounding and reason is not None:
+        found = _rounding_first(found)
     if reason is not None and all(change.weight < 0.6 for change in found):
         found = _alone(found)
     found.sort(key=lambda change: -change.weight)
@@ -405,8 +412,35 @@ def _by_file(found: list[SettingChange], blamed: Sequence[ModuleInfo], git_a: An
     return found
 
 
+def _rounding_first(found: list[SettingChange]) -> list[SettingChange]:
+    """Settings that change how results are rounded, where any does, before the script's name, arguments and files.
+
+    An argument that made such a setting another is told by it; one that made none is left as the best there is.
+    """
+    tuned = (change for change in found if change.source in _OF_OPTIMIZERS and change.explains)
+    if not any(map(rounds_differently, found)) or not all(map(rounds_differently, tuned)):
+        return found
+    return [
+        replace(change, weight=max(change.weight, 0.9), explains=True)
+        if rounds_differently(change)
+        else replace(change, weight=min(change.weight, 0.75))
+        if change.source in _OF_THE_SCRIPT
+        else change
+        for change in found
+    ]
+
+
+def chooses_kernel(name: str) -> bool:
+    """Whether a hyper-parameter is one that chooses the kernel, and computes the same but for rounding."""
+    return bool(_KERNEL_OPTIONS.search(name))
+
+
 def rounds_differently(change: SettingChange) -> bool:
     """Whether a setting changes how results are rounded: hardware, threads, libraries that compute, their flags."""
+    if change.source in _OF_OPTIMIZERS:
+        return chooses_kernel(change.name)
+    if change.source == "options":
+        return change.name in {"--deterministic", "--compile"}
     if change.source == "packages":
         return bool(_NUMERIC_PACKAGES.match(change.name.lower()))
     if change.source == "environment":

@@ -13,8 +13,9 @@ from introspect_cli.compare.reasons.base import Reason
 from introspect_cli.compare.reasons.beginning import filled
 from introspect_cli.compare.reasons.structure import subject_of
 from introspect_cli.compare.reasons.words import apart, listed, what
+from introspect_cli.compare.result import Size
 from introspect_cli.compare.table import EQUAL, NOT_SEEN, WITHIN
-from introspect_cli.records import SETTING_KINDS, Kind, Phase
+from introspect_cli.records import SETTING_KINDS, Kind, Phase, perturbed_by
 
 if TYPE_CHECKING:
     from introspect_cli.compare.reasons.scene import Scene
@@ -51,6 +52,10 @@ class Initial(Reason):
         when = when if scene.is_first_step else f"when it is first recorded, in step {step}"
         text = f"{what(scene.site)} differs {when}{apart(scene.first)}"
         text += _others(scene.step)
+        seeds = [perturbed_by(run.manifest) for run in (scene.run_a, scene.run_b)]
+        if seeds[0] != seeds[1] and scene.is_first_step and scene.first.size is not Size.MORE:
+            told = [f"--perturb {seed} in {name}" for seed, name in zip(seeds, "ab", strict=True) if seed is not None]
+            return f"{text}: {listed(told)} moved the initial parameters by one rounding."
         children = _children(scene)
         if children:
             return (

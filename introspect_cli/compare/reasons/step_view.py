@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.join.sites import KINDS, PHASES
-from introspect_cli.records import SETTING_KINDS, Kind, Phase
+from introspect_cli.records import SCALER, SETTING_KINDS, Kind, Phase
 
 if TYPE_CHECKING:
     from introspect_cli.compare.table import Table
@@ -65,4 +65,4 @@ def optimizers_of(table: Table, side: str) -> list[str]:
     """Names of the optimizers that stepped."""
     alignment = table.alignment
     names = (alignment.fqn[u] for u in table.rows_of(side) if KINDS[alignment.kind[u]] in SETTING_KINDS)
-    return list(dict.fromkeys(names))
+    return [name for name in dict.fromkeys(names) if name != SCALER]

@@ -14,14 +14,14 @@ from introspect_cli.compare.names import FORWARD, owner_of
 from introspect_cli.compare.reasons.base import Reason
 from introspect_cli.compare.reasons.hyperparameters import has_parameter
 from introspect_cli.compare.reasons.operator import attention_back_ends
-from introspect_cli.compare.reasons.scene import Scene, rounds
 from introspect_cli.compare.reasons.words import although, apart, listed, often, what
 from introspect_cli.compare.rests_on import Place, backward
-from introspect_cli.compare.result import Role
+from introspect_cli.compare.result import Role, Size
 from introspect_cli.compare.table import EQUAL
 from introspect_cli.records import Kind, ModuleInfo, Phase
 
 if TYPE_CHECKING:
+    from introspect_cli.compare.reasons.scene import Scene
     from introspect_cli.compare.step import Step
     from introspect_cli.compare.table import Table
 
@@ -160,7 +160,7 @@ def _merged(scene: Scene, _side: str, other: str) -> str:
         if shared is None or scene.narrowed:
             return text
         beyond = " by more than was let pass" if scene.tolerated else ""
-        how = "by rounding" if rounds(shared) else "by more than rounding"
+        how = "by rounding" if shared.size is Size.ROUNDING else "by more than rounding"
         when = f" in step {shared.step}" if shared.step != scene.first.step else ""
         first = f" The first value of both runs that differs{beyond} is {what(shared.site)}{when}: {how}"
         return f"{text}{first if shared.rel_l2 is not None else first.rpartition(':')[0]}{apart(shared)}."

@@ -17,6 +17,7 @@ from introspect_cli.compare.reasons.hyperparameters import (
     in_words,
 )
 from introspect_cli.compare.reasons.module import attribute_changes
+from introspect_cli.compare.reasons.settings import chooses_kernel
 from introspect_cli.compare.reasons.step_view import untouched_side
 from introspect_cli.compare.reasons.words import although, apart, what
 from introspect_cli.compare.rests_on import (
@@ -89,12 +90,13 @@ class Optimizer(Reason):
             return f"{text} The optimizer state of {side} started afresh ({counts})."
         found = changes(scene)
         told = in_words(found)
-        if not found and not scene.cause.certain:
+        if not found and scene.cause.grown:
             return f"{text} {_amplified(name)}"
         if call and those(scene.cause.evidence, Known.UNSEEN):
             causes = f"{name}, its hyper-parameters{told}, or the gradients it computed (zero_grad)"
             return f"{text} {scene.the_cause_is} {causes}."
-        return f"{text} {scene.the_cause_is} {name} or its hyper-parameters{told}."
+        rounded = scene.rounding_words() if all(chooses_kernel(label) for label in found) else ""
+        return f"{text} {scene.the_cause_is} {name} or its hyper-parameters{told}.{rounded}"
 
 
 def _left_alone(scene: Scene, side: str, name: str) -> str:

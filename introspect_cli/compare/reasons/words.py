@@ -233,7 +233,7 @@ def although(evidence: Sequence[Evidence]) -> str:
     """` although its inputs are equal`, and what is not known, for the middle of a sentence; "" for none."""
     clauses = [
         f"{things(found, 'is', 'are')} {known.value}"
-        for known in (Known.EQUAL, Known.WITHIN)
+        for known in (Known.EQUAL, Known.WITHIN, Known.FORM)
         if (found := those(evidence, known))
     ]
     text = f" although {' and '.join(clauses)}" if clauses else ""
@@ -245,6 +245,6 @@ def lines(evidence: Sequence[Evidence]) -> list[str]:
     """The evidence as lines under the sentence."""
     return [
         f"{known.value.capitalize()}: {listed([thing(own)[0] for own in found])}."
-        for known in (Known.EQUAL, Known.WITHIN, Known.UNSEEN)
+        for known in (Known.EQUAL, Known.WITHIN, Known.FORM, Known.UNSEEN)
         if (found := those(evidence, known))
     ]

@@ -18,7 +18,7 @@ from introspect_cli.tensors import rows as r
 from introspect_cli.tensors.gpu import launch
 from introspect_cli.tensors.gpu.buffers import DeviceRows, Pending
 from introspect_cli.tensors.gpu.engine import DeviceEngine, Item
-from introspect_cli.tensors.gpu.plan import TABLE_PROGRAMS
+from introspect_cli.tensors.gpu.launch import TABLE_PROGRAMS
 from introspect_cli.tensors.views import unobserved
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ import torch
 
 from introspect_cli.tensors import checksum
 from introspect_cli.tensors import rows as r
-from introspect_cli.tensors.gpu.plan import ALIGNMENT, TABLE_PROGRAMS, Plan, Variant, plan
+from introspect_cli.tensors.gpu.launch import ALIGNMENT, TABLE_PROGRAMS, Plan, Variant, plan
 from introspect_cli.tensors.kernels import TABLE
 from introspect_cli.tensors.views import in_memory
 

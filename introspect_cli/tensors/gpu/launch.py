@@ -1,4 +1,7 @@
-"""Compiled kernels, and launching them for next to nothing.
+"""How a tensor is cut into programs, which of the compiled kernels it takes, and launching them for next to nothing.
+
+Looked up once a layout (shape, strides, type): what is left to do for a tensor is to add its address. How many programs
+a tensor gets depends on nothing but its size, so that its row is the same alone, in a table, and on another GPU.
 
 Triton's own way to call a kernel looks at every argument to find out what to compile: some 20 us each time. Here the
 signature is fixed (every argument is a 64-bit integer), the compile-time parameters are a `Variant`, and a launch is
@@ -8,14 +11,183 @@ one.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 
-from introspect_cli.tensors.gpu.plan import ALIGNMENT
+from introspect_cli.tensors import checksum
+from introspect_cli.tensors.kernels import BF16, F16, F32, F64, I8, I16, I32, I64, TABLE, U8, U16, U32, U64
 
 if TYPE_CHECKING:
-    from introspect_cli.tensors.gpu.plan import Variant
+    from collections.abc import Sequence
+
+MAX_PROGRAMS: Final = 1024
+"""Programs of one tensor: enough for every processor of a large GPU, few enough for one program to merge."""
+TABLE_PROGRAMS: Final = 16384
+"""Programs of one launch."""
+DIMS: Final = (2, 4, 6)
+"""Numbers of dimensions that there are kernels for."""
+ALIGNMENT: Final = 16
+"""What address, count and first index are multiples of where elements are read in vectors."""
+
+
+class Variant(NamedTuple):
+    """A kernel to be compiled: the values of its compile-time parameters, in their order."""
+
+    kind: int
+    size: int
+    parts: int
+    rows: int
+    stats: bool
+    sketch: bool
+    many: bool
+    aligned: bool
+    dims: int
+    narrow: bool
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is known of a tensor before its address is.
+
+    Attributes:
+        element: its type.
+        count: elements.
+        dims: dimensions of its layout; 0 where it is contiguous.
+        layout: `dims` sizes and as many strides, in elements.
+        reach: bytes from the first element to behind the last one in memory.
+    """
+
+    element: Element
+    count: int
+    reach: int
+    dims: int = 0
+    layout: tuple[int, ...] = ()
+
+    def programs(self, first: int = 0) -> int:
+        """Programs that share the tensor's tiles, whose elements begin at an index in the whole tensor."""
+        tile = self.element.rows * checksum.SPAN
+        tiles = max(1, -(-(first % checksum.SPAN + self.count) // tile))
+        return tiles if tiles <= 64 else max(64, min(MAX_PROGRAMS, tiles // 4))
+
+    def variant(self, address: int, first: int, *, stats: bool, sketch: bool, many: bool = False) -> Variant:
+        """The kernel for this layout at an address."""
+        element = self.element
+        return Variant(
+            element.kind,
+            element.size,
+            element.parts,
+            element.rows,
+            stats and element.values,
+            sketch and element.values,
+            many,
+            (address | first | self.count) % ALIGNMENT == 0,
+            self.dims,
+            not self.dims or self.count < 1 << 31,
+        )
+
+
+def collapsed(shape: Sequence[int], strides: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Sizes and strides of the same elements in the same order, in as few dimensions as there can be."""
+    sizes: list[int] = []
+    steps: list[int] = []
+    for size, stride in zip(shape, strides, strict=True):
+        if size == 1:
+            continue
+        if sizes and steps[-1] == stride * size:
+            sizes[-1] *= size
+            steps[-1] = stride
+        else:
+            sizes.append(size)
+            steps.append(stride)
+    return sizes, steps
+
+
+def plan(dtype: str, shape: Sequence[int], strides: Sequence[int]) -> Plan | None:
+    """How to read a strided tensor without copying it.
+
+    Returns:
+        None where there is no kernel for it: an unknown type, no element, or more dimensions than `DIMS` that do not
+        follow from each other.
+    """
+    element = ELEMENTS.get(dtype)
+    sizes, steps = collapsed(shape, strides)
+    count = 1
+    for size in sizes:
+        count *= size
+    if element is None or not count:
+        return None
+    behind = 1 + sum((size - 1) * step for size, step in zip(sizes, steps, strict=True))
+    reach = behind * element.size * element.parts
+    if not sizes or (len(sizes) == 1 and steps[0] == 1):
+        return Plan(element, count, reach)
+    dims = next((known for known in DIMS if known >= len(sizes)), None)
+    if dims is None:
+        return None
+    ones = dims - len(sizes)
+    return Plan(element, count, reach, dims, (*(1,) * ones, *sizes, *(0,) * ones, *steps))
+
+
+@dataclass(frozen=True)
+class Element:
+    """An element type.
+
+    Attributes:
+        kind: of its components.
+        size: bytes of a component.
+        parts: components: 2 for complex numbers, else 1.
+        values: whether elements are numbers one by one; packed and opaque ones have bits only.
+    """
+
+    kind: int
+    size: int
+    parts: int = 1
+    values: bool = True
+
+    @property
+    def wide(self) -> bool:
+        """Whether tiles are summed in float64: from F64 on."""
+        return self.kind >= F64 or self.parts == 2
+
+    @property
+    def rows(self) -> int:
+        """Rows of 512 elements in a tile: so many that a program needs no memory for want of registers."""
+        return 2 if self.wide else 4
+
+
+ELEMENTS: Final = {
+    "float32": Element(F32, 4),
+    "float16": Element(F16, 2),
+    "bfloat16": Element(BF16, 2),
+    "float8_e4m3fn": Element(TABLE, 1),
+    "float8_e4m3fnuz": Element(TABLE, 1),
+    "float8_e5m2": Element(TABLE, 1),
+    "float8_e5m2fnuz": Element(TABLE, 1),
+    "float8_e8m0fnu": Element(TABLE, 1),
+    "bool": Element(U8, 1),
+    "uint8": Element(U8, 1),
+    "int8": Element(I8, 1),
+    "uint16": Element(U16, 2),
+    "int16": Element(I16, 2),
+    "float64": Element(F64, 8),
+    "uint32": Element(U32, 4),
+    "int32": Element(I32, 4),
+    "uint64": Element(U64, 8),
+    "int64": Element(I64, 8),
+    "complex32": Element(F16, 2, parts=2),
+    "complex64": Element(F32, 4, parts=2),
+    "complex128": Element(F64, 8, parts=2),
+    "float4_e2m1fn_x2": Element(U8, 1, values=False),
+    "bits8": Element(U8, 1, values=False),
+    "bits16": Element(U16, 2, values=False),
+}
+"""By torch's name without the prefix."""
+
+
+# --- launching
+
 
 OLDEST: Final = (3, 3)
 """The first Triton that takes a kernel's arguments and its parameters in the order they are called here."""
@@ -29,11 +201,9 @@ _CHOSEN: Final = ("count", "first")
 once than it could."""
 
 
-class Launcher(Protocol):
-    """Puts a kernel on a stream."""
-
-    def __call__(self, variant: Variant, programs: int, stream: int, arguments: tuple[int, ...]) -> None:
-        """Launch."""
+Launcher = Callable[[Variant, int, int, tuple[int, ...]], None]
+"""Puts a kernel on a stream: which, how many programs, the device's handle of the stream, and the arguments of
+`kernels.summarise` up to its compile-time parameters."""
 
 
 def unavailable() -> str:

@@ -1,0 +1,125 @@
+"""`--perturb`: the initial parameters, moved by one rounding.
+
+How far does rounding alone carry this training? A second run answers, in which each number that is trained begins one
+unit in its last place up or down. It moves what an optimizer may step, at the first forward pass with gradients of the
+model that holds it: after the model is built, moved to its device and cast, after a checkpoint was loaded, and before
+any value is computed from it. The directions come from a generator made here, so the script's random numbers stay as
+they are. Zeros, infinities and NaNs stay: rounding does not make one of another number, and what is masked or padded
+stays so.
+
+Memory is written without a count of autograd's: a graph that exists already would refuse to run backward.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch.nn.parameter import is_lazy
+
+from introspect_cli.capture.contents import parameters_in
+from introspect_cli.capture.identity import ById
+from introspect_cli.capture.probes.base import drop
+from introspect_cli.tensors.views import unobserved
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import nn
+
+    from introspect_cli.capture.context import Context
+
+_BITS = {
+    torch.float64: torch.int64,
+    torch.float32: torch.int32,
+    torch.float16: torch.int16,
+    torch.bfloat16: torch.int16,
+}
+_CHUNK = 1 << 24
+"""Elements that are moved at once: what is needed beside a tensor stays small."""
+
+
+class PerturbProbe:
+    """Moves parameters, each once. The only thing in a capture that writes to the script's values, and on request."""
+
+    name = "perturb"
+
+    def __init__(self, context: Context, seed: int) -> None:
+        """Start with nothing moved."""
+        self.parameters = 0
+        self.elements = 0
+        self._context = context
+        self._seed = seed
+        self._met = 0
+        self._done: ById[bool] = ById()
+        self._places: set[tuple[int, int, int]] = set()
+        self._guarded = context.guard.around(self.name, "the initial parameters, as far as they are moved by then, are")
+
+    def install(self) -> None:
+        """Listen for forward passes, recorded or not, and for the roots of compiled functions."""
+        self._context.clock.on_forward.append(self._called)
+        self._context.on_root.insert(0, self._called)  # before their values are recorded
+        self._guarded.on = True
+
+    def remove(self) -> None:
+        """Stop listening."""
+        self._guarded.on = False
+        drop(self._context.clock.on_forward, self._called)
+        drop(self._context.on_root, self._called)
+
+    @property
+    def document(self) -> dict[str, int]:
+        """What was done, for the manifest."""
+        return {"seed": self._seed, "parameters": self.parameters, "elements": self.elements}
+
+    def _called(self, root: nn.Module) -> None:
+        if not self._guarded.on or not torch.is_grad_enabled() or self._done.get(root):
+            return
+        with self._guarded, unobserved():
+            whole = True
+            for parameter in parameters_in(root):
+                if is_lazy(parameter) or parameter.is_meta:
+                    whole = False  # it has values later
+                elif parameter.requires_grad:
+                    self._move(parameter)
+            self._done.set(root, whole)
+
+    def _move(self, parameter: torch.Tensor) -> None:
+        """Move a parameter, unless it, or another one in the same memory, has been moved."""
+        data: Any = parameter.data
+        data = getattr(data, "_local_tensor", data)  # of a DTensor the shard
+        if type(data) is not torch.Tensor or data.layout is not torch.strided or not data.numel():
+            return
+        data = torch.view_as_real(data) if data.is_complex() else data
+        shared = any(stride == 0 and size > 1 for stride, size in zip(data.stride(), data.shape, strict=True))
+        place = data.untyped_storage().data_ptr(), data.storage_offset(), data.numel()
+        if data.dtype not in _BITS or shared or place in self._places:
+            return
+        self._places.add(place)
+        # A number for each tensor, not for each rank: copies of a model have to stay copies.
+        directions = np.random.Generator(np.random.Philox(key=[self._seed, self._met]))
+        self._met += 1
+        self.parameters += 1
+        for part in _parts(data):
+            self.elements += _step(part, directions)
+
+
+def _parts(data: torch.Tensor) -> Iterator[torch.Tensor]:
+    """A tensor in pieces along its first dimension, none much larger than what is moved at once."""
+    if data.dim() == 0 or data.numel() <= _CHUNK:
+        yield data
+        return
+    yield from data.split(max(1, _CHUNK // max(data[0].numel(), 1)))
+
+
+def _step(data: torch.Tensor, directions: np.random.Generator) -> int:
+    """Move each element of a tensor to the next number up or down; how many were moved."""
+    bits = data.view(_BITS[data.dtype])
+    drawn = np.frombuffer(directions.bytes(-(-data.numel() // 8)), dtype=np.uint8)
+    up = torch.from_numpy(np.unpackbits(drawn, count=data.numel()).view(np.bool_)).to(data.device).view(data.shape)
+    largest = torch.finfo(data.dtype).max
+    moved = data.isfinite() & (data != 0)
+    away = (up == (data > 0)) & (data.abs() != largest)  # from zero: a larger pattern of bits, whatever the sign is
+    bits += torch.where(moved, torch.where(away, 1, -1), 0).to(bits.dtype)
+    return int(moved.sum())

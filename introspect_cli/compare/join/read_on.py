@@ -1,0 +1,191 @@
+"""What a resumed run reads and draws before its first step only to get to where it goes on.
+
+A loader cannot begin in the middle of an epoch: it reads the batches before the checkpoint, and the script throws them
+away; the random state is restored after that. So the first step of a resumed run begins with batches and a random state
+that the other run does not have there, and computes with the right ones. Whether it does is on record: the last batches
+that it read are those of the other run, and a generator is in the same state when something first draws from it, or
+when the next step begins.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from introspect_cli.compare.join.resume import Late
+from introspect_cli.compare.join.sites import PHASES, kind_code, phase_code
+from introspect_cli.compare.names import generator_of
+from introspect_cli.compare.table import ABSENT, NOT_SEEN, Because
+from introspect_cli.records import DRAWN_BEFORE, KIND_CODES, Kind, Phase, Status
+
+if TYPE_CHECKING:
+    from introspect_cli.compare.join.resume import Goes
+    from introspect_cli.compare.join.sites import Columns
+    from introspect_cli.compare.join.steps import Sides
+    from introspect_cli.compare.table import Table
+    from introspect_cli.store.batch import StepBatch
+    from introspect_cli.store.whole import Reader
+
+_BACK = 8
+"""Steps in which the other run may have read a batch ahead."""
+
+State = tuple[int, Status]
+"""What is on record of a generator: checksum and status."""
+
+States = dict[tuple[str, Phase, str, int], State]
+"""States by generator, phase, module and call."""
+
+Batch = tuple[tuple[str, int], ...]
+"""What a batch holds: paths and checksums."""
+
+
+@dataclass(frozen=True)
+class ReadOn:
+    """What the first step of a resumed run has before what the other run has there.
+
+    Attributes:
+        batches: by loader, how many batches were read and thrown away.
+        generators: random generators that were in another state when the step began, and in the same one when
+            something first drew from them, or when the next step began.
+    """
+
+    batches: dict[str, int] = field(default_factory=dict)
+    generators: frozenset[str] = frozenset()
+
+
+def read_on(sides: Sides, goes: Goes) -> ReadOn:
+    """What the later run read and drew to get to where it goes on."""
+    own = Late.of(sides, goes.late)
+    batches = {}
+    theirs = batches_of(own.whole, goes.at, own.sites_whole)
+    for loader, read in batches_of(own.late, goes.first, own.sites).items():
+        there = theirs.get(loader, [])
+        ended = there or _read_before(own, goes.at, loader)
+        if len(read) > len(there) and ended and read[-len(ended) :] == ended:
+            batches[loader] = len(read) - len(there)
+    return ReadOn(batches, _restored_within(own, goes))
+
+
+def batches_of(reader: Reader, step: int, sites: Columns) -> dict[str, list[Batch]]:
+    """The batches that training read in a step, by loader, in order."""
+    if step not in reader:
+        return {}
+    batch = reader.read(step)
+    numbers = np.asarray(batch.site)
+    wanted = (sites.kind == kind_code(Kind.BATCH)) & (sites.phase == phase_code(Phase.DATA))
+    found: dict[str, dict[int, list[tuple[str, int]]]] = {}
+    for row in np.flatnonzero(wanted[numbers] & (np.asarray(batch.status) != int(Status.NOT_OBSERVED))).tolist():
+        number = int(numbers[row])
+        calls = found.setdefault(sites.fqn[number], {})
+        calls.setdefault(int(sites.call[number]), []).append((sites.path[number], int(batch.checksum[row])))
+    return {loader: [tuple(sorted(values)) for _, values in sorted(calls.items())] for loader, calls in found.items()}
+
+
+def _read_before(own: Late, at: int, loader: str) -> list[Batch]:
+    """The last batch that the whole run had read of a loader before a step, where it read ahead."""
+    for step in range(at - 1, max(at - 1 - _BACK, -1), -1):
+        found = batches_of(own.whole, step, own.sites_whole).get(loader)
+        if found:
+            return found[-1:]
+    return []
+
+
+# --- random states
+
+
+def random_states(reader: Reader, step: int, sites: Columns) -> States:
+    """The states of generators on record in a step: generator, phase, module and call to checksum and status."""
+    if step not in reader:
+        return {}
+    batch = reader.read(step)
+    numbers, found = np.asarray(batch.site), {}
+    for row in np.flatnonzero((sites.kind == KIND_CODES[Kind.RNG.value])[numbers]).tolist():
+        number = int(numbers[row])
+        phase, path, fqn = PHASES[sites.phase[number]], sites.path[number], sites.fqn[number]
+        if path.endswith(DRAWN_BEFORE):
+            continue  # draws of something between modules: the later run may have some to get to where it goes on
+        key = (path or fqn, phase, fqn, int(sites.call[number]))
+        found[key] = int(batch.checksum[row]), Status(int(batch.status[row]))
+    return found
+
+
+def _restored_within(own: Late, goes: Goes) -> frozenset[str]:
+    late, whole = _states(own, goes, 0)
+    found = set()
+    for key in late.keys() & whole.keys():
+        generator, phase = key[0], key[1]
+        if phase is Phase.START and late[key][0] != whole[key][0]:
+            later = _later(own, goes, generator)
+            if later and all(one == other for one, other in later):
+                found.add(generator)
+    return frozenset(found)
+
+
+def looked_later(own: Late, goes: Goes, generator: str) -> bool:
+    """Whether both runs have a generator's state on record after that step has begun."""
+    return bool(_later(own, goes, generator))
+
+
+def _later(own: Late, goes: Goes, generator: str) -> list[tuple[State, State]]:
+    """A generator's states in both runs when something draws from it in that step; else when a later step begins."""
+    late, whole = _states(own, goes, 0)
+    within = [key for key in late.keys() & whole.keys() if key[0] == generator and key[1] is not Phase.START]
+    if within:
+        return [(late[key], whole[key]) for key in within]
+    start = (generator, Phase.START, generator, 0)
+    for after in range(1, _BACK + 1):
+        late, whole = _states(own, goes, after)
+        if start in late and start in whole:
+            return [(late[start], whole[start])]
+    return []
+
+
+def _states(own: Late, goes: Goes, after: int) -> tuple[States, States]:
+    """The random states of the later and the whole run, so many steps after the first."""
+    return (
+        random_states(own.late, goes.first + after, own.sites),
+        random_states(own.whole, goes.at + after, own.sites_whole),
+    )
+
+
+# --- the step without it
+
+
+def as_if_begun(batch: StepBatch, sites: Columns, read: ReadOn) -> StepBatch:
+    """The records of that step, its last batches under the numbers that they have in the other run."""
+    numbers = np.asarray(batch.site)
+    own = (sites.kind == kind_code(Kind.BATCH)) & (sites.phase == phase_code(Phase.DATA))
+    rows = np.flatnonzero(own[numbers])
+    by_place = {(sites.fqn[n], int(sites.call[n]), sites.path[n]): n for n in np.flatnonzero(own).tolist()}
+    last = {
+        loader: 1 + max(int(sites.call[n]) for n in numbers[rows] if sites.fqn[n] == loader) for loader in read.batches
+    }
+    renumbered = numbers.copy()
+    for row in rows.tolist():
+        number = int(numbers[row])
+        loader = sites.fqn[number]
+        if loader in last:
+            call = (int(sites.call[number]) - read.batches[loader]) % last[loader]
+            renumbered[row] = by_place.get((loader, call, sites.path[number]), number)
+    return replace(batch, site=renumbered)
+
+
+def without_read_on(table: Table, read: ReadOn, late: str) -> Table:
+    """The table of that step, in which what the later run read and drew before is no divergence.
+
+    Args:
+        table: the step.
+        read: what that is.
+        late: `a` or `b`, the later run.
+    """
+    alignment = table.alignment
+    missing = table.row_a if late == "b" else table.row_b
+    named = [alignment.site(site) for site in table.site.tolist()]
+    batches = [own.kind is Kind.BATCH and own.phase is Phase.DATA and own.fqn in read.batches for own in named]
+    table = table.marked(np.array(batches, bool) & (missing < 0), ABSENT, Because.READ_ON)
+    states = [
+        own.kind is Kind.RNG and own.phase is Phase.START and generator_of(own) in read.generators for own in named
+    ]
+    return table.marked(np.array(states, bool) & ~table.one_sided, NOT_SEEN, Because.READ_ON)

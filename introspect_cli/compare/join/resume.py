@@ -1,0 +1,306 @@
+"""Which of two runs goes on from where the other has been, and from which of its steps.
+
+A resumed run counts its steps from 0 again. What it begins with, the whole run had after some step: parameters,
+buffers, the optimizer's state. But equal parameters alone prove nothing: a warm-up whose first learning rate is 0
+leaves them as they were. So a run is resumed only if something in it says so that a fresh one cannot have: its
+framework counts on, its optimizer's state is not new, or it read a checkpoint that the other did not read. Where a
+fresh run could begin like that too, the offset that explains more of what the run begins with wins.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from introspect_cli.compare.join.carried import Tensor, start_values, values_of
+from introspect_cli.compare.join.sites import columns, kind_code, phase_code
+from introspect_cli.compare.watched import STATE_KINDS, options_of
+from introspect_cli.labels import step_words
+from introspect_cli.records import Kind, Phase
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from introspect_cli.compare.join.sites import Columns
+    from introspect_cli.compare.join.steps import Sides
+    from introspect_cli.labels import Labels
+    from introspect_cli.store.whole import Reader
+
+_STATE = kind_code(Kind.OPTIMIZER_STATE)
+_SELECTING = ("steps", "every_seconds", "epochs", "first", "last", "when", "schedule", "max_size")
+"""Options of a capture that may leave out the steps before its first."""
+
+
+class Sign(Enum):
+    """What says that a run does not begin its training."""
+
+    COUNTED = "its framework counts on"
+    STATE = "its optimizer's state is not new when it begins"
+    READ = "it read a checkpoint that the other run did not read"
+    ASKED = "--offset says so"
+
+
+@dataclass(frozen=True)
+class Goes:
+    """One run goes on where the other has been.
+
+    Attributes:
+        late: `a` or `b`, the run that goes on.
+        first: its first step.
+        at: the step of the other run that it is compared with.
+        sign: what says so.
+    """
+
+    late: str
+    first: int
+    at: int
+    sign: Sign
+
+    @property
+    def whole(self) -> str:
+        """The other run."""
+        return "a" if self.late == "b" else "b"
+
+
+@dataclass(frozen=True)
+class Late:
+    """The later of two runs beside the whole one, each with its sites, names as they are compared."""
+
+    late: Reader
+    whole: Reader
+    sites: Columns
+    sites_whole: Columns
+
+    @classmethod
+    def of(cls, sides: Sides, late: str) -> Late:
+        """The runs, given which is the later one."""
+        of_a, of_b = columns(sides.a.sites, sides.rename), columns(sides.b.sites)
+        return cls(sides.b, sides.a, of_b, of_a) if late == "b" else cls(sides.a, sides.b, of_a, of_b)
+
+
+def goes_on(sides: Sides, offset: int, *, asked: bool) -> Goes | None:
+    """Which run goes on from the other, where it is so.
+
+    Args:
+        sides: the runs.
+        offset: step k of b is compared with step k + offset of a.
+        asked: whether that offset was asked for.
+    """
+    if not len(sides.a) or not len(sides.b):
+        return None
+    first_a, first_b = sides.a.entry(0).step, sides.b.entry(0).step
+    if first_a == first_b + offset:
+        return None
+    late = "b" if first_b + offset > first_a else "a"
+    first, at = (first_b, first_b + offset) if late == "b" else (first_a, first_a - offset)
+    manifest = sides.manifest_b if late == "b" else sides.manifest_a
+    if first and any(options_of(manifest).get(name) for name in _SELECTING):
+        return None  # the capture left out what came before
+    own = Late.of(sides, late)
+    for sign, holds in (
+        (Sign.COUNTED, bool(named_apart(sides.a.labels, sides.b.labels))),
+        (Sign.STATE, _not_new(own)),
+        (Sign.READ, _read_more(sides, late)),
+        (Sign.ASKED, asked and bool(offset)),
+    ):
+        if holds:
+            return Goes(late, first, at, sign)
+    return None
+
+
+def detected_offset(sides: Sides, *, same_size: bool) -> tuple[int, str]:
+    """By how much a step's number is larger in a than in b, and what is said of it.
+
+    Args:
+        sides: the runs.
+        same_size: whether both have as many ranks.
+    """
+    a, b = sides.a, sides.b
+    apart = named_apart(a.labels, b.labels)
+    if apart:
+        return apart, (
+            f"Steps with the same global_step are compared, step {max(apart, 0)} of a with step {max(-apart, 0)} of b "
+            f"(--offset {apart}): one of the runs counts on from a checkpoint."
+        )
+    if not same_size or not len(a) or not len(b) or a.entry(0).digest == b.entry(0).digest:
+        return 0, ""
+    for late, whole in (("b", "a"), ("a", "b")):
+        own = Late.of(sides, late)
+        found = _begins_after(own, read=_read_more(sides, late))
+        if found is None:
+            continue
+        step, decided = found
+        first = int(own.late.entry(0).step)
+        offset = (step - first) * (1 if late == "b" else -1)
+        after = step_words(step - 1, own.whole.labels.get(step - 1, {}))
+        if offset and not decided:
+            return 0, (
+                f"Run {late} begins with the parameters that run {whole} has after {after}, and nothing else says that "
+                f"it is resumed (--offset {offset} compares step {first} of {late} with step {step} of {whole})."
+            )
+        if offset:
+            return offset, (
+                f"Run {late} begins with what run {whole} has after {after}: "
+                f"step {first} of {late} is compared with step {step} of {whole} (--offset {offset})."
+            )
+    return 0, ""
+
+
+def checkpoints_read(document: object) -> frozenset[str]:
+    """The checkpoints that a run read before its first step, by what its capture noted of its beginning."""
+    read = document.get("read") if isinstance(document, dict) else None
+    return frozenset(str(name) for name in read) if isinstance(read, list) else frozenset()
+
+
+def _read_more(sides: Sides, late: str) -> bool:
+    """Whether the later run read a checkpoint that the other one did not read."""
+    return bool(sides.read["ab".index(late)] - sides.read["ba".index(late)])
+
+
+def named_apart(a: Mapping[int, Labels], b: Mapping[int, Labels]) -> int:
+    """By how much a's number of a step is larger than b's of the step with the same `global_step`; 0 where unknown."""
+    apart: list[int] = []
+    for labels in (a, b):
+        counted = {count - step for step, given in labels.items() if isinstance(count := given.get("global_step"), int)}
+        if len(counted) != 1:  # nobody counts, or a training was begun anew within the run
+            return 0
+        apart.append(counted.pop())
+    return apart[1] - apart[0]
+
+
+# --- by what a run begins with
+
+
+def began_with(reader: Reader, sites: Columns) -> dict[Tensor, int]:
+    """Checksums of the parameters, buffers and optimizer state that a run's first captured step began with."""
+    return values_of(reader, reader.entry(0).step, sites, Phase.START) if len(reader) else {}
+
+
+def _begins_after(own: Late, *, read: bool) -> tuple[int, bool] | None:
+    """The step of the whole run that the later one begins with, and whether that is decided; None for none."""
+    start, start_whole = began_with(own.late, own.sites), start_values(own.whole, own.sites_whole)
+    tensors = {tensor: value for tensor, value in start.items() if tensor[0] != _STATE}
+    if (
+        tensors
+        and all(start_whole.get(tensor) == value for tensor, value in tensors.items())
+        and len(start) == len(tensors)
+    ):
+        return None  # it begins as the other one does
+    new = not _not_new(own)
+    best = _step_with(own, start)
+    if best is None and not new:  # the rest was not restored
+        best = _step_with(own, {tensor: value for tensor, value in start.items() if tensor[0] == _STATE})
+    if best is None:
+        counted = None if new else _step_counted(own)
+        return None if counted is None else (counted, True)
+    step, explained = best
+    fresh = sum(start_whole.get(tensor) == value for tensor, value in start.items())
+    if new and (explained <= fresh or not any(tensor[0] == kind_code(Kind.PARAM) for tensor in start)):
+        return None
+    return step, not new or read
+
+
+def _step_with(own: Late, start: dict[Tensor, int]) -> tuple[int, int] | None:
+    """The step of the whole run that begins with most of `start`, and with how much; None where none stands out.
+
+    What a step begins with, the step before left; where that was not captured, its own start tells.
+    """
+    for phase, after in ((Phase.OPTIMIZER, 1), (Phase.START, 0)):
+        found = _row_with(own, start, phase)
+        if found is not None:
+            return int(own.whole.entries["step"][found[0]]) + after, found[1]
+    return None
+
+
+def _row_with(own: Late, start: dict[Tensor, int], phase: Phase) -> tuple[int, int] | None:
+    """The row of the step that has most of `start` in a phase, and how much; None where none stands out."""
+    sites = own.sites_whole
+    wanted = (sites.phase == phase_code(phase)) & (sites.call == 0)  # later calls are within the step
+    wanted &= np.isin(sites.kind, [kind_code(kind) for kind in STATE_KINDS])
+    last = {(int(sites.kind[n]), sites.fqn[n], sites.path[n]): n for n in np.flatnonzero(wanted).tolist()}
+    shared = [tensor for tensor in start if tensor in last]
+    if not shared:
+        return None
+    goal = np.array([start[tensor] for tensor in shared], dtype=np.uint64)
+    numbers = np.array([last[tensor] for tensor in shared])
+    equal = np.zeros(len(own.whole), dtype=np.int64)
+    for row in range(len(own.whole)):
+        batch = own.whole.read_row(row)
+        values = np.zeros(len(sites), dtype=np.uint64)
+        values[np.asarray(batch.site)] = np.asarray(batch.checksum)
+        equal[row] = int((values[numbers] == goal).sum())
+        if equal[row] == len(goal):
+            break
+    best = int(equal.max(initial=0))
+    if (equal == best).sum() != 1 or 2 * best < len(goal):
+        return None
+    return int(np.argmax(equal)), best
+
+
+def _step_counted(own: Late) -> int | None:
+    """The step of the whole run at whose start its optimizer has counted as far as that of the later run has."""
+    goal = _counted(own.late, own.late.entry(0).step, own.sites, Phase.START)
+    if goal is None:
+        return None
+    for row in range(len(own.whole)):
+        step = int(own.whole.entries["step"][row])
+        if _counted(own.whole, step, own.sites_whole, Phase.OPTIMIZER) == goal:
+            return step + 1
+    return None
+
+
+def _counted(reader: Reader, step: int, sites: Columns, phase: Phase) -> float | None:
+    """How many steps an optimizer has counted, the most of all parameters; None where it does not count."""
+    counts = [value for path, value, _ in optimizer_states(reader, step, sites, phase) if path == "['step']"]
+    return max((count for count in counts if count is not None), default=None)
+
+
+def _not_new(own: Late) -> bool:
+    """Whether the later run's optimizer has stepped before its first step, and more often than the whole run's."""
+    if not _stepped(own.late, own.sites):
+        return False
+    if not _stepped(own.whole, own.sites_whole):
+        return True
+    ends = ((own.late, own.sites), (own.whole, own.sites_whole))
+    late, whole = (_counted(reader, reader.entry(0).step, sites, Phase.START) for reader, sites in ends)
+    return late is None or whole is None or late > whole
+
+
+def _stepped(reader: Reader, sites: Columns) -> bool:
+    """Whether an optimizer's state says, when a run begins, that it has stepped: it has counted, or has moments."""
+    if not len(reader):
+        return False
+    states = optimizer_states(reader, reader.entry(0).step, sites, Phase.START)
+    counts = [value for path, value, _ in states if path == "['step']"]
+    if counts:
+        return any(value is not None and value > 0 for value in counts)
+    return any(moves for path, _, moves in states if "exp_avg" in path or "momentum" in path or "square_avg" in path)
+
+
+def optimizer_states(reader: Reader, step: int, sites: Columns, phase: Phase) -> list[tuple[str, float | None, bool]]:
+    """Of each optimizer state of a step and phase: its path, its value as a scalar, whether any of it is not 0."""
+    batch = reader.read(step)
+    numbers = np.asarray(batch.site)
+    wanted = (sites.kind == _STATE) & (sites.phase == phase_code(phase))
+    rows = np.flatnonzero(wanted[numbers]).tolist()
+    return [(sites.path[numbers[row]], scalar(batch, row), _moves(batch, row)) for row in rows]
+
+
+def scalar(batch: Any, row: int) -> float | None:
+    """The value of a record of one number; the mean of a tensor. None where it is not known."""
+    try:
+        if len(batch.text) and batch.text[row]:
+            return float(batch.text[row])
+    except ValueError:
+        return None
+    mean = batch.floats.get("mean")
+    value = None if mean is None else float(mean[row])
+    return None if value is None or np.isnan(value) else value
+
+
+def _moves(batch: Any, row: int) -> bool:
+    largest = [batch.floats[name][row] for name in ("min", "max") if name in batch.floats]
+    return any(value != 0 for value in largest if not np.isnan(value))

@@ -1,0 +1,98 @@
+"""The fifth pass: a value that is given to a module in another form, where what the module gives is not another one.
+
+An attention mask is a tensor of numbers for one implementation, one of truths for another, and for a third there is
+none: it says by a flag that the mask is causal. Only what comes of it says whether that is the same mask. So an input
+whose form is another (a dtype of another family, a shape, or that one run gives it alone) is representation where each
+output of that call agrees, or differs by no more than rounding: it is told, and is no divergence. Where an output
+differs by more, or none is on record, the form is what differs first. Two floating point dtypes are no two forms of
+one value: one of them was rounded.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from introspect_cli.compare.join.distance import distances, relative
+from introspect_cli.compare.join.sites import kind_code
+from introspect_cli.compare.size import LEAST_BOUND
+from introspect_cli.compare.table import DIFFERENT, EQUAL, FORM, ONLY_A, ONLY_B, WITHIN, Because
+from introspect_cli.records import Kind, Status
+
+if TYPE_CHECKING:
+    from introspect_cli.compare.comparison import Comparison
+    from introspect_cli.compare.join.sites import Ids, Mask
+    from introspect_cli.compare.table import Table
+
+_EQUAL, _ROUNDED = 0, 1
+_AGREE = (EQUAL, WITHIN)
+
+Call = tuple[str, int, int]
+"""A module's FQN, its call and the phase."""
+
+
+def form(table: Table, comparison: Comparison) -> Table:
+    """The table in which inputs of another form are representation, where the modules that take them say so."""
+    if comparison.options.strict:
+        return table
+    inputs = np.flatnonzero((table.alignment.kind[table.site] == kind_code(Kind.INPUT)) & table.diverging)
+    inputs = inputs[_reformed(table, inputs, comparison)] if len(inputs) else inputs
+    if not len(inputs):
+        return table
+    calls = [_call(table, row) for row in inputs.tolist()]
+    given = _outputs(table, set(calls), comparison)
+    # what one run alone gives, to no effect at all, is told as structure
+    least = [_EQUAL if state == DIFFERENT else _ROUNDED for state in table.state[inputs].tolist()]
+    kept = [given.get(call, -1) >= enough for call, enough in zip(calls, least, strict=True)]
+    return table.marked(inputs[np.array(kept, dtype=np.bool_)], FORM, Because.FORM)
+
+
+def _call(table: Table, row: int) -> Call:
+    alignment, site = table.alignment, int(table.site[row])
+    return alignment.fqn[site], int(alignment.call[site]), int(alignment.phase[site])
+
+
+def _reformed(table: Table, rows: Ids, comparison: Comparison) -> Mask:
+    """Which inputs have another form in b, or are given in one run alone."""
+    found = np.isin(table.state[rows], (ONLY_A, ONLY_B))
+    both = np.flatnonzero(~found)
+    row_a, row_b = table.row_a[rows[both]], table.row_b[rows[both]]
+    layout_a, layout_b = np.asarray(table.a.layout)[row_a], np.asarray(table.b.layout)[row_b]
+    own, other = comparison.layouts
+    seen = [np.asarray(batch.status)[at] == int(Status.OBSERVED) for batch, at in ((table.a, row_a), (table.b, row_b))]
+    another = own.shape[layout_a] != other.shape[layout_b]
+    another |= own.floating[layout_a] != other.floating[layout_b]
+    found[both] = another & seen[0] & seen[1]
+    return np.asarray(found)
+
+
+def _outputs(table: Table, calls: set[Call], comparison: Comparison) -> dict[Call, int]:
+    """Of these calls, what is known of the outputs that both runs have: equal, or apart by tolerance or rounding.
+
+    A call of which an output differs by more, or of which there is none in both runs, is not among them.
+    """
+    names = {call[0] for call in calls}
+    alignment = table.alignment
+    outputs = np.flatnonzero((alignment.kind[table.site] == kind_code(Kind.OUTPUT)) & ~table.one_sided)
+    outputs = outputs[[alignment.fqn[site] in names for site in table.site[outputs].tolist()]]
+    differ = outputs[table.state[outputs] == DIFFERENT]
+    far = dict.fromkeys(differ.tolist(), True)
+    if len(differ):
+        row_a, row_b = table.row_a[differ], table.row_b[differ]
+        layout_a, layout_b = np.asarray(table.a.layout)[row_a], np.asarray(table.b.layout)[row_b]
+        rel = relative(*distances(table.a, table.b, row_a, row_b, *comparison.layouts))
+        units, other = comparison.layouts[0].unit[layout_a], comparison.layouts[1].unit[layout_b]
+        with np.errstate(invalid="ignore"):
+            far = dict(zip(differ.tolist(), ~((rel <= LEAST_BOUND * units) & (units == other)), strict=True))
+    found: dict[Call, int] = {}
+    beyond: set[Call] = set()
+    for row in outputs.tolist():
+        call = _call(table, row)
+        if call not in calls:
+            continue
+        if far.get(row, table.state[row] not in _AGREE):
+            beyond.add(call)
+        rounded = row in far or table.state[row] == WITHIN
+        found[call] = max(found.get(call, _EQUAL), _ROUNDED if rounded else _EQUAL)
+    return {call: known for call, known in found.items() if call not in beyond}

@@ -1,0 +1,153 @@
+"""How far rounding alone carries a training, and whether run b stays within that.
+
+A run that begins one rounding beside a (`capture --perturb`) differs from it, at each site and in each step, by what
+this training makes of a rounding. A small fault shows against that measure where no fixed tolerance would fit both the
+first layer and the last step. It is the method of TTrace, which perturbs by the machine's epsilon, with nothing of the
+model modelled. A result is rounded itself, so less than one rounding of its dtype is no measure: where a loss came out
+equal by luck, b may still be a rounding beside it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from introspect_cli.compare.join.distance import distances, has_norms, norms, relative
+from introspect_cli.compare.join.sites import kind_code, phase_code
+from introspect_cli.compare.result import Reach, StepReach
+from introspect_cli.records import Kind, Phase, count, perturbed_by
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from introspect_cli.compare.join.distance import Floats, Layouts
+    from introspect_cli.compare.join.sites import Mask
+    from introspect_cli.compare.result import Divergence
+    from introspect_cli.compare.table import Table
+
+ROUNDING_FACTOR = 6.0
+"""How many times what a rounding does is let pass: two perturbed runs of one training are up to 4.3 times as far apart
+at some site as a third is from them, and the faults of `benchmarks/perturb.py` that show at all begin at 9."""
+
+_BESIDE = 4.0
+"""Roundings; parameters that begin further from a's than this were not moved by one."""
+
+
+class Reached:
+    """What is measured while a rank is walked; a step that was measured once is not measured again."""
+
+    def __init__(self) -> None:
+        """Start with nothing measured."""
+        self._rounding: dict[int, float | None] = {}
+        self._steps: dict[int, StepReach] = {}
+
+    def agree(self, step: int) -> None:
+        """A perturbed run has a step, and is equal to a there."""
+        self._rounding.setdefault(step, 0.0)
+
+    def learn(self, table: Table, apart: Floats, layouts: Layouts) -> None:
+        """Take in how far a perturbed run is from a in a step."""
+        now, before = _parameters(table, apart, layouts), self._rounding.get(table.step)
+        self._rounding[table.step] = now if now is None or before is None else max(now, before)
+
+    def see(self, table: Table, layouts: tuple[Layouts, Layouts], rounded: Sequence[Floats]) -> None:
+        """Take in how far b is from a in a step that a perturbed run has, before any of it is let pass.
+
+        Args:
+            table: the step.
+            layouts: of a and of b.
+            rounded: of each perturbed run, how far it was from a at the site of each differing row.
+        """
+        if not rounded or table.step in self._steps or table.step not in self._rounding:
+            return
+        apart, scale = distances(table.a, table.b, table.rows_a, table.rows_b, *layouts)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            times = relative(apart, scale) / np.maximum.reduce(list(rounded))
+        times[~(np.isfinite(times) & table.chosen[table.differing])] = 0.0
+        worst = int(np.argmax(times)) if len(times) and times.max() > 0 else None
+        self._steps[table.step] = StepReach(
+            step=table.step,
+            rounding=self._rounding[table.step],
+            b=_parameters(table, apart, layouts[0]),
+            times=0.0 if worst is None else float(times[worst]),
+            site=None if worst is None else table.named(int(table.differing[worst])),
+        )
+
+    def result(self, seeds: Iterable[int], compared: Sequence[int]) -> Reach | None:
+        """What was measured in the compared steps, None where nothing was; in those not opened, b equals a."""
+        steps = [step for step in compared if step in self._rounding]
+        found = [self._steps.get(step) or StepReach(step, self._rounding[step]) for step in steps]
+        return Reach(tuple(seeds), tuple(found), len(compared)) if found else None
+
+
+def begins_beside(table: Table, rel: Floats, units: Floats) -> bool:
+    """Whether no parameter that a step begins with is further from a's than one rounding moves it."""
+    start = _rows_of(table, Phase.START)[table.rows_a]
+    return bool((rel[start] <= _BESIDE * units[start]).all())
+
+
+def _rows_of(table: Table, phase: Phase) -> Mask:
+    """Which rows of a are parameters in a phase."""
+    kinds, phases = table.alignment.kind[table.sites_a], table.alignment.phase[table.sites_a]
+    return np.asarray((kinds == kind_code(Kind.PARAM)) & (phases == phase_code(phase)))
+
+
+def _parameters(table: Table, apart: Floats, layouts: Layouts) -> float | None:
+    """The relative distance of all parameters after the step together; None where it cannot be told."""
+    after = _rows_of(table, Phase.OPTIMIZER)
+    if not has_norms(table.a):
+        return None
+    own = apart[after[table.rows_a]]
+    size = float(np.sqrt(np.square(norms(table.a, np.flatnonzero(after), layouts)).sum())) if after.any() else 0.0
+    return (
+        float(np.sqrt(np.square(own).sum())) / size if np.isfinite(own).all() and np.isfinite(size) and size else None
+    )
+
+
+def within_words(reach: Reach) -> str:
+    """That b stays within what rounding does to a, in words: how long, and how near it came to leaving it."""
+    far = reach.furthest
+    over = f"over {count(len(reach.steps), 'step')}"
+    if len(reach.steps) < reach.compared:
+        over = f"over the {len(reach.steps):,} of {reach.compared:,} steps that are on record of the perturbed run"
+    near = f" (at most {far.times:.2g} x as far, at step {far.step})" if far.site is not None else ""
+    return f"b stays within what one rounding of the parameters does to a, {over}{near}"
+
+
+def leaves_words(reach: Reach, first: Divergence) -> str:
+    """Where b leaves what rounding does to a, as a sentence to stand before the divergence's; "" where it does not.
+
+    Args:
+        reach: what was measured.
+        first: the first divergence; it may be one of structure, and elsewhere.
+    """
+    at = next((own for own in reach.steps if own.times > ROUNDING_FACTOR), None)
+    if at is None or at.site is None:
+        return ""
+    fqn, times = at.site.fqn, at.times
+    if first.step == at.step and first.rel_l2 and first.floor:
+        fqn, times = first.site.fqn, first.rel_l2 / first.floor
+    where = f" in {fqn}" if fqn else ""
+    return f"b leaves what one rounding of the parameters does to a at step {at.step}{where}, {times:.2g} x as far. "
+
+
+def perturbed_notes(manifest_a: dict[str, Any], manifest_b: dict[str, Any], *, foreign: bool) -> list[str]:
+    """Sentences on runs whose initial parameters were moved; `foreign` where one among the noise is none of a."""
+    seeds = (("a", perturbed_by(manifest_a)), ("b", perturbed_by(manifest_b)))
+    notes = [
+        f"Run {name} is no ordinary training: its initial parameters were moved by one rounding (--perturb {seed})."
+        for name, seed in seeds
+        if seed is not None
+    ]
+    if foreign:
+        notes.append(
+            "A perturbed run given as --noise does not begin one rounding beside a: it counts as any other noise, and "
+            "tells nothing of what rounding alone does to a."
+        )
+    return notes
+
+
+def furthest_of(reaches: Iterable[Reach | None]) -> Reach | None:
+    """What was measured on the rank where b goes furthest; None without perturbed runs."""
+    return max((reach for reach in reaches if reach is not None), key=lambda own: own.furthest.times, default=None)

@@ -1,0 +1,220 @@
+"""What a resumed run goes on with: part by part, whether it was restored.
+
+A checkpoint holds more than parameters: buffers, the optimizer's state, the schedule, the scaler, random states, the
+place in the data, counters, averaged copies. What is lost of these shows in the loss much later or never. So each part
+is held against what the other run had at that step: restored, not restored with the values, or not recorded.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from introspect_cli.compare.join.carried import values_of
+from introspect_cli.compare.join.read_on import ReadOn
+from introspect_cli.compare.join.sites import kind_code
+from introspect_cli.compare.reasons.words import listed
+from introspect_cli.compare.result import Part, Restored, Resumption
+from introspect_cli.compare.resumed.beside import Beside, Side, key_of, numbers_of
+from introspect_cli.compare.resumed.data import place, random
+from introspect_cli.labels import shown
+from introspect_cli.records import EVALUATED, SCALER, Kind, Phase, count
+
+if TYPE_CHECKING:
+    from introspect_cli.compare.comparison import Comparison
+    from introspect_cli.compare.join.carried import Tensor
+
+RATES = "learning rates and schedulers"
+_COPIES = ("AveragedModel", "EMA", "ModelEma", "ExponentialMovingAverage")
+"""Classes of models that hold a moving average of another."""
+
+
+def resumption_of(comparison: Comparison) -> Resumption | None:
+    """What the later run goes on with; None where neither run is resumed."""
+    goes = comparison.goes
+    if goes is None:
+        return None
+    beside = Beside(comparison, goes)
+    parts = (
+        tensors(beside, Kind.PARAM),
+        tensors(beside, Kind.BUFFER),
+        optimizer(beside),
+        rates(beside),
+        scaler(beside),
+        *random(beside),
+        place(beside),
+        counters(beside),
+        copies(beside),
+    )
+    read = comparison.read_on or ReadOn()
+    thrown_away, in_time = sum(read.batches.values()), tuple(sorted(read.generators))
+    return Resumption(goes.late, goes.at, goes.first, goes.sign.value, parts, thrown_away, in_time)
+
+
+# --- tensors
+
+
+def tensors(beside: Beside, kind: Kind) -> Part:
+    """Parameters or buffers."""
+    name, began, there = kind.several, beside.began, beside.there
+    if kind.value not in beside.kinds:
+        return Part(name, Restored.UNSEEN)
+    if there is None:
+        return Part(name, Restored.UNSEEN, beside.not_there)
+    code = kind_code(kind)
+    both = [tensor for tensor in began if tensor[0] == code and tensor in there and not _is_copy(tensor[1])]
+    if not both:
+        return Part(name, Restored.UNSEEN, "none on record", matters=False)
+    missing = sum(tensor[0] == code and tensor not in began and not _is_copy(tensor[1]) for tensor in there)
+    unseen = f"; {missing} more not recorded in {beside.goes.late}" if missing else ""
+    differ = sorted(tensor[1] for tensor in both if began[tensor] != there[tensor])
+    if not differ:
+        return Part(name, Restored.YES, f"all {len(both)}{unseen}" if len(both) > 1 else f"{both[0][1]}{unseen}")
+    more = [f"{len(differ) - 2} more"] if len(differ) > 2 else []
+    much = f"{len(differ)} of {len(both)} differ{' in bits' if beside.tolerant else ''}"
+    return Part(name, Restored.NO, f"{much}, {listed([*differ[:2], *more])}{unseen}")
+
+
+def optimizer(beside: Beside) -> Part:
+    """The optimizer's state."""
+    name, code = Kind.OPTIMIZER_STATE.several, kind_code(Kind.OPTIMIZER_STATE)
+    if Kind.OPTIMIZER_STATE.value not in beside.kinds:
+        return Part(name, Restored.UNSEEN)
+    if beside.there is None:
+        return Part(name, Restored.UNSEEN, beside.not_there)
+    there = {tensor: value for tensor, value in beside.there.items() if tensor[0] == code}
+    began = {tensor: value for tensor, value in beside.began.items() if tensor[0] == code}
+    differ = [tensor for tensor in (there | began) if began.get(tensor) != there.get(tensor)]
+    if not there and not began:
+        return Part(name, Restored.UNSEEN, "none on record", matters=False)
+    if not differ:
+        return Part(name, Restored.YES, f"all {count(len(there), 'value')}" if len(there) > 1 else "")
+    counted = _counted(beside)
+    paths = listed(list(dict.fromkeys(key_of(tensor[2]) for tensor in differ)))
+    if counted is not None:
+        return Part(name, Restored.NO, f"step {beside.change(*counted)}", *beside.ab(*counted))
+    if not began:
+        if _ends_equal(beside):  # it was there and nobody looked
+            return Part(name, Restored.UNSEEN, f"not as {beside.goes.late} begins, equal after its first step")
+        return Part(name, Restored.NO, f"{beside.goes.late} begins without {paths}")
+    bits = " in bits" if beside.tolerant else ""
+    return Part(name, Restored.NO, f"{paths} of {count(len({own[1] for own in differ}), 'parameter')} differ{bits}")
+
+
+def _ends_equal(beside: Beside) -> bool:
+    """Whether the optimizers leave the first step with one state in both runs."""
+    left = [
+        {tensor: value for tensor, value in found.items() if tensor[0] == kind_code(Kind.OPTIMIZER_STATE)}
+        for found in (values_of(*side, Phase.OPTIMIZER) for side in beside.first)
+    ]
+    return bool(left[0]) and left[0] == left[1]
+
+
+def _counted(beside: Beside) -> tuple[str, str] | None:
+    """How many steps the optimizers have counted after that step, in the later and the whole run; None if equal."""
+    counts = []
+    for side in beside.first:
+        states = [value for (_, path), value in numbers_of(side, Kind.OPTIMIZER_STATE) if path == "['step']"]
+        counts.append(max((value for value in states if value is not None), default=None))
+    late, whole = counts
+    return None if late is None or whole is None or late == whole else (f"{late:g}", f"{whole:g}")
+
+
+def copies(beside: Beside) -> Part:
+    """Averaged copies of a model, as an evaluation first finds them in both runs."""
+    name, trained = "averaged copies", True
+    for late, whole in beside.steps():
+        mine, theirs = (_of(side, Phase.START, copy=True) for side in (late, whole))
+        held = mine.keys() & theirs.keys()
+        differ = [tensor[1] for tensor in held if mine[tensor] != theirs[tensor]]
+        if differ and not trained:
+            return Part(name, Restored.UNSEEN, "first on record when the parameters differ", matters=False)
+        if differ:
+            return Part(name, Restored.NO, f"{len(differ)} of {len(held)} differ, {min(differ)}")
+        if held:
+            return Part(name, Restored.YES, f"all {len(held)}")
+        ends = [_of(side, Phase.OPTIMIZER, copy=False) for side in (late, whole)]
+        trained = trained and ends[0] == ends[1]
+    return Part(name, Restored.UNSEEN, "none on record", matters=False)
+
+
+def _of(side: Side, phase: Phase, *, copy: bool) -> dict[Tensor, int]:
+    """The tensors of copies, or all others, as a phase of a step has them."""
+    return {tensor: value for tensor, value in values_of(*side, phase).items() if _is_copy(tensor[1]) is copy}
+
+
+def _is_copy(fqn: str) -> bool:
+    root = fqn.partition(".")[0]
+    return EVALUATED in root or root.startswith(_COPIES)
+
+
+# --- settings and counters
+
+
+def rates(beside: Beside) -> Part:
+    """Learning rates, and the schedule that gives those of the steps after."""
+    seen = differ = 0
+    told: tuple[str, tuple[str, str]] | None = None
+    at_first = False
+    for sides in beside.steps():
+        late, whole = (_rates(side) for side in sides)
+        places = sorted(late.keys() & whole.keys())
+        seen += bool(places)
+        other = next((group for group in places if late[group] != whole[group]), None)
+        differ += other is not None
+        if other is not None and told is None:
+            values = f"{late[other]:.6g}", f"{whole[other]:.6g}"
+            group = f" of group {other[1]}" if len(set(late.values())) > 1 else ""
+            since = beside.since(*sides)
+            at_first = not since
+            told = f"lr{group} {beside.change(*values)}{f' {since}' if since else ''}", values
+    if not seen:
+        return Part(RATES, Restored.UNSEEN)
+    if told is not None:
+        once = " in the first step alone" if differ == 1 and seen > 1 and at_first else ""
+        return Part(RATES, Restored.NO, told[0] + once, *beside.ab(*told[1]))
+    first = list(dict.fromkeys(f"{rate:.6g}" for rate in _rates(beside.first[0]).values()))
+    return Part(RATES, Restored.YES, f"lr {listed(first[:3])}, equal in {count(seen, 'step')}" if first else "")
+
+
+def _rates(side: Side) -> dict[tuple[str, str], float]:
+    """Learning rates by optimizer and group."""
+    rows = numbers_of(side, Kind.HYPERPARAMETER)
+    return {
+        (fqn, path.partition("]")[0][1:]): value
+        for (fqn, path), value in rows
+        if path.endswith("['lr']") and value is not None
+    }
+
+
+def scaler(beside: Beside) -> Part:
+    """The scale of a gradient scaler."""
+    late, whole = (
+        {
+            path: value
+            for (fqn, path), value in numbers_of(side, Kind.HYPERPARAMETER)
+            if fqn == SCALER and value is not None
+        }
+        for side in beside.first
+    )
+    shared = sorted(late.keys() & whole.keys())
+    if not shared:
+        return Part("scaler", Restored.UNSEEN, "none on record", matters=False)
+    for path in shared:
+        if late[path] != whole[path]:
+            values = f"{late[path]:g}", f"{whole[path]:g}"
+            return Part("scaler", Restored.NO, f"{key_of(path)} {beside.change(*values)}", *beside.ab(*values))
+    return Part("scaler", Restored.YES, ", ".join(f"{key_of(path)} {late[path]:g}" for path in shared))
+
+
+def counters(beside: Beside) -> Part:
+    """What the framework counts."""
+    (one, first, _), (two, at, _) = beside.first
+    late, whole = one.labels.get(first, {}), two.labels.get(at, {})
+    names = [label for label in ("global_step", "epoch", "batch") if label in late and label in whole]
+    if not names:
+        return Part("counters", Restored.UNSEEN, matters=False)
+    differ = [label for label in names if late[label] != whole[label]]
+    if differ:
+        text = ", ".join(f"{label} {beside.change(shown(late[label]), shown(whole[label]))}" for label in differ)
+        return Part("counters", Restored.NO, text, matters=False)
+    return Part("counters", Restored.YES, ", ".join(f"{label} {shown(late[label])}" for label in names))
