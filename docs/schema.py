@@ -8,6 +8,7 @@ field that is added to the result reaches the schema as soon as it reaches the d
 from __future__ import annotations
 
 import ast
+import json
 import re
 import sys
 import types
@@ -23,7 +24,7 @@ from typing import Any
 from introspect_cli.compare.result import DiffResult
 from introspect_cli.render.json import FORMAT, diff_document
 
-NAMED_OTHERWISE = {"noise": "floor"}
+NAMED_OTHERWISE = {"noise": "floor", "changes": "ranked"}
 """Keys of the document whose field has another name."""
 
 NUMBER = {"$ref": "#/$defs/number"}
@@ -66,12 +67,18 @@ def schema() -> Definitions:
 
 def _object(cls: type, place: tuple[Any, ...], definitions: Definitions) -> Definitions:
     """The schema of what the document has for a dataclass at a place."""
-    document, least = _at(_document(), place), _at(_document(bare=cls), place)
+    document = _at(_document(), place)
+    try:
+        least = _at(_document(bare=cls), place)
+    except (KeyError, IndexError):  # it stands only where it has all of it
+        least = document
     known, said = hints(cls), attributes(cls)
     for name, hint in list(known.items()):
         inside = next((one for one in (hint, *typing.get_args(hint)) if is_dataclass(one)), None)
         if inside is not None and name not in document:  # its fields may stand among those of the outer one
-            known, said = hints(inside) | known, attributes(inside) | said
+            optional = type(None) in typing.get_args(hint)
+            own = {one: typing.Optional[of] if optional else of for one, of in hints(inside).items()}  # noqa: UP045 - of a type that is given
+            known, said = own | known, attributes(inside) | said
     whole: Definitions = {"description": _about(cls), "type": "object"}
     properties: Definitions = {}
     for key, value in document.items():
@@ -94,6 +101,8 @@ def _type(hint: Any, value: Any, place: tuple[Any, ...], definitions: Definition
         if options == [NUMBER]:
             return NUMBER
         return {"anyOf": [*options, *([{"type": "null"}] if type(None) in arguments else [])]}
+    if origin is typing.Literal:
+        return {"enum": list(arguments)}
     if origin in (tuple, list) and isinstance(value, list):
         if origin is list or arguments[1:] == (Ellipsis,):
             return {"type": "array", "items": _type(arguments[0], value[0], (*place, 0), definitions)}
@@ -141,6 +150,8 @@ def _value(hint: Any, bare: type | None, *, least: bool) -> Any:
         if least and type(None) in arguments:
             return None
         return _value(next(one for one in arguments if one is not type(None)), bare, least=least)
+    if origin is typing.Literal:
+        return arguments[0]
     if origin in (tuple, list):
         if origin is tuple and arguments[1:] != (Ellipsis,):
             return tuple(_value(one, bare, least=least) for one in arguments)
@@ -170,9 +181,12 @@ def attributes(cls: type) -> dict[str, str]:
     """What a dataclass's docstring says of each field."""
     block = (cls.__doc__ or "").partition("Attributes:")[2]
     found = re.findall(r"^ {8}(\w+): (.*(?:\n {12}.*)*)", block, re.MULTILINE)
-    return {
-        name: re.sub(r"\bNone\b", "null", re.sub(r"(?<!\.)\.$", "", " ".join(text.split()))) for name, text in found
-    }
+    return {name: _in_json(re.sub(r"(?<!\.)\.$", "", " ".join(text.split()))) for name, text in found}
+
+
+def _in_json(text: str) -> str:
+    """A text with JSON's words for python's None, True and False."""
+    return re.sub(r"\b(?:None|True|False)\b", lambda word: json.dumps(ast.literal_eval(word[0])), text)
 
 
 def _about(cls: type) -> str:

@@ -77,7 +77,9 @@ def ran(line, place, introspect):
         done = introspect(*words[1:], cwd=place, env=os.environ | ENVIRONMENT)
     else:
         environment = os.environ | ENVIRONMENT
-        done = subprocess.run(command, shell=True, cwd=place, env=environment, text=True, capture_output=True, check=False)
+        done = subprocess.run(
+            command, shell=True, cwd=place, env=environment, text=True, capture_output=True, check=False
+        )
     assert "Traceback" not in done.stderr, done.stderr
     wanted = re.search(r"exit status (-?\d+)", comment)
     code = 128 - done.returncode if done.returncode < 0 else done.returncode  # as a shell has it

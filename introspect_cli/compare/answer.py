@@ -53,7 +53,9 @@ def answer_for(a: Run, b: Run, options: DiffOptions, outcomes: Sequence[RankOutc
     best = first_of(outcomes)
     results = same_results(a, b, options, outcomes)
     if best is None or best.first is None or results:
-        verdict, text = undiverged(options, counts, outcomes, results=results)
+        split = any(outcome.gathered is not None and outcome.gathered.by_samples for outcome in outcomes)
+        subject = "Over the samples of each step, the runs are" if split else "The runs are"
+        verdict, text = undiverged(options, counts, outcomes, subject, results=results)
         if verdict is Verdict.SAME:
             verdict, text = doubted(a, b) or (verdict, text)
         if verdict is Verdict.UNDECIDED:
@@ -87,7 +89,7 @@ def answer_for(a: Run, b: Run, options: DiffOptions, outcomes: Sequence[RankOutc
         fed=scene.fed,
         rates=bool(tuned) or scene.no_rates,
     )
-    scene.settings = settings = with_code(found, code)
+    scene.settings = settings = with_code(found, code, rounding=scene.rounding)
     training, evaluation = separately(a, b, options, outcomes)
     told = told_separately(scene, training, evaluation)
     reach = furthest_of(outcome.reach for outcome in outcomes)

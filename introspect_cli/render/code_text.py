@@ -44,7 +44,7 @@ def code_blocks(code: CodeChanges | None) -> list[Block]:
         statements = f"{count(every, 'statement')} changed in {count(code.files, 'file')}"
         text = f"No changed statement reaches this place by name; {statements} (--changes lists them)."
         return [line(), line(text, "dim")]
-    blocks: list[Block] = [line(), line(f"{_HEADS[best.nearness]}:", "heading"), *_change(best)]
+    blocks: list[Block] = [line(), line(f"{_HEADS[best.nearness]}:", "heading"), *change_lines(best)]
     if every > 1:
         likely = len(code.likely) - 1
         rest = f"and {count(every - 1, 'more changed statement')} in {count(code.files, 'file')}"
@@ -62,7 +62,7 @@ def changes_blocks(code: CodeChanges | None) -> list[Block]:
         if own:
             blocks += [line(), line(f"{_HEADS[nearness]}:", "heading")]
             for one in own:
-                blocks += _change(one)
+                blocks += change_lines(one)
     for name in code.in_comments:
         blocks.append(line(f"{clean(name)} changed, in comments alone.", "dim"))
     for name, why in code.unread:
@@ -72,7 +72,7 @@ def changes_blocks(code: CodeChanges | None) -> list[Block]:
     return blocks[1:] if blocks[0] == line() else blocks
 
 
-def _change(one: Ranked) -> Iterator[Line]:
+def change_lines(one: Ranked) -> Iterator[Line]:
     """Both sides of a change, with the line above."""
     change = one.change
     scope = f"  in {clean(change.scope)}" if change.scope else ""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from introspect_cli.compare.result import RESOLUTION
 from introspect_cli.records import clean
+from introspect_cli.rerun.element import kind_of, place_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
     from introspect_cli.inspect.runs import RunList
     from introspect_cli.labels import Labels
     from introspect_cli.records import Record, Summary
+    from introspect_cli.rerun.bisect import Culprit
+    from introspect_cli.rerun.changes import Proof
+    from introspect_cli.rerun.minimise import Smallest
 
 FORMAT = 1
 """Version of every document; a key may be added under the same version, none removed or changed."""
@@ -394,3 +398,28 @@ def runs_document(search: RunList) -> dict[str, Any]:
     """Runs below some directories; times are ISO 8601 in UTC, sizes bytes, `not_searched` directories."""
     unseen = {"unreadable": plain(search.unread), "too_deep": search.deeper, "too_many": search.left}
     return {"format": FORMAT, "runs": plain(search.rows), "not_searched": unseen}
+
+
+# Runs that were made again.
+
+
+def culprit_document(culprit: Culprit) -> dict[str, Any]:
+    """A bisection over commits."""
+    proof = None if culprit.proof is None else proof_document(culprit.proof)
+    return _with_result({"format": FORMAT, **vars(culprit), "proof": proof}, culprit.result)
+
+
+def smallest_document(smallest: Smallest) -> dict[str, Any]:
+    """A bisection over settings."""
+    return _with_result({"format": FORMAT, **vars(smallest)}, smallest.result)
+
+
+def proof_document(proof: Proof) -> dict[str, Any]:
+    """The smallest set of changes that makes two runs diverge."""
+    elements = [{"kind": kind_of(element), "place": place_of(element), **plain(element)} for element in proof.elements]
+    return _with_result({"format": FORMAT, **vars(proof), "elements": elements}, proof.result)
+
+
+def _with_result(document: dict[str, Any], result: DiffResult | None) -> dict[str, Any]:
+    made: dict[str, Any] = plain({**document, "result": None})
+    return {**made, "result": None if result is None else diff_document(result)}

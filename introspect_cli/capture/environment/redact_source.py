@@ -42,6 +42,24 @@ _MAY_NAME = re.compile(
     + r"[rbfu]{0,2}['\"]{1,3}[^\s{}<>%/'\"]{16}"
 )
 """In small letters: a name that may say that the string behind it is secret."""
+_BEGINS = (
+    *(
+        "secret",
+        "passw",
+        "passp",
+        "pwd",
+        "api",
+        "access",
+        "private",
+        "account",
+        "credential",
+        "auth",
+        "token",
+        "cookie",
+    ),
+    *("session", "sig", "dsn", "key", "connection", "webhook"),
+)
+"""What each alternative of `_MAY_NAME` begins with: to find these is thirty times as quick as to search for all."""
 _FORMS = ("bearer", "authorization", "private key", "hooks.slack.com", "api/webhooks")
 _MAY_BE_DRAWN = re.compile(r"['\"][0-9a-fA-F]{40}['\"]")
 
@@ -54,9 +72,9 @@ def source(text: str, patterns: tuple[str, ...] = ()) -> str:
         patterns: further globs over names whose values are secret.
     """
     small = text.lower()
-    formed = any(word in small for word in _FORMS) or ("://" in small and "@" in small)
-    named = bool(patterns) or _MAY_NAME.search(small) or _MAY_BE_DRAWN.search(text)
-    if not (named or (formed and prose(text) != text) or has_token(text)):
+    formed = any(word in small for word in _FORMS) or ("://" in small and "@" in small) or has_token(text)
+    formed = formed and prose(text) != text
+    if not (formed or patterns or _may_name(small) or _MAY_BE_DRAWN.search(text)):
         return text
     pieces = []
     done = 0
@@ -65,17 +83,30 @@ def source(text: str, patterns: tuple[str, ...] = ()) -> str:
         start, end = found.span(group)
         body = text[start:end]
         is_secret = group != "comment" and _is_secret(text, found.start(), body, patterns)
-        clean = REDACTED if is_secret else _clean(body, group)
+        clean = REDACTED if is_secret else _clean(body, group, formed=formed)
         if clean != body:
             pieces += [text[done:start], clean]
             done = end
     return "".join([*pieces, text[done:]]) if pieces else text
 
 
-def _clean(body: str, group: str) -> str:
+def _may_name(small: str) -> bool:
+    """Whether a file, in small letters, may have a string behind a name that says that it is secret."""
+    for word in _BEGINS:
+        at = small.find(word)
+        while at >= 0:
+            if _MAY_NAME.match(small, at):
+                return True
+            at = small.find(word, at + 1)
+    return False
+
+
+def _clean(body: str, group: str, *, formed: bool) -> str:
     """What stands in a string or comment, without a credential: also behind a name in it, `host=db;password=...`."""
     # an expression in the braces of an f-string holds no secret and has to stay one
-    return looks(body) if group not in _LONG and "{" not in body and is_strict_name(body) else prose(body)
+    if group not in _LONG and "{" not in body and is_strict_name(body):
+        return looks(body)
+    return prose(body) if formed else body
 
 
 def _is_secret(text: str, start: int, body: str, patterns: tuple[str, ...]) -> bool:
@@ -85,6 +116,8 @@ def _is_secret(text: str, start: int, body: str, patterns: tuple[str, ...]) -> b
     around = text[max(start - _FAR, 0) : start]
     if _COMMIT.fullmatch(body):
         return not _OF_A_COMMIT.search(around.rpartition("\n")[2])
+    if around.rstrip().rstrip("(rbfuRBFU").rstrip()[-1:] not in {"=", ":", ","}:
+        return False
     before = _BEFORE.search(around)
     if before is None:
         return False

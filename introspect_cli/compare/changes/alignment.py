@@ -74,18 +74,18 @@ def _paired(
 ) -> list[tuple[int | None, int | None]]:
     """Statements without an equal one, in order, each beside the one that it became: the most alike together."""
     pairs = [] if len(left) == len(right) == 1 else _alike([one[i] for i in left], [two[j] for j in right])
-    found: list[tuple[int | None, int | None]] = []
+    together: list[tuple[int | None, int | None]] = []
     done_a = done_b = 0
     for i, j in [*pairs, (len(left), len(right))]:
         gone, come = left[done_a:i], right[done_b:j]
         if len(gone) == len(come):
-            found += zip(gone, come, strict=True)
+            together += zip(gone, come, strict=True)
         else:
-            found += [*((place, None) for place in gone), *((None, place) for place in come)]
+            together += [*((place, None) for place in gone), *((None, place) for place in come)]
         if i < len(left):
-            found.append((left[i], right[j]))
+            together.append((left[i], right[j]))
         done_a, done_b = i + 1, j + 1
-    return found
+    return together
 
 
 def _alike(one: Sequence[ast.stmt], two: Sequence[ast.stmt]) -> list[tuple[int, int]]:

@@ -25,28 +25,38 @@ _NOISE = 0.1
 _DOCUMENTS = ("sources", "packages", "command")
 
 
-def with_code(settings: tuple[SettingChange, ...], code: CodeChanges | None) -> tuple[SettingChange, ...]:
+def with_code(
+    settings: tuple[SettingChange, ...], code: CodeChanges | None, *, rounding: bool = False
+) -> tuple[SettingChange, ...]:
     """Settings that differ, a changed file told by the statement of it that is most likely the cause.
 
     One that changed in comments alone, or in nothing that can matter to the place, explains nothing.
+
+    Args:
+        settings: the strongest explanation first.
+        code: how the source files differ.
+        rounding: whether the distance is of the size of rounding: flags and libraries keep their place before code.
     """
     if code is None:
         return settings
     best: dict[str, Ranked] = {}
     for one in code.ranked:
         best.setdefault(one.change.file, one)
-    told = [_told(change, best.get(change.name), code) if change.source == "sources" else change for change in settings]
+    told = [
+        _told(change, best.get(change.name), code, rounding=rounding) if change.source == "sources" else change
+        for change in settings
+    ]
     return tuple(sorted(told, key=lambda change: -change.weight))
 
 
-def _told(change: SettingChange, best: Ranked | None, code: CodeChanges) -> SettingChange:
+def _told(change: SettingChange, best: Ranked | None, code: CodeChanges, *, rounding: bool) -> SettingChange:
     if change.name in code.in_comments:
         return replace(change, b="changed, in comments alone", explains=False, weight=_IN_COMMENTS)
     if best is None or not change.explains:
         return change
     if not best.likely:
         return replace(change, explains=False, weight=min(change.weight, _UNLIKELY))
-    weight = _WEIGHTS[best.nearness]
+    weight = change.weight if rounding else _WEIGHTS[best.nearness]
     if best.change.unit == "file":
         return replace(change, weight=weight)
     return replace(change, b=f"changed at {statement_words(best)}", weight=weight)

@@ -67,9 +67,12 @@ class Script(Reason):
                 f"{text} although the batch is {known}: the script changes something between the data loader and "
                 f"{scene.site.fqn} (preprocessing, noise, masks, positions)."
             )
+        loaded = "no data loader was recorded"
+        if scene.by_samples and scene.step.of(Kind.BATCH, frozenset({Phase.DATA})).size:
+            loaded = "the loader's batches of the step are not what it uses"
         return (
-            f"{text} and is the first record of the step that does; no data loader was recorded, so the cause is the "
-            "data pipeline or the script's own preparation of the batch."
+            f"{text} and is the first record of the step that does; {loaded}, so the cause is the data pipeline or the "
+            "script's own preparation of the batch."
         )
 
 
