@@ -50,13 +50,13 @@ def test_the_commands_of_a_page_print_what_it_says(page, tmp_path, introspect):
         written.append(text[end : block.start()])
         end = block.end()
         whole = block[0]
-        if language == "python" and title:
+        if title:
             (place / title).parent.mkdir(parents=True, exist_ok=True)
             (place / title).write_text(body)
         elif language == "sh" or hidden:
-            for line in (hidden or body).replace("\\\n", " ").splitlines():
-                printed = ran(line, place, introspect)
-                commands += 1
+            lines = (hidden or body).replace("\\\n", " ").splitlines()
+            printed = "".join(ran(line, place, introspect) for line in lines)
+            commands += len(lines)
         elif language == "text" and printed is not None:
             if WRITES:
                 whole = f"```text\n{shortened(printed, body)}```"
@@ -84,7 +84,8 @@ def ran(line, place, introspect):
     wanted = re.search(r"exit status (-?\d+)", comment)
     code = 128 - done.returncode if done.returncode < 0 else done.returncode  # as a shell has it
     assert code in ({int(wanted[1])} if wanted else {0, 1}), (line, done.stdout, done.stderr)
-    return "\n".join(line.rstrip() for line in done.stdout.strip("\n").split("\n")) + "\n"
+    shown = done.stdout.replace(str(place), "/home/reader/project")
+    return "".join(line.rstrip() + "\n" for line in shown.strip("\n").splitlines())
 
 
 def shortened(printed, body):
