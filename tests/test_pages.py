@@ -54,6 +54,15 @@ def test_links_between_pages_lead_somewhere():
             assert not anchor or anchor in {re.sub(r"[^a-z0-9 -]", "", own.lower()).replace(" ", "-") for own in heads}
 
 
+def test_the_readme_describes_every_extra():
+    project = (DOCS.parent / "pyproject.toml").read_text(encoding="utf-8")
+    section = project.partition("[project.optional-dependencies]\n")[2].partition("\n[")[0]
+    extras = re.findall(r"^(\w+) = \[$", section, re.MULTILINE)
+    readme = (DOCS.parent / "README.md").read_text(encoding="utf-8")
+    table = readme.partition("## Extras")[2].partition("\n## ")[0]
+    assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == extras
+
+
 def test_the_readmes_notebook_cell(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     cell = next(text for text in blocks(DOCS.parent / "README.md") if "recording(" in text)
