@@ -187,6 +187,7 @@ class CodeChanges:
     Attributes:
         ranked: changed statements, the most likely cause first.
         in_comments: files that differ in comments, formatting or the order of definitions alone.
+        in_names: files that differ in the names of variables, and in comments, alone.
         unread: files that differ and of which a text is not there, with why: `text` (a run did not keep it), `secret`
             (only what was redacted can differ, or comments), `binary`.
         compared: how many files both runs have digests of.
@@ -194,6 +195,7 @@ class CodeChanges:
 
     ranked: tuple[Ranked, ...] = ()
     in_comments: tuple[str, ...] = ()
+    in_names: tuple[str, ...] = ()
     unread: tuple[tuple[str, str], ...] = ()
     compared: int = 0
 
