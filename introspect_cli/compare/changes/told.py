@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from introspect_cli.compare.changes.ranking import Nearness
+from introspect_cli.compare.changes.nearness import Nearness
 from introspect_cli.compare.evidence import RANDOM, Known
 
 if TYPE_CHECKING:
