@@ -94,8 +94,7 @@ def answer_for(a: Run, b: Run, options: DiffOptions, outcomes: Sequence[RankOutc
     told = told_separately(scene, training, evaluation)
     reach = furthest_of(outcome.reach for outcome in outcomes)
     told = leaves_words(reach, best.first) + told if reach is not None else told
-    opening, later = at_the_end(scene)
-    told = f"{opening} {told}" if opening else told
+    told, later = at_the_end(scene, told)
     notes += [later] if later else []
     listed = _listed(outcomes, best.first, None if options.whole_step else options.limit)
     suggestions: tuple[str, ...] = ()
