@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from introspect_cli.commands.shared import tell
+from introspect_cli.commands.shared import RunType, tell
 from introspect_cli.exit_codes import DIVERGED, UNDECIDED
 
 _EPILOG = """\b
@@ -27,7 +27,11 @@ Exit status: 1 when the culprit is found, 2 when it cannot be told."""
 @click.option("--good", metavar="REV", help="A revision whose run is right.")
 @click.option("--bad", metavar="REV", default="HEAD", show_default=True, help="A later revision whose run is wrong.")
 @click.option(
-    "--settings", nargs=2, metavar="RUN_A RUN_B", help="Bisect over the settings that differ between two runs."
+    "--settings",
+    nargs=2,
+    type=RunType(),
+    metavar="RUN_A RUN_B",
+    help="Bisect over the settings that differ between two runs.",
 )
 @click.option("--until-step", type=click.IntRange(min=0), metavar="N", help="Look no further than step N.")
 @click.option("--setup", metavar="COMMAND", help="Shell command to run before each capture, such as a reinstall.")
