@@ -73,7 +73,7 @@ def capturing(
     """
     from introspect_cli.capture.parse_options import options_of
     from introspect_cli.capture.session import Session
-    from introspect_cli.script.ending import Ending
+    from introspect_cli.script.ending import Ending, raised_ending
 
     if _active:
         raise UsageError(f"a capture is under way already, into {_active[0]}: end it before the next")
@@ -88,7 +88,7 @@ def capturing(
         session.adopt(model)
         yield session.path
     except BaseException as error:
-        ending = Ending(1, "exception", f"{type(error).__name__}: {error}")
+        ending = raised_ending(error)
         raise
     finally:
         _active.clear()

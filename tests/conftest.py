@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import builtins
 import gc
+import io
 import os
 import shutil
 import subprocess
@@ -129,6 +131,7 @@ def _threads_of_ours():
 
 def _process_state():
     return {
+        "open": (builtins.open, io.open),
         "excepthook": sys.excepthook,
         "threading.excepthook": threading.excepthook,
         "unraisablehook": sys.unraisablehook,
@@ -173,6 +176,7 @@ def _hooked():
         "DataLoader.__iter__": vars(dataloader.DataLoader)["__iter__"],
         "iterator.__next__": vars(dataloader._BaseDataLoaderIter)["__next__"],
         "GradScaler.step": vars(torch.amp.GradScaler)["step"],
+        "torch.save": torch.save,
         "Optimizer.__init__": vars(optimizer.Optimizer)["__init__"],
     }
     registries = {

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from introspect_cli.compare.reasons.settings import arguments
-from introspect_cli.rerun.minimise import Difference, command_line, ddmin
+from introspect_cli.compare.command_line import arguments
+from introspect_cli.rerun.ddmin import ddmin
+from introspect_cli.rerun.minimise import Difference, command_line
 
 pytestmark = pytest.mark.usefixtures("quick_python")
 
@@ -124,6 +125,9 @@ def test_culprit_is_named_and_the_checkout_left_alone(repository: Path):
     assert "model.py" in answer.stdout
     assert "Net" in answer.stdout
     assert "model.py changed" in answer.stdout
+    said = " ".join(answer.stdout.split())
+    assert "Of 2 changes in 2 files, one makes them diverge: model.py:11; proven by 2 runs" in said
+    assert "+ return self.b(torch.relu(self.a(x)) * 1.001)" in said
     assert state(repository) == before
     assert git(repository, "worktree", "list").count("\n") == 0
     assert not git(repository, "for-each-ref", "refs/bisect")

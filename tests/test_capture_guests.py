@@ -16,7 +16,8 @@ from neutrality import trajectory, watched
 from torch import nn
 
 from introspect_cli import capture as package
-from introspect_cli.capture.environment.sources import file_of, imported_sources
+from introspect_cli.capture.environment.source_files import SourceFiles
+from introspect_cli.capture.environment.sources import file_of
 from introspect_cli.capture.frames import is_ours
 from introspect_cli.capture.identity import ById
 from introspect_cli.capture.names import NameFilter, Names
@@ -366,7 +367,9 @@ def test_what_stands_in_for_a_module_is_not_asked_for_its_file(monkeypatch):
     monkeypatch.setitem(sys.modules, "none", None)
     assert [file_of(sys.modules[name]) for name in ("lazy", "stand", "none")] == [""] * 3
     assert file_of(sys.modules[__name__]) == __file__
-    assert not {"lazy.py", "stand.py"} & imported_sources().keys()
+    looked = SourceFiles(None, (), 0.0)
+    looked.look()
+    assert not {"lazy.py", "stand.py"} & looked.digests.keys()
 
 
 THREADS_THAT_ARE_NONE = """

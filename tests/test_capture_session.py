@@ -84,7 +84,7 @@ def test_default_capture_has_every_kind_at_every_step(captured):
     assert [entry.step for entry in run.rank(0).steps] == [0, 1, 2, 3, 4, 5]
     assert run.manifest["steps"] == 6
     found = sites(run)
-    expected = set(Kind) - {Kind.OP_OUTPUT, Kind.BUFFER, Kind.VALUE, Kind.COLLECTIVE}
+    expected = set(Kind) - {Kind.OP_OUTPUT, Kind.BUFFER, Kind.VALUE, Kind.COLLECTIVE, Kind.PRODUCT}
     assert {site.kind for site in found} == expected
     assert len(found) == len(set(found))
     assert {site.phase for site in found} == {

@@ -18,6 +18,7 @@ from introspect_cli.compare.result import Role, Verdict
 from introspect_cli.records import Kind, Layout, ModuleInfo, Phase, SiteInfo, Status
 from introspect_cli.render.json import divergence_document
 from introspect_cli.store.reader import open_run
+from introspect_cli.sums import source_digest
 
 F32 = np.float32
 X = np.random.default_rng(3).normal(size=(16, 8)).astype(F32)
@@ -170,24 +171,25 @@ class TestSettings:
         monkeypatch.chdir(work)
         git = ["git", "-c", "user.name=t", "-c", "user.email=t@example.org"]
         subprocess.run([*git, "init", "-q"], check=True)
-        commits = []
+        commits, digests = [], []
         for factor in (2, 3):
             Path("model.py").write_text(
                 f"import torch\n\nclass Linear:\n    def forward(self, x):\n        return x / {factor}\n"
             )
             subprocess.run([*git, "add", "."], check=True)
             subprocess.run([*git, "commit", "-qm", "x"], check=True)
+            digests.append(source_digest(Path("model.py").read_bytes()))
             commits.append(subprocess.check_output([*git, "rev-parse", "HEAD"], text=True).strip())
         modules = (*MODULES[:1], ModuleInfo("Net.a", "Linear", "model.py:3", ("weight",)), *MODULES[2:])
         both = tuple(
-            {"settings": {"sources": {"model.py": commit}, "git": {"commit": commit, "dirty": False}}}
-            for commit in commits
+            {"settings": {"sources": {"model.py": digest}, "git": {"commit": commit, "dirty": False}}}
+            for commit, digest in zip(commits, digests, strict=True)
         )
-        told = "model.py changed (Linear is at model.py:3; line 5: return x / 2 -> return x / 3)"
+        told = "model.py changed at line 5 (Linear.forward): return x / 2 -> return x / 3"
         assert told in compare(train(), train("module"), both=both, modules=modules).sentence
-        both[1]["settings"]["git"]["dirty"] = True
+        both[1]["settings"]["sources"] = {"model.py": "0" * 16}  # what ran was not what was committed
         assert "line 5" not in compare(train(), train("module"), both=both, modules=modules).sentence
-        both[1]["settings"]["git"] = {"commit": "--help", "dirty": False}
+        both[1]["settings"] = {"sources": {"model.py": digests[1]}, "git": {"commit": "--help", "dirty": False}}
         assert "line 5" not in compare(train(), train("module"), both=both, modules=modules).sentence
 
 

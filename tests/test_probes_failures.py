@@ -16,8 +16,10 @@ from torch.utils.data import DataLoader
 
 from introspect_cli.capture.backlog import Backlog
 from introspect_cli.capture.context import Context
+from introspect_cli.capture.described import Description
 from introspect_cli.capture.names import Names
 from introspect_cli.capture.parameter_names import ParameterNames
+from introspect_cli.capture.probes.built import BuiltProbe
 from introspect_cli.capture.probes.data import DataProbe
 from introspect_cli.capture.probes.gradients import GradientProbe
 from introspect_cli.capture.probes.loss import LossProbe
@@ -51,6 +53,8 @@ ENTRIES = [
     (OptimizerProbe, "_record_after"),
     (LossProbe, "_record"),
     (DataProbe, "_record"),
+    (BuiltProbe, "_made"),
+    (Description, "of"),
     (StateProbe, "_record"),
     (StateProbe, "_tensors_of"),
     (StateProbe, "_changed"),

@@ -12,12 +12,16 @@ import contextlib
 import datetime as dt
 import os
 import platform
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.capture.environment import redact, sources
+from introspect_cli.capture.environment.read_files import ReadFiles
+from introspect_cli.capture.environment.source_files import SourceFiles
 from introspect_cli.errors import DocumentTooLargeError
 from introspect_cli.records import Kind
+from introspect_cli.script.target import COMPILED
 from introspect_cli.version import __version__
 
 if TYPE_CHECKING:
@@ -66,6 +70,7 @@ def closing(options: CaptureOptions, guard: Guard, probes: Probes | None, ending
         "exit_code": ending.exit_code,
         "how": ending.how,
         "exception": redact.looks(ending.exception),
+        **({"raised_at": place} if (place := _raised_at(ending)) is not None else {}),
         "observed": sorted(kind.value for kind in options.record),
         "draws": probes is not None and probes.context.draws.complete,
         "not_observed": redact.nested([*guard.sentences, *never_seen(options, probes, steps)]),
@@ -81,6 +86,14 @@ def closing(options: CaptureOptions, guard: Guard, probes: Probes | None, ending
         # What comes after the last optimizer step is in the store as one more step, and is none.
         "remainder": probes is not None and probes.recorder.steps_written > steps,
     }
+
+
+def _raised_at(ending: Ending) -> dict[str, Any] | None:
+    """The innermost frame of an uncaught exception that is the user's own code; None where there is none."""
+    for path, line, function in reversed(ending.frames):
+        if sources.is_users(path):
+            return {"file": sources.relative(path), "line": line, "function": function}
+    return None
 
 
 def never_seen(options: CaptureOptions, probes: Probes | None, steps: int) -> list[str]:
@@ -115,6 +128,11 @@ def never_seen(options: CaptureOptions, probes: Probes | None, steps: int) -> li
     return found
 
 
+def _repeats(launch: Launch | None) -> bool:
+    """Whether another process of this machine keeps the text of the same files."""
+    return launch is not None and bool(launch.rank if launch.local_rank is None else launch.local_rank)
+
+
 def _now() -> str:
     return dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds")
 
@@ -122,7 +140,14 @@ def _now() -> str:
 class Documents:
     """Writes the documents under `settings/`."""
 
-    def __init__(self, target: Target | None, options: CaptureOptions, store: StoreWriter, guard: Guard) -> None:
+    def __init__(
+        self,
+        target: Target | None,
+        options: CaptureOptions,
+        store: StoreWriter,
+        guard: Guard,
+        launch: Launch | None = None,
+    ) -> None:
         """Ask what has to be asked before the script starts.
 
         Args:
@@ -130,16 +155,22 @@ class Documents:
             options: which documents are wanted.
             store: where to write them.
             guard: is told of a document that cannot be had.
+            launch: this process's part in a distributed run.
         """
         self._target = target
         self._options = options
         self._store = store
         self._guard = guard
-        self._sources: dict[str, str] = {}
         script = target.script if target is not None else None
         sources.set_project(os.path.dirname(os.path.realpath(script)) if script else str(Path.cwd()))  # noqa: PTH120 - realpath first
+        self._sources = SourceFiles(
+            store.save_source if options.sources and not _repeats(launch) else None, options.redact, time.time()
+        )
+        self.files: ReadFiles | None = None
+        self._keeps_texts = options.sources and not _repeats(launch)
         self._directory = str(Path.cwd())  # the script may go elsewhere
         self._found: dict[str, object] = {}
+        self._wrote_sources = False
         if options.source:
             self._ask("git", lambda: sources.git(sources.Project.root))
         if options.packages:
@@ -158,6 +189,7 @@ class Documents:
             self._put(name, own)
         if changed and self._options.source:
             self._write_sources()
+        self._write_files()
 
     def write_all(self) -> None:
         """Write what does not depend on the probes: code, command, machine, versions, flags.
@@ -170,6 +202,7 @@ class Documents:
         options, target = self._options, self._target
         if options.source:
             self._write_sources()
+        self._write_files()
         if target is not None:
             self._one("command", lambda: settings.command(target, self._directory, options.redact))
         self._one("runtime", settings.runtime)
@@ -180,12 +213,36 @@ class Documents:
         self._give("git")
         self._give("packages")
 
+    def begin(self) -> None:
+        """Take the script's text as it was compiled, just before its first line."""
+        target = self._target
+        if self._options.source and target is not None and target.script in COMPILED:
+            with self._guard.around("settings sources", "the text of the script is"):
+                self._sources.add(sources.named(target.script, "__main__"), COMPILED[target.script])
+
+    def notes(self) -> list[str]:
+        """Sentences on what of the source files is not recorded, or not as it ran."""
+        return self._sources.notes()
+
     def _write_sources(self) -> None:
-        # The first hash stands: it is nearest to what was imported.
-        found = sources.imported_sources() | self._sources
-        if found != self._sources:
-            self._sources = found
-            self._put("sources", found)
+        if self._sources.look() or not self._wrote_sources:
+            self._wrote_sources = True
+            self._put("sources", dict(sorted(self._sources.digests.items())))
+
+    def watch_files(self) -> ReadFiles | None:
+        """Begin to watch which files the script opens; None where sources are not recorded."""
+        if self._options.source:
+            self.files = ReadFiles(self._guard, self._store.path, self._options.redact, texts=self._keeps_texts)
+            self.files.install()
+        return self.files
+
+    def _write_files(self) -> None:
+        files = self.files
+        if files is not None and files.changed:
+            files.changed = False
+            for digest, text in files.texts():
+                self._store.save_source(digest, text)
+            self._put("files", files.found)
 
     def _one(self, name: str, ask: Callable[[], object]) -> None:
         """Write one document; one that cannot be had costs no other."""

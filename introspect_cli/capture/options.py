@@ -368,6 +368,12 @@ class CaptureOptions:
     source: bool = option(
         True, SETTINGS, "Hashes of the script's own source files [default: yes].", "--source/--no-source", narrows=True
     )
+    sources: bool = option(
+        True,
+        SETTINGS,
+        "Also their text, secrets redacted, so that diff shows the changed line [default: yes].",
+        "--sources/--no-sources",
+    )
     redact: tuple[str, ...] = option(
         (),
         SETTINGS,

@@ -15,7 +15,7 @@ from torch import nn
 
 from introspect_cli.capture.session import Session
 from introspect_cli.records import Kind, Phase
-from introspect_cli.script.ending import Ending
+from introspect_cli.script.ending import Ending, raised_ending
 from introspect_cli.tensors.flatten import flatten
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def run_once(
                     _gradients(probes, model)
             probes.context.clock.tick()
     except BaseException as error:
-        ending = Ending(1, "exception", f"{type(error).__name__}: {error}")
+        ending = raised_ending(error)
         raise
     finally:
         session.finish(ending)

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from introspect_cli.capture.environment.read_files import ReadFiles
     from introspect_cli.capture.options import CaptureOptions
     from introspect_cli.capture.probes.installed import Probes
     from introspect_cli.store.launch import Launch
@@ -98,7 +99,7 @@ class Session:
         self._signals = Signals(self._guard.sections)
         self._words: list[str] = []
         self._stops = False
-        self._documents = Documents(target, options, self._store, self._guard)
+        self._documents = Documents(target, options, self._store, self._guard, self.launch)
         self._start = Start(
             self._torch_imported,
             seed=options.seed,
@@ -106,6 +107,7 @@ class Session:
             guarded=self._guard.around("session", "the state of numpy's generator is"),
         )
         self._began = self._start.states
+        self._files: ReadFiles | None = None
         self._manifest = opening(target, options, self.launch)
         with self._store_errors():
             self._store.write_manifest(self._manifest)
@@ -130,8 +132,10 @@ class Session:
     def start(self) -> None:
         """Be ready for the script's first line."""
         _forget_in_forks(self)
+        self._documents.begin()
         self._tracebacks.install()
         self._signals.install()
+        self._watch_files()
         self._start.install()
 
     def join(self, began: dict[str, bytes | None]) -> None:
@@ -144,7 +148,12 @@ class Session:
         self._began = began
         self._tracebacks.install()
         self._signals.install()
+        self._watch_files()
         self._torch_imported()
+
+    def _watch_files(self) -> None:
+        with self._guard.around("files", "files that the script reads are"):
+            self._files = self._documents.watch_files()
 
     @property
     def words(self) -> list[str]:
@@ -263,6 +272,8 @@ class Session:
         self._closed = True
         self._guard.script_is_over = True
         self._start.remove()
+        if self._files is not None:
+            self._files.remove()
         self._signals.remove()
         self._tracebacks.remove()
         self._terminal.clear()
@@ -288,6 +299,8 @@ class Session:
                 self._documents.write(probes)
             if "torch" in sys.modules:
                 self._documents.write_all()
+            for sentence in self._documents.notes():
+                self._guard.note(sentence)
         with self._store_errors():
             self._manifest["status"] = "interrupted" if self._store_lost else "complete"
             self._manifest |= closing(self.options, self._guard, probes, ending, steps)
@@ -328,6 +341,8 @@ class Session:
         if self._against is not None:
             self._against.abandon()
             self._against = None
+        if self._files is not None:
+            self._files.remove()
         if self.probes is not None:
             self.probes.forked()
         self._store.abandon()

@@ -2,7 +2,8 @@
 
 A script that catches an exception and prints or logs it would show the functions that stand between its modules and
 torch's, and bare python would not. So for as long as a capture lasts, what `traceback` (and with it `logging`) walks
-leaves them out. An exception of our own, whose last frame is ours, is shown whole.
+leaves them out. An exception of our own, whose last frame is ours, is shown whole, unless that frame stands in for a
+function written in C, which raised it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import traceback
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.capture.frames import PACKAGE, is_ours
-from introspect_cli.capture.probes.base import Patches
+from introspect_cli.capture.probes.base import Patches, stands_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -47,7 +48,7 @@ class TracebackFilter:
 def _walks_traceback(walk: Callable[[Any], Iterator[tuple[FrameType, Any]]]) -> Callable[[Any], Any]:
     def walked(tb: Any) -> Iterator[tuple[FrameType, Any]]:
         entries = list(walk(tb))
-        if entries and is_ours(entries[-1][0]):
+        if entries and is_ours(entries[-1][0]) and not stands_in(entries[-1][0]):
             return iter(entries)
         return iter([entry for entry in entries if not is_ours(entry[0])])
 

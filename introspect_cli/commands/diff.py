@@ -49,6 +49,7 @@ Exit status: 0 the same, 1 diverged, 2 could not tell (with --bisect: 125).""",
     metavar="N",
 )
 @click.option("--settings", "settings_only", is_flag=True, help="Show what differs besides numbers, and nothing else.")
+@click.option("--changes", "changes_only", is_flag=True, help="List changed statements, the likeliest cause first.")
 @selecting("steps", "kinds", "modules", "ranks")
 @rtol
 @atol
@@ -123,9 +124,9 @@ def _group(paths: tuple[str, ...], format_: str, **asked: Any) -> Any:
     from introspect_cli.render.diff_text import groups_blocks
     from introspect_cli.render.json import groups_document
 
-    given = {name: asked[name] for name in ("values", "settings_only", "want_map", "output")}
+    given = {name: asked[name] for name in ("values", "settings_only", "changes_only", "want_map", "output")}
     if any(given.values()) or asked["level"] == "op":
-        raise UsageError("--values, --settings, --map, --level op and -o show two runs; name two.")
+        raise UsageError("--values, --settings, --changes, --map, --level op and -o show two runs; name two.")
     options = _options(grouped=False, **asked)
     with ExitStack() as stack:
         noise = [stack.enter_context(open_any(path)) for path in asked["noise"]]
@@ -134,13 +135,24 @@ def _group(paths: tuple[str, ...], format_: str, **asked: Any) -> Any:
     return groups.verdict
 
 
-def _compare(a: str, b: str, format_: str, *, level: str, output: str | None, settings_only: bool, **asked: Any) -> Any:
+def _compare(
+    a: str,
+    b: str,
+    format_: str,
+    *,
+    level: str,
+    output: str | None,
+    settings_only: bool,
+    changes_only: bool,
+    **asked: Any,
+) -> Any:
     from contextlib import ExitStack
 
     from introspect_cli.compare.diff import compare_runs
     from introspect_cli.compare.moment import as_moments
     from introspect_cli.exchange.checkpoints import open_any, written
     from introspect_cli.records import Kind
+    from introspect_cli.render.code_text import changes_blocks
     from introspect_cli.render.diff_text import diff_blocks, settings_blocks
     from introspect_cli.render.json import diff_document
     from introspect_cli.selection import Selection, check_selection
@@ -162,8 +174,8 @@ def _compare(a: str, b: str, format_: str, *, level: str, output: str | None, se
         draw(graph, output, f"{a} against {b}: operators")
 
     def blocks(screen: Any) -> Iterator[Any]:
-        if settings_only:
-            yield from settings_blocks(result)
+        if settings_only or changes_only:
+            yield from settings_blocks(result) if settings_only else changes_blocks(result.code)
             return
         yield from diff_blocks(result, everything=asked["everything"], verbose=asked["verbose"], grouped=grouped)
         if first is not None and stored is not None:

@@ -22,6 +22,7 @@ def golden() -> None:
 @click.option("--atol", type=float, default=0.0, help="Absolute tolerance of every check.")
 @click.option("--tolerance", multiple=True, metavar="KIND=RTOL[,ATOL]", help="A kind's own tolerance; may be repeated.")
 @click.option("--force", is_flag=True, help="Replace one that is there.")
+@click.option("--sources/--no-sources", default=False, help="Also the text of the source files [default: no].")
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[CAPTURE OPTIONS] SCRIPT [ARGS]...")
 def save(
     words: tuple[str, ...],
@@ -32,6 +33,7 @@ def save(
     tolerance: tuple[str, ...],
     *,
     force: bool,
+    sources: bool,
 ) -> int:
     """Run a script for some steps and keep checksums and sketches of what it computes."""
     from introspect_cli.commands.capture import capture
@@ -41,7 +43,7 @@ def save(
 
     options, rest = split_words(capture, words)
     made = Golden(tuple(rest), tuple(options), steps, tolerance_of(tolerance, rtol, atol))
-    size = keep(made, output, force=force)
+    size = keep(made, output, force=force, sources=sources)
     say(f"introspect: the golden run in {output} takes {size / 1000:.1f} kB", err=True)
     return SAME
 

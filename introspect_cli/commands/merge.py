@@ -19,7 +19,8 @@ Examples:
 )
 @click.argument("runs", nargs=-1, required=True, type=RunType())
 @click.option("-o", "--output", metavar="DIR", required=True, help="Directory of the run to make; it must not exist.")
-def merge(runs: tuple[str, ...], output: str) -> int:
+@click.option("--sources/--no-sources", default=True, help="Also the text of source files [default: yes].")
+def merge(runs: tuple[str, ...], output: str, *, sources: bool) -> int:
     """Put the ranks of one launch, which machines without a common disk recorded in RUNS, into one run.
 
     RUNS are directories, or packs of them; their files are copied as they are.
@@ -28,7 +29,7 @@ def merge(runs: tuple[str, ...], output: str) -> int:
     from introspect_cli.store.merge import merge as put_together
     from introspect_cli.store.reader import open_run
 
-    ranks = put_together([Path(run) for run in runs], Path(output))
+    ranks = put_together([Path(run) for run in runs], Path(output), texts=sources)
     with open_run(output) as run:
         endings = run.endings
     say(f"wrote {output} ({count(len(ranks), 'rank')})")

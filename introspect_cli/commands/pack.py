@@ -21,12 +21,18 @@ Examples:
 )
 @click.argument("run", type=RunType())
 @click.option("-o", "--output", metavar="FILE", help="File or URL to write [default: RUN.introspect.zip].")
-def pack(run: str, output: str | None) -> int:
+@click.option(
+    "--sources/--no-sources",
+    default=None,
+    help="Also the text of the script's source files [default: into a file yes, to a URL no].",
+)
+def pack(run: str, output: str | None, *, sources: bool | None) -> int:
     """Make one file of RUN (a zip), which every verb reads in its place."""
     import tempfile
 
     from introspect_cli.errors import UsageError
     from introspect_cli.inspect.overview import size_on_disk
+    from introspect_cli.records import count
     from introspect_cli.render.text import size
     from introspect_cli.store import pack as packing
     from introspect_cli.store.pack import is_remote, sent
@@ -37,13 +43,22 @@ def pack(run: str, output: str | None) -> int:
     with open_run(run) as opened:
         if opened.state is RunState.RUNNING:
             raise UsageError(f"{run} is still being written: wait for its end, then pack it.")
+        texts = len(opened.kept_sources)
     out = output or f"{run.rstrip('/')}{packing.ENDING}"
+    carried = sources if sources is not None else not is_remote(out)
     if is_remote(out):
         with tempfile.TemporaryDirectory() as place:
             file = Path(place) / "run.zip"
-            written = packing.pack(Path(run), file)
+            written = packing.pack(Path(run), file, sources=carried)
             sent(file, out)
     else:
-        written = packing.pack(Path(run), Path(out))
+        written = packing.pack(Path(run), Path(out), sources=carried)
     say(f"wrote {out} ({size(written)}, unpacked {size(size_on_disk(run))})")
+    if texts and sources is None:
+        files = count(texts, "source file")
+        say(
+            f"with the text of {files}; --no-sources leaves it out"
+            if carried
+            else f"without the text of {files}; --sources sends it, too"
+        )
     return SAME

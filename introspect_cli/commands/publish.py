@@ -32,8 +32,11 @@ Examples:
 @selecting("kinds", "modules")
 @click.option("--stats", metavar="NAMES", default="mean,std,l2", help="Of what is selected [default: mean,std,l2].")
 @click.option("--files/--no-files", default=True, help="Also the page and the packed run, at the end [default: yes].")
+@click.option("--sources/--no-sources", default=False, help="In the pack, the text of source files [default: no].")
 @click.option("--wait/--no-wait", default=True, help="Go on until the run is over [default: yes].")
-def publish(run: Path, places: tuple[str, ...], stats: str, *, files: bool, wait: bool, **asked: Any) -> int:
+def publish(
+    run: Path, places: tuple[str, ...], stats: str, *, files: bool, sources: bool, wait: bool, **asked: Any
+) -> int:
     """Publish RUN: of each step its losses, norms of gradients and parameters, NaNs; and what is selected.
 
     A PLACE is tensorboard, mlflow or wandb, by their own clients (tensorboard:DIR, mlflow:RUN_ID and wandb:PROJECT
@@ -60,7 +63,7 @@ def publish(run: Path, places: tuple[str, ...], stats: str, *, files: bool, wait
 
     count, state = follow(run, take, wait=wait) if opened_places else (0, RunState.RUNNING)
     if files and state is not RunState.RUNNING and count:
-        _files(run, name, opened_places)
+        _files(run, name, opened_places, sources=sources)
     return opened_places.close(count, name)
 
 
@@ -115,7 +118,7 @@ class _Places:
         return UNDECIDED if self._failed else SAME
 
 
-def _files(run: Path, name: str, places: _Places) -> None:
+def _files(run: Path, name: str, places: _Places, *, sources: bool) -> None:
     """The page about the run, and the run in one file."""
     import tempfile
 
@@ -125,6 +128,6 @@ def _files(run: Path, name: str, places: _Places) -> None:
     with tempfile.TemporaryDirectory() as folder:
         page, packed = Path(folder) / f"{name}.html", Path(folder) / f"{name}{ENDING}"
         page.write_text(page_of(run), encoding="utf-8")
-        pack(run, packed)
+        pack(run, packed, sources=sources)
         for file in (page, packed):
             places.keep(file)

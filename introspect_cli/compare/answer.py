@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from introspect_cli.compare.changes.between import code_changes
+from introspect_cli.compare.changes.told import nothing_changed, with_code
+from introspect_cli.compare.endings import at_the_end, before_the_end
 from introspect_cli.compare.forms import forms_note
 from introspect_cli.compare.match.trees import suggest_renames, tree_at
 from introspect_cli.compare.overview import strip_of, tree_of
@@ -14,13 +17,14 @@ from introspect_cli.compare.reasons.ranks import together, upstream
 from introspect_cli.compare.reasons.scene import Scene
 from introspect_cli.compare.reasons.settings import on_some_ranks, setting_changes
 from introspect_cli.compare.reasons.update import changes
+from introspect_cli.compare.reasons.words import listed
 from introspect_cli.compare.result import DiffResult, Divergence, Separate, Verdict
 from introspect_cli.compare.results import same_results
 from introspect_cli.compare.sentence import lines_of
 from introspect_cli.compare.separate import separately, told_separately
 from introspect_cli.compare.verdict import counts_of, doubted, first_of, undiverged
 from introspect_cli.compare.watched import blindness_notes, option_notes
-from introspect_cli.records import count
+from introspect_cli.records import Kind, count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,6 +32,9 @@ if TYPE_CHECKING:
     from introspect_cli.compare.options import DiffOptions
     from introspect_cli.compare.outcome import RankOutcome
     from introspect_cli.store.reader import Run
+
+
+_SHOWN = 3
 
 
 def answer_for(a: Run, b: Run, options: DiffOptions, outcomes: Sequence[RankOutcome], notes: list[str]) -> DiffResult:
@@ -46,10 +53,15 @@ def answer_for(a: Run, b: Run, options: DiffOptions, outcomes: Sequence[RankOutc
     best = first_of(outcomes)
     results = same_results(a, b, options, outcomes)
     if best is None or best.first is None or results:
-        verdict, text = undiverged(options, counts, outcomes, results=results)
+        split = any(outcome.gathered is not None and outcome.gathered.by_samples for outcome in outcomes)
+        subject = "Over the samples of each step, the runs are" if split else "The runs are"
+        verdict, text = undiverged(options, counts, outcomes, subject, results=results)
         if verdict is Verdict.SAME:
             verdict, text = doubted(a, b) or (verdict, text)
-        settings = setting_changes(a, b, None, {})
+        if verdict is Verdict.UNDECIDED:
+            text = before_the_end(a, b, options, outcomes) or text
+        code = code_changes(a, b, None)
+        settings = with_code(setting_changes(a, b, None, {}), code)
         alike = Separate(verdict, text)
         return DiffResult(
             a=str(a.path),
@@ -59,19 +71,31 @@ def answer_for(a: Run, b: Run, options: DiffOptions, outcomes: Sequence[RankOutc
             settings=settings,
             notes=tuple(notes),
             counts=counts,
+            code=code,
             training=alike,
             reach=furthest_of(outcome.reach for outcome in outcomes),
             evaluation=alike if any(outcome.evaluated for outcome in outcomes) else None,
         )
     scene = Scene(best, (a, b), outcomes, narrowed=options.narrowed)
     tuned = changes(scene) if scene.cause.reason == "optimizer" else scene.hyperparameters
-    scene.settings = settings = setting_changes(
-        a, b, reason_named(scene.cause.reason), tuned, rounding=scene.rounding, blamed=scene.blamed
+    code = code_changes(a, b, scene)
+    found = setting_changes(
+        a,
+        b,
+        reason_named(scene.cause.reason),
+        tuned,
+        rounding=scene.rounding,
+        blamed=scene.blamed,
+        fed=scene.fed,
+        rates=bool(tuned) or scene.no_rates,
     )
+    scene.settings = settings = with_code(found, code, rounding=scene.rounding)
     training, evaluation = separately(a, b, options, outcomes)
     told = told_separately(scene, training, evaluation)
     reach = furthest_of(outcome.reach for outcome in outcomes)
     told = leaves_words(reach, best.first) + told if reach is not None else told
+    told, later = at_the_end(scene, told)
+    notes += [later] if later else []
     listed = _listed(outcomes, best.first, None if options.whole_step else options.limit)
     suggestions: tuple[str, ...] = ()
     if scene.cause.reason in {"structure", "initial"}:
@@ -81,11 +105,12 @@ def answer_for(a: Run, b: Run, options: DiffOptions, outcomes: Sequence[RankOutc
         b=str(b.path),
         verdict=Verdict.DIVERGED,
         sentence=told,
-        evidence=(*lines_of(scene), *together(scene)),
+        evidence=(*lines_of(scene), *together(scene), *nothing_changed(scene, code)),
         first=best.first,
         candidates=tuple(sorted(scene.peers, key=upstream)),
         divergences=listed,
         settings=settings,
+        code=code,
         notes=tuple(notes),
         suggestions=suggestions,
         counts=counts,
@@ -149,6 +174,13 @@ def _missing_notes(a: Run, b: Run, outcomes: Sequence[RankOutcome]) -> list[str]
             ranks = ", ".join(map(str, missing[:8])) + ("..." if len(missing) > 8 else "")
             notes.append(f"Only run {name} has rank{'s' * (len(missing) > 1)} {ranks}: not compared.")
     for outcome in outcomes[:1]:
+        saved_a, saved_b = (
+            {fqn for fqn, kind in zip(sites.fqn, sites.kind, strict=True) if kind == Kind.PRODUCT.value}
+            for sites in (outcome.paired.a.sites, outcome.paired.b.sites)
+        )
+        for names, name in ((saved_a - saved_b, "a"), (saved_b - saved_a, "b")):
+            if names:
+                notes.append(f"Only run {name} saves {listed(sorted(names)[:_SHOWN])}: not compared.")
         for steps, name in ((outcome.paired.only_a, "a"), (outcome.paired.only_b, "b")):
             if steps:
                 notes.append(f"Only run {name} has step{'s' * (len(steps) > 1)} {_ranges(steps)}: not compared.")

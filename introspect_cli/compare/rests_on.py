@@ -262,11 +262,13 @@ RESTS_ON: dict[str, tuple[Edge, ...]] = {
     "op": (everything, random_at_start),
     "value": (what_is_equal, random_at_start),
     "collective": (what_is_equal, random_at_start),
+    "product": (trained,),
     "loss": (outputs, batches, random_at_start),
     "backward": (forward, loss, random_at_start, gradients),
     "gradient": (forward, loss, backward, random_at_start),
     "optimizer": (gradient,),
     "buffer": (value_before,),
+    "split": (random_at_start,),
 }
 """By the word of a reason, what the records that it is about rest on.
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from introspect_cli.labels import both_words
 
 if TYPE_CHECKING:
+    from introspect_cli.compare.changes.ranking import CodeChanges
     from introspect_cli.compare.element.elements import Elements
     from introspect_cli.labels import Labels
     from introspect_cli.records import Site, Summary
@@ -403,6 +404,7 @@ class DiffResult:
         suspect: the device, where the first divergence is a matrix product that nothing on record explains.
         strip: the first diverging step in the order it ran.
         structure: what differs besides numbers and settings.
+        code: how the source files differ; None where either run has no digests of them.
         training: the answer for training alone.
         evaluation: the answer for evaluation alone; None where the runs have none on record in one step.
         origins: all that differs and rests on nothing that differs, in the first diverging step; the first leads.
@@ -428,6 +430,7 @@ class DiffResult:
     suspect: Suspect | None = None
     strip: tuple[StripCell, ...] = ()
     structure: tuple[StructureChange, ...] = ()
+    code: CodeChanges | None = None
     training: Separate | None = None
     evaluation: Separate | None = None
     origins: tuple[Origin, ...] = ()

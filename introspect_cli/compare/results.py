@@ -34,8 +34,8 @@ RESULTS = (Kind.LOSS, Kind.GRAD, Kind.PARAM, Kind.BUFFER, Kind.OPTIMIZER_STATE)
 TRAINED = frozenset({Kind.LOSS, Kind.GRAD, Kind.PARAM})
 """What a step that trains has of these."""
 
-_COUNTED = (*RESULTS, Kind.VALUE, Kind.COLLECTIVE)
-"""Of these, a difference counts whatever follows from it: somebody asked to have the last two recorded."""
+_COUNTED = (*RESULTS, Kind.VALUE, Kind.COLLECTIVE, Kind.PRODUCT)
+"""Of these, a difference counts whatever follows: somebody asked for values and collectives, and files stay."""
 
 _NAMES = {
     Kind.LOSS: "losses",

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.compare.join.sites import columns, evaluating, phase_code, selected
+from introspect_cli.compare.join.sites import columns, evaluating, kind_code, phase_code, selected
 from introspect_cli.compare.reasons.words import what_diverges
 from introspect_cli.compare.result import Separate, Verdict
 from introspect_cli.compare.sentence import sentence
 from introspect_cli.compare.verdict import counts_of, doubted, extent, first_of, undiverged
 from introspect_cli.compare.walk import compare_rank
-from introspect_cli.records import Phase
+from introspect_cli.records import Kind, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -43,13 +43,15 @@ def tell_apart(
     Where ranks are put together, evaluation is not told apart.
     """
     tables = sides.a.sites, sides.b.sites
-    if outcome.gathered is not None or all(Phase.EVAL.value not in table.phase for table in tables):
+    if outcome.gathered is not None:
         return
     outcome.paired = replace(
         outcome.paired,
         tail_a=0 if _only_evaluates(sides.a, outcome.paired.only_a, outcome.paired.tail_a) else outcome.paired.tail_a,
         tail_b=0 if _only_evaluates(sides.b, outcome.paired.only_b, outcome.paired.tail_b) else outcome.paired.tail_b,
     )
+    if all(Phase.EVAL.value not in table.phase for table in tables):
+        return
     steps = _evaluated(outcome.paired, *_masks(sides, options))
     if outcome.first is None:
         outcome.evaluated = tuple(step for step in [next(steps, None)] if step is not None)
@@ -69,13 +71,14 @@ def tell_apart(
 
 
 def _only_evaluates(reader: Reader, only: Sequence[int], tail: int) -> bool:
-    """Whether the one step that a run has after the last common one holds no training."""
+    """Whether the one step that a run has after the last common one holds no training: an evaluation, what is saved."""
     if tail != 1 or only[-1] not in reader:
         return False
     own = columns(reader.sites)
     sites = np.asarray(reader.read(only[-1]).site)
     start = own.phase[sites] == phase_code(Phase.START)
-    return bool((start | evaluating(own.phase, own.fqn)[sites]).all())
+    saved = own.kind[sites] == kind_code(Kind.PRODUCT)
+    return bool((start | saved | evaluating(own.phase, own.fqn)[sites]).all())
 
 
 def _masks(sides: Sides, options: DiffOptions) -> tuple[Mask, Mask]:

@@ -16,6 +16,7 @@ from introspect_cli.compare.reasons.words import what
 from introspect_cli.compare.result import DiffResult, Divergence, Role, StripCell, Verdict
 from introspect_cli.labels import step_words
 from introspect_cli.records import Kind, count
+from introspect_cli.render.code_html import code_html
 from introspect_cli.render.html_parts import checksum_cell, shape_cell, stat_cell, table, text
 from introspect_cli.render.text import clean, distance, number
 
@@ -41,6 +42,7 @@ def first_screen(result: DiffResult) -> str:
     parts = [
         f'<p class="verdict">{badge} <strong>{text(place)}</strong></p>{_apart(result)}',
         f'<div class="cards">{_where(result, first)}{_how_much(result, first)}{_why(result)}</div>',
+        code_html(result.code),
         resumed(result),
         _origins(result),
         strip(result),

@@ -11,6 +11,7 @@ from introspect_cli.compare.structure import SHOWN, clause_of
 from introspect_cli.labels import step_words
 from introspect_cli.records import Kind, Phase, Site, count
 from introspect_cli.render.blocks import Block, Column, Line, Table, line
+from introspect_cli.render.code_text import code_blocks
 from introspect_cli.render.divergence_text import detail_blocks, divergence_table
 from introspect_cli.render.reach_text import reach_blocks
 from introspect_cli.render.text import clean, distance
@@ -45,6 +46,8 @@ def diff_blocks(
     blocks += _resumed(result)
     blocks += _origins(result)
     blocks += _structure(result, everything=everything)
+    if result.verdict is Verdict.DIVERGED or (result.code is not None and result.code.likely):
+        blocks += code_blocks(result.code)
     blocks += _settings(result, everything=everything)
     blocks += reach_blocks(result.reach)
     if result.subject == "checkpoints":
@@ -181,9 +184,15 @@ def _structure(result: DiffResult, *, everything: bool) -> list[Block]:
 
 def _settings(result: DiffResult, *, everything: bool) -> list[Block]:
     settings = result.settings
-    if not settings or (result.verdict is not Verdict.DIVERGED and not everything):
+    counts = result.counts
+    shorter = result.verdict is Verdict.UNDECIDED and counts.steps_a != counts.steps_b  # why one run ends earlier
+    if not settings or not (everything or shorter or result.verdict is Verdict.DIVERGED):
         return []
+    if not everything:  # what is shown as a changed statement
+        settings = tuple(change for change in settings if change.source != "sources" or not _is_shown(change, result))
     explaining = [change for change in settings if change.explains]
+    if not settings:
+        return []
     shown = settings if everything else tuple(explaining[:_SHOWN_SETTINGS] or settings[:_SHOWN_SETTINGS])
     title = "Settings that differ and can explain it:" if explaining else "Settings that differ:"
     blocks: list[Block] = [line(), line(title, "heading")]
@@ -191,6 +200,11 @@ def _settings(result: DiffResult, *, everything: bool) -> list[Block]:
     if len(settings) > len(shown):
         blocks.append(line(f"and {len(settings) - len(shown)} more (--settings lists them)", "dim", 2))
     return blocks
+
+
+def _is_shown(change: SettingChange, result: DiffResult) -> bool:
+    best = result.code.ranked[0] if result.code is not None and result.code.ranked else None
+    return best is not None and best.likely and best.change.file == change.name
 
 
 def settings_blocks(result: DiffResult) -> list[Block]:

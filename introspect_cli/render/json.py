@@ -13,10 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from introspect_cli.compare.result import RESOLUTION
 from introspect_cli.records import clean
+from introspect_cli.rerun.element import kind_of, place_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from introspect_cli.compare.changes.ranking import CodeChanges
+    from introspect_cli.compare.changes.statements import Side
     from introspect_cli.compare.groups import Groups
     from introspect_cli.compare.result import DiffResult, Divergence, Origin, Reach, Separate
     from introspect_cli.health.findings import CheckResult, RankRule, Rule
@@ -28,9 +31,15 @@ if TYPE_CHECKING:
     from introspect_cli.inspect.runs import RunList
     from introspect_cli.labels import Labels
     from introspect_cli.records import Record, Summary
+    from introspect_cli.rerun.bisect import Culprit
+    from introspect_cli.rerun.changes import Proof
+    from introspect_cli.rerun.minimise import Smallest
 
 FORMAT = 1
 """Version of every document; a key may be added under the same version, none removed or changed."""
+
+_LONGEST_CODE = 4000
+"""Characters of one changed statement."""
 
 _UNUSUAL = re.compile(r"[^\n -~]")
 
@@ -107,6 +116,7 @@ def diff_document(result: DiffResult) -> dict[str, Any]:
         "training": _separate(result.training),
         "evaluation": _separate(result.evaluation),
         "structure": plain(result.structure),
+        "code": _code(result.code),
     }
     if len(result.origins) > 1 or any(origin.part for origin in result.origins):
         document["origins"] = [_origin(origin) for origin in result.origins]
@@ -117,6 +127,36 @@ def diff_document(result: DiffResult) -> dict[str, Any]:
     if result.map is not None:
         document["map"] = plain(result.map)
     return document
+
+
+def _code(code: CodeChanges | None) -> dict[str, Any] | None:
+    """Changed statements, the most likely cause first."""
+    if code is None:
+        return None
+    return {
+        "changes": [
+            {
+                "place": one.change.place,
+                "file": one.change.file,
+                "scope": one.change.scope,
+                "unit": one.change.unit,
+                "nearness": one.nearness.value,
+                "likely": one.likely,
+                "a": _lines(one.change.a),
+                "b": _lines(one.change.b),
+            }
+            for one in code.ranked
+        ],
+        "in_comments": list(code.in_comments),
+        "in_names": list(code.in_names),
+        "unread": [{"file": name, "why": why} for name, why in code.unread],
+    }
+
+
+def _lines(side: Side | None) -> dict[str, Any] | None:
+    if side is None:
+        return None
+    return {"first": side.first, "last": side.last, "text": side.text[:_LONGEST_CODE]}
 
 
 def _reach(reach: Reach) -> dict[str, Any]:
@@ -359,3 +399,28 @@ def runs_document(search: RunList) -> dict[str, Any]:
     """Runs below some directories; times are ISO 8601 in UTC, sizes bytes, `not_searched` directories."""
     unseen = {"unreadable": plain(search.unread), "too_deep": search.deeper, "too_many": search.left}
     return {"format": FORMAT, "runs": plain(search.rows), "not_searched": unseen}
+
+
+# Runs that were made again.
+
+
+def culprit_document(culprit: Culprit) -> dict[str, Any]:
+    """A bisection over commits."""
+    proof = None if culprit.proof is None else proof_document(culprit.proof)
+    return _with_result({"format": FORMAT, **vars(culprit), "proof": proof}, culprit.result)
+
+
+def smallest_document(smallest: Smallest) -> dict[str, Any]:
+    """A bisection over settings."""
+    return _with_result({"format": FORMAT, **vars(smallest)}, smallest.result)
+
+
+def proof_document(proof: Proof) -> dict[str, Any]:
+    """The smallest set of changes that makes two runs diverge."""
+    elements = [{"kind": kind_of(element), "place": place_of(element), **plain(element)} for element in proof.elements]
+    return _with_result({"format": FORMAT, **vars(proof), "elements": elements}, proof.result)
+
+
+def _with_result(document: dict[str, Any], result: DiffResult | None) -> dict[str, Any]:
+    made: dict[str, Any] = plain({**document, "result": None})
+    return {**made, "result": None if result is None else diff_document(result)}

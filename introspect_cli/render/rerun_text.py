@@ -4,18 +4,27 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from introspect_cli.compare.changes.nearness import Nearness
+from introspect_cli.compare.changes.ranking import Ranked
+from introspect_cli.compare.changes.statements import Change
 from introspect_cli.compare.result import Verdict
 from introspect_cli.render.blocks import Block, Column, line, table_of
+from introspect_cli.render.code_text import change_lines
 from introspect_cli.render.diff_text import diff_blocks
 from introspect_cli.render.text import clean
 from introspect_cli.render.values_text import closeup_blocks
+from introspect_cli.rerun.element import OtherPython, place_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from introspect_cli.rerun.bisect import Culprit
-    from introspect_cli.rerun.minimise import Difference, Smallest
+    from introspect_cli.rerun.changes import Proof
+    from introspect_cli.rerun.element import Difference, Element
+    from introspect_cli.rerun.minimise import Smallest
     from introspect_cli.rerun.zoom import Zoomed
+
+_SHOWN = 6
 
 
 def culprit_blocks(culprit: Culprit) -> list[Block]:
@@ -27,6 +36,8 @@ def culprit_blocks(culprit: Culprit) -> list[Block]:
         return [*blocks, tried]
     blocks = [line(f"The first bad commit is {culprit.commit[:10]}: {clean(culprit.subject)}", "bold")]
     blocks += [line(clean(name), indent=2) for name in culprit.files]
+    if culprit.proof is not None:
+        blocks += [line(), *_proven(culprit.proof)]
     blocks.append(line())
     if culprit.result is not None:
         blocks += diff_blocks(culprit.result)
@@ -55,6 +66,36 @@ def smallest_blocks(smallest: Smallest) -> list[Block]:
 
 def _value(value: object) -> str:
     return "-" if value is None else clean(str(value), 60)
+
+
+def proof_blocks(proof: Proof) -> list[Block]:
+    """The smallest set of changes, what stands there in both versions, and what it makes diverge."""
+    blocks = _proven(proof)
+    if proof.result is not None:
+        blocks += [line(), *diff_blocks(proof.result)]
+    undecided = f", {proof.undecided} of them answered nothing" if proof.undecided else ""
+    return [*blocks, line(f"{proof.runs} runs{undecided}, in {clean(str(proof.directory))}", "dim")]
+
+
+def _proven(proof: Proof) -> list[Block]:
+    blocks: list[Block] = [line(f"{proof.sentence[:1].upper()}{proof.sentence[1:]}.", "bold")]
+    for element in proof.elements[:_SHOWN]:
+        blocks += _element_blocks(element)
+    if len(proof.elements) > _SHOWN:
+        blocks += [line(), line(f"and {len(proof.elements) - _SHOWN} more")]
+    if proof.unknown:
+        blocks += [line(), line(f"Not tried: {clean('; '.join(proof.unknown), 1200)}", "unsure")]
+    return blocks
+
+
+def _element_blocks(element: Element) -> list[Block]:
+    """One change, both sides below one another."""
+    if not isinstance(element, Change):
+        name = clean(place_of(element))
+        differs = f"{_value(element.a)} -> {_value(element.b)}"
+        what = f"python, and {element.packages} packages" if isinstance(element, OtherPython) else name
+        return [line(f"{what}: {differs}")]
+    return list(change_lines(Ranked(element, Nearness.ELSEWHERE)))
 
 
 def zoom_blocks(zoomed: Zoomed, width: int) -> list[Block]:

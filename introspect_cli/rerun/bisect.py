@@ -8,12 +8,13 @@ run is kept under the commit's name, so a bisection that was interrupted goes on
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.result import DiffResult, Verdict
 from introspect_cli.errors import UsageError
+from introspect_cli.rerun.changes import MOST_RUNS, Proof, prove
 from introspect_cli.rerun.variant import Rerun, Variant, capture, judge, log_of, logged
 from introspect_cli.rerun.worktree import Repository, link, work_tree
 from introspect_cli.store.files import RUNS
@@ -36,6 +37,7 @@ class Plan:
         links: paths outside of git (data, checkpoints) that each revision needs, relative to the repository.
         keep: leave the work tree in place at the end.
         output: where runs and the work tree are kept; None for a directory under `introspect-runs/`.
+        max_runs: how many runs may be made to find the change in the first bad commit.
     """
 
     good: str
@@ -47,6 +49,7 @@ class Plan:
     links: tuple[str, ...] = ()
     keep: bool = False
     output: Path | None = None
+    max_runs: int = MOST_RUNS
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,7 @@ class Culprit:
         tried: commits captured, with the verdict on each, in order.
         candidates: commits that could be the first bad one where skipped ones leave it open.
         directory: where the runs are.
+        proof: which of its changes it is; None where that could not be asked.
     """
 
     commit: str | None
@@ -70,6 +74,7 @@ class Culprit:
     tried: tuple[tuple[str, Verdict], ...]
     candidates: tuple[str, ...]
     directory: Path
+    proof: Proof | None = None
 
 
 def bisect(plan: Plan, tell: Callable[[str], None]) -> Culprit:
@@ -91,7 +96,8 @@ def bisect(plan: Plan, tell: Callable[[str], None]) -> Culprit:
     with work_tree(user, directory / "worktree", good, keep=plan.keep) as tree:
         place = tree.root / os.path.relpath(here.resolve(), user.root.resolve())
         search = _Search(plan, tree, place, directory, tell, plan.until_step)
-        return search.run(good, bad)
+        culprit = search.run(good, bad)
+        return replace(culprit, proof=search.proof(culprit))
 
 
 @dataclass
@@ -163,12 +169,46 @@ class _Search:
             options += ["--until-step", str(self.until)]
             name = f"{name}-to-{self.until}"
         run = self.directory / name
-        self.tree.ask("checkout", "--quiet", "--force", "--detach", commit)
-        link(Path.cwd(), self.place, self.plan.links)
+        self._check_out(commit)
         if not (run / "manifest.yaml").exists() and self.plan.setup and not self._set_up(run):
             return Rerun(run, 1, 0)
         words = (*options, *self.plan.words)
         return capture(Variant(run, words, self.place, {"PYTHONDONTWRITEBYTECODE": "1"}))
+
+    def proof(self, culprit: Culprit) -> Proof | None:
+        """Which change of the first bad commit it is, where its run and that of the commit before it are at hand."""
+        if culprit.commit is None or not self.plan.max_runs:
+            return None
+        before = self.tree.ask("rev-parse", f"{culprit.commit}^")
+        runs = [
+            next((run for run in self._runs_of(commit) if (run / "manifest.yaml").exists()), None)
+            for commit in (before, culprit.commit)
+        ]
+        if runs[0] is None or runs[1] is None:
+            return None
+        self.tell(f"{culprit.commit[:10]} is the first bad commit: which of its changes is it?")
+        self._check_out(before)
+        try:
+            return prove(
+                runs[0],
+                runs[1],
+                self.plan.options,
+                self.directory / "changes",
+                self.until,
+                self.tell,
+                most_runs=self.plan.max_runs,
+            )
+        except UsageError as error:
+            self.tell(f"that cannot be told: {error}")
+            return None
+
+    def _runs_of(self, commit: str) -> list[Path]:
+        """Where a run of a commit may be: the one that goes no further than is needed, and the whole."""
+        return [self.directory / f"{commit[:16]}-to-{self.until}", self.directory / commit[:16]]
+
+    def _check_out(self, commit: str) -> None:
+        self.tree.ask("checkout", "--quiet", "--force", "--detach", commit)
+        link(Path.cwd(), self.place, self.plan.links)
 
     def _set_up(self, run: Path) -> bool:
         return logged(str(self.plan.setup), log_of(run), self.place) == 0

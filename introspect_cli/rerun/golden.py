@@ -65,8 +65,14 @@ def own_options(steps: int) -> list[str]:
     return ["--record", KINDS, "--stats", "none", "--steps", schedule, "--until-step", str(steps - 1), *small]
 
 
-def save(golden: Golden, path: Path, *, force: bool = False) -> int:
+def save(golden: Golden, path: Path, *, force: bool = False, sources: bool = False) -> int:
     """Run the script and keep what it computes.
+
+    Args:
+        golden: what to run, and how it will be checked.
+        path: where it is kept.
+        force: replace one that is there.
+        sources: whether the text of the script's source files is kept with it.
 
     Returns:
         how many bytes it takes.
@@ -77,11 +83,11 @@ def save(golden: Golden, path: Path, *, force: bool = False) -> int:
     if path.exists() and not force and any(path.iterdir()):
         raise StoreError(f"{path} exists already; choose another place with -o, or --force to replace it")
     with tempfile.TemporaryDirectory() as folder:
-        run = _captured(golden, Path(folder) / "run")
-        return keep(run, golden, path)
+        run = _captured(golden, Path(folder) / "run", sources=sources)
+        return keep(run, golden, path, sources=sources)
 
 
-def keep(run: Path, golden: Golden, path: Path) -> int:
+def keep(run: Path, golden: Golden, path: Path, *, sources: bool = False) -> int:
     """Keep a run as a golden one; how many bytes it takes."""
     path.mkdir(parents=True, exist_ok=True)
     about = {
@@ -92,7 +98,7 @@ def keep(run: Path, golden: Golden, path: Path) -> int:
     }
     (path / ABOUT).write_bytes(documents.dump(about, ABOUT, "golden"))
     (path / STORE).unlink(missing_ok=True)
-    pack(run, path / STORE)
+    pack(run, path / STORE, sources=sources)
     return sum(file.stat().st_size for file in path.iterdir())
 
 
@@ -184,13 +190,13 @@ def _another_machine(result: DiffResult) -> DiffResult:
     return replace(result, verdict=Verdict.UNDECIDED, sentence=sentence)
 
 
-def _captured(golden: Golden, run: Path) -> Path:
+def _captured(golden: Golden, run: Path, *, sources: bool = False) -> Path:
     """Run the script under capture.
 
     Raises:
         StoreError: it recorded nothing.
     """
-    options = [*own_options(golden.steps), *golden.options]
+    options = [*own_options(golden.steps), *(["--source"] if sources else []), *golden.options]
     command = [sys.executable, "-m", "introspect_cli", "capture", "-q", *options, "-o", str(run), *golden.words]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)  # noqa: S603 - the user's script
     try:

@@ -11,15 +11,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from introspect_cli.compare.reasons.settings import ARGUMENT, OPTION, arguments
+from introspect_cli.compare.command_line import ARGUMENT, OPTION, arguments
 from introspect_cli.compare.result import DiffResult, Verdict
 from introspect_cli.errors import UsageError
+from introspect_cli.rerun.ddmin import ddmin
+from introspect_cli.rerun.element import Difference
 from introspect_cli.rerun.variant import Rerun, Variant, capture, judge
 from introspect_cli.store.files import REDACTED, RUNS
 from introspect_cli.store.reader import open_run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 
 _IRRELEVANT = frozenset(
@@ -27,23 +29,6 @@ _IRRELEVANT = frozenset(
     | {"TERM", "TMPDIR", "TMUX", "TMUX_PANE", "USER", "WINDOWID", "XDG_SESSION_ID", "INVOCATION_ID"}
 )
 """Variables that name where and by whom a shell was opened."""
-
-
-@dataclass(frozen=True)
-class Difference:
-    """One setting that differs between the two runs.
-
-    Attributes:
-        axis: `argument`, `environment` or `capture` (an option of `introspect capture` that changes the run).
-        name: option or variable.
-        a: its value in run a; None where absent. A list for options of several values, True for a flag.
-        b: its value in run b.
-    """
-
-    axis: str
-    name: str
-    a: Any
-    b: Any
 
 
 @dataclass(frozen=True)
@@ -158,32 +143,6 @@ def _arguments(settings: dict[str, Any]) -> dict[str, Any]:
     return arguments(map(str, words)) if isinstance(words, list) else {}
 
 
-def ddmin(items: Sequence[Difference], fails: Callable[[Sequence[Difference]], bool]) -> Sequence[Difference]:
-    """A smallest set, in that no single item can be left out, on which `fails` is still true.
-
-    Args:
-        items: a set on which `fails` is true.
-        fails: the question; asked of subsets, in order, and never of the empty one.
-    """
-    parts = 2
-    while len(items) > 1:
-        size = max(len(items) // parts, 1)
-        chunks = [items[start : start + size] for start in range(0, len(items), size)]
-        rests = [[item for item in items if item not in chunk] for chunk in chunks]
-        smaller = next((chunk for chunk in chunks if len(chunk) < len(items) and fails(chunk)), None)
-        if smaller is not None:
-            items, parts = smaller, 2
-            continue
-        smaller = next((rest for rest in rests if 0 < len(rest) < len(items) and len(chunks) > 2 and fails(rest)), None)
-        if smaller is not None:
-            items, parts = smaller, max(parts - 1, 2)
-        elif size == 1:
-            break
-        else:
-            parts = min(parts * 2, len(items))
-    return items
-
-
 @dataclass
 class _Search:
     """Reruns of run a's command with some of run b's settings.
@@ -228,20 +187,41 @@ class _Search:
         return diverges
 
     def _run(self, chosen: Sequence[Difference]) -> Rerun:
-        words = dict(self.arguments)
-        environment: dict[str, str | None] = {}
-        options = [*self.options, "--until-step", str(self.until)]
-        for item in chosen:
-            if item.axis == "argument":
-                words[item.name] = item.b
-            elif item.axis == "environment":
-                environment[item.name] = item.b
-            elif item.name == "seed" and item.b is not None:
-                options += ["--seed", str(item.b)]
-            elif item.name == "deterministic" and item.b:
-                options.append("--deterministic")
-        line = (*options, *self.script, *command_line(words))
-        return capture(Variant(self.output / str(self.runs + 1), line, Path.cwd(), environment))
+        set_as_in_b = applied(chosen, self.arguments)
+        options = (*self.options, "--until-step", str(self.until), *set_as_in_b.options)
+        line = (*options, *self.script, *command_line(set_as_in_b.arguments))
+        return capture(Variant(self.output / str(self.runs + 1), line, Path.cwd(), set_as_in_b.environment))
+
+
+@dataclass(frozen=True)
+class Applied:
+    """Settings of run a, some of them as in run b: capture options, the script's arguments by name, variables."""
+
+    options: tuple[str, ...]
+    arguments: dict[str, Any]
+    environment: dict[str, str | None]
+
+
+def applied(chosen: Iterable[Difference], given: Mapping[str, Any]) -> Applied:
+    """What running a with these of b's settings takes.
+
+    Args:
+        chosen: the settings that are to be as in run b.
+        given: a's arguments, by name.
+    """
+    words = dict(given)
+    environment: dict[str, str | None] = {}
+    options: list[str] = []
+    for item in chosen:
+        if item.axis == "argument":
+            words[item.name] = item.b
+        elif item.axis == "environment":
+            environment[item.name] = item.b
+        elif item.name == "seed" and item.b is not None:
+            options += ["--seed", str(item.b)]
+        elif item.name == "deterministic" and item.b:
+            options.append("--deterministic")
+    return Applied(tuple(options), words, environment)
 
 
 def command_line(chosen: dict[str, Any]) -> list[str]:

@@ -39,7 +39,9 @@ class Recipe:
     """What it takes to run a recorded command again.
 
     Attributes:
-        words: capture options that change what the script computes, then the script and its arguments.
+        options: capture options that change what the script computes.
+        started: the script, or `-m` and a module; empty where a launcher is started.
+        arguments: the words that follow.
         directory: where it ran.
         environment: variables that are to be set as they were; None removes one.
         python: the interpreter; "" for the one that runs this.
@@ -49,7 +51,9 @@ class Recipe:
         notes: what is not as it was.
     """
 
-    words: tuple[str, ...]
+    options: tuple[str, ...]
+    started: tuple[str, ...]
+    arguments: tuple[str, ...]
     directory: Path
     environment: Mapping[str, str | None] = field(default_factory=dict)
     python: str = ""
@@ -57,6 +61,11 @@ class Recipe:
     sources: Mapping[str, str] = field(default_factory=dict)
     commit: str = ""
     notes: tuple[str, ...] = ()
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Capture options, then the script and its arguments."""
+        return (*self.options, *self.started, *self.arguments)
 
 
 @dataclass(frozen=True)
@@ -112,7 +121,9 @@ def recipe_of(run: Run) -> Recipe:
         python = ""
     sources, git = _settings(run, "sources"), _settings(run, "git")
     return Recipe(
-        words=(*_options(run), *started, *words),
+        options=tuple(_options(run)),
+        started=tuple(started),
+        arguments=tuple(words),
         directory=Path(directory),
         environment=environment,
         python=python,

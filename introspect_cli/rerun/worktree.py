@@ -32,6 +32,16 @@ class Repository:
 
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
         """Run git in the repository."""
+        done = self._run(*words)
+        answer, complaint = (data.decode("utf-8", "replace") for data in (done.stdout, done.stderr))
+        return subprocess.CompletedProcess(done.args, done.returncode, answer, complaint)
+
+    def blob(self, name: str) -> bytes | None:
+        """What a file at a commit holds, by `commit:path`; None where there is none."""
+        done = self._run("cat-file", "blob", name)
+        return done.stdout if done.returncode == 0 else None
+
+    def _run(self, *words: str) -> subprocess.CompletedProcess[bytes]:
         environment = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
         try:
             return subprocess.run(  # noqa: S603 - no shell
@@ -39,8 +49,6 @@ class Repository:
                 cwd=self.directory,
                 env={**environment, "LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0"},
                 capture_output=True,
-                text=True,
-                errors="replace",
                 check=False,
                 stdin=subprocess.DEVNULL,
             )

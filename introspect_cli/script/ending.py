@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
@@ -33,11 +33,35 @@ class Ending:
             where that was not seen.
         how: what ended it; `ended` where that was not seen.
         exception: `Class: message` of an uncaught exception, "" otherwise.
+        frames: of that exception, the outermost first, none of this package: path, line, function.
     """
 
     exit_code: int | None
     how: Literal["returned", "exit", "exception", "interrupt", "ended"]
     exception: str = ""
+    frames: tuple[tuple[str, int, str], ...] = field(default=(), repr=False, compare=False)
+
+
+_MOST_FRAMES = 500
+
+
+def frames_of(error: BaseException) -> tuple[tuple[str, int, str], ...]:
+    """Where an exception came from: path, line and function of each frame; of a syntax error, also its own line."""
+    found: list[tuple[str, int, str]] = []
+    entry = error.__traceback__
+    while entry is not None and len(found) < _MOST_FRAMES:
+        code = entry.tb_frame.f_code
+        if not code.co_filename.startswith(_PACKAGE):
+            found.append((code.co_filename, entry.tb_lineno, code.co_name))
+        entry = entry.tb_next
+    if isinstance(error, SyntaxError) and isinstance(error.filename, str) and isinstance(error.lineno, int):
+        found.append((error.filename, error.lineno, ""))
+    return tuple(found)
+
+
+def raised_ending(error: BaseException) -> Ending:
+    """How something ended that raised an exception which nobody caught."""
+    return Ending(1, "exception", summary(error), frames_of(error))
 
 
 def leave(exit_code: int | None) -> NoReturn:
@@ -111,7 +135,7 @@ def ending_of(raised: BaseException | None) -> Ending:
     # To python up to 3.13, a subclass of it is an exception like any other.
     if type(raised) is KeyboardInterrupt or (sys.version_info >= (3, 14) and isinstance(raised, KeyboardInterrupt)):
         return Ending(-signal.SIGINT, "interrupt", summary(raised))
-    return Ending(1, "exception", summary(raised))
+    return raised_ending(raised)
 
 
 def _status(error: SystemExit) -> tuple[int, Any]:

@@ -19,6 +19,7 @@ import contextlib
 import functools
 import os
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.script.ending import (
@@ -98,7 +99,7 @@ def run(target: Target, *, started: Callable[[], None], ended: Callable[[Ending]
         pass
     if raised is not None:
         strip_frames(raised)
-        ending = Ending(report(raised, ending), ending.how, ending.exception)
+        ending = replace(ending, exit_code=report(raised, ending))
     if module is None and (ending.how != "exit" or sys.version_info >= (3, 14)):
         for name in ("__file__", "__cached__"):  # python takes them away before the atexit handlers
             vars(main).pop(name, None)

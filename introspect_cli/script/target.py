@@ -13,6 +13,9 @@ from types import CodeType, ModuleType
 
 from introspect_cli.errors import UsageError
 
+COMPILED: dict[str, bytes] = {}
+"""What each script held when it was compiled: it may be a pipe, and be edited while it runs."""
+
 _INTERPRETER = re.compile(r"(python|pypy)[\d.]*(\.exe)?")
 
 
@@ -160,7 +163,8 @@ def load(script: str, main: ModuleType) -> CodeType:
         assert code is not None
     else:
         main.__loader__ = importlib.machinery.SourceFileLoader("__main__", path)
-        code = compile(Path(path).read_bytes(), path, "exec", dont_inherit=True)
+        COMPILED[script] = data = Path(path).read_bytes()
+        code = compile(data, path, "exec", dont_inherit=True)
     vars(main)["__file__"] = path
     vars(main)["__cached__"] = None
     return code

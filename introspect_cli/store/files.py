@@ -42,6 +42,7 @@ FORMAT = 2
 MANIFEST = "manifest.yaml"
 SETTINGS = "settings"
 TENSORS = "tensors"
+SOURCES = "sources"
 CHILDREN = "children"
 LOCK = ".lock"
 LABEL = "label"

@@ -182,7 +182,7 @@ def merged(launch_manifest: Mapping[str, Any], ranks: Mapping[int, Mapping[str, 
         out["steps"] = min(steps)
     failed = next((n for n, manifest in sorted(ranks.items()) if manifest.get("exit_code") not in (None, 0)), None)
     if failed is not None:
-        out |= {name: ranks[failed].get(name) for name in ("exit_code", "how", "exception")}
+        out |= {name: ranks[failed].get(name) for name in ("exit_code", "how", "exception", "raised_at")}
     return out
 
 

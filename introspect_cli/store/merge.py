@@ -24,8 +24,13 @@ if TYPE_CHECKING:
 _PLACE = re.compile(r"((?:attempt\d+/)?)(?:rank(\d+)/)?(.+)")
 
 
-def merge(sources: Sequence[Path], out: Path) -> list[int]:
+def merge(sources: Sequence[Path], out: Path, *, texts: bool = True) -> list[int]:
     """Copy the ranks of one launch into one run.
+
+    Args:
+        sources: directories of runs, each with some of the ranks, or packs of them.
+        out: the directory of the run, which must not exist.
+        texts: whether the text of source files goes with them.
 
     Returns:
         the ranks of the last attempt, rising.
@@ -44,7 +49,7 @@ def merge(sources: Sequence[Path], out: Path) -> list[int]:
         out.parent.mkdir(parents=True, exist_ok=True)
         fresh = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
         try:
-            _copy(sources, fresh)
+            _copy(sources, fresh, texts=texts)
             with open_run(fresh) as run:
                 ranks = list(run.ranks)
             fresh.chmod(0o755)
@@ -67,13 +72,13 @@ def _job(source: Path) -> str:
         return str(launch.get("job"))
 
 
-def _copy(sources: Sequence[Path], fresh: Path) -> None:
+def _copy(sources: Sequence[Path], fresh: Path, *, texts: bool) -> None:
     held: dict[tuple[str, str], Path] = {}
     ids: dict[str, tuple[str, Path]] = {}
     for source in sources:
         with open_store(source) as folder:
             path = Path(folder.path)
-            for name, file in files_of(path):
+            for name, file in files_of(path, sources=texts):
                 match = _PLACE.fullmatch(name)
                 assert match is not None
                 attempt, rank, _ = match.groups()

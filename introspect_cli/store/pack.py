@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.errors import StoreError
-from introspect_cli.store.files import LOCK, MANIFEST, Folder, innocent, reason
+from introspect_cli.store.files import LOCK, MANIFEST, SOURCES, Folder, innocent, reason
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,7 +29,8 @@ ENDING = ".introspect.zip"
 
 _NAME = re.compile(
     r"(attempt\d{1,6}/)?(rank\d{1,6}/)?"
-    r"(manifest\.yaml|label|[a-z_]{1,32}\.(arrow|bin|jsonl)|records-\d{1,9}\.arrow|settings/[a-z0-9_]{1,64}\.yaml|tensors/[0-9a-f]{16}\.safetensors)"
+    r"(manifest\.yaml|label|[a-z_]{1,32}\.(arrow|bin|jsonl)|records-\d{1,9}\.arrow|settings/[a-z0-9_]{1,64}\.yaml|tensors/[0-9a-f]{16}\.safetensors"
+    r"|sources/[0-9a-f]{16}\.gz)"
 )
 _KEY = re.compile(r"[0-9a-f]{32}")
 _MOST_FILES = 1_000_000
@@ -67,14 +68,14 @@ def open_store(path: str | Path) -> Folder:
     return folder
 
 
-def pack(run: Path, out: Path) -> int:
-    """Write the run in a directory into a file; bytes written."""
+def pack(run: Path, out: Path, *, sources: bool = True) -> int:
+    """Write the run in a directory into a file, with the text of source files or without; bytes written."""
     if not out.name:
         raise StoreError(f"{out} is no name of a file: name one that is not there yet")
     temporary = out.with_name(f".{out.name}.{os.getpid()}")
     try:
         with zipfile.ZipFile(temporary, "x", zipfile.ZIP_DEFLATED, compresslevel=6, strict_timestamps=False) as made:
-            for name, path in files_of(run):
+            for name, path in files_of(run, sources=sources):
                 # What differs between two packs of one run is nothing: names sorted, no times.
                 about = zipfile.ZipInfo(name)
                 about.compress_type = zipfile.ZIP_DEFLATED
@@ -91,14 +92,15 @@ def pack(run: Path, out: Path) -> int:
     return out.stat().st_size
 
 
-def files_of(run: Path) -> Iterator[tuple[str, Path]]:
-    """The files of a store by name, the manifest first; locks and links are left out."""
+def files_of(run: Path, *, sources: bool = True) -> Iterator[tuple[str, Path]]:
+    """The files of a store by name, the manifest first; locks and links are left out, and source files on request."""
     files = {}
     for folder, _, names in os.walk(run):
         for name in names:
             path = Path(folder) / name
             relative = path.relative_to(run).as_posix()
-            if name != LOCK and not path.is_symlink() and _NAME.fullmatch(relative):
+            wanted = sources or path.parent.name != SOURCES
+            if name != LOCK and wanted and not path.is_symlink() and _NAME.fullmatch(relative):
                 files[relative] = path
     yield from sorted(files.items(), key=lambda item: (item[0] != MANIFEST, item[0]))
 

@@ -36,6 +36,7 @@ from introspect_cli.store.index import newer_format
 from introspect_cli.store.launch import ATTEMPT_NAME, endings, launch_of, merged, world_size
 from introspect_cli.store.pack import is_remote, open_store
 from introspect_cli.store.rank_reader import RankReader
+from introspect_cli.store.source_files import kept_in, read_from
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -228,13 +229,35 @@ class Run:
         """
         if self.elsewhere is not None:
             return self.elsewhere(checksum)
-        places = [self._folder.folder(f"rank{rank}") for rank in self.manifests] or [self._folder]
-        try:
-            return next((tensor for place in places if (tensor := _tensor(place, checksum)) is not None), None)
-        finally:
-            for place in places:
-                if place is not self._folder:
-                    place.close()
+        return next((tensor for place in self._places() if (tensor := _tensor(place, checksum)) is not None), None)
+
+    def source(self, digest: str) -> bytes | None:
+        """A source file whose text is kept, by its digest; None where it is not.
+
+        Raises:
+            StoreError: its file is damaged.
+        """
+        return next((data for place in self._places() if (data := read_from(place, digest)) is not None), None)
+
+    @cached_property
+    def kept_sources(self) -> frozenset[str]:
+        """Digests of the source files whose text is kept.
+
+        Raises:
+            StoreError: their directory is damaged.
+        """
+        return frozenset(digest for place in self._places() for digest in kept_in(place))
+
+    def _places(self) -> Iterator[Folder]:
+        """The directories that hold whole tensors and source files: each rank's, where each has its own."""
+        if not self.manifests:
+            yield self._folder
+        for rank in self.manifests:
+            place = self._folder.folder(f"rank{rank}")
+            try:
+                yield place
+            finally:
+                place.close()
 
     def when_closed(self, then: Callable[[], None]) -> None:
         """Call a function when the run is closed."""

@@ -21,6 +21,7 @@ from introspect_cli.store.files import (
     MANIFEST,
     RECORDS,
     SETTINGS,
+    SOURCES,
     STREAMS,
     TENSORS,
     DamageError,
@@ -42,6 +43,7 @@ from introspect_cli.store.reader import (
     read_rank_manifests,
     run_state,
 )
+from introspect_cli.store.source_files import SOURCE_NAME, decode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -132,6 +134,7 @@ class _Check:
         for place in places:
             self._settings(place, manifest.get("id"))
             self._stored_tensors(place)
+            self._sources(place)
         if not self._is_child:  # they have none themselves
             self._children()
         return VerifyReport(
@@ -184,7 +187,7 @@ class _Check:
             if match:
                 numbers.append(int(match[1]))
             elif (
-                name not in {MANIFEST, SETTINGS, TENSORS, CHILDREN, LOCK, LABEL}
+                name not in {MANIFEST, SETTINGS, SOURCES, TENSORS, CHILDREN, LOCK, LABEL}
                 and not ATTEMPT_NAME.fullmatch(name)
                 and not _TEMPORARY.fullmatch(name)
             ):
@@ -228,6 +231,13 @@ class _Check:
                     self._note(f"{folder.path}: {name!a} is not part of a run")
                 continue
             self._tensors += self._try(_checked_tensor, folder, name) or 0
+
+    def _sources(self, place: Folder) -> None:
+        for folder, name in self._inside(place, SOURCES):
+            if SOURCE_NAME.fullmatch(name):
+                self._try(lambda f=folder, n=name: decode(f, n))
+            elif not _TEMPORARY.fullmatch(name):
+                self._note(f"{folder.path}: {name!a} is not part of a run")
 
     def _inside(self, place: Folder, name: str) -> Iterator[tuple[Folder, str]]:
         folder = self._try(place.folder, name)

@@ -23,6 +23,7 @@ from introspect_cli.store.files import (
     MANIFEST,
     RUNS,
     SETTINGS,
+    SOURCES,
     TENSORS,
     Folder,
     Handle,
@@ -31,6 +32,7 @@ from introspect_cli.store.files import (
     take_lock,
 )
 from introspect_cli.store.launch import joined
+from introspect_cli.store.source_files import encode
 from introspect_cli.version import __version__
 
 if TYPE_CHECKING:
@@ -42,7 +44,7 @@ if TYPE_CHECKING:
 
 _NAME = re.compile(r"[a-z0-9_]{1,64}")
 _RUN_FILES = re.compile(
-    r"manifest\.yaml|settings|tensors|children|label|\.lock|rank\d{1,6}|attempt\d{1,4}|\.manifest\.yaml\.\d+|index\.bin"
+    r"manifest\.yaml|settings|sources|tensors|children|label|\.lock|rank\d{1,6}|attempt\d{1,4}|\.manifest\.yaml\.\d+|index\.bin"
     r"|[a-z]+\.arrow|labels\.jsonl|records-\d+\.arrow|\.index\.bin\.\d+"
 )
 _PRIVATE_FILE, _PRIVATE_DIRECTORY = 0o600, 0o700
@@ -146,6 +148,23 @@ class StoreWriter:
         except OSError as error:
             raise StoreError(f"cannot write to {self.path}: {reason(error)}") from None
         self._write_document(f"{SETTINGS}/{name}.yaml", value)
+
+    def save_source(self, digest: str, data: bytes) -> None:
+        """Keep the text of a source file under the digest of what it held, once, readable by its owner only.
+
+        Raises:
+            StoreError: it cannot be written.
+        """
+        name = f"{digest}.gz"
+        try:
+            folder = self._here().make_folder(SOURCES, _PRIVATE_DIRECTORY)
+            try:
+                if name not in folder:
+                    folder.replace(name, [encode(data)], _PRIVATE_FILE, durable=self._durable)
+            finally:
+                folder.close()
+        except OSError as error:
+            raise StoreError(f"cannot write the sources of {self.path}: {reason(error)}") from None
 
     def _here(self) -> Folder:
         """The run's directory; the lock is taken again if the script closed its descriptor."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from introspect_cli.store.files import REDACTED
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
 _SHORT = 200
 """Characters of a text up to which it is remembered how it looks."""
@@ -35,8 +35,8 @@ _SECRET_NAME = re.compile(
     rf"(?i)({_STRICT}|token|private|auth|cookie|session|signature|_key$|^key$|^sig$|dsn$|connection_?string|webhook)"
 )
 
-_TOKENS = re.compile(
-    r"(?<![A-Za-z0-9])("
+_NOT_WITHIN = r"(?<![A-Za-z0-9])"
+_PREFIXED = (
     r"A(?:KIA|SIA|ROA|IDA)[0-9A-Z]{16}"  # AWS
     r"|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}"
     r"|hf_[A-Za-z0-9]{20,}|api_org_[A-Za-z0-9]{20,}"  # Hugging Face
@@ -50,9 +50,9 @@ _TOKENS = re.compile(
     r"|AIza[\w-]{30,}|GOCSPX-[\w-]{20,}|ATATT[\w=-]{20,}|PMAK-[\w-]{20,}|NRAK-[A-Z0-9]{20,}|sq0[a-z]{3}-[\w-]{20,}"
     r"|\d{8,10}:AA[\w-]{30,}|EAAC[A-Za-z0-9]{20,}|AGE-SECRET-KEY-1[0-9A-Z]{20,}|T3BlbkFJ\w{10,}"
     r"|eyJ[\w-]{8,1500}\.eyJ[\w-]{8,}(?:\.[\w-]*)?"  # JSON web tokens
-    r"|[0-9a-fA-F]{40}(?![0-9A-Za-z])"
-    r")"
 )
+_TOKENS = re.compile(rf"{_NOT_WITHIN}({_PREFIXED}|[0-9a-fA-F]{{40}}(?![0-9A-Za-z]))")
+_PREFIXED_TOKENS = re.compile(rf"{_NOT_WITHIN}({_PREFIXED})")
 _PRIVATE_KEY = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----.*?(?:-----END [A-Z ]*-----|\Z)", re.DOTALL)
 _WEBHOOK = re.compile(
     r"(https://(?:hooks\.slack\.com/(?:services|workflows)|discord(?:app)?\.com/api/webhooks)/)[\w/-]+"
@@ -92,6 +92,11 @@ def is_secret_name(name: str, patterns: tuple[str, ...] = ()) -> bool:
     return bool(_STRICT_NAME.search(plain) or _SECRET_NAME.search(_ALIKE.sub("", plain)))
 
 
+def is_strict_name(name: str) -> bool:
+    """Whether a name says that its value is secret and never means anything else, as `token` and `key` do."""
+    return _STRICT_NAME.search(name.replace("-", "_")) is not None
+
+
 @functools.lru_cache(maxsize=4096)
 def is_secret_path(path: str) -> bool:
     """Whether a value's path goes through a key that says so, such as `['auth']['user']`."""
@@ -125,16 +130,40 @@ def looks(text: str) -> str:
 def _looks(text: str) -> str:
     if _NAME.fullmatch(text):
         return _TOKENS.sub(REDACTED, text)  # there is no URL in it, no key, and nothing behind a name
-    text = _PRIVATE_KEY.sub(REDACTED, text)
-    text = _WEBHOOK.sub(rf"\g<1>{REDACTED}", text)
-    text = _URL_USER.sub(rf"\g<1>{REDACTED}@", text)
-    text = _HEADER.sub(rf"\g<1>{REDACTED}", text)
-    text = _COOKIE.sub(rf"\g<1>{REDACTED}", text)
+    text = _COOKIE.sub(rf"\g<1>{REDACTED}", _without_forms(text))
     text = _TOKENS.sub(REDACTED, text)
     return _AFTER_OPTION.sub(_after_option, _PAIR.sub(_paired, text))
 
 
 _looks_again = functools.lru_cache(maxsize=256)(_looks)  # the same few texts come every step
+
+
+def _without_forms(text: str, again: Callable[[re.Match[str]], bool] = lambda _: True) -> str:
+    """Text without what has the form of a credential that is longer than a token.
+
+    Args:
+        text: the text.
+        again: whether what looks like a login in a URL or the value of a header is one.
+    """
+    text = _PRIVATE_KEY.sub(REDACTED, text)
+    text = _WEBHOOK.sub(rf"\g<1>{REDACTED}", text)
+    text = _URL_USER.sub(lambda found: f"{found[1]}{REDACTED}@" if again(found) else found[0], text)
+    return _HEADER.sub(lambda found: found[1] + REDACTED if again(found) else found[0], text)
+
+
+def has_token(text: str) -> bool:
+    """Whether a token with a prefix that says so stands in a text."""
+    return _PREFIXED_TOKENS.search(text) is not None
+
+
+def prose(text: str) -> str:
+    """Text of a person or a program, where a word after "bearer" or in braces is no secret, nor are 40 hex digits."""
+    return _PREFIXED_TOKENS.sub(REDACTED, _without_forms(text, _is_value))
+
+
+def _is_value(found: re.Match[str]) -> bool:
+    value = found[0][len(found[1]) :]
+    return "{" not in value and not value.isalpha()
 
 
 def _begun(found: re.Match[str]) -> str:

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from introspect_cli.capture.environment import redact
-from introspect_cli.sums import source_digest
 
 _FOREIGN = tuple(
     {
@@ -31,7 +30,6 @@ _FOREIGN = tuple(
 )
 OURS = os.path.realpath(Path(__file__).parents[2]) + os.sep
 """The directory of this package."""
-_LARGEST = 8 * 2**20
 
 
 def git(directory: str) -> dict[str, Any]:
@@ -143,23 +141,7 @@ def file_of(module: object) -> str:
     return found if type(found) is str else ""
 
 
-def imported_sources() -> dict[str, str]:
-    """Hash of every source file of the user's that has been imported: its name -> 16 hex digits."""
-    hashes = {}
-    for name, module in list(sys.modules.items()):
-        path = file_of(module)
-        if not is_users(path) or _generated(path):
-            continue
-        try:
-            data = Path(path).read_bytes()
-        except OSError:
-            continue
-        if len(data) <= _LARGEST:
-            hashes[_named(path, name)] = source_digest(data)
-    return dict(sorted(hashes.items()))
-
-
-def _generated(path: str) -> bool:
+def generated(path: str) -> bool:
     """Whether a compiler wrote a file into its cache: it says what was compiled, under a name that is a hash."""
     cache = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
     if cache and os.path.realpath(path).startswith(os.path.realpath(cache) + os.sep):
@@ -167,7 +149,7 @@ def _generated(path: str) -> bool:
     return any(part.startswith("torchinductor_") for part in Path(path).parts)
 
 
-def _named(path: str, module: str) -> str:
+def named(path: str, module: str) -> str:
     """A source file's name: its path in the project; its module's where it lies elsewhere (PYTHONPATH, `pip -e`)."""
     if not Project.root or os.path.realpath(path).startswith(Project.root + os.sep):
         return relative(path)

@@ -138,7 +138,7 @@ class _Loader:
 
 
 class ImportWatch:
-    """A finder that calls back once after each of the named top-level modules has been imported."""
+    """A finder that calls back once after each of the named modules has been imported."""
 
     def __init__(self, callbacks: dict[str, Callable[[], None]]) -> None:
         self._callbacks = dict(callbacks)
@@ -159,7 +159,7 @@ class ImportWatch:
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         """Find the module as python would, and have its loader call back."""
-        if name not in self._callbacks or path is not None:
+        if name not in self._callbacks or (path is not None and "." not in name):
             return None
         callback = self._callbacks.pop(name)
         for finder in sys.meta_path:

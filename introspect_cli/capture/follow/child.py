@@ -147,14 +147,14 @@ class Follower:
 
     def finish(self) -> None:
         """Close the run, as the process ends."""
-        from introspect_cli.script.ending import Ending
+        from introspect_cli.script.ending import Ending, raised_ending
 
         session, self._session = self._session, None
         if session is None or os.getpid() != self._pid:
             return
         raised = self._raised
         if raised is not None:
-            session.finish(Ending(1, "exception", f"{type(raised).__name__}: {raised}"))
+            session.finish(raised_ending(raised))
         else:
             session.finish(Ending(None, "ended"))
         said = [] if session.rank else [f"{self._process.name}: {words}" for words in session.words]

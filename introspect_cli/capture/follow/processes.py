@@ -37,12 +37,14 @@ class Process:
         script: its script; None for a module or for code.
         module: its module.
         args: what follows on the command line.
+        code: what follows `-c`; None for anything else.
     """
 
     role: Role
     script: str | None = None
     module: str | None = None
     args: tuple[str, ...] = ()
+    code: str | None = None
 
     @property
     def name(self) -> str:
@@ -85,7 +87,7 @@ def described(words: Sequence[str]) -> Process:
                 value = word[place:] or (words[at] if at < len(words) else "")
                 at += not word[place:]
                 if letter == "c":
-                    return Process(_role_of_code(value), args=tuple(words[at:]))
+                    return Process(_role_of_code(value), args=tuple(words[at:]), code=value)
                 if letter == "m":
                     return Process(_role_of_module(value), module=value, args=tuple(words[at:]))
                 break

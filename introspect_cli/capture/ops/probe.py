@@ -21,6 +21,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from introspect_cli.capture import private_api
+from introspect_cli.capture.ops.arguments import OperatorArguments
 from introspect_cli.capture.ops.calls import Calls, OpCall, Places
 from introspect_cli.capture.ops.schema import Operators
 from introspect_cli.capture.ops.values import FLOATS, Writers, is_parameter, outputs, row_of, tensors
@@ -106,6 +107,7 @@ class OpProbe:
         self._places = Places()
         self._calls = Calls(context, modules, optimizers, self._places, into_compiled=into_compiled)
         self._writers = Writers(context)
+        self.arguments = OperatorArguments()
         self._mode = OpMode(self)
         self._pushed = threading.local()
         self._handles: list[Any] = []
@@ -202,7 +204,7 @@ class OpProbe:
             call = self._calls.of(self.facts(func), node, frame)
             if call is not None:
                 if call.facts.recorded:
-                    self._write_results(call, node, args, kwargs, result)
+                    self._write_results(func, call, node, args, kwargs, result)
                 else:
                     self._follow(call, args, result)
 
@@ -215,7 +217,13 @@ class OpProbe:
             self._writers.of(args[0])  # a view of a parameter is known by its memory from here on
 
     def _write_results(
-        self, call: OpCall, node: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None, result: Any
+        self,
+        func: Callable[..., Any],
+        call: OpCall,
+        node: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any] | None,
+        result: Any,
     ) -> None:
         facts, writers = call.facts, self._writers
         found: Iterable[tuple[str, torch.Tensor]]
@@ -234,6 +242,7 @@ class OpProbe:
             site = call.sites.get(path)
             if site is None:
                 site = self._new_site(call, path)
+                self.arguments.note(func, _place(call, path), facts.name, args, kwargs)
             if facts.each:
                 given = self._given(call, node, row_of(args, path), kwargs)
             elif given is None:
@@ -281,7 +290,7 @@ class OpProbe:
 
     def _new_site(self, call: OpCall, path: str) -> int:
         facts = call.facts
-        site = Site(call.phase, Kind.OP_OUTPUT, call.fqn, call.number, facts.name + path)
+        site = _place(call, path)
         number = self._recorder.site(site, SiteInfo(call.module_class, facts.name, call.source))
         call.sites[path] = number
         return number
@@ -294,6 +303,10 @@ class OpProbe:
             call.known = (sites, origin)
             call.given = Given(tuple(sites), *_belongs(origin))
         return call.given
+
+
+def _place(call: OpCall, path: str) -> Site:
+    return Site(call.phase, Kind.OP_OUTPUT, call.fqn, call.number, call.facts.name + path)
 
 
 def _belongs(origin: OpCall | str | None) -> tuple[int, str]:

@@ -21,7 +21,7 @@ from introspect_cli.errors import belongs_to_script
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
+    from types import FrameType, TracebackType
 
 _UNCOUNTED = " (as importlib's _bootstrap)"
 _MISSING = object()
@@ -102,6 +102,11 @@ def uncounted(function: Function) -> Function:
 
             private_api.pass_by(marked.__code__)
     return function
+
+
+def stands_in(frame: FrameType) -> bool:
+    """Whether a frame is of a function of ours that stands in for another, which may be written in C."""
+    return frame.f_code.co_filename.endswith(_UNCOUNTED)
 
 
 class Guard:

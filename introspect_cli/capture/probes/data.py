@@ -23,12 +23,13 @@ if TYPE_CHECKING:
 class _Source:
     """Stands for a loader as long as it or one of its iterators lives; `zip(DataLoader(...), ...)` drops the loader."""
 
-    __slots__ = ("__weakref__", "class_name", "number")
+    __slots__ = ("__weakref__", "class_name", "number", "settings")
 
-    def __init__(self, number: int, class_name: str) -> None:
-        """Keep a number of its own, and the loader's class."""
+    def __init__(self, number: int, class_name: str, settings: dict[str, Any]) -> None:
+        """Keep a number of its own, the loader's class, and what it was built with."""
         self.number = number
         self.class_name = class_name
+        self.settings = settings
 
 
 class DataProbe:
@@ -45,6 +46,7 @@ class DataProbe:
         self._sources: ById[_Source] = ById()
         self._source_of: ById[_Source] = ById()
         self._counts: dict[tuple[str, Phase], int] = {}
+        self._noted: set[tuple[int, Phase]] = set()
         self._count = 0
         self._drawn: list[weakref.ref[_Source]] = []
         self._last: weakref.ref[_Source] | None = None
@@ -52,13 +54,7 @@ class DataProbe:
 
     def install(self) -> None:
         """Replace the two methods through which every batch passes."""
-        iterator = private_api.LOADER_ITERATOR
-        if Kind.BATCH not in self._context.kinds:
-            return
-        if iterator is None:
-            self._context.guard.note("batches are not observed: this torch has no known loader iterator")
-            return
-        probe, started, following = self, DataLoader.__iter__, iterator.__next__
+        probe, started, iterator = self, DataLoader.__iter__, private_api.LOADER_ITERATOR
 
         @functools.wraps(started)
         def __iter__(self: DataLoader[Any]) -> Any:  # noqa: N807 - stands in for DataLoader.__iter__
@@ -67,6 +63,15 @@ class DataProbe:
                 with probe._guarded:
                     probe._begun(self, result)
             return result
+
+        self._patches.replace(DataLoader, "__iter__", __iter__)
+        self._guarded.on = True
+        if Kind.BATCH not in self._context.kinds:
+            return
+        if iterator is None:
+            self._context.guard.note("batches are not observed: this torch has no known loader iterator")
+            return
+        following = iterator.__next__
 
         @functools.wraps(following)
         def __next__(self: Any) -> Any:  # noqa: N807 - stands in for the iterator's __next__
@@ -86,12 +91,10 @@ class DataProbe:
                     probe._drew(self, batch, start, began=began)
             return batch
 
-        self._patches.replace(DataLoader, "__iter__", __iter__)
         self._patches.replace(iterator, "__next__", __next__)
         self._context.clock.on_tick.append(self._ticked)
         self._context.clock.on_restart.append(self._restarted)
         self._context.clock.on_evaluation.append(self._evaluated)
-        self._guarded.on = True
 
     def remove(self) -> None:
         """Put the methods back."""
@@ -105,11 +108,13 @@ class DataProbe:
     def _begun(self, loader: DataLoader[Any], iterator: object) -> None:
         source = self._sources.get(loader)
         if source is None:
-            source = _Source(self._count, type(loader).__name__)
+            source = _Source(self._count, type(loader).__name__, self._context.built.describe(loader))
             self._sources.set(loader, source)
             self._count += 1
         # Persistent workers hand out one iterator again and again.
         self._source_of.set(iterator, source)
+        if Kind.BATCH not in self._context.kinds:  # nothing will tell what its batches are for
+            self._next_call(source, Phase.DATA if torch.is_grad_enabled() else Phase.EVAL)
 
     def _drew(self, iterator: object, batch: object, start: int, *, began: bool) -> None:
         source = self._source_of.get(iterator)
@@ -126,6 +131,9 @@ class DataProbe:
     def _next_call(self, source: _Source | None, phase: Phase) -> tuple[str, Phase, int]:
         """Name of a loader in a phase, which no loader of the other phase takes from it, and how often it has given."""
         name = "DataLoader" if source is None else self._names[phase].name(source, source.class_name)
+        if source is not None and (source.number, phase) not in self._noted:
+            self._noted.add((source.number, phase))
+            self._context.built.loader(phase, name, source.settings)
         call = self._counts.get((name, phase), 0)
         self._counts[name, phase] = call + 1
         return name, phase, call
@@ -145,6 +153,8 @@ class DataProbe:
                 renamed[old] = self._names[Phase.DATA].name(source, source.class_name)
                 self._counts[renamed[old], Phase.DATA] = counts.get((old, Phase.DATA), 0)
         self._recorder.step_rows.rename(Kind.BATCH, renamed)
+        self._context.built.renamed(renamed)
+        self._noted.clear()
 
     def _evaluated(self, taken: list[tuple[int, int]]) -> None:
         """What was drawn as if for training turned out to be for evaluation."""
@@ -155,6 +165,8 @@ class DataProbe:
         if name is not None and not self._context.evaluation.feeds_training(source.number):
             self._counts.pop((name, Phase.DATA), None)
             self._names[Phase.DATA].release(source)
+            self._context.built.moved(name)
+            self._noted.discard((source.number, Phase.DATA))
         if self._context.evaluation.wanted:
             name, phase, call = self._next_call(source, Phase.EVAL)
             self._recorder.step_rows.put_elsewhere(taken, phase, Kind.BATCH, name, call)

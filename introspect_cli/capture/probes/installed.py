@@ -15,6 +15,7 @@ from introspect_cli.capture.names import NameFilter, Names
 from introspect_cli.capture.parse_options import rule_of
 from introspect_cli.capture.probes.attributes import AttributeProbe
 from introspect_cli.capture.probes.beginning import BeginningProbe
+from introspect_cli.capture.probes.built import BuiltProbe
 from introspect_cli.capture.probes.children import ChildrenProbe
 from introspect_cli.capture.probes.data import DataProbe
 from introspect_cli.capture.probes.gradients import GradientProbe
@@ -22,6 +23,7 @@ from introspect_cli.capture.probes.loss import LossProbe
 from introspect_cli.capture.probes.modules import ModuleProbe
 from introspect_cli.capture.probes.optimizers import OptimizerProbe
 from introspect_cli.capture.probes.perturb import PerturbProbe
+from introspect_cli.capture.probes.products import ProductProbe
 from introspect_cli.capture.probes.rng import RngProbe
 from introspect_cli.capture.probes.script_calls import ScriptCallsProbe
 from introspect_cli.capture.probes.state import StateProbe
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from introspect_cli.capture.ops.arguments import OperatorArguments
     from introspect_cli.capture.options import CaptureOptions
     from introspect_cli.capture.probes.base import Guard, Probe
     from introspect_cli.capture.regions.compile import CompileProbe
@@ -43,7 +46,13 @@ if TYPE_CHECKING:
     from introspect_cli.store.writer import StoreWriter
 
 
-STANDALONE: tuple[Callable[[Context], Probe], ...] = (DataProbe, LossProbe, ScriptCallsProbe)
+STANDALONE: tuple[Callable[[Context], Probe], ...] = (
+    BuiltProbe,
+    DataProbe,
+    LossProbe,
+    ProductProbe,
+    ScriptCallsProbe,
+)
 """Probes that need nothing but what all probes share."""
 
 
@@ -124,6 +133,7 @@ class Probes:
         taps = TapProbe(self.context, modules, gradients)
         self._probes.append(taps)
         self.notes: list[str] = []
+        self._arguments: OperatorArguments | None = None
         self._compile: CompileProbe | None = None
         if options.compile != "boundary":
             from introspect_cli.capture.regions.compile import CompileProbe
@@ -153,6 +163,7 @@ class Probes:
                 into_compiled=self._compile is not None and self._compile.runs_as_python,
             )
             self._probes.append(ops)
+            self._arguments = ops.arguments
             if self._compile is not None and options.compile == "keep":
                 from introspect_cli.capture.regions.operators import CompiledOps
 
@@ -170,6 +181,8 @@ class Probes:
             ("optimizers", self.optimizers.settings),
             ("nested", self._modules.values.nested),
             ("beginning", self.beginning),
+            ("built", self.context.built),
+            *((("operators", self._arguments),) if self._arguments is not None else ()),
         ):
             if document.changed:
                 document.changed = False

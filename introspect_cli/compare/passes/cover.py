@@ -30,10 +30,28 @@ def cover(table: Table, comparison: Comparison) -> Table:
     """The table in which one-sided rows that mean nothing are absent, and those that cannot be compared not seen."""
     table = _without_unwatched(table, comparison)
     table = _without_uncounted(table)
+    table = _without_unsaved(table)
     if starts(table.alignment, table.site[table.diverging & table.one_sided]).any():
         again_a, again_b = redundant_starts(comparison.sides, table.alignment, table)
         table = table.marked(_one_sided(table, again_a, again_b), ABSENT, Because.REPEATED)
     return _without_evaluation(table, comparison)
+
+
+def _without_unsaved(table: Table) -> Table:
+    """Without files that one run alone saves: it may save more often, or by another name."""
+    alignment = table.alignment
+    products = alignment.kind == kind_code(Kind.PRODUCT)
+    if not products.any():
+        return table
+    saved = [
+        {(alignment.fqn[site], int(alignment.call[site])) for site in sites[products[sites]].tolist()}
+        for sites in (table.sites_a, table.sites_b)
+    ]
+    both = saved[0] & saved[1]
+    rows = np.flatnonzero(table.diverging & table.one_sided & products[table.site])
+    places = ((alignment.fqn[site], int(alignment.call[site])) for site in table.site[rows].tolist())
+    alone = np.fromiter((place not in both for place in places), np.bool_, len(rows))
+    return table.marked(rows[alone], ABSENT, Because.NOT_SAVED)
 
 
 def _one_sided(table: Table, only_a: Mask, only_b: Mask) -> Ids:

@@ -87,6 +87,19 @@ def first_draw(runs: tuple[Run, Run], rank: int, generator: str) -> str:
     return f"the first draw that differs is {one} in a and {two} in b{agree}" if one and two else ""
 
 
+def differing_lines(runs: tuple[Run, Run], rank: int) -> tuple[list[str], list[str]]:
+    """Lines of a's code and of b's, `file:line`: the first seeding or draw before the first step that differs."""
+    found: tuple[list[str], list[str]] = [], []
+    for generator in ("torch", "python", "numpy"):
+        a, b = (_events(run, rank, generator) or [] for run in runs)
+        same = 0
+        while same < min(len(a), len(b)) and _sameness(a, same) == _sameness(b, same):
+            same += 1
+        for lines, events in zip(found, (a, b), strict=True):
+            lines += [event.line for event in events[same : same + 1]]
+    return found
+
+
 def _sameness(events: Sequence[Event], place: int) -> tuple[object, ...]:
     """What an event shares with the other run's; of a draw that nobody saw, the state after it tells its length."""
     event = events[place]

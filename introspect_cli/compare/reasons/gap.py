@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from introspect_cli.compare.evidence import Cause, Known, those
 from introspect_cli.compare.reasons.base import Reason, reason_named
@@ -26,6 +26,7 @@ class Gap(Reason):
 
     word = "gap"
     priority = 21
+    weights: ClassVar = {"scalers": 0.6}
 
     def applies(self, step: Step, position: int) -> Cause | None:
         """A tensor was there before, and the step before was not recorded."""

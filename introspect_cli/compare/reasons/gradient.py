@@ -98,7 +98,7 @@ class Gradient(Reason):
     word = "gradient"
     place = "clipping, unscaling, accumulation, zero_grad or a change of the gradient by hand"
     kinds = frozenset({Kind.GRAD})
-    weights: ClassVar = {"hyperparameter": 0.3, "optimizers": 0.3}
+    weights: ClassVar = {"hyperparameter": 0.3, "optimizers": 0.3, "scalers": 0.96}
     names = re.compile(r"clip|accum|scale|zero|norm|amp|micro", re.IGNORECASE)
 
     def applies(self, step: Step, position: int) -> Cause | None:

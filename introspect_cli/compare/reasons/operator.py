@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar, Final
 
 import numpy as np
@@ -31,6 +32,7 @@ _LISTED: Final = re.compile(
     r"|_embedding_bag_dense_backward|(cudnn_)?convolution(_backward)?)\b"
 )
 """What `torch.use_deterministic_algorithms` lists."""
+_MOST = 3
 _GPU: Final = re.compile(r"^cuda\b")
 """ROCm devices are called so as well."""
 
@@ -49,6 +51,10 @@ class Operator(Reason):
         line = f", run at {first.source}," if first.source else ""
         text = f"{what(first.site)}{line} differs{apart(first)}{although(scene.cause.evidence[:1])}{scaled(first)}."
         text += nondeterministic(first)
+        options = argument_changes(scene)
+        if options:
+            when = "is" if scene.is_first_step else "was first"
+            return f"{text} It {when} called with {'; '.join(options)}."
         if first.site.phase is Phase.BACKWARD:
             return (
                 f"{text} This gradient is computed in a different way, or its forward operator has different options."
@@ -56,6 +62,18 @@ class Operator(Reason):
         formats = memory_formats(scene)
         told = f"; {' and '.join(formats[:2])}, which may choose another kernel" if formats else ""
         return f"{text} The operator has different options or a different kernel{told}.{scene.rounding_words()}"
+
+
+def argument_changes(scene: Scene) -> list[str]:
+    """Arguments of the operator that differ, as both runs noted them where it ran first: `p 0.1 in a and 0.2 in b`."""
+    site = scene.site
+    own = f"{site.phase.value} {site.fqn} {site.call} {site.path.partition('[')[0]}"
+    documents = [run.settings.get("operators") for run in (scene.run_a, scene.run_b)]
+    a, b = (found.get(own) if isinstance(found, Mapping) else None for found in documents)
+    if not (isinstance(a, Mapping) and isinstance(b, Mapping)):
+        return []
+    names = [name for name in dict.fromkeys([*a, *b]) if a.get(name) != b.get(name)]
+    return [f"{name} {a.get(name, 'left out')} in a and {b.get(name, 'left out')} in b" for name in names[:_MOST]]
 
 
 def nondeterministic(divergence: Divergence) -> str:

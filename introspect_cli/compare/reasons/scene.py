@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from introspect_cli.compare.evidence import Known, Thing
 from introspect_cli.compare.join.sites import kind_code
 from introspect_cli.compare.names import ancestors
 from introspect_cli.compare.passes.pair import matched
@@ -16,7 +17,7 @@ from introspect_cli.compare.reasons.settings import describe, rounds_differently
 from introspect_cli.compare.reasons.step_view import call_change, losses_of, optimizers_of
 from introspect_cli.compare.result import Role, SettingChange, Size
 from introspect_cli.compare.table import DIFFERENT, EQUAL, FORM, NOT_SEEN, WITHIN
-from introspect_cli.records import SETTING_KINDS
+from introspect_cli.records import SETTING_KINDS, Kind, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -85,6 +86,12 @@ class Scene:
     def site(self) -> Site:
         """Where it is."""
         return self.first.site
+
+    @property
+    def by_samples(self) -> bool:
+        """Whether the runs cut their batches differently, and are compared over the samples."""
+        gathered = self.step.comparison.gathered
+        return gathered is not None and gathered.by_samples
 
     @cached_property
     def position(self) -> int:
@@ -205,6 +212,21 @@ class Scene:
             return " Rounding alone can make such a difference."
         told = "; ".join(describe(change) for change in self.numerics[:3])
         return f" Rounding alone can make such a difference, and these settings can change it: {told}."
+
+    @property
+    def no_rates(self) -> bool:
+        """Whether no hyper-parameter was recorded in either run."""
+        return kind_code(Kind.HYPERPARAMETER) not in self.step.alignment.kind
+
+    @property
+    def fed(self) -> str | None:
+        """The loader whose batch differs; "" where data may and was not recorded, None where data is not the cause."""
+        if self.site.kind is Kind.BATCH:
+            return f"{self.site.fqn} (evaluation)" if self.site.phase is Phase.EVAL else self.site.fqn
+        unseen = self.cause.reason == "plain" or any(
+            found.known is Known.UNSEEN for found in self.cause.rests_on(Thing.BATCHES)
+        )
+        return "" if unseen else None
 
     @cached_property
     def blamed(self) -> tuple[ModuleInfo, ...]:

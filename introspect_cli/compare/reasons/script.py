@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from introspect_cli.compare.evidence import RANDOM, Cause, Known, Thing
 from introspect_cli.compare.reasons.base import Reason
@@ -66,9 +66,12 @@ class Script(Reason):
                 f"{text} although the batch is {known}: the script changes something between the data loader and "
                 f"{scene.site.fqn} (preprocessing, noise, masks, positions)."
             )
+        loaded = "no data loader was recorded"
+        if scene.by_samples and scene.step.of(Kind.BATCH, frozenset({Phase.DATA})).size:
+            loaded = "the loader's batches of the step are not what it uses"
         return (
-            f"{text} and is the first record of the step that does; no data loader was recorded, so the cause is the "
-            "data pipeline or the script's own preparation of the batch."
+            f"{text} and is the first record of the step that does; {loaded}, so the cause is the data pipeline or the "
+            "script's own preparation of the batch."
         )
 
 
@@ -81,6 +84,7 @@ class Loss(Reason):
     word = "loss"
     place = "the loss code or the targets"
     kinds = frozenset({Kind.LOSS})
+    weights: ClassVar = {"scalers": 0.96}
     names = re.compile(r"loss|smooth|reduc|label|ignore|pad|accum|scale", re.IGNORECASE)
 
     def is_fed(self, step: Step, position: int) -> bool:

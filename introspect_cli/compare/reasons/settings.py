@@ -9,14 +9,16 @@ to be noise is left out. Flat mappings are compared directly; nested ones by dee
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from introspect_cli.compare.command_line import argv_of, command_options
 from introspect_cli.compare.join.listed import lists
 from introspect_cli.compare.reasons.beginning import DOCUMENT
-from introspect_cli.compare.reasons.changed_code import changed_code
+from introspect_cli.compare.reasons.built import built_changes
+from introspect_cli.compare.reasons.files import READ, FileChange, file_changes
 from introspect_cli.compare.reasons.hyperparameters import Label, Told, optimizer_changes
 from introspect_cli.compare.result import SettingChange
 from introspect_cli.store.launch import rank_list
@@ -100,6 +102,8 @@ _KERNEL_OPTIONS = re.compile(r"(^|[. ])(fused|foreach|capturable)$")
 _OF_OPTIMIZERS = frozenset({"hyperparameter", "optimizers"})
 _OF_THE_SCRIPT = frozenset({"command", "sources", "git"})
 _NUMERICS = frozenset({"runtime", "packages", "hardware"})
+_ELSEWHERE = frozenset({DOCUMENT, "files", "operators"})
+"""Documents that are no settings."""
 _GIT = frozenset({"commit", "dirty"})
 
 
@@ -131,66 +135,6 @@ def _cut(text: str | None, start: int) -> str | None:
         return None
     rest = f"...{text[start:]}" if start else text
     return rest if len(rest) <= _LONGEST else rest[: _LONGEST - 3] + "..."
-
-
-OPTION = re.compile(r"-(?!\.?\d).", re.DOTALL)
-"""Begins the name of an option; `-3` is a number."""
-
-ARGUMENT = "argument "
-"""Begins the names of arguments that stand by themselves; no option has a space in it."""
-
-_ASSIGNED = re.compile(r"[\w.+]+=")
-
-
-def arguments(argv: Iterable[str]) -> dict[str, Any]:
-    """A command line by name, in its order.
-
-    Args:
-        argv: words; `--lr 1e-3`, `--lr=1e-3` and `lr=1e-3` are alike.
-
-    Returns:
-        An option's value, True for a flag, and a list where several words follow it; `argument 0` and so on for what
-        stands by itself.
-    """
-    found: dict[str, Any] = {}
-    option, position = "", 0
-    for word in argv:
-        if OPTION.match(word):
-            option, equals, value = word.partition("=")
-            found[option] = value if equals else True
-            if equals:
-                option = ""
-        elif option and found[option] is True:
-            found[option] = word
-        elif _ASSIGNED.match(word):
-            name, _, value = word.partition("=")
-            found[name] = value
-            option = ""
-        elif option:
-            so_far = found[option]
-            found[option] = [*so_far, word] if isinstance(so_far, list) else [so_far, word]
-        else:
-            found[f"{ARGUMENT}{position}"] = word
-            position += 1
-    return found
-
-
-def command_options(argv: Iterable[str]) -> dict[str, str]:
-    """A command line to compare: each option with one value, `given` for a flag, and the rest by position.
-
-    What else follows an option is as often an argument of its own as a further value, and is never hidden by an
-    option that explains nothing.
-    """
-    found = arguments(argv)
-    alone = [value for name, value in found.items() if name.startswith(ARGUMENT)]
-    named: dict[str, str] = {}
-    for name, value in found.items():
-        if isinstance(value, list):
-            named[name] = value[0]
-            alone += value[1:]
-        elif not name.startswith(ARGUMENT):
-            named[name] = "given" if value is True else value
-    return named | {f"{ARGUMENT}{position}": value for position, value in enumerate(alone)}
 
 
 def _flat(value: Any) -> bool:
@@ -228,14 +172,6 @@ def _nested(a: Any, b: Any) -> Iterator[tuple[str, Any, Any]]:
             )
 
 
-def _argv(settings: Mapping[str, Any], manifest: Mapping[str, Any]) -> list[str]:
-    command = settings.get("command")
-    argv = command.get("argv") if isinstance(command, Mapping) else None
-    if not isinstance(argv, (list, tuple)):
-        argv = manifest.get("argv")
-    return [str(word) for word in argv] if isinstance(argv, (list, tuple)) else []
-
-
 def _same_file_name(a: Sequence[str], b: Sequence[str]) -> bool:
     """Whether two scripts in two folders are called the same."""
     return bool(a and b) and PurePath(a[0]).name == PurePath(b[0]).name
@@ -245,6 +181,46 @@ def _says_where(name: str) -> bool:
     """Whether an option says where results go, or what a run is called: `--out-dir`, `hydra.run.dir`."""
     words = name.split(".")
     return any(_EXPLAINS_NOTHING.match("-".join(words[-count:])) for count in (1, 2))
+
+
+_STEPS_WITH = re.compile(r"(lr|learning_?rate|weight_?decay|momentum|betas?|nesterov|amsgrad)$", re.IGNORECASE)
+"""What an optimizer steps with: it explains an update, and nothing before."""
+_BUILT = frozenset({"loaders", "schedulers", "scalers"})
+
+
+def _weigh_built(source: str, name: str, reason: Explained | None, fed: str | None, *, rates: bool) -> float:
+    """How well it explains a divergence that something was built with another argument.
+
+    Args:
+        source: kind of thing.
+        name: which, where it was built, and the argument.
+        reason: why the runs diverge; None where they do not.
+        fed: the loader whose batch differs; "" where data may and was not recorded, None where data is not the cause.
+        rates: whether hyper-parameters differ at the diverging step, or none were recorded.
+    """
+    if _says_where(name.rpartition(".")[2]):
+        return 0.1
+    if reason is None:
+        return 0.5
+    if source == "loaders":
+        mine = fed is not None and re.match(rf"{re.escape(fed)}(?: \(\d+\))?(?: \([^()]*:[^()]*\))?:", name)
+        return 0.97 if mine else 0.85 if fed == "" else 0.3
+    if source == "schedulers":
+        return max(0.9 * reason.weights.get("optimizers", 0.3), 0.3) if rates else 0.3
+    return reason.weights.get(source, 0.3)
+
+
+def _weigh_file(change: FileChange, reason: Explained | None, fed: str | None) -> float:
+    """How well it explains a divergence that a file, or a value in one, is another: this as an argument."""
+    if change.value:
+        name = change.value.rpartition(".")[2]
+        return _weigh("hyperparameter" if _STEPS_WITH.match(name) else "command", name, reason, rounding=False)
+    if reason is None:
+        return 0.5
+    if change.a is None or change.b is None:
+        return 0.3  # what is read in one run alone is often a cache
+    data = 0.3 if fed is None else 0.96 if fed else 0.85
+    return max(reason.weights.get("checkpoints", 0.3) if change.checkpoint else 0.0, data)
 
 
 def _weigh(source: str, name: str, reason: Explained | None, *, rounding: bool) -> float:
@@ -282,8 +258,8 @@ def _weigh(source: str, name: str, reason: Explained | None, *, rounding: bool) 
 
 def _sourced(a: Run, b: Run) -> Iterator[tuple[Any, ...]]:
     """(source, name, value in a, value in b) of all settings that differ, from two runs' settings and manifests."""
-    settings_a, settings_b = ({n: run.settings[n] for n in run.settings if n != DOCUMENT} for run in (a, b))
-    words_a, words_b = _argv(settings_a, a.manifest), _argv(settings_b, b.manifest)
+    settings_a, settings_b = ({n: run.settings[n] for n in run.settings if n not in _ELSEWHERE} for run in (a, b))
+    words_a, words_b = argv_of(settings_a, a.manifest), argv_of(settings_b, b.manifest)
     if "sources" in settings_a and "sources" in settings_b and _same_file_name(words_a[:1], words_b[:1]):
         words_b[0] = words_a[0]  # what the script holds is told by its hash; its folder explains nothing
     for name, one, two in _changes(command_options(words_a), command_options(words_b)):
@@ -292,6 +268,9 @@ def _sourced(a: Run, b: Run) -> Iterator[tuple[Any, ...]]:
         if source == "command" or source not in settings_a or source not in settings_b:
             continue  # settings that one capture was told not to keep are no change
         one_side, other_side = settings_a[source], settings_b[source]
+        if source == "built":
+            yield from built_changes(one_side, other_side, _changes)
+            continue
         found = (optimizer_changes if source == "optimizers" else _changes)(one_side, other_side)
         for name, one, two in found:
             if source == "sources":
@@ -301,6 +280,9 @@ def _sourced(a: Run, b: Run) -> Iterator[tuple[Any, ...]]:
                 yield source, name, one, two
             elif name in _GIT:
                 yield source, name, *(value[:10] if isinstance(value, str) else value for value in (one, two))
+    if all("files" in run.settings for run in (a, b)):
+        for change in file_changes(a, b, _changes):
+            yield "files", change, change.a, change.b
     told = [run.manifest.get("options") for run in (a, b)]
     options_a, options_b = (options if isinstance(options, Mapping) else {} for options in told)
     for name in ("seed", "deterministic", "compile", "perturb"):
@@ -350,6 +332,8 @@ def setting_changes(
     *,
     rounding: bool = False,
     blamed: Sequence[ModuleInfo] = (),
+    fed: str | None = None,
+    rates: bool = False,
 ) -> tuple[SettingChange, ...]:
     """Settings that differ between two runs, the strongest explanation first.
 
@@ -360,6 +344,8 @@ def setting_changes(
         hyperparameters: name to (value in a, value in b), as recorded at the diverging step.
         rounding: whether the distance is of the size of rounding, which speaks for kernels, not for code.
         blamed: the module whose code is meant and those around it, the innermost first.
+        fed: the loader whose batch differs; "" where data may and was not recorded, None where data is not the cause.
+        rates: whether hyper-parameters differ at the diverging step, or none were recorded.
     """
     found: list[SettingChange] = []
     named = set()
@@ -370,20 +356,26 @@ def setting_changes(
     for origin, name, one, two in _sourced(a, b):
         if isinstance(name, Label) and name.about in named:
             continue
-        weight = _weigh(origin, name, reason, rounding=rounding)
+        shown = str(name)
+        if isinstance(name, FileChange):
+            weight, shown = _weigh_file(name, reason, fed), name.name
+        elif origin in _BUILT:
+            weight = _weigh_built(origin, name, reason, fed, rates=rates)
+        else:
+            weight = _weigh(origin, name, reason, rounding=rounding)
         if weight <= 0:
             continue
         found.append(
             SettingChange(
                 origin,
-                name,
+                shown,
                 *_texts(one, two),
                 reason is not None and weight >= 0.5,
                 round(weight, 3),
             )
         )
     if reason is not None:
-        found = _by_file(found, blamed, a.settings.get("git"), b.settings.get("git"))
+        found = _by_file(found, blamed)
     if rounding and reason is not None:
         found = _rounding_first(found)
     if reason is not None and all(change.weight < 0.6 for change in found):
@@ -393,14 +385,13 @@ def setting_changes(
     return tuple(own for own in found if not ((silent[0] and own.a is None) or (silent[1] and own.b is None)))
 
 
-def _by_file(found: list[SettingChange], blamed: Sequence[ModuleInfo], git_a: Any, git_b: Any) -> list[SettingChange]:
+def _by_file(found: list[SettingChange], blamed: Sequence[ModuleInfo]) -> list[SettingChange]:
     """The changed file in which the blamed module's class stands before all others; told with the line."""
     changed = {change.name for change in found if change.source == "sources"}
     for module in blamed:
         file, _, line = module.source.rpartition(":")
         if file in changed:
-            code = changed_code(git_a, git_b, file, module.module_class)
-            told = f"changed ({module.module_class} is at {file}:{line}{f'; {code}' if code else ''})"
+            told = f"changed ({module.module_class} is at {file}:{line})"
             return [
                 replace(change, b=told, weight=0.97)
                 if change.name == file
@@ -458,7 +449,7 @@ def _alone(found: list[SettingChange]) -> list[SettingChange]:
 
 def describe(change: SettingChange) -> str:
     """A change like a diff: `lr 0.0003 -> 0.001`, `model.py changed`, `--amp, set only in b`."""
-    if change.source == "sources" and change.a == "":
+    if change.source in {"sources", "files"} and change.a == "":
         return f"{change.name} {change.b}"
     switched = {"True": "a", "False": "b"}.get(str(change.a)) if {change.a, change.b} == {"True", "False"} else None
     if switched and change.source == "runtime" and change.name in _SWITCHES:
@@ -466,10 +457,10 @@ def describe(change: SettingChange) -> str:
     only = ", set only in" if change.source in {"command", "environment", "options"} else " only in"
     name = "uncommitted changes" if (change.source, change.name) == ("git", "dirty") else change.name
     if change.a is None:
-        tail = "" if change.b in {"given", "imported", None} else f"{_sign(name)}{change.b}"
+        tail = "" if change.b in {"given", "imported", READ, None} else f"{_sign(name)}{change.b}"
         return f"{name}{tail}{only} b"
     if change.b is None:
-        tail = "" if change.a in {"given", "imported"} else f"{_sign(name)}{change.a}"
+        tail = "" if change.a in {"given", "imported", READ} else f"{_sign(name)}{change.a}"
         return f"{name}{tail}{only} a"
     return f"{name} {change.a} -> {change.b}"
 

@@ -34,7 +34,7 @@ class Initial(Reason):
     word = "initial"
     place = "the initialisation"
     kinds = TENSORS
-    weights: ClassVar = {"command": 0.9, "seeds": 1.0, "options": 0.95}
+    weights: ClassVar = {"command": 0.9, "seeds": 1.0, "options": 0.95, "checkpoints": 0.97}
     names = re.compile(r"seed|init|hidden|embd|layer|head|width|depth|pretrained|checkpoint|resume", re.IGNORECASE)
 
     def is_fed(self, step: Step, position: int) -> bool:
@@ -160,6 +160,7 @@ class Outside(Reason):
     word = "outside"
     place = "a change outside of an optimizer step"
     kinds = TENSORS
+    weights: ClassVar = {"checkpoints": 0.97}
     priority = 20
 
     def applies(self, step: Step, position: int) -> Cause | None:

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 from introspect_cli.compare.evidence import Evidence, Known, Thing, those
 from introspect_cli.compare.join.distance import rounding, shapes_differ
 from introspect_cli.compare.result import RESOLUTION
-from introspect_cli.records import DRAWN_BEFORE, Kind, Phase, Site, Status
+from introspect_cli.records import DRAWN_BEFORE, Joined, Kind, Phase, Site, Status
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from introspect_cli.compare.result import Divergence
+    from introspect_cli.records import Summary
 
 _COMPUTED = frozenset({Kind.INPUT, Kind.OUTPUT, Kind.GRAD_INPUT, Kind.GRAD_OUTPUT, Kind.OP_OUTPUT})
 
@@ -94,6 +95,8 @@ def what(site: Site, module_class: str = "") -> str:
         return _collective(site)
     if site.kind is Kind.VALUE:
         return f"{site.kind.one} {site.fqn}{path}{call}"
+    if site.kind is Kind.PRODUCT:
+        return f"{site.kind.one}{path} of {site.fqn}{call}"
     if site.kind in {Kind.PARAM, Kind.BUFFER}:
         return f"{site.kind.one} {site.fqn}"
     if site.kind is Kind.OPTIMIZER_STATE:
@@ -148,8 +151,16 @@ def both_values(divergence: Divergence) -> str:
     a, b = divergence.a, divergence.b
     if a is None or b is None or a.layout.numel != 1 or b.layout.numel != 1:
         return ""
-    one, two = (side.text or _number(side.stats.get("mean")) for side in (a, b))
+    one, two = (_value(side) for side in (a, b))
     return f" ({one} in a, {two} in b)" if one and two and one != two else ""
+
+
+def _value(summary: Summary) -> str:
+    """A single number; of those of several calls or ranks, their mean."""
+    mean = _number(summary.stats.get("mean"))
+    if summary.joined is Joined.GATHERED and mean:
+        return f"{mean} as the mean of {summary.text.removesuffix(' together')}"
+    return summary.text or mean
 
 
 def _number(value: float | None) -> str:

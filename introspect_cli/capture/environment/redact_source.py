@@ -1,0 +1,138 @@
+"""Keep secrets out of the source files that a run keeps.
+
+Code speaks of tokens, keys and sessions all the time, and is to be run again and compared: what is taken out must be
+the secret alone, and what is left must still parse. So only what stands in strings and comments is looked at. What
+has the form of a credential goes, as in settings; so does a string that a name says is one (`password = "..."`,
+`{"api_key": "..."}`, `os.environ["HF_TOKEN"] = "..."`). Behind names that are as often of something else (`token`,
+`key`) only what looks as if somebody had drawn it by lot goes. Most files have nothing of it, as a few searches tell.
+"""
+
+from __future__ import annotations
+
+import re
+
+from introspect_cli.capture.environment.redact import has_token, is_secret_name, is_strict_name, looks, prose
+from introspect_cli.store.files import REDACTED
+
+_TEXTS = re.compile(
+    r"(?P<comment>\#[^\n]*)"
+    r"|(?P<prefix>\b[rbfuRBFU]{1,2})?(?:"
+    r'"""(?P<long>[^"\\]*(?:(?:\\.|"(?!""))[^"\\]*)*)"""'
+    r"|'''(?P<long_>[^'\\]*(?:(?:\\.|'(?!''))[^'\\]*)*)'''"
+    r'|"(?P<short>[^"\\\n]*(?:\\.[^"\\\n]*)*)"'
+    r"|'(?P<short_>[^'\\\n]*(?:\\.[^'\\\n]*)*)')",
+    re.DOTALL,
+)
+_LONG = ("long", "long_")
+_GROUPS = ("comment", *_LONG, "short", "short_")
+_BEFORE = re.compile(r"(?P<name>[\w.-]+)['\"]?\s*\]?\s*(?P<sign>:[^=\n'\"]{0,60}=|=|:|,)\s*\(?\s*[rbfuRBFU]{0,2}\Z")
+_FAR = 160
+"""Characters before a string in which its name is looked for."""
+_DEFAULT = re.compile(r"\b(?:default|value|fallback)\Z")
+_PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_DRAWN = re.compile(r"(?=[^\s]*\d)(?=[^\s]*[A-Za-z])[^\s{}<>%/]{16,}", re.DOTALL)
+_COMMIT = re.compile(r"[0-9a-fA-F]{40}")
+_OF_A_COMMIT = re.compile(r"(?i)commit|revision|\brev\b|sha|hash|ref\b|version|digest|checksum")
+_STRICT = r"(?:secret|passw|passphrase|pwd|(?:api|access|private|account)[ _-]?key|credential|auth[ _-]?token)"
+_SIGN = r"[\w-]{0,200}['\"]?\s*(?:\]\s*)?(?::[^=\n'\"]{0,60}=|[=:,])\s*\(?\s*"
+_MAY_NAME = re.compile(
+    _STRICT + rf"(?:{_SIGN}[^\s)]|[^\n]{{0,160}}default\s*=)"
+    r"|(?:token|private|auth|cookie|session|sig|signature|dsn|key|connection_?string|webhook)"
+    + _SIGN
+    + r"[rbfu]{0,2}['\"]{1,3}[^\s{}<>%/'\"]{16}"
+)
+"""In small letters: a name that may say that the string behind it is secret."""
+_BEGINS = (
+    *(
+        "secret",
+        "passw",
+        "passp",
+        "pwd",
+        "api",
+        "access",
+        "private",
+        "account",
+        "credential",
+        "auth",
+        "token",
+        "cookie",
+    ),
+    *("session", "sig", "dsn", "key", "connection", "webhook"),
+)
+"""What each alternative of `_MAY_NAME` begins with: to find these is thirty times as quick as to search for all."""
+_FORMS = ("bearer", "authorization", "private key", "hooks.slack.com", "api/webhooks")
+_MAY_BE_DRAWN = re.compile(r"['\"][0-9a-fA-F]{40}['\"]")
+
+
+def source(text: str, patterns: tuple[str, ...] = ()) -> str:
+    """A source file without its secrets; the file as it is where it has none.
+
+    Args:
+        text: the file.
+        patterns: further globs over names whose values are secret.
+    """
+    small = text.lower()
+    formed = any(word in small for word in _FORMS) or ("://" in small and "@" in small) or has_token(text)
+    formed = formed and prose(text) != text
+    if not (formed or patterns or _may_name(small) or _MAY_BE_DRAWN.search(text)):
+        return text
+    pieces = []
+    done = 0
+    for found in _TEXTS.finditer(text):
+        group = next(name for name in _GROUPS if found[name] is not None)
+        start, end = found.span(group)
+        body = text[start:end]
+        is_secret = group != "comment" and _is_secret(text, found.start(), body, patterns)
+        clean = REDACTED if is_secret else _clean(body, group, formed=formed)
+        if clean != body:
+            pieces += [text[done:start], clean]
+            done = end
+    return "".join([*pieces, text[done:]]) if pieces else text
+
+
+def _may_name(small: str) -> bool:
+    """Whether a file, in small letters, may have a string behind a name that says that it is secret."""
+    for word in _BEGINS:
+        at = small.find(word)
+        while at >= 0:
+            if _MAY_NAME.match(small, at):
+                return True
+            at = small.find(word, at + 1)
+    return False
+
+
+def _clean(body: str, group: str, *, formed: bool) -> str:
+    """What stands in a string or comment, without a credential: also behind a name in it, `host=db;password=...`."""
+    # an expression in the braces of an f-string holds no secret and has to stay one
+    if group not in _LONG and "{" not in body and is_strict_name(body):
+        return looks(body)
+    return prose(body) if formed else body
+
+
+def _is_secret(text: str, start: int, body: str, patterns: tuple[str, ...]) -> bool:
+    """Whether the name before a string says that it is secret."""
+    if not body or body.isspace() or REDACTED in body:
+        return False
+    around = text[max(start - _FAR, 0) : start]
+    if _COMMIT.fullmatch(body):
+        return not _OF_A_COMMIT.search(around.rpartition("\n")[2])
+    if around.rstrip().rstrip("(rbfuRBFU").rstrip()[-1:] not in {"=", ":", ","}:
+        return False
+    before = _BEFORE.search(around)
+    if before is None:
+        return False
+    name = before["name"]
+    if _DEFAULT.search(name):  # add_argument("--password", default="...")
+        line = around[: before.start()].rpartition("\n")[2] or around[: before.start()]
+        return is_strict_name(line) and not _names_a_setting(body)
+    if before["sign"] == "," and not around[: before.start("name")].endswith(("('", '("')):
+        return False  # a list of names, or a call whose first argument is none
+    if is_strict_name(name):
+        return not _names_a_setting(body)
+    return is_secret_name(name, patterns) and (not is_secret_name(name) or _DRAWN.fullmatch(body) is not None)
+
+
+def _names_a_setting(body: str) -> bool:
+    """Whether a string is the name under which a secret is to be had, and not the secret: `HF_TOKEN`, `api_key`."""
+    in_capitals = body.isupper() and "_" in body and not any(letter.isdigit() for letter in body)
+    return _PLAIN_NAME.fullmatch(body) is not None and (in_capitals or is_strict_name(body))

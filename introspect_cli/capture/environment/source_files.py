@@ -1,0 +1,193 @@
+"""The user's source files as they ran: their digests, and their text for as far as a run has room.
+
+A file may change while the script runs, so it is read as early as can be without an import hook of ours: the script's
+text is that which was compiled, and what it imports is read when the first step is complete, and again whenever
+something new is there to be written. What was read first stands, and a file that is younger than the process is told.
+Only regular files are read, never a pipe or a device, and none that is larger than anybody writes by hand.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import struct
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from introspect_cli.capture.environment import sources
+from introspect_cli.capture.follow.processes import described
+from introspect_cli.records import count
+from introspect_cli.store.source_files import LIMIT_FILE, LIMIT_RUN
+from introspect_cli.sums import source_digest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+CODE, NOTEBOOK = "-c", "<notebook>"
+"""Names of code that no file held: that of `python -c`, and the cells of a notebook."""
+_LARGEST = 8 << 20
+"""Bytes of a file that is digested."""
+_SHOWN = 3
+
+
+class SourceFiles:
+    """Reads source files, each once.
+
+    Attributes:
+        digests: of what was read, by name.
+    """
+
+    def __init__(self, keep: Callable[[str, bytes], None] | None, patterns: tuple[str, ...], began: float) -> None:
+        """Read nothing yet.
+
+        Args:
+            keep: takes the digest and the text of a file; None where no text is wanted.
+            patterns: globs over names whose values are secret.
+            began: when the process began, as the clock of the file system counts.
+        """
+        self.digests: dict[str, str] = {}
+        self._keep = keep
+        self._patterns = patterns
+        self._began = began
+        self._known: set[str] = set()
+        self._bytes = 0
+        self._kept: set[str] = set()
+        self._left_out: list[str] = []
+        self._younger: list[str] = []
+
+    def add(self, name: str, data: bytes) -> None:
+        """Take what a file of a name held; what was taken first stands."""
+        if name not in self.digests:
+            self.digests[name] = digest = source_digest(data)
+            if self._keep is not None and digest not in self._kept:
+                self._text(name, digest, data)
+
+    def look(self) -> bool:
+        """Read what has been imported since; whether there was anything."""
+        before = len(self.digests)
+        for name, path in _outside_last(_imported(self._known)):
+            status, data = _content(path)
+            if data is not None and status is not None:
+                if status.st_mtime > self._began and name not in self.digests and not _as_compiled(path, status):
+                    self._younger.append(name)
+                self.add(name, data)
+        for name, text in _without_file():
+            self.add(name, text.encode("utf-8", "surrogatepass"))
+        return len(self.digests) > before
+
+    def notes(self) -> list[str]:
+        """Sentences on what is not as the digests and texts may make believe."""
+        found = []
+        if self._left_out:
+            found.append(
+                f"the text of {_listed(self._left_out)} is not in the run: it keeps {LIMIT_FILE >> 20} MB of a file "
+                f"and {LIMIT_RUN >> 20} MB of all"
+            )
+        if self._younger:
+            found.append(
+                f"{_listed(self._younger)} changed after the script began: what is recorded may not be what ran"
+            )
+        return found
+
+    def _text(self, name: str, digest: str, data: bytes) -> None:
+        """Keep the text of a file, without its secrets; what is no text (a compiled extension) is passed over."""
+        from introspect_cli.capture.environment import redact_source
+
+        assert self._keep is not None
+        text, encoding = _decoded(data)
+        if text is None:
+            return
+        if len(data) > LIMIT_FILE or self._bytes + len(data) > LIMIT_RUN:
+            self._left_out.append(name)
+            return
+        clean = redact_source.source(text, self._patterns)
+        self._keep(digest, data if clean == text else clean.encode(encoding, "surrogateescape"))
+        self._kept.add(digest)
+        self._bytes += len(data)
+
+
+def _listed(names: list[str]) -> str:
+    rest = len(names) - _SHOWN
+    return ", ".join(names[:_SHOWN]) + (f" and {count(rest, 'file')} more" if rest > 0 else "")
+
+
+def _decoded(data: bytes) -> tuple[str | None, str]:
+    """A source file as text, line ends as they are, and its encoding; None where it is no text."""
+    from io import BytesIO
+    from tokenize import detect_encoding
+
+    if len(data) > LIMIT_FILE:
+        return ("", "") if b"\0" not in data[:LIMIT_FILE] else (None, "")
+    with suppress(SyntaxError, UnicodeError, LookupError):
+        encoding = detect_encoding(BytesIO(data).readline)[0]
+        text = data.decode(encoding)
+        return (text, encoding) if "\0" not in text else (None, "")
+    return None, ""
+
+
+def _content(path: str) -> tuple[os.stat_result | None, bytes | None]:
+    """What a regular file holds, and what the system says of it; None where there is none, or it is far too large."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except (OSError, ValueError):
+        return None, None
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > _LARGEST:
+            return None, None
+        data = b""
+        while len(data) <= _LARGEST and (piece := os.read(fd, _LARGEST + 1)):
+            data += piece
+        return status, data if len(data) <= _LARGEST else None
+    except OSError:
+        return None, None
+    finally:
+        os.close(fd)
+
+
+def _as_compiled(path: str, status: os.stat_result) -> bool:
+    """Whether a file is still the one that python compiled: its cache says of what time and size that was."""
+    from importlib.util import cache_from_source
+
+    try:
+        _, data = _content(cache_from_source(path))
+    except (NotImplementedError, ValueError):
+        return False
+    word = 2**32
+    expected = (0, int(status.st_mtime) % word, status.st_size % word)
+    return data is not None and struct.unpack("<III", data[4:16].ljust(12)) == expected
+
+
+def _imported(known: set[str]) -> Iterator[tuple[str, str]]:
+    """Name and path of each source file of the user's that is imported and was not yet seen."""
+    for module, thing in list(sys.modules.items()):
+        path = sources.file_of(thing)
+        if path in known:
+            continue
+        if sources.is_users(path) and not sources.generated(path):
+            yield sources.named(path, module), path
+        known.add(path)
+
+
+def _outside_last(files: Iterator[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Files of the project before those of packages that are edited elsewhere, which may fill a run."""
+    root = sources.Project.root + os.sep
+    return sorted(files, key=lambda item: (not os.path.realpath(item[1]).startswith(root), item[0]))
+
+
+def _without_file() -> Iterator[tuple[str, str]]:
+    """Code that no file holds, by name: that of `python -c`, and a notebook's cells up to the one that runs."""
+    main = sys.modules.get("__main__")
+    if main is None or sources.file_of(main):
+        return
+    try:
+        names = object.__getattribute__(main, "__dict__")
+        cells = names.get("In")
+    except (AttributeError, TypeError):
+        return
+    if "get_ipython" in names and isinstance(cells, list):
+        texts = [(number, cell) for number, cell in enumerate(list(cells)) if type(cell) is str and cell]
+        yield NOTEBOOK, "".join(f"# cell {number}\n{text.rstrip()}\n\n" for number, text in texts)
+    elif (code := described(sys.orig_argv).code) is not None:
+        yield CODE, code

@@ -1,0 +1,147 @@
+"""What a script saves: the tensors of a checkpoint, which no module need ever have run with.
+
+An averaged copy of the weights is what a run is for, and nothing sees it but `torch.save`. So tensors are recorded when
+they are saved, by the file's name and their place in what is saved; what is written is not touched. States of random
+generators are in checkpoints, too: they are recorded as such elsewhere, and are no product.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import sys
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from introspect_cli.capture.environment.start import ImportWatch
+from introspect_cli.capture.probes.base import Patches
+from introspect_cli.records import Kind, Phase, Site, SiteInfo
+from introspect_cli.tensors.flatten import flatten
+from introspect_cli.tensors.views import unobserved
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from introspect_cli.capture.context import Context
+
+_RANDOM = re.compile(r"rng|random[_ ]?state|generator", re.IGNORECASE)
+_NUMBER = re.compile(r"\d+")
+_MERSENNE = (5056,)
+"""The shape of the state of torch's generator on the CPU."""
+_MOST = 100_000
+_UNNAMED = "(memory)"
+_SAFETENSORS = "safetensors.torch"
+
+
+class ProductProbe:
+    """Watches what is saved."""
+
+    name = "products"
+
+    def __init__(self, context: Context) -> None:
+        """Watch nothing yet."""
+        self._context = context
+        self._recorder = context.recorder
+        self._guarded = context.guard.around(self.name, "what the script saves is")
+        self._counts: dict[str, int] = {}
+        self._saving = False
+        self._patches = Patches()
+        self._imports = ImportWatch({_SAFETENSORS: self._safetensors_imported})
+
+    def install(self) -> None:
+        """Replace the functions that save."""
+        if Kind.PRODUCT not in self._context.kinds:
+            return
+        saving = self._saver(torch.save, "obj", "f")
+        for module in (torch, torch.serialization):
+            self._patches.replace(module, "save", saving)
+        self._context.clock.on_tick.append(self._counts.clear)
+        self._guarded.on = True
+        self._imports.install()
+
+    def remove(self) -> None:
+        """Put the functions back."""
+        self._guarded.on = False
+        self._imports.remove()
+        self._patches.remove()
+
+    def _safetensors_imported(self) -> None:
+        with self._guarded:
+            module = sys.modules[_SAFETENSORS]
+            self._patches.replace(module, "save_file", self._saver(vars(module)["save_file"], "tensors", "filename"))
+
+    def _saver(self, original: Callable[..., Any], held: str, place: str) -> Callable[..., Any]:
+        probe = self
+
+        @functools.wraps(original)
+        def save(*args: Any, **kwargs: Any) -> Any:
+            if not probe._guarded.on or probe._saving:
+                return original(*args, **kwargs)
+            probe._saving = True
+            try:
+                result = original(*args, **kwargs)
+            finally:
+                probe._saving = False
+            if probe._guarded.on and probe._recorder.wanted:
+                with probe._guarded, unobserved():
+                    given = dict(zip((held, place), args, strict=False)) | kwargs
+                    probe._saved(given.get(held), given.get(place))
+            return result
+
+        return save
+
+    def _saved(self, held: object, place: object) -> None:
+        name = _named(place)
+        call = self._counts[name] = self._counts.get(name, -1) + 1
+        found = [
+            (path, leaf)
+            for path, leaf in _leaves(held)
+            if issubclass(type(leaf), torch.Tensor) and not _is_random(path, leaf)
+        ]
+        info = SiteInfo()
+        sites = [
+            self._recorder.site(Site(Phase.FORWARD, Kind.PRODUCT, name, call, path), info) for path, _ in found[:_MOST]
+        ]
+        self._recorder.tensors(sites, [tensor for _, tensor in found[:_MOST]])
+
+
+def _leaves(held: object) -> list[tuple[str, Any]]:
+    """The tensors in what is saved with their places, those in modules too."""
+    if issubclass(type(held), nn.Module):
+        return [(f"[{name!r}]", tensor) for name, tensor in _in_module(held)]
+    found: list[tuple[str, Any]] = []
+    for path, leaf in flatten(held):
+        if issubclass(type(leaf), nn.Module):
+            found += [(f"{path}[{name!r}]", tensor) for name, tensor in _in_module(leaf)]
+        else:
+            found.append((path, leaf))
+    return found
+
+
+def _in_module(root: Any) -> list[tuple[str, torch.Tensor]]:
+    """Names and tensors of what a module and those inside it hold, read past its methods."""
+    found, waiting, seen = [], [("", root)], {id(root)}
+    while waiting:
+        prefix, module = waiting.pop()
+        for group in (module._parameters, module._buffers):  # noqa: SLF001 - the public views may be the script's
+            found += [(prefix + name, tensor) for name, tensor in group.items() if tensor is not None]
+        for name, child in module._modules.items():  # noqa: SLF001 - as above
+            if child is not None and id(child) not in seen:
+                seen.add(id(child))
+                waiting.append((f"{prefix}{name}.", child))
+    return found
+
+
+def _is_random(path: str, tensor: torch.Tensor) -> bool:
+    return tensor.dtype is torch.uint8 and (tuple(tensor.shape) == _MERSENNE or bool(_RANDOM.search(path)))
+
+
+def _named(place: object) -> str:
+    """The last part of the path that something is saved at, numbers left out: steps, losses and times are no names."""
+    path = getattr(place, "name", "") if type(place).__module__ == "_io" else place
+    if type(path) is str or (type(path).__module__.startswith("pathlib") and isinstance(path, PurePath)):
+        return _NUMBER.sub("#", PurePath(path).name) or _UNNAMED
+    return _UNNAMED

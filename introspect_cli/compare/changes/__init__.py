@@ -1,0 +1,1 @@
+"""Which statements, files, settings and packages changed between two runs."""

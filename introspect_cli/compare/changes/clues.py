@@ -1,0 +1,86 @@
+"""What is known of a divergence that a line of code can be held against: names, classes, lines on record."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from introspect_cli.compare.changes.nearness import Clues
+from introspect_cli.compare.evidence import Known, Thing
+from introspect_cli.compare.names import ancestors
+from introspect_cli.compare.reasons.beginning import differing_lines
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from introspect_cli.compare.endings import Raised
+    from introspect_cli.compare.reasons.scene import Scene
+    from introspect_cli.records import ModuleInfo
+
+_LINE = re.compile(r"(.+):(\d+)\Z")
+_INDEX = re.compile(r"\d+")
+
+
+def clues_of(scene: Scene) -> Clues:
+    """What the records say of the first divergence."""
+    cause, site = scene.cause, scene.site
+    tree = scene.step.modules[0] | scene.step.modules[1]
+    subject = cause.module or cause.subject or site.fqn
+    names = [name for name in (subject, *ancestors(subject)) if name in tree]
+    words = {label.rpartition(".")[2] for label in scene.hyperparameters}
+    words |= {getattr(label, "about", "") for label in scene.hyperparameters}
+    for name in names[:1]:
+        words |= _attributes_that_differ(scene.step.modules, name)
+    if cause.reason in {"initial", "outside"}:
+        words.add(site.fqn.rpartition(".")[2])
+    if cause.subject:
+        words.add(_last(cause.subject))
+    if scene.first.a is not None and scene.first.b is not None:
+        dtypes = scene.first.a.layout.dtype, scene.first.b.layout.dtype
+        words |= set(dtypes) | {"autocast", "to", "half", "float", "dtype"} if dtypes[0] != dtypes[1] else set()
+    # all steps before agree: a condition on the number of this one is a hint
+    late = {str(scene.first.step)} if scene.first.step > 1 and scene.steps_before else set()
+    lines: list[list[str]] = [[scene.first.source if scene.first.a is not None else ""], []]
+    if cause.reason in {"rng", "initial", "structure", "batch"} and scene.is_first_step:
+        lines = [
+            [*found, *more]
+            for found, more in zip(lines, differing_lines((scene.run_a, scene.run_b), scene.first.rank), strict=True)
+        ]
+    return Clues(
+        reason=cause.instead or cause.reason,
+        gap=cause.reason == "gap",
+        classes=tuple(tree[name].module_class for name in names),
+        attributes=tuple(_last(name) for name in names),
+        after=_last(cause.after),
+        before=_last(cause.before),
+        models=frozenset(_last(module.variable) for module in tree.values() if module.variable),
+        optimizers=tuple(dict.fromkeys(name.partition("#")[0] for side in scene.optimizers for name in side)),
+        words=frozenset(word for word in words if len(word) > 1 and not _INDEX.fullmatch(word)) | late,
+        lines=(_parsed(lines[0]), _parsed(lines[1])),
+        kind=site.kind,
+        tensor=site.fqn.rpartition(".")[2],
+        roots=tuple({module.module_class: 0 for name, module in tree.items() if "." not in name}),
+        at_start=scene.is_first_step,
+        batch_is_equal=any(found.known is Known.EQUAL for found in cause.rests_on(Thing.BATCHES)),
+    )
+
+
+def clues_of_ending(found: Raised) -> Clues:
+    """What is known of a run that ended by an exception where the other went on."""
+    line = ((found.file, found.line),) if found.file else ()
+    return Clues("raised", lines=((), line) if found.side == "b" else (line, ()))
+
+
+def _parsed(lines: Iterable[str]) -> tuple[tuple[str, int], ...]:
+    return tuple((match[1], int(match[2])) for line in lines if (match := _LINE.fullmatch(line)))
+
+
+def _last(name: str) -> str:
+    """What a module is called in the one around it: the last part of its name that is no number."""
+    return next((part for part in reversed(name.split(".")) if not _INDEX.fullmatch(part)), "")
+
+
+def _attributes_that_differ(trees: Iterable[dict[str, ModuleInfo]], name: str) -> set[str]:
+    one, two = (dict(tree[name].attributes) if name in tree else {} for tree in trees)
+    found = {key for key in one.keys() | two.keys() if one.get(key) != two.get(key)} if one and two else set()
+    return found | {"train", "eval"} if "training" in found else found

@@ -1,0 +1,129 @@
+"""Changed statements, the one first that most likely made the runs diverge.
+
+The records say where the runs diverge and what was equal before. So the code that computes that place is known by name:
+the forward of a module and what it calls, the loss before `backward`, what stands between `backward` and the
+optimizer's step, the data set, the seeds. A change in there comes first; then one in what builds it or gives it its
+values; then one in what ran between the last thing that agreed and the first that did not. Any other change cannot
+matter to that place as far as names tell, and is never called likely.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import tokenize
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from introspect_cli.compare.changes.nearness import ORDER, Clues, Nearness, Version
+from introspect_cli.compare.changes.program import Program
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from introspect_cli.compare.changes.statements import Change
+
+
+_IN_EXPRESSION = {tokenize.NAME, tokenize.NUMBER, tokenize.STRING, tokenize.OP}
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """A changed statement and how near to the divergence it is.
+
+    Attributes:
+        change: the change.
+        nearness: how near.
+        depth: statements between it and the code that computes the place, as far as values are followed by name.
+        hits: how many of the names that the records point to are in what changed.
+        above: the line above it.
+    """
+
+    change: Change
+    nearness: Nearness
+    depth: int = 0
+    hits: int = 0
+    above: str = ""
+
+    @property
+    def likely(self) -> bool:
+        """Whether it can matter to the place where the runs diverge."""
+        return self.nearness is not Nearness.ELSEWHERE
+
+
+@dataclass(frozen=True)
+class CodeChanges:
+    """How the source files of two runs differ.
+
+    Attributes:
+        ranked: changed statements, the most likely cause first.
+        in_comments: files that differ in comments, formatting or the order of definitions alone.
+        in_names: files that differ in the names of variables, and in comments, alone.
+        unread: files that differ and of which a text is not there, with why: `text` (a run did not keep it), `secret`
+            (only what was redacted can differ, or comments), `binary`.
+        compared: how many files both runs have digests of.
+    """
+
+    ranked: tuple[Ranked, ...] = ()
+    in_comments: tuple[str, ...] = ()
+    in_names: tuple[str, ...] = ()
+    unread: tuple[tuple[str, str], ...] = ()
+    compared: int = 0
+
+    @property
+    def likely(self) -> tuple[Ranked, ...]:
+        """Those that can matter to the place where the runs diverge."""
+        return tuple(one for one in self.ranked if one.likely)
+
+    @property
+    def files(self) -> int:
+        """In how many files statements changed."""
+        return len({one.change.file for one in self.ranked})
+
+
+def ranked(
+    changes: Sequence[Change], texts: tuple[Mapping[str, str], Mapping[str, str]], clues: Clues | None
+) -> tuple[Ranked, ...]:
+    """Changes, the most likely cause first.
+
+    Args:
+        changes: of all files.
+        texts: both versions of all files, by name.
+        clues: what is known of the divergence; None where the runs do not diverge.
+    """
+    if clues is None or not changes:
+        return tuple(Ranked(change, Nearness.ELSEWHERE) for change in changes)
+    sides = [Version(Program(files), clues, lines) for files, lines in zip(texts, clues.lines, strict=True)]
+    found = [_nearest(change, sides, clues) for change in changes]
+    return tuple(sorted(found, key=lambda one: (ORDER.index(one.nearness), -one.hits, one.depth)))
+
+
+def _nearest(change: Change, sides: Sequence[Version], clues: Clues) -> Ranked:
+    words = _changed_words(change)
+    every = {word for side in (change.a, change.b) if side is not None for word in _words(side.text)}
+    hits = 2 * len(words & clues.words) + len(every & clues.words)
+    best = (ORDER.index(Nearness.ELSEWHERE), 0)
+    for side, program in zip((change.a, change.b), sides, strict=True):
+        if side is None:
+            continue
+        numbers = program.program.at(change.file, side.first, side.last)
+        if change.unit == "file":
+            numbers = {statement.number for statement in program.program.statements if statement.file == change.file}
+        best = min([best, *map(program.nearness, numbers)])
+    return Ranked(change, ORDER[best[0]], best[1], hits)
+
+
+def _changed_words(change: Change) -> set[str]:
+    """Names, numbers and texts that one side of a change has and the other has not."""
+    counts = [Counter(_words(side.text)) if side is not None else Counter() for side in (change.a, change.b)]
+    return set((counts[0] - counts[1]) + (counts[1] - counts[0])) or set(counts[0] + counts[1])
+
+
+def _words(text: str) -> Iterable[str]:
+    try:
+        for token in tokenize.generate_tokens(io.StringIO(text).readline):
+            if token.type in _IN_EXPRESSION:
+                yield from re.findall(r"[\w.]+", token.string) if token.type == tokenize.STRING else [token.string]
+    except (tokenize.TokenError, IndentationError, SyntaxError):
+        yield from re.findall(r"\w+", text)

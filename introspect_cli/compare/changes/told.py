@@ -1,0 +1,111 @@
+"""What the changed statements mean for the settings that are told, and what is left where nothing changed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from introspect_cli.compare.changes.nearness import Nearness
+from introspect_cli.compare.evidence import RANDOM, Known
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from introspect_cli.compare.changes.ranking import CodeChanges, Ranked
+    from introspect_cli.compare.changes.statements import Side
+    from introspect_cli.compare.reasons.scene import Scene
+    from introspect_cli.compare.result import SettingChange
+
+_WEIGHTS = {Nearness.RECORDED: 0.98, Nearness.COMPUTES: 0.95, Nearness.BUILDS: 0.85, Nearness.BETWEEN: 0.7}
+_UNLIKELY = 0.45
+_IN_COMMENTS = 0.05
+_SHOWN = 60
+_NOISE = 0.1
+"""Weight of a setting up to which it says where results go, or names a machine."""
+_DOCUMENTS = ("sources", "packages", "command")
+
+
+def with_code(
+    settings: tuple[SettingChange, ...], code: CodeChanges | None, *, rounding: bool = False
+) -> tuple[SettingChange, ...]:
+    """Settings that differ, a changed file told by the statement of it that is most likely the cause.
+
+    One that changed in comments alone, or in nothing that can matter to the place, explains nothing.
+
+    Args:
+        settings: the strongest explanation first.
+        code: how the source files differ.
+        rounding: whether the distance is of the size of rounding: flags and libraries keep their place before code.
+    """
+    if code is None:
+        return settings
+    best: dict[str, Ranked] = {}
+    for one in code.ranked:
+        best.setdefault(one.change.file, one)
+    told = [
+        _told(change, best.get(change.name), code, rounding=rounding) if change.source == "sources" else change
+        for change in settings
+    ]
+    return tuple(sorted(told, key=lambda change: -change.weight))
+
+
+def _told(change: SettingChange, best: Ranked | None, code: CodeChanges, *, rounding: bool) -> SettingChange:
+    if change.name in code.in_comments:
+        return replace(change, b="changed, in comments alone", explains=False, weight=_IN_COMMENTS)
+    if change.name in code.in_names:
+        return replace(change, b="changed, in the names of variables alone", explains=False, weight=_IN_COMMENTS)
+    if best is None or not change.explains:
+        return change
+    if not best.likely:
+        return replace(change, explains=False, weight=min(change.weight, _UNLIKELY))
+    weight = change.weight if rounding else _WEIGHTS[best.nearness]
+    if best.change.unit == "file":
+        return replace(change, weight=weight)
+    return replace(change, b=f"changed at {statement_words(best)}", weight=weight)
+
+
+def statement_words(one: Ranked) -> str:
+    """`line 41 (Net.forward): return x / 2 -> return x / 3`."""
+    change = one.change
+    side = change.b or change.a
+    where = f" ({change.scope})" if change.scope else ""
+    return f"line {side.first if side else 0}{where}: {_line(change.a)} -> {_line(change.b)}"
+
+
+def _line(side: Side | None) -> str:
+    if side is None:
+        return "nothing"
+    text = " ".join(side.text.split())
+    return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
+
+
+def nothing_changed(scene: Scene, code: CodeChanges | None) -> tuple[str, ...]:
+    """A sentence that nothing on record differs that could explain it, and what the evidence leaves; none else."""
+    runs = scene.run_a, scene.run_b
+    if code is None or any(name not in run.settings for run in runs for name in _DOCUMENTS):
+        return ()
+    if code.ranked or code.unread or any(change.weight > _NOISE for change in scene.settings):
+        return ()
+    unseen = [] if all("environment" in run.settings for run in runs) else ["environment variables were not recorded"]
+    comments = ", but for comments" if code.in_comments else ""
+    comments = ", but for comments and the names of variables" if code.in_names else comments
+    known = f"No source file, setting or package on record differs{comments}"
+    return (f"{known}{f'; {unseen[0]}' if unseen else ''}. What is left: {_left(scene)}.",)
+
+
+def _left(scene: Scene) -> str:
+    if scene.cause.reason == "rng":
+        return "randomness, from a generator that nothing on record seeded"
+    random = [found.known for found in scene.cause.evidence if found.thing in RANDOM]
+    rest = "a race (threads, workers, memory that was never written), the hardware, or a file that the script reads"
+    if scene.rounding:
+        rest = (
+            "sums in another order (threads, atomics, kernels chosen by timing), the hardware, or a file that it reads"
+        )
+    if random and _all_equal(random):
+        return f"{rest}; the random states are equal, so randomness only from a generator of the script"
+    return f"randomness (no random state is on record there), {rest}"
+
+
+def _all_equal(known: Iterable[Known]) -> bool:
+    return all(one is Known.EQUAL for one in known)

@@ -1,0 +1,143 @@
+"""A run that ended by an exception where the other went on: told first, with its line and what agreed until then.
+
+Without it the answer would be that a module does not run in a step of b, or that the runs have no step in common, which
+is true and hides what a person sees at once in the terminal. An exception in a step after the first divergence is a
+consequence, or another fault, and is told as a note.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from introspect_cli.compare.reasons.words import what
+from introspect_cli.compare.table import EQUAL, WITHIN
+from introspect_cli.labels import step_words
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from introspect_cli.compare.options import DiffOptions
+    from introspect_cli.compare.outcome import RankOutcome
+    from introspect_cli.compare.reasons.scene import Scene
+    from introspect_cli.store.reader import Run
+
+_LONGEST = 160
+
+
+@dataclass(frozen=True)
+class Raised:
+    """An exception that ended a run.
+
+    Attributes:
+        side: a or b.
+        exception: class and message.
+        file: of the innermost frame that is the user's own; "" for none.
+        line: its line.
+        function: its function; "" for none.
+    """
+
+    side: str
+    exception: str
+    file: str = ""
+    line: int = 0
+    function: str = ""
+
+    @property
+    def words(self) -> str:
+        """`ValueError: bad shape at model.py:41 in forward`."""
+        text = " ".join(self.exception.split())
+        text = text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."
+        inside = f" in {self.function}" if self.function not in {"", "<module>"} else ""
+        return f"{text}, at {self.file}:{self.line}{inside}" if self.file else text
+
+
+def raised(run: Run, side: str) -> Raised | None:
+    """The exception that ended a run; None where none did."""
+    manifest = run.manifest
+    text = manifest.get("exception")
+    if manifest.get("how") != "exception" or not isinstance(text, str) or not text:
+        return None
+    at = manifest.get("raised_at")
+    if not isinstance(at, Mapping) or not isinstance(at.get("file"), str) or not isinstance(at.get("line"), int):
+        return Raised(side, text)
+    return Raised(side, text, at["file"], at["line"], str(at.get("function") or ""))
+
+
+def one_raised(a: Run, b: Run) -> Raised | None:
+    """The exception that ended one run and not the other, or not in the same way; b's where both have one."""
+    one, two = raised(a, "a"), raised(b, "b")
+    if one is not None and two is not None and (one.exception, one.function) == (two.exception, two.function):
+        return None
+    return two or one
+
+
+def before_the_end(a: Run, b: Run, options: DiffOptions, outcomes: Sequence[RankOutcome]) -> str:
+    """The sentence where a run ended by an exception and nothing that both recorded differs; "" else."""
+    found = one_raised(a, b)
+    ends = [outcome.paired for outcome in outcomes if len(outcome.paired)]
+    if found is None:
+        return ""
+    other = "a" if found.side == "b" else "b"
+    if not ends:
+        if any(len(run.rank(rank)) for run, side in ((a, "a"), (b, "b")) if side == found.side for rank in run.ranks):
+            return f"Run {found.side} ended by an exception: {found.words}. The runs have no step in common."
+        return f"Run {found.side} ended by an exception before its first step was complete: {found.words}."
+    tails = [paired.tail_a if found.side == "b" else paired.tail_b for paired in ends]
+    if not any(tails):
+        return ""
+    last, reader = max(((int(paired.steps[-1]), paired.a) for paired in ends), key=lambda end: end[0])
+    everything = "everything selected" if options.narrowed else "everything that both recorded"
+    within = " within tolerance" if any(outcome.tally.within for outcome in outcomes) else ""
+    return (
+        f"Run {found.side} ended by an exception where run {other} goes on: {found.words}. Until then, up to and "
+        f"including {step_words(last, reader.labels.get(last, {}))}, {everything} agrees{within}."
+    )
+
+
+def at_the_end(scene: Scene, answer: str) -> tuple[str, str]:
+    """The answer where a run ended by an exception, and a note of that; "" where there is no note.
+
+    The exception comes first where the first divergence is in the step that it cut off. Where that is only what the
+    run did not come to any more, the exception is the whole answer.
+
+    Args:
+        scene: the first divergence.
+        answer: what is known of it else.
+    """
+    found = one_raised(scene.run_a, scene.run_b)
+    if found is None:
+        return answer, ""
+    first = scene.first
+    run = scene.run_b if found.side == "b" else scene.run_a
+    missing = (first.b if found.side == "b" else first.a) is None
+    cut = missing or run.manifest.get("remainder") is True
+    reader = scene.step.sides.b if found.side == "b" else scene.step.sides.a
+    step = first.step_b if found.side == "b" else first.step
+    other = "a" if found.side == "b" else "b"
+    if not cut or reader.last_step != step:
+        return answer, f"Run {found.side} ended by an exception, after the first divergence: {found.words}."
+    agreed = _last_agreed(scene)
+    until = (
+        f" The last record that agrees is {agreed}."
+        if agreed
+        else f" In this step nothing agrees before; {scene.all_before}."
+    )
+    text = (
+        f"Run {found.side} ended by an exception in {first.step_words} where run {other} goes on: {found.words}.{until}"
+    )
+    return text if missing else f"{text} {answer}", ""
+
+
+def _last_agreed(scene: Scene) -> str:
+    """What the last record of the step is that agrees before the first divergence; "" where none does."""
+    step = scene.step
+    known = np.isin(step.state, (EQUAL, WITHIN)) & (step.table.order_of < scene.first.sequence)
+    numbers = np.flatnonzero(known)
+    if not len(numbers):
+        return ""
+    last = int(numbers[np.argmax(step.table.order_of[numbers])])
+    return what(step.alignment.site(last))

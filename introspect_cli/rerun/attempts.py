@@ -1,0 +1,239 @@
+"""Run a's command with some of b's changes, and judge whether it diverges from a.
+
+Each attempt has a directory of its own (see `ground`), with a's files in which the chosen changes are made, and goes as
+far as the step at which b diverges from a. Its run is kept under a name that says what was run, so no attempt is
+made twice, in a later call neither.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from introspect_cli.compare.changes.names import undefined
+from introspect_cli.compare.changes.statements import Change, apply
+from introspect_cli.compare.command_line import arguments
+from introspect_cli.compare.result import DiffResult, Verdict
+from introspect_cli.errors import UsageError
+from introspect_cli.rerun.element import Difference, Element, OtherFile, OtherPython
+from introspect_cli.rerun.ground import Ground, Planted, plant
+from introspect_cli.rerun.minimise import applied, command_line
+from introspect_cli.rerun.texts import encoded, search_path
+from introspect_cli.rerun.variant import Rerun, Variant, capture, judge
+from introspect_cli.store.reader import open_run
+from introspect_cli.store.sources import Sources
+from introspect_cli.sums import source_digest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from introspect_cli.rerun.elements import Sides
+    from introspect_cli.rerun.recipe import Recipe
+
+
+class OutOfRunsError(Exception):
+    """As many runs were made as were allowed."""
+
+
+@dataclass
+class Attempts:
+    """Attempts, and what came of them.
+
+    Attributes:
+        sides: both runs.
+        elements: what differs between them.
+        ground: what lies around a.
+        reference: run a.
+        options: further capture options.
+        until: last step to run.
+        output: where runs are kept.
+        most: how many runs may be made.
+        tell: shown a line for each.
+        keep: leave each attempt's directory in place.
+        answers: by the places of the elements that were as in b, the verdict on it and the comparison with a.
+        runs: how many runs were made.
+        made: the run of each.
+    """
+
+    sides: Sides
+    elements: Sequence[Element]
+    ground: Ground
+    reference: Rerun
+    options: tuple[str, ...]
+    until: int
+    output: Path
+    most: int
+    tell: Callable[[str], None]
+    keep: bool = False
+    answers: dict[frozenset[int], tuple[Verdict, DiffResult | None]] = field(default_factory=dict)
+    runs: int = 0
+    made: dict[frozenset[int], Rerun] = field(default_factory=dict)
+
+    def verdict(self, chosen: frozenset[int], name: str) -> Verdict:
+        """Whether a with these of b's changes is the same as a, diverges from it, or cannot be told.
+
+        Args:
+            chosen: places in `elements`.
+            name: what is tried, in words.
+
+        Raises:
+            OutOfRunsError: no more runs are allowed.
+            UsageError: what was to run is not what ran.
+        """
+        if chosen not in self.answers:
+            self.answers[chosen] = self._answer(chosen)
+            verdict, result = self.answers[chosen]
+            if chosen not in self.made:
+                return verdict
+            said = {Verdict.SAME: "the same as a", Verdict.UNDECIDED: "cannot be told"}.get(verdict, "diverges from a")
+            if verdict is Verdict.DIVERGED and result is not None and result.first is not None:
+                said += f" at step {result.first.step}"
+            elif verdict is Verdict.UNDECIDED:
+                said += f" ({self.why(chosen)})"
+            self.tell(f"{name}: {said}")
+        return self.answers[chosen][0]
+
+    def result(self, chosen: frozenset[int]) -> DiffResult | None:
+        """What an attempt that was made differs in."""
+        return self.answers[chosen][1]
+
+    @property
+    def undecided(self) -> int:
+        """How many runs answered nothing."""
+        return sum(
+            verdict is Verdict.UNDECIDED and chosen in self.made for chosen, (verdict, _) in self.answers.items()
+        )
+
+    def why(self, chosen: frozenset[int]) -> str:
+        """Why an attempt that was made tells nothing."""
+        done, (_, result) = self.made.get(chosen), self.answers[chosen]
+        if done is None:
+            return "a file cannot be read by python, or uses a name that nothing defines"
+        if done.exit_code:
+            return f"it ends with {done.exit_code}: {done.last_lines.rpartition(' / ')[2]}"
+        return result.sentence if result is not None else done.last_lines
+
+    @property
+    def narrowed(self) -> bool:
+        """Whether a was asked to record something else than the attempts were, which records what is so by default."""
+        asked = []
+        for done in (self.reference, *list(self.made.values())[:1]):
+            with open_run(done.run) as run:
+                asked.append({**(run.manifest.get("narrowing") or {}), "until_step": None})
+        return any(one != asked[0] for one in asked)
+
+    def _answer(self, chosen: frozenset[int]) -> tuple[Verdict, DiffResult | None]:
+        elements = [self.elements[place] for place in sorted(chosen)]
+        try:
+            sources = sources_with(elements, self.sides)
+        except ValueError:
+            return Verdict.UNDECIDED, None
+        if self.runs >= self.most:
+            raise OutOfRunsError
+        self.runs += 1
+        self.made[chosen] = self._run(elements, sources)
+        verdict, result = judge(self.reference, self.made[chosen], self.until)
+        failed = self.made[chosen].exit_code != self.reference.exit_code and not self.sides.b_failed
+        return Verdict.UNDECIDED if failed else verdict, result
+
+    def _run(self, elements: Sequence[Element], sources: Mapping[str, bytes]) -> Rerun:
+        recipe, set_as_in_b, python = self._started(elements)
+        files = {item.name: item.a for item in self.elements if isinstance(item, OtherFile)}
+        files |= {item.name: item.b for item in elements if isinstance(item, OtherFile)}
+        described = json.dumps(
+            [
+                [[name, source_digest(data)] for name, data in sorted(sources.items())],
+                [[name, str(path)] for name, path in sorted(files.items())],
+                [*self.options, *recipe.words, python, self.until],
+                sorted((name, value) for name, value in set_as_in_b.items()),
+            ],
+            default=str,
+        )
+        described += f" {len(self.ground.files)}"
+        name = hashlib.blake2b(described.encode(), digest_size=6).hexdigest()
+        place = self.output / "variants" / name
+        texts = {self.sides.places[name]: data for name, data in sources.items()}
+        others = {self.ground.tops[0] / name: path for name, path in files.items()}
+        planted = plant(self.ground, place, texts, others, search_path(self.sides.recipe))
+        environment = {**set_as_in_b, "PYTHONDONTWRITEBYTECODE": "1"}
+        paths = environment.get("PYTHONPATH", os.environ.get("PYTHONPATH")) or ""
+        paths = os.pathsep.join(planted.moved_word(path) for path in paths.split(os.pathsep))
+        if planted.modules is not None:
+            paths = os.pathsep.join(filter(None, (str(planted.modules), paths)))
+        if paths:
+            environment["PYTHONPATH"] = paths
+        words = (*recipe.options, *self.options, "--until-step", str(self.until), *_line(recipe, self.ground, planted))
+        try:
+            done = capture(Variant(self.output / name, words, planted.directory, environment, python))
+        finally:
+            if not self.keep:
+                shutil.rmtree(place, ignore_errors=True)
+        self._check(done, sources)
+        return done
+
+    def _started(self, elements: Sequence[Element]) -> tuple[Recipe, dict[str, str | None], str]:
+        """How a is started with b's settings among these, the variables that it takes, and the interpreter."""
+        recipe = self.sides.recipe
+        settings = [item for item in elements if isinstance(item, Difference)]
+        as_in_b = applied(settings, arguments(recipe.arguments))
+        options = list(recipe.options)
+        for item in settings:
+            if item.name == "seed" and "--seed" in options:
+                at = options.index("--seed")
+                del options[at : at + 2]
+            elif item.name == "deterministic" and "--deterministic" in options:
+                options.remove("--deterministic")
+        changed = any(item.axis == "argument" for item in settings)
+        words = tuple(command_line(as_in_b.arguments)) if changed else recipe.arguments
+        python = next((item.b for item in elements if isinstance(item, OtherPython)), recipe.python)
+        variables = {**recipe.environment, **as_in_b.environment}
+        return replace(recipe, options=(*options, *as_in_b.options), arguments=words), variables, python
+
+    def _check(self, done: Rerun, sources: Mapping[str, bytes]) -> None:
+        """Make sure that the files with changes were those that ran.
+
+        Raises:
+            UsageError: another version of one was imported, from elsewhere.
+        """
+        if not done.usable:
+            return
+        changed = {item.file for item in self.elements if isinstance(item, Change)}
+        with open_run(done.run) as run:
+            ran = Sources(run).digests
+        for name in sorted(changed & sources.keys()):
+            if name in ran and ran[name] != source_digest(sources[name]):
+                raise UsageError(
+                    f"{name} was not imported from the directory of the variant, but from where it is installed or an "
+                    "absolute path leads: its changes cannot be tried"
+                )
+
+
+def _line(recipe: Recipe, ground: Ground, planted: Planted) -> tuple[str, ...]:
+    """The script and its arguments, as they are named in the attempt's directory."""
+    started = tuple(map(planted.moved_word, recipe.started))
+    if recipe.started and recipe.started[0] != "-m" and len(ground.tops) > 1:
+        script = Path(os.path.realpath(recipe.directory / recipe.started[0]))
+        started = (str(planted.moved(script)),)
+    return (*started, *map(planted.moved_word, recipe.arguments))
+
+
+def sources_with(elements: Sequence[Element], sides: Sides) -> dict[str, bytes]:
+    """Make a's source files, with these of b's changes.
+
+    Raises:
+        ValueError: a file cannot be made, or uses a name that nothing in it defines: it would not run.
+    """
+    texts = {**sides.inert, **sides.a}
+    changes = [item for item in elements if isinstance(item, Change)]
+    for name in {change.file for change in changes}:
+        text = apply(texts.get(name), [change for change in changes if change.file == name], sides.b[name])
+        if text is not None:
+            if undefined(text) - undefined(sides.b[name]) - undefined(texts.get(name)):
+                raise ValueError(name)
+            texts[name] = text
+    return {name: encoded(text) for name, text in texts.items()}

@@ -1,0 +1,156 @@
+"""The text of the files that a run was made of: kept in the run, on disk, or in git.
+
+A text counts where its digest is the one that the run recorded, wherever it comes from. A text from which a secret was
+taken out is not what ran, so it is the last that is taken.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import tokenize
+from dataclasses import dataclass, field
+from importlib.util import decode_source, find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from introspect_cli.errors import UsageError
+from introspect_cli.rerun.worktree import Repository
+from introspect_cli.store.sources import Sources
+from introspect_cli.sums import source_digest
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from introspect_cli.rerun.recipe import Recipe
+    from introspect_cli.store.reader import Run
+
+
+@dataclass(frozen=True)
+class Texts:
+    """The source files of a run.
+
+    Attributes:
+        root: the project they are named in.
+        places: where each file lies, or lay, by its name.
+        texts: the text of each file by its name.
+        missing: names of files whose text cannot be had.
+        redacted: names of files whose text is there without its secrets.
+    """
+
+    root: Path
+    places: Mapping[str, Path] = field(default_factory=dict)
+    texts: Mapping[str, str] = field(default_factory=dict)
+    missing: tuple[str, ...] = ()
+    redacted: tuple[str, ...] = ()
+
+
+def texts_of(run: Run, recipe: Recipe) -> Texts:
+    """The text of each source file that a run recorded.
+
+    Raises:
+        StoreError: one that the run keeps is damaged.
+    """
+    root = project_root(recipe)
+    kept = Sources(run)
+    places = {name: place_of_source(name, recipe, root) for name in kept.digests}
+    texts, missing, redacted = {}, [], []
+    for name, digest in kept.digests.items():
+        source = kept.get(name)
+        data = source.data if source is not None and source.exact else _on_disk(places[name], digest)
+        data = _in_git(recipe, name, digest) if data is None else data
+        text = None if data is None else decoded(data)
+        if text is None and source is not None:
+            text = source.text
+            redacted.append(name)
+        if text is None:
+            missing.append(name)
+        else:
+            texts[name] = text
+    return Texts(root, places, texts, tuple(missing), tuple(redacted))
+
+
+def project_root(recipe: Recipe) -> Path:
+    """The directory to which a run's source files are named relative."""
+    script = Path(os.path.realpath(recipe.directory / recipe.script)) if recipe.script else None
+    start = script.parent if script is not None else Path(os.path.realpath(recipe.directory))
+    for directory in (start, *start.parents):
+        named = script is None or os.path.relpath(script, directory) in recipe.sources
+        if (directory / ".git").exists() and named:
+            return directory
+    return start
+
+
+def place_of_source(name: str, recipe: Recipe, root: Path) -> Path:
+    """Where a source file lies: in the project, or where python found its module; in the project where it is gone.
+
+    A file from elsewhere is named by its module, a package `pkg` as `pkg.py`.
+    """
+    path = root / name
+    if path.is_file():
+        return path
+    forms = (name, name.removesuffix(".py") + "/__init__.py")
+    for directory in (*search_path(recipe), *_installed(name)):
+        for form in forms:
+            if (directory / form).is_file():
+                return directory / form
+    return root / (
+        forms[1] if any(other.startswith(forms[1][: -len("__init__.py")]) for other in recipe.sources) else name
+    )
+
+
+def search_path(recipe: Recipe) -> list[Path]:
+    """Directories in which python looks for modules before it looks for installed packages."""
+    variables = {**os.environ, **recipe.environment}
+    paths = (variables.get("PYTHONPATH") or "").split(os.pathsep)
+    first = str(Path(recipe.script).parent) if recipe.script else "."
+    return [Path(os.path.realpath(recipe.directory / path)) for path in (first, *filter(None, paths))]
+
+
+def _installed(name: str) -> list[Path]:
+    """The directory where this python finds the package of a source file, as after `pip install -e`."""
+    package = name.split("/", maxsplit=1)[0].removesuffix(".py")
+    try:
+        spec = find_spec(package) if package.isidentifier() else None
+    except (ImportError, ValueError):
+        return []
+    if spec is None or not spec.origin or spec.origin in {"built-in", "frozen"}:
+        return []
+    origin = Path(os.path.realpath(spec.origin))
+    return [origin.parent.parent if spec.submodule_search_locations else origin.parent]
+
+
+def decoded(data: bytes) -> str | None:
+    """A source file as python reads it; None where it cannot."""
+    try:
+        return decode_source(data)
+    except (SyntaxError, UnicodeDecodeError):
+        return None
+
+
+def encoded(text: str) -> bytes:
+    """A text as a source file, in the encoding that it declares."""
+    data = text.encode("utf-8", "surrogateescape")
+    try:
+        encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
+        return text.encode(encoding)
+    except (SyntaxError, UnicodeEncodeError):
+        return data
+
+
+def _on_disk(path: Path, digest: str) -> bytes | None:
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return None
+    return data if source_digest(data) == digest else None
+
+
+def _in_git(recipe: Recipe, name: str, digest: str) -> bytes | None:
+    if not recipe.commit:
+        return None
+    try:
+        data = Repository(recipe.directory).blob(f"{recipe.commit}:{name}")
+    except UsageError:
+        return None
+    return data if data is not None and source_digest(data) == digest else None

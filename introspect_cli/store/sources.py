@@ -1,0 +1,109 @@
+"""The text of the source files that a run was made of.
+
+That a file changed is told by its digest; what changed in it only by its text, and by the time somebody asks, the file
+may be another one or gone. So a run keeps the text, each file once, compressed, under the digest by which
+`settings/sources.yaml` names it. Secrets were taken out before: a text whose own digest is not that of its name is
+not all that the file held. A store may be a stranger's: names that lead out of a directory are left out, and no file is
+unpacked beyond the limit.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from introspect_cli.sums import source_digest
+
+if TYPE_CHECKING:
+    from introspect_cli.store.reader import Run
+
+_DIGEST = re.compile(r"[0-9a-f]{16}")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A source file of a run.
+
+    Attributes:
+        name: its path in the project, or that of its module where it lay elsewhere; `-c` and `<notebook>` for code that
+            no file held.
+        digest: of what it held when it was read.
+        data: what it held, without secrets.
+    """
+
+    name: str
+    digest: str
+    data: bytes
+
+    @property
+    def exact(self) -> bool:
+        """Whether this is all that the file held: no secret was taken out."""
+        return source_digest(self.data) == self.digest
+
+    @property
+    def text(self) -> str:
+        """The file as text; its encoding is the one that it declares."""
+        from importlib.util import decode_source
+
+        try:
+            return decode_source(self.data)
+        except (SyntaxError, UnicodeDecodeError):
+            return self.data.decode("utf-8", "replace")
+
+
+class Sources(Mapping[str, Source]):
+    """The source files of a run whose text it keeps, by name, each read when asked for."""
+
+    def __init__(self, run: Run) -> None:
+        found = run.settings.get("sources")
+        self._run = run
+        self.digests: dict[str, str] = {}
+        """Digest by name of all source files, whether their text is there or not."""
+        if isinstance(found, Mapping):
+            self.digests = {
+                name: digest
+                for name, digest in found.items()
+                if isinstance(name, str)
+                and isinstance(digest, str)
+                and _DIGEST.fullmatch(digest)
+                and _stays_inside(name)
+            }
+        kept = run.kept_sources if self.digests else frozenset()
+        self._names = [name for name, digest in self.digests.items() if digest in kept]
+
+    def __getitem__(self, name: str) -> Source:
+        """A file.
+
+        Raises:
+            KeyError: its text is not there.
+            StoreError: it is damaged.
+        """
+        if name not in self._names:
+            raise KeyError(name)
+        digest = self.digests[name]
+        data = self._run.source(digest)
+        if data is None:
+            raise KeyError(name)
+        return Source(name, digest, data)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def source_texts(run: Run) -> dict[str, str]:
+    """The text of each source file that a run keeps, by its name in `settings/sources.yaml`.
+
+    Raises:
+        StoreError: one is damaged.
+    """
+    return {name: source.text for name, source in Sources(run).items()}
+
+
+def _stays_inside(name: str) -> bool:
+    """Whether a name, taken as a path below a directory, stays in it."""
+    return bool(name) and not name.startswith("/") and ".." not in name.split("/") and "\0" not in name

@@ -1,0 +1,347 @@
+"""The changes that make two runs diverge are proven by running variants of the code."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from introspect_cli.compare.changes.names import undefined
+from introspect_cli.compare.changes.statements import Change, Side
+from introspect_cli.compare.result import DiffResult, Verdict
+from introspect_cli.rerun.attempts import Attempts, OutOfRunsError
+from introspect_cli.rerun.changes import _Search
+from introspect_cli.rerun.elements import Sides
+from introspect_cli.rerun.ground import Ground, plant, survey
+from introspect_cli.rerun.recipe import Recipe
+from introspect_cli.rerun.variant import Rerun
+
+pytestmark = pytest.mark.usefixtures("quick_python")
+
+# The search, with a question in place of runs.
+
+
+class Asked(Attempts):
+    """Answers of a rule instead of runs."""
+
+    rule = None
+    narrowed = False
+
+    def _answer(self, chosen):
+        if self.runs >= self.most:
+            raise OutOfRunsError
+        self.runs += 1
+        self.made[chosen] = Rerun(Path(), 0, 1)
+        said = self.rule({self.elements[place].file for place in chosen})
+        return {"": Verdict.SAME, "x": Verdict.DIVERGED, "?": Verdict.UNDECIDED}[said], None
+
+    def why(self, chosen):
+        return "it ends with 1"
+
+
+def search(names, rule, most=100, likely=1):
+    elements = [Change(name, "", Side(1, 1, "a"), Side(1, 1, "b")) for name in names]
+    recipe = Recipe((), (), (), Path())
+    sides = Sides(recipe, Path(), {}, {}, {}, {}, tuple(elements), (), Path(), (), Path(), ("", ""), b_failed=False)
+    ground = Ground(Path(), Path(), (), (), ())
+    told = []
+    asked = Asked(sides, elements, ground, Rerun(Path(), 0, 1), (), 3, Path("runs"), most, told.append)
+    asked.rule = rule
+    proof = _Search(asked, (ground, ground), DiffResult("a", "b", Verdict.DIVERGED, "they diverge"), likely).run()
+    return {element.file for element in proof.elements}, proof
+
+
+def test_the_likeliest_change_is_proven_by_two_runs():
+    found, proof = search("kabcdefgh", lambda chosen: "x" if "k" in chosen else "")
+    assert (found, proof.proven, proof.runs) == ({"k"}, True, 2)
+    assert proof.sentence == (
+        "of 9 changes in 9 files, one makes them diverge: k:1; proven by 2 runs: without it the runs are the same up "
+        "to step 3, with it alone they diverge"
+    )
+
+
+def test_one_of_many_changes_takes_few_runs():
+    names = [f"f{number}" for number in range(64)]
+    found, proof = search(names, lambda chosen: "x" if "f41" in chosen else "", likely=3)
+    assert (found, proof.proven) == ({"f41"}, True)
+    assert proof.runs <= 18
+
+
+def test_changes_that_cancel_are_not_the_cause():
+    def rule(chosen):
+        return "x" if ("c" in chosen) or (("d" in chosen) != ("g" in chosen)) else ""
+
+    for names in ("abcdefgh", "dgcabefh", "hgfedcba"):
+        found, proof = search(names, rule)
+        assert (found, proof.proven) == ({"c"}, True)
+
+
+def test_a_pair_that_only_together_diverges_is_found_together():
+    found, proof = search("abcdefgh", lambda chosen: "x" if {"c", "f"} <= chosen else "")
+    assert (found, proof.proven, proof.each) == ({"c", "f"}, True, False)
+    assert "2 together make them diverge: c:1 and f:1" in proof.sentence or "f:1 and c:1" in proof.sentence
+    assert "the runs are the same" in proof.sentence
+
+
+def test_two_causes_are_both_found_and_each_is_said_to_be_one():
+    found, proof = search("abcdefgh", lambda chosen: "x" if {"b", "g"} & chosen else "")
+    assert (found, proof.proven, proof.each) == ({"b", "g"}, True, True)
+    assert proof.sentence.endswith("; each of them does by itself")
+
+
+def test_what_does_not_run_answers_nothing():
+    def rule(chosen):
+        return "?" if ("d" in chosen) != ("u" in chosen) else "x" if "k" in chosen else ""
+
+    found, proof = search("adbkcu", rule)
+    assert (found, proof.proven) == ({"k"}, True)
+    found, proof = search("adbcu", lambda chosen: "?" if ("d" in chosen) != ("u" in chosen) else "x" * ("d" in chosen))
+    assert (found, proof.proven) == ({"d", "u"}, True)
+    assert proof.undecided > 0
+
+
+def test_a_run_that_does_not_repeat_proves_nothing():
+    found, proof = search("abc", lambda chosen: "x")
+    assert (found, proof.proven) == (set(), False)
+    assert "already diverges from a" in proof.sentence
+    found, proof = search("abc", lambda chosen: "?")
+    assert "cannot be run again" in proof.sentence
+
+
+def test_changes_that_do_not_make_it_diverge_are_not_blamed():
+    found, proof = search("abc", lambda chosen: "")
+    assert (found, proof.proven) == (set(), False)
+    assert "all of b's changes does not diverge" in proof.sentence
+
+
+def test_a_search_stops_after_as_many_runs_as_were_allowed_and_says_what_is_left():
+    names = [f"f{number}" for number in range(64)]
+    _, proof = search(names, lambda chosen: "x" if {"f41", "f7"} & chosen else "", most=12)
+    assert (proof.proven, proof.runs) == (False, 12)
+    assert "not finished after 12 runs (--max-runs)" in proof.sentence
+
+
+# Real runs.
+
+MODEL = """\
+import torch
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = torch.nn.Linear(3, 4)
+        self.b = torch.nn.Linear(4, 2)
+
+    def forward(self, x):
+        h = self.a(x)
+        h = torch.relu(h)
+        return self.b(h)
+"""
+
+TRAIN = """\
+import argparse
+import json
+import sys
+
+import torch
+
+import model
+
+EVERY = 1
+
+
+def report(step, loss):
+    if step % EVERY == 0:
+        print("step", step, "loss", loss)
+
+
+def batch(data):
+    return torch.tensor(data) * torch.randn(4, 3)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--lr", type=float, default=0.1)
+    parser.add_argument("--name", default="x")
+    args = parser.parse_args()
+    torch.manual_seed(0)
+    net = model.Net()
+    with open("data.json") as file:
+        data = json.load(file)
+    for step in range(4):
+        loss = net(batch(data)).square().mean()
+        loss.backward()
+        with torch.no_grad():
+            for parameter in net.parameters():
+                parameter -= args.lr * parameter.grad
+                parameter.grad = None
+        report(step, loss.item())
+    torch.save(net.state_dict(), "net.pt")
+
+
+main()
+"""
+
+HARMLESS = (
+    ("model.py", "h = self.a(x)", "hidden = self.a(x)  # the first layer"),
+    ("model.py", "h = torch.relu(h)", "hidden = torch.relu(hidden)"),
+    ("model.py", "self.b(h)", "self.b(hidden)"),
+    ("train.py", "EVERY = 1", "EVERY = 2\nLEVEL = 3"),
+    ("train.py", 'print("step", step, "loss", loss)', 'print(f"{step}: {loss:.3f}")'),
+    ("train.py", "data = json.load(file)", "data = json.loads(file.read())"),
+    ("train.py", "import sys\n", "import sys  # unused\nimport os\n"),
+)
+
+
+def project(directory, *edits):
+    directory.mkdir(exist_ok=True)
+    texts = {"model.py": MODEL, "train.py": TRAIN}
+    for file, before, after in edits:
+        assert before in texts[file]
+        texts[file] = texts[file].replace(before, after)
+    for name, text in texts.items():
+        (directory / name).write_text(text)
+    if not (directory / "data.json").exists():
+        (directory / "data.json").write_text("[1.0, 0.5, 2.0]")
+        os.utime(directory / "data.json", (1e9, 1e9))
+    return directory
+
+
+def call(directory, *words, code):
+    answer = subprocess.run(
+        [sys.executable, "-m", "introspect_cli", *map(str, words)],
+        cwd=directory, capture_output=True, text=True, check=False, env={**os.environ, "COLUMNS": "200"},
+    )  # fmt: skip
+    assert answer.returncode == code, answer.stdout + answer.stderr
+    return answer
+
+
+def state(directory):
+    return {
+        path.relative_to(directory): (path.stat().st_mtime_ns, path.read_bytes())
+        for path in directory.rglob("*")
+        if path.is_file()
+    }
+
+
+@pytest.fixture(scope="module")
+def first(quick_python, tmp_path_factory):
+    """A project and its run: what each test compares with."""
+    path = tmp_path_factory.mktemp("first")
+    call(project(path / "exp1"), "capture", "-q", "-o", "../a", "train.py", code=0)
+    return path
+
+
+def test_two_scratch_directories_without_git(first, tmp_path):
+    b = project(tmp_path / "exp2", *HARMLESS, ("model.py", "torch.relu(hidden)", "torch.tanh(hidden)"))
+    call(b, "capture", "-q", "-o", "../b", "train.py", code=0)
+    before = state(first / "exp1"), state(b)
+    answer = call(tmp_path, "bisect", "--changes", first / "a", "b", code=1)
+    assert " ".join(answer.stdout.split()).startswith(
+        "Of 6 changes in 2 files, one makes them diverge: model.py:12; proven by 2 runs: without it the runs are the "
+        "same up to step 0, with it alone they diverge where b does."
+    )
+    assert "    - h = torch.relu(h)\n    + hidden = torch.tanh(hidden)\n" in answer.stdout
+    assert (state(first / "exp1"), state(b)) == before
+    assert not list((tmp_path / "introspect-runs").rglob("variants/*"))
+
+    answer = call(tmp_path, "bisect", "--format", "json", "--changes", first / "a", "b", code=1)
+    document = json.loads(answer.stdout)
+    assert document["proven"] is True
+    assert [element["place"] for element in document["elements"]] == ["model.py:12"]
+    assert document["elements"][0]["b"]["text"] == "hidden = torch.tanh(hidden)"
+
+
+def test_sources_that_were_edited_since_come_from_the_runs_and_arguments_are_changes_too(first, tmp_path):
+    place = first / "exp1"
+    project(place, *HARMLESS, ("model.py", "torch.relu(hidden)", "torch.relu(hidden) * 1.0"))
+    call(place, "capture", "-q", "-o", tmp_path / "b", "train.py", "--lr", "0.2", "--name", "other", code=0)
+    project(place)
+    answer = call(tmp_path, "bisect", "--changes", first / "a", "b", code=1)
+    assert "Of 6 changes in 2 files and 2 differing settings, one makes them diverge: --lr; proven by " in answer.stdout
+    assert "--lr: - -> 0.2" in answer.stdout
+
+
+def test_another_file_in_the_other_directory_is_found(first, tmp_path):
+    b = project(tmp_path / "exp2")
+    (b / "data.json").write_text("[1.0, 0.5, 2.5]")
+    os.utime(b / "data.json", (1e9, 1e9))
+    call(b, "capture", "-q", "-o", "../b", "--record", "loss,param", "train.py", code=0)
+    answer = call(tmp_path, "bisect", "--changes", "b", first / "a", code=1)
+    said = " ".join(answer.stdout.split())
+    assert "one makes them diverge: data.json; " in said
+    assert "the runs are the same up to step 0 in what a recorded, with it alone" in said
+
+
+@pytest.mark.sweep
+def test_packages_beside_the_directory_of_the_script(first, tmp_path):
+    (tmp_path / "scripts").mkdir()
+    project(tmp_path / "lib")
+    (tmp_path / "lib" / "__init__.py").write_text("")
+    (tmp_path / "lib" / "train.py").unlink()
+    (tmp_path / "lib" / "data.json").rename(tmp_path / "data.json")
+    script = tmp_path / "scripts" / "train.py"
+    script.write_text(TRAIN.replace("import model", "from lib import model"))
+    environment = pytest.MonkeyPatch()
+    environment.setenv("PYTHONPATH", ".")
+    call(tmp_path, "capture", "-q", "-o", "a", script, code=0)
+    model = tmp_path / "lib" / "model.py"
+    model.write_text(MODEL.replace("relu(h)", "relu(h) * 2").replace("Linear(3, 4)", "Linear(3, 4, bias=True)"))
+    call(tmp_path, "capture", "-q", "-o", "b", script, code=0)
+    environment.undo()
+    answer = call(tmp_path, "bisect", "--changes", "a", "b", code=1)
+    assert "Of 2 changes in 1 file, one makes them diverge: lib/model.py:12; " in answer.stdout
+
+
+def test_what_cannot_be_bisected_is_said_in_a_sentence(first):
+    assert "nothing to bisect" in call(first, "bisect", "--changes", "a", "a", code=2).stderr
+    assert "leave 'train.py' out" in call(first, "bisect", "--changes", "a", "a", "train.py", code=2).stderr
+    assert "say what to bisect" in call(first, "bisect", "--changes", "a", "a", "--good", "x", code=2).stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("import os\nprint(os.getpid(), __file__)", set()),
+        ("print(os.getpid())", {"os"}),
+        ("from x import *\nf()", set()),
+        ("def f(a, *b, c=1, **d):\n    return [e for e in (a, b, c, d, g)]\nf(h := 1, h)", {"g"}),
+        ("try:\n    pass\nexcept E as e:\n    print(e)", {"E"}),
+        ("x = (", set()),
+    ],
+)
+def test_names_that_nothing_defines(text, names):
+    assert undefined(text) == names
+
+
+# The directory of a variant.
+
+
+def test_a_variant_finds_data_and_cannot_write_what_the_run_wrote(tmp_path):
+    root = tmp_path / "above" / "project"
+    (root / "configs").mkdir(parents=True)
+    (tmp_path / "above" / "data").mkdir()
+    old, young = root / "configs" / "c.yaml", root / "net.pt"
+    old.write_text("x")
+    young.write_text("y")
+    os.utime(old, (1e9, 1e9))
+    (root / ".git").mkdir()
+    (root / "lib").mkdir()
+    (root / "lib" / "__init__.py").write_text("")
+    source = root / "lib" / "__init__.py"
+    ground = survey(root, root / "configs", {source}, 2e9 - 1e9 + 5, tmp_path / "out")
+    planted = plant(ground, tmp_path / "out", {source: b"changed"}, {}, [root / "configs"])
+    assert planted.directory.name == "configs"
+    assert (planted.directory / "c.yaml").resolve() == old
+    assert (planted.directory / "../../data").resolve() == tmp_path / "above" / "data"
+    assert not (planted.directory / "../net.pt").exists()
+    assert planted.modules is not None
+    assert (planted.modules / "lib" / "__init__.py").read_bytes() == b"changed"
+    assert (root / "lib" / "__init__.py").read_bytes() == b""
+    assert planted.moved_word(f"--out={root}/new") == f"--out={planted.moved(root)}/new"
+    assert planted.moved_word("--out=new") == "--out=new"

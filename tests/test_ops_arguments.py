@@ -1,0 +1,64 @@
+"""With --level op, arguments that functions were called with are on record, and the answer names those that differ."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import yaml
+from torch import nn
+from torch.nn import functional
+
+import introspect_cli
+
+
+class Net(nn.Module):
+    def __init__(self, told):
+        super().__init__()
+        self.lin = nn.Linear(4, 4)
+        self._told = told  # not plain: no attribute of the module tells of it
+
+    def forward(self, x):
+        x = functional.gelu(self.lin(x), approximate=self._told.get("approximate", "none"))
+        x = functional.layer_norm(x, (4,), eps=self._told.get("eps", 1e-5))
+        return functional.leaky_relu(x, self._told.get("slope", 0.01))
+
+
+def train(path, told, late=None):
+    torch.manual_seed(0)
+    net = Net(dict(told))
+    with introspect_cli.recording(net, path, level="op"):
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for step in range(2):
+            net._told.update(late or {} if step else {})
+            optimizer.zero_grad()
+            net(torch.ones(2, 4) * torch.arange(4)).square().sum().backward()
+            optimizer.step()
+    return path
+
+
+@pytest.mark.parametrize(
+    ("told", "words"),
+    [
+        ({"approximate": "tanh"}, "It is called with approximate none in a and tanh in b."),
+        ({"eps": 0.5}, "It is called with eps 1e-05 in a and 0.5 in b."),
+        ({"slope": 0.3}, "It is called with negative_slope 0.01 in a and 0.3 in b."),
+    ],
+)
+def test_the_argument_that_differs_is_named(tmp_path, told, words):
+    sentence = introspect_cli.diff(train(tmp_path / "a", {}), train(tmp_path / "b", told)).sentence
+    assert words in sentence
+    assert "has different options or a different kernel" not in sentence
+
+
+def test_of_an_argument_that_changes_later_nothing_is_claimed(tmp_path):
+    late = train(tmp_path / "b", {}, late={"slope": 0.3})
+    sentence = introspect_cli.diff(train(tmp_path / "a", {}), late).sentence
+    assert "step 1" in sentence
+    assert "called with" not in sentence
+
+
+def test_arguments_are_noted_once(tmp_path):
+    train(tmp_path / "a", {})
+    found = yaml.safe_load((tmp_path / "a/settings/operators.yaml").read_text())
+    assert found["forward Net 0 aten.leaky_relu.default"] == {"negative_slope": 0.01}
+    assert found["forward Net 0 aten.native_layer_norm.default"] == {"normalized_shape": "[4]", "eps": 1e-05}

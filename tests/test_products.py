@@ -1,0 +1,118 @@
+"""What a script saves is on record tensor by tensor, and two runs whose checkpoints differ are not the same."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+
+SCRIPT = """
+import copy, io, sys
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+told = sys.argv[1:]
+torch.manual_seed(0)
+net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+average = copy.deepcopy(net)
+decay = 0.8 if "decay" in told else 0.9
+optimizer = torch.optim.AdamW(net.parameters(), lr=0.1)
+for step in range(4):
+    optimizer.zero_grad()
+    net(torch.randn(4, 4)).square().mean().backward()
+    optimizer.step()
+    with torch.no_grad():
+        for mean, parameter in zip(average.parameters(), net.parameters()):
+            mean.lerp_(parameter, 1 - decay)
+    if step % 2 and "silent" not in told:
+        held = {"net": net.state_dict(), "optimizer": optimizer.state_dict(), "average": average.state_dict()}
+        if "lacks" in told:
+            del held["average"]["0.bias"]
+        torch.save({**held, "rng_state": torch.get_rng_state(), "step": step}, f"checkpoint-{step}.pt")
+if "silent" not in told:
+    torch.save(average, "whole.pt")
+    save_file({"weight": average[0].weight.detach() * (2 if "doubled" in told else 1)}, "average.safetensors")
+    buffer = io.BytesIO()
+    torch.save(net.state_dict(), buffer)
+    try:
+        torch.save(lambda: 0, "never.pt")
+    except Exception as error:
+        print(type(error).__name__, torch.save.__name__, len(buffer.getvalue()))
+"""
+
+
+@pytest.fixture(scope="module")
+def captured(tmp_path_factory, forks):
+    """Directories by what the script was told, each with its run."""
+    made = {}
+
+    def capture(*told, options=()):
+        if (told, options) not in made:
+            folder = made[told, options] = tmp_path_factory.mktemp("products")
+            (folder / "train.py").write_text(SCRIPT)
+            run = forks("capture", "-q", *options, "-o", "run", "train.py", *told, cwd=folder)
+            assert run.returncode == 0, run.stderr
+        return made[told, options]
+
+    return capture
+
+
+def answer(introspect, a, b, *options):
+    return introspect("diff", a / "run", b / "run", *options)
+
+
+def test_an_average_that_never_runs_is_compared(captured, introspect):
+    found = answer(introspect, captured(), captured("decay"))
+    assert found.returncode == 1
+    assert found.stdout.startswith(
+        "First divergence at step 2: the saved tensor ['average']['0.weight'] of checkpoint-#.pt differs (relative L2 "
+    )
+    assert "although every tensor that requires gradients is equal" in found.stdout
+
+
+def test_so_it_is_where_parameters_were_not_recorded(captured, introspect):
+    lean = {"options": ("--record", "loss,product")}
+    found = answer(introspect, captured(**lean), captured("decay", **lean))
+    assert found.returncode == 1
+    assert "checkpoint-#.pt differs" in found.stdout
+    assert "every tensor that requires gradients was not recorded" in found.stdout
+    assert "is equal" not in found.stdout.splitlines()[0]
+
+
+def test_a_checkpoint_that_lacks_a_tensor_is_told(captured, introspect):
+    found = answer(introspect, captured(), captured("lacks"))
+    assert found.returncode == 1
+    assert (
+        "only a has the saved tensor ['average']['0.bias'] of checkpoint-#.pt: b saves the file without it"
+        in found.stdout
+    )
+
+
+def test_what_is_saved_after_the_last_step_is_compared(captured, introspect):
+    found = answer(introspect, captured(), captured("doubled"))
+    assert found.returncode == 1
+    assert "the saved tensor ['weight'] of average.safetensors differs" in found.stdout
+
+
+def test_a_run_that_saves_nothing_may_be_the_same_and_that_is_said(captured, introspect):
+    found = answer(introspect, captured(), captured("silent"))
+    assert found.returncode == 0
+    assert "Only run a saves (memory), average.safetensors and checkpoint-#.pt" in found.stdout
+
+
+def test_files_and_what_is_printed_are_those_of_python_alone(captured, tmp_path, forks):
+    (tmp_path / "train.py").write_text(SCRIPT)
+    bare = forks.python("train.py", cwd=tmp_path)
+    assert bare.stdout.startswith(("PicklingError save ", "AttributeError save "))
+    names = sorted(path.name for path in tmp_path.iterdir() if path.suffix in {".pt", ".safetensors"})
+    assert len(names) >= 4
+    for name in names:
+        one, two = (hashlib.sha256((folder / name).read_bytes()).hexdigest() for folder in (tmp_path, captured()))
+        assert one == two, name
+
+
+def test_random_states_in_a_checkpoint_are_no_product(captured, introspect):
+    shown = introspect("show", captured() / "run", "--kinds", "product", "--step", "2").stdout
+    assert "['average']['0.weight']" in shown
+    assert "rng_state" not in shown

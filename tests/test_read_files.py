@@ -1,0 +1,317 @@
+"""The files that a script reads are on record, and the answer names the value, or the file, that differs."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import sys
+
+import pytest
+import torch
+import yaml
+from torch import nn
+
+import introspect_cli
+from introspect_cli.capture.environment.redact_config import config as redacted
+from introspect_cli.compare.reasons.files import _parsed
+
+SCRIPT = """
+import configparser, json, pathlib, tomllib
+import numpy as np
+import torch
+import yaml
+from safetensors.torch import load_file
+from torch import nn
+
+torch.manual_seed(0)
+model = yaml.safe_load(open("config.yaml"))["model"]
+scale = json.loads(pathlib.Path("data.json").read_text())["scale"]
+rate = tomllib.load(open("opt.toml", "rb"))["lr"]
+ini = configparser.ConfigParser()
+ini.read("clip.ini")
+exec(open("overrides.py").read())
+data = np.memmap("train.bin", dtype=np.float32, mode="r")
+net = nn.Sequential(nn.Linear(4, 4), nn.Dropout(model["dropout"]), nn.Linear(4, 1))
+net.load_state_dict(torch.load("init.pt"))
+net[2].load_state_dict(load_file("head.safetensors"))
+for path in sorted(pathlib.Path("many").iterdir()):
+    path.read_bytes()
+optimizer = torch.optim.SGD(net.parameters(), lr=rate)
+for step in range(2):
+    x = torch.from_numpy(np.array(data[step * 8:(step + 1) * 8])).view(2, 4)
+    optimizer.zero_grad()
+    (net(x).mean() * scale * factor).backward()
+    nn.utils.clip_grad_norm_(net.parameters(), ini.getfloat("clip", "norm"))
+    optimizer.step()
+open("out.json", "w").write("{}")
+open("out.json").read()
+"""
+
+CONFIG = """\
+# of the model
+base: &base
+  width: 4
+model:
+  <<: *base
+  dropout: 0.1
+wandb: {entity: me, api_key: secret-one}
+password: secret-two
+session:
+  - secret-three
+"""
+
+
+def write_files(folder):
+    import numpy as np
+    from safetensors.torch import save_file
+
+    (folder / "config.yaml").write_text(CONFIG)
+    (folder / "data.json").write_text('{"scale": 1.0, "auth": {"user": "secret-four", "pins": [1, 2]}}')
+    (folder / "opt.toml").write_text('lr = 0.1\n[credentials]\nname = "secret-five"\n')
+    (folder / "clip.ini").write_text("[clip]\nnorm = 1.0\n")
+    (folder / "overrides.py").write_text("factor = 1.0\n")
+    np.random.default_rng(0).normal(size=100).astype("f4").tofile(folder / "train.bin")
+    generator = torch.Generator().manual_seed(3)
+    net = nn.Sequential(nn.Linear(4, 4), nn.Dropout(), nn.Linear(4, 1))
+    for parameter in net.parameters():
+        nn.init.normal_(parameter, generator=generator)
+    torch.save(net.state_dict(), folder / "init.pt")
+    save_file(net[2].state_dict(), folder / "head.safetensors")
+    (folder / "many").mkdir(exist_ok=True)
+    for number in range(60):
+        (folder / f"many/{number}.dat").write_text(str(number))
+
+
+def replaced(name, old, new):
+    def change(folder):
+        text = (folder / name).read_text()
+        assert old in text
+        (folder / name).write_text(text.replace(old, new))
+
+    return change
+
+
+def another_checkpoint(name):
+    def change(folder):
+        from safetensors.torch import load_file, save_file
+
+        path, is_pickle = folder / name, name.endswith(".pt")
+        held = torch.load(path) if is_pickle else load_file(path)
+        held = {key: value + 1 for key, value in held.items()}
+        (torch.save if is_pickle else save_file)(held, path)
+
+    return change
+
+
+CHANGES = {
+    "config.yaml: model.dropout 0.1 -> 0.2": replaced("config.yaml", "0.1", "0.2"),
+    "data.json: scale 1 -> 2": replaced("data.json", "1.0", "2.0"),
+    "opt.toml: lr 0.1 -> 0.3": replaced("opt.toml", "0.1", "0.3"),
+    "clip.ini: clip.norm 1.0 -> 0.01": replaced("clip.ini", "1.0", "0.01"),
+    "overrides.py:1 factor = 1.0 -> factor = 2.0": replaced("overrides.py", "1.0", "2.0"),
+    "train.bin is another file (of the same size)": lambda folder: (folder / "train.bin").write_bytes(bytes(400)),
+    "train.bin is another file (400 bytes in a, 800 in b)": lambda folder: (folder / "train.bin").write_bytes(
+        bytes(800)
+    ),
+    "init.pt is another file": another_checkpoint("init.pt"),
+    "head.safetensors is another file": another_checkpoint("head.safetensors"),
+}
+
+
+def made(introspect, folder, run, *options):
+    (folder / "train.py").write_text(SCRIPT)
+    done = introspect("capture", "-q", *options, "-o", run, "train.py", cwd=folder)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="module")
+def captured(tmp_path_factory, forks):
+    """A run with all files as they are."""
+    folder = tmp_path_factory.mktemp("files")
+    write_files(folder)
+    made(forks, folder, "run")
+    return folder / "run"
+
+
+@pytest.mark.parametrize("cause", CHANGES)
+def test_the_value_or_the_file_that_differs_is_the_likely_cause(captured, tmp_path, introspect, cause):
+    write_files(tmp_path)
+    CHANGES[cause](tmp_path)
+    made(introspect, tmp_path, "run")
+    answer = introspect("diff", captured, "run").stdout.splitlines()[0]
+    assert f"Likely cause: {cause}" in answer
+
+
+def test_a_comment_or_another_place_is_no_change(captured, tmp_path, introspect):
+    write_files(tmp_path)
+    replaced("config.yaml", "# of the model", "# of another")(tmp_path)
+    (tmp_path / "elsewhere.pt").write_bytes((tmp_path / "init.pt").read_bytes())
+    (tmp_path / "init.pt").unlink()
+    (tmp_path / "train.py").write_text(SCRIPT.replace("init.pt", "elsewhere.pt"))
+    assert introspect("capture", "-q", "-o", "run", "train.py").returncode == 0
+    answer = introspect("diff", captured, "run", "--settings")
+    assert "config.yaml" not in answer.stdout
+    assert ".pt" not in answer.stdout
+
+
+def test_another_checkpoint_is_named_with_both_names(captured, tmp_path, introspect):
+    write_files(tmp_path)
+    another_checkpoint("init.pt")(tmp_path)
+    (tmp_path / "init.pt").rename(tmp_path / "other.pt")
+    (tmp_path / "train.py").write_text(SCRIPT.replace("init.pt", "other.pt"))
+    assert introspect("capture", "-q", "-o", "run", "train.py").returncode == 0
+    answer = introspect("diff", captured, "run").stdout.splitlines()[0]
+    assert "init.pt was read in a, other.pt in b" in answer
+
+
+def test_what_is_on_record_is_what_was_read(captured):
+    found = yaml.safe_load((captured / "settings/files.yaml").read_text())
+    assert found["config.yaml"]["line"] == "train.py:10"
+    assert found["init.pt"] | {"digest": "", "size": 0} == {"size": 0, "digest": "", "line": "train.py:18"}
+    assert found["many/*.dat"] == {"many": True, "line": "train.py:21"}
+    assert not [name for name in found if name.startswith("many/") and "*" not in name]
+    assert "out.json" not in found  # the script's own
+    assert "train.py" not in found
+
+
+def test_no_secret_of_a_configuration_is_on_record(captured):
+    texts = [gzip.decompress(path.read_bytes()).decode() for path in (captured / "sources").iterdir()]
+    assert any("dropout: 0.1" in text for text in texts)
+    everything = "\n".join([*texts, *(path.read_text() for path in (captured / "settings").iterdir())])
+    assert "secret-" not in everything.replace("secret-one", "secret-", 0)
+    assert not [word for word in ("one", "two", "three", "four", "five") if f"secret-{word}" in everything]
+
+
+def test_without_sources_no_text_is_kept_and_a_file_is_another_one(tmp_path, introspect):
+    write_files(tmp_path)
+    made(introspect, tmp_path, "a", "--no-sources")
+    CHANGES["config.yaml: model.dropout 0.1 -> 0.2"](tmp_path)
+    made(introspect, tmp_path, "b", "--no-sources")
+    assert not (tmp_path / "a/sources").exists()
+    assert "config.yaml is another file (of the same size)" in introspect("diff", "a", "b").stdout
+
+
+HOSTILE = r"""
+import gc, io, os, pathlib, threading, traceback, warnings
+import torch
+
+warnings.simplefilter("always")
+for name, mode in (("absent.yaml", "r"), ("fifo", "q"), (7.5, "r")):
+    try:
+        open(name, mode)
+    except Exception:
+        traceback.print_exc()
+try:
+    open()
+except TypeError as error:
+    print(error)
+
+class Reader:
+    read = open
+    bound = io.open
+
+print(Reader().read("latin.yaml", "rb").read(), callable(open))
+writer = threading.Thread(target=lambda: open("fifo", "w").write("through\n"))
+writer.start()
+print(open("fifo").read())
+writer.join()
+print(len(open("/dev/zero", "rb").read(10)))
+with open("gone.json") as file:
+    print(file.read(3), file.tell())
+    os.unlink("gone.json")
+    print(file.read())
+file = open("position.json", "rb", buffering=0)
+print(file.tell(), file.read(2), os.lseek(file.fileno(), 0, os.SEEK_CUR))
+for number in range(3000):
+    pathlib.Path(f"small/{number}.json").read_text()
+descriptor = os.open("position.json", os.O_RDONLY)
+print(open(descriptor).read())
+opened = open("position.json")
+del opened
+gc.collect()
+for name in ("laughs.yaml", "deep.json", "long.yaml", "binary.yaml"):
+    print(len(open(name, "rb").read()))
+net = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+net(torch.ones(1, 2)).sum().backward()
+optimizer.step()
+"""
+
+
+def hostile_files(folder, last="a"):
+    os.mkfifo(folder / "fifo")
+    (folder / "latin.yaml").write_bytes("größe: 1\n".encode("latin-1"))
+    (folder / "gone.json").write_text('{"a": 1}')
+    (folder / "position.json").write_text("[1]")
+    (folder / "small").mkdir()
+    for number in range(3000):
+        (folder / f"small/{number}.json").write_text("{}")
+    laughs = "\n".join(f"x{n}: &x{n} [{', '.join([f'*x{n - 1}'] * 9)}]" for n in range(1, 30))
+    (folder / "laughs.yaml").write_text(f"x0: &x0 {last}\n{laughs}\n")
+    (folder / "deep.json").write_text("[" * 50_000 + last)
+    (folder / "long.yaml").write_text("password: {" * 20_000 + last)
+    (folder / "binary.yaml").write_bytes(b"a: \0\xff" + last.encode())
+    (folder / "train.py").write_text(HOSTILE)
+
+
+def test_hostile_files_change_nothing_for_the_script_and_hold_up_nobody(tmp_path, introspect, forks):
+    folders = [tmp_path / name for name in ("bare", "a", "b")]
+    for folder, last in zip(folders, "aab", strict=True):
+        folder.mkdir()
+        hostile_files(folder, last)
+    bare = forks.python("train.py", cwd=folders[0])
+    run, _ = (introspect("capture", "-q", "-o", "run", "train.py", cwd=folder) for folder in folders[1:])
+    places = str(folders[0]), str(folders[1])
+    assert (bare.returncode, bare.stdout) == (run.returncode, run.stdout)
+    assert bare.stderr.replace(*places) == run.stderr
+    found = yaml.safe_load((folders[1] / "run/settings/files.yaml").read_text())
+    assert found["small/*.json"]["many"]
+    assert {"gone.json", "latin.yaml", "laughs.yaml"} <= found.keys()
+    assert not {"fifo", "/dev/zero"} & found.keys()
+    assert len(found) < 12
+    answer = introspect("diff", folders[1] / "run", folders[2] / "run", "--settings").stdout
+    assert "laughs.yaml:1 x0: &x0 a -> x0: &x0 b" in answer
+    assert "binary.yaml is another file (of the same size)" in answer
+
+
+def test_a_step_that_opens_nothing_runs_nothing_of_this(tmp_path):
+    called = set()
+
+    def watch(frame, event, _argument):
+        name = frame.f_code.co_filename
+        if event == "call" and any(own in name for own in ("read_files", "described", "capture/built", "probes/built")):
+            called.add(frame.f_code.co_name)
+
+    net = nn.Linear(2, 1)
+    loader = torch.utils.data.DataLoader(torch.ones(8, 2), batch_size=2)
+    with introspect_cli.recording(net, tmp_path / "run"):
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+        for step, x in enumerate(loader):
+            if step == 1:
+                sys.setprofile(watch)
+            net(x).sum().backward()
+            optimizer.step()
+            schedule.step()
+        sys.setprofile(None)
+    assert called == set()
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("max_tokens: 3\ntokenizer: gpt2\nlr: 1\n", "max_tokens: 3\ntokenizer: gpt2\nlr: 1\n"),
+        ("api_key: |\n  abc\n  def\nlr: 1\n", "api_key: |\n  <redacted>\n  <redacted>\nlr: 1\n"),
+        ("[a]\nsecret = x y\nlr=1\n", "[a]\nsecret = <redacted>\nlr=1\n"),
+        ('{"auth": {"a": ["b", 1]}, "lr": 1}', '{"auth": {"a": ["<redacted>", "<redacted>"]}, "lr": 1}'),
+        ("hub: hf_abcdefghijklmnopqrstuvwxyz\n", "hub: <redacted>\n"),
+        ("password: {a: b", 'password: {a: "<redacted>"'),
+    ],
+)
+def test_secrets_are_taken_out_of_a_configuration_that_still_parses(text, kept):
+    assert redacted(text) == kept
+
+
+def test_tags_and_anchors_of_a_yaml_file_are_read_as_plain_values():
+    found = _parsed("a: !!python/name:os.system\nb: &x [1]\nc: *x\nd: !env ${HOME}\n", ".yaml")
+    assert found == {"a": {"!name:os.system": ""}, "b": [1], "c": [1], "d": {"!env": "${HOME}"}}

@@ -1,0 +1,224 @@
+"""A run keeps the text of the source files that ran, and no secret in them."""
+
+import ast
+import gzip
+import os
+import zipfile
+
+import pytest
+
+from introspect_cli.capture.environment import redact_source, sources
+from introspect_cli.capture.environment.source_files import SourceFiles
+from introspect_cli.errors import StoreError
+from introspect_cli.store.reader import open_run
+from introspect_cli.store.source_files import LIMIT_FILE
+from introspect_cli.store.sources import Sources, source_texts
+from introspect_cli.store.verify import verify_run
+from introspect_cli.sums import source_digest
+
+MODEL = """
+import torch
+API_KEY = "hunter2-is-long"
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = torch.nn.Linear(4, 8), torch.nn.Linear(8, 1)
+
+    def forward(self, x):
+        return self.b(torch.relu(self.a(x)))
+"""
+TRAIN = """
+import torch
+from model import Net
+
+torch.manual_seed(0)
+net = Net()
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for step in range(3):
+    loss = net(torch.randn(8, 4)).pow(2).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+@pytest.fixture
+def project(tmp_path, introspect):
+    """Capture the script with these files, into a run of a name."""
+
+    def capture(name, *options, model=MODEL, train=TRAIN, more=None):
+        home = tmp_path / f"{name}-project"
+        home.mkdir(exist_ok=True)
+        for file, text in {"model.py": model, "train.py": train, **(more or {})}.items():
+            (home / file).write_bytes(text if isinstance(text, bytes) else text.encode())
+        introspect("capture", "-q", "--force", *options, "-o", tmp_path / name, "train.py", cwd=home)
+        return tmp_path / name
+
+    return capture
+
+
+def test_the_text_of_each_file_is_in_the_run_and_no_secret(project):
+    path = project("run")
+    with open_run(path) as run:
+        kept = Sources(run)
+        assert set(kept) == {"model.py", "train.py"}
+        assert kept["train.py"].text == TRAIN
+        assert kept["train.py"].exact
+        assert "hunter2" not in kept["model.py"].text
+        assert not kept["model.py"].exact
+        assert kept["model.py"].text == MODEL.replace("hunter2-is-long", "<redacted>")
+        assert source_texts(run) == {name: source.text for name, source in kept.items()}
+    for file in (path / "sources").iterdir():
+        assert file.stat().st_mode & 0o077 == 0
+    assert verify_run(path).findings == ()
+
+
+@pytest.mark.parametrize("option", ["--no-sources", "--no-source"])
+def test_texts_can_be_left_out(project, option):
+    path = project("run", option)
+    assert not (path / "sources").exists()
+    with open_run(path) as run:
+        assert dict(Sources(run)) == {}
+        assert ("sources" in run.settings) == (option == "--no-sources")
+
+
+def test_a_pack_carries_the_texts_unless_told_otherwise(project, introspect, tmp_path):
+    path = project("run")
+    assert "text of 2 source files" in introspect("pack", path, "-o", "with.zip").stdout
+    introspect("pack", path, "-o", "without.zip", "--no-sources")
+    with open_run(tmp_path / "with.zip") as run:
+        assert set(source_texts(run)) == {"model.py", "train.py"}
+    with open_run(tmp_path / "without.zip") as run:
+        assert source_texts(run) == {}
+
+
+def test_what_is_published_has_the_texts_only_if_asked_for(project, introspect, tmp_path):
+    path = project("run")
+    for place, options in (("plain", ()), ("asked", ("--sources",))):
+        introspect("publish", path, str(tmp_path / place), *options)
+        (packed,) = (tmp_path / place).rglob("*.introspect.zip")
+        names = zipfile.ZipFile(packed).namelist()
+        assert any(name.startswith("sources/") for name in names) == bool(options)
+
+
+def test_a_golden_run_has_the_texts_only_if_asked_for(project, introspect, tmp_path):
+    home = project("run").with_name("run-project")
+    for place, options in (("plain", ()), ("asked", ("--sources",))):
+        introspect("golden", "save", "-o", tmp_path / place, "--steps", "2", *options, "train.py", cwd=home)
+        with open_run(tmp_path / place / "run.zip") as run:
+            assert bool(source_texts(run)) == bool(options)
+
+
+def test_the_script_is_kept_as_it_was_when_it_was_compiled(project):
+    edits = "import pathlib\npathlib.Path(__file__).write_text('changed = 1')\n"
+    path = project("run", train=edits + TRAIN)
+    with open_run(path) as run:
+        assert source_texts(run)["train.py"] == edits + TRAIN
+        assert not run.manifest["not_observed"]
+
+
+def test_a_module_that_was_written_over_since_is_told(project):
+    edits = "import pathlib, sys\npathlib.Path('model.py').write_text('x = 1')\n"
+    path = project("run", train=TRAIN.replace("torch.manual_seed", edits + "torch.manual_seed"))
+    with open_run(path) as run:
+        assert any("model.py changed after the script began" in told for told in run.manifest["not_observed"])
+
+
+def test_files_of_any_encoding_and_end_of_line_are_kept_to_the_byte(project):
+    latin = b"# -*- coding: latin-1 -*-\r\nname = '\xe9t\xe9'\r\n"
+    path = project("run", train="import latin\n" + TRAIN, more={"latin.py": latin})
+    with open_run(path) as run:
+        source = Sources(run)["latin.py"]
+        assert source.data == latin
+        assert "été" in source.text
+
+
+def test_pipes_links_and_huge_files_do_no_harm(tmp_path, monkeypatch):
+    import sys
+    import types
+
+    os.mkfifo(tmp_path / "pipe.py")
+    (tmp_path / "huge.py").write_bytes(b"x = 1\n" * (LIMIT_FILE // 3))
+    (tmp_path / "enormous.py").write_bytes(b"#" * (9 << 20))
+    (tmp_path / "binary.py").write_bytes(b"\0\1\2")
+    (tmp_path / "real.py").write_text("y = 2\n")
+    (tmp_path / "link.py").symlink_to(tmp_path / "real.py")
+    (tmp_path / "nowhere.py").symlink_to(tmp_path / "gone.py")
+    for name in ("pipe", "huge", "enormous", "binary", "link", "nowhere", "vanished"):
+        module = types.ModuleType(name)
+        module.__file__ = str(tmp_path / f"{name}.py")
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(sources.Project, "root", str(tmp_path))
+    kept = {}
+    files = SourceFiles(kept.__setitem__, (), 1e12)
+    files.look()
+    names = {"pipe.py", "huge.py", "enormous.py", "binary.py", "real.py", "nowhere.py", "vanished.py"}
+    assert names & files.digests.keys() == {"huge.py", "binary.py", "real.py"}
+    assert kept[files.digests["real.py"]] == b"y = 2\n"
+    assert files.digests["huge.py"] not in kept
+    assert files.digests["binary.py"] not in kept
+    assert any("huge.py is not in the run" in told for told in files.notes())
+
+
+def test_a_run_keeps_no_more_than_its_limit(monkeypatch):
+    from introspect_cli.capture.environment import source_files
+
+    monkeypatch.setattr(source_files, "LIMIT_RUN", 100)
+    kept = {}
+    files = SourceFiles(kept.__setitem__, (), 0.0)
+    files.add("first.py", b"a = 1\n" * 10)
+    files.add("second.py", b"b = 1\n" * 10)
+    files.add("third.py", b"a = 1\n" * 10)  # equal to the first: kept once
+    assert set(kept) == {source_digest(b"a = 1\n" * 10)}
+    assert any(told.startswith("the text of second.py is not in the run") for told in files.notes())
+
+
+@pytest.mark.parametrize("damage", ["bomb", "cut", "other"])
+def test_damaged_texts_are_refused_with_a_sentence(project, damage):
+    path = project("run")
+    with open_run(path) as run:
+        digest = run.settings["sources"]["train.py"]
+    file = path / "sources" / f"{digest}.gz"
+    data = {"bomb": gzip.compress(b"\0" * (50 << 20)), "cut": file.read_bytes()[:-9], "other": b"not gzip"}[damage]
+    file.write_bytes(data)
+    assert len(verify_run(path).findings) == 1
+    with open_run(path) as run, pytest.raises(StoreError, match="damaged"):
+        source_texts(run)
+
+
+@pytest.mark.parametrize(
+    ("text", "clean"),
+    [
+        ('password = "hunter2"', 'password = "<redacted>"'),
+        ('x = {"api_key": "abc"}', 'x = {"api_key": "<redacted>"}'),
+        ('os.environ["HF_TOKEN"] = "abcd1234efgh5678ij"', 'os.environ["HF_TOKEN"] = "<redacted>"'),
+        ('p.add_argument("--password", default="hunter2")', 'p.add_argument("--password", default="<redacted>")'),
+        ('db = "host=x;password=hunter2;user=y"', 'db = "host=x;password=<redacted>;user=y"'),
+        ("secret_key = (\n  'abc'\n)", "secret_key = (\n  '<redacted>'\n)"),
+        ('u = "postgres://me:hunter2@host/db"', 'u = "postgres://<redacted>@host/db"'),
+        ("t = 'ghp_" + "a1" * 18 + "'", "t = '<redacted>'"),
+        ('wandb.login("' + "a1" * 20 + '")', 'wandb.login("<redacted>")'),
+    ],
+)
+def test_secrets_are_taken_out_of_code(text, clean):
+    assert redact_source.source(text) == clean
+    ast.parse(clean)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'token = "<eos>"',
+        'sort_key = "length"',
+        'batch["key"] = "input_ids"',
+        'f"Bearer {token}"',
+        'f"password={value}"',
+        'api_key = os.environ["MY_API_KEY"]',
+        'revision = "' + "a1" * 20 + '"',
+        "def tokenize(tokens, max_token='last'): return tokens",
+    ],
+)
+def test_code_that_only_speaks_of_tokens_and_keys_stays_as_it_is(text):
+    assert redact_source.source(text) == text
