@@ -80,7 +80,7 @@ def test_rounding_is_counted_in_units_people_know():
     assert (pytest.approx(k), unit) == (0.7, "bfloat16")
     assert rounding(0.3, "float32", "float32") is None
     assert rounding(0.3, "int64", "int64") is None
-    assert "about 2 x the rounding of float32" in amount(2 * 2.0**-24 + 1e-9, "float32", "float32")
+    assert "about 2 float32 rounding units" in amount(2 * 2.0**-24 + 1e-9, "float32", "float32")
     assert amount(1e-9, "float64", "float64").startswith("less than")
     assert amount(0.25, "float32", "float32") == "relative L2 0.25"
 

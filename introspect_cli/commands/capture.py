@@ -50,7 +50,8 @@ def capture(
 ) -> Callable[[], int]:
     """Run a training script, unmodified, and record what it computes.
 
-    Options of ours come before the script; all that follows it is the script's, and so is the exit code.
+    Put introspect's options before SCRIPT. Everything after it belongs to the script, and the exit code is the
+    script's, too.
     """
     if not words:
         raise UsageError("nothing to run: give a script, or -m and a module (`introspect capture --help`)")

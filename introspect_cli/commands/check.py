@@ -39,8 +39,8 @@ def check(
 ) -> int:
     """Look for what usually goes wrong in training, in RUN, or in the last run.
 
-    Each finding has the step it began, where, the numbers that show it, and what usually causes it. What a run does
-    not hold is never called healthy: rules that could not be asked are listed.
+    Each finding has the step it began, where, the numbers that show it, and what usually causes it. Rules that lack
+    data are listed as not checked.
     """
     from introspect_cli.exchange.checkpoints import open_any
     from introspect_cli.health.check import check as check_run

@@ -53,19 +53,17 @@ Exit status: 0 the same, 1 diverged, 2 could not tell (with --bisect: 125).""",
 @selecting("steps", "kinds", "modules", "ranks")
 @rtol
 @atol
-@click.option(
-    "--noise", multiple=True, type=RunType(), help="A repeated run of A; differences as small as its own pass."
-)
+@click.option("--noise", multiple=True, type=RunType(), help="A repeated run of A; differences of its size pass.")
 @click.option("--rename", multiple=True, metavar="OLD=NEW", help="Rename FQNs of A by a regular expression.")
 @click.option(
     "--match",
     type=click.Choice(["name", "value"]),
     default="value",
     show_default=True,
-    help="value: know modules under other names by what they hold.",
+    help="value: recognise modules with other names by the values they hold.",
 )
-@click.option("--strict", is_flag=True, help="Let structure and random states count, too.")
-@click.option("--offset", type=int, help="Compare step K of B with step K+N of A; detected where possible.")
+@click.option("--strict", is_flag=True, help="Count differences in structure and random states as divergences, too.")
+@click.option("--offset", type=int, help="Compare step K of B with step K+N of A; detected for resumed runs.")
 @click.option(
     "--level",
     type=click.Choice(["module", "op"]),
@@ -77,7 +75,7 @@ Exit status: 0 the same, 1 diverged, 2 could not tell (with --bisect: 125).""",
 @click.option("-v", "--verbose", is_flag=True, help="Show what differs in each listed divergence.")
 @click.option("--values", is_flag=True, help="Show the stored values of the first divergence, a beside b.")
 @click.option("--zoom", is_flag=True, help="Run both again and show which elements first differ (`introspect zoom`).")
-@click.option("--bisect", is_flag=True, help="Exit with 0, 1 or 125, as `git bisect run` wants it.")
+@click.option("--bisect", is_flag=True, help="Exit with 0, 1 or 125, as `git bisect run` expects it.")
 def diff(
     a: str | None, b: str | None, more: tuple[str, ...], format_: str, *, bisect: bool, zoom: bool, **asked: Any
 ) -> int:

@@ -42,7 +42,7 @@ def zoom(
 
     The recorded command lines are executed: zoom only into runs that you trust. Each runs where it ran if its files are
     unchanged, else in a work tree of its commit, with operators recorded and whole tensors kept around the first
-    divergence. A run that does not repeat its numbers is said to, and the stores are shown as they are.
+    divergence. zoom warns when a run does not reproduce its numbers, and then shows what the stores hold.
     """
     from introspect_cli.compare.options import DiffOptions
 

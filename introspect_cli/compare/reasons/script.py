@@ -33,6 +33,7 @@ class Script(Reason):
     """The input of a module that no other module called."""
 
     word = "script"
+    meaning = "The code between the data loader and the model gives the model another input."
     place = "the script's code before this module"
     kinds = frozenset({Kind.INPUT})
     priority = 40
@@ -82,6 +83,7 @@ class Loss(Reason):
     """What backward is called on."""
 
     word = "loss"
+    meaning = "The loss differs although the model's outputs are equal: the loss code, or the targets."
     place = "the loss code or the targets"
     kinds = frozenset({Kind.LOSS})
     weights: ClassVar = {"scalers": 0.96}
@@ -110,6 +112,7 @@ class OwnValue(Reason):
     """What was given to `introspect_cli.record`."""
 
     word = "value"
+    meaning = "A value that the script gave to `introspect_cli.record` differs."
     place = "the script's code that computes this value"
     kinds = frozenset({Kind.VALUE})
     priority = 40
@@ -131,6 +134,9 @@ class Plain(Reason):
     """The loss, or a gradient, of a script in which no module runs."""
 
     word = "plain"
+    meaning = (
+        "The loss or a gradient differs in a script that calls no module, so no place inside the model can be named."
+    )
     place = "the script's own operations"
     kinds = frozenset({Kind.LOSS, Kind.GRAD})
     priority = 45

@@ -65,14 +65,15 @@ def amount(rel: float, dtype_a: str, dtype_b: str, *, coarser: bool = True) -> s
         return f"less than {RESOLUTION:.0e} relative".replace("e-0", "e-")
     unit = rounding(rel, dtype_a, dtype_b)
     if unit is not None and (coarser or unit[1] in (dtype_a, dtype_b)):
-        return f"relative L2 {rel:.1e}, about {_times(unit[0])} the rounding of {unit[1]}"
+        return f"relative L2 {rel:.1e}, about {_units(*unit)}"
     if rel >= 0.01:
         return f"relative L2 {rel:.2g}"
     return f"relative L2 {rel:.1e}"
 
 
-def _times(k: float) -> str:
-    return f"{k:.0f} x" if k >= 9.5 else f"{k:.1f} x".replace(".0 x", " x")
+def _units(k: float, dtype: str) -> str:
+    number = f"{k:,.0f}" if k >= 9.5 else f"{k:.1f}".removesuffix(".0")
+    return f"{number} {dtype} rounding unit{'' if number == '1' else 's'}"
 
 
 def _shape(shape: Sequence[int]) -> str:
