@@ -104,6 +104,7 @@ def test_stop_ends_the_script_there_with_the_status_of_diff(place, introspect, t
     assert done.stdout == ""  # the script's last line was not reached
     with open_run(tmp_path / "run") as run:
         assert 3 < len(run.rank(0)) < 3000
+    assert "complete: at its first divergence (--stop)" in introspect("runs", tmp_path).stdout
 
 
 def test_stop_gives_the_status_of_diff_where_the_script_came_to_its_end(place, introspect, tmp_path):
