@@ -144,10 +144,10 @@ def outputs(step: Step, place: Place) -> list[Evidence]:
     return [Evidence(Thing.OUTPUTS, known, needed=True)]
 
 
-def forward(step: Step, _place: Place) -> list[Evidence]:
-    """The forward pass of the step."""
-    known = step.known(np.concatenate([step.of(kind, FORWARD) for kind in (Kind.INPUT, Kind.OUTPUT)]))
-    return [LEFT_OUT if _left_out(step, known) else Evidence(Thing.FORWARD, known, needed=True)]
+def forward(step: Step, place: Place) -> list[Evidence]:
+    """The forward pass so far: an optimizer that evaluates the model again changes what comes after."""
+    known = step.known(np.concatenate([step.of(kind, FORWARD) for kind in (Kind.INPUT, Kind.OUTPUT)]), place.order)
+    return [LEFT_OUT if _left_out(step, known, place.order) else Evidence(Thing.FORWARD, known, needed=True)]
 
 
 LEFT_OUT = Evidence(Thing.LEFT_OUT, Known.UNSEEN, needed=True)
@@ -188,12 +188,12 @@ def what_is_equal(step: Step, place: Place) -> list[Evidence]:
 # --- the backward pass
 
 
-def loss(step: Step, _place: Place) -> list[Evidence]:
-    """The losses of the step; nothing where losses were recorded, but this step has none."""
+def loss(step: Step, place: Place) -> list[Evidence]:
+    """The losses of the step so far; nothing where losses were recorded, but this step has none."""
     sites = step.of(Kind.LOSS, frozenset({Phase.LOSS}))
     if not step.state[sites].any() and Kind.LOSS in step.comparison.kinds:
         return []
-    return [Evidence(Thing.LOSS, step.known(sites), needed=True)]
+    return [Evidence(Thing.LOSS, step.known(sites, place.order), needed=True)]
 
 
 def backward(step: Step, place: Place) -> list[Evidence]:

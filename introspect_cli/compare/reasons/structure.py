@@ -12,7 +12,7 @@ from introspect_cli.compare.join.sites import PHASES
 from introspect_cli.compare.match.merged import merge_words
 from introspect_cli.compare.names import FORWARD, owner_of
 from introspect_cli.compare.reasons.base import Reason
-from introspect_cli.compare.reasons.hyperparameters import has_parameter
+from introspect_cli.compare.reasons.hyperparameters import has_parameter, names_in, other_optimizer
 from introspect_cli.compare.reasons.operator import attention_back_ends
 from introspect_cli.compare.reasons.words import although, apart, listed, often, what
 from introspect_cli.compare.rests_on import Place, backward
@@ -119,6 +119,14 @@ def _not_optimized(scene: Scene, side: str, other: str) -> str:
     )
 
 
+def _other_optimizer(scene: Scene, side: str, _other: str) -> str:
+    if scene.site.kind not in {Kind.GRAD, Kind.OPTIMIZER_STATE}:
+        return ""
+    held = (scene.run_a.settings.get("optimizers"), scene.run_b.settings.get("optimizers"))
+    changed = other_optimizer(*held, scene.site.fqn)
+    return f"only {side} has {what(scene.site)} at this optimizer step: {changed}." if changed else ""
+
+
 def _losses(scene: Scene, side: str, _other: str) -> str:
     one, two = scene.losses
     if one == two or scene.site.kind is not Kind.LOSS:
@@ -200,7 +208,7 @@ def _gradient(scene: Scene, side: str, other: str) -> str:
         return ""
     if scene.site.kind is Kind.GRAD:
         order = scene.optimizers
-        if order[0] != order[1] and sorted(order[0]) == sorted(order[1]):
+        if order[0] != order[1] and (sorted(order[0]) == sorted(order[1]) or _both_have(scene, {*order[0], *order[1]})):
             return (
                 f"only {side} has {what(scene.site)}, as the optimizer sees it: the optimizers step in a different "
                 f"order ({', '.join(order[0])} in a; {', '.join(order[1])} in b)."
@@ -216,6 +224,11 @@ def _gradient(scene: Scene, side: str, other: str) -> str:
     if scene.site.kind is Kind.GRAD:
         ways += ", or replaced in the model after the optimizer was built"
     return f"only {side} has {what(scene.site)}: in {other} no gradient reaches it ({ways})."
+
+
+def _both_have(scene: Scene, optimizers: set[str]) -> bool:
+    """Whether both runs have these optimizers, of which each steps another one here."""
+    return all(optimizers <= names_in(run.settings.get("optimizers")) for run in (scene.run_a, scene.run_b))
 
 
 def _state(scene: Scene, side: str, other: str) -> str:
@@ -243,6 +256,7 @@ def _else(scene: Scene, side: str, _other: str) -> str:
 _LOOKS = (
     _operator,
     _not_optimized,
+    _other_optimizer,
     _tied,
     _losses,
     _no_forward,
