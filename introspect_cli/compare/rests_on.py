@@ -17,7 +17,7 @@ from introspect_cli.compare.join.sites import KINDS
 from introspect_cli.compare.names import FORWARD, owner_of
 from introspect_cli.compare.step import Step
 from introspect_cli.compare.table import DIFFERENT, EQUAL, WITHIN
-from introspect_cli.records import DRAWN_BEFORE, Kind, Phase, Site
+from introspect_cli.records import DRAWN_BEFORE, Joined, Kind, Phase, Site
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -216,9 +216,20 @@ def _gradients(step: Step, place: Place) -> Known:
 
 
 def gradient(step: Step, place: Place) -> list[Evidence]:
-    """A parameter's gradient, as the optimizer sees it."""
-    known = step.known(step.of(Kind.GRAD, _AFTER, place.site.fqn), every=True)
-    return [Evidence(Thing.GRADIENT, known, needed=True)]
+    """A parameter's gradient, as the optimizer sees it; where ranks still owe its sum in one run, that sum."""
+    sites = step.of(Kind.GRAD, _AFTER, place.site.fqn)
+    known = step.known(sites, every=True)
+    return [Evidence(Thing.GRADIENT_SUM if owing_side(step, sites) else Thing.GRADIENT, known, needed=True)]
+
+
+def owing_side(step: Step, sites: Iterable[int]) -> str:
+    """The side on which ranks still owe a sum that they do not owe on the other; "" for none."""
+    sides = []
+    for side, batch in (("a", step.table.a), ("b", step.table.b)):
+        rows = step.table.rows_of(side)
+        owed = [batch.how[rows[site]] == Joined.OWED for site in sites if batch.how is not None and site in rows]
+        sides += [side] if any(owed) else []
+    return sides[0] if len(sides) == 1 else ""
 
 
 def gradients_in_step(step: Step, place: Place) -> list[Evidence]:

@@ -132,7 +132,8 @@ class Together:
             shapes = [layout.shape for layout in layouts if layout.shape]
             if shape and all(other[1:] == shape[1:] for other in shapes):
                 shape = (sum(other[0] for other in shapes), *shape[1:])
-            self._batched[key] = self._number_of(replace(whole_layout(layouts[0]), shape=shape))
+            dtype = " and ".join(dict.fromkeys(layout.dtype for layout in layouts))  # a rank may compute in another
+            self._batched[key] = self._number_of(replace(whole_layout(layouts[0]), shape=shape, dtype=dtype))
         return self._batched[key]
 
     def _sums(self, plan: Plan, groups: Array) -> Adding:

@@ -27,6 +27,7 @@ from introspect_cli.compare.rests_on import (
     RESTS_ON,
     Place,
     gradients_in_step,
+    owing_side,
     rests_on,
     state_before,
     value_before,
@@ -84,6 +85,8 @@ class Optimizer(Reason):
         name = ", ".join(a) if a and a == b else "the optimizer"
         if a and b and a != b:
             return f"{text} The optimizer is {', '.join(a)} in a and {', '.join(b)} in b."
+        if scene.cause.rests_on(Thing.GRADIENT_SUM):
+            return f"{text} {_owed(scene)}"
         other = other_optimizer(*_settings(scene), first.site.fqn)
         if other:
             return f"{text} {scene.the_cause_is} another optimizer: {other}."
@@ -106,6 +109,16 @@ class Optimizer(Reason):
             return f"{text} {scene.the_cause_is} {whose}{in_words(applying).strip(' ()')}."
         rounded = scene.rounding_words() if all(chooses_kernel(label) for label in found) else ""
         return f"{text} {scene.the_cause_is} {name} or its hyper-parameters{told}.{rounded}"
+
+
+def _owed(scene: Scene) -> str:
+    """That one run's ranks had not added up the gradient when the optimizer took it."""
+    sites = scene.step.of(Kind.GRAD, frozenset({Phase.OPTIMIZER}), scene.site.fqn)
+    side = owing_side(scene.step, sites.tolist())
+    return (
+        f"In {side} its gradient is a sum that the ranks still owe when the optimizer takes it: it was not reduced, so "
+        "an optimizer that takes each rank's share as it is makes another step."
+    )
 
 
 def _left_alone(scene: Scene, side: str, name: str) -> str:

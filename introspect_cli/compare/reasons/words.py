@@ -212,6 +212,7 @@ _THE = {
     Thing.LEFT_OUT: ("the modules that a capture was told to leave out", True),
     Thing.LOSS: ("the loss", False),
     Thing.BACKWARD: ("the backward pass", False),
+    Thing.GRADIENT_SUM: ("the sum of its gradient over the ranks", False),
     Thing.GRADIENTS: ("the gradients before it", True),
     Thing.GRADIENTS_IN_STEP: ("the gradients before it in the optimizer step", True),
     Thing.STATE_BEFORE: ("the optimizer state before", False),
