@@ -6,8 +6,8 @@ beside the lines that the commit itself changed: a person reads it and says whet
 
     python benchmarks/histories.py REPOSITORY RANGE -o DIRECTORY -- train.py --steps 3
 
-`RANGE` is git's, the oldest commit first: `v1..v2`, `HEAD~10..HEAD`. Words after `--` are those of `introspect capture`.
-Code of other people runs: use a container. Runs are kept in the directory, so that what was captured is not again.
+`RANGE` is git's, the oldest commit first: `v1..v2`, `HEAD~10..HEAD`. Words after `--` are those of
+`introspect capture`. Code of other people runs: use a container. Runs are kept in the directory, so that what was captured is not again.
 """
 
 from __future__ import annotations
@@ -114,10 +114,8 @@ def _text(side: Side | None) -> str:
 
 def table(pairs: Sequence[Pair]) -> str:
     """The pairs as a table of Markdown: what is said on the left, what the commit did on the right."""
-    rows = [
-        "| commit | place | answer | statement named first | changed by the commit |",
-        "| --- | --- | --- | --- | --- |",
-    ]
+    heads = ("commit", "place", "answer", "statement named first", "changed by the commit")
+    rows = [f"| {' | '.join(heads)} |", f"|{' --- |' * len(heads)}"]
     for pair in pairs:
         lines = [_cell(line) for line in pair.changed[:_MOST_LINES]]
         more = len(pair.changed) - len(lines)
